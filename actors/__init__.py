@@ -1,0 +1,1 @@
+"""The seven actors: state machines that take events and return commands, and know nothing else."""

@@ -1,0 +1,29 @@
+"""The ``filter:`` block of a scenario."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from penstock.messages.base import Options
+
+
+class FilterOptions(Options, frozen=True, kw_only=True):
+    """Which groups are worth training on, and what happens to a group with a failed sample."""
+
+    drop_zero_spread: bool = True
+    """Turn away groups whose rewards are all equal: they give no gradient."""
+    min_response_tokens: Annotated[int, Meta(ge=0)] = 0
+    """Turn away groups in which every response is shorter."""
+    max_response_tokens: Annotated[int, Meta(ge=1)] | None = None
+    """Turn away groups in which any response is longer."""
+    function: str | None = None
+    """``file.py:function``: a user's filter; gets the group, returns True, False, or (False, "cause")."""
+    on_failed_sample: Literal["refill", "shrink", "reject"] = "refill"
+    """``refill``: draw another sample in its place; ``shrink``: go on with those that are left; ``reject``: turn the
+    group away."""
+    max_refills: Annotated[int, Meta(ge=0)] = 4
+    """Per group; past it the group shrinks."""
+    min_group_size: Annotated[int, Meta(ge=1)] = 2
+    """A group that shrank below is turned away."""

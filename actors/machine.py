@@ -1,0 +1,36 @@
+"""The one form that all seven actors have."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from penstock.messages.commands import AnyCommand
+    from penstock.messages.membership import HeldLease
+
+EventT = TypeVar("EventT", contravariant=True)
+
+
+class Machine(Protocol[EventT]):
+    """A state machine: events in, commands out.
+
+    ``handle`` is the only door to the state. It is synchronous and pure but for its own state: the same state and
+    the same event give the same commands.
+    """
+
+    def handle(self, event: EventT, /) -> list[AnyCommand]:
+        """Take one event; return what is to be done, in order."""
+        ...
+
+    def validate(self) -> None:
+        """Assert every invariant of the state. Tests call it after each event."""
+        ...
+
+    def leases(self) -> tuple[HeldLease, ...]:
+        """The samples that this actor works on itself (what it sent on and keeps is the runtime's to answer)."""
+        ...
+
+    @property
+    def state(self) -> str:
+        """One word for people: what the actor does now."""
+        ...

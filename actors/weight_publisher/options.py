@@ -1,0 +1,29 @@
+"""The ``weights:`` block of a scenario."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from penstock.messages.base import Options
+
+
+class WeightsOptions(Options, frozen=True, kw_only=True):
+    """How new weights reach the engines."""
+
+    transport: Literal["auto", "shared_memory", "disk"] = "auto"
+    stage_timeout_s: Annotated[float, Meta(gt=0)] = 60.0
+    """For an engine to fetch and check the weights; a later one is replaced."""
+    commit_timeout_s: Annotated[float, Meta(gt=0)] = 60.0
+    """For an engine to swap, counted from when it is idle where it has to drain first."""
+    drain_timeout_s: Annotated[float, Meta(gt=0)] = 3600.0
+    """For an engine to become idle under ``drain``."""
+    announce_fraction: Annotated[float, Meta(gt=0, le=1)] = 0.5
+    """Share of the engines that must serve a version before it is announced; at least one."""
+    canary: bool = True
+    """Compare log-probs of the first engine with the learner's before the others follow."""
+    canary_tolerance: Annotated[float, Meta(gt=0)] = 0.05
+    """Largest mean absolute difference, in nats."""
+    max_failed_publishes: Annotated[int, Meta(ge=1)] = 3
+    """A version whose canary failed so often stops the run."""

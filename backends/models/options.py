@@ -1,0 +1,21 @@
+"""The ``model:`` block of a scenario."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from penstock.messages.base import Options
+
+
+class ModelOptions(Options, frozen=True, kw_only=True):
+    """Which model is trained. Exactly one of ``path`` and ``make``."""
+
+    path: str | None = None
+    """A folder that transformers' ``save_pretrained`` wrote, with its tokenizer."""
+    make: Literal["xs", "s", "m"] | None = None
+    """A small Qwen3 with random weights and a character tokenizer, made in the run's folder from the run's seed."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    max_context: Annotated[int, Meta(ge=16)] = 512
+    """Prompt and response together, in tokens."""

@@ -1,0 +1,178 @@
+"""What actors ask for: of their shell (sends, timers, records) and of the backends behind it.
+
+A list of commands is carried out in order. What follows a ``Record`` happens only when the record is durable.
+"""
+
+from __future__ import annotations
+
+from penstock.messages.base import Command, Event
+from penstock.messages.ledger import LedgerEntry
+from penstock.messages.samples import Group, Part, Prompt, Purpose, Sample, SampleKey
+from penstock.messages.training import UpdateMode
+from penstock.messages.weights import WeightManifest
+
+# --- of the shell ---------------------------------------------------------------------------------------------
+
+
+class Send(Command, frozen=True):
+    """Send an event to another actor; never blocks."""
+
+    to: str
+    event: Event
+
+
+class Record(Command, frozen=True):
+    """Make these entries durable before anything after it."""
+
+    entries: tuple[LedgerEntry, ...]
+
+
+class StartTimer(Command, frozen=True):
+    """Start, or start anew, the timer of this key."""
+
+    key: str
+    delay_s: float
+
+
+class StopTimer(Command, frozen=True):
+    """Stop the timer of this key, if it runs."""
+
+    key: str
+
+
+class ReplaceActor(Command, frozen=True):
+    """Ask the supervisor to kill this incarnation and start another in its place."""
+
+    name: str
+    epoch: int
+    cause: str
+
+
+class FailRun(Command, frozen=True):
+    """Ask the supervisor to stop the run, with this story: it cannot or must not go on."""
+
+    story: str
+
+
+# --- of the PromptSource's backend ----------------------------------------------------------------------------
+
+
+class PromptRequest(Command, frozen=True, array_like=True, tag=False):
+    """One prompt wanted: which group it is for and which row it is."""
+
+    group_id: int
+    row: int
+    epoch: int
+
+
+class FetchPrompts(Command, frozen=True):
+    """Read these rows; answered by ``PromptsFetched``."""
+
+    requests: tuple[PromptRequest, ...]
+
+
+# --- of the engine --------------------------------------------------------------------------------------------
+
+
+class OpenEngine(Command, frozen=True):
+    """Start the engine; answered by ``EngineOpened``."""
+
+
+class Generate(Command, frozen=True, kw_only=True):
+    """Generate one sample; answered by ``GenerationAdvanced`` now and then and one ``GenerationEnded``."""
+
+    key: SampleKey
+    attempt: int
+    purpose: Purpose
+    prompt: Prompt
+    seed: int
+    deadline_version: int
+    prefix: Part | None = None
+
+
+class AbortGeneration(Command, frozen=True):
+    """End this request now; answered by its ``GenerationEnded`` with what there is, unless it has ended already."""
+
+    key: SampleKey
+    attempt: int
+
+
+class InterruptGenerations(Command, frozen=True):
+    """End every running request, each answered by ``GenerationEnded(Cancelled("interrupted"))`` with its tokens."""
+
+
+class FetchWeights(Command, frozen=True):
+    """Bring these weights near in the background and check the digest; answered by ``WeightsStagedLocally``."""
+
+    manifest: WeightManifest
+
+
+class ApplyWeights(Command, frozen=True):
+    """Swap to weights that were fetched; answered by ``WeightsSwapped``. The actor has seen to it that nothing runs,
+    unless the mode is ``in_flight``."""
+
+    manifest: WeightManifest
+    update_mode: UpdateMode
+
+
+# --- of the Scorer and the Filter -----------------------------------------------------------------------------
+
+
+class Score(Command, frozen=True, kw_only=True):
+    """Run the reward function; answered by one ``SampleJudged``, also when it fails or takes too long."""
+
+    sample: Sample
+    prompt: Prompt
+    timeout_s: float
+
+
+class JudgeGroup(Command, frozen=True):
+    """Run the user's group filter; answered by ``GroupJudged``."""
+
+    group: Group
+
+
+# --- of the learner -------------------------------------------------------------------------------------------
+
+
+class OpenLearner(Command, frozen=True):
+    """Load model and optimizer, warm-start if the scenario says so; answered by ``LearnerOpened``."""
+
+
+class Train(Command, frozen=True, kw_only=True):
+    """Train one batch; answered by ``BatchTrained``."""
+
+    version: int
+    """The version that this makes."""
+    groups: tuple[Group, ...]
+    min_token_version: int
+    """Tokens of older versions get no loss; 0 trains all."""
+
+
+class PublishWeights(Command, frozen=True):
+    """Export the current weights; answered by ``WeightsPublished``."""
+
+    version: int
+    publish: int
+
+
+class ReleaseWeights(Command, frozen=True):
+    """What was exported for versions below this one may go."""
+
+    below_version: int
+
+
+class SaveCheckpoint(Command, frozen=True):
+    """Write the state to disk; answered by ``CheckpointWritten``."""
+
+    version: int
+
+
+PromptCommand = FetchPrompts
+EngineCommand = OpenEngine | Generate | AbortGeneration | InterruptGenerations | FetchWeights | ApplyWeights
+ScorerCommand = Score
+FilterCommand = JudgeGroup
+LearnerCommand = OpenLearner | Train | PublishWeights | ReleaseWeights | SaveCheckpoint
+BackendCommand = PromptCommand | EngineCommand | ScorerCommand | FilterCommand | LearnerCommand
+ShellCommand = Send | Record | StartTimer | StopTimer | ReplaceActor | FailRun
+AnyCommand = ShellCommand | BackendCommand

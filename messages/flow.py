@@ -1,0 +1,163 @@
+"""The events of the main loop, from the grant of a group to its admission."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from penstock.messages.base import Delivery, Event, Value
+from penstock.messages.samples import Group, Outcome, Part, Prompt, Purpose, Sample, SampleEnd, SampleKey
+
+
+class GrantSpan(Value, frozen=True, array_like=True):
+    """``num_groups`` successive groups that were granted alike."""
+
+    first_group: int
+    num_groups: int
+    first_ordinal: int
+    """Place in the (endless, shuffled) stream of prompts of the first of them; the others follow. A group that
+    was granted anew for a stale one has the ordinal of that one."""
+    min_version: int
+    """Engines start these groups with this version or a newer one."""
+    deadline_version: int
+    """The last learner version at which a batch may take them."""
+
+
+class SettledState(Value, frozen=True, array_like=True):
+    """Which groups are settled, that is, written down by the Buffer for good."""
+
+    sequence: int
+    """Grows with every change."""
+    floor: int
+    """Every group below is settled."""
+    above: tuple[int, ...]
+    """Those settled above the floor, ascending."""
+
+
+class DemandGranted(Event, frozen=True, kw_only=True):
+    """Buffer → PromptSource: groups 0 … total−1 may have started. A full snapshot each time, so losing one or
+    hearing it late is harmless, and a PromptSource that was replaced needs nothing else."""
+
+    total: int
+    spans: tuple[GrantSpan, ...]
+    """Covers every group that is granted and not settled."""
+    settled: SettledState
+
+
+class SamplesSettled(Event, frozen=True, kw_only=True):
+    """Buffer → all who keep: forget these, and stop working on them."""
+
+    settled: SettledState
+
+
+class SampleIssued(Event, frozen=True, kw_only=True):
+    """PromptSource → EngineWorker: generate this sample. PromptSource holds the lease, so it is not kept by the
+    runtime; what an engine lost is found by the census."""
+
+    delivery: ClassVar[Delivery] = Delivery.LOSSY
+    key: SampleKey
+    attempt: int
+    group_size: int
+    purpose: Purpose = Purpose.TRAIN
+    prompt: Prompt
+    seed: int
+    """Of this sample, from (run seed, group, index); token ``t`` draws with a counter of ``t``."""
+    min_version: int
+    deadline_version: int
+    prefix: Part | None = None
+    """What an earlier attempt had generated; generation goes on after it."""
+
+
+class GenerationProgressed(Event, frozen=True, kw_only=True):
+    """EngineWorker → PromptSource: tokens since the last report; with an outcome it is the last one."""
+
+    delivery: ClassVar[Delivery] = Delivery.LOSSY
+    engine: str
+    key: SampleKey
+    attempt: int
+    from_token: int
+    """Index of the first token in ``chunk``."""
+    chunk: Part
+    num_tokens: int
+    """Tokens so far in all."""
+
+
+class GenerationClosed(Event, frozen=True, kw_only=True):
+    """EngineWorker → PromptSource: this attempt is over here, with this outcome (no tokens travel with it)."""
+
+    delivery: ClassVar[Delivery] = Delivery.DATA
+    engine: str
+    key: SampleKey
+    attempt: int
+    outcome: Outcome
+    num_tokens: int
+
+
+class SampleGenerated(Event, frozen=True, kw_only=True):
+    """EngineWorker → Scorer: a response that the model is responsible for."""
+
+    delivery: ClassVar[Delivery] = Delivery.DATA
+    sample: Sample
+    group_size: int
+    purpose: Purpose = Purpose.TRAIN
+    prompt: Prompt
+
+
+class SampleScored(Event, frozen=True, kw_only=True):
+    """Scorer → Filter: the sample with its reward in the outcome."""
+
+    delivery: ClassVar[Delivery] = Delivery.DATA
+    sample: Sample
+    group_size: int
+    purpose: Purpose = Purpose.TRAIN
+    prompt: Prompt
+
+
+class ScoringFailed(Event, frozen=True, kw_only=True):
+    """Scorer → Filter: there is a response and no reward, for this reason. Never a zero."""
+
+    delivery: ClassVar[Delivery] = Delivery.DATA
+    key: SampleKey
+    attempt: int
+    group_size: int
+    purpose: Purpose = Purpose.TRAIN
+    prompt: Prompt
+    reason: str
+    num_tokens: int
+
+
+class SampleFailed(Event, frozen=True, kw_only=True):
+    """PromptSource → Scorer → Filter: the retry budget is spent. Travels as a sample does, so that its group is
+    closed and nobody waits for it."""
+
+    delivery: ClassVar[Delivery] = Delivery.DATA
+    key: SampleKey
+    attempt: int
+    group_size: int
+    purpose: Purpose = Purpose.TRAIN
+    prompt: Prompt
+    reason: str
+    num_tokens: int = 0
+
+
+class RefillAsked(Event, frozen=True, kw_only=True):
+    """Filter → PromptSource: these replacements for failed samples are still missing. The whole list each time."""
+
+    missing: tuple[SampleKey, ...]
+
+
+class GroupAdmitted(Event, frozen=True, kw_only=True):
+    """Filter → Buffer: complete and worth training on."""
+
+    delivery: ClassVar[Delivery] = Delivery.DATA
+    group: Group
+
+
+class GroupRejected(Event, frozen=True, kw_only=True):
+    """Filter → Buffer: complete, and turned away."""
+
+    delivery: ClassVar[Delivery] = Delivery.DATA
+    group_id: int
+    cause: str
+    ended: tuple[SampleEnd, ...]
+    """Every sample of the group."""
+    mean_reward: float | None = None

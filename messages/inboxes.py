@@ -1,0 +1,143 @@
+"""One tagged union per inbox: everything that an actor can hear, and nothing else.
+
+``…Event`` is what ``handle`` matches exhaustively. ``…Wire`` is the part of it that other actors may send, plus
+what the runtime handles before the actor (settlements, the census); the socket decodes exactly that.
+"""
+
+from __future__ import annotations
+
+from penstock.messages.flow import (
+    DemandGranted,
+    GenerationClosed,
+    GenerationProgressed,
+    GroupAdmitted,
+    GroupRejected,
+    RefillAsked,
+    SampleFailed,
+    SampleGenerated,
+    SampleIssued,
+    SampleScored,
+    SamplesSettled,
+    ScoringFailed,
+)
+from penstock.messages.local import (
+    BatchTrained,
+    CheckpointWritten,
+    EngineOpened,
+    GenerationAdvanced,
+    GenerationEnded,
+    GroupJudged,
+    LearnerOpened,
+    PromptsFetched,
+    SampleJudged,
+    Started,
+    TimerFired,
+    WeightsPublished,
+    WeightsStagedLocally,
+    WeightsSwapped,
+)
+from penstock.messages.membership import (
+    ActorLost,
+    ActorReturned,
+    EngineJoined,
+    EngineLost,
+    LeasesAsked,
+    LeasesHeld,
+)
+from penstock.messages.training import (
+    ActorReported,
+    BatchReady,
+    CheckpointDemanded,
+    CheckpointSaved,
+    LearnerReady,
+    PolicyChanged,
+    RunFinished,
+    StepFinished,
+    StepReported,
+    StopAsked,
+)
+from penstock.messages.weights import (
+    DrainFinished,
+    EngineReady,
+    VersionAnnounced,
+    WeightsApplied,
+    WeightsCommitted,
+    WeightsExported,
+    WeightsFetched,
+    WeightsStaged,
+)
+
+PromptSourceWire = (
+    DemandGranted
+    | SamplesSettled
+    | GenerationProgressed
+    | GenerationClosed
+    | RefillAsked
+    | LeasesHeld
+    | EngineReady
+    | VersionAnnounced
+)
+PromptSourceEvent = (
+    PromptSourceWire | Started | TimerFired | PromptsFetched | EngineJoined | EngineLost | ActorLost | ActorReturned
+)
+
+EngineWorkerWire = SampleIssued | SamplesSettled | WeightsStaged | WeightsCommitted | LeasesAsked
+EngineWorkerEvent = (
+    SampleIssued
+    | SamplesSettled
+    | WeightsStaged
+    | WeightsCommitted
+    | Started
+    | TimerFired
+    | EngineOpened
+    | GenerationAdvanced
+    | GenerationEnded
+    | WeightsStagedLocally
+    | WeightsSwapped
+)
+
+ScorerWire = SampleGenerated | SampleFailed | SamplesSettled | LeasesAsked
+ScorerEvent = SampleGenerated | SampleFailed | SamplesSettled | Started | TimerFired | SampleJudged
+
+FilterWire = SampleScored | ScoringFailed | SampleFailed | SamplesSettled | LeasesAsked
+FilterEvent = SampleScored | ScoringFailed | SampleFailed | SamplesSettled | Started | TimerFired | GroupJudged
+
+BufferWire = (
+    GroupAdmitted
+    | GroupRejected
+    | LearnerReady
+    | StepFinished
+    | CheckpointSaved
+    | VersionAnnounced
+    | PolicyChanged
+    | StopAsked
+    | LeasesAsked
+)
+BufferEvent = (
+    GroupAdmitted
+    | GroupRejected
+    | LearnerReady
+    | StepFinished
+    | CheckpointSaved
+    | VersionAnnounced
+    | PolicyChanged
+    | StopAsked
+    | Started
+    | TimerFired
+    | ActorLost
+    | ActorReturned
+    | EngineJoined
+    | EngineLost
+)
+
+LearnerWire = BatchReady | CheckpointDemanded | VersionAnnounced
+LearnerEvent = (
+    LearnerWire | Started | TimerFired | LearnerOpened | BatchTrained | WeightsPublished | CheckpointWritten
+)
+
+WeightPublisherWire = (
+    StepFinished | WeightsExported | WeightsFetched | WeightsApplied | DrainFinished | EngineReady
+)
+WeightPublisherEvent = WeightPublisherWire | Started | TimerFired | EngineJoined | EngineLost
+
+SupervisorWire = StepReported | RunFinished | ActorReported

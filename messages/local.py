@@ -1,0 +1,132 @@
+"""Events that never leave their process: what backends answer to commands, and timers.
+
+Every task that a shell starts ends in exactly one of these; no callback ever touches an actor's state.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from penstock.messages.base import Delivery, Event, Metric, Value
+from penstock.messages.samples import Outcome, Part, Prompt, Reward, SampleKey
+from penstock.messages.weights import WeightManifest
+
+
+class LocalEvent(Event, frozen=True, kw_only=True):
+    """Base of the events that stay in their process."""
+
+    delivery: ClassVar[Delivery] = Delivery.LOCAL
+
+
+class Started(LocalEvent, frozen=True, kw_only=True):
+    """The first event of every actor: its shell runs."""
+
+    epoch: int
+
+
+class TimerFired(LocalEvent, frozen=True, kw_only=True):
+    """The timer with this key has run out."""
+
+    key: str
+
+
+class FetchedPrompt(Value, frozen=True, array_like=True):
+    """One granted group with its prompt."""
+
+    group_id: int
+    prompt: Prompt
+
+
+class PromptsFetched(LocalEvent, frozen=True, kw_only=True):
+    """Answer to ``FetchPrompts``."""
+
+    prompts: tuple[FetchedPrompt, ...]
+
+
+class EngineOpened(LocalEvent, frozen=True, kw_only=True):
+    """Answer to ``OpenEngine``: the engine is up (it has no weights of the run yet)."""
+
+    num_slots: int
+
+
+class GenerationAdvanced(LocalEvent, frozen=True, kw_only=True):
+    """Tokens since the last such event of this request, in steps that the engine chooses."""
+
+    key: SampleKey
+    attempt: int
+    from_token: int
+    chunk: Part
+
+
+class GenerationEnded(LocalEvent, frozen=True, kw_only=True):
+    """The end of a request, with everything it generated (its prefix included)."""
+
+    key: SampleKey
+    attempt: int
+    outcome: Outcome
+    """``Cancelled("interrupted")`` after ``InterruptGenerations``, ``Cancelled("aborted")`` after an abort."""
+    part: Part
+
+
+class WeightsStagedLocally(LocalEvent, frozen=True, kw_only=True):
+    """Answer to ``FetchWeights``."""
+
+    version: int
+    publish: int
+    digest: str
+    """As computed over what was fetched; empty when fetching failed."""
+    error: str = ""
+
+
+class WeightsSwapped(LocalEvent, frozen=True, kw_only=True):
+    """Answer to ``ApplyWeights``: tokens from here on are made by this version."""
+
+    version: int
+    publish: int
+    digest: str
+    canary_logprobs: bytes = b""
+
+
+class SampleJudged(LocalEvent, frozen=True, kw_only=True):
+    """Answer to ``Score``: a reward, or the reason why there is none."""
+
+    key: SampleKey
+    attempt: int
+    reward: Reward | None
+    reason: str = ""
+
+
+class GroupJudged(LocalEvent, frozen=True, kw_only=True):
+    """Answer to ``JudgeGroup``: whether a user's filter keeps the group."""
+
+    group_id: int
+    keep: bool
+    cause: str = ""
+
+
+class LearnerOpened(LocalEvent, frozen=True, kw_only=True):
+    """Answer to ``OpenLearner``: model and optimizer are there, the warm start is done."""
+
+    version: int
+
+
+class BatchTrained(LocalEvent, frozen=True, kw_only=True):
+    """Answer to ``Train``."""
+
+    version: int
+    num_trained_tokens: int
+    num_masked_tokens: int
+    metrics: tuple[Metric, ...]
+
+
+class WeightsPublished(LocalEvent, frozen=True, kw_only=True):
+    """Answer to ``PublishWeights``: they lie where engines can fetch them."""
+
+    manifest: WeightManifest
+
+
+class CheckpointWritten(LocalEvent, frozen=True, kw_only=True):
+    """Answer to ``SaveCheckpoint``."""
+
+    version: int
+    path: str

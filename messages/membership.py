@@ -1,0 +1,88 @@
+"""Who is alive, and what a census asks and answers."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import ClassVar
+
+from penstock.messages.base import Delivery, Event, Value
+from penstock.messages.samples import SampleKey
+
+
+class ActorEpoch(Value, frozen=True, array_like=True):
+    """One incarnation of an actor. A replacement has a higher epoch than what it replaces."""
+
+    name: str
+    epoch: int
+
+
+class ActorLost(Event, frozen=True, kw_only=True):
+    """This incarnation is given up: nothing that it still says counts."""
+
+    delivery: ClassVar[Delivery] = Delivery.LOCAL
+    name: str
+    epoch: int
+
+
+class ActorReturned(Event, frozen=True, kw_only=True):
+    """A new incarnation is there; implies the loss of every earlier one."""
+
+    delivery: ClassVar[Delivery] = Delivery.LOCAL
+    name: str
+    epoch: int
+
+
+class EngineLost(Event, frozen=True, kw_only=True):
+    """As ``ActorLost``, for an EngineWorker."""
+
+    delivery: ClassVar[Delivery] = Delivery.LOCAL
+    name: str
+    epoch: int
+
+
+class EngineJoined(Event, frozen=True, kw_only=True):
+    """As ``ActorReturned``, for an EngineWorker; also at its first start."""
+
+    delivery: ClassVar[Delivery] = Delivery.LOCAL
+    name: str
+    epoch: int
+
+
+class LeaseStage(StrEnum):
+    """How far the holder of a sample has come with it."""
+
+    WAITING = "waiting"
+    """At an engine that does not serve its ``min_version`` yet, or is taking new weights."""
+    RUNNING = "running"
+    """At an engine, being generated; or at the Scorer, being scored."""
+    FAILED = "failed"
+    """Ended as ``infra_error``; PromptSource decides what next."""
+    PASSED_ON = "passed_on"
+    """Finished here and sent on, kept until it is settled."""
+
+
+class HeldLease(Value, frozen=True, array_like=True):
+    """One sample that somebody holds."""
+
+    key: SampleKey
+    attempt: int
+    stage: LeaseStage
+    num_tokens: int = 0
+
+
+class LeasesAsked(Event, frozen=True, kw_only=True):
+    """The census: what do you hold? Its ``members`` fence every earlier incarnation before the answer is given."""
+
+    round: int
+    members: tuple[ActorEpoch, ...]
+    """Every live actor as PromptSource knows it; an engine that is missing here is lost."""
+
+
+class LeasesHeld(Event, frozen=True, kw_only=True):
+    """The answer: everything that this actor works on or keeps, and how much it knows to be settled."""
+
+    actor: ActorEpoch
+    round: int
+    asker_epoch: int
+    settled_sequence: int
+    leases: tuple[HeldLease, ...]

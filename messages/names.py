@@ -1,0 +1,49 @@
+"""The names of the actors, which are also their addresses."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+
+class Role(StrEnum):
+    """The seven roles, and the supervisor that runs them."""
+
+    PROMPT_SOURCE = "prompt_source"
+    ENGINE_WORKER = "engine_worker"
+    SCORER = "scorer"
+    FILTER = "filter"
+    BUFFER = "buffer"
+    LEARNER = "learner"
+    WEIGHT_PUBLISHER = "weight_publisher"
+    SUPERVISOR = "supervisor"
+
+
+PROMPT_SOURCE: Final = "prompt_source"
+SCORER: Final = "scorer"
+FILTER: Final = "filter"
+BUFFER: Final = "buffer"
+LEARNER: Final = "learner"
+WEIGHT_PUBLISHER: Final = "weight_publisher"
+SUPERVISOR: Final = "supervisor"
+
+ENGINE_PREFIX: Final = "engine/"
+
+
+def engine_name(index: int) -> str:
+    """The name of the engine with this index, counted from 0."""
+    return f"{ENGINE_PREFIX}{index}"
+
+
+def is_engine(name: str) -> bool:
+    """Whether this is the name of an EngineWorker."""
+    return name.startswith(ENGINE_PREFIX)
+
+
+def role_of(name: str) -> Role:
+    """The role of the actor of this name.
+
+    Raises:
+        ValueError: the name belongs to no role.
+    """
+    return Role.ENGINE_WORKER if is_engine(name) else Role(name)

@@ -1,0 +1,219 @@
+"""Prompts, samples and groups: what is generated, scored, filtered and trained.
+
+Invariants:
+
+* A part has as many log-probs as tokens, and its version spans add up to its tokens; a mask, where there is
+  one, has one byte a token. Decoding checks this, so a wrong length never gets past the socket.
+* Only an outcome that the model is responsible for has a field for a reward. An ``InfraError`` or a
+  ``Cancelled`` cannot carry one.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from penstock.messages.arrays import LOGPROB_BYTES, TOKEN_BYTES
+from penstock.messages.base import Metric, Value
+
+
+class Purpose(StrEnum):
+    """What a sample is drawn for."""
+
+    TRAIN = "train"
+    EVALUATE = "evaluate"
+
+
+class SampleKey(Value, frozen=True, array_like=True, order=True):
+    """Identity of a sample. ``index`` counts from 0 in its group; a replacement for a failed sample ``i`` of a
+    group of ``n`` has the index ``i + n``, then ``i + 2n``, and so on."""
+
+    group_id: int
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.group_id}/{self.index}"
+
+
+class Prompt(Value, frozen=True, kw_only=True, omit_defaults=True):
+    """One row of the dataset, tokenised."""
+
+    row: int
+    """Row of the dataset, counted from 0."""
+    epoch: int
+    tokens: bytes
+    """int32 ids ``[P]``."""
+    text: str = ""
+    label: str = ""
+    """What the reward function compares with; empty when the row has none."""
+    metadata: bytes = b""
+    """The row's further columns as a JSON object, for reward functions; empty when there are none."""
+
+    def __post_init__(self) -> None:
+        _check_multiple(self.tokens, TOKEN_BYTES, "tokens")
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens) // TOKEN_BYTES
+
+
+class VersionSpan(Value, frozen=True, array_like=True):
+    """``num_tokens`` successive tokens that the weights of ``version`` made."""
+
+    version: int
+    num_tokens: int
+
+
+class Part(Value, frozen=True, kw_only=True, omit_defaults=True):
+    """One trainable stretch of tokens. A plain generation is one part; an episode may return several."""
+
+    tokens: bytes = b""
+    """int32 ids ``[T]``."""
+    logprobs: bytes = b""
+    """float32 ``[T]``, as the engine computed them when it sampled."""
+    spans: tuple[VersionSpan, ...] = ()
+    """Which weights made which tokens, in order; adds up to T."""
+    loss_mask: bytes = b""
+    """uint8 ``[T]``, 0 where the model did not produce the token; empty means 1 everywhere."""
+    context_tokens: bytes = b""
+    """int32 ids that stand before this part, when these are not the prompt (later turns of an episode)."""
+
+    def __post_init__(self) -> None:
+        _check_multiple(self.tokens, TOKEN_BYTES, "tokens")
+        _check_multiple(self.context_tokens, TOKEN_BYTES, "context_tokens")
+        n = self.num_tokens
+        if len(self.logprobs) != n * LOGPROB_BYTES:
+            raise ValueError(f"logprobs: expected {n * LOGPROB_BYTES} bytes for {n} tokens, got {len(self.logprobs)}")
+        if self.loss_mask and len(self.loss_mask) != n:
+            raise ValueError(f"loss_mask: expected {n} bytes for {n} tokens, got {len(self.loss_mask)}")
+        if (spanned := sum(span.num_tokens for span in self.spans)) != n:
+            raise ValueError(f"spans: expected {n} tokens in all, got {spanned}")
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens) // TOKEN_BYTES
+
+    @property
+    def oldest_version(self) -> int | None:
+        """The lowest version in the spans; None for a part without tokens."""
+        return min((span.version for span in self.spans if span.num_tokens), default=None)
+
+
+class StopReason(StrEnum):
+    """Why a completed generation ended."""
+
+    END_TOKEN = "end_token"
+    """The model's end-of-sequence token, or a token that the scenario lists under ``stop_token_ids``."""
+    STOP_STRING = "stop_string"
+    EPISODE = "episode"
+    """The environment said that the episode is over."""
+
+
+class Reward(Value, frozen=True, kw_only=True, omit_defaults=True):
+    """What a reward function returned: one number, and its named components if it gave any."""
+
+    value: float
+    components: tuple[Metric, ...] = ()
+
+
+class Completed(Value, frozen=True, kw_only=True, tag="completed", omit_defaults=True):
+    """The model ended its response."""
+
+    stop: StopReason = StopReason.END_TOKEN
+    reward: Reward | None = None
+
+
+class Truncated(Value, frozen=True, kw_only=True, tag="truncated", omit_defaults=True):
+    """The length limit ended the response."""
+
+    reward: Reward | None = None
+
+
+class PolicyError(Value, frozen=True, kw_only=True, tag="policy_error", omit_defaults=True):
+    """The model did something wrong (a malformed tool call, say): that is its behaviour and may be trained on."""
+
+    detail: str
+    reward: Reward | None = None
+
+
+class InfraError(Value, frozen=True, kw_only=True, tag="infra_error", omit_defaults=True):
+    """We did something wrong (an engine, a network, a judge). It has no field for a reward, on purpose."""
+
+    detail: str
+
+
+class Cancelled(Value, frozen=True, kw_only=True, tag="cancelled", omit_defaults=True):
+    """Nobody needs it any more."""
+
+    cause: str
+
+
+Outcome = Completed | Truncated | PolicyError | InfraError | Cancelled
+ModelOutcome = Completed | Truncated | PolicyError
+
+
+class Sample(Value, frozen=True, kw_only=True, omit_defaults=True):
+    """One response to a prompt, with what became of it."""
+
+    key: SampleKey
+    attempt: int = 0
+    engine: str = ""
+    parts: tuple[Part, ...]
+    outcome: ModelOutcome
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(part.num_tokens for part in self.parts)
+
+    @property
+    def oldest_version(self) -> int | None:
+        """The lowest version that made one of its tokens; None when it has no tokens."""
+        versions = [v for part in self.parts if (v := part.oldest_version) is not None]
+        return min(versions, default=None)
+
+    @property
+    def reward(self) -> float | None:
+        return None if self.outcome.reward is None else self.outcome.reward.value
+
+
+class TerminalState(StrEnum):
+    """What became of a sample in the end."""
+
+    TRAINED = "trained"
+    FILTERED = "filtered"
+    STALE = "stale"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EVALUATED = "evaluated"
+
+
+class SampleEnd(Value, frozen=True, kw_only=True, omit_defaults=True):
+    """A sample that will not be trained: its terminal state, the cause, and the tokens it had cost."""
+
+    key: SampleKey
+    state: TerminalState
+    cause: str
+    num_tokens: int = 0
+
+
+class Group(Value, frozen=True, kw_only=True, omit_defaults=True):
+    """A complete group: the samples to train on, and those of its samples that ended otherwise."""
+
+    group_id: int
+    prompt: Prompt
+    samples: tuple[Sample, ...]
+    ended: tuple[SampleEnd, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Response tokens of the samples to be trained."""
+        return sum(sample.num_tokens for sample in self.samples)
+
+    @property
+    def oldest_version(self) -> int | None:
+        versions = [v for sample in self.samples if (v := sample.oldest_version) is not None]
+        return min(versions, default=None)
+
+
+def _check_multiple(data: bytes, width: int, name: str) -> None:
+    if len(data) % width:
+        raise ValueError(f"{name}: expected a multiple of {width} bytes, got {len(data)}")

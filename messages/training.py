@@ -1,0 +1,183 @@
+"""The events between Buffer and Learner, and those that change or end the run."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import ClassVar
+
+from penstock.messages.base import Delivery, Event, Metric, Value
+from penstock.messages.samples import Group
+
+
+class UpdateMode(StrEnum):
+    """How an engine takes new weights."""
+
+    DRAIN = "drain"
+    """Submit nothing more, let what runs come to its end, then swap."""
+    INTERRUPT = "interrupt"
+    """Stop what runs, swap, go on from the tokens so far with a cache made by the new weights."""
+    IN_FLIGHT = "in_flight"
+    """Swap between two decode steps; what runs goes on with its cache."""
+
+
+class OnStale(StrEnum):
+    """What the Buffer does about groups that could become older than the bound."""
+
+    WAIT = "wait"
+    """Never let it happen: pace grants and batches so that each group is trained in time."""
+    DROP = "drop"
+    """A group past its deadline becomes terminal ``stale``."""
+    REQUEUE = "requeue"
+    """The same, and its prompt is granted anew under a new group id, a limited number of times."""
+    MASK = "mask"
+    """Tokens beyond the bound are left out of the loss."""
+
+
+class LearnerReady(Event, frozen=True, kw_only=True):
+    """Learner → Buffer: a Learner has started and stands at this version."""
+
+    epoch: int
+    version: int
+
+
+class BatchReady(Event, frozen=True, kw_only=True):
+    """Buffer → Learner: the lease on the batch that makes ``version``. Offered again, unchanged, until its receipt
+    is recorded."""
+
+    version: int
+    """The version that training it makes; it is consumed at ``version − 1``."""
+    groups: tuple[Group, ...]
+    announced_version: int
+    """The newest version that enough engines serve."""
+    max_staleness: int
+    mask_stale: bool = False
+    """Tokens older than ``version − 1 − max_staleness`` are left out of the loss (``on_stale: mask``)."""
+    update_mode: UpdateMode
+    is_last: bool = False
+    num_waiting_groups: int = 0
+    """Complete groups that are left in the Buffer after this batch."""
+
+
+class StepFinished(Event, frozen=True, kw_only=True):
+    """Learner → Buffer, WeightPublisher: the receipt. These groups are trained and made this version. Repeated
+    until it is recorded."""
+
+    version: int
+    group_ids: tuple[int, ...]
+    num_trained_tokens: int
+    num_masked_tokens: int = 0
+    max_staleness: int
+    """Age of the oldest trained token, in versions, at the moment of consumption."""
+    metrics: tuple[Metric, ...] = ()
+
+
+class CheckpointDemanded(Event, frozen=True, kw_only=True):
+    """Buffer → Learner: save the state at this version (the last receipt is recorded, the run is to end)."""
+
+    version: int
+
+
+class CheckpointSaved(Event, frozen=True, kw_only=True):
+    """Learner → Buffer: this version is on disk, whole."""
+
+    version: int
+    path: str
+
+
+class PolicyChanged(Event, frozen=True, kw_only=True):
+    """Operator → Buffer: another staleness policy for what is granted from now on."""
+
+    policy: str
+    max_staleness: int
+    update_mode: UpdateMode
+    on_stale: OnStale = OnStale.WAIT
+
+
+class StopAsked(Event, frozen=True, kw_only=True):
+    """Supervisor → Buffer: grant and offer nothing more; what is in the system stays accounted for."""
+
+    reason: str
+
+
+class CauseCount(Value, frozen=True, kw_only=True):
+    """Samples and tokens that ended in one state for one cause."""
+
+    state: str
+    cause: str
+    num_samples: int
+    num_tokens: int
+
+
+class Balance(Value, frozen=True, kw_only=True):
+    """The ledger's balance in samples: ``issued = Σ ended + in_system``."""
+
+    issued: int
+    in_system: int
+    ended: tuple[CauseCount, ...]
+
+    @property
+    def is_balanced(self) -> bool:
+        return self.issued == self.in_system + sum(count.num_samples for count in self.ended)
+
+
+class StepReported(Event, frozen=True, kw_only=True):
+    """Buffer → supervisor: a recorded step, for trackers and the terminal."""
+
+    version: int
+    num_steps: int
+    group_ids: tuple[int, ...]
+    metrics: tuple[Metric, ...]
+    staleness_counts: tuple[int, ...]
+    """Trained samples of this batch by age (index = staleness)."""
+    response_lengths: tuple[int, ...]
+    """Response tokens of each sample of the batch."""
+    balance: Balance
+
+
+class RunFinished(Event, frozen=True, kw_only=True):
+    """Buffer → supervisor: the run is over."""
+
+    completed: bool
+    story: str
+    version: int
+    max_staleness: int
+    balance: Balance
+    checkpoint: str = ""
+
+
+class Activity(StrEnum):
+    """What an engine or a learner spends its time on; exactly one at each moment."""
+
+    WORKING = "working"
+    WAITING_FOR_SAMPLES = "waiting_for_samples"
+    WAITING_FOR_DEMAND = "waiting_for_demand"
+    WAITING_FOR_WEIGHTS = "waiting_for_weights"
+    APPLYING_WEIGHTS = "applying_weights"
+    PUBLISHING = "publishing"
+    CHECKPOINTING = "checkpointing"
+    ASLEEP = "asleep"
+    STARTING = "starting"
+    DOWN = "down"
+
+
+class ActivitySpan(Value, frozen=True, array_like=True):
+    """One stretch of time in one state. Times are seconds since the start of the run."""
+
+    activity: Activity
+    start_s: float
+    end_s: float
+    occupancy: float = 1.0
+    """Mean of running ÷ capacity while working."""
+
+
+class ActorReported(Event, frozen=True, kw_only=True):
+    """Any actor → supervisor, with the heartbeat: what it did and its counters."""
+
+    delivery: ClassVar[Delivery] = Delivery.LOSSY
+    name: str
+    epoch: int
+    state: str
+    """One word for the terminal: what it does now."""
+    activities: tuple[ActivitySpan, ...] = ()
+    metrics: tuple[Metric, ...] = ()
+    """Running totals (``engine/generated_tokens``) and gauges (``engine/running``)."""

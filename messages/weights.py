@@ -1,0 +1,110 @@
+"""The events that bring new weights to the engines. Full tensors never travel in a message."""
+
+from __future__ import annotations
+
+from penstock.messages.base import Event, Value
+from penstock.messages.training import UpdateMode
+
+
+class Canary(Value, frozen=True, kw_only=True):
+    """A short text and the log-probs that the exporting learner gives it."""
+
+    tokens: bytes
+    """int32 ids ``[T]``."""
+    logprobs: bytes
+    """float32 ``[T − 1]``: token t+1 given tokens 0 … t."""
+
+
+class WeightManifest(Value, frozen=True, kw_only=True):
+    """Where the weights of one publish lie and how to know that they are whole."""
+
+    version: int
+    publish: int
+    """Counts the publishes of one learner incarnation; the same version may be published again."""
+    learner_epoch: int
+    transport: str
+    location: str
+    """Of the transport: a shared-memory name or a folder."""
+    size_bytes: int
+    digest: str
+    """Of names, shapes, dtypes and bytes of all tensors, in the order of the manifest of the transport."""
+    canary: Canary | None = None
+
+
+class WeightsExported(Event, frozen=True, kw_only=True):
+    """Learner → WeightPublisher: the newest publish. Repeated when the WeightPublisher was replaced."""
+
+    manifest: WeightManifest
+    update_mode: UpdateMode
+
+
+class WeightsStaged(Event, frozen=True, kw_only=True):
+    """WeightPublisher → EngineWorker: fetch these in the background and check the digest."""
+
+    manifest: WeightManifest
+
+
+class WeightsFetched(Event, frozen=True, kw_only=True):
+    """EngineWorker → WeightPublisher: fetched and checked, or why not."""
+
+    engine: str
+    engine_epoch: int
+    version: int
+    publish: int
+    digest: str
+    """Of what was fetched; empty when the fetch failed."""
+    error: str = ""
+
+
+class WeightsCommitted(Event, frozen=True, kw_only=True):
+    """WeightPublisher → EngineWorker: swap now."""
+
+    version: int
+    publish: int
+    update_mode: UpdateMode
+
+
+class WeightsApplied(Event, frozen=True, kw_only=True):
+    """EngineWorker → WeightPublisher: what this engine serves now. Also the answer to a commit of something older."""
+
+    engine: str
+    engine_epoch: int
+    version: int
+    """−1: none yet."""
+    publish: int
+    digest: str
+    canary_logprobs: bytes = b""
+    """float32 ``[T − 1]`` of the manifest's canary under the weights that were loaded."""
+
+
+class DrainFinished(Event, frozen=True, kw_only=True):
+    """EngineWorker → WeightPublisher: idle, the swap begins; the deadline of the commit counts from here."""
+
+    engine: str
+    engine_epoch: int
+    version: int
+    publish: int
+
+
+class EngineReady(Event, frozen=True, kw_only=True):
+    """EngineWorker → PromptSource, WeightPublisher: started; takes requests."""
+
+    engine: str
+    engine_epoch: int
+    num_slots: int
+    """Requests that it decodes side by side."""
+
+
+class ServingEngine(Value, frozen=True, array_like=True):
+    """One engine and the version it serves."""
+
+    engine: str
+    version: int
+
+
+class VersionAnnounced(Event, frozen=True, kw_only=True):
+    """WeightPublisher → Buffer, PromptSource, Learner: enough engines serve it."""
+
+    version: int
+    publish: int
+    serving: tuple[ServingEngine, ...]

@@ -1,0 +1,53 @@
+"""The ``run:``, ``runtime:`` and ``observability:`` blocks of a scenario."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from penstock.messages.base import Options
+
+Seconds = Annotated[float, Meta(gt=0)]
+
+
+class RunOptions(Options, frozen=True, kw_only=True):
+    """What is run and where it is written."""
+
+    name: str
+    seed: int = 0
+    num_steps: Annotated[int, Meta(ge=1)] = 100
+    """Batches to train."""
+    folder: str = "runs"
+    """Runs are written to ``folder/name-<time>``."""
+
+
+class RuntimeOptions(Options, frozen=True, kw_only=True):
+    """The Ray + ZMQ host."""
+
+    ray_address: str | None = None
+    """null: Ray is started embedded and ends with the run."""
+    encrypt: bool = True
+    """CURVE on every socket, with keys made for the run."""
+    heartbeat_s: Seconds = 1.0
+    heartbeat_timeout_s: Seconds = 10.0
+    """An actor that was not heard for so long is replaced (a stopped process is noticed at once)."""
+    max_restarts: Annotated[int, Meta(ge=0)] = 10
+    """Of one actor within ten minutes; past it the run stops with its story."""
+    resend_after_s: Seconds = 5.0
+    """What is not settled by then is sent again, then after twice the time, and so on."""
+    settle_delay_s: Seconds = 0.1
+    """Settlements are collected for this long before they are told."""
+
+
+class ObservabilityOptions(Options, frozen=True, kw_only=True):
+    """Traces, metrics, report."""
+
+    tracing: bool = True
+    trace_fraction: Annotated[float, Meta(ge=0, le=1)] = 1.0
+    """Share of the samples whose life is traced."""
+    otlp_endpoint: str | None = None
+    """Send spans to this OTLP/HTTP endpoint as well as to the run's folder."""
+    metrics_port: Annotated[int, Meta(ge=0, le=65535)] | None = None
+    """Serve ``/metrics`` here; 0 takes a free port, null serves none."""
+    report: bool = True

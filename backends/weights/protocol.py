@@ -1,0 +1,90 @@
+"""What carries new weights from the learner to the engines.
+
+The exporter lives in the learner's process, a fetcher in each engine's. Between them travels a
+:class:`~penstock.messages.weights.WeightManifest` and nothing else.
+
+Invariants:
+
+* What ``export`` returned a manifest for is whole: nobody can see a part of it.
+* ``fetch`` returns only what has the manifest's digest, computed over the bytes that it read.
+* The newest export outlives every ``release``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+
+    from penstock.messages.weights import Canary, WeightManifest
+
+
+class WeightTransportError(RuntimeError):
+    """Weights could not be carried."""
+
+
+class WeightExportError(WeightTransportError):
+    """The weights could not be written (no space, no permission, a dtype that has no form on this transport)."""
+
+
+class WeightFetchError(WeightTransportError):
+    """The weights are not there (any more), not readable, or not those of the manifest."""
+
+
+class WeightExporter(Protocol):
+    """The learner's end. Not thread-safe: one thread calls it."""
+
+    def export(
+        self, tensors: Mapping[str, torch.Tensor], *, version: int, publish: int, canary: Canary | None
+    ) -> WeightManifest:
+        """Write a whole copy of ``tensors`` (Hugging Face parameter names, any device) and describe it.
+
+        Names that share their memory (tied embeddings) are written once and come out under every name. The
+        tensors may change as soon as this returns.
+
+        Raises:
+            WeightExportError: it could not be written. What was written of it is gone.
+        """
+        ...
+
+    def release(self, below_version: int) -> None:
+        """What was exported for versions below this one may go. The newest export stays whatever the bound."""
+        ...
+
+    def close(self) -> None:
+        """Remove everything that was exported."""
+        ...
+
+
+class FetchedWeights(Protocol):
+    """One set of weights as an engine holds it."""
+
+    @property
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        """Parameter name → CPU tensor: a view on what was fetched, valid until ``close``. Copy out of it, never
+        write to it (other engines map the same bytes)."""
+        ...
+
+    @property
+    def digest(self) -> str:
+        """Of the bytes that were read; equal to the manifest's."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the bytes. May be called more than once."""
+        ...
+
+
+class WeightFetcher(Protocol):
+    """An engine's end. ``fetch`` may be called from any thread."""
+
+    def fetch(self, manifest: WeightManifest) -> FetchedWeights:
+        """Bring the weights near and check their digest; blocks while it reads.
+
+        Raises:
+            WeightFetchError: they are gone, not readable, or differ from the manifest; the message says which.
+        """
+        ...

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 if sys.byteorder != "little":  # pragma: no cover - no such machine runs torch
     raise ImportError("penstock sends arrays in little-endian order and needs a little-endian machine")
 
+
+class ArrayLengthError(ValueError):
+    """An array has another length than what stands beside it says."""
+
+
 TOKEN_BYTES = 4
 LOGPROB_BYTES = 4
 
@@ -28,9 +33,10 @@ def tokens_view(data: bytes) -> memoryview[int]:
     """A view ``[T]`` of int32 token ids on ``data``.
 
     Raises:
-        ValueError: the length is no multiple of 4.
+        ArrayLengthError: the length is no multiple of 4.
     """
-    return _view(data, "i", TOKEN_BYTES, "token ids")
+    _check(data, TOKEN_BYTES, "token ids")
+    return memoryview(data).cast("i")
 
 
 def pack_floats(values: Iterable[float]) -> bytes:
@@ -42,12 +48,12 @@ def floats_view(data: bytes) -> memoryview[float]:
     """A view ``[T]`` of float32 values on ``data``.
 
     Raises:
-        ValueError: the length is no multiple of 4.
+        ArrayLengthError: the length is no multiple of 4.
     """
-    return _view(data, "f", LOGPROB_BYTES, "float32 values")
+    _check(data, LOGPROB_BYTES, "float32 values")
+    return memoryview(data).cast("f")
 
 
-def _view(data: bytes, code: str, width: int, what: str) -> memoryview:
+def _check(data: bytes, width: int, what: str) -> None:
     if len(data) % width:
-        raise ValueError(f"{what} need a multiple of {width} bytes, got {len(data)}")
-    return memoryview(data).cast("B").cast(code)  # type: ignore[call-overload]  # code is one of "i", "f"
+        raise ArrayLengthError(f"{what} need a multiple of {width} bytes, got {len(data)}")

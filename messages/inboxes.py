@@ -131,13 +131,9 @@ BufferEvent = (
 )
 
 LearnerWire = BatchReady | CheckpointDemanded | VersionAnnounced
-LearnerEvent = (
-    LearnerWire | Started | TimerFired | LearnerOpened | BatchTrained | WeightsPublished | CheckpointWritten
-)
+LearnerEvent = LearnerWire | Started | TimerFired | LearnerOpened | BatchTrained | WeightsPublished | CheckpointWritten
 
-WeightPublisherWire = (
-    StepFinished | WeightsExported | WeightsFetched | WeightsApplied | DrainFinished | EngineReady
-)
+WeightPublisherWire = StepFinished | WeightsExported | WeightsFetched | WeightsApplied | DrainFinished | EngineReady
 WeightPublisherEvent = WeightPublisherWire | Started | TimerFired | EngineJoined | EngineLost
 
 SupervisorWire = StepReported | RunFinished | ActorReported

@@ -71,8 +71,10 @@ class HeldLease(Value, frozen=True, array_like=True):
 
 
 class LeasesAsked(Event, frozen=True, kw_only=True):
-    """The census: what do you hold? Its ``members`` fence every earlier incarnation before the answer is given."""
+    """The census: what do you hold? Its ``members`` fence every earlier incarnation before the answer is given.
+    PromptSource repeats it itself until everyone has answered."""
 
+    delivery: ClassVar[Delivery] = Delivery.LOSSY
     round: int
     members: tuple[ActorEpoch, ...]
     """Every live actor as PromptSource knows it; an engine that is missing here is lost."""
@@ -81,6 +83,7 @@ class LeasesAsked(Event, frozen=True, kw_only=True):
 class LeasesHeld(Event, frozen=True, kw_only=True):
     """The answer: everything that this actor works on or keeps, and how much it knows to be settled."""
 
+    delivery: ClassVar[Delivery] = Delivery.LOSSY
     actor: ActorEpoch
     round: int
     asker_epoch: int

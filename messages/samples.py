@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from penstock.messages.arrays import LOGPROB_BYTES, TOKEN_BYTES
+from penstock.messages.arrays import LOGPROB_BYTES, TOKEN_BYTES, ArrayLengthError
 from penstock.messages.base import Metric, Value
 
 
@@ -82,11 +82,13 @@ class Part(Value, frozen=True, kw_only=True, omit_defaults=True):
         _check_multiple(self.context_tokens, TOKEN_BYTES, "context_tokens")
         n = self.num_tokens
         if len(self.logprobs) != n * LOGPROB_BYTES:
-            raise ValueError(f"logprobs: expected {n * LOGPROB_BYTES} bytes for {n} tokens, got {len(self.logprobs)}")
+            raise ArrayLengthError(
+                f"logprobs: expected {n * LOGPROB_BYTES} bytes for {n} tokens, got {len(self.logprobs)}"
+            )
         if self.loss_mask and len(self.loss_mask) != n:
-            raise ValueError(f"loss_mask: expected {n} bytes for {n} tokens, got {len(self.loss_mask)}")
+            raise ArrayLengthError(f"loss_mask: expected {n} bytes for {n} tokens, got {len(self.loss_mask)}")
         if (spanned := sum(span.num_tokens for span in self.spans)) != n:
-            raise ValueError(f"spans: expected {n} tokens in all, got {spanned}")
+            raise ArrayLengthError(f"spans: expected {n} tokens in all, got {spanned}")
 
     @property
     def num_tokens(self) -> int:
@@ -216,4 +218,4 @@ class Group(Value, frozen=True, kw_only=True, omit_defaults=True):
 
 def _check_multiple(data: bytes, width: int, name: str) -> None:
     if len(data) % width:
-        raise ValueError(f"{name}: expected a multiple of {width} bytes, got {len(data)}")
+        raise ArrayLengthError(f"{name}: expected a multiple of {width} bytes, got {len(data)}")

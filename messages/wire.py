@@ -1,0 +1,134 @@
+"""The wire: what one turn of an actor sends to one peer, as one frame.
+
+A frame is msgpack: ``[format, [[header, body], …]]``. Bodies are decoded one by one against the union of the inbox,
+so that one bad event costs itself and not its neighbours. Encoders and decoders are built once. Nothing here ever
+unpickles.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+
+from penstock.messages.arrays import ArrayLengthError
+from penstock.messages.base import Event, Value
+
+FORMAT: Final = 1
+EventT = TypeVar("EventT", bound=Event)
+
+
+class WireError(ValueError):
+    """A frame or an event in it cannot be read. It is counted, logged and dropped."""
+
+
+class TruncatedFrameError(WireError):
+    """The bytes end early, or are no msgpack at all."""
+
+
+class UnknownFormatError(WireError):
+    """The frame has another format number than this version of Penstock."""
+
+
+class UnknownEventError(WireError):
+    """The tag is not one that this inbox hears."""
+
+
+class WrongTypeError(WireError):
+    """A field is missing or has another type than its struct says."""
+
+
+class WrongLengthError(WireError):
+    """An array has another length than its struct says."""
+
+
+class Header(Value, frozen=True, array_like=True):
+    """What goes before every event on the wire."""
+
+    sender: str
+    epoch: int
+    """Incarnation of the sender."""
+    link_sequence: int
+    """Counts what this sender has sent to this receiver; a gap means that something was lost."""
+    message_id: int
+    """Counts what this sender has said; sent again, an event keeps its id."""
+    cause: int
+    """``message_id`` of what the sender was handling, 0 for a timer or a backend's answer."""
+    trace: bytes = b""
+    """16 bytes of trace id and 8 of span id, or nothing when the sample is not traced."""
+
+
+class Envelope(Value, frozen=True):
+    """An event with its header."""
+
+    header: Header
+    event: Event
+
+
+class _Pack(Value, frozen=True, array_like=True):
+    format: int
+    items: list[tuple[Header, msgspec.Raw]]
+
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_pack_decoder: Final = msgspec.msgpack.Decoder(_Pack)
+
+
+def encode_event(event: Event) -> bytes:
+    """The body of one event."""
+    return _encoder.encode(event)
+
+
+def encode_pack(envelopes: list[Envelope]) -> bytes:
+    """One frame of these envelopes, in order."""
+    return _encoder.encode((FORMAT, [(envelope.header, envelope.event) for envelope in envelopes]))
+
+
+class InboxDecoder(Generic[EventT]):
+    """Decodes the frames of one inbox against the union of what it hears."""
+
+    def __init__(self, union: Any) -> None:  # noqa: ANN401 - a type form, which no annotation of 3.11 describes
+        self._body: msgspec.msgpack.Decoder[EventT] = msgspec.msgpack.Decoder(union)
+
+    def decode(self, frame: bytes) -> tuple[list[tuple[Header, EventT]], list[WireError]]:
+        """The readable events of a frame in order, and an error for each that is not.
+
+        Raises:
+            TruncatedFrameError: the frame itself cannot be read.
+            UnknownFormatError: it has another format number.
+        """
+        try:
+            pack = _pack_decoder.decode(frame)
+        except msgspec.DecodeError as error:
+            raise TruncatedFrameError(f"a frame of {len(frame)} bytes cannot be read: {error}") from error
+        if pack.format != FORMAT:
+            raise UnknownFormatError(f"the frame has format {pack.format}, this version reads {FORMAT}")
+        events: list[tuple[Header, EventT]] = []
+        errors: list[WireError] = []
+        for header, raw in pack.items:
+            try:
+                events.append((header, self.decode_event(raw)))
+            except WireError as error:
+                errors.append(error)
+        return events, errors
+
+    def decode_event(self, body: bytes | msgspec.Raw) -> EventT:
+        """One event.
+
+        Raises:
+            WireError: the subclass says what is wrong.
+        """
+        try:
+            return self._body.decode(body)
+        except msgspec.ValidationError as error:
+            raise _typed(error) from error
+        except msgspec.DecodeError as error:
+            raise TruncatedFrameError(f"an event cannot be read: {error}") from error
+
+
+def _typed(error: msgspec.ValidationError) -> WireError:
+    if isinstance(error.__cause__, ArrayLengthError):
+        return WrongLengthError(str(error))
+    if str(error).endswith("- at `$.type`"):
+        return UnknownEventError(str(error))
+    return WrongTypeError(str(error))

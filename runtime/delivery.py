@@ -1,0 +1,236 @@
+"""Delivery, once for all actors: keep until settled, dedupe, absolute control events, the answer to a census.
+
+Invariants:
+
+* A data event that this actor sent is kept until its group is settled. It is sent again when its receiver was
+  replaced, and with back-off while it is not settled.
+* A data event is handed to the actor once per key: the first wins, whatever its attempt. What belongs to a settled
+  group is dropped.
+* Of the control events of one sender and topic only a later one is handed on. The newest of each topic is kept per
+  receiver, and repeated when the receiver was replaced and, with back-off, on the timer.
+* Nothing is kept for a group below the settled floor.
+
+Pure: time comes in as an argument, what is to be sent goes out as a list.
+
+| waits for | who ends it |
+|---|---|
+| a kept data event: its settlement | the Buffer, through ``SamplesSettled``; repeated by this module until then |
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from penstock.messages.base import Delivery as Kind
+from penstock.messages.base import Event
+from penstock.messages.flow import (
+    DemandGranted,
+    GenerationClosed,
+    GroupAdmitted,
+    GroupRejected,
+    SampleFailed,
+    SampleGenerated,
+    SampleScored,
+    SamplesSettled,
+    ScoringFailed,
+    SettledState,
+)
+from penstock.messages.membership import HeldLease, LeaseStage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MAX_BACKOFF: Final = 12.0
+"""The longest pause between two repeats, as a multiple of ``resend_after_s``."""
+
+
+class Outgoing(msgspec.Struct, frozen=True):
+    """One event to one receiver, with the id that it keeps when it is sent again."""
+
+    to: str
+    event: Event
+    message_id: int
+    cause: int = 0
+    trace: bytes = b""
+
+
+class _Kept(msgspec.Struct):
+    outgoing: Outgoing
+    due_s: float
+    pause_s: float
+
+
+class Settled:
+    """What is settled, as far as this actor knows."""
+
+    def __init__(self) -> None:
+        self._state = SettledState(0, 0, ())
+        self._above: frozenset[int] = frozenset()
+
+    @property
+    def sequence(self) -> int:
+        return self._state.sequence
+
+    def __contains__(self, group_id: int) -> bool:
+        return group_id < self._state.floor or group_id in self._above
+
+    def update(self, state: SettledState) -> bool:
+        """Take over a newer state; False when this one is not newer."""
+        if state.sequence <= self._state.sequence:
+            return False
+        self._state, self._above = state, frozenset(state.above)
+        return True
+
+
+class Delivery:
+    """The delivery state of one actor incarnation."""
+
+    def __init__(self, *, resend_after_s: float) -> None:
+        self._resend_after_s = resend_after_s
+        self._data: dict[int, dict[tuple[str, str, int], _Kept]] = {}
+        """By group id, then by receiver, class and index in the group."""
+        self._control: dict[tuple[str, str], _Kept] = {}
+        """By receiver and topic."""
+        self._accepted: dict[int, dict[int, int]] = {}
+        """Attempt of the first result, by group id and index (−1 for the group itself)."""
+        self._heard: dict[tuple[str, str], tuple[int, int]] = {}
+        """Newest (epoch, message id) by sender and topic."""
+        self.settled = Settled()
+        self.num_duplicates = 0
+        self.num_duplicate_tokens = 0
+        self.num_late = 0
+
+    # --- sending ----------------------------------------------------------------------------------------------
+
+    def sent(self, outgoing: Outgoing, now_s: float) -> None:
+        """Note what is sent, so that it can be repeated."""
+        event = outgoing.event
+        kept = _Kept(outgoing, now_s + self._resend_after_s, self._resend_after_s)
+        if event.delivery is Kind.DATA:
+            group_id, index = data_key(event)
+            if group_id not in self.settled:
+                self._data.setdefault(group_id, {})[outgoing.to, type(event).__name__, index] = kept
+        elif event.delivery is Kind.CONTROL:
+            self._control[outgoing.to, event.topic()] = kept
+            if isinstance(event, SamplesSettled | DemandGranted):
+                self.settle(event.settled)
+
+    def returned(self, name: str, now_s: float) -> list[Outgoing]:
+        """What a peer that was replaced has to hear again."""
+        again = [kept for kept in self._all() if kept.outgoing.to == name]
+        for kept in again:
+            kept.pause_s = self._resend_after_s
+            kept.due_s = now_s + kept.pause_s
+        return sorted((kept.outgoing for kept in again), key=lambda outgoing: outgoing.message_id)
+
+    def overdue(self, now_s: float) -> list[Outgoing]:
+        """What is to be repeated now; each repeat doubles the pause to the next."""
+        again = [kept for kept in self._all() if kept.due_s <= now_s]
+        for kept in again:
+            kept.pause_s = min(2 * kept.pause_s, MAX_BACKOFF * self._resend_after_s)
+            kept.due_s = now_s + kept.pause_s
+        return sorted((kept.outgoing for kept in again), key=lambda outgoing: outgoing.message_id)
+
+    def _all(self) -> Iterator[_Kept]:
+        yield from self._control.values()
+        for group in self._data.values():
+            yield from group.values()
+
+    # --- receiving --------------------------------------------------------------------------------------------
+
+    def accepts(self, event: Event, sender: str, epoch: int, message_id: int) -> bool:
+        """Whether the actor is to hear this event: it is neither old nor a duplicate nor settled."""
+        if event.delivery is Kind.DATA:
+            return self._accepts_data(event)
+        if event.delivery is Kind.CONTROL:
+            key = (sender, event.topic())
+            if self._heard.get(key, (-1, -1)) >= (epoch, message_id):
+                return False
+            self._heard[key] = (epoch, message_id)
+            if isinstance(event, SamplesSettled | DemandGranted):
+                self.settle(event.settled)
+        return True
+
+    def _accepts_data(self, event: Event) -> bool:
+        group_id, index = data_key(event)
+        if group_id in self.settled:
+            self.num_late += 1
+            return False
+        if isinstance(event, GenerationClosed):
+            return True  # PromptSource compares attempts itself: a later failure is news, not a duplicate
+        accepted = self._accepted.setdefault(group_id, {})
+        attempt, num_tokens = _attempt_and_tokens(event)
+        if index not in accepted:
+            accepted[index] = attempt
+            return True
+        if accepted[index] != attempt:  # generated twice; the same attempt again is only a repeat on the wire
+            self.num_duplicates += 1
+            self.num_duplicate_tokens += num_tokens
+        return False
+
+    # --- settlement and census --------------------------------------------------------------------------------
+
+    def settle(self, state: SettledState) -> None:
+        """Forget everything about groups that are settled."""
+        if not self.settled.update(state):
+            return
+        for table in (self._data, self._accepted):
+            for group_id in [group_id for group_id in table if group_id in self.settled]:
+                del table[group_id]
+
+    def leases(self) -> Iterator[HeldLease]:
+        """The samples that were sent on from here and are kept."""
+        for group in self._data.values():
+            for kept in group.values():
+                yield from _leases_of(kept.outgoing.event)
+
+    @property
+    def num_kept(self) -> int:
+        """Data events that wait for their settlement."""
+        return sum(len(group) for group in self._data.values())
+
+
+def data_key(event: Event) -> tuple[int, int]:
+    """Group id and index that a data event is about; index −1 for the group as a whole."""
+    match event:
+        case SampleGenerated() | SampleScored():
+            return event.sample.key.group_id, event.sample.key.index
+        case ScoringFailed() | SampleFailed() | GenerationClosed():
+            return event.key.group_id, event.key.index
+        case GroupAdmitted():
+            return event.group.group_id, -1
+        case GroupRejected():
+            return event.group_id, -1
+        case _:
+            raise TypeError(f"{type(event).__name__} is no data event")
+
+
+def _attempt_and_tokens(event: Event) -> tuple[int, int]:
+    match event:
+        case SampleGenerated() | SampleScored():
+            return event.sample.attempt, event.sample.num_tokens
+        case ScoringFailed() | SampleFailed():
+            return event.attempt, event.num_tokens
+        case _:
+            return 0, 0
+
+
+def _leases_of(event: Event) -> Iterator[HeldLease]:
+    match event:
+        case SampleGenerated() | SampleScored():
+            sample = event.sample
+            yield HeldLease(sample.key, sample.attempt, LeaseStage.PASSED_ON, sample.num_tokens)
+        case ScoringFailed() | SampleFailed():
+            yield HeldLease(event.key, event.attempt, LeaseStage.PASSED_ON, event.num_tokens)
+        case GroupAdmitted():
+            for sample in event.group.samples:
+                yield HeldLease(sample.key, sample.attempt, LeaseStage.PASSED_ON, sample.num_tokens)
+            for end in event.group.ended:
+                yield HeldLease(end.key, 0, LeaseStage.PASSED_ON, end.num_tokens)
+        case GroupRejected():
+            for end in event.ended:
+                yield HeldLease(end.key, 0, LeaseStage.PASSED_ON, end.num_tokens)
+        case _:  # GenerationClosed: the engine's own leases tell what failed there
+            return

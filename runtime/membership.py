@@ -1,0 +1,69 @@
+"""Who is alive, as one actor knows it.
+
+Invariants:
+
+* Fences and members are two variables. A fence says which epochs may no longer speak; a member is who speaks now.
+* A fence never goes down. No member is below its fence.
+* ``returned(e)`` implies the loss of every incarnation below ``e``, whatever order the news come in.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.messages.membership import ActorEpoch, ActorLost, ActorReturned, EngineJoined, EngineLost
+from penstock.messages.names import is_engine
+
+if TYPE_CHECKING:
+    from penstock.messages.base import Event
+
+
+class Membership:
+    """Members and fences. Every change returns the events that it means, in order."""
+
+    def __init__(self) -> None:
+        self._members: dict[str, int] = {}
+        self._fences: dict[str, int] = {}
+
+    def epoch_of(self, name: str) -> int | None:
+        """The live incarnation of ``name``, if there is one."""
+        return self._members.get(name)
+
+    def members(self) -> tuple[ActorEpoch, ...]:
+        """Every live incarnation."""
+        return tuple(ActorEpoch(name, epoch) for name, epoch in self._members.items())
+
+    def admits(self, name: str, epoch: int) -> bool:
+        """Whether this incarnation may speak."""
+        return epoch >= self._fences.get(name, 0)
+
+    def lost(self, name: str, epoch: int) -> list[Event]:
+        """This incarnation, and every earlier one, is given up from now on."""
+        self._fences[name] = max(self._fences.get(name, 0), epoch + 1)
+        member = self._members.get(name)
+        if member is None or member > epoch:
+            return []
+        del self._members[name]
+        return [_lost(name, member)]
+
+    def returned(self, name: str, epoch: int) -> list[Event]:
+        """This incarnation is there, so every earlier one is not."""
+        member = self._members.get(name)
+        if not self.admits(name, epoch) or (member is not None and member >= epoch):
+            return []
+        events = [] if member is None else [_lost(name, member)]
+        self._fences[name] = max(self._fences.get(name, 0), epoch)
+        self._members[name] = epoch
+        return [
+            *events,
+            EngineJoined(name=name, epoch=epoch) if is_engine(name) else ActorReturned(name=name, epoch=epoch),
+        ]
+
+    def validate(self) -> None:
+        """Assert the invariants."""
+        for name, epoch in self._members.items():
+            assert epoch >= self._fences.get(name, 0), f"{name} {epoch} speaks below its fence"
+
+
+def _lost(name: str, epoch: int) -> Event:
+    return EngineLost(name=name, epoch=epoch) if is_engine(name) else ActorLost(name=name, epoch=epoch)

@@ -1,0 +1,157 @@
+"""What the keys of a scenario may hold, read off the structs: for error messages, the JSON Schema and the reference."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import inspect
+import textwrap
+from functools import cache
+from typing import TYPE_CHECKING
+
+import msgspec
+from msgspec import inspect as shapes
+
+from penstock.runtime.scenario.structure import Scenario
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.runtime.scenario.source import KeyPath, Plain
+
+
+@cache
+def shape_of(struct: type[msgspec.Struct]) -> shapes.StructType:
+    """The fields of a struct with their types and bounds."""
+    shape = shapes.type_info(struct)
+    assert isinstance(shape, shapes.StructType), struct
+    return shape
+
+
+def shape_at(path: KeyPath) -> shapes.Type:
+    """The type that the scenario wants at ``path``; the path must consist of known keys and list indices."""
+    shape: shapes.Type = shape_of(Scenario)
+    for part in path:
+        block = _block(shape)
+        if block is not None:
+            shape = next(field.type for field in block.fields if field.encode_name == part)
+        elif isinstance(shape, shapes.VarTupleType):
+            shape = shape.item_type
+        elif isinstance(shape, shapes.TupleType) and isinstance(part, int):
+            shape = shape.item_types[min(part, len(shape.item_types) - 1)]
+        else:
+            raise KeyError(path)
+    return shape
+
+
+def unknown_key(data: Plain, shape: shapes.Type | None = None, path: KeyPath = ()) -> tuple[KeyPath, str] | None:
+    """The first key of ``data`` that no struct has, and a sentence that names the nearest known one."""
+    block = _block(shape_of(Scenario) if shape is None else shape)
+    if block is None or not isinstance(data, dict):
+        return None
+    known = {field.encode_name: field.type for field in block.fields}
+    for key, value in data.items():
+        if key not in known:
+            return (*path, key), _hint(key, path, tuple(known))
+        if found := unknown_key(value, known[key], (*path, key)):
+            return found
+    return None
+
+
+def allowed(shape: shapes.Type) -> str:
+    """What a value of this type may be, in words: ``a whole number from 0 to 1024, or null``."""
+    match shape:
+        case shapes.UnionType(types=types):
+            return ", or ".join(allowed(part) for part in types)
+        case shapes.NoneType():
+            return "null"
+        case shapes.BoolType():
+            return "true or false"
+        case shapes.IntType():
+            return "a whole number" + _bounds(shape)
+        case shapes.FloatType():
+            return "a number" + _bounds(shape)
+        case shapes.StrType():
+            return "a string"
+        case shapes.LiteralType(values=values):
+            return _one_of([str(value) for value in values])
+        case shapes.EnumType(cls=cls):
+            return _one_of([str(member.value) for member in cls])
+        case shapes.VarTupleType(item_type=item):
+            return f"a list, each item {allowed(item)}"
+        case shapes.TupleType(item_types=items):
+            return f"a list of {len(items)} items, each {allowed(items[0])}"
+        case shapes.StructType():
+            return "a block of keys"
+        case _:
+            raise TypeError(f"no words for {shape}: extend allowed()")
+
+
+@cache
+def field_docs(struct: type) -> dict[str, str]:
+    """The docstring under each field of a struct that has one, on one line.
+
+    These are literals that the interpreter throws away, so they are read from the source.
+    """
+    tree = ast.parse(textwrap.dedent(inspect.getsource(struct)))
+    body = tree.body[0]
+    assert isinstance(body, ast.ClassDef), struct
+    docs: dict[str, str] = {}
+    for field, text in zip(body.body, body.body[1:], strict=False):
+        match field, text:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(targets=[ast.Name(id=name)]),
+                ast.Expr(value=ast.Constant(value=str(doc))),
+            ):
+                docs[name] = " ".join(doc.split())
+            case _:
+                pass
+    return docs
+
+
+def block_paths() -> Iterator[tuple[KeyPath, type[msgspec.Struct]]]:
+    """Every block of a scenario, outer ones first, with the struct that defines it."""
+    yield from _blocks_within((), Scenario)
+
+
+def _blocks_within(path: KeyPath, struct: type[msgspec.Struct]) -> Iterator[tuple[KeyPath, type[msgspec.Struct]]]:
+    yield path, struct
+    for field in shape_of(struct).fields:
+        if inner := _block(field.type):
+            yield from _blocks_within((*path, field.encode_name), inner.cls)
+
+
+def _block(shape: shapes.Type) -> shapes.StructType | None:
+    if isinstance(shape, shapes.UnionType):
+        return next((part for part in shape.types if isinstance(part, shapes.StructType)), None)
+    return shape if isinstance(shape, shapes.StructType) else None
+
+
+def _hint(key: str, path: KeyPath, known: tuple[str, ...]) -> str:
+    elsewhere = [".".join(map(str, (*at, key))) for at, struct in block_paths() if key in struct.__struct_fields__]
+    if elsewhere:
+        return f"no such key here; did you mean {' or '.join(elsewhere)}?"
+    if near := difflib.get_close_matches(key, known, n=1):
+        return f"no such key; did you mean '{near[0]}'?"
+    block = ".".join(map(str, path))
+    return f"no such key; {f'the keys of {block} are' if block else 'the blocks are'} {', '.join(known)}"
+
+
+def _bounds(shape: shapes.IntType | shapes.FloatType) -> str:
+    low, high = (shape.ge, shape.gt), (shape.le, shape.lt)
+    match low, high:
+        case (None, None), (None, None):
+            return ""
+        case (float() | int() as least, None), (float() | int() as most, None):
+            return f" from {least:g} to {most:g}"
+        case _:
+            parts = (
+                ("at least", shape.ge), ("above", shape.gt), ("at most", shape.le), ("below", shape.lt)
+            )  # fmt: skip
+            return " " + " and ".join(f"{word} {bound:g}" for word, bound in parts if bound is not None)
+
+
+def _one_of(values: list[str]) -> str:
+    if len(values) == 1:
+        return values[0]
+    return f"{', '.join(values[:-1])} or {values[-1]}"

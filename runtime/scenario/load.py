@@ -1,0 +1,108 @@
+"""From a YAML file and overrides to a scenario that can be run, or one sentence that says why not.
+
+In this order: read the file, apply the overrides, refuse unknown keys, check types and bounds, make paths
+absolute, fill in what the staleness policy decides, and check what no single key can know. The first thing that
+is wrong is reported, with the place where it was written.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import yaml
+
+from penstock.runtime.errors import ScenarioError
+from penstock.runtime.scenario.keys import allowed, shape_at, unknown_key
+from penstock.runtime.scenario.paths import PATH_KEYS, absolute
+from penstock.runtime.scenario.resolve import resolve
+from penstock.runtime.scenario.rules import broken_rule
+from penstock.runtime.scenario.source import KeyPath, Plain, Source, dotted, read_source, show
+from penstock.runtime.scenario.structure import Scenario
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_MISSING = re.compile(r"missing required field `(?P<field>\w+)`")
+_AT = re.compile(r" - at `\$(?P<path>.*)`$")
+_STEP = re.compile(r"\.(?P<key>\w+)|\[(?P<index>\d+)\]")
+
+
+def load_scenario(file: Path, overrides: Sequence[str] = ()) -> Scenario:
+    """Read, check and resolve a scenario.
+
+    Relative paths in the file start from the file's folder, those in overrides from the current one.
+
+    Raises:
+        ScenarioError: with file, line and key of the first thing that is wrong.
+    """
+    source = read_source(file)
+    for text in overrides:
+        source.override(text, Path.cwd())
+    return scenario_from(source)
+
+
+def scenario_from(source: Source) -> Scenario:
+    """Check and resolve what was read.
+
+    Raises:
+        ScenarioError: as ``load_scenario``.
+    """
+    if found := unknown_key(source.data):
+        path, hint = found
+        raise ScenarioError(f"{source.place(path).text}: {dotted(path)}: {hint}")
+    scenario = _make_paths_absolute(_decode(source), source)
+    scenario = resolve(scenario)
+    if broken := broken_rule(scenario):
+        path, text = broken
+        raise ScenarioError(f"{source.place(path).text}: {dotted(path)}: {text}")
+    return scenario
+
+
+def dump_scenario(scenario: Scenario) -> str:
+    """The scenario as YAML with every key, which loads to an equal one."""
+    return yaml.safe_dump(msgspec.to_builtins(scenario), sort_keys=False, allow_unicode=True, width=100)
+
+
+def _decode(source: Source) -> Scenario:
+    try:
+        return msgspec.convert(source.data, Scenario, strict=True)
+    except msgspec.ValidationError as error:
+        path = _path_of(str(error))
+        place = source.place(path).text
+        if missing := _MISSING.search(str(error)):
+            path = (*path, missing["field"])
+            raise ScenarioError(f"{place}: {dotted(path)}: missing; it has no default") from None
+        found = show(_value_at(source.data, path))
+        raise ScenarioError(f"{place}: {dotted(path)}: must be {allowed(shape_at(path))}; found {found}") from None
+
+
+def _path_of(message: str) -> KeyPath:
+    at = _AT.search(message)
+    steps = _STEP.finditer(at["path"]) if at else ()
+    return tuple(int(step["index"]) if step["index"] else step["key"] for step in steps)
+
+
+def _value_at(data: Plain, path: KeyPath) -> Plain:
+    for part in path:
+        match data, part:
+            case dict(), str():
+                data = data[part]
+            case list(), int():
+                data = data[part]
+            case _:
+                raise KeyError(path)
+    return data
+
+
+def _make_paths_absolute(scenario: Scenario, source: Source) -> Scenario:
+    data: dict[str, Plain] = msgspec.to_builtins(scenario)
+    for path in PATH_KEYS:
+        block: Plain = data
+        for part in path[:-1]:
+            block = block.get(str(part)) if isinstance(block, dict) else None
+        if isinstance(block, dict) and isinstance(value := block.get(str(path[-1])), str):
+            block[str(path[-1])] = absolute(path, value, source.place(path).folder)
+    return msgspec.convert(data, Scenario)

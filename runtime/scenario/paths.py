@@ -1,0 +1,50 @@
+"""Which keys of a scenario may name files, and what else such a value can be.
+
+The processes of a run have folders of their own to stand in, so every path is made absolute once, when the scenario
+is loaded. ``run.folder`` is not among the keys: runs are written where the command is given.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.runtime.scenario.source import KeyPath
+
+MODEL_PATH: KeyPath = ("model", "path")
+DATA_PATH: KeyPath = ("data", "path")
+WARM_START_PATH: KeyPath = ("learner", "warm_start", "path")
+REWARD_FUNCTION: KeyPath = ("reward", "function")
+FILTER_FUNCTION: KeyPath = ("filter", "function")
+STALENESS_POLICY: KeyPath = ("staleness", "policy")
+
+DATA_KEYS = (DATA_PATH, WARM_START_PATH)
+FUNCTION_KEYS = (REWARD_FUNCTION, FILTER_FUNCTION, STALENESS_POLICY)
+PATH_KEYS = (MODEL_PATH, *DATA_KEYS, *FUNCTION_KEYS)
+
+MADE_DATA = ("lines:", "reasoning_gym:")
+"""Prefixes of datasets that are made, not read."""
+
+
+def absolute(key: KeyPath, value: str, folder: Path) -> str:
+    """``value`` with its path, if it is one, made absolute from ``folder``; ``~`` is the user's folder.
+
+    What follows the path (``@[a:b]``, ``:function``) stays as it is.
+    """
+    if key in DATA_KEYS and value.startswith(MADE_DATA):
+        return value
+    if key in FUNCTION_KEYS and not is_user_code(value):
+        return value
+    return str(folder / Path(value).expanduser())
+
+
+def is_user_code(value: str) -> bool:
+    """Whether this names something in a user's file (``file.py:name``) and not something built in."""
+    return ".py:" in value
+
+
+def split_user_code(value: str) -> tuple[Path, str]:
+    """``/a/b.py:name`` as its file and name."""
+    file, _, name = value.rpartition(":")
+    return Path(file), name

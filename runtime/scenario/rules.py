@@ -1,0 +1,178 @@
+"""What no single key can know: how the blocks of a scenario have to fit together.
+
+Each rule is one function that returns the key to change and a sentence with what is wrong and how to mend it. None
+of them asks which staleness policy is chosen; they see its numbers only.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import TYPE_CHECKING
+
+from penstock.runtime.scenario.paths import DATA_KEYS, FILTER_FUNCTION, MADE_DATA, REWARD_FUNCTION, is_user_code
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from penstock.runtime.scenario.source import KeyPath
+    from penstock.runtime.scenario.structure import Scenario
+
+Broken = tuple["KeyPath", str]
+
+REWARD_NAMES = ("lines", "math", "reasoning_gym", "random")
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
+_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_MADE = re.compile(r"lines:[1-9]\d*|reasoning_gym:\w+:[1-9]\d*")
+_ROWS = re.compile(r".+\.(jsonl|parquet)(@\[\d*:\d*\])?")
+
+
+def broken_rule(scenario: Scenario) -> Broken | None:
+    """The first rule that a resolved scenario breaks: the key to change, and what is wrong with it."""
+    return next((broken for rule in RULES for broken in rule(scenario)), None)
+
+
+def _names(s: Scenario) -> Iterator[Broken]:
+    if not _RUN_NAME.fullmatch(s.run.name):
+        yield ("run", "name"), f"names a folder: letters, digits, '.', '_' and '-', at most 64; found '{s.run.name}'"
+    for block, device in (("engines", s.engines.device), ("learner", s.learner.device)):
+        if not _DEVICE.fullmatch(device):
+            yield (block, "device"), f"must be auto, cpu, cuda or cuda:N; found '{device}'"
+
+
+def _data(s: Scenario) -> Iterator[Broken]:
+    warm_start = s.learner.warm_start
+    for key, path in zip(DATA_KEYS, (s.data.path, warm_start.path if warm_start else None), strict=True):
+        pattern = _MADE if path is not None and path.startswith(MADE_DATA) else _ROWS
+        if path is not None and not pattern.fullmatch(path):
+            yield (
+                key,
+                (
+                    f"must end in .jsonl or .parquet, with @[a:b] behind it for a slice, or be lines:N or "
+                    f"reasoning_gym:NAME:N; found '{path}'"
+                ),
+            )
+
+
+def _functions(s: Scenario) -> Iterator[Broken]:
+    reward = s.reward.function
+    if not is_user_code(reward) and reward not in REWARD_NAMES:
+        near = difflib.get_close_matches(reward, REWARD_NAMES, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(REWARD_NAMES)}, and file.py:function"
+        yield REWARD_FUNCTION, f"no reward function is called '{reward}'; {hint}"
+    if s.filter.function is not None and not is_user_code(s.filter.function):
+        yield FILTER_FUNCTION, f"must be file.py:function; found '{s.filter.function}'"
+
+
+def _model(s: Scenario) -> Iterator[Broken]:
+    simulated = (s.engines.backend == "simulated", s.learner.backend == "simulated")
+    if any(simulated) != all(simulated):
+        yield (
+            ("engines", "backend"),
+            "simulated engines and a simulated learner belong together: what a model of an engine generates cannot "
+            "be trained on, and a model of a learner has no weights to serve; set both or neither",
+        )
+    given = [name for name in ("path", "make") if getattr(s.model, name) is not None]
+    if len(given) == 2:
+        yield ("model", "path"), "exactly one of model.path and model.make can be given; remove one"
+    if not given and not all(simulated):
+        yield ("model",), "a model is needed: give model.path (a checkpoint folder) or model.make (xs, s or m)"
+
+
+def _lengths(s: Scenario) -> Iterator[Broken]:
+    context, response = s.model.max_context, s.sampling.max_response_tokens
+    if response >= context:
+        yield (
+            ("sampling", "max_response_tokens"),
+            f"{response} response tokens leave no room for a prompt in model.max_context of {context}; lower the one "
+            "or raise the other",
+        )
+    if s.data.max_prompt_tokens is not None and s.data.max_prompt_tokens >= context:
+        yield (
+            ("data", "max_prompt_tokens"),
+            f"prompts of {s.data.max_prompt_tokens} tokens leave no room for a response in model.max_context of "
+            f"{context}; lower the one or raise the other",
+        )
+    shortest, longest = s.filter.min_response_tokens, s.filter.max_response_tokens
+    if shortest > response or (longest is not None and shortest > longest):
+        limit = response if shortest > response else longest
+        yield ("filter", "min_response_tokens"), f"no response can have {shortest} tokens where {limit} are the most"
+
+
+def _groups(s: Scenario) -> Iterator[Broken]:
+    n = s.sampling.samples_per_group
+    if n < 2 and s.filter.drop_zero_spread:
+        yield (
+            ("sampling", "samples_per_group"),
+            "the rewards of a group of one are always equal, so filter.drop_zero_spread would turn every group away; "
+            "draw at least 2 samples per group, or set filter.drop_zero_spread=false",
+        )
+    if s.filter.min_group_size > max(n, 2):
+        yield (
+            ("filter", "min_group_size"),
+            f"no group can have {s.filter.min_group_size} samples where sampling.samples_per_group is {n}",
+        )
+    if s.sampling.temperature == 0:
+        yield (
+            ("sampling", "temperature"),
+            "at temperature 0 all samples of a group are the same and there is nothing to learn from; set it above 0",
+        )
+
+
+def _staleness(s: Scenario) -> Iterator[Broken]:
+    bound, per_batch = s.staleness.max_staleness, s.learner.groups_per_batch
+    assert bound is not None, "rules are checked on resolved scenarios"
+    if s.learner.publish_every > bound + 1:
+        yield (
+            ("learner", "publish_every"),
+            f"a publish every {s.learner.publish_every} batches needs staleness.max_staleness of at least "
+            f"{s.learner.publish_every - 1}, which is {bound}: with older weights no sample would be young enough; "
+            f"set it to {bound + 1} or less, or raise the bound",
+        )
+    target = s.staleness.target_outstanding
+    if isinstance(target, int) and target < per_batch:
+        yield (
+            ("staleness", "target_outstanding"),
+            f"{target} groups outstanding can never fill a batch of learner.groups_per_batch = {per_batch}; set it "
+            f"to {per_batch} or more, or to auto",
+        )
+
+
+def _timing(s: Scenario) -> Iterator[Broken]:
+    if s.runtime.heartbeat_timeout_s < 2 * s.runtime.heartbeat_s:
+        yield (
+            ("runtime", "heartbeat_timeout_s"),
+            f"{s.runtime.heartbeat_timeout_s:g} s is less than two heartbeats of {s.runtime.heartbeat_s:g} s: healthy "
+            "actors would be replaced; raise it",
+        )
+    if s.learner.warmup_steps > s.run.num_steps:
+        yield (
+            ("learner", "warmup_steps"),
+            f"a warm-up of {s.learner.warmup_steps} steps does not fit into run.num_steps = {s.run.num_steps}",
+        )
+    warm_start = s.learner.warm_start
+    if warm_start is not None and warm_start.warmup_steps > warm_start.num_steps:
+        yield (
+            ("learner", "warm_start", "warmup_steps"),
+            f"a warm-up of {warm_start.warmup_steps} steps does not fit into num_steps = {warm_start.num_steps}",
+        )
+
+
+def _without_effect(s: Scenario) -> Iterator[Broken]:
+    if s.observability.otlp_endpoint is not None and not s.observability.tracing:
+        yield ("observability", "otlp_endpoint"), "has no effect with observability.tracing=false; remove one of them"
+    if s.learner.warm_start is not None and s.learner.backend == "simulated":
+        yield ("learner", "warm_start"), "a simulated learner has no weights to warm up; remove the block"
+
+
+RULES: tuple[Callable[[Scenario], Iterator[Broken]], ...] = (
+    _names,
+    _data,
+    _functions,
+    _model,
+    _lengths,
+    _groups,
+    _staleness,
+    _timing,
+    _without_effect,
+)

@@ -1,0 +1,211 @@
+"""Where each value of a scenario was written, so that an error can name file and line.
+
+YAML is read by the 1.2 core schema: ``1e-3`` is a number, ``no`` and ``2026-01-02`` are strings, and only ``true``
+and ``false`` are booleans. Tags, anchors and repeated keys are errors: a scenario is plain data.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import yaml
+
+from penstock.runtime.errors import ScenarioError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
+KeyPath = tuple[str | int, ...]
+
+MAX_FILE_BYTES = 1 << 20
+MAX_DEPTH = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a value was written, for people, and the folder that a relative path in it starts from."""
+
+    text: str
+    folder: Path
+
+
+class Source:
+    """The plain data of a scenario, and the place of every value in it."""
+
+    def __init__(self, data: dict[str, Plain], places: dict[KeyPath, Place]) -> None:
+        self.data = data
+        self._places = places
+
+    def place(self, path: KeyPath) -> Place:
+        """Of the value at ``path``, or of the innermost block around it that was written."""
+        while path not in self._places:
+            path = path[:-1]
+        return self._places[path]
+
+    def override(self, text: str, folder: Path) -> None:
+        """Set one value from ``key.path=value``; the value is read as YAML.
+
+        Raises:
+            ScenarioError: no ``=``, an empty key, a value that is not YAML, or a path through something that is
+                no block.
+        """
+        place = Place(f"override '{text}'", folder)
+        key, separator, value = text.partition("=")
+        path: KeyPath = tuple(key.strip().split("."))
+        if not separator or not all(path):
+            raise ScenarioError(f"{place.text}: expected KEY=VALUE, such as staleness.max_staleness=4")
+        block = self.data
+        for depth, name in enumerate(path[:-1], start=1):
+            inner = block.setdefault(str(name), {})
+            if inner is None:  # `warm_start: null` in the file, `warm_start.path=…` on the command line
+                inner = block[str(name)] = {}
+            if not isinstance(inner, dict):
+                raise ScenarioError(f"{place.text}: {dotted(path[:depth])} is no block, it is {show(inner)}")
+            self._places.setdefault(path[:depth], place)
+            block = inner
+        reader = _Reader(place.text, folder, line_numbers=False)
+        block[str(path[-1])] = reader.read(value, path)
+        self._places = {at: p for at, p in self._places.items() if at[: len(path)] != path} | reader.places
+
+
+def read_source(file: Path) -> Source:
+    """Read a scenario file.
+
+    Raises:
+        ScenarioError: it cannot be read, or is not the YAML of one mapping.
+    """
+    try:
+        if file.stat().st_size > MAX_FILE_BYTES:
+            raise ScenarioError(f"{file}: larger than {MAX_FILE_BYTES} bytes, so this is no scenario")
+        text = file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ScenarioError(f"{file}: cannot read this scenario: {(error.strerror or str(error)).lower()}") from None
+    except UnicodeDecodeError as error:
+        raise ScenarioError(f"{file}: not UTF-8 text (byte {error.start}), so this is no scenario") from None
+    reader = _Reader(str(file), file.resolve().parent, line_numbers=True)
+    data = reader.read(text, ())
+    if not isinstance(data, dict):
+        raise ScenarioError(f"{file}:1: a scenario is a mapping of blocks (run:, data:, …), found {show(data)}")
+    return Source(data, reader.places)
+
+
+def dotted(path: KeyPath) -> str:
+    """``("engines", "simulated", "prefill_s")`` as ``engines.simulated.prefill_s``; indices in brackets."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return text.removeprefix(".")
+
+
+def show(value: object) -> str:
+    """A value as it would stand in YAML, shortened."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return str(value).lower()
+        case dict():
+            return "a block"
+        case list():
+            text = f"[{', '.join(map(show, cast(list[object], value)))}]"
+            return text if len(text) <= 60 else "a list"
+        case str():
+            text = repr(value)
+            return text if len(text) <= 60 else text[:57] + "…'"
+        case _:
+            return str(value)
+
+
+class _CoreLoader(yaml.SafeLoader):
+    """Resolves plain scalars by YAML 1.2's core schema instead of 1.1's."""
+
+    yaml_implicit_resolvers = {}  # noqa: RUF012  # PyYAML's own protocol
+
+
+_NULL, _BOOL, _INT, _FLOAT, _STR = (f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str"))
+for _tag, _pattern in (
+    (_NULL, r"(?:~|null|Null|NULL|)$"),
+    (_BOOL, r"(?:true|True|TRUE|false|False|FALSE)$"),
+    (_INT, r"[-+]?[0-9]{1,18}$"),
+    (_FLOAT, r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$"),
+):
+    _CoreLoader.add_implicit_resolver(  # pyright: ignore[reportUnknownMemberType]  # the stubs leave it untyped
+        _tag, re.compile(_pattern), None
+    )
+
+
+class _Reader:
+    """Turns YAML text into plain data and notes the place of every value."""
+
+    def __init__(self, name: str, folder: Path, *, line_numbers: bool) -> None:
+        self.places: dict[KeyPath, Place] = {}
+        self._name = name
+        self._folder = folder
+        self._line_numbers = line_numbers
+
+    def read(self, text: str, path: KeyPath) -> Plain:
+        loader = _CoreLoader(text)
+        try:
+            node = loader.get_single_node()
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            raise ScenarioError(f"{self._at(mark)}: not valid YAML: {error.problem or error.context}") from None
+        except yaml.YAMLError as error:  # a character that YAML forbids
+            raise ScenarioError(f"{self._name}: not valid YAML: {error}") from None
+        finally:
+            loader.dispose()
+        if node is None:
+            self.places[path] = Place(self._name, self._folder)
+            return None
+        return self._plain(node, path, set())
+
+    def _plain(self, node: yaml.Node, path: KeyPath, seen: set[int]) -> Plain:
+        if id(node) in seen:
+            raise ScenarioError(f"{self._at(node.start_mark)}: anchors and aliases are not used in scenarios")
+        seen.add(id(node))
+        if len(path) > MAX_DEPTH:
+            raise ScenarioError(f"{self._at(node.start_mark)}: nested more than {MAX_DEPTH} deep")
+        self.places.setdefault(path, Place(self._at(node.start_mark), self._folder))
+        match node:
+            case yaml.MappingNode(tag="tag:yaml.org,2002:map"):
+                return self._mapping(node, path, seen)
+            case yaml.SequenceNode(tag="tag:yaml.org,2002:seq"):
+                return [self._plain(item, (*path, index), seen) for index, item in enumerate(node.value)]
+            case yaml.ScalarNode():
+                return self._scalar(node)
+            case _:
+                raise ScenarioError(f"{self._at(node.start_mark)}: YAML tags such as {node.tag} are not used here")
+
+    def _mapping(self, node: yaml.MappingNode, path: KeyPath, seen: set[int]) -> dict[str, Plain]:
+        mapping: dict[str, Plain] = {}
+        for key_node, value_node in node.value:
+            at = self._at(key_node.start_mark)
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise ScenarioError(f"{at}: a key must be a word, found a list or a block")
+            key = str(key_node.value)
+            if key in mapping:
+                raise ScenarioError(f"{at}: {dotted((*path, key))}: this key was given before")
+            self.places[(*path, key)] = Place(at, self._folder)
+            mapping[key] = self._plain(value_node, (*path, key), seen)
+        return mapping
+
+    def _scalar(self, node: yaml.ScalarNode) -> Plain:
+        value = str(node.value)
+        if node.tag == _NULL:
+            return None
+        if node.tag == _BOOL:
+            return value.lower() == "true"
+        if node.tag == _INT:
+            return int(value)
+        if node.tag == _FLOAT:
+            if math.isinf(number := float(value)):
+                raise ScenarioError(f"{self._at(node.start_mark)}: {value} is too large a number")
+            return number
+        if node.tag == _STR:
+            return value
+        raise ScenarioError(f"{self._at(node.start_mark)}: YAML tags such as {node.tag} are not used here")
+
+    def _at(self, mark: yaml.Mark | None) -> str:
+        return f"{self._name}:{mark.line + 1}" if self._line_numbers and mark is not None else self._name

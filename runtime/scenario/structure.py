@@ -1,0 +1,46 @@
+"""The whole of a scenario: one block of options for each part, each defined beside its part."""
+
+from __future__ import annotations
+
+from penstock.actors.buffer.options import StalenessOptions
+from penstock.actors.filter.options import FilterOptions
+from penstock.actors.prompt_source.options import PromptSourceOptions
+from penstock.actors.weight_publisher.options import WeightsOptions
+from penstock.backends.data.options import DataOptions
+from penstock.backends.engines.options import EnginesOptions, SamplingOptions
+from penstock.backends.learners.options import LearnerOptions
+from penstock.backends.models.options import ModelOptions
+from penstock.backends.rewards.options import RewardOptions
+from penstock.messages.base import Options
+from penstock.runtime.options import ObservabilityOptions, RunOptions, RuntimeOptions
+
+
+class Scenario(Options, frozen=True, kw_only=True):
+    """Everything that one run is made of. Only ``run.name`` and ``data.path`` have no default."""
+
+    run: RunOptions
+    """What is run and where it is written."""
+    data: DataOptions
+    """Where the prompts come from."""
+    model: ModelOptions = ModelOptions()
+    """Which model is trained."""
+    sampling: SamplingOptions = SamplingOptions()
+    """How responses are drawn."""
+    reward: RewardOptions = RewardOptions()
+    """How responses are scored."""
+    filter: FilterOptions = FilterOptions()
+    """Which groups are worth training on."""
+    staleness: StalenessOptions = StalenessOptions()
+    """Synchronous, one step off or fully asynchronous: this block decides, and no other."""
+    engines: EnginesOptions = EnginesOptions()
+    """What generates, and how many of them."""
+    learner: LearnerOptions = LearnerOptions()
+    """What trains, and how."""
+    weights: WeightsOptions = WeightsOptions()
+    """How new weights reach the engines."""
+    prompt_source: PromptSourceOptions = PromptSourceOptions()
+    """Retries and deadlines of issued samples."""
+    runtime: RuntimeOptions = RuntimeOptions()
+    """Processes, sockets, restarts."""
+    observability: ObservabilityOptions = ObservabilityOptions()
+    """Traces, metrics, report."""

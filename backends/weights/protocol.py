@@ -27,7 +27,7 @@ class WeightTransportError(RuntimeError):
 
 
 class WeightExportError(WeightTransportError):
-    """The weights could not be written (no space, no permission, a dtype that has no form on this transport)."""
+    """The weights could not be written: no space, no permission, or a dtype that this transport cannot carry."""
 
 
 class WeightFetchError(WeightTransportError):
@@ -51,7 +51,7 @@ class WeightExporter(Protocol):
         ...
 
     def release(self, below_version: int) -> None:
-        """What was exported for versions below this one may go. The newest export stays whatever the bound."""
+        """What was exported for versions below this one may go. The newest export always stays."""
         ...
 
     def close(self) -> None:
@@ -64,8 +64,8 @@ class FetchedWeights(Protocol):
 
     @property
     def tensors(self) -> Mapping[str, torch.Tensor]:
-        """Parameter name → CPU tensor: a view on what was fetched, valid until ``close``. Copy out of it, never
-        write to it (other engines map the same bytes)."""
+        """Parameter name → CPU tensor: a view on what was fetched, empty after ``close``. Names that were tied
+        share their memory. Writing to one changes this fetch only, never what other engines see."""
         ...
 
     @property
@@ -85,6 +85,6 @@ class WeightFetcher(Protocol):
         """Bring the weights near and check their digest; blocks while it reads.
 
         Raises:
-            WeightFetchError: they are gone, not readable, or differ from the manifest; the message says which.
+            WeightFetchError: they are gone, not readable, or not those of the manifest; it says which.
         """
         ...

@@ -1,0 +1,171 @@
+"""Weights through a folder: one safetensors file per publish, on a disk that learner and engines share.
+
+Invariants:
+
+* An export is written beside its place and appears there whole, by one rename.
+* A fetch reads into memory of its own: a file that is removed or changed later, also on a network file system,
+  harms nobody, where a mapping of it would end in SIGBUS.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import torch
+
+from penstock.backends.weights.digest import StreamDigest
+from penstock.backends.weights.fetched import MappedWeights, check_size, checked_digest
+from penstock.backends.weights.protocol import WeightExportError, WeightFetchError
+from penstock.backends.weights.tensor_file import lay_out, parse_layout, tensor_bytes, tensor_views
+from penstock.messages.weights import WeightManifest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.backends.weights.tensor_file import Layout
+    from penstock.messages.weights import Canary
+
+DISK: Final = "disk"
+FILE_NAME: Final = "model.safetensors"
+WRITE_BYTES: Final = 64 << 20
+
+_EXPORT: Final = re.compile(r"weights-(?P<epoch>\d+)-(?P<version>\d+)-(?P<publish>\d+)(?P<partial>\.partial)?")
+
+
+class _Export(NamedTuple):
+    epoch: int
+    version: int
+    publish: int
+    path: Path
+
+
+class DiskExporter:
+    """The learner's end. A new incarnation keeps the whole exports of its predecessors until its own first one."""
+
+    def __init__(self, folder: Path, learner_epoch: int) -> None:
+        self._folder = folder.absolute()
+        self._epoch = learner_epoch
+        self._exports: list[_Export] = []
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._take_over()
+        except OSError as error:
+            raise WeightExportError(f"{self._folder} cannot be used for weights: {error.strerror}") from error
+
+    def export(
+        self, tensors: Mapping[str, torch.Tensor], *, version: int, publish: int, canary: Canary | None
+    ) -> WeightManifest:
+        """See :class:`~penstock.backends.weights.protocol.WeightExporter`."""
+        layout = lay_out(tensors)
+        place = self._folder / f"weights-{self._epoch}-{version}-{publish}"
+        partial = place.with_name(f"{place.name}.partial")
+        try:
+            digest = self._write_beside(partial, place, layout, tensors)
+        except OSError as error:
+            raise WeightExportError(
+                f"version {version} ({layout.size_bytes:,} bytes) cannot be written to {place}: {error.strerror}"
+            ) from error
+        self._adopt(_Export(self._epoch, version, publish, place))
+        return WeightManifest(
+            version=version,
+            publish=publish,
+            learner_epoch=self._epoch,
+            transport=DISK,
+            location=str(place),
+            size_bytes=layout.size_bytes,
+            digest=digest,
+            canary=canary,
+        )
+
+    def release(self, below_version: int) -> None:
+        """See :class:`~penstock.backends.weights.protocol.WeightExporter`."""
+        self._remove([export for export in self._exports[:-1] if export.version < below_version])
+
+    def close(self) -> None:
+        """Remove everything that was exported."""
+        self._remove(list(self._exports))
+
+    @staticmethod
+    def _write_beside(partial: Path, place: Path, layout: Layout, tensors: Mapping[str, torch.Tensor]) -> str:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        try:
+            digest = _write(partial / FILE_NAME, layout, tensors)
+            shutil.rmtree(place, ignore_errors=True)
+            partial.rename(place)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        return digest
+
+    def _take_over(self) -> None:
+        for path in self._folder.iterdir():
+            match = _EXPORT.fullmatch(path.name)
+            if match and match["partial"]:
+                shutil.rmtree(path, ignore_errors=True)
+            elif match:
+                epoch, version, publish = (int(match[field]) for field in ("epoch", "version", "publish"))
+                self._exports.append(_Export(epoch, version, publish, path))
+        self._exports.sort()
+
+    def _adopt(self, newest: _Export) -> None:
+        self._exports.append(newest)
+        self._remove([export for export in self._exports if export.epoch != newest.epoch])
+
+    def _remove(self, exports: list[_Export]) -> None:
+        for export in exports:
+            shutil.rmtree(export.path, ignore_errors=True)
+            self._exports.remove(export)
+
+
+def fetch_disk(manifest: WeightManifest) -> MappedWeights:
+    """Read the export of the manifest into memory and check it.
+
+    Raises:
+        WeightFetchError: it is gone, not readable, or not what the manifest describes.
+    """
+    path = Path(manifest.location) / FILE_NAME
+    try:
+        with path.open("rb", buffering=0) as file:
+            check_size(manifest, os.fstat(file.fileno()).st_size)
+            buffer = torch.empty(manifest.size_bytes, dtype=torch.uint8)
+            data = buffer.numpy().data
+            _read_into(file.fileno(), data, manifest)
+    except FileNotFoundError:
+        raise WeightFetchError(
+            f"{path} is gone: version {manifest.version} was released or its run has ended, or this process does not "
+            "see the learner's disk (on several hosts run.folder must be on a shared file system)"
+        ) from None
+    except OSError as error:
+        raise WeightFetchError(f"{path} cannot be read: {error.strerror}") from error
+    digest = checked_digest(manifest, data)
+    return MappedWeights(tensor_views(parse_layout(data), data), digest)
+
+
+def _write(path: Path, layout: Layout, tensors: Mapping[str, torch.Tensor]) -> str:
+    digest = StreamDigest()
+    with path.open("xb", buffering=0) as file:
+        _write_all(file.fileno(), memoryview(layout.header), digest)
+        for tensor in layout.placed:
+            _write_all(file.fileno(), tensor_bytes(tensors[tensor.name]), digest)
+        os.fsync(file.fileno())
+    return digest.hexdigest()
+
+
+def _write_all(descriptor: int, data: memoryview[int], digest: StreamDigest) -> None:
+    while len(data):
+        num_written = os.write(descriptor, data[:WRITE_BYTES])
+        digest.update(data[:num_written])
+        data = data[num_written:]
+
+
+def _read_into(descriptor: int, data: memoryview[int], manifest: WeightManifest) -> None:
+    while len(data):
+        num_read = os.readv(descriptor, [data[:WRITE_BYTES]])
+        if not num_read:
+            raise WeightFetchError(f"{manifest.location}: the file ended {len(data)} bytes early")
+        data = data[num_read:]

@@ -1,0 +1,63 @@
+"""What a fetch has in its hands, and the checks that every transport makes."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from penstock.backends.weights.digest import digest_of
+from penstock.backends.weights.protocol import WeightFetchError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+
+    from penstock.messages.weights import WeightManifest
+
+
+class MappedWeights:
+    """Tensors that are views on one buffer. The buffer goes when the last view on it does, so a view that was kept
+    past ``close`` costs memory and never points at nothing."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor], digest: str) -> None:
+        self._tensors = tensors
+        self._digest = digest
+
+    @property
+    def tensors(self) -> Mapping[str, torch.Tensor]:
+        """Parameter name → CPU tensor."""
+        return MappingProxyType(self._tensors)
+
+    @property
+    def digest(self) -> str:
+        """Of the bytes that were read."""
+        return self._digest
+
+    def close(self) -> None:
+        """Let go of the bytes."""
+        self._tensors.clear()
+
+
+def check_size(manifest: WeightManifest, found_bytes: int) -> None:
+    """Raise ``WeightFetchError`` unless the file has the size that was announced."""
+    if found_bytes != manifest.size_bytes:
+        raise WeightFetchError(
+            f"{manifest.location}: version {manifest.version} should have {manifest.size_bytes} bytes, "
+            f"found {found_bytes}"
+        )
+
+
+def checked_digest(manifest: WeightManifest, data: memoryview[int]) -> str:
+    """The digest of what was read.
+
+    Raises:
+        WeightFetchError: it is not the manifest's.
+    """
+    digest = digest_of(data)
+    if digest != manifest.digest:
+        raise WeightFetchError(
+            f"{manifest.location}: the bytes of version {manifest.version}, publish {manifest.publish} have the digest "
+            f"{digest[:16]}… and the learner announced {manifest.digest[:16]}…; they were changed on the way"
+        )
+    return digest

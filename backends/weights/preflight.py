@@ -1,0 +1,149 @@
+"""Whether this machine can carry weights of this size, asked before anything starts."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+import msgspec
+
+from penstock.backends.weights.shared_memory import SHARED_FOLDER
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NUM_COPIES: Final = 3
+"""Kept at once: the newest, the one before (engines may still read it), and the one being written."""
+
+_ITEM_BYTES: Final = {"float32": 4, "bfloat16": 2}
+_HEADER_BYTES: Final = 8
+
+
+class TransportUnfitError(ValueError):
+    """The transport that the scenario wants cannot work here. The message says what to do."""
+
+
+class TransportChoice(NamedTuple):
+    """The transport to use, and why it."""
+
+    transport: Literal["shared_memory", "disk"]
+    reason: str
+
+
+class _Tensor(msgspec.Struct):
+    shape: tuple[int, ...]
+
+
+def check_transport(
+    wanted: Literal["auto", "shared_memory", "disk"],
+    *,
+    size_bytes: int,
+    folder: Path,
+    num_copies: int = NUM_COPIES,
+    shared_folder: Path = SHARED_FOLDER,
+) -> TransportChoice:
+    """Decide how weights of ``size_bytes`` travel; ``folder`` is where ``disk`` would write.
+
+    ``auto`` takes shared memory where there is room for ``num_copies`` and disk otherwise; ``reason`` says which
+    and why, and is worth a line in the log.
+
+    Raises:
+        TransportUnfitError: the wanted transport, or with ``auto`` either, cannot work.
+    """
+    need_bytes = size_bytes * num_copies
+    need = f"{num_copies} copies of the weights need {in_units(need_bytes)} ({in_units(size_bytes)} each)"
+    if wanted == "disk":
+        return TransportChoice("disk", _check_disk(folder, need_bytes, need))
+    try:
+        return TransportChoice("shared_memory", _check_shared(shared_folder, need_bytes, need))
+    except TransportUnfitError as no_shared_memory:
+        if wanted == "shared_memory":
+            raise TransportUnfitError(
+                f"weights.transport is shared_memory, but {no_shared_memory}. Give the machine more (docker run "
+                f"--shm-size={_gibibytes(need_bytes)}g), or set weights.transport: disk"
+            ) from None
+        try:
+            return TransportChoice("disk", f"{no_shared_memory}; {_check_disk(folder, need_bytes, need)}")
+        except TransportUnfitError as no_disk:
+            raise TransportUnfitError(f"weights can go neither way: {no_shared_memory}; and {no_disk}") from None
+
+
+def model_size_bytes(folder: Path, dtype: Literal["float32", "bfloat16"]) -> int:
+    """Size of a checkpoint's weights once they are held as ``dtype``; reads only the headers of its files.
+
+    Raises:
+        ValueError: the folder has no safetensors files, or one is damaged.
+    """
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ValueError(
+            f"{folder} has no *.safetensors file. If it has pytorch_model.bin, load it with transformers and call "
+            "save_pretrained to write it anew"
+        )
+    return sum(_num_elements(path) for path in files) * _ITEM_BYTES[dtype]
+
+
+def in_units(size_bytes: int) -> str:
+    """A size for people, in powers of 1000."""
+    size, unit = float(size_bytes), "bytes"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if size < 1000:
+            break
+        size, unit = size / 1000, larger
+    return f"{size:.0f} {unit}" if unit == "bytes" or size >= 100 else f"{size:.1f} {unit}"
+
+
+def _check_shared(folder: Path, need_bytes: int, need: str) -> str:
+    if not folder.is_dir():
+        raise TransportUnfitError(f"there is no {folder} on this machine, and {need}")
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        raise TransportUnfitError(f"{folder} is not writable for this user")
+    free = os.statvfs(folder)
+    free_bytes = free.f_bavail * free.f_frsize
+    if free_bytes < need_bytes:
+        total_bytes = free.f_blocks * free.f_frsize
+        raise TransportUnfitError(f"{folder} has {in_units(free_bytes)} free of {in_units(total_bytes)}, and {need}")
+    return f"{folder} has {in_units(free_bytes)} free, and {need}"
+
+
+def _check_disk(folder: Path, need_bytes: int, need: str) -> str:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".probe-") as probe:
+            probe.write(b"penstock")
+        free = os.statvfs(folder)
+    except OSError as error:
+        raise TransportUnfitError(
+            f"weights cannot be written to {folder} ({error.strerror}); set run.folder to a folder you can write to"
+        ) from None
+    free_bytes = free.f_bavail * free.f_frsize
+    if free_bytes < need_bytes:
+        raise TransportUnfitError(
+            f"the disk of {folder} has {in_units(free_bytes)} free, and {need}; free some, or set run.folder to a "
+            "folder on a larger disk"
+        )
+    return f"the disk of {folder} has {in_units(free_bytes)} free, and {need}"
+
+
+def _num_elements(path: Path) -> int:
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(_HEADER_BYTES), "little")
+        raw = file.read(length) if 0 < length < path.stat().st_size else b""
+    try:
+        header = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+        header.pop("__metadata__", None)
+        tensors = [msgspec.json.decode(entry, type=_Tensor) for entry in header.values()]
+    except msgspec.MsgspecError:
+        raise ValueError(f"{path} is no safetensors file, or it was cut short ({path.stat().st_size} bytes)") from None
+    count = 0
+    for tensor in tensors:
+        num = 1
+        for length in tensor.shape:
+            num *= length
+        count += num
+    return count
+
+
+def _gibibytes(size_bytes: int) -> int:
+    return -(-size_bytes // (1 << 30))

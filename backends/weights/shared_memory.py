@@ -1,0 +1,187 @@
+"""Weights through shared memory: one file in ``/dev/shm`` per publish, mapped by each engine of the same host.
+
+Invariants:
+
+* A segment is named ``penstock-<run id>-<learner epoch>-<version>-<publish>``, so whoever knows the run can remove
+  what a killed learner left (:func:`sweep`). Nothing else tracks it; in particular no resource tracker, which
+  would remove the segment when an engine that merely looked at it ends.
+* All pages are reserved before the first byte is written: a full ``/dev/shm`` is an error here, and not a SIGBUS in
+  whoever touches the page.
+* A mapping outlives the removal of its name, so a release takes nothing from an engine that has fetched.
+* Engines map privately: what an engine writes by mistake stays its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from penstock.backends.weights.digest import digest_of
+from penstock.backends.weights.fetched import MappedWeights, check_size, checked_digest
+from penstock.backends.weights.protocol import WeightExportError, WeightFetchError
+from penstock.backends.weights.tensor_file import lay_out, parse_layout, tensor_views, written_views
+from penstock.messages.weights import WeightManifest
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping
+
+    import torch
+
+    from penstock.messages.weights import Canary
+
+SHARED_MEMORY: Final = "shared_memory"
+SHARED_FOLDER: Final = Path("/dev/shm")
+
+_RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_SEGMENT: Final = re.compile(r"penstock-(?P<run_id>.+)-(?P<epoch>\d+)-(?P<version>\d+)-(?P<publish>\d+)")
+
+
+class Segment(NamedTuple):
+    """One export, ordered by age."""
+
+    epoch: int
+    version: int
+    publish: int
+    path: Path
+
+
+class SharedMemoryExporter:
+    """The learner's end. A new incarnation takes over the segments of its predecessors and removes them with its
+    first export, so engines that start in between still find weights."""
+
+    def __init__(self, run_id: str, learner_epoch: int, folder: Path = SHARED_FOLDER) -> None:
+        check_run_id(run_id)
+        self._run_id = run_id
+        self._epoch = learner_epoch
+        self._folder = folder
+        self._segments = sorted(segments_of(run_id, folder))
+
+    def export(
+        self, tensors: Mapping[str, torch.Tensor], *, version: int, publish: int, canary: Canary | None
+    ) -> WeightManifest:
+        """See :class:`~penstock.backends.weights.protocol.WeightExporter`."""
+        layout = lay_out(tensors)
+        name = f"penstock-{self._run_id}-{self._epoch}-{version}-{publish}"
+        path = self._folder / name
+        with _created(path, layout.size_bytes) as mapping:
+            mapping[: len(layout.header)] = layout.header
+            for tensor_name, view in written_views(layout, mapping):
+                view.copy_(tensors[tensor_name].detach())
+            digest = digest_of(memoryview(mapping))
+        self._adopt(Segment(self._epoch, version, publish, path))
+        return WeightManifest(
+            version=version,
+            publish=publish,
+            learner_epoch=self._epoch,
+            transport=SHARED_MEMORY,
+            location=str(path),
+            size_bytes=layout.size_bytes,
+            digest=digest,
+            canary=canary,
+        )
+
+    def release(self, below_version: int) -> None:
+        """See :class:`~penstock.backends.weights.protocol.WeightExporter`."""
+        self._remove([segment for segment in self._segments[:-1] if segment.version < below_version])
+
+    def close(self) -> None:
+        """Remove everything that was exported."""
+        self._remove(list(self._segments))
+
+    def _adopt(self, newest: Segment) -> None:
+        self._segments.append(newest)
+        self._remove([segment for segment in self._segments if segment.epoch != newest.epoch])
+
+    def _remove(self, segments: list[Segment]) -> None:
+        for segment in segments:
+            segment.path.unlink(missing_ok=True)
+            self._segments.remove(segment)
+
+
+def fetch_shared_memory(manifest: WeightManifest) -> MappedWeights:
+    """Map the segment of the manifest and check it; nothing is copied.
+
+    Raises:
+        WeightFetchError: it is gone, not readable, or not what the manifest describes.
+    """
+    path = Path(manifest.location)
+    if not _SEGMENT.fullmatch(path.name):
+        raise WeightFetchError(f"{manifest.location!r} is no shared-memory segment of penstock")
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise WeightFetchError(
+            f"{path} is gone: version {manifest.version} was released or its run has ended, or this process does not "
+            "share /dev/shm with the learner (another host or container; use weights.transport: disk there)"
+        ) from None
+    except OSError as error:
+        raise WeightFetchError(f"{path} cannot be opened: {error.strerror}") from error
+    try:
+        check_size(manifest, os.fstat(descriptor).st_size)
+        mapping = mmap.mmap(descriptor, manifest.size_bytes, access=mmap.ACCESS_COPY)
+    except OSError as error:
+        raise WeightFetchError(f"{path} cannot be mapped: {error.strerror}") from error
+    finally:
+        os.close(descriptor)
+    digest = checked_digest(manifest, memoryview(mapping))
+    return MappedWeights(tensor_views(parse_layout(memoryview(mapping)), mapping), digest)
+
+
+def sweep(run_id: str, folder: Path = SHARED_FOLDER) -> int:
+    """Remove every segment of a run, whoever made it; returns how many there were. For after a SIGKILL."""
+    segments = segments_of(run_id, folder)
+    for segment in segments:
+        segment.path.unlink(missing_ok=True)
+    return len(segments)
+
+
+def segments_of(run_id: str, folder: Path = SHARED_FOLDER) -> list[Segment]:
+    """The segments of this run and of no other; none where there is no such folder."""
+    found: list[Segment] = []
+    with contextlib.suppress(FileNotFoundError):
+        for entry in os.scandir(folder):
+            match = _SEGMENT.fullmatch(entry.name)
+            if match and match["run_id"] == run_id:
+                epoch, version, publish = (int(match[field]) for field in ("epoch", "version", "publish"))
+                found.append(Segment(epoch, version, publish, Path(entry.path)))
+    return found
+
+
+def check_run_id(run_id: str) -> None:
+    """Raise ``ValueError`` for an id that cannot be part of a file name."""
+    if not _RUN_ID.fullmatch(run_id):
+        raise ValueError(f"run id: expected letters, digits, '.', '_' and '-', at most 128, got {run_id!r}")
+
+
+@contextlib.contextmanager
+def _created(path: Path, size_bytes: int) -> Generator[mmap.mmap]:
+    """A new segment, mapped; removed again when the block raises. The mapping ends with its last view."""
+    try:
+        path.unlink(missing_ok=True)  # left by a killed process; whoever maps it keeps it
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise WeightExportError(f"{path} cannot be made: {error.strerror}") from error
+    try:
+        yield _reserved(descriptor, path, size_bytes)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(descriptor)
+
+
+def _reserved(descriptor: int, path: Path, size_bytes: int) -> mmap.mmap:
+    try:
+        os.posix_fallocate(descriptor, 0, size_bytes)
+        return mmap.mmap(descriptor, size_bytes)
+    except OSError as error:
+        free = os.statvfs(path.parent)
+        raise WeightExportError(
+            f"{path.parent} has no room for {size_bytes:,} bytes of weights ({error.strerror}; "
+            f"{free.f_bavail * free.f_frsize:,} bytes are free). Give it more (docker run --shm-size=…), "
+            "or set weights.transport: disk"
+        ) from error

@@ -1,0 +1,103 @@
+"""Preflight of the transports, the digest, and sizes of checkpoints."""
+# pyright: reportUnknownVariableType=false
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from penstock.backends.weights.digest import PIECE_BYTES, StreamDigest, digest_of
+from penstock.backends.weights.preflight import (
+    TransportUnfitError,
+    check_transport,
+    in_units,
+    model_size_bytes,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HUGE_BYTES = 10**16
+SMALL_BYTES = 1000
+
+
+def test_auto_takes_shared_memory_where_there_is_room(tmp_path: Path) -> None:
+    choice = check_transport("auto", size_bytes=SMALL_BYTES, folder=tmp_path)
+    assert choice.transport == "shared_memory"
+    assert "3 copies of the weights need 3.0 kB (1.0 kB each)" in choice.reason
+
+
+def test_auto_falls_back_to_disk_and_says_why(tmp_path: Path) -> None:
+    missing = tmp_path / "no_shm"
+    choice = check_transport("auto", size_bytes=SMALL_BYTES, folder=tmp_path / "w", shared_folder=missing)
+    assert choice.transport == "disk"
+    assert f"there is no {missing}" in choice.reason
+
+
+def test_too_little_shared_memory_says_what_there_is_what_is_needed_and_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(TransportUnfitError) as caught:
+        check_transport("shared_memory", size_bytes=HUGE_BYTES, folder=tmp_path, num_copies=2)
+    message = str(caught.value)
+    assert "/dev/shm has " in message
+    assert "2 copies of the weights need 20000 TB" in message
+    assert "--shm-size=18626452g" in message
+    assert "weights.transport: disk" in message
+
+
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TransportUnfitError, match=r"the disk of .* has .* free, and 3 copies"):
+        check_transport("disk", size_bytes=HUGE_BYTES, folder=tmp_path)
+
+
+def test_auto_names_both_reasons_when_neither_works(tmp_path: Path) -> None:
+    with pytest.raises(TransportUnfitError, match=r"neither way: /dev/shm has .*; and the disk of"):
+        check_transport("auto", size_bytes=HUGE_BYTES, folder=tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TransportUnfitError, match=r"cannot be written to .*/file/weights .*run\.folder"):
+        check_transport("disk", size_bytes=SMALL_BYTES, folder=tmp_path / "file" / "weights")
+
+
+def test_the_probe_leaves_nothing_behind(tmp_path: Path) -> None:
+    check_transport("disk", size_bytes=SMALL_BYTES, folder=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_size_of_a_checkpoint_follows_the_dtype_it_is_held_in(tmp_path: Path) -> None:
+    save_file({"a": torch.zeros(3, 4, dtype=torch.float16)}, tmp_path / "model-1.safetensors")
+    save_file({"b": torch.zeros(5), "c": torch.tensor(1.0)}, tmp_path / "model-2.safetensors")
+    assert model_size_bytes(tmp_path, "float32") == 4 * 18
+    assert model_size_bytes(tmp_path, "bfloat16") == 2 * 18
+
+
+def test_a_folder_without_weights_and_a_damaged_file_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"has no \*\.safetensors"):
+        model_size_bytes(tmp_path, "float32")
+    (tmp_path / "model.safetensors").write_bytes(b"version https://git-lfs")
+    with pytest.raises(ValueError, match=r"model\.safetensors is no safetensors file"):
+        model_size_bytes(tmp_path, "float32")
+
+
+@pytest.mark.parametrize("size", [0, 1, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES + 17])
+def test_a_digest_does_not_depend_on_how_the_bytes_arrive(size: int) -> None:
+    data = memoryview(os.urandom(size))
+    stream = StreamDigest()
+    for start in range(0, size, 3_000_001):
+        stream.update(data[start : start + 3_000_001])
+    assert stream.hexdigest() == digest_of(data, num_threads=1) == digest_of(data, num_threads=4)
+
+
+def test_sizes_are_readable() -> None:
+    assert [in_units(n) for n in (0, 999, 1000, 64_000_000, 1_234_000_000)] == [
+        "0 bytes",
+        "999 bytes",
+        "1.0 kB",
+        "64.0 MB",
+        "1.2 GB",
+    ]

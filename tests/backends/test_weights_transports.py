@@ -1,0 +1,333 @@
+"""Both transports, with real segments and files, real processes, and real signals."""
+# pyright: reportUnknownVariableType=false
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from penstock.backends.weights.disk import FILE_NAME, DiskExporter
+from penstock.backends.weights.protocol import WeightExportError, WeightFetchError
+from penstock.backends.weights.shared_memory import SHARED_FOLDER, SharedMemoryExporter, segments_of, sweep
+from penstock.backends.weights.transports import open_exporter, open_fetcher
+from penstock.messages.arrays import pack_floats, pack_tokens
+from penstock.messages.weights import Canary, WeightManifest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from penstock.backends.weights.protocol import WeightExporter
+
+TIMEOUT_S = 60
+CANARY = Canary(tokens=pack_tokens([1, 2]), logprobs=pack_floats([-0.5]))
+
+
+@pytest.fixture
+def run_id() -> Iterator[str]:
+    name = f"test{uuid.uuid4().hex[:12]}"
+    yield name
+    sweep(name)
+
+
+@pytest.fixture(params=["shared_memory", "disk"])
+def exporter(request: pytest.FixtureRequest, run_id: str, tmp_path: Path) -> Iterator[WeightExporter]:
+    opened = open_exporter(request.param, run_id=run_id, learner_epoch=1, folder=tmp_path)
+    yield opened
+    opened.close()
+
+
+def weights(seed: int = 0) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    table = torch.randn(7, 5, generator=generator)
+    return {
+        "model.embed_tokens.weight": table,
+        "model.norm.weight": torch.randn(5, generator=generator).to(torch.bfloat16),
+        "scale": torch.tensor(3.25, dtype=torch.float64),
+        "steps": torch.arange(6, dtype=torch.int64).reshape(2, 3),
+        "flags": torch.tensor([True, False, True]),
+        "half": torch.randn(3, 3, generator=generator).to(torch.float16),
+        "empty": torch.empty(0, 4),
+        "across": torch.randn(4, 6, generator=generator).t(),
+        "lm_head.weight": table,
+    }
+
+
+def assert_same(got: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
+    assert set(got) == set(expected)
+    for name, tensor in expected.items():
+        assert got[name].dtype == tensor.dtype
+        assert got[name].shape == tensor.shape
+        assert torch.equal(got[name], tensor), name
+
+
+def path_of(manifest: WeightManifest) -> Path:
+    path = Path(manifest.location)
+    return path / FILE_NAME if manifest.transport == "disk" else path
+
+
+def test_what_is_fetched_is_what_was_exported(exporter: WeightExporter) -> None:
+    manifest = exporter.export(weights(), version=4, publish=2, canary=CANARY)
+    fetched = open_fetcher().fetch(manifest)
+    assert_same(fetched.tensors, weights())
+    assert fetched.digest == manifest.digest
+    assert (manifest.version, manifest.publish, manifest.learner_epoch, manifest.canary) == (4, 2, 1, CANARY)
+
+
+def test_a_manifest_survives_the_wire(exporter: WeightExporter) -> None:
+    manifest = exporter.export(weights(), version=4, publish=2, canary=CANARY)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(manifest), type=WeightManifest) == manifest
+
+
+def test_what_was_written_is_a_safetensors_file(exporter: WeightExporter) -> None:
+    manifest = exporter.export(weights(), version=0, publish=0, canary=None)
+    expected = weights()
+    del expected["lm_head.weight"]
+    assert_same(load_file(path_of(manifest)), expected)
+
+
+def test_both_transports_give_the_same_digest(run_id: str, tmp_path: Path) -> None:
+    shared = SharedMemoryExporter(run_id, 0).export(weights(), version=0, publish=0, canary=None)
+    disk = DiskExporter(tmp_path, 0).export(weights(), version=0, publish=0, canary=None)
+    assert shared.digest == disk.digest
+
+
+def test_tied_tensors_are_written_once_and_come_out_sharing_their_memory(exporter: WeightExporter) -> None:
+    table = torch.randn(200, 100)
+    manifest = exporter.export({"embed": table, "head": table}, version=0, publish=0, canary=None)
+    assert manifest.size_bytes < 1.1 * table.nbytes
+    fetched = open_fetcher().fetch(manifest).tensors
+    assert fetched["embed"].data_ptr() == fetched["head"].data_ptr()
+    assert torch.equal(fetched["head"], table)
+
+
+def test_equal_tensors_that_are_not_tied_stay_apart(exporter: WeightExporter) -> None:
+    tensors = {"a": torch.ones(3), "b": torch.ones(3), "c": torch.ones(3)[:2]}
+    fetched = open_fetcher().fetch(exporter.export(tensors, version=0, publish=0, canary=None)).tensors
+    assert_same(fetched, tensors)
+    assert fetched["a"].data_ptr() != fetched["b"].data_ptr()
+
+
+def test_a_parameter_that_requires_grad_is_exported(exporter: WeightExporter) -> None:
+    parameter = torch.nn.Parameter(torch.randn(3))
+    fetched = open_fetcher().fetch(exporter.export({"p": parameter}, version=0, publish=0, canary=None))
+    assert torch.equal(fetched.tensors["p"], parameter.detach())
+    assert not fetched.tensors["p"].requires_grad
+
+
+def test_later_changes_of_the_learner_do_not_reach_an_export(exporter: WeightExporter) -> None:
+    tensors = weights()
+    manifest = exporter.export(tensors, version=0, publish=0, canary=None)
+    for tensor in tensors.values():
+        tensor.zero_()
+    assert_same(open_fetcher().fetch(manifest).tensors, weights())
+
+
+@pytest.mark.parametrize("place", ["header", "data"])
+def test_one_flipped_bit_is_caught(exporter: WeightExporter, place: str) -> None:
+    manifest = exporter.export(weights(), version=0, publish=0, canary=None)
+    data = bytearray(path_of(manifest).read_bytes())
+    data[20 if place == "header" else len(data) - 3] ^= 0x10
+    path_of(manifest).write_bytes(data)
+    with pytest.raises(WeightFetchError, match="digest"):
+        open_fetcher().fetch(manifest)
+
+
+def test_a_file_that_was_cut_short_is_caught(exporter: WeightExporter) -> None:
+    manifest = exporter.export(weights(), version=0, publish=0, canary=None)
+    os.truncate(path_of(manifest), manifest.size_bytes - 1)
+    with pytest.raises(WeightFetchError, match=f"should have {manifest.size_bytes} bytes"):
+        open_fetcher().fetch(manifest)
+
+
+def test_release_frees_older_versions_and_never_the_newest(exporter: WeightExporter) -> None:
+    manifests = [exporter.export(weights(v), version=v, publish=v, canary=None) for v in range(3)]
+    exporter.release(below_version=100)
+    for manifest in manifests[:2]:
+        with pytest.raises(WeightFetchError, match="released"):
+            open_fetcher().fetch(manifest)
+    assert_same(open_fetcher().fetch(manifests[2]).tensors, weights(2))
+
+
+def test_release_keeps_versions_at_the_bound(exporter: WeightExporter) -> None:
+    manifests = [exporter.export(weights(v), version=v, publish=v, canary=None) for v in range(3)]
+    exporter.release(below_version=1)
+    assert [path_of(manifest).exists() for manifest in manifests] == [False, True, True]
+
+
+def test_what_was_fetched_outlives_its_release(exporter: WeightExporter) -> None:
+    fetched = open_fetcher().fetch(exporter.export(weights(0), version=0, publish=0, canary=None))
+    exporter.export(weights(1), version=1, publish=1, canary=None)
+    exporter.close()
+    assert_same(fetched.tensors, weights(0))
+
+
+def test_a_view_that_was_kept_past_close_still_holds_its_values(exporter: WeightExporter) -> None:
+    fetched = open_fetcher().fetch(exporter.export(weights(), version=0, publish=0, canary=None))
+    kept = fetched.tensors["half"]
+    fetched.close()
+    fetched.close()
+    assert not fetched.tensors
+    assert torch.equal(kept, weights()["half"])
+
+
+def test_an_engine_that_writes_to_its_view_changes_nobody_elses(exporter: WeightExporter) -> None:
+    manifest = exporter.export(weights(), version=0, publish=0, canary=None)
+    open_fetcher().fetch(manifest).tensors["half"].zero_()
+    assert_same(open_fetcher().fetch(manifest).tensors, weights())
+
+
+def test_an_empty_set_and_an_unknown_dtype_are_refused(exporter: WeightExporter) -> None:
+    with pytest.raises(WeightExportError, match="no tensors"):
+        exporter.export({}, version=0, publish=0, canary=None)
+    with pytest.raises(WeightExportError, match=r"z has dtype torch\.complex64"):
+        exporter.export({"z": torch.zeros(2, dtype=torch.complex64)}, version=0, publish=0, canary=None)
+
+
+def test_a_new_incarnation_keeps_the_old_exports_until_its_first_own(exporter: WeightExporter, run_id: str) -> None:
+    old = exporter.export(weights(0), version=7, publish=3, canary=None)
+    folder = Path(old.location).parent
+    on_disk = old.transport == "disk"
+    successor = DiskExporter(folder, 2) if on_disk else SharedMemoryExporter(run_id, 2)
+    assert_same(open_fetcher().fetch(old).tensors, weights(0))
+    new = successor.export(weights(1), version=5, publish=0, canary=None)
+    with pytest.raises(WeightFetchError, match="gone"):
+        open_fetcher().fetch(old)
+    assert_same(open_fetcher().fetch(new).tensors, weights(1))
+
+
+def test_a_transport_that_nobody_knows_is_named(exporter: WeightExporter) -> None:
+    manifest = exporter.export(weights(), version=0, publish=0, canary=None)
+    with pytest.raises(WeightFetchError, match="'pigeon'"):
+        open_fetcher().fetch(msgspec.structs.replace(manifest, transport="pigeon"))
+
+
+def test_an_export_to_disk_that_broke_off_is_never_seen(tmp_path: Path) -> None:
+    exporter = DiskExporter(tmp_path, learner_epoch=0)
+    with pytest.raises(NotImplementedError, match="meta"):
+        exporter.export({"a": torch.empty(3, device="meta")}, version=0, publish=0, canary=None)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_killed_learner_had_half_written_goes_with_the_next_one(tmp_path: Path) -> None:
+    (tmp_path / "weights-0-3-3.partial").mkdir()
+    (tmp_path / "notes").mkdir()
+    DiskExporter(tmp_path, learner_epoch=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes"]
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(WeightExportError, match="cannot be used for weights"):
+        open_exporter("disk", run_id="r", learner_epoch=0, folder=tmp_path / "file" / "weights")
+
+
+def test_a_run_id_with_a_slash_is_refused() -> None:
+    with pytest.raises(ValueError, match="run id"):
+        SharedMemoryExporter("../x", 0)
+
+
+def test_a_location_outside_the_run_is_not_mapped(run_id: str) -> None:
+    manifest = SharedMemoryExporter(run_id, 0).export(weights(), version=0, publish=0, canary=None)
+    with pytest.raises(WeightFetchError, match="no shared-memory segment"):
+        open_fetcher().fetch(msgspec.structs.replace(manifest, location="/etc/passwd"))
+
+
+def run_python(program: str, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(program), *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+EXPORT_AND_WAIT = """
+    import sys, torch
+    from penstock.backends.weights.shared_memory import SharedMemoryExporter
+    exporter = SharedMemoryExporter(sys.argv[1], 0)
+    exporter.export({"w": torch.ones(1000)}, version=0, publish=0, canary=None)
+    print("exported", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_sweep_removes_what_a_killed_exporter_left_and_nothing_of_other_runs(run_id: str) -> None:
+    other = SharedMemoryExporter(f"{run_id}-1", 0)
+    other.export(weights(), version=0, publish=0, canary=None)
+    child = run_python(EXPORT_AND_WAIT, run_id)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "exported\n"
+    child.send_signal(signal.SIGKILL)
+    child.communicate(timeout=TIMEOUT_S)
+    assert len(segments_of(run_id)) == 1
+    assert sweep(run_id) == 1
+    assert not segments_of(run_id)
+    assert len(segments_of(f"{run_id}-1")) == 1
+    other.close()
+    assert sweep(run_id) == 0
+
+
+FETCH_AND_END = """
+    import sys, msgspec
+    from penstock.backends.weights.transports import open_fetcher
+    from penstock.messages.weights import WeightManifest
+    manifest = msgspec.json.decode(sys.argv[1], type=WeightManifest)
+    print(float(open_fetcher().fetch(manifest).tensors["steps"].sum()))
+"""
+
+
+def test_an_engine_that_ends_takes_no_segment_with_it(run_id: str) -> None:
+    exporter = SharedMemoryExporter(run_id, 0)
+    manifest = exporter.export(weights(), version=0, publish=0, canary=None)
+    child = run_python(FETCH_AND_END, msgspec.json.encode(manifest).decode())
+    assert child.communicate(timeout=TIMEOUT_S)[0] == "15.0\n"
+    assert child.returncode == 0
+    assert_same(open_fetcher().fetch(manifest).tensors, weights())
+    exporter.close()
+
+
+EXPORT_TO_TINY = """
+    import sys, torch
+    from pathlib import Path
+    from penstock.backends.weights.protocol import WeightExportError
+    from penstock.backends.weights.shared_memory import SharedMemoryExporter
+    folder = Path(sys.argv[1])
+    exporter = SharedMemoryExporter("tiny", 0, folder)
+    exporter.export({"w": torch.ones(100_000)}, version=0, publish=0, canary=None)
+    try:
+        exporter.export({"w": torch.ones(1_000_000)}, version=1, publish=1, canary=None)
+    except WeightExportError as error:
+        print(error)
+    print(len(list(folder.iterdir())))
+"""
+
+
+def test_a_full_shared_memory_is_an_error_and_no_signal(tmp_path: Path) -> None:
+    program = textwrap.dedent(EXPORT_TO_TINY)
+    script = 'mount -t tmpfs -o size=1m none "$1" || exit 77; exec "$2" -c "$3" "$1"'
+    shell = ["sh", "-c", script, "sh", str(tmp_path), sys.executable, program]
+    ended = subprocess.run(["unshare", "-m", *shell], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    if ended.returncode == 77 or "unshare" in ended.stderr:
+        pytest.skip(f"this user may not mount a tmpfs of its own: {ended.stderr.strip()}")
+    message, num_segments = ended.stdout.splitlines()
+    assert "has no room for 4,000," in message
+    assert "weights.transport: disk" in message
+    assert num_segments == "1"
+
+
+def test_segments_live_in_dev_shm_and_only_their_owner_reads_them(run_id: str) -> None:
+    SharedMemoryExporter(run_id, 3).export(weights(), version=4, publish=5, canary=None)
+    path = SHARED_FOLDER / f"penstock-{run_id}-3-4-5"
+    assert path.stat().st_mode & 0o777 == 0o600

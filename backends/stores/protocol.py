@@ -1,0 +1,59 @@
+"""Where the ledger's entries are kept.
+
+Invariants:
+
+* Entries are in the order in which they were committed, and a commit is whole or did not happen.
+* What ``commit`` has returned for is there after any crash that the store survives (a process for memory, the
+  machine for a file).
+* Only the newest claimant writes. A Buffer that was given up and wakes again has an older epoch and is refused.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from penstock.messages.ledger import LedgerEntry
+
+
+class LedgerStoreError(RuntimeError):
+    """The ledger could not be written or read. What was being committed is not in it."""
+
+
+class StaleEpochError(LedgerStoreError):
+    """Another incarnation has claimed the ledger, or this one never did."""
+
+
+class LedgerStore(Protocol):
+    """One incarnation's handle on a ledger. One thread at a time uses it."""
+
+    def claim(self, epoch: int) -> None:
+        """Become the only writer, from here on.
+
+        Raises:
+            StaleEpochError: the ledger was claimed with this epoch or a higher one.
+        """
+        ...
+
+    def commit(self, entries: Sequence[LedgerEntry]) -> None:
+        """Append these entries, all or none; they are durable on return.
+
+        Raises:
+            StaleEpochError: this handle is not the newest claimant.
+            LedgerStoreError: they could not be written.
+        """
+        ...
+
+    def entries(self) -> Iterable[LedgerEntry]:
+        """All entries, oldest first. Needs no claim.
+
+        Raises:
+            LedgerStoreError: the ledger cannot be read; raised while iterating.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of it. May be called more than once."""
+        ...

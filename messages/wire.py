@@ -67,11 +67,23 @@ class Envelope(Value, frozen=True):
 
 class _Pack(Value, frozen=True, array_like=True):
     format: int
-    items: list[tuple[Header, msgspec.Raw]]
+    items: msgspec.Raw
+    """Read only when the format is ours: another format may pack other things."""
 
+
+class _Item(Value, frozen=True, array_like=True):
+    header: msgspec.Raw
+    body: msgspec.Raw
+
+
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes that it cannot read; only the first is its own class."""
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _pack_decoder: Final = msgspec.msgpack.Decoder(_Pack)
+_items_decoder: Final = msgspec.msgpack.Decoder(list[tuple[Header, msgspec.Raw]])
+_raw_items_decoder: Final = msgspec.msgpack.Decoder(list[_Item])
+_header_decoder: Final = msgspec.msgpack.Decoder(Header)
 
 
 def encode_event(event: Event) -> bytes:
@@ -96,16 +108,11 @@ class InboxDecoder(Generic[EventT]):
         Raises:
             TruncatedFrameError: the frame itself cannot be read.
             UnknownFormatError: it has another format number.
+            WrongTypeError: it is msgpack, and no list of headers and bodies.
         """
-        try:
-            pack = _pack_decoder.decode(frame)
-        except msgspec.DecodeError as error:
-            raise TruncatedFrameError(f"a frame of {len(frame)} bytes cannot be read: {error}") from error
-        if pack.format != FORMAT:
-            raise UnknownFormatError(f"the frame has format {pack.format}, this version reads {FORMAT}")
         events: list[tuple[Header, EventT]] = []
         errors: list[WireError] = []
-        for header, raw in pack.items:
+        for header, raw in _items_of(frame, errors):
             try:
                 events.append((header, self.decode_event(raw)))
             except WireError as error:
@@ -120,15 +127,41 @@ class InboxDecoder(Generic[EventT]):
         """
         try:
             return self._body.decode(body)
-        except msgspec.ValidationError as error:
-            raise _typed(error) from error
-        except msgspec.DecodeError as error:
-            raise TruncatedFrameError(f"an event cannot be read: {error}") from error
+        except _UNREADABLE as error:
+            raise _typed(error, "an event") from error
 
 
-def _typed(error: msgspec.ValidationError) -> WireError:
+def _items_of(frame: bytes, errors: list[WireError]) -> list[tuple[Header, msgspec.Raw]]:
+    """Headers and bodies of a frame; an unreadable header costs its own event and is added to ``errors``."""
+    name = f"a frame of {len(frame)} bytes"
+    try:
+        pack = _pack_decoder.decode(frame)
+    except _UNREADABLE as error:
+        raise _typed(error, name) from error
+    if pack.format != FORMAT:
+        raise UnknownFormatError(f"the frame has format {pack.format}, this version reads {FORMAT}")
+    try:
+        return _items_decoder.decode(pack.items)
+    except _UNREADABLE:  # one header, or the list itself: told apart off the usual path
+        pass
+    try:
+        items = _raw_items_decoder.decode(pack.items)
+    except _UNREADABLE as error:
+        raise _typed(error, name) from error
+    readable: list[tuple[Header, msgspec.Raw]] = []
+    for item in items:
+        try:
+            readable.append((_header_decoder.decode(item.header), item.body))
+        except _UNREADABLE as error:
+            errors.append(_typed(error, "a header"))
+    return readable
+
+
+def _typed(error: Exception, what: str) -> WireError:
+    if not isinstance(error, msgspec.ValidationError):
+        return TruncatedFrameError(f"{what} cannot be read: {error}")
     if isinstance(error.__cause__, ArrayLengthError):
         return WrongLengthError(str(error))
     if str(error).endswith("- at `$.type`"):
         return UnknownEventError(str(error))
-    return WrongTypeError(str(error))
+    return WrongTypeError(f"{what} has another shape: {error}")

@@ -1,0 +1,371 @@
+"""An engine that answers after modelled latencies, on whatever clock it is given.
+
+Invariants:
+
+* The length of a response depends on the seed of its sample and nothing else, so every schedule generates the same
+  tokens; only the versions that made them differ.
+* Arrays are real: token ``t`` of any response is ``t % 1000``, so a hole or a repeat shows.
+* Every ``Generate`` is answered by exactly one ``GenerationEnded``.
+* Nothing happens per token. All running requests advance alike, one token each ``token_s + (running − 1)·token_load_s``
+  seconds, so one shared count of tokens says when which of them is next.
+
+A prefill is modelled as the tokens that a lone request would make in its time.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import threading
+from collections import deque
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+from penstock.backends.draws import normal, uniform
+from penstock.backends.learners.simulated import canary_logprobs
+from penstock.messages.arrays import LOGPROB_BYTES, TOKEN_BYTES, pack_floats, pack_tokens
+from penstock.messages.base import Metric
+from penstock.messages.commands import (
+    AbortGeneration,
+    ApplyWeights,
+    FetchWeights,
+    Generate,
+    InterruptGenerations,
+    OpenEngine,
+)
+from penstock.messages.local import (
+    EngineOpened,
+    GenerationAdvanced,
+    GenerationEnded,
+    WeightsStagedLocally,
+    WeightsSwapped,
+)
+from penstock.messages.samples import Cancelled, Completed, InfraError, Part, Truncated, VersionSpan
+from penstock.messages.training import UpdateMode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.backends.engines.options import EnginesOptions, LatencyOptions
+    from penstock.backends.protocol import Emit, Fail
+    from penstock.backends.timers import Timers
+    from penstock.messages.commands import EngineCommand
+    from penstock.messages.samples import Outcome, SampleKey
+    from penstock.messages.weights import WeightManifest
+
+_LENGTH, _FAILS, _FAILS_AT = range(3)
+"""Streams of random numbers of one sample."""
+_SLACK: Final = 1e-6
+"""Of a token: what rounding may do to the shared count."""
+
+
+class SimulatedEngine:
+    """One engine with a number of slots; requests beyond them queue in order."""
+
+    def __init__(self, options: EnginesOptions, *, max_response_tokens: int, timers: Timers) -> None:
+        self.corrupt_fetches = 0
+        """So many of the next fetches bring other bytes than the manifest says (a fault to inject)."""
+        self.corrupt_swaps = 0
+        """So many of the next swaps leave wrong weights in place (a fault to inject)."""
+        self._model: LatencyOptions = options.simulated
+        self._num_slots = options.slots
+        self._progress_tokens = options.progress_tokens
+        self._max_tokens = max_response_tokens
+        self._timers = timers
+        self._lock = threading.RLock()
+        self._version = -1
+        self._fetched: set[tuple[int, int]] = set()
+        self._queued: deque[_Request] = deque()
+        self._requests: dict[tuple[SampleKey, int], _Request] = {}
+        self._running: dict[_Request, None] = {}
+        self._next: list[tuple[float, int, _Request]] = []
+        self._order = itertools.count()
+        self._count = 0.0
+        """Tokens that a request would have made that ran from the start."""
+        self._counted_s = 0.0
+        self._paused = False
+        self._wake_s = math.inf
+        self._wake_id = 0
+        self._num_generated = 0
+
+    def start(self, emit: Emit, fail: Fail) -> None:
+        """See :class:`penstock.backends.protocol.Backend`."""
+        self._emit = emit
+        self._counted_s = self._timers.now_s()
+
+    def execute(self, command: EngineCommand, /) -> None:
+        """See :class:`penstock.backends.protocol.Backend`."""
+        with self._lock:
+            match command:
+                case Generate():
+                    self._generate(command)
+                case AbortGeneration():
+                    request = self._requests.get((command.key, command.attempt))
+                    if request is not None:
+                        self._cancel([request], "aborted")
+                case InterruptGenerations():
+                    self._cancel(list(self._requests.values()), "interrupted")
+                case FetchWeights():
+                    self._after(self._model.fetch_weights_s, self._fetch, command.manifest)
+                case ApplyWeights():
+                    self._apply(command)
+                case OpenEngine():
+                    self._emit(EngineOpened(num_slots=self._num_slots))
+
+    def gauges(self) -> tuple[Metric, ...]:
+        """Running and queued requests, and the share of slots in use."""
+        running = len(self._running)
+        return (
+            Metric("engine/running", running),
+            Metric("engine/queued", len(self._queued)),
+            Metric("engine/occupancy", running / self._num_slots),
+            Metric("engine/generated_tokens", self._num_generated),
+        )
+
+    def close(self, timeout_s: float) -> None:
+        """Nothing to end: the clock is not ours."""
+
+    # --- requests ---------------------------------------------------------------------------------------------
+
+    def _generate(self, command: Generate) -> None:
+        if self._version < 0:
+            raise RuntimeError(f"sample {command.key} was to be generated before any weights were loaded")
+        request = _Request(command, self._num_tokens(command.seed), self._model.failure_rate)
+        self._requests[command.key, command.attempt] = request
+        self._queued.append(request)
+        self._fill_slots()
+
+    def _num_tokens(self, seed: int) -> int:
+        model = self._model
+        drawn = model.response_tokens_median * math.exp(model.response_tokens_sigma * normal(seed, _LENGTH))
+        return max(1, min(self._max_tokens, int(drawn)))
+
+    def _fill_slots(self) -> None:
+        if not self._queued or len(self._running) >= self._num_slots:
+            return
+        self._advance()
+        while self._queued and len(self._running) < self._num_slots:
+            request = self._queued.popleft()
+            request.start = self._count + self._model.prefill_s / self._model.token_s
+            request.version = self._version
+            self._running[request] = None
+            self._plan(request)
+        self._arm()
+
+    def _plan(self, request: _Request) -> None:
+        """Enter the next moment at which there is something to say about this request."""
+        report = request.num_reported + self._progress_tokens
+        request.next_tokens = min(report, request.last)
+        at = request.start + request.next_tokens - request.num_prefix
+        heapq.heappush(self._next, (at, next(self._order), request))
+
+    def _cancel(self, requests: list[_Request], cause: str) -> None:
+        self._advance()
+        for request in requests:
+            if request in self._running:
+                request.make(request.tokens_at(self._count))
+            self._end(request, Cancelled(cause=cause))
+        self._queued = deque(request for request in self._queued if not request.ended)
+        self._fill_slots()
+        self._arm()
+
+    def _end(self, request: _Request, outcome: Outcome) -> None:
+        request.ended = True
+        self._running.pop(request, None)
+        del self._requests[request.key, request.attempt]
+        self._num_generated += request.made - request.num_prefix
+        self._emit(
+            GenerationEnded(key=request.key, attempt=request.attempt, outcome=outcome, part=request.part_from(0))
+        )
+
+    # --- the shared count -------------------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        """Bring the count up to now, at the rate that held since it was last brought up."""
+        now_s = self._timers.now_s()
+        if self._running and not self._paused:
+            self._count += (now_s - self._counted_s) / self._token_s()
+        self._counted_s = now_s
+
+    def _token_s(self) -> float:
+        return self._model.token_s + (len(self._running) - 1) * self._model.token_load_s
+
+    def _arm(self) -> None:
+        """See to it that we are woken when the next request is due, or earlier."""
+        while self._next and self._next[0][2].ended:
+            heapq.heappop(self._next)
+        if not self._next or self._paused:
+            return
+        due_s = self._counted_s + max(0.0, self._next[0][0] - self._count) * self._token_s()
+        if due_s < self._wake_s:
+            self._wake_s = due_s
+            self._wake_id += 1
+            wake_id = self._wake_id
+            self._timers.call_later(due_s - self._timers.now_s(), lambda: self._wake(wake_id))
+
+    def _wake(self, wake_id: int) -> None:
+        with self._lock:
+            if wake_id != self._wake_id:
+                return  # an earlier one took its place
+            self._wake_s = math.inf
+            if self._paused:
+                return
+            self._advance()
+            while self._next and self._next[0][0] <= self._count + _SLACK:
+                request = heapq.heappop(self._next)[2]
+                if not request.ended:
+                    self._reach(request)
+            self._fill_slots()
+            self._arm()
+
+    def _reach(self, request: _Request) -> None:
+        """The request has made the tokens that it was planned for: it ends, or reports and goes on."""
+        request.make(request.next_tokens)
+        if request.made == request.last:
+            if request.fails:
+                self._end(request, InfraError(detail="simulated failure of the engine"))
+            elif request.last == self._max_tokens:
+                self._end(request, Truncated())
+            else:
+                self._end(request, Completed())
+            return
+        chunk = request.part_from(request.num_reported)
+        self._emit(
+            GenerationAdvanced(key=request.key, attempt=request.attempt, from_token=request.num_reported, chunk=chunk)
+        )
+        request.num_reported = request.made
+        self._plan(request)
+
+    # --- weights ----------------------------------------------------------------------------------------------
+
+    def _fetch(self, manifest: WeightManifest) -> None:
+        digest = manifest.digest
+        if self.corrupt_fetches:
+            self.corrupt_fetches -= 1
+            digest = f"not {digest}"
+        else:
+            self._fetched.add((manifest.version, manifest.publish))
+        self._emit(WeightsStagedLocally(version=manifest.version, publish=manifest.publish, digest=digest))
+
+    def _apply(self, command: ApplyWeights) -> None:
+        manifest = command.manifest
+        if (manifest.version, manifest.publish) not in self._fetched:
+            raise RuntimeError(f"version {manifest.version} was to be applied, and was never fetched")
+        if self._requests and command.update_mode is not UpdateMode.IN_FLIGHT:
+            raise RuntimeError(f"{len(self._requests)} requests run at a swap in mode {command.update_mode}")
+        self._advance()
+        self._paused = True
+        self._after(self._model.apply_weights_s, self._swap, manifest)
+
+    def _swap(self, manifest: WeightManifest) -> None:
+        self._advance()
+        self._paused = False
+        self._version = manifest.version
+        for request in self._running:
+            request.make(request.tokens_at(self._count))
+            request.version = manifest.version
+        digest = manifest.digest
+        if self.corrupt_swaps:
+            self.corrupt_swaps -= 1
+            digest = f"not {digest}"
+        canary = b"" if manifest.canary is None else canary_logprobs(manifest.canary.tokens, digest)
+        self._fetched = {(v, p) for v, p in self._fetched if (v, p) > (manifest.version, manifest.publish)}
+        self._emit(
+            WeightsSwapped(
+                version=manifest.version, publish=manifest.publish, digest=manifest.digest, canary_logprobs=canary
+            )
+        )
+        self._arm()
+
+    def _after(self, delay_s: float, act: Callable[[WeightManifest], None], manifest: WeightManifest) -> None:
+        def call() -> None:
+            with self._lock:
+                act(manifest)
+
+        self._timers.call_later(delay_s, call)
+
+
+class _Request:
+    """One request and how far it has come, in tokens from the start of its response."""
+
+    __slots__ = (
+        "attempt", "ended", "fails", "key", "last", "made", "next_tokens", "num_prefix", "num_reported", "spans",
+        "start", "version",
+    )  # fmt: skip
+
+    def __init__(self, command: Generate, num_tokens: int, failure_rate: float) -> None:
+        prefix = command.prefix
+        self.key = command.key
+        self.attempt = command.attempt
+        self.num_prefix = 0 if prefix is None else prefix.num_tokens
+        self.spans = [] if prefix is None else list(prefix.spans)
+        self.made = self.num_reported = self.next_tokens = self.num_prefix
+        self.last = max(num_tokens, self.num_prefix)
+        self.fails = failure_rate > 0 and uniform(command.seed, _FAILS, command.attempt) < failure_rate
+        if self.fails:
+            share = uniform(command.seed, _FAILS_AT, command.attempt)
+            self.last = self.num_prefix + int(share * (self.last - self.num_prefix))
+        self.start = 0.0
+        self.version = -1
+        self.ended = False
+
+    def tokens_at(self, count: float) -> int:
+        """Tokens that there are at this count; those planned for next are never passed."""
+        made = self.num_prefix + max(0, int(count - self.start + _SLACK))
+        return max(self.made, min(self.next_tokens, made))
+
+    def make(self, num_tokens: int) -> None:
+        """There are ``num_tokens`` now; what is new was made by the version that the request runs under."""
+        new = num_tokens - self.made
+        if not new:
+            return
+        if self.spans and self.spans[-1].version == self.version:
+            self.spans[-1] = VersionSpan(self.version, self.spans[-1].num_tokens + new)
+        else:
+            self.spans.append(VersionSpan(self.version, new))
+        self.made = num_tokens
+
+    def part_from(self, first: int) -> Part:
+        """The tokens from ``first`` to what there is."""
+        return Part(
+            tokens=_tokens(self.made)[first * TOKEN_BYTES : self.made * TOKEN_BYTES],
+            logprobs=_logprobs(self.made)[first * LOGPROB_BYTES : self.made * LOGPROB_BYTES],
+            spans=_spans_from(self.spans, first),
+        )
+
+
+def _spans_from(spans: list[VersionSpan], first: int) -> tuple[VersionSpan, ...]:
+    if not first:
+        return tuple(spans)
+    kept: list[VersionSpan] = []
+    end = 0
+    for span in spans:
+        end += span.num_tokens
+        if end > first:
+            kept.append(VersionSpan(span.version, min(span.num_tokens, end - first)))
+    return tuple(kept)
+
+
+def _tokens(num_tokens: int) -> bytes:
+    """int32 ids ``[≥ num_tokens]`` of every response."""
+    return _token_table(_rounded(num_tokens))
+
+
+def _logprobs(num_tokens: int) -> bytes:
+    """float32 ``[≥ num_tokens]`` of every response."""
+    return _logprob_table(_rounded(num_tokens))
+
+
+def _rounded(num_tokens: int) -> int:
+    return max(1024, 1 << num_tokens.bit_length())
+
+
+@lru_cache(maxsize=32)
+def _token_table(size: int) -> bytes:
+    return pack_tokens(t % 1000 for t in range(size))
+
+
+@lru_cache(maxsize=32)
+def _logprob_table(size: int) -> bytes:
+    return pack_floats(-(1 + t % 7) / 10 for t in range(size))

@@ -1,0 +1,140 @@
+"""A learner whose steps take modelled time, on whatever clock it is given.
+
+Invariants:
+
+* One command at a time, in order, as on a real device: a publish waits for the step before it.
+* The digest of a version and the log-probs of the canary under it are pure functions of the run's seed and the
+  version, so an engine that loaded the right weights agrees with the learner exactly, and any other does not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import threading
+from typing import TYPE_CHECKING, Final
+
+from penstock.backends.draws import normal
+from penstock.messages.arrays import pack_floats, pack_tokens, tokens_view
+from penstock.messages.base import Metric
+from penstock.messages.commands import OpenLearner, PublishWeights, ReleaseWeights, SaveCheckpoint, Train
+from penstock.messages.local import BatchTrained, CheckpointWritten, LearnerOpened, WeightsPublished
+from penstock.messages.weights import Canary, WeightManifest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.backends.learners.options import SimulatedLearnerOptions
+    from penstock.backends.protocol import Emit, Fail
+    from penstock.backends.timers import Timers
+    from penstock.messages.commands import LearnerCommand
+    from penstock.messages.local import LocalEvent
+    from penstock.messages.samples import Group
+
+TRANSPORT: Final = "simulated"
+NUM_CANARY_TOKENS: Final = 8
+
+
+def canary_logprobs(tokens: bytes, digest: str) -> bytes:
+    """float32 ``[T − 1]``: what the weights with this digest give the int32 tokens ``[T]``."""
+    values: list[float] = []
+    for token in tokens_view(tokens)[1:]:
+        mark = hashlib.blake2b(f"{digest} {token}".encode(), digest_size=4).digest()
+        values.append(-int.from_bytes(mark, "little") / 2**30)
+    return pack_floats(values)
+
+
+class SimulatedLearner:
+    """A learner that trains in modelled time and keeps no weights."""
+
+    def __init__(self, options: SimulatedLearnerOptions, *, seed: int, epoch: int, timers: Timers) -> None:
+        self._model = options
+        self._seed = seed
+        self._epoch = epoch
+        self._timers = timers
+        self._lock = threading.RLock()
+        self._free_s = 0.0
+        self._num_waiting = 0
+
+    def start(self, emit: Emit, fail: Fail) -> None:
+        """See :class:`penstock.backends.protocol.Backend`."""
+        self._emit = emit
+
+    def execute(self, command: LearnerCommand, /) -> None:
+        """See :class:`penstock.backends.protocol.Backend`."""
+        match command:
+            case Train():
+                self._finish_after(self._step_s(command), _trained(command))
+            case PublishWeights():
+                self._finish_after(self._model.publish_s, WeightsPublished(manifest=self._manifest(command)))
+            case SaveCheckpoint():
+                path = f"simulated/checkpoint-{command.version}"
+                self._finish_after(self._model.publish_s, CheckpointWritten(version=command.version, path=path))
+            case OpenLearner():
+                self._finish_after(0.0, LearnerOpened(version=0))
+            case ReleaseWeights():
+                pass  # nothing was kept
+
+    def gauges(self) -> tuple[Metric, ...]:
+        """Commands under way or waiting."""
+        return (Metric("learner/commands", self._num_waiting),)
+
+    def close(self, timeout_s: float) -> None:
+        """Nothing to end: the clock is not ours."""
+
+    def _step_s(self, command: Train) -> float:
+        num_tokens = sum(group.num_tokens for group in command.groups)
+        noise = math.exp(self._model.jitter_sigma * normal(self._seed, command.version))
+        return (self._model.step_s + self._model.token_s * num_tokens) * noise
+
+    def _finish_after(self, duration_s: float, answer: LocalEvent) -> None:
+        with self._lock:
+            now_s = self._timers.now_s()
+            self._free_s = max(self._free_s, now_s) + duration_s
+            self._num_waiting += 1
+            self._timers.call_later(self._free_s - now_s, self._answering(answer))
+
+    def _answering(self, answer: LocalEvent) -> Callable[[], None]:
+        def call() -> None:
+            with self._lock:
+                self._num_waiting -= 1
+            self._emit(answer)
+
+        return call
+
+    def _manifest(self, command: PublishWeights) -> WeightManifest:
+        digest = hashlib.blake2b(f"{self._seed} {command.version}".encode(), digest_size=16).hexdigest()
+        tokens = pack_tokens(range(NUM_CANARY_TOKENS))
+        return WeightManifest(
+            version=command.version,
+            publish=command.publish,
+            learner_epoch=self._epoch,
+            transport=TRANSPORT,
+            location=f"version-{command.version}",
+            size_bytes=0,
+            digest=digest,
+            canary=Canary(tokens=tokens, logprobs=canary_logprobs(tokens, digest)),
+        )
+
+
+def _trained(command: Train) -> BatchTrained:
+    num_masked = sum(_num_below(group, command.min_token_version) for group in command.groups)
+    num_tokens = sum(group.num_tokens for group in command.groups)
+    rewards = [r for group in command.groups for sample in group.samples if (r := sample.reward) is not None]
+    mean = sum(rewards) / len(rewards) if rewards else 0.0
+    return BatchTrained(
+        version=command.version,
+        num_trained_tokens=num_tokens - num_masked,
+        num_masked_tokens=num_masked,
+        metrics=(Metric("reward/mean", mean), Metric("train/tokens", num_tokens - num_masked)),
+    )
+
+
+def _num_below(group: Group, version: int) -> int:
+    return sum(
+        span.num_tokens
+        for sample in group.samples
+        for part in sample.parts
+        for span in part.spans
+        if span.version < version
+    )

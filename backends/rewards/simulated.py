@@ -1,0 +1,120 @@
+"""Prompts, rewards and verdicts that cost modelled time, on whatever clock they are given.
+
+Invariants:
+
+* A reward is a pure function of the run's seed and the sample's key; so is the verdict on a group.
+* Every command is answered exactly once, also when the reward fails or would never come: then at its deadline.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock.backends.draws import mixed, uniform
+from penstock.messages.arrays import pack_tokens
+from penstock.messages.local import FetchedPrompt, GroupJudged, PromptsFetched, SampleJudged
+from penstock.messages.samples import Prompt, Reward
+
+if TYPE_CHECKING:
+    from penstock.backends.protocol import Emit, Fail
+    from penstock.backends.timers import Timers
+    from penstock.messages.base import Metric
+    from penstock.messages.commands import FetchPrompts, JudgeGroup, PromptRequest, Score
+    from penstock.messages.local import LocalEvent
+
+_REWARD, _FAILS, _HANGS, _VERDICT, _TOKENS = range(5)
+"""Streams of random numbers of one run."""
+
+
+class JudgingModel(msgspec.Struct, frozen=True, kw_only=True):
+    """How simulated rewards and verdicts come about."""
+
+    latency_s: float = 0.01
+    success_rate: float = 0.5
+    """Share of samples with reward 1; the others get 0."""
+    failure_rate: float = 0.0
+    """Share of samples whose reward function raises."""
+    hang_rate: float = 0.0
+    """Share of samples whose reward function never returns."""
+    rejection_rate: float = 0.0
+    """Share of groups that the user's filter turns away."""
+
+
+class _Answering:
+    """What the simulated backends without state share."""
+
+    def __init__(self, *, seed: int, timers: Timers) -> None:
+        self._seed = seed
+        self._timers = timers
+
+    def start(self, emit: Emit, fail: Fail) -> None:
+        """See :class:`penstock.backends.protocol.Backend`."""
+        self._emit = emit
+
+    def gauges(self) -> tuple[Metric, ...]:
+        """Nothing to tell."""
+        return ()
+
+    def close(self, timeout_s: float) -> None:
+        """Nothing to end: the clock is not ours."""
+
+    def _answer_after(self, delay_s: float, answer: LocalEvent) -> None:
+        self._timers.call_later(delay_s, lambda: self._emit(answer))
+
+
+class SimulatedPrompts(_Answering):
+    """Rows of random tokens, all of one length."""
+
+    def __init__(self, *, seed: int, prompt_tokens: int, latency_s: float, timers: Timers) -> None:
+        super().__init__(seed=seed, timers=timers)
+        self._prompt_tokens = prompt_tokens
+        self._latency_s = latency_s
+
+    def execute(self, command: FetchPrompts, /) -> None:
+        """See :class:`penstock.backends.protocol.Backend`."""
+        prompts = tuple(FetchedPrompt(request.group_id, self._prompt(request)) for request in command.requests)
+        self._answer_after(self._latency_s, PromptsFetched(prompts=prompts))
+
+    def _prompt(self, request: PromptRequest) -> Prompt:
+        first = mixed(self._seed, _TOKENS, request.row) % 1000
+        tokens = pack_tokens((first + t) % 1000 for t in range(self._prompt_tokens))
+        return Prompt(row=request.row, epoch=request.epoch, tokens=tokens, label=str(first))
+
+
+class SimulatedScorer(_Answering):
+    """Rewards of 0 and 1, with failures and hangs where the model says so."""
+
+    def __init__(self, model: JudgingModel, *, seed: int, timers: Timers) -> None:
+        super().__init__(seed=seed, timers=timers)
+        self._model = model
+
+    def execute(self, command: Score, /) -> None:
+        """See :class:`penstock.backends.protocol.Backend`."""
+        key, attempt = command.sample.key, command.sample.attempt
+        model, where = self._model, (key.group_id, key.index)
+        if model.hang_rate and uniform(self._seed, _HANGS, *where) < model.hang_rate:
+            answer = SampleJudged(key=key, attempt=attempt, reward=None, reason="no reward within its deadline")
+            self._answer_after(command.timeout_s, answer)
+        elif model.failure_rate and uniform(self._seed, _FAILS, *where) < model.failure_rate:
+            answer = SampleJudged(key=key, attempt=attempt, reward=None, reason="simulated failure of the reward")
+            self._answer_after(model.latency_s, answer)
+        else:
+            value = float(uniform(self._seed, _REWARD, *where) < model.success_rate)
+            self._answer_after(model.latency_s, SampleJudged(key=key, attempt=attempt, reward=Reward(value=value)))
+
+
+class SimulatedJudge(_Answering):
+    """Verdicts of a group filter."""
+
+    def __init__(self, model: JudgingModel, *, seed: int, timers: Timers) -> None:
+        super().__init__(seed=seed, timers=timers)
+        self._model = model
+
+    def execute(self, command: JudgeGroup, /) -> None:
+        """See :class:`penstock.backends.protocol.Backend`."""
+        group_id = command.group.group_id
+        keep = uniform(self._seed, _VERDICT, group_id) >= self._model.rejection_rate
+        answer = GroupJudged(group_id=group_id, keep=keep, cause="" if keep else "simulated verdict")
+        self._answer_after(self._model.latency_s, answer)

@@ -1,0 +1,178 @@
+"""The figures of a run as it goes on: totals over all incarnations, rewards, staleness, rates.
+
+The terminal, ``/metrics`` and the summary all read them here, so that they cannot contradict each other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from penstock.messages.training import Balance
+from penstock.runtime.observability.summary import trained_tokens
+
+if TYPE_CHECKING:
+    from penstock.messages.training import ActorReported, StepReported
+    from penstock.runtime.observability.trackers import StepRow
+
+REWARD: Final = "rollout/raw_reward"
+"""Mean reward of a batch, before any normalisation."""
+LOGPROB_DIFF: Final = "train/train_rollout_logprob_abs_diff"
+"""Mean |learner − engine| log-prob over the trained tokens of a batch, in nats."""
+GENERATED_TOKENS: Final = "engine/generated_tokens"
+"""Running total of one incarnation of an engine."""
+RUNNING: Final = "engine/running"
+"""Requests that an engine decodes now."""
+END_STEPS: Final = 10
+RATE_WINDOW_S: Final = 30.0
+EMPTY_BALANCE: Final = Balance(issued=0, in_system=0, ended=())
+
+
+class Rate:
+    """How fast a total grows, over the last half minute."""
+
+    def __init__(self, window_s: float = RATE_WINDOW_S) -> None:
+        self._window_s = window_s
+        self._points: deque[tuple[float, float]] = deque()
+
+    def add(self, now_s: float, total: float) -> None:
+        """The total has this value now."""
+        self._points.append((now_s, total))
+        while len(self._points) > 2 and self._points[1][0] <= now_s - self._window_s:
+            self._points.popleft()
+
+    @property
+    def per_s(self) -> float | None:
+        """Growth a second; None until there are two different moments."""
+        if len(self._points) < 2:
+            return None
+        (first_s, first), (last_s, last) = self._points[0], self._points[-1]
+        return (last - first) / (last_s - first_s) if last_s > first_s else None
+
+
+class RunningTotal:
+    """A counter that every incarnation of every actor counts from 0."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, tuple[int, float]] = {}
+        self._earlier = 0.0
+
+    def report(self, actor: str, epoch: int, value: float) -> None:
+        """An incarnation counts so much; reports that come late or twice change nothing."""
+        last_epoch, last = self._of.get(actor, (epoch, 0.0))
+        if epoch < last_epoch:
+            return
+        if epoch > last_epoch:
+            self._earlier += last
+            last = 0.0
+        self._of[actor] = (epoch, max(last, value))
+
+    @property
+    def total(self) -> float:
+        return self._earlier + sum(value for _, value in self._of.values())
+
+
+class RunFigures:
+    """Adds up what actors and steps report."""
+
+    def __init__(self, *, progress_tokens: int) -> None:
+        """
+        Args:
+            progress_tokens: a running request reports its tokens after every so many (``engines.progress_tokens``).
+        """
+        self.rewards: list[float] = []
+        self.steps: list[int] = []
+        """Version of each reward."""
+        self.logprob_diffs: list[float] = []
+        self.staleness_counts: list[int] = []
+        """Trained samples by age, over the whole run."""
+        self.balance: Balance = EMPTY_BALANCE
+        self.version = 0
+        self.lost_tokens = 0
+        self.restarts: dict[str, int] = {}
+        self._progress_tokens = progress_tokens
+        self._generated = RunningTotal()
+        self._generated_rate = Rate()
+        self._trained_rate = Rate()
+        self._running: dict[str, float] = {}
+
+    # --- what is reported -------------------------------------------------------------------------------------
+
+    def actor(self, report: ActorReported, now_s: float) -> None:
+        """An actor's report."""
+        for metric in report.metrics:
+            if metric.name == GENERATED_TOKENS:
+                self._generated.report(report.name, report.epoch, metric.value)
+                self._generated_rate.add(now_s, self._generated.total)
+            elif metric.name == RUNNING:
+                self._running[report.name] = metric.value
+
+    def step(self, report: StepReported, row: StepRow) -> None:
+        """A recorded step. A version that was trained again after the learner was lost counts once."""
+        self.balance = report.balance
+        self._trained_rate.add(row.at_s, self.tokens_trained)
+        if report.version <= self.version:
+            return
+        self.version = report.version
+        reward, diff = row.metrics.get(REWARD), row.metrics.get(LOGPROB_DIFF)
+        if reward is not None and math.isfinite(reward):
+            self.rewards.append(reward)
+            self.steps.append(report.version)
+        if diff is not None and math.isfinite(diff):
+            self.logprob_diffs.append(diff)
+        missing = len(report.staleness_counts) - len(self.staleness_counts)
+        self.staleness_counts.extend([0] * missing)
+        for age, count in enumerate(report.staleness_counts):
+            self.staleness_counts[age] += count
+
+    def lost(self, name: str) -> int:
+        """An actor was given up and is replaced; returns the tokens that are lost with it, as an estimate: each
+        request that ran on an engine is, on average, half way to its next report."""
+        self.restarts[name] = self.restarts.get(name, 0) + 1
+        num_lost = round(self._running.pop(name, 0.0) * self._progress_tokens / 2)
+        self.lost_tokens += num_lost
+        return num_lost
+
+    # --- what follows from it -----------------------------------------------------------------------------------
+
+    @property
+    def tokens_generated(self) -> int:
+        return int(self._generated.total)
+
+    @property
+    def tokens_trained(self) -> int:
+        return trained_tokens(self.balance)
+
+    @property
+    def generated_per_s(self) -> float | None:
+        return self._generated_rate.per_s
+
+    @property
+    def trained_per_s(self) -> float | None:
+        return self._trained_rate.per_s
+
+    @property
+    def first_reward(self) -> float | None:
+        """Mean of the first ten steps."""
+        return mean(self.rewards[:END_STEPS])
+
+    @property
+    def last_reward(self) -> float | None:
+        """Mean of the last ten steps."""
+        return mean(self.rewards[-END_STEPS:])
+
+    @property
+    def mean_staleness(self) -> float | None:
+        num_samples = sum(self.staleness_counts)
+        ages = sum(age * count for age, count in enumerate(self.staleness_counts))
+        return ages / num_samples if num_samples else None
+
+    @property
+    def max_staleness(self) -> int:
+        return max((age for age, count in enumerate(self.staleness_counts) if count), default=0)
+
+
+def mean(values: list[float]) -> float | None:
+    """Arithmetic mean; None of nothing."""
+    return math.fsum(values) / len(values) if values else None

@@ -1,0 +1,115 @@
+"""JSON lines: written in whole lines, read back with the place of whatever is wrong.
+
+Invariants:
+
+* A writer hands the operating system whole lines only. A process that is killed loses what it had not flushed, and at
+  most tears the last line. A writer that goes on with such a file cuts the torn line off first.
+* A reader passes over a last line that has no line end, because a kill may have torn it. Any other line that cannot
+  be read is an error that names file and line.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+RowT = TypeVar("RowT")
+LINES_PER_WRITE: Final = 256
+_TAIL_BYTES: Final = 64 * 1024
+
+_encoder: Final = msgspec.json.Encoder()
+
+
+class BadLineError(ValueError):
+    """A line of a file in a run's folder is not what it should be."""
+
+
+class JsonLinesWriter:
+    """Appends objects to a file, one a line. Not for several threads at once."""
+
+    def __init__(self, path: Path, *, lines_per_write: int = LINES_PER_WRITE) -> None:
+        """
+        Args:
+            path: the file; made with its folders when it is not there, continued when it is.
+            lines_per_write: how many lines are collected before they are written.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        _cut_torn_line(path)
+        self._file = path.open("ab", buffering=0)
+        self._lines_per_write = lines_per_write
+        self._rows: list[Any] = []
+
+    def append(self, row: Any) -> None:  # noqa: ANN401 - whatever msgspec encodes
+        """Add one row: a struct, or anything else that msgspec encodes. It must not change afterwards."""
+        self._rows.append(row)
+        if len(self._rows) >= self._lines_per_write:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand what was collected to the operating system.
+
+        Raises:
+            OSError: it could not be written, for example because the disk is full.
+        """
+        if self._rows:
+            rows, self._rows = self._rows, []
+            write_all(self._file, _encoder.encode_lines(rows))
+
+    def close(self) -> None:
+        """Flush and close; a second time does nothing."""
+        if not self._file.closed:
+            try:
+                self.flush()
+            finally:
+                self._file.close()
+
+
+def _cut_torn_line(path: Path) -> None:
+    """Remove what follows the last line end, so that the first new line does not grow onto it."""
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        end = file.seek(0, os.SEEK_END)
+        position = end
+        while position > 0:
+            start = max(0, position - _TAIL_BYTES)
+            file.seek(start)
+            newline = file.read(position - start).rfind(b"\n")
+            if newline >= 0:
+                position = start + newline + 1
+                break
+            position = start
+        if position < end:
+            file.truncate(position)
+
+
+def write_all(file: Any, data: bytes) -> None:  # noqa: ANN401 - an unbuffered binary file, which typing calls FileIO
+    """Write every byte; an unbuffered file may take fewer at a time."""
+    view = memoryview(data)
+    while view:
+        view = view[file.write(view) :]
+
+
+def read_rows(path: Path, row_type: type[RowT]) -> Iterator[RowT]:
+    """The rows of a file in order.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        BadLineError: a line before a torn last one is no such row.
+    """
+    decoder = msgspec.json.Decoder(row_type)
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                yield decoder.decode(line)
+            except msgspec.DecodeError as error:
+                raise BadLineError(f"{path}, line {number}: {error}") from error

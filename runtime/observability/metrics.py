@@ -1,0 +1,242 @@
+"""One ``/metrics`` for a run: the driver aggregates what actors and steps report.
+
+Invariants:
+
+* An update looks nothing up by label: series are bound once. It never waits for a scrape.
+* Counters of the run never go down, also when an actor is replaced and counts from 0 again.
+* What an actor calls ``engine/running`` is ``penstock_actor_engine_running{actor="engine/0"}``, and what a step calls
+  ``train/loss`` is ``penstock_step_train_loss``; no other series begins with these two words, so nothing that anybody
+  reports can clash with a figure of the run. Series of an actor that was replaced go on under the same labels.
+
+Actors may report what they like. Their own figures are exposed without a type, since nothing says which of them only
+grow; ``rate()`` works on those as on counters. The figures of the run have their types.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import re
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+from prometheus_client.core import GaugeMetricFamily, UnknownMetricFamily
+from prometheus_client.registry import Collector
+
+from penstock.messages.training import Activity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from threading import Thread
+    from wsgiref.simple_server import WSGIServer
+
+    from prometheus_client.metrics_core import Metric as Family
+
+    from penstock.messages.training import ActivitySpan, ActorReported, StepReported
+
+METRICS_HOST: Final = "127.0.0.1"
+LENGTH_BUCKETS: Final = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+AGE_BUCKETS: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
+_STOP_TIMEOUT_S: Final = 2.0
+_NOT_ALLOWED: Final = re.compile(r"[^a-zA-Z0-9_:]+")
+
+
+class MetricsPortError(ValueError):
+    """``observability.metrics_port`` cannot be served."""
+
+
+class PortInUseError(MetricsPortError):
+    """Another process serves this port."""
+
+
+class MetricsServer:
+    """The HTTP server behind ``/metrics``."""
+
+    def __init__(self, server: WSGIServer, thread: Thread) -> None:
+        self._server = server
+        self._thread = thread
+
+    @property
+    def port(self) -> int:
+        """The port it listens on, also when 0 was asked for."""
+        return self._server.server_port
+
+    def close(self) -> None:
+        """Stop serving and free the port."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(_STOP_TIMEOUT_S)
+
+
+def serve_metrics(port: int, registry: CollectorRegistry, *, host: str = METRICS_HOST) -> MetricsServer:
+    """Serve the registry on ``http://host:port/metrics``.
+
+    Args:
+        port: 0 takes a free one.
+        registry: what to serve.
+        host: the address to listen on; by default this machine only.
+
+    Raises:
+        PortInUseError: somebody else listens there.
+        MetricsPortError: the port cannot be used for another reason.
+    """
+    try:
+        server, thread = start_http_server(port, addr=host, registry=registry)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise PortInUseError(
+                f"observability.metrics_port: port {port} on {host} is in use by another process; choose another "
+                "port, or 0 for any free one"
+            ) from error
+        raise MetricsPortError(
+            f"observability.metrics_port: cannot listen on port {port} on {host} ({error.strerror}); choose another "
+            "port, or 0 for any free one"
+        ) from error
+    return MetricsServer(server, thread)
+
+
+class _ActorFigures(Collector):
+    """The latest figures of every actor, turned into series when somebody asks."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, dict[str, float]] = {}
+
+    def report(self, report: ActorReported) -> None:
+        for metric in report.metrics:
+            by_actor = self._values.get(metric.name)
+            if by_actor is None:
+                by_actor = self._values[metric.name] = {}
+            by_actor[report.name] = metric.value
+
+    def collect(self) -> Iterable[Family]:
+        series = {actor_series(name): (name, by_actor) for name, by_actor in list(self._values.items())}
+        for name, (reported_as, by_actor) in series.items():
+            family = UnknownMetricFamily(name, f"{reported_as}, as actors report it", labels=["actor"])
+            for actor, value in list(by_actor.items()):
+                family.add_metric([actor], value)
+            yield family
+
+    def describe(self) -> Iterator[Family]:
+        """Nothing beforehand: which figures there are is known when actors have reported."""
+        return iter(())
+
+
+class _StepFigures(Collector):
+    """The figures of the last step."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, float] = {}
+
+    def report(self, report: StepReported) -> None:
+        for metric in report.metrics:
+            self._values[metric.name] = metric.value
+
+    def collect(self) -> Iterable[Family]:
+        series = {step_series(name): (name, value) for name, value in list(self._values.items())}
+        for name, (reported_as, value) in series.items():
+            yield GaugeMetricFamily(name, f"{reported_as} of the last step", value=value)
+
+    def describe(self) -> Iterator[Family]:
+        """Nothing beforehand, as for actors."""
+        return iter(())
+
+
+class RunMetrics:
+    """The Prometheus metrics of one run, in a registry of their own."""
+
+    def __init__(self, *, scenario: str, policy: str, num_steps: int) -> None:
+        self.registry = registry = CollectorRegistry()
+        self._actors = _ActorFigures()
+        registry.register(self._actors)
+        self._steps = _StepFigures()
+        registry.register(self._steps)
+        info = Gauge("penstock_run_info", "Which run this is.", ["scenario", "policy"], registry=registry)
+        info.labels(scenario, policy).set(1)
+        Gauge("penstock_run_steps_planned", "Batches to train.", registry=registry).set(num_steps)
+        self._version = Gauge("penstock_policy_version", "Batches trained so far.", registry=registry)
+        self._issued = Counter("penstock_samples_issued", "Samples issued.", registry=registry)
+        self._in_system = Gauge("penstock_samples_in_system", "Issued and not terminal.", registry=registry)
+        self._ended = Counter(
+            "penstock_samples_ended", "Samples by how they ended.", ["state", "cause"], registry=registry
+        )
+        self._ended_tokens = Counter(
+            "penstock_sample_tokens", "Response tokens of ended samples.", ["state", "cause"], registry=registry
+        )
+        self._generated = Counter("penstock_generated_tokens", "Tokens that engines made.", registry=registry)
+        self._lost = Counter("penstock_lost_tokens_estimate", "Tokens lost with killed engines.", registry=registry)
+        self._ages = Histogram(
+            "penstock_staleness_versions", "Age of trained samples.", buckets=AGE_BUCKETS, registry=registry
+        )
+        self._lengths = Histogram(
+            "penstock_response_tokens", "Response lengths.", buckets=LENGTH_BUCKETS, registry=registry
+        )
+        self._restarts = Counter("penstock_restarts", "Actors replaced.", ["actor"], registry=registry)
+        self._activity = Counter(
+            "penstock_activity_seconds", "Time by state.", ["actor", "activity"], registry=registry
+        )
+        self._busy = Counter(
+            "penstock_occupied_seconds", "Working time, weighted by occupancy.", ["actor"], registry=registry
+        )
+        self._seen: dict[tuple[str, str, str], float] = {}
+        self._activity_series: dict[tuple[str, Activity], Counter] = {}
+
+    def actor(self, report: ActorReported, generated_tokens: int) -> None:
+        """An actor's report.
+
+        Args:
+            report: its figures, exposed as they are.
+            generated_tokens: total of all incarnations of all engines.
+        """
+        self._actors.report(report)
+        self._raise_to(self._generated, ("generated", "", ""), generated_tokens)
+
+    def activity(self, actor: str, spans: Iterable[ActivitySpan]) -> None:
+        """Spans that were added to an actor's lane."""
+        for span in spans:
+            series = self._activity_series.get((actor, span.activity))
+            if series is None:
+                series = self._activity.labels(actor, span.activity.value)
+                self._activity_series[actor, span.activity] = series
+            series.inc(span.end_s - span.start_s)
+            if span.activity is Activity.WORKING:
+                self._busy.labels(actor).inc((span.end_s - span.start_s) * span.occupancy)
+
+    def step(self, report: StepReported) -> None:
+        """A recorded step."""
+        self._version.set(report.version)
+        self._steps.report(report)
+        for age, count in enumerate(report.staleness_counts):
+            for _ in range(count):
+                self._ages.observe(age)
+        for length in report.response_lengths:
+            self._lengths.observe(length)
+        balance = report.balance
+        self._raise_to(self._issued, ("issued", "", ""), balance.issued)
+        self._in_system.set(balance.in_system)
+        for ended in balance.ended:
+            series = self._ended.labels(ended.state, ended.cause)
+            self._raise_to(series, ("ended", ended.state, ended.cause), ended.num_samples)
+            series = self._ended_tokens.labels(ended.state, ended.cause)
+            self._raise_to(series, ("tokens", ended.state, ended.cause), ended.num_tokens)
+
+    def lost(self, actor: str, tokens_estimate: int) -> None:
+        """An actor was given up and is replaced."""
+        self._restarts.labels(actor).inc()
+        self._lost.inc(tokens_estimate)
+
+    def _raise_to(self, counter: Counter, key: tuple[str, str, str], total: float) -> None:
+        """Reports carry totals, counters take increments."""
+        grown = total - self._seen.get(key, 0.0)
+        if grown > 0 and math.isfinite(grown):
+            self._seen[key] = total
+            counter.inc(grown)
+
+
+def actor_series(name: str) -> str:
+    """``engine/running`` → ``penstock_actor_engine_running``."""
+    return "penstock_actor_" + _NOT_ALLOWED.sub("_", name)
+
+
+def step_series(name: str) -> str:
+    """``train/kl_loss`` → ``penstock_step_train_kl_loss``."""
+    return "penstock_step_" + _NOT_ALLOWED.sub("_", name)

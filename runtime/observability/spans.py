@@ -1,0 +1,146 @@
+"""Spans as tuples: what the hot path of an actor pays for being traced.
+
+Invariants:
+
+* Recording appends one tuple to a list and touches neither OpenTelemetry nor a file. A thread of
+  :mod:`penstock.runtime.observability.span_export` turns the tuples into OpenTelemetry spans later.
+* The trace id of a sample, of a step and of a version is a function of the run's salt and of what it is about. So
+  every actor knows it without being told, and the spans of one sample form one trace.
+* The id of the root span of a trace is a function of the trace id, so anyone can name it as parent before, or
+  without, having seen it.
+* Every other span id is unique: a counter that starts at a random point of the 64-bit ring in each process.
+* The list is bounded. What does not fit is dropped and counted, never waited for.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SALT_BYTES: Final = 16
+TRACE_ID_BYTES: Final = 16
+SPAN_ID_BYTES: Final = 8
+MAX_PENDING_SPANS: Final = 200_000
+"""About 80 MB of tuples: minutes of a busy actor whose exporter stands still."""
+
+AttributeValue = str | int | float | bool
+Attributes = tuple[tuple[str, AttributeValue], ...]
+SpanLink = tuple[bytes, bytes]
+"""Trace id and span id of another span."""
+SpanTuple = tuple[bytes, bytes, bytes, str, int, int, Attributes, tuple[SpanLink, ...]]
+"""Trace id (16 bytes), span id (8), parent (8, or empty for a root), name, start and end in Unix nanoseconds,
+attributes, links."""
+
+NO_PARENT: Final = b""
+_RING: Final = (1 << 64) - 1
+
+
+def new_salt() -> bytes:
+    """The salt of a run: 16 random bytes from the operating system."""
+    return os.urandom(SALT_BYTES)
+
+
+def trace_id_of(run_salt: bytes, group_id: int, index: int) -> bytes:
+    """The trace of one sample, 16 bytes; the same in every process that knows the salt."""
+    return _derive(run_salt, b"sample/%d/%d" % (group_id, index))
+
+
+def step_trace_id(run_salt: bytes, version: int) -> bytes:
+    """The trace of the step that makes ``version``, 16 bytes."""
+    return _derive(run_salt, b"step/%d" % version)
+
+
+def version_trace_id(run_salt: bytes, version: int) -> bytes:
+    """The trace of the way of ``version`` from the learner to the engines, 16 bytes."""
+    return _derive(run_salt, b"version/%d" % version)
+
+
+def actor_trace_id(run_salt: bytes, name: str, epoch: int) -> bytes:
+    """The trace of what one incarnation of an actor does for no sample, step or version in particular."""
+    return _derive(run_salt, f"actor/{name}/{epoch}".encode())
+
+
+def root_span_id(trace_id: bytes) -> bytes:
+    """The id that the root span of this trace has, 8 bytes."""
+    return trace_id[:SPAN_ID_BYTES]
+
+
+def sampled(trace_id: bytes, fraction: float) -> bool:
+    """Whether this trace is among the ``fraction`` in [0, 1] that is kept.
+
+    It is the rule of OpenTelemetry's ``TraceIdRatioBased`` sampler, so a collector that samples by the same fraction
+    keeps the same traces.
+    """
+    return int.from_bytes(trace_id[8:], "big") < round(fraction * (_RING + 1))
+
+
+class SpanRecorder:
+    """Collects the spans of one process until an exporter takes them. Any thread may record."""
+
+    __slots__ = ("_limit", "_next_id", "_spans", "num_dropped")
+
+    def __init__(self, *, max_pending: int = MAX_PENDING_SPANS) -> None:
+        self.num_dropped = 0
+        """Spans that found the list full."""
+        self._limit = max_pending
+        self._spans: list[SpanTuple] = []
+        self._next_id: Callable[[], int] = itertools.count(int.from_bytes(os.urandom(SPAN_ID_BYTES), "big")).__next__
+
+    def record(
+        self,
+        trace_id: bytes,
+        parent_id: bytes,
+        name: str,
+        start_ns: int,
+        end_ns: int,
+        attributes: Attributes = (),
+        links: tuple[SpanLink, ...] = (),
+    ) -> bytes:
+        """Record a finished span; returns its new id (8 bytes)."""
+        span_id = (self._next_id() & _RING).to_bytes(8, "big")
+        spans = self._spans
+        if len(spans) < self._limit:
+            spans.append((trace_id, span_id, parent_id, name, start_ns, end_ns, attributes, links))
+        else:
+            self.num_dropped += 1
+        return span_id
+
+    def record_root(
+        self,
+        trace_id: bytes,
+        name: str,
+        start_ns: int,
+        end_ns: int,
+        attributes: Attributes = (),
+        links: tuple[SpanLink, ...] = (),
+    ) -> bytes:
+        """Record the root of a trace, under the id that :func:`root_span_id` gives it."""
+        span_id = root_span_id(trace_id)
+        if len(self._spans) < self._limit:
+            self._spans.append((trace_id, span_id, NO_PARENT, name, start_ns, end_ns, attributes, links))
+        else:
+            self.num_dropped += 1
+        return span_id
+
+    @property
+    def num_pending(self) -> int:
+        """Spans that were recorded and not taken yet."""
+        return len(self._spans)
+
+    def take(self, limit: int) -> list[SpanTuple]:
+        """Remove and return at most ``limit`` of the oldest spans. For one exporter at a time."""
+        spans = self._spans
+        # Two operations, each atomic under the interpreter's lock: what another thread appends between them stands
+        # behind what is cut off. Replacing the list instead would lose an append that had already looked it up.
+        taken = spans[:limit]
+        del spans[: len(taken)]
+        return taken
+
+
+def _derive(run_salt: bytes, what: bytes) -> bytes:
+    return blake2b(what, digest_size=TRACE_ID_BYTES, key=run_salt).digest()

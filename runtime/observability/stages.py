@@ -1,0 +1,362 @@
+"""The stages of a sample, a step and a version, found in the events and commands of one actor.
+
+Invariants:
+
+* Stages follow from what one actor hears and returns; actors tell each other nothing for them.
+* Everything kept between events is bounded. The oldest entry goes first, and its span is then missing, not wrong.
+
+The stages of a sample, each in the sample's own trace, and who records them:
+
+===========  =================  ==========================================================================
+stage        recorded by        from, to
+===========  =================  ==========================================================================
+issue        PromptSource       its group was granted, ``SampleIssued`` sent. The first one is the root
+queue        EngineWorker       ``SampleIssued`` (or an interruption), ``Generate``
+generate     EngineWorker       ``Generate``, ``GenerationEnded``; the attribute ``versions`` has the spans
+score        Scorer             ``SampleGenerated``, the result sent
+filter       Filter             ``SampleScored``, its group sent on
+buffer_wait  Buffer             ``GroupAdmitted``, ``BatchReady`` sent; linked to the step
+train        Learner            ``Train``, ``BatchTrained``; linked to the step
+===========  =================  ==========================================================================
+
+A step has a trace of its own: its root ``step`` links to its samples and to the version that it makes. So has a
+version: its root ``version`` lasts from the export to the announcement and links back to the step, and holds
+``publish``, ``fetch_weights`` and ``apply_weights``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+from penstock.messages.commands import (
+    ApplyWeights,
+    FetchWeights,
+    Generate,
+    PublishWeights,
+    SaveCheckpoint,
+    Train,
+)
+from penstock.messages.flow import (
+    DemandGranted,
+    GroupAdmitted,
+    GroupRejected,
+    SampleGenerated,
+    SampleIssued,
+    SampleScored,
+    ScoringFailed,
+)
+from penstock.messages.local import (
+    BatchTrained,
+    CheckpointWritten,
+    GenerationEnded,
+    WeightsPublished,
+    WeightsStagedLocally,
+    WeightsSwapped,
+)
+from penstock.messages.samples import Cancelled
+from penstock.messages.training import BatchReady
+from penstock.messages.weights import VersionAnnounced, WeightsExported
+from penstock.runtime.observability.spans import root_span_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.messages.base import Command, Event
+    from penstock.messages.samples import Group, Outcome, Part, SampleKey
+    from penstock.runtime.observability.spans import Attributes, SpanLink, SpanRecorder
+    from penstock.runtime.observability.trace_ids import TraceIds
+
+MAX_OPEN: Final = 65_536
+"""Stages of one kind that may be open at once in one actor."""
+
+KeyT = TypeVar("KeyT")
+ValueT = TypeVar("ValueT")
+
+
+class _Open(Generic[KeyT, ValueT]):
+    """What has begun and not ended; the oldest goes when there are too many."""
+
+    __slots__ = ("_entries",)
+
+    def __init__(self) -> None:
+        self._entries: dict[KeyT, ValueT] = {}
+
+    def begin(self, key: KeyT, value: ValueT) -> None:
+        self._entries.pop(key, None)
+        if len(self._entries) >= MAX_OPEN:
+            del self._entries[next(iter(self._entries))]
+        self._entries[key] = value
+
+    def end(self, key: KeyT) -> ValueT | None:
+        return self._entries.pop(key, None)
+
+
+class StageRecorder:
+    """Records the stages that one actor sees the beginning and the end of."""
+
+    def __init__(self, recorder: SpanRecorder, ids: TraceIds) -> None:
+        self._record = recorder.record
+        self._record_root = recorder.record_root
+        self._ids = ids
+        self._granted: list[tuple[int, int]] = []
+        """Totals of ``DemandGranted`` with the time each was first heard, ascending."""
+        self._arrived: _Open[SampleKey, int] = _Open()
+        self._generating: _Open[SampleKey, int] = _Open()
+        self._buffered: _Open[int, int] = _Open()
+        self._working: _Open[tuple[str, int], int] = _Open()
+        self._training: _Open[int, tuple[int, tuple[SampleKey, ...]]] = _Open()
+        self._on_event: dict[type[Event], Callable[[Any, int, int], None]] = {
+            DemandGranted: self._demand_granted,
+            SampleIssued: self._sample_arrived,
+            GenerationEnded: self._generation_ended,
+            SampleGenerated: self._sample_to_score,
+            SampleScored: self._sample_to_filter,
+            ScoringFailed: self._failure_to_filter,
+            GroupAdmitted: self._group_buffered,
+            BatchTrained: self._batch_trained,
+            CheckpointWritten: self._checkpoint_written,
+            WeightsPublished: self._weights_published,
+            WeightsExported: self._weights_exported,
+            WeightsStagedLocally: self._weights_fetched,
+            WeightsSwapped: self._weights_swapped,
+        }
+        self._on_command: dict[type[Command], Callable[[Any, int], None]] = {
+            Generate: self._generation_begins,
+            Train: self._training_begins,
+            SaveCheckpoint: self._checkpoint_begins,
+            PublishWeights: self._publish_begins,
+            FetchWeights: self._fetch_begins,
+            ApplyWeights: self._swap_begins,
+        }
+        self._on_sent: dict[type[Event], Callable[[Any, str, int, int], None]] = {
+            SampleIssued: self._sample_issued,
+            SampleScored: self._sample_scored,
+            ScoringFailed: self._scoring_failed,
+            GroupAdmitted: self._group_admitted,
+            GroupRejected: self._group_rejected,
+            BatchReady: self._batch_offered,
+            VersionAnnounced: self._version_announced,
+        }
+
+    # --- what the observer of the shell calls -------------------------------------------------------------------
+
+    def event(self, event: Event, start_ns: int, end_ns: int) -> None:
+        """An event that was handled in this time."""
+        act = self._on_event.get(type(event))
+        if act is not None:
+            act(event, start_ns, end_ns)
+
+    def command(self, command: Command, end_ns: int) -> None:
+        """A command that the handling returned, other than a ``Send``."""
+        act = self._on_command.get(type(command))
+        if act is not None:
+            act(command, end_ns)
+
+    def sent(self, event: Event, to: str, start_ns: int, end_ns: int) -> None:
+        """An event that the handling sends."""
+        act = self._on_sent.get(type(event))
+        if act is not None:
+            act(event, to, start_ns, end_ns)
+
+    # --- PromptSource -----------------------------------------------------------------------------------------
+
+    def _demand_granted(self, event: DemandGranted, start_ns: int, _end_ns: int) -> None:
+        granted = self._granted
+        if not granted or event.total > granted[-1][0]:
+            granted.append((event.total, start_ns))
+        while len(granted) > 1 and granted[0][0] <= event.settled.floor:
+            del granted[0]
+
+    def _sample_issued(self, sent: SampleIssued, to: str, start_ns: int, end_ns: int) -> None:
+        key = sent.key
+        trace_id = self._ids.sample(key.group_id, key.index)
+        if not trace_id:
+            return
+        attributes = (
+            ("group_id", key.group_id),
+            ("index", key.index),
+            ("attempt", sent.attempt),
+            ("engine", to),
+            ("min_version", sent.min_version),
+            ("deadline_version", sent.deadline_version),
+        )
+        if sent.attempt:
+            self._record(trace_id, root_span_id(trace_id), "issue", start_ns, end_ns, attributes)
+            return
+        place = bisect_right(self._granted, key.group_id, key=lambda grant: grant[0])
+        since_ns = self._granted[place][1] if place < len(self._granted) else start_ns
+        self._record_root(trace_id, "issue", since_ns, end_ns, attributes)
+
+    # --- EngineWorker -----------------------------------------------------------------------------------------
+
+    def _sample_arrived(self, event: SampleIssued, start_ns: int, _end_ns: int) -> None:
+        self._arrived.begin(event.key, start_ns)
+
+    def _generation_begins(self, command: Generate, end_ns: int) -> None:
+        arrived_ns = self._arrived.end(command.key)
+        if arrived_ns is not None:
+            self._stage("queue", command.key, arrived_ns, end_ns, (("attempt", command.attempt),))
+        self._generating.begin(command.key, end_ns)
+
+    def _generation_ended(self, event: GenerationEnded, start_ns: int, end_ns: int) -> None:
+        began_ns = self._generating.end(event.key)
+        if began_ns is None:
+            return
+        attributes = (
+            ("attempt", event.attempt),
+            ("outcome", _outcome(event.outcome)),
+            ("num_tokens", event.part.num_tokens),
+            ("versions", _versions(event.part)),
+        )
+        self._stage("generate", event.key, began_ns, start_ns, attributes)
+        if isinstance(event.outcome, Cancelled) and event.outcome.cause == "interrupted":
+            self._arrived.begin(event.key, end_ns)
+
+    # --- Scorer and Filter ------------------------------------------------------------------------------------
+
+    def _sample_to_score(self, event: SampleGenerated, start_ns: int, _end_ns: int) -> None:
+        self._arrived.begin(event.sample.key, start_ns)
+
+    def _sample_scored(self, sent: SampleScored, _to: str, _start_ns: int, end_ns: int) -> None:
+        arrived_ns = self._arrived.end(sent.sample.key)
+        if arrived_ns is not None:
+            reward = sent.sample.reward
+            attributes = () if reward is None else (("reward", reward),)
+            self._stage("score", sent.sample.key, arrived_ns, end_ns, attributes)
+
+    def _scoring_failed(self, sent: ScoringFailed, _to: str, _start_ns: int, end_ns: int) -> None:
+        arrived_ns = self._arrived.end(sent.key)
+        if arrived_ns is not None:
+            self._stage("score", sent.key, arrived_ns, end_ns, (("failure", sent.reason),))
+
+    def _sample_to_filter(self, event: SampleScored, start_ns: int, _end_ns: int) -> None:
+        self._arrived.begin(event.sample.key, start_ns)
+
+    def _failure_to_filter(self, event: ScoringFailed, start_ns: int, _end_ns: int) -> None:
+        self._arrived.begin(event.key, start_ns)
+
+    def _group_admitted(self, sent: GroupAdmitted, _to: str, _start_ns: int, end_ns: int) -> None:
+        for sample in sent.group.samples:
+            self._filtered(sample.key, end_ns, (("kept", True),))
+        for end in sent.group.ended:
+            self._filtered(end.key, end_ns, (("kept", False), ("cause", end.cause)))
+
+    def _group_rejected(self, sent: GroupRejected, _to: str, _start_ns: int, end_ns: int) -> None:
+        for end in sent.ended:
+            self._filtered(end.key, end_ns, (("kept", False), ("cause", sent.cause)))
+
+    def _filtered(self, key: SampleKey, end_ns: int, attributes: Attributes) -> None:
+        arrived_ns = self._arrived.end(key)
+        if arrived_ns is not None:
+            self._stage("filter", key, arrived_ns, end_ns, attributes)
+
+    # --- Buffer -----------------------------------------------------------------------------------------------
+
+    def _group_buffered(self, event: GroupAdmitted, start_ns: int, _end_ns: int) -> None:
+        self._buffered.begin(event.group.group_id, start_ns)
+
+    def _batch_offered(self, sent: BatchReady, _to: str, _start_ns: int, end_ns: int) -> None:
+        link = self._ids.step_link(sent.version)
+        for group in sent.groups:
+            since_ns = self._buffered.end(group.group_id)
+            if since_ns is None:  # offered before
+                continue
+            for sample in group.samples:
+                self._stage("buffer_wait", sample.key, since_ns, end_ns, (("version", sent.version),), (link,))
+
+    # --- Learner ----------------------------------------------------------------------------------------------
+
+    def _training_begins(self, command: Train, end_ns: int) -> None:
+        self._training.begin(command.version, (end_ns, _keys(command.groups)))
+
+    def _batch_trained(self, event: BatchTrained, start_ns: int, _end_ns: int) -> None:
+        begun = self._training.end(event.version)
+        if begun is None:
+            return
+        began_ns, keys = begun
+        link = self._ids.step_link(event.version)
+        links = [self._ids.version_link(event.version)]
+        for key in keys:
+            if trace_id := self._ids.sample(key.group_id, key.index):
+                self._stage("train", key, began_ns, start_ns, (("version", event.version),), (link,))
+                links.append((trace_id, root_span_id(trace_id)))
+        attributes = (
+            ("version", event.version),
+            ("num_samples", len(keys)),
+            ("num_trained_tokens", event.num_trained_tokens),
+            ("num_masked_tokens", event.num_masked_tokens),
+        )
+        self._record_root(link[0], "step", began_ns, start_ns, attributes, tuple(links))
+
+    def _checkpoint_begins(self, command: SaveCheckpoint, end_ns: int) -> None:
+        self._working.begin(("checkpoint", command.version), end_ns)
+
+    def _checkpoint_written(self, event: CheckpointWritten, start_ns: int, _end_ns: int) -> None:
+        trace_id = self._ids.step(event.version)
+        self._worked("checkpoint", event.version, trace_id, start_ns)
+
+    # --- weights ----------------------------------------------------------------------------------------------
+
+    def _publish_begins(self, command: PublishWeights, end_ns: int) -> None:
+        self._working.begin(("publish", command.version), end_ns)
+
+    def _weights_published(self, event: WeightsPublished, start_ns: int, _end_ns: int) -> None:
+        version = event.manifest.version
+        size = (("size_bytes", event.manifest.size_bytes),)
+        self._worked("publish", version, self._ids.version(version), start_ns, size)
+
+    def _weights_exported(self, event: WeightsExported, start_ns: int, _end_ns: int) -> None:
+        self._working.begin(("version", event.manifest.version), start_ns)
+
+    def _version_announced(self, sent: VersionAnnounced, _to: str, _start_ns: int, end_ns: int) -> None:
+        exported_ns = self._working.end(("version", sent.version))
+        if exported_ns is not None:  # it is told to several, and repeated
+            attributes = (("version", sent.version), ("num_engines", len(sent.serving)))
+            link = self._ids.step_link(sent.version)
+            self._record_root(self._ids.version(sent.version), "version", exported_ns, end_ns, attributes, (link,))
+
+    def _fetch_begins(self, command: FetchWeights, end_ns: int) -> None:
+        self._working.begin(("fetch_weights", command.manifest.version), end_ns)
+
+    def _weights_fetched(self, event: WeightsStagedLocally, start_ns: int, _end_ns: int) -> None:
+        attributes = (("error", event.error),) if event.error else ()
+        trace_id = self._ids.version(event.version)
+        self._worked("fetch_weights", event.version, trace_id, start_ns, attributes)
+
+    def _swap_begins(self, command: ApplyWeights, end_ns: int) -> None:
+        self._working.begin(("apply_weights", command.manifest.version), end_ns)
+
+    def _weights_swapped(self, event: WeightsSwapped, start_ns: int, _end_ns: int) -> None:
+        self._worked("apply_weights", event.version, self._ids.version(event.version), start_ns)
+
+    def _worked(self, name: str, version: int, trace_id: bytes, end_ns: int, attributes: Attributes = ()) -> None:
+        began_ns = self._working.end((name, version))
+        if began_ns is not None:
+            self._record(trace_id, root_span_id(trace_id), name, began_ns, end_ns, (("version", version), *attributes))
+
+    def _stage(
+        self,
+        name: str,
+        key: SampleKey,
+        start_ns: int,
+        end_ns: int,
+        attributes: Attributes = (),
+        links: tuple[SpanLink, ...] = (),
+    ) -> None:
+        trace_id = self._ids.sample(key.group_id, key.index)
+        if trace_id:
+            self._record(trace_id, root_span_id(trace_id), name, start_ns, end_ns, attributes, links)
+
+
+def _keys(groups: tuple[Group, ...]) -> tuple[SampleKey, ...]:
+    return tuple(sample.key for group in groups for sample in group.samples)
+
+
+def _outcome(outcome: Outcome) -> str:
+    return str(outcome.__struct_config__.tag)
+
+
+def _versions(part: Part) -> str:
+    """Version spans as ``3:120 4:12``: 120 tokens of version 3, then 12 of version 4."""
+    return " ".join(f"{span.version}:{span.num_tokens}" for span in part.spans)

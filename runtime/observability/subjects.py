@@ -1,0 +1,207 @@
+"""What an event is about: one sample, one group, one step or one version of the weights, or nothing in particular.
+
+Traces put an event's span into the trace of its subject, and the event log names the subject beside the event.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from penstock.messages.flow import (
+    GenerationClosed,
+    GenerationProgressed,
+    GroupAdmitted,
+    GroupRejected,
+    SampleFailed,
+    SampleGenerated,
+    SampleIssued,
+    SampleScored,
+    ScoringFailed,
+)
+from penstock.messages.local import (
+    BatchTrained,
+    CheckpointWritten,
+    GenerationAdvanced,
+    GenerationEnded,
+    GroupJudged,
+    SampleJudged,
+    WeightsPublished,
+    WeightsStagedLocally,
+    WeightsSwapped,
+)
+from penstock.messages.training import (
+    BatchReady,
+    CheckpointDemanded,
+    CheckpointSaved,
+    LearnerReady,
+    StepFinished,
+    StepReported,
+)
+from penstock.messages.weights import (
+    DrainFinished,
+    VersionAnnounced,
+    WeightsApplied,
+    WeightsCommitted,
+    WeightsExported,
+    WeightsFetched,
+    WeightsStaged,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.messages.base import Event
+
+
+class SampleSubject(msgspec.Struct, frozen=True, gc=False):
+    """One sample."""
+
+    group_id: int
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.group_id}/{self.index}"
+
+
+class GroupSubject(msgspec.Struct, frozen=True, gc=False):
+    """All samples of a group, by their indices."""
+
+    group_id: int
+    indices: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.group_id}"
+
+
+class StepSubject(msgspec.Struct, frozen=True, gc=False):
+    """The step that makes this version."""
+
+    version: int
+
+    def __str__(self) -> str:
+        return f"step {self.version}"
+
+
+class VersionSubject(msgspec.Struct, frozen=True, gc=False):
+    """This version on its way to the engines."""
+
+    version: int
+
+    def __str__(self) -> str:
+        return f"version {self.version}"
+
+
+Subject = SampleSubject | GroupSubject | StepSubject | VersionSubject
+
+_Keyed = (
+    SampleIssued
+    | GenerationProgressed
+    | GenerationClosed
+    | ScoringFailed
+    | SampleFailed
+    | GenerationAdvanced
+    | GenerationEnded
+    | SampleJudged
+)
+_OfStep = (
+    BatchReady
+    | StepFinished
+    | StepReported
+    | CheckpointDemanded
+    | CheckpointSaved
+    | LearnerReady
+    | BatchTrained
+    | CheckpointWritten
+)
+_OfVersion = (
+    WeightsFetched
+    | WeightsCommitted
+    | WeightsApplied
+    | DrainFinished
+    | VersionAnnounced
+    | WeightsStagedLocally
+    | WeightsSwapped
+)
+_WithManifest = WeightsExported | WeightsStaged | WeightsPublished
+
+
+def _of_key(event: _Keyed) -> SampleSubject:
+    return SampleSubject(event.key.group_id, event.key.index)
+
+
+def _of_sample(event: SampleGenerated | SampleScored) -> SampleSubject:
+    return SampleSubject(event.sample.key.group_id, event.sample.key.index)
+
+
+def _of_admitted(event: GroupAdmitted) -> GroupSubject:
+    return GroupSubject(event.group.group_id, tuple(sample.key.index for sample in event.group.samples))
+
+
+def _of_rejected(event: GroupRejected) -> GroupSubject:
+    return GroupSubject(event.group_id, tuple(end.key.index for end in event.ended))
+
+
+def _of_judged(event: GroupJudged) -> GroupSubject:
+    return GroupSubject(event.group_id, (0,))
+
+
+def _of_step(event: _OfStep) -> StepSubject:
+    return StepSubject(event.version)
+
+
+def _of_version(event: _OfVersion) -> VersionSubject:
+    return VersionSubject(event.version)
+
+
+def _of_manifest(event: _WithManifest) -> VersionSubject:
+    return VersionSubject(event.manifest.version)
+
+
+_SUBJECT_OF: Final[dict[type[Event], Callable[..., Subject]]] = {
+    SampleIssued: _of_key,
+    GenerationProgressed: _of_key,
+    GenerationClosed: _of_key,
+    ScoringFailed: _of_key,
+    SampleFailed: _of_key,
+    GenerationAdvanced: _of_key,
+    GenerationEnded: _of_key,
+    SampleJudged: _of_key,
+    SampleGenerated: _of_sample,
+    SampleScored: _of_sample,
+    GroupAdmitted: _of_admitted,
+    GroupRejected: _of_rejected,
+    GroupJudged: _of_judged,
+    BatchReady: _of_step,
+    StepFinished: _of_step,
+    StepReported: _of_step,
+    CheckpointDemanded: _of_step,
+    CheckpointSaved: _of_step,
+    LearnerReady: _of_step,
+    BatchTrained: _of_step,
+    CheckpointWritten: _of_step,
+    WeightsFetched: _of_version,
+    WeightsCommitted: _of_version,
+    WeightsApplied: _of_version,
+    DrainFinished: _of_version,
+    VersionAnnounced: _of_version,
+    WeightsStagedLocally: _of_version,
+    WeightsSwapped: _of_version,
+    WeightsExported: _of_manifest,
+    WeightsStaged: _of_manifest,
+    WeightsPublished: _of_manifest,
+}
+"""By exact class: an inbox never hears a subclass, and a dictionary is what a hot path can afford."""
+
+
+def subject_of(event: Event) -> Subject | None:
+    """What the event is about; None for timers, membership, demand, settlements and the like."""
+    find = _SUBJECT_OF.get(type(event))
+    return None if find is None else find(event)
+
+
+def subject_text(event: Event) -> str:
+    """The subject for the event log: ``12/3``, ``12``, ``step 4``, ``version 4``, or nothing."""
+    subject = subject_of(event)
+    return "" if subject is None else str(subject)

@@ -1,0 +1,162 @@
+"""The outcome of a run in one struct: what ``summary.json`` holds, the terminal shows and the report begins with."""
+
+from __future__ import annotations
+
+import os
+import platform
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from penstock.messages.samples import TerminalState
+from penstock.messages.training import Balance
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SUMMARY_FILE: Final = "summary.json"
+
+
+class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a run ran."""
+
+    system: str
+    python: str
+    num_cpus: int
+    """That the run may use."""
+    memory_bytes: int
+    gpus: tuple[str, ...] = ()
+
+
+class TokenWaste(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens that were generated and not trained, by what became of them."""
+
+    state: str
+    cause: str
+    num_tokens: int
+
+
+class ActorRestarts(msgspec.Struct, frozen=True, kw_only=True):
+    """How often an actor was replaced."""
+
+    name: str
+    count: int
+
+
+class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run came to. Figures that a run without a step does not have are None."""
+
+    scenario: str
+    penstock_version: str
+    seed: int
+    policy: str
+    """Name of the staleness policy."""
+    staleness_bound: int
+    """η of the policy."""
+    started_at: str
+    """ISO 8601 with the offset to UTC."""
+    machine: MachineFacts
+
+    completed: bool
+    story: str
+    """Why the run ended, in a sentence for people."""
+    version: int
+    """Batches trained."""
+    num_steps: int
+    """Batches that were to be trained."""
+
+    wall_s: float
+    """From the start of the driver to the end."""
+    training_s: float
+    """From when the actors were up and the warm start was done."""
+    first10_reward: float | None
+    """Mean reward of the first ten steps, or of all when there are fewer."""
+    last10_reward: float | None
+    mean_staleness: float | None
+    """Over trained samples, in versions."""
+    max_staleness: int
+    mean_logprob_abs_diff: float | None
+    """Mean over the steps of |learner − engine| log-prob a token, in nats."""
+    max_logprob_abs_diff: float | None
+    """Largest of the steps' means."""
+
+    balance: Balance
+    tokens_generated: int
+    """As the engines counted them, of every incarnation up to its last report."""
+    tokens_trained: int
+    tokens_wasted: tuple[TokenWaste, ...]
+    tokens_lost_estimate: int
+    """Tokens that killed engines had made since their last report: an estimate, beside the balance."""
+    restarts: tuple[ActorRestarts, ...]
+
+    checkpoint: str = ""
+    """Folder of the last checkpoint; empty when there is none."""
+    report: str = ""
+    """Path of the HTML report; empty when it was switched off."""
+    metrics: str = ""
+    """Path of the steps as JSON lines."""
+
+    @property
+    def goodput(self) -> float | None:
+        """Trained ÷ generated tokens; None when nothing was generated."""
+        return self.tokens_trained / self.tokens_generated if self.tokens_generated else None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Generated tokens a second of training."""
+        return self.tokens_generated / self.training_s if self.training_s > 0 else None
+
+
+def trained_tokens(balance: Balance) -> int:
+    """Tokens of the samples that were trained."""
+    return sum(count.num_tokens for count in balance.ended if count.state == TerminalState.TRAINED)
+
+
+def wasted_tokens(balance: Balance) -> tuple[TokenWaste, ...]:
+    """Tokens of the samples that ended otherwise, the largest waste first."""
+    waste = [
+        TokenWaste(state=count.state, cause=count.cause, num_tokens=count.num_tokens)
+        for count in balance.ended
+        if count.state not in (TerminalState.TRAINED, TerminalState.EVALUATED) and count.num_tokens
+    ]
+    return tuple(sorted(waste, key=lambda item: (-item.num_tokens, item.state, item.cause)))
+
+
+def machine_facts() -> MachineFacts:
+    """The machine of this process, with its GPUs if it has any."""
+    # Imported here so that reading a summary needs neither.
+    import psutil
+
+    from penstock.runtime.observability.nvml import gpu_names
+
+    return MachineFacts(
+        system=f"{platform.system()} {platform.machine()}",
+        python=platform.python_version(),
+        num_cpus=len(os.sched_getaffinity(0)),
+        memory_bytes=psutil.virtual_memory().total,
+        gpus=gpu_names(),
+    )
+
+
+def write_summary(run_folder: Path, summary: RunSummary) -> Path:
+    """Write ``summary.json`` whole or not at all; returns its path."""
+    path = run_folder / SUMMARY_FILE
+    partial = path.with_suffix(".partial")
+    partial.write_bytes(msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n")
+    os.replace(partial, path)
+    return path
+
+
+def read_summary(run_folder: Path) -> RunSummary | None:
+    """The summary of a run; None when the run was cut off before it could write one.
+
+    Raises:
+        ValueError: the file is no summary.
+    """
+    path = run_folder / SUMMARY_FILE
+    if not path.exists():
+        return None
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=RunSummary)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{path} is no summary of a run: {error}") from error

@@ -1,0 +1,245 @@
+"""The traces in a run's folder: where they lie, and how the files of all actors are joined into one trace.
+
+``traces/salt`` holds the run's salt in hex, from which every trace id follows. ``traces/<actor>-<epoch>.jsonl`` holds
+the spans of one incarnation of an actor, as OTLP/JSON (``/`` in a name becomes ``-``).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from penstock.runtime.observability.jsonl import BadLineError
+from penstock.runtime.observability.spans import (
+    SALT_BYTES,
+    AttributeValue,
+    new_salt,
+    step_trace_id,
+    trace_id_of,
+    version_trace_id,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+TRACES_FOLDER: Final = "traces"
+SALT_FILE: Final = "salt"
+
+
+class NoTraceError(ValueError):
+    """The run's folder has no such trace."""
+
+
+class SpanRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One span of a trace, with who recorded it."""
+
+    actor: str
+    epoch: int
+    name: str
+    trace_id: str
+    """32 hexadecimal digits."""
+    span_id: str
+    """16 hexadecimal digits."""
+    parent_id: str
+    """Empty for a root."""
+    start_ns: int
+    """Unix time, as ``end_ns``."""
+    end_ns: int
+    attributes: dict[str, AttributeValue]
+    links: tuple[tuple[str, str], ...] = ()
+    """Trace id and span id of the spans that this one is linked to."""
+
+    @property
+    def duration_s(self) -> float:
+        return (self.end_ns - self.start_ns) / 1e9
+
+
+def open_traces(run_folder: Path) -> bytes:
+    """Make the folder for traces; returns the run's salt (16 bytes), that of an earlier start if there was one.
+
+    Raises:
+        ValueError: the file with the salt is damaged.
+    """
+    path = run_folder / TRACES_FOLDER / SALT_FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        # Whole or not at all: a torn salt would cut every later trace off from the earlier ones.
+        partial = path.with_suffix(".partial")
+        partial.write_text(new_salt().hex() + "\n")
+        os.replace(partial, path)
+    return _read_salt(path)
+
+
+def span_file(run_folder: Path, actor: str, epoch: int) -> Path:
+    """Where one incarnation of an actor writes its spans."""
+    return run_folder / TRACES_FOLDER / f"{actor.replace('/', '-')}-{epoch}.jsonl"
+
+
+def read_trace(run_folder: Path, group_id: int, index: int) -> list[SpanRow]:
+    """All spans of one sample, of all actors, by their start.
+
+    Raises:
+        NoTraceError: the run was not traced, or this sample was not (or not sampled).
+        BadLineError: a file of spans is damaged.
+    """
+    rows = read_spans(run_folder, trace_id_of(run_salt(run_folder), group_id, index))
+    if not rows:
+        raise NoTraceError(
+            f"there is no trace of sample {group_id}/{index} in {run_folder / TRACES_FOLDER}: it was never issued, or "
+            "observability.trace_fraction left it out"
+        )
+    return rows
+
+
+def read_step(run_folder: Path, version: int) -> list[SpanRow]:
+    """All spans of the step that made this version and of the version's way to the engines, by their start.
+
+    Raises:
+        NoTraceError: the run was not traced, or has no such step.
+        BadLineError: a file of spans is damaged.
+    """
+    salt = run_salt(run_folder)
+    rows = [
+        *read_spans(run_folder, step_trace_id(salt, version)),
+        *read_spans(run_folder, version_trace_id(salt, version)),
+    ]
+    if not rows:
+        raise NoTraceError(f"there is no trace of step {version} in {run_folder / TRACES_FOLDER}")
+    return sorted(rows, key=_order)
+
+
+def read_spans(run_folder: Path, trace_id: bytes) -> list[SpanRow]:
+    """All spans of one trace, of all actors, by their start; none if there is no such trace.
+
+    Raises:
+        BadLineError: a file of spans is damaged.
+    """
+    rows = [
+        row for path in sorted((run_folder / TRACES_FOLDER).glob("*.jsonl")) for row in _spans_in(path, trace_id.hex())
+    ]
+    return sorted(rows, key=_order)
+
+
+def run_salt(run_folder: Path) -> bytes:
+    """The salt of a run that was traced, 16 bytes.
+
+    Raises:
+        NoTraceError: the run was not traced.
+        ValueError: the file with the salt is damaged.
+    """
+    path = run_folder / TRACES_FOLDER / SALT_FILE
+    if not path.exists():
+        raise NoTraceError(f"{run_folder} has no traces; was it run with observability.tracing: true?")
+    return _read_salt(path)
+
+
+def _read_salt(path: Path) -> bytes:
+    text = path.read_text().strip()
+    try:
+        salt = bytes.fromhex(text)
+    except ValueError:
+        salt = b""
+    if len(salt) != SALT_BYTES:
+        raise ValueError(f"{path} must hold {SALT_BYTES} bytes in hexadecimal, got {text[:80]!r}")
+    return salt
+
+
+def _order(row: SpanRow) -> tuple[int, int, str]:
+    # What lasts longer first, so that a stage stands before what happened in it.
+    return row.start_ns, -row.end_ns, row.name
+
+
+class _Value(msgspec.Struct, rename="camel"):
+    """``AnyValue`` of OTLP/JSON, as far as spans of Penstock use it."""
+
+    string_value: str | None = None
+    bool_value: bool | None = None
+    int_value: str | None = None
+    double_value: float | None = None
+
+    def plain(self) -> AttributeValue:
+        if self.bool_value is not None:
+            return self.bool_value
+        if self.int_value is not None:
+            return int(self.int_value)
+        if self.double_value is not None:
+            return self.double_value
+        return "" if self.string_value is None else self.string_value
+
+
+class _Attribute(msgspec.Struct):
+    key: str
+    value: _Value
+
+
+class _Link(msgspec.Struct, rename="camel"):
+    trace_id: str
+    span_id: str
+
+
+class _Span(msgspec.Struct, rename="camel"):
+    trace_id: str
+    span_id: str
+    name: str
+    start_time_unix_nano: str
+    end_time_unix_nano: str
+    parent_span_id: str = ""
+    attributes: list[_Attribute] = []
+    links: list[_Link] = []
+
+
+class _ScopeSpans(msgspec.Struct):
+    spans: list[_Span]
+
+
+class _Resource(msgspec.Struct):
+    attributes: list[_Attribute]
+
+
+class _ResourceSpans(msgspec.Struct, rename="camel"):
+    resource: _Resource
+    scope_spans: list[_ScopeSpans]
+
+
+class _TracesData(msgspec.Struct, rename="camel"):
+    resource_spans: list[_ResourceSpans]
+
+
+_decoder: Final = msgspec.json.Decoder(_TracesData)
+
+
+def _spans_in(path: Path, trace_id: str) -> Iterator[SpanRow]:
+    needle = trace_id.encode()
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            # A search in bytes passes over the lines of other traces a hundred times quicker than decoding them.
+            if needle not in line or not line.endswith(b"\n"):
+                continue
+            try:
+                data = _decoder.decode(line)
+            except msgspec.DecodeError as error:
+                raise BadLineError(f"{path}, line {number}: {error}") from error
+            for batch in data.resource_spans:
+                yield from _rows(batch, trace_id)
+
+
+def _rows(batch: _ResourceSpans, trace_id: str) -> Iterator[SpanRow]:
+    about = {attribute.key: attribute.value.plain() for attribute in batch.resource.attributes}
+    for scope in batch.scope_spans:
+        for span in scope.spans:
+            if span.trace_id == trace_id:
+                yield SpanRow(
+                    actor=str(about.get("penstock.actor", "")),
+                    epoch=int(about.get("penstock.epoch", 0)),
+                    name=span.name,
+                    trace_id=span.trace_id,
+                    span_id=span.span_id,
+                    parent_id=span.parent_span_id,
+                    start_ns=int(span.start_time_unix_nano),
+                    end_ns=int(span.end_time_unix_nano),
+                    attributes={attribute.key: attribute.value.plain() for attribute in span.attributes},
+                    links=tuple((link.trace_id, link.span_id) for link in span.links),
+                )

@@ -1,0 +1,226 @@
+"""What a run writes about itself as JSON lines: its steps, its time accounting and its events.
+
+``metrics.jsonl`` has one object per step, ``activity.jsonl`` one per span of an engine or the learner, an event log
+one array per handled event. All of them can be read while the run goes on.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from penstock.messages.training import Activity, ActivitySpan, Balance, StepReported
+from penstock.runtime.observability.activity import LaneTiler
+from penstock.runtime.observability.jsonl import JsonLinesWriter, read_rows, write_all
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from penstock.messages.training import ActorReported
+
+METRICS_FILE: Final = "metrics.jsonl"
+ACTIVITY_FILE: Final = "activity.jsonl"
+EVENTS_FILE: Final = "events.jsonl"
+EVENTS_PER_WRITE: Final = 1024
+
+
+class StepRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One step, as it stands in ``metrics.jsonl``."""
+
+    version: int
+    """The version that the step made."""
+    at_s: float
+    """When it was reported, in seconds since the start of the run."""
+    num_steps: int
+    """That the run is to make."""
+    metrics: dict[str, float | None]
+    """By name; null where the learner gave a number that JSON does not have (an infinity, not a number)."""
+    staleness_counts: tuple[int, ...]
+    """Trained samples by age; the index is the age in versions."""
+    response_lengths: tuple[int, ...]
+    """Response tokens of each sample."""
+    group_ids: tuple[int, ...]
+    balance: Balance
+
+    @classmethod
+    def of(cls, at_s: float, report: StepReported) -> StepRow:
+        """The row of a reported step."""
+        return cls(
+            version=report.version,
+            at_s=at_s,
+            num_steps=report.num_steps,
+            metrics={metric.name: metric.value for metric in report.metrics},
+            staleness_counts=report.staleness_counts,
+            response_lengths=report.response_lengths,
+            group_ids=report.group_ids,
+            balance=report.balance,
+        )
+
+
+class ActivityRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One span of one lane, as it stands in ``activity.jsonl``. The spans of a lane tile its time."""
+
+    actor: str
+    epoch: int
+    activity: Activity
+    start_s: float
+    end_s: float
+    occupancy: float = 1.0
+    """Mean of running ÷ capacity while working."""
+
+
+class EventRow(msgspec.Struct, frozen=True, array_like=True):
+    """One handled event, as it stands in an event log."""
+
+    at_s: float
+    actor: str
+    epoch: int
+    event: str
+    summary: str
+
+
+class MetricsLog:
+    """Writes ``metrics.jsonl``, each step at once."""
+
+    def __init__(self, run_folder: Path) -> None:
+        self._lines = JsonLinesWriter(run_folder / METRICS_FILE, lines_per_write=1)
+
+    def append(self, row: StepRow) -> None:
+        """Add one step."""
+        self._lines.append(row)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._lines.close()
+
+
+class ActivityLog:
+    """Writes ``activity.jsonl`` from what engines and learner report."""
+
+    def __init__(self, run_folder: Path) -> None:
+        self._lines = JsonLinesWriter(run_folder / ACTIVITY_FILE, lines_per_write=64)
+        self._lanes: dict[str, tuple[LaneTiler, int]] = {}
+
+    def append(self, report: ActorReported) -> list[ActivitySpan]:
+        """Add the spans of a report; returns what was added to the actor's lane, gaps included."""
+        if not report.activities:
+            return []
+        lane, _ = self._lanes.get(report.name) or (LaneTiler(), 0)
+        self._lanes[report.name] = (lane, report.epoch)
+        return self._write(report.name, report.epoch, lane.add(report.activities))
+
+    def flush(self) -> None:
+        """Make what was added readable."""
+        self._lines.flush()
+
+    def close(self, end_s: float) -> dict[str, list[ActivitySpan]]:
+        """Tile every lane to the end of the run and close the file; returns what that added, by actor."""
+        added = {name: self._write(name, epoch, lane.close(end_s)) for name, (lane, epoch) in self._lanes.items()}
+        self._lines.close()
+        return added
+
+    def _write(self, name: str, epoch: int, spans: list[ActivitySpan]) -> list[ActivitySpan]:
+        for span in spans:
+            row = ActivityRow(
+                actor=name,
+                epoch=epoch,
+                activity=span.activity,
+                start_s=span.start_s,
+                end_s=span.end_s,
+                occupancy=span.occupancy,
+            )
+            self._lines.append(row)
+        return spans
+
+
+class EventLog:
+    """A log of handled events with a digest over its lines, in batches: an append costs a fraction of a microsecond.
+
+    Two logs have the same digest exactly when they hold the same events in the same order. For one thread.
+    """
+
+    def __init__(self, path: Path | None = None, *, events_per_write: int = EVENTS_PER_WRITE) -> None:
+        """
+        Args:
+            path: the file, written anew; None keeps the digest only.
+            events_per_write: how many events are collected before they are hashed and written.
+        """
+        self.num_events = 0
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = None if path is None else path.open("wb", buffering=0)
+        self._events_per_write = events_per_write
+        self._rows: list[tuple[float, str, int, str, str]] = []
+        self._hash = blake2b(digest_size=16)
+        self._encoder = msgspec.json.Encoder()
+
+    def append(self, at_s: float, actor: str, epoch: int, event_name: str, summary: str = "") -> None:
+        """Add one event: when (seconds since the start of the run), who handled what, and what it was about."""
+        rows = self._rows
+        rows.append((at_s, actor, epoch, event_name, summary))
+        if len(rows) >= self._events_per_write:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hash what was collected and hand it to the operating system.
+
+        Raises:
+            OSError: it could not be written.
+        """
+        rows, self._rows = self._rows, []
+        if not rows:
+            return
+        self.num_events += len(rows)
+        data = self._encoder.encode_lines(rows)
+        self._hash.update(data)
+        if self._file is not None:
+            write_all(self._file, data)
+
+    def digest(self) -> str:
+        """BLAKE2b over every line so far, 32 hexadecimal digits."""
+        self.flush()
+        return self._hash.hexdigest()
+
+    def close(self) -> None:
+        """Flush and close the file."""
+        self.flush()
+        if self._file is not None:
+            self._file.close()
+
+
+def read_steps(run_folder: Path) -> list[StepRow]:
+    """The steps of a run, one a version, ascending; none if it made none. Where a version was trained again after the
+    learner was lost, the last report counts.
+
+    Raises:
+        BadLineError: the file is damaged.
+    """
+    path = run_folder / METRICS_FILE
+    rows = {row.version: row for row in read_rows(path, StepRow)} if path.exists() else {}
+    return [rows[version] for version in sorted(rows)]
+
+
+def read_activity(run_folder: Path) -> dict[str, list[ActivityRow]]:
+    """The lanes of a run by actor, each in order of time; none if nothing was reported.
+
+    Raises:
+        BadLineError: the file is damaged.
+    """
+    path = run_folder / ACTIVITY_FILE
+    lanes: dict[str, list[ActivityRow]] = {}
+    for row in read_rows(path, ActivityRow) if path.exists() else ():
+        lanes.setdefault(row.actor, []).append(row)
+    return lanes
+
+
+def read_events(path: Path) -> Iterator[EventRow]:
+    """The events of a log in order.
+
+    Raises:
+        FileNotFoundError: there is no such log.
+        BadLineError: the file is damaged.
+    """
+    return read_rows(path, EventRow)

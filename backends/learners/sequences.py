@@ -1,0 +1,139 @@
+"""From groups of samples to sequences of tokens with what each trained token needs.
+
+Axis letters: ``L`` tokens of a sequence (context and response), ``R`` tokens of a response, ``T`` trained tokens.
+
+Invariants:
+
+* A sequence is the prompt (or the context of an episode's part) and the response, as the ids that the engine saw and
+  made; nothing is tokenised again.
+* A token is trained if the model made it (loss mask) with a version of at least ``min_token_version``; every other
+  token is context and has no part in the loss, in its denominator, or in any figure under ``train/``.
+* Every sample of a batch has a reward; the Scorer never lets one pass without.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.messages.samples import Group, Part, Sample
+
+
+class TrainSequence(NamedTuple):
+    """One sequence that is trained on."""
+
+    tokens: NDArray[np.int32]
+    """``[L]``; ends with the last trained token, as nothing after it can matter."""
+    trained: NDArray[np.int64]
+    """Places ``[T]`` of the trained tokens in ``tokens``, ascending and at least 1: place ``t`` is predicted at
+    ``t − 1``."""
+    rollout_logprobs: NDArray[np.float32]
+    """``[T]``, as the engine reported them; zeros for demonstrations."""
+    sample: int
+    """Index of its sample in the batch; the parts of an episode share it."""
+
+
+class TrainBatch(NamedTuple):
+    """One batch, sample by sample and part by part."""
+
+    sequences: tuple[TrainSequence, ...]
+    """Without those that have no trained token."""
+    rewards: NDArray[np.float64]
+    """``[S]`` by sample."""
+    group_ids: NDArray[np.int64]
+    """``[S]`` by sample."""
+    num_masked_tokens: int
+    """Tokens that the model made and that are too old to be trained."""
+
+    @property
+    def num_trained_tokens(self) -> int:
+        return sum(len(sequence.trained) for sequence in self.sequences)
+
+
+def read_groups(groups: Sequence[Group], *, min_token_version: int) -> TrainBatch:
+    """Lay out a batch for training.
+
+    Raises:
+        ValueError: a sample has no reward, or a part has no context at all, so that nothing predicts its first token.
+    """
+    sequences: list[TrainSequence] = []
+    rewards: list[float] = []
+    group_ids: list[int] = []
+    num_masked = 0
+    for group in groups:
+        prompt = np.frombuffer(group.prompt.tokens, dtype=np.int32)
+        for sample in group.samples:
+            for part in sample.parts:
+                made, recent = _made_by_model(part), _recent_enough(part, min_token_version)
+                num_masked += int((made & ~recent).sum())
+                sequence = _sequence(sample, part, prompt, np.flatnonzero(made & recent), len(rewards))
+                if sequence is not None:
+                    sequences.append(sequence)
+            rewards.append(_reward(sample))
+            group_ids.append(group.group_id)
+    return TrainBatch(
+        sequences=tuple(sequences),
+        rewards=np.asarray(rewards, dtype=np.float64),
+        group_ids=np.asarray(group_ids, dtype=np.int64),
+        num_masked_tokens=num_masked,
+    )
+
+
+def demonstration_sequence(prompt: Sequence[int], response: Sequence[int], *, sample: int) -> TrainSequence:
+    """A demonstration: every token of ``response`` is trained.
+
+    Raises:
+        ValueError: the prompt or the response is empty.
+    """
+    if not prompt or not response:
+        empty = "response" if prompt else "prompt"
+        raise ValueError(f"demonstration {sample}: the {empty} has no tokens; both need at least one")
+    return TrainSequence(
+        tokens=np.asarray([*prompt, *response], dtype=np.int32),
+        trained=np.arange(len(prompt), len(prompt) + len(response), dtype=np.int64),
+        rollout_logprobs=np.zeros(len(response), dtype=np.float32),
+        sample=sample,
+    )
+
+
+def _sequence(
+    sample: Sample, part: Part, prompt: NDArray[np.int32], trained: NDArray[np.int64], index: int
+) -> TrainSequence | None:
+    if not len(trained):
+        return None
+    context = np.frombuffer(part.context_tokens, dtype=np.int32) if part.context_tokens else prompt
+    if not len(context):
+        raise ValueError(f"sample {sample.key}: the prompt has no tokens, so nothing predicts the first response token")
+    response = np.frombuffer(part.tokens, dtype=np.int32)[: trained[-1] + 1]
+    return TrainSequence(
+        tokens=np.concatenate([context, response]),
+        trained=trained + len(context),
+        rollout_logprobs=np.frombuffer(part.logprobs, dtype=np.float32)[trained],
+        sample=index,
+    )
+
+
+def _made_by_model(part: Part) -> NDArray[np.bool_]:
+    """``[R]``"""
+    if not part.loss_mask:
+        return np.ones(part.num_tokens, dtype=np.bool_)
+    mask: NDArray[np.bool_] = np.frombuffer(part.loss_mask, dtype=np.uint8) != 0
+    return mask
+
+
+def _recent_enough(part: Part, min_token_version: int) -> NDArray[np.bool_]:
+    """``[R]``"""
+    recent = [span.version >= min_token_version for span in part.spans]
+    return np.repeat(np.asarray(recent, dtype=np.bool_), [span.num_tokens for span in part.spans])
+
+
+def _reward(sample: Sample) -> float:
+    if sample.reward is None:
+        raise ValueError(f"sample {sample.key} came to the learner without a reward; every trained sample needs one")
+    return sample.reward

@@ -1,0 +1,85 @@
+"""The way in: what a torch learner needs, checked before its thread starts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from penstock.backends.learners.torch.backend import Demonstration, LearnerSetup, TorchLearnerBackend
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from penstock.backends.learners.options import LearnerOptions
+    from penstock.backends.protocol import Backend
+    from penstock.backends.weights.protocol import WeightExporter
+    from penstock.messages.commands import LearnerCommand
+
+
+def open_torch_learner(
+    *,
+    model_folder: Path,
+    checkpoints_folder: Path,
+    options: LearnerOptions,
+    temperature: float,
+    dtype: str,
+    seed: int,
+    num_steps: int,
+    exporter: WeightExporter,
+    demonstrations: Sequence[Demonstration] | None,
+) -> Backend[LearnerCommand]:
+    """A learner that trains the checkpoint in ``model_folder``; the model is loaded by its ``OpenLearner``.
+
+    Args:
+        model_folder: config, weights and tokenizer in Hugging Face format.
+        checkpoints_folder: where ``SaveCheckpoint`` writes ``version-0000123``.
+        options: the ``learner:`` block.
+        temperature: of the sampling; 0 means 1, as engines then report log-probs of temperature 1.
+        dtype: ``float32``, or ``bfloat16`` with float32 copies of the weights in the optimizer.
+        seed: of the run.
+        num_steps: batches of the run, for the schedule of the learning rate.
+        exporter: closed by the learner when it ends.
+        demonstrations: for the warm start; given exactly when ``options.warm_start`` is.
+
+    Raises:
+        ValueError: demonstrations and ``options.warm_start`` do not go together, or the device does not exist.
+    """
+    if options.warm_start is None and demonstrations is not None:
+        raise ValueError("demonstrations were given and learner.warm_start is not set; set it or leave them out")
+    if options.warm_start is not None and not demonstrations:
+        raise ValueError(f"learner.warm_start.path: {options.warm_start.path} has no rows; expected at least one")
+    return TorchLearnerBackend(
+        LearnerSetup(
+            model_folder=model_folder,
+            checkpoints_folder=checkpoints_folder,
+            options=options,
+            temperature=temperature or 1.0,
+            dtype=dtype,
+            device=choose_device(options.device),
+            seed=seed,
+            num_steps=num_steps,
+            exporter=exporter,
+            demonstrations=demonstrations or (),
+        )
+    )
+
+
+def choose_device(name: str) -> torch.device:
+    """The device that ``learner.device`` names; ``auto`` is the first GPU that this process may see, or the CPU.
+
+    Raises:
+        ValueError: it is neither a CPU nor a CUDA device that this process may see.
+    """
+    num_gpus = torch.cuda.device_count()
+    if name == "auto":
+        return torch.device("cuda:0" if num_gpus else "cpu")
+    if name == "cpu":
+        return torch.device("cpu")
+    kind, _, index = name.partition(":")
+    if kind != "cuda" or not (index or "0").isdecimal():
+        raise ValueError(f"learner.device: expected auto, cpu, cuda or cuda:N, got {name!r}")
+    if int(index or 0) >= num_gpus:
+        raise ValueError(f"learner.device: {name} was asked for, and this process may see {num_gpus} GPUs")
+    return torch.device("cuda", int(index or 0))

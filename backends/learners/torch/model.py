@@ -1,0 +1,185 @@
+"""A Hugging Face causal model that is trained on packed micro-batches.
+
+Invariants:
+
+* The model stays in evaluation mode: dropout would make the learner's log-probs differ from the engine's.
+* Sequences of a micro-batch do not see each other; this is checked with the loaded weights before anything is
+  trained, so an architecture that mixes tokens outside attention is refused and not trained wrongly.
+* A parameter that two layers share is exported and saved once, under the name that the checkpoint has.
+"""
+
+# torch and transformers are typed in part only:
+# pyright: reportUnknownMemberType=false
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from penstock.backends.learners.objectives.logprobs import token_entropy, token_logprobs
+from penstock.backends.learners.packing import PackedTokens, pack
+from penstock.backends.learners.sequences import demonstration_sequence
+from penstock.backends.learners.torch.attention import PACKED_ATTENTION, PackedRows
+from penstock.backends.models.progress import no_progress_bars
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from penstock.backends.learners.sequences import TrainSequence
+
+DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+ISOLATION_TOLERANCE: Final = {torch.float32: 1e-3, torch.bfloat16: 0.1}
+"""Largest mean difference in nats between a sequence alone and the same one packed behind another."""
+
+
+class CheckpointError(ValueError):
+    """A model folder that cannot be trained from."""
+
+
+class TokenScores(NamedTuple):
+    """Of the trained tokens of a micro-batch, float32 ``[T]``."""
+
+    logprobs: Tensor
+    entropy: Tensor
+
+
+class PackedModel:
+    """Owns the weights that are trained."""
+
+    def __init__(self, model: PreTrainedModel, device: torch.device) -> None:
+        self.model = model
+        self.device = device
+
+    @classmethod
+    def load(cls, folder: Path, *, dtype: str, device: torch.device) -> PackedModel:
+        """Read a folder that ``save_pretrained`` wrote.
+
+        Raises:
+            CheckpointError: it is no such folder, weights are missing in it, or the architecture cannot be packed.
+        """
+        if dtype not in DTYPES:
+            raise CheckpointError(f"model dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
+        if not (folder / "config.json").is_file():
+            raise CheckpointError(f"{folder}: no config.json there; expected a folder that save_pretrained wrote")
+        model, missing = _load(folder, DTYPES[dtype])
+        if missing:
+            raise CheckpointError(
+                f"{folder}: {len(missing)} weights of the architecture are not in the checkpoint, {missing[0]} first"
+            )
+        packed = cls(model.to(device).eval(), device)  # type: ignore[arg-type]  # to() is decorated without types
+        packed.check_isolation()
+        return packed
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.model.config.get_text_config().vocab_size)
+
+    @property
+    def max_positions(self) -> int | None:
+        """The longest sequence that the architecture says it takes; None where it does not say."""
+        return getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.model.parameters()).dtype
+
+    def scores(self, packed: PackedTokens, *, temperature: float, entropy_gradient: bool) -> TokenScores:
+        """Log-probs and entropy of the trained tokens of a micro-batch.
+
+        Only the places that predict a trained token go through the output head.
+        """
+        logits = self._logits(packed)
+        logprobs = token_logprobs(logits, self.tensor(packed.targets), temperature=temperature)
+        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+            entropy = token_entropy(logits, temperature=temperature)
+        return TokenScores(logprobs=logprobs, entropy=entropy)
+
+    def logprobs(self, packed: PackedTokens, *, temperature: float) -> Tensor:
+        """Log-probs ``[T]`` of the trained tokens of a micro-batch, float32."""
+        return token_logprobs(self._logits(packed), self.tensor(packed.targets), temperature=temperature)
+
+    @torch.no_grad()
+    def next_token_logits(self, tokens: Sequence[int]) -> Tensor:
+        """What the model says after ``tokens``: float32 ``[V]`` on the CPU, for the caller to keep."""
+        # The appended id is what would be predicted; it is a target only and never read here.
+        packed = pack([demonstration_sequence(tokens, [0], sample=0)])
+        return self._logits(packed)[-1].float().cpu()
+
+    def named_tensors(self) -> dict[str, Tensor]:
+        """Every weight by its Hugging Face name, detached, without copying."""
+        tensors = {name: parameter.detach() for name, parameter in self.model.named_parameters()}
+        persistent = self.model.state_dict(keep_vars=True)
+        buffers = {name: buffer for name, buffer in self.model.named_buffers() if name in persistent}
+        return tensors | buffers
+
+    def save(self, folder: Path) -> None:
+        """Write config and weights in Hugging Face format."""
+        with no_progress_bars():
+            self.model.save_pretrained(folder)
+
+    def tensor(self, array: NDArray[np.int64] | NDArray[np.float32]) -> Tensor:
+        return torch.from_numpy(array).to(self.device, non_blocking=True)
+
+    @torch.no_grad()
+    def check_isolation(self) -> None:
+        """Compare a sequence alone with the same one behind another.
+
+        Raises:
+            CheckpointError: they differ, so tokens of one sequence reach the other.
+        """
+        ids = [(7 + 31 * index) % self.vocab_size for index in range(24)]
+        first = demonstration_sequence(ids[:4], ids[4:16], sample=0)
+        second = demonstration_sequence(ids[16:20], ids[20:], sample=1)
+        alone = self.logprobs(pack([second]), temperature=1.0)
+        behind = self.logprobs(pack([first, second]), temperature=1.0)[-len(alone) :]
+        difference = float((alone - behind).abs().mean())
+        if not difference <= ISOLATION_TOLERANCE[self.dtype]:
+            raise CheckpointError(
+                f"{type(self.model).__name__}: a sequence behind another has log-probs that differ by "
+                f"{difference:.2g} nats from those it has alone; this architecture cannot be trained on packed tokens"
+            )
+
+    def check_length(self, sequence: TrainSequence, what: str) -> None:
+        """
+        Raises:
+            ValueError: the sequence is longer than the model's context.
+        """
+        if self.max_positions is not None and len(sequence.tokens) > self.max_positions:
+            raise ValueError(
+                f"{what} has {len(sequence.tokens)} tokens, and the model takes at most {self.max_positions}"
+            )
+
+    def _logits(self, packed: PackedTokens) -> Tensor:
+        """``[T, V]`` in the dtype of the model."""
+        output = self.model(
+            input_ids=self.tensor(packed.input_ids)[None],
+            position_ids=self.tensor(packed.position_ids)[None],
+            logits_to_keep=self.tensor(packed.predicted_at),
+            use_cache=False,
+            packed_rows=PackedRows.of(packed, self.device),
+        )
+        return cast("Tensor", output.logits)[0]
+
+
+def _load(folder: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, list[str]]:
+    """The model, and the names of the weights that the folder lacks."""
+    with no_progress_bars():
+        try:
+            loaded = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=dtype,
+                attn_implementation=PACKED_ATTENTION,
+                local_files_only=True,
+                output_loading_info=True,
+            )
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{folder}: transformers cannot load it as a causal model: {error}") from error
+    model, found = cast("tuple[PreTrainedModel, dict[str, set[str]]]", loaded)
+    return model, sorted(found["missing_keys"])

@@ -1,0 +1,98 @@
+"""Supervised steps before version 0, on the same packing and the same optimizer as the steps after it.
+
+Invariants:
+
+* Which demonstrations a step sees is a function of the seed: passes over a shuffled list, the last batch of a pass
+  filled from the next one.
+* The loss is the mean of ``−log-prob`` over all response tokens of the batch, at temperature 1.
+* Its optimizer ends with it: reinforcement starts with fresh moments.
+"""
+
+from __future__ import annotations
+
+import random
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import torch
+
+from penstock.backends.learners.packing import pack, split_by_tokens
+from penstock.backends.learners.schedule import learning_rate
+from penstock.backends.learners.torch.optimizer import MasterAdamW
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from penstock.backends.learners.options import LearnerOptions, WarmStartOptions
+    from penstock.backends.learners.sequences import TrainSequence
+    from penstock.backends.learners.torch.model import PackedModel
+
+
+def warm_start(
+    model: PackedModel,
+    demonstrations: Sequence[TrainSequence],
+    options: LearnerOptions,
+    block: WarmStartOptions,
+    *,
+    seed: int,
+    report: Callable[[float, float], None],
+    check_stop: Callable[[], None],
+) -> None:
+    """Imitate the demonstrations for ``block.num_steps`` steps.
+
+    Args:
+        model: what is trained.
+        demonstrations: at least one.
+        options: the ``learner:`` block, for the optimizer and the size of micro-batches.
+        block: its ``warm_start:`` block.
+        seed: of the order of the demonstrations.
+        report: called after each step with the fraction done and the loss.
+        check_stop: called before each micro-batch; raises to end the warm start.
+
+    Raises:
+        NonFiniteStepError: the loss or the gradient is not finite.
+    """
+    optimizer = MasterAdamW(
+        model.model,
+        betas=options.betas,
+        weight_decay=options.weight_decay,
+        max_grad_norm=options.max_grad_norm,
+    )
+    stream = _endless(demonstrations, seed)
+    for step in range(block.num_steps):
+        batch = list(islice(stream, block.batch_size))
+        loss = accumulate(model, batch, options.max_tokens_per_micro_batch, check_stop)
+        rate = learning_rate(
+            step,
+            peak=block.learning_rate,
+            warmup_steps=block.warmup_steps,
+            num_steps=block.num_steps,
+            schedule="linear",
+        )
+        optimizer.step(rate, loss=loss)
+        report((step + 1) / block.num_steps, loss)
+    optimizer.close()
+
+
+def accumulate(
+    model: PackedModel, batch: Sequence[TrainSequence], max_tokens: int, check_stop: Callable[[], None]
+) -> float:
+    """Add the gradient of the mean loss over the batch to the weights' gradients; returns that loss in nats."""
+    num_trained = sum(len(sequence.trained) for sequence in batch)
+    total = torch.zeros((), device=model.device)
+    for part in split_by_tokens([len(sequence.tokens) - 1 for sequence in batch], max_tokens):
+        check_stop()
+        packed = pack([batch[index] for index in part])
+        loss = -model.logprobs(packed, temperature=1.0).sum() / num_trained
+        torch.autograd.backward(loss)
+        total += loss.detach()
+    return float(total)
+
+
+def _endless(demonstrations: Sequence[TrainSequence], seed: int) -> Iterator[TrainSequence]:
+    draw = random.Random(f"warm start {seed}")
+    order = list(range(len(demonstrations)))
+    while True:
+        draw.shuffle(order)
+        for index in order:
+            yield demonstrations[index]

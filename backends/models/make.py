@@ -1,0 +1,105 @@
+"""Small models made on the spot: a Qwen3 with random weights and a character tokenizer, in Hugging Face format.
+
+Invariants:
+
+* The same size and seed give the same bytes of weights; torch's global random state is left as it was.
+* The tokenizer has exactly :data:`SYMBOLS`, one id a character, and decoding gives back what was encoded. A
+  character that it does not know is an error, never dropped and never replaced.
+"""
+
+# transformers, tokenizers and torch.random are typed in part only:
+# pyright: reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import string
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+
+import torch
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ModelSize = Literal["xs", "s", "m"]
+
+PAD_TOKEN: Final = "<pad>"
+END_TOKEN: Final = "<eos>"
+PAD_ID: Final = 0
+END_ID: Final = 1
+CONTEXT_TOKENS: Final = 512
+CHARACTERS: Final = string.digits + string.ascii_lowercase + string.ascii_uppercase + " \n=+-*/(),.:;?!"
+SYMBOLS: Final = (PAD_TOKEN, END_TOKEN, *CHARACTERS)
+"""Every symbol of the vocabulary; the place in this tuple is the id."""
+
+
+class ModelShape(NamedTuple):
+    """The dimensions of one size."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+
+
+SHAPES: Final[dict[ModelSize, ModelShape]] = {
+    "xs": ModelShape(hidden=64, layers=2, heads=2, kv_heads=1, head_dim=32, intermediate=192),
+    "s": ModelShape(hidden=96, layers=3, heads=3, kv_heads=1, head_dim=32, intermediate=256),
+    "m": ModelShape(hidden=128, layers=4, heads=4, kv_heads=2, head_dim=32, intermediate=384),
+}
+
+
+def make_model(size: ModelSize, folder: Path, seed: int) -> None:
+    """Write a model with random weights and its tokenizer to ``folder``, which is made if it is missing.
+
+    Raises:
+        ValueError: there is no such size.
+    """
+    if size not in SHAPES:
+        raise ValueError(f"model size: expected one of {', '.join(SHAPES)}, got {size!r}")
+    folder.mkdir(parents=True, exist_ok=True)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen3ForCausalLM(_config(SHAPES[size]))
+    model.save_pretrained(folder)
+    _fast_tokenizer().save_pretrained(str(folder))
+
+
+def character_tokenizer() -> Tokenizer:
+    """A tokenizer with one token a character, no unknown token, and the two special tokens."""
+    vocabulary = {symbol: index for index, symbol in enumerate(SYMBOLS)}
+    tokenizer = Tokenizer(models.WordLevel(vocab=vocabulary))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in (PAD_TOKEN, END_TOKEN)])
+    return tokenizer
+
+
+def _fast_tokenizer() -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=character_tokenizer(),
+        pad_token=PAD_TOKEN,
+        eos_token=END_TOKEN,
+        model_max_length=CONTEXT_TOKENS,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _config(shape: ModelShape) -> Qwen3Config:
+    return Qwen3Config(
+        vocab_size=len(SYMBOLS),
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        max_position_embeddings=CONTEXT_TOKENS,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
+        tie_word_embeddings=True,
+        pad_token_id=PAD_ID,
+        eos_token_id=END_ID,
+    )

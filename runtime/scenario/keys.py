@@ -148,7 +148,7 @@ def _bounds(shape: shapes.IntType | shapes.FloatType) -> str:
             parts = (
                 ("at least", shape.ge), ("above", shape.gt), ("at most", shape.le), ("below", shape.lt)
             )  # fmt: skip
-            return " " + " and ".join(f"{word} {bound:g}" for word, bound in parts if bound is not None)
+            return ", " + " and ".join(f"{word} {bound:g}" for word, bound in parts if bound is not None)
 
 
 def _one_of(values: list[str]) -> str:

@@ -17,7 +17,7 @@ import yaml
 from penstock.runtime.errors import ScenarioError
 from penstock.runtime.scenario.keys import allowed, shape_at, unknown_key
 from penstock.runtime.scenario.paths import PATH_KEYS, absolute
-from penstock.runtime.scenario.resolve import resolve
+from penstock.runtime.scenario.resolve import resolve, unresolvable
 from penstock.runtime.scenario.rules import broken_rule
 from penstock.runtime.scenario.source import KeyPath, Plain, Source, dotted, read_source, show
 from penstock.runtime.scenario.structure import Scenario
@@ -54,8 +54,11 @@ def scenario_from(source: Source) -> Scenario:
         path, hint = found
         raise ScenarioError(f"{source.place(path).text}: {dotted(path)}: {hint}")
     scenario = _make_paths_absolute(_decode(source), source)
-    scenario = resolve(scenario)
-    if broken := broken_rule(scenario):
+    broken = unresolvable(scenario.staleness)
+    if broken is None:
+        scenario = resolve(scenario)
+        broken = broken_rule(scenario)
+    if broken is not None:
         path, text = broken
         raise ScenarioError(f"{source.place(path).text}: {dotted(path)}: {text}")
     return scenario

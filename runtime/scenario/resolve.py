@@ -1,25 +1,65 @@
-"""What a scenario leaves to the staleness policy, filled in; the only thing that is."""
+"""What a scenario leaves to the staleness policy, filled in; the only thing that is.
+
+The table of the policies says what each takes by default and what it can be told. A policy of the user's own has no
+entry there, so its scenario has to say everything.
+"""
 
 from __future__ import annotations
 
+import difflib
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.runtime.scenario.policies import policy_defaults
+from penstock.actors.buffer.policies import BUILTIN
+from penstock.runtime.errors import ScenarioError
+from penstock.runtime.scenario.paths import STALENESS_POLICY, is_user_code
 
 if TYPE_CHECKING:
+    from penstock.actors.buffer.options import StalenessOptions
+    from penstock.runtime.scenario.source import KeyPath
     from penstock.runtime.scenario.structure import Scenario
 
 
+def unresolvable(staleness: StalenessOptions) -> tuple[KeyPath, str] | None:
+    """Why the block cannot be resolved: the key to change, and what is wrong with it; None when it can."""
+    name = staleness.policy
+    defaults = BUILTIN.get(name)
+    if defaults is not None:
+        given, mode = staleness.max_staleness, staleness.update_mode
+        if defaults.fixed_staleness and given not in (None, defaults.max_staleness):
+            return ("staleness", "max_staleness"), (
+                f"the policy {name} means {defaults.max_staleness}, found {given}; remove the key, or take a policy "
+                f"that can be told: {', '.join(other for other, d in BUILTIN.items() if not d.fixed_staleness)}"
+            )
+        if mode is not None and mode not in defaults.update_modes:
+            return ("staleness", "update_mode"), (
+                f"the policy {name} can have {', '.join(defaults.update_modes)}, found {mode}"
+            )
+        return None
+    if not is_user_code(name):
+        near = difflib.get_close_matches(name, BUILTIN, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(BUILTIN)}, and file.py:Name"
+        return STALENESS_POLICY, f"no policy is called '{name}'; {hint}"
+    for key in ("max_staleness", "update_mode"):
+        if getattr(staleness, key) is None:
+            return ("staleness", key), "missing; a policy of your own has no default for it"
+    return None
+
+
 def resolve(scenario: Scenario) -> Scenario:
-    """The scenario with ``staleness.max_staleness`` and ``staleness.update_mode`` as numbers and names, not null.
+    """The scenario with ``staleness.max_staleness`` and ``staleness.update_mode`` given, not null.
 
     Raises:
-        ScenarioError: no such policy.
+        ScenarioError: no such policy, or one that cannot be what the block says.
     """
     staleness = scenario.staleness
-    defaults = policy_defaults(staleness.policy)
+    if problem := unresolvable(staleness):
+        path, text = problem
+        raise ScenarioError(f"{'.'.join(map(str, path))}: {text}")
+    defaults = BUILTIN.get(staleness.policy)
+    if defaults is None:
+        return scenario
     given_staleness, given_mode = staleness.max_staleness, staleness.update_mode
     resolved = msgspec.structs.replace(
         staleness,

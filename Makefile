@@ -1,0 +1,48 @@
+# `make help` lists the targets. Set-up happens once, in .venv, and again when pyproject.toml or constraints.txt change.
+# PYTHON=/path/to/python3.12 chooses the interpreter; ARGS="…" goes to penstock or pytest.
+
+SHELL := /bin/bash
+BIN := .venv/bin
+ARGS ?=
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+export PYTHON
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all lint format docs clean
+.DELETE_ON_ERROR:
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: .venv/.ready-run ## Train a small model from nothing, here and now (about three minutes)
+	@$(BIN)/penstock run scenarios/quickstart.yaml $(ARGS)
+
+test: .venv/.ready-test ## Everything but the slow tests
+	$(PYTEST) -n 2 -m "not slow and not ray" $(ARGS)
+	$(PYTEST) -m "ray and not slow" $(ARGS)
+
+test-all: test ## The slow tests as well (tens of minutes)
+	$(PYTEST) -m slow --timeout 3600 $(ARGS)
+
+lint: .venv/.ready-test .venv/.ready-lint ## Style, spelling and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/codespell
+	$(BIN)/mypy
+	$(BIN)/pyright
+
+format: .venv/.ready-lint ## Rewrite the code in house style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: .venv/.ready-run ## Write the generated pages of docs/ anew
+	$(BIN)/python -m penstock.runtime.cli.docs
+
+clean: ## Remove the environment and caches; the next target sets up anew
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+.venv/.ready-run: pyproject.toml constraints.txt
+	@.ci/set_up run
+
+.venv/.ready-test .venv/.ready-lint: .venv/.ready-%: .venv/.ready-run
+	@.ci/set_up $*

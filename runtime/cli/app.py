@@ -1,0 +1,180 @@
+"""The commands. Each is a few lines that call the part which does the work.
+
+Exit codes: 0 done, 1 the run failed or is not well, 2 the user has to change something, 130 and 143 after SIGINT
+and SIGTERM. What the user has to change is one message on stderr, never a stack trace.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from penstock.runtime.errors import UserError
+
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="penstock",
+    help="Asynchronous reinforcement-learning post-training of language models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+console = Console(highlight=False)
+errors = Console(stderr=True, highlight=False, soft_wrap=True)
+
+ScenarioFile = Annotated[
+    Path, typer.Argument(metavar="SCENARIO", help="A YAML file, such as scenarios/quickstart.yaml.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="Keys to set over the file, such as staleness.max_staleness=4."),
+]
+RunFolder = Annotated[
+    Path | None, typer.Argument(metavar="RUN", help="A run's folder; without it the newest one under ./runs.")
+]
+
+
+def main() -> None:
+    """The entry point of the ``penstock`` command."""
+    try:
+        app()
+    except UserError as error:
+        errors.print(f"[bold red]penstock:[/] {escape(str(error))}")
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+@app.command(
+    epilog="[bold]Examples[/]\n\n"
+    "penstock run scenarios/quickstart.yaml\n\n"
+    "penstock run scenarios/fully_async.yaml staleness.max_staleness=4 run.seed=1\n\n"
+    "penstock run scenarios/local_model.yaml model.path=my/checkpoint data.path=my/rows.jsonl"
+)
+def run(
+    scenario: ScenarioFile,
+    overrides: Overrides = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the resolved scenario and the placement, start nothing.")
+    ] = False,
+) -> None:
+    """Train: start the seven actors on this machine or a Ray cluster, and follow them to the end."""
+    from penstock.runtime.scenario import load_scenario
+
+    loaded = load_scenario(scenario, overrides or [])
+    if dry_run:
+        from penstock.runtime.cli.dry_run import show_plan
+
+        show_plan(loaded, console)
+        return
+    from penstock.runtime.cli.launch import launch
+
+    raise typer.Exit(launch(loaded, scenario, console))
+
+
+@app.command(
+    epilog="[bold]Examples[/]\n\n"
+    "penstock simulate scenarios/simulated_1024_engines.yaml --seed 7\n\n"
+    "penstock simulate scenarios/simulated_1024_engines.yaml engines.count=64 --out /tmp/simulated"
+)
+def simulate(
+    scenario: ScenarioFile,
+    overrides: Overrides = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of latencies and faults; the same seed gives the same run.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Write the event log and metrics into this folder.")] = None,
+) -> None:
+    """Run the same actors on a virtual clock, with modelled engines and learner: hours in seconds."""
+    from penstock.runtime.hosts.virtual.simulate import simulate_scenario
+    from penstock.runtime.scenario import load_scenario
+
+    loaded = load_scenario(scenario, overrides or [])
+    raise typer.Exit(simulate_scenario(loaded, seed=seed, console=console, run_folder=out))
+
+
+@app.command()
+def status(run: RunFolder = None) -> None:
+    """Say whether a run is alive, how far it is, and how it ended."""
+    from penstock.runtime.cli.status import show_status
+
+    raise typer.Exit(show_status(_folder(run), console))
+
+
+@app.command()
+def stop(
+    run: RunFolder = None,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for its end.")] = 60.0,
+) -> None:
+    """End a run cleanly, as Ctrl-C does, and wait until it is gone."""
+    from penstock.runtime.cli.runs import is_alive, read_record, stop_run
+
+    folder = _folder(run)
+    record = read_record(folder)
+    if not is_alive(record):
+        console.print(f"{escape(str(folder))}: nothing to stop, its process has ended")
+        return
+    console.print(f"stopping {escape(str(folder))} (process {record.pid}) …")
+    if stop_run(record, timeout):
+        console.print("stopped")
+        return
+    raise UserError(
+        f"{folder}: process {record.pid} is still there after {timeout:g} s; wait longer with --timeout, or end it "
+        f"hard with: kill -9 {record.pid}"
+    )
+
+
+@app.command()
+def doctor() -> None:
+    """Check that this machine has what Penstock needs, and say what to do where it has not."""
+    from penstock.runtime.cli.doctor import examine
+
+    raise typer.Exit(0 if examine(console, Path("runs")) else 1)
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    epilog="[bold]Examples[/]\n\npenstock bench engine\n\npenstock bench engine --help",
+)
+def bench(
+    context: typer.Context,
+    name: Annotated[str | None, typer.Argument(help="Which benchmark; without it they are listed.")] = None,
+) -> None:
+    """Measure a claim on this machine. What follows the name goes to the benchmark."""
+    from penstock.runtime.cli.benches import list_benchmarks, run_benchmark
+
+    if name is None:
+        list_benchmarks(console)
+        return
+    raise typer.Exit(run_benchmark(name, context.args))
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of scenarios, for editors."""
+    from penstock.runtime.scenario.schema import schema_text
+
+    sys.stdout.write(schema_text())
+
+
+@app.callback(invoke_without_command=True)
+def options(
+    version: Annotated[bool, typer.Option("--version", is_eager=True, help="Print the version and leave.")] = False,
+) -> None:
+    if version:
+        from penstock import __version__
+
+        console.print(f"penstock {__version__}")
+        raise typer.Exit
+
+
+def _folder(run: Path | None) -> Path:
+    from penstock.runtime.cli.runs import newest_run
+
+    return run if run is not None else newest_run(Path("runs"))

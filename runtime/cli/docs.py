@@ -1,0 +1,33 @@
+"""Write the generated pages of ``docs/``: ``python -m penstock.runtime.cli.docs [FOLDER]``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from penstock.runtime.cli.catalogue import events_catalogue
+from penstock.runtime.scenario.reference import scenario_reference
+from penstock.runtime.scenario.schema import schema_text
+
+GENERATED = {
+    "events.md": events_catalogue,
+    "scenarios.md": scenario_reference,
+    "scenario.schema.json": schema_text,
+}
+"""File name and what writes it."""
+
+
+def write_docs(folder: Path) -> list[Path]:
+    """Write every generated page into the folder; those that changed."""
+    changed: list[Path] = []
+    for name, text_of in GENERATED.items():
+        file, text = folder / name, text_of()
+        if not file.exists() or file.read_text(encoding="utf-8") != text:
+            file.write_text(text, encoding="utf-8")
+            changed.append(file)
+    return changed
+
+
+if __name__ == "__main__":
+    for written in write_docs(Path(sys.argv[1] if len(sys.argv) > 1 else "docs")):
+        print(f"wrote {written}")

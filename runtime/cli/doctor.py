@@ -1,0 +1,137 @@
+"""Does this machine have what Penstock needs? One check per line, each with what to do when it fails."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import resource
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import psutil
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.console import Console
+
+GIB = 1 << 30
+MIB = 1 << 20
+MIN_SHARED_MEMORY_BYTES = 60 * MIB
+MIN_FREE_DISK_BYTES = 2 * GIB
+MIN_MEMORY_BYTES = 4 * GIB
+MIN_DESCRIPTORS = 1024
+OPTIONAL_PACKAGES = ("wandb", "mlflow", "megatron.core", "sglang")
+
+Verdict = Literal["ok", "bad", "absent"]
+MARKS: dict[Verdict, str] = {"ok": "[green]✓[/]", "bad": "[red]✗[/]", "absent": "[dim]–[/]"}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check found; ``absent`` is something optional that is not there."""
+
+    subject: str
+    verdict: Verdict
+    found: str
+    fix: str = ""
+
+
+def examine(console: Console, folder: Path) -> bool:
+    """Run every check, print the table, and say whether all is well. ``folder`` is where runs are written."""
+    checks: tuple[tuple[str, Callable[[], Finding]], ...] = (
+        ("Python", check_python),
+        ("processor and memory", check_memory),
+        ("torch", check_torch),
+        ("transformers", lambda: check_package("transformers")),
+        ("Ray", lambda: check_package("ray")),
+        ("shared memory", check_shared_memory),
+        ("disk", lambda: check_disk(folder)),
+        ("file descriptors", check_descriptors),
+        *((name, lambda name=name: check_optional(name)) for name in OPTIONAL_PACKAGES),
+    )
+    findings: list[Finding] = []
+    with console.status("looking …") as status:
+        for name, check in checks:
+            status.update(f"looking at {name} …")
+            findings.append(check())
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("", "what", "found", "what to do"):
+        table.add_column(title, overflow="fold")
+    for finding in findings:
+        fix = finding.fix if finding.verdict != "ok" else ""
+        table.add_row(MARKS[finding.verdict], finding.subject, finding.found, fix)
+    console.print(table)
+    return all(finding.verdict != "bad" for finding in findings)
+
+
+def check_python() -> Finding:
+    version = ".".join(map(str, sys.version_info[:3]))
+    verdict: Verdict = "ok" if sys.version_info >= (3, 11) else "bad"
+    return Finding("Python", verdict, version, "use Python 3.11 or 3.12")
+
+
+def check_memory() -> Finding:
+    total = psutil.virtual_memory().total
+    verdict: Verdict = "ok" if total >= MIN_MEMORY_BYTES else "bad"
+    found = f"{os.cpu_count()} cores, {total / GIB:.1f} GiB"
+    return Finding("processor and memory", verdict, found, "the quickstart needs 4 GiB")
+
+
+def check_torch() -> Finding:
+    fix = "install torch 2.13 from an index that has a build for this machine"
+    try:
+        import torch
+    except (ImportError, OSError) as error:  # a build for other libraries than this machine's raises OSError
+        return Finding("torch", "bad", f"cannot be imported: {error}", fix)
+    devices = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    if not devices and Path("/dev/nvidia0").exists():
+        return Finding("torch", "bad", f"{torch.__version__}, which does not see this machine's GPU", fix)
+    return Finding("torch", "ok", f"{torch.__version__}, {', '.join(devices) or 'no GPU'}")
+
+
+def check_package(name: str) -> Finding:
+    try:
+        return Finding(name, "ok", importlib.metadata.version(name))
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(name, "bad", "not installed", "install Penstock with its dependencies: pip install -e .")
+
+
+def check_optional(name: str) -> Finding:
+    """A package that only some scenarios want; importing it may be costly, so it is only looked up."""
+    try:
+        there = importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # the parent of a dotted name
+        there = False
+    return Finding(name, "ok" if there else "absent", "installed" if there else "not installed (optional)")
+
+
+def check_shared_memory() -> Finding:
+    folder = Path("/dev/shm")
+    if not folder.is_dir():
+        fix = "set weights.transport=disk"
+        return Finding("shared memory", "bad", "this system has no /dev/shm", fix)
+    usage = shutil.disk_usage(folder)
+    verdict: Verdict = "ok" if usage.free >= MIN_SHARED_MEMORY_BYTES else "bad"
+    fix = "start the container with a larger --shm-size, or set weights.transport=disk"
+    return Finding("shared memory", verdict, f"{usage.free // MIB} of {usage.total // MIB} MiB free", fix)
+
+
+def check_disk(folder: Path) -> Finding:
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(there).free
+    writable = os.access(there, os.W_OK)
+    verdict: Verdict = "ok" if free >= MIN_FREE_DISK_BYTES and writable else "bad"
+    found = f"{free / GIB:.1f} GiB free under {there}" + ("" if writable else ", not writable")
+    return Finding("disk", verdict, found, "free some space, or write runs elsewhere: run.folder=/path")
+
+
+def check_descriptors() -> Finding:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    verdict: Verdict = "ok" if soft == resource.RLIM_INFINITY or soft >= MIN_DESCRIPTORS else "bad"
+    return Finding("file descriptors", verdict, f"{soft} per process", "ulimit -n 65536")

@@ -1,0 +1,173 @@
+"""The record that a run leaves in its folder: which process drives it and what became of it.
+
+Invariants:
+
+* ``run.json`` is replaced whole, so a reader never sees half of it.
+* A process is named by its pid *and* its start time. A pid that was given to another process since is never
+  signalled, and never taken for a living run.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import psutil
+
+from penstock.runtime.errors import RunFolderError
+
+RECORD_NAME = "run.json"
+SCENARIO_NAME = "scenario.yaml"
+
+State = Literal["running", "completed", "failed", "stopped"]
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``run.json`` holds."""
+
+    name: str
+    pid: int
+    """Of the process that drives the run and takes its signals."""
+    start_ticks: int
+    """When that process started, in clock ticks since the machine did."""
+    boot_id: str
+    """Of the machine's current uptime; ticks of another one mean nothing."""
+    started_at: float
+    """Unix time, seconds."""
+    state: State = "running"
+    exit_code: int | None = None
+    ended_at: float | None = None
+
+
+def make_run_folder(parent: Path, name: str) -> Path:
+    """Create and return ``parent/name-<time>``, made unique with a number where that is taken.
+
+    Raises:
+        RunFolderError: it cannot be created.
+    """
+    stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    for number in range(1, 1000):
+        folder = parent / (stem if number == 1 else f"{stem}-{number}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            if not parent.is_dir():
+                raise RunFolderError(f"{parent}: runs cannot be written there, it is a file") from None
+        except OSError as error:
+            raise RunFolderError(f"{folder}: cannot create the run's folder: {error.strerror}") from None
+        else:
+            return folder
+    raise RunFolderError(f"{parent}: a thousand runs of this second are there already")
+
+
+def open_record(folder: Path, name: str) -> RunRecord:
+    """Write and return the record of a run that this process begins to drive."""
+    record = RunRecord(
+        name=name,
+        pid=os.getpid(),
+        start_ticks=start_ticks(os.getpid()) or 0,
+        boot_id=_boot_id(),
+        started_at=time.time(),
+    )
+    _write(folder, record)
+    return record
+
+
+def close_record(folder: Path, record: RunRecord, exit_code: int) -> None:
+    """Write down how the run ended."""
+    by_signal = exit_code in (128 + signal.SIGINT, 128 + signal.SIGTERM)
+    state: State = "stopped" if by_signal else "failed" if exit_code else "completed"
+    _write(folder, msgspec.structs.replace(record, state=state, exit_code=exit_code, ended_at=time.time()))
+
+
+def read_record(folder: Path) -> RunRecord:
+    """The record in a run's folder.
+
+    Raises:
+        RunFolderError: the folder is not there, or holds no run.
+    """
+    file = folder / RECORD_NAME
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=RunRecord)
+    except FileNotFoundError:
+        what = "no such folder" if not folder.exists() else f"not a run's folder: it has no {RECORD_NAME}"
+        raise RunFolderError(f"{folder}: {what}") from None
+    except (OSError, msgspec.DecodeError) as error:
+        raise RunFolderError(f"{file}: cannot read it: {error}") from None
+
+
+def newest_run(parent: Path) -> Path:
+    """The run under ``parent`` that was begun last.
+
+    Raises:
+        RunFolderError: there is none.
+    """
+    records = [file for file in parent.glob(f"*/{RECORD_NAME}") if file.is_file()]
+    if not records:
+        raise RunFolderError(f"{parent}: no run is there; name the run's folder")
+    return max(records, key=lambda file: read_record(file.parent).started_at).parent
+
+
+def is_alive(record: RunRecord) -> bool:
+    """Whether the very process that began the run still exists."""
+    return _process(record) is not None
+
+
+def stop_run(record: RunRecord, timeout_s: float) -> bool:
+    """Ask the run's process to end (SIGTERM) and wait for it; False when it is still there after ``timeout_s``."""
+    process = _process(record)
+    if process is None:
+        return True
+    try:
+        process.send_signal(signal.SIGTERM)  # psutil checks once more that the pid was not given away
+        process.wait(timeout_s)
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.TimeoutExpired:
+        return False
+    return True
+
+
+def start_ticks(pid: int) -> int | None:
+    """When a process started, in clock ticks (hundredths of a second); None when it is gone or a zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        if Path("/proc/self/stat").exists():
+            return None
+        return _start_ticks_without_proc(pid)
+    fields = stat.rpartition(")")[2].split()  # the name before it may contain anything
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def _start_ticks_without_proc(pid: int) -> int | None:
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else round(process.create_time() * 100)
+    except psutil.NoSuchProcess:
+        return None
+
+
+def _process(record: RunRecord) -> psutil.Process | None:
+    if record.boot_id != _boot_id():
+        return None
+    try:
+        process = psutil.Process(record.pid)
+    except psutil.NoSuchProcess:
+        return None
+    return process if start_ticks(record.pid) == record.start_ticks else None
+
+
+def _boot_id() -> str:
+    file = Path("/proc/sys/kernel/random/boot_id")
+    return file.read_text().strip() if file.exists() else ""
+
+
+def _write(folder: Path, record: RunRecord) -> None:
+    scratch = folder / f".{RECORD_NAME}.{os.getpid()}"
+    scratch.write_bytes(msgspec.json.format(msgspec.json.encode(record)))
+    scratch.replace(folder / RECORD_NAME)

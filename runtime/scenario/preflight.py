@@ -1,0 +1,153 @@
+"""Whether this machine has what a scenario needs, asked before anything is started or written.
+
+Every check raises :class:`PreflightError` with the key of the scenario, what was looked for and what to do.
+"""
+
+from __future__ import annotations
+
+import ast
+import errno
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from penstock.backends.weights.preflight import check_transport, model_size_bytes
+from penstock.runtime.errors import PreflightError
+from penstock.runtime.scenario.paths import is_user_code, split_user_code
+
+if TYPE_CHECKING:
+    from penstock.runtime.scenario.structure import Scenario
+
+MADE_MODEL_BYTES: Final = {"xs": 415_232, "s": 1_213_440, "m": 3_191_808}
+"""Weights of the models of ``model.make`` in float32."""
+FLOAT32_BYTES: Final = 4
+BFLOAT16_BYTES: Final = 2
+
+TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json")
+
+
+class _WeightIndex(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
+def check_machine(scenario: Scenario, run_parent: Path) -> None:
+    """Run every check that concerns this scenario. ``run_parent`` is the folder that the run's folder will be made in.
+
+    Raises:
+        PreflightError: the first thing that is missing.
+    """
+    if scenario.model.path is not None:
+        check_checkpoint(Path(scenario.model.path))
+    check_user_code(scenario)
+    if scenario.observability.metrics_port:
+        check_port("observability.metrics_port", scenario.observability.metrics_port)
+    check_devices(scenario)
+    check_weights(scenario, run_parent)
+
+
+def check_checkpoint(folder: Path) -> None:
+    """The folder has a config, a tokenizer and every file of its weights."""
+    if not folder.is_dir():
+        what = "a file, not a folder" if folder.exists() else "no such folder"
+        raise PreflightError(
+            f"model.path: {folder}: {what}; expected what transformers' save_pretrained writes, or set model.make"
+        )
+    missing = [] if (folder / "config.json").is_file() else ["config.json"]
+    if not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        missing.append("tokenizer.json")
+    missing += _missing_weights(folder)
+    if missing:
+        raise PreflightError(
+            f"model.path: {folder}: missing {', '.join(missing)}; expected what save_pretrained of a transformers "
+            "model and of its tokenizer write"
+        )
+
+
+def check_user_code(scenario: Scenario) -> None:
+    """Each ``file.py:name`` of the scenario names a file that can be parsed and defines that name."""
+    for key, value in (
+        ("reward.function", scenario.reward.function),
+        ("filter.function", scenario.filter.function),
+        ("staleness.policy", scenario.staleness.policy),
+    ):
+        if value is not None and is_user_code(value):
+            _check_definition(key, *split_user_code(value))
+
+
+def check_port(key: str, port: int) -> None:
+    """The port can be listened on."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: a closing connection is no one
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            what = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
+            raise PreflightError(f"{key}: port {port} {what}; choose another, or 0 for any that is free") from None
+
+
+def check_devices(scenario: Scenario) -> None:
+    """A GPU that is asked for by name exists, and torch's build can use it."""
+    wanted = {
+        key: device
+        for key, device in (("engines.device", scenario.engines.device), ("learner.device", scenario.learner.device))
+        if device.startswith("cuda")
+    }
+    if not wanted or scenario.runtime.ray_address is not None:  # a cluster's GPUs are elsewhere
+        return
+    import torch  # seconds, and only a scenario that names a GPU needs it
+
+    count = torch.cuda.device_count()
+    for key, device in wanted.items():
+        if int(device.partition(":")[2] or 0) >= count:
+            raise PreflightError(
+                f"{key}: {device} is not there: torch {torch.__version__} sees {count} GPUs; set it to cpu or auto, "
+                "or install the build of torch for this machine's GPU"
+            )
+
+
+def check_weights(scenario: Scenario, run_parent: Path) -> None:
+    """There is room for the weights that are on their way from learner to engines."""
+    model = scenario.model
+    if scenario.learner.backend == "simulated":
+        return
+    there = next(folder for folder in (run_parent, *run_parent.parents) if folder.is_dir())
+    try:
+        if model.path is not None:
+            size_bytes = model_size_bytes(Path(model.path), model.dtype)
+        else:
+            assert model.make is not None, "a scenario's rules ask for one of them"
+            width = FLOAT32_BYTES if model.dtype == "float32" else BFLOAT16_BYTES
+            size_bytes = MADE_MODEL_BYTES[model.make] * width // FLOAT32_BYTES
+        check_transport(scenario.weights.transport, size_bytes=size_bytes, folder=there)
+    except ValueError as error:
+        raise PreflightError(str(error)) from None
+
+
+def _missing_weights(folder: Path) -> list[str]:
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return [] if any(folder.glob("*.safetensors")) else ["model.safetensors"]
+    try:
+        shards = set(msgspec.json.decode(index.read_bytes(), type=_WeightIndex).weight_map.values())
+    except msgspec.DecodeError as error:
+        raise PreflightError(f"model.path: {index}: no index of weights: {error}") from None
+    return sorted(name for name in shards if not (folder / name).is_file())
+
+
+def _check_definition(key: str, file: Path, name: str) -> None:
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PreflightError(f"{key}: {file}: cannot read this file: {(error.strerror or '').lower()}") from None
+    except SyntaxError as error:
+        raise PreflightError(f"{key}: {file}:{error.lineno}: not valid Python: {error.msg}") from None
+    except ValueError as error:  # not UTF-8, or a null byte
+        raise PreflightError(f"{key}: {file}: not valid Python: {error}") from None
+    definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    names = [node.name for node in tree.body if isinstance(node, definitions)]
+    assigned = [t.id for n in tree.body if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)]
+    imported = [a.asname or a.name for n in tree.body if isinstance(n, ast.ImportFrom) for a in n.names]
+    if name not in (*names, *assigned, *imported):
+        raise PreflightError(f"{key}: {file}: defines no '{name}'; it has {', '.join(names) or 'no function or class'}")

@@ -1,0 +1,31 @@
+"""The JSON Schema of scenarios, with the docstring of every key, so that an editor completes and explains them."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from typing import Any, Final
+
+import msgspec
+
+from penstock.runtime.scenario.keys import block_paths, field_docs
+from penstock.runtime.scenario.structure import Scenario
+
+DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+
+
+def scenario_schema() -> dict[str, Any]:
+    """The schema as plain data."""
+    schema = msgspec.json.schema(Scenario)
+    definitions: dict[str, Any] = schema["$defs"]
+    for _, struct in block_paths():
+        definition = definitions[struct.__name__]
+        definition["description"] = inspect.cleandoc(struct.__doc__ or "")
+        for key, text in field_docs(struct).items():
+            definition["properties"][key]["description"] = text
+    return {"$schema": DIALECT, "title": "A scenario of Penstock", **schema}
+
+
+def schema_text() -> str:
+    """The schema as JSON text."""
+    return json.dumps(scenario_schema(), indent=2, ensure_ascii=False) + "\n"

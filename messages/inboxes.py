@@ -50,6 +50,7 @@ from penstock.messages.training import (
     CheckpointDemanded,
     CheckpointSaved,
     LearnerReady,
+    NoticeGiven,
     PolicyChanged,
     RunFinished,
     StepFinished,
@@ -124,10 +125,6 @@ BufferEvent = (
     | StopAsked
     | Started
     | TimerFired
-    | ActorLost
-    | ActorReturned
-    | EngineJoined
-    | EngineLost
 )
 
 LearnerWire = BatchReady | CheckpointDemanded | VersionAnnounced
@@ -136,4 +133,4 @@ LearnerEvent = LearnerWire | Started | TimerFired | LearnerOpened | BatchTrained
 WeightPublisherWire = StepFinished | WeightsExported | WeightsFetched | WeightsApplied | DrainFinished | EngineReady
 WeightPublisherEvent = WeightPublisherWire | Started | TimerFired | EngineJoined | EngineLost
 
-SupervisorWire = StepReported | RunFinished | ActorReported
+SupervisorWire = StepReported | RunFinished | ActorReported | NoticeGiven

@@ -145,6 +145,14 @@ class RunFinished(Event, frozen=True, kw_only=True):
     checkpoint: str = ""
 
 
+class NoticeGiven(Event, frozen=True, kw_only=True):
+    """Any actor → supervisor: one line of the run's story, for the terminal and the log."""
+
+    delivery: ClassVar[Delivery] = Delivery.LOSSY
+    name: str
+    text: str
+
+
 class Activity(StrEnum):
     """What an engine or a learner spends its time on; exactly one at each moment."""
 

@@ -122,6 +122,7 @@ class Shell:
         self._packs: dict[str, list[Outgoing]] = {}
         self._links: dict[str, int] = {}
         self._received: dict[tuple[str, int], int] = {}
+        self._reachable: dict[str, int] = {}
         self._timers: dict[str, int] = {}
         self._timer_heap: list[tuple[float, int, str]] = []
         self._timer_ids = itertools.count(1)
@@ -151,9 +152,13 @@ class Shell:
         self._handle(event, None)
 
     def on_returned(self, name: str, epoch: int) -> None:
-        """The supervisor says that this incarnation is reachable."""
-        if name != self.settings.name and self.membership.admits(name, epoch):
-            self._note_member(name, epoch)
+        """The supervisor says that this incarnation is reachable. Repeating it is harmless. A host tells a new shell of
+        everyone before it calls ``start``."""
+        if name == self.settings.name or not self.membership.admits(name, epoch):
+            return
+        self._note_member(name, epoch)
+        if self._reachable.get(name, -1) < epoch:
+            self._reachable[name] = epoch
             self._queue(self.delivery.returned(name, self._host.now_s()))
 
     def on_lost(self, name: str, epoch: int) -> None:

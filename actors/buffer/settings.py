@@ -1,0 +1,29 @@
+"""What the Buffer is told when it is built."""
+
+from __future__ import annotations
+
+from penstock.actors.buffer.pacing import PacingSettings
+from penstock.messages.base import Value
+
+
+class BufferSettings(Value, frozen=True, kw_only=True):
+    """Sizes and limits of the run."""
+
+    pacing: PacingSettings
+    samples_per_group: int
+    engines: tuple[str, ...]
+    """Names of the EngineWorkers, which keep samples and hear of settlements."""
+    num_prompts: int | None
+    """Rows times epochs; None when the dataset may be gone through for ever."""
+    publish_every: int = 1
+    max_requeues: int = 1
+    max_rejected_batches: int = 20
+    settle_delay_s: float = 0.1
+
+    @property
+    def num_steps(self) -> int:
+        return self.pacing.num_steps
+
+    @property
+    def groups_per_batch(self) -> int:
+        return self.pacing.groups_per_batch

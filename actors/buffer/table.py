@@ -1,0 +1,185 @@
+"""The Buffer's table of outstanding groups, with the counts by deadline that selection needs.
+
+A group is GRANTED until it is admitted, READY until it is in a batch, LEASED until its batch is trained; then it leaves
+the table. It may also leave from GRANTED or READY, when it is rejected, cancelled or stale.
+
+Invariants: every count equals what counting the groups gives; a payload is there for READY and LEASED groups only.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock.actors.buffer.policies import RankedGroup
+from penstock.messages.samples import Group
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+
+class Status(Enum):
+    """How far an outstanding group has come."""
+
+    GRANTED = 0
+    READY = 1
+    LEASED = 2
+
+
+class TrackedGroup(msgspec.Struct):
+    """One outstanding group."""
+
+    group_id: int
+    ordinal: int
+    min_version: int
+    deadline: int
+    max_staleness: int
+    """η of the policy that it was granted under."""
+    status: Status = Status.GRANTED
+    payload: Group | None = None
+
+
+class GroupTable:
+    """All outstanding groups by id."""
+
+    def __init__(self) -> None:
+        self._groups: dict[int, TrackedGroup] = {}
+        self._ready: dict[int, RankedGroup] = {}
+        self._unleased: Counter[int] = Counter()
+        self._ready_deadlines: Counter[int] = Counter()
+        self._num_leased = 0
+
+    # --- moves ------------------------------------------------------------------------------------------------
+
+    def grant(self, tracked: TrackedGroup) -> None:
+        """A group enters."""
+        self._groups[tracked.group_id] = tracked
+        self._unleased[tracked.deadline] += 1
+
+    def admit(self, group: Group, deadline: int) -> None:
+        """GRANTED → READY, with a deadline that is no earlier than the granted one."""
+        tracked = self._groups[group.group_id]
+        assert tracked.status is Status.GRANTED
+        assert deadline >= tracked.deadline
+        _decrement(self._unleased, tracked.deadline)
+        self._unleased[deadline] += 1
+        self._ready_deadlines[deadline] += 1
+        tracked.status, tracked.payload, tracked.deadline = Status.READY, group, deadline
+        self._ready[group.group_id] = RankedGroup(
+            group_id=group.group_id, deadline_version=deadline, num_tokens=group.num_tokens
+        )
+
+    def lease(self, group_ids: Sequence[int]) -> tuple[Group, ...]:
+        """READY → LEASED; the payloads in this order."""
+        groups: list[Group] = []
+        for group_id in group_ids:
+            tracked = self._groups[group_id]
+            assert tracked.status is Status.READY
+            assert tracked.payload is not None
+            self._leave(tracked)
+            tracked.status = Status.LEASED
+            self._num_leased += 1
+            groups.append(tracked.payload)
+        return tuple(groups)
+
+    def remove(self, group_id: int) -> None:
+        """A group leaves, from whatever status."""
+        tracked = self._groups.pop(group_id)
+        if tracked.status is Status.LEASED:
+            self._num_leased -= 1
+        else:
+            self._leave(tracked)
+
+    def _leave(self, tracked: TrackedGroup) -> None:
+        _decrement(self._unleased, tracked.deadline)
+        if tracked.status is Status.READY:
+            _decrement(self._ready_deadlines, tracked.deadline)
+            del self._ready[tracked.group_id]
+
+    # --- looks ------------------------------------------------------------------------------------------------
+
+    def get(self, group_id: int) -> TrackedGroup | None:
+        return self._groups.get(group_id)
+
+    def tracked(self, group_id: int) -> TrackedGroup:
+        return self._groups[group_id]
+
+    def outstanding(self) -> Iterator[TrackedGroup]:
+        """Every outstanding group, in the order of their issue."""
+        return iter(self._groups.values())
+
+    def ready_groups(self) -> list[RankedGroup]:
+        return list(self._ready.values())
+
+    @property
+    def num_outstanding(self) -> int:
+        return len(self._groups)
+
+    @property
+    def num_ready(self) -> int:
+        return len(self._ready)
+
+    @property
+    def num_unleased(self) -> int:
+        return len(self._groups) - self._num_leased
+
+    @property
+    def num_in_generation(self) -> int:
+        """Granted and not admitted."""
+        return len(self._groups) - self._num_leased - len(self._ready)
+
+    @property
+    def unleased_by_deadline(self) -> Mapping[int, int]:
+        return self._unleased
+
+    @property
+    def ready_by_deadline(self) -> Mapping[int, int]:
+        return self._ready_deadlines
+
+    def past_deadline(self, version: int) -> list[TrackedGroup]:
+        """Groups in no batch whose deadline is before ``version``."""
+        if not any(deadline < version for deadline in self._unleased):
+            return []
+        return [t for t in self._groups.values() if t.status is not Status.LEASED and t.deadline < version]
+
+    def fully_older_than(self, version: int) -> list[TrackedGroup]:
+        """Ready groups of which every token is older than ``version``."""
+        found: list[TrackedGroup] = []
+        for group_id in self._ready:
+            tracked = self._groups[group_id]
+            newest = _newest_version(tracked.payload)
+            if newest is not None and newest < version:
+                found.append(tracked)
+        return found
+
+    def last_to_keep(self, deadline: int) -> list[TrackedGroup]:
+        """Groups in no batch with this deadline or an earlier one, those to be given up first in front: what is not
+        ready before what is, the later issued before the earlier."""
+        found = [t for t in self._groups.values() if t.status is not Status.LEASED and t.deadline <= deadline]
+        return sorted(found, key=lambda t: (t.status is Status.READY, -t.group_id))
+
+    def validate(self) -> None:
+        """Assert the invariants."""
+        unleased = Counter(t.deadline for t in self._groups.values() if t.status is not Status.LEASED)
+        ready = Counter(t.deadline for t in self._groups.values() if t.status is Status.READY)
+        assert unleased == self._unleased, (unleased, self._unleased)
+        assert ready == self._ready_deadlines, (ready, self._ready_deadlines)
+        assert self._num_leased == sum(1 for t in self._groups.values() if t.status is Status.LEASED)
+        assert set(self._ready) == {t.group_id for t in self._groups.values() if t.status is Status.READY}
+        assert all((t.payload is None) == (t.status is Status.GRANTED) for t in self._groups.values())
+
+
+def _decrement(counts: Counter[int], key: int) -> None:
+    counts[key] -= 1
+    if not counts[key]:
+        del counts[key]
+
+
+def _newest_version(group: Group | None) -> int | None:
+    if group is None:
+        return None
+    spans = [span for sample in group.samples for part in sample.parts for span in part.spans if span.num_tokens]
+    return max((span.version for span in spans), default=None)

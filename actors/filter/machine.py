@@ -1,0 +1,206 @@
+"""The Filter: whether a group is complete, and whether it is worth training on.
+
+Invariants:
+
+* Every group of which something has come in goes out once, admitted or rejected, with every one of its samples.
+* No group waits for a sample that will not come: a failed one is replaced, left out, or closes the group.
+* Groups are told apart by their id, never by position.
+
+State: the groups being put together, and those that a user's filter is judging. A group leaves it when it is complete
+and judged, or when it is settled.
+
+| waits for | who ends it |
+|---|---|
+| the other samples of a group | the engines and the Scorer; what fails travels here as ``SampleFailed`` |
+| a replacement | PromptSource, which is told the whole list of what is missing |
+| the user's filter | its backend, which ends each call at a deadline; a sweep rejects what it lost |
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, assert_never, final
+
+from penstock.actors.filter.assembly import Assembly
+from penstock.messages.commands import JudgeGroup, Send, StartTimer
+from penstock.messages.flow import (
+    GroupAdmitted,
+    GroupRejected,
+    RefillAsked,
+    SampleFailed,
+    SampleScored,
+    SamplesSettled,
+    ScoringFailed,
+)
+from penstock.messages.local import GroupJudged, Started, TimerFired
+from penstock.messages.membership import HeldLease, LeaseStage
+from penstock.messages.names import BUFFER, PROMPT_SOURCE
+
+if TYPE_CHECKING:
+    from penstock.actors.filter.settings import FilterSettings
+    from penstock.messages.commands import AnyCommand
+    from penstock.messages.inboxes import FilterEvent
+    from penstock.messages.samples import Group, Prompt, SampleKey
+
+SWEEP_TIMER: Final = "sweep"
+SMALLEST_SPREAD: Final = 1e-9
+"""Rewards that differ by less count as equal."""
+
+
+@final
+class Filter:
+    """The Filter's state machine."""
+
+    def __init__(self, settings: FilterSettings) -> None:
+        self.settings = settings
+        self.assemblies: dict[int, Assembly] = {}
+        self.judging: dict[int, int] = {}
+        """Sweep in which the user's filter was asked, by group id."""
+        self._missing: tuple[SampleKey, ...] = ()
+        self._sweep = 0
+        self._out: list[AnyCommand] = []
+
+    @property
+    def state(self) -> str:
+        """For people."""
+        return "assembling" if self.assemblies else "idle"
+
+    def leases(self) -> tuple[HeldLease, ...]:
+        """Every sample of the groups that are here."""
+        held: list[HeldLease] = []
+        for assembly in self.assemblies.values():
+            held.extend(
+                HeldLease(s.key, s.attempt, LeaseStage.PASSED_ON, s.num_tokens) for s in assembly.samples.values()
+            )
+            held.extend(HeldLease(e.key, 0, LeaseStage.PASSED_ON, e.num_tokens) for e in assembly.failed.values())
+        return tuple(held)
+
+    def handle(self, event: FilterEvent) -> list[AnyCommand]:
+        """Take one event; see :class:`penstock.actors.machine.Machine`."""
+        match event:
+            case SampleScored():
+                assembly = self._assembly(event.sample.key, event.group_size, event.prompt)
+                assembly.add(event.sample)
+                self._complete(assembly)
+            case ScoringFailed():
+                self._on_failed(event, "scoring_failed")
+            case SampleFailed():
+                self._on_failed(event, "generation_failed")
+            case GroupJudged():
+                if event.group_id in self.judging:
+                    self._on_judged(event)
+            case SamplesSettled():
+                settled = event.settled
+                above = frozenset(settled.above)
+                for group_id in [g for g in self.assemblies if g < settled.floor or g in above]:
+                    self._forget(group_id)
+            case TimerFired():
+                self._on_sweep()
+            case Started():
+                self._out.append(StartTimer(SWEEP_TIMER, self.settings.judge_timeout_s))
+            case _:
+                assert_never(event)
+        self._ask_refills()
+        out, self._out = self._out, []
+        return out
+
+    # --- groups -----------------------------------------------------------------------------------------------
+
+    def _assembly(self, key: SampleKey, size: int, prompt: Prompt) -> Assembly:
+        assembly = self.assemblies.get(key.group_id)
+        if assembly is None:
+            assembly = self.assemblies[key.group_id] = Assembly(key.group_id, size, prompt)
+        return assembly
+
+    def _forget(self, group_id: int) -> None:
+        del self.assemblies[group_id]
+        self.judging.pop(group_id, None)
+
+    def _on_failed(self, event: ScoringFailed | SampleFailed, cause: str) -> None:
+        assembly = self._assembly(event.key, event.group_size, event.prompt)
+        if not assembly.fail(event.key, cause, event.num_tokens):
+            return
+        place = event.key.index % assembly.size
+        match self.settings.on_failed_sample:
+            case "reject":
+                self._reject(assembly, cause)
+                return
+            case "refill" if assembly.num_refills < self.settings.max_refills:
+                assembly.num_refills += 1
+            case _:
+                assembly.given_up.add(place)
+        self._complete(assembly)
+
+    def _complete(self, assembly: Assembly) -> None:
+        if not assembly.is_complete or assembly.group_id in self.judging:
+            return
+        group = assembly.group()
+        cause = self._cause_to_reject(group)
+        if cause:
+            self._reject(assembly, cause)
+        elif self.settings.has_function:
+            self.judging[assembly.group_id] = self._sweep
+            self._out.append(JudgeGroup(group))
+        else:
+            self._admit(assembly)
+
+    def _cause_to_reject(self, group: Group) -> str:
+        settings = self.settings
+        lengths = [sample.num_tokens for sample in group.samples]
+        rewards = [reward for sample in group.samples if (reward := sample.reward) is not None]
+        if len(group.samples) < settings.min_group_size:
+            return "too_few_samples"
+        if max(lengths) < settings.min_response_tokens:
+            return "too_short"
+        if settings.max_response_tokens is not None and max(lengths) > settings.max_response_tokens:
+            return "too_long"
+        if settings.drop_zero_spread and max(rewards) - min(rewards) < SMALLEST_SPREAD:
+            return "zero_spread"
+        return ""
+
+    def _on_judged(self, event: GroupJudged) -> None:
+        del self.judging[event.group_id]
+        assembly = self.assemblies[event.group_id]
+        if event.keep:
+            self._admit(assembly)
+        else:
+            self._reject(assembly, event.cause or "user_filter")
+
+    def _admit(self, assembly: Assembly) -> None:
+        self._forget(assembly.group_id)
+        self._out.append(Send(BUFFER, GroupAdmitted(group=assembly.group())))
+
+    def _reject(self, assembly: Assembly, cause: str) -> None:
+        self._forget(assembly.group_id)
+        rewards = [reward for sample in assembly.samples.values() if (reward := sample.reward) is not None]
+        rejected = GroupRejected(
+            group_id=assembly.group_id,
+            cause=cause,
+            ended=assembly.rejected(cause),
+            mean_reward=sum(rewards) / len(rewards) if rewards else None,
+        )
+        self._out.append(Send(BUFFER, rejected))
+
+    # --- replacements and deadlines ---------------------------------------------------------------------------
+
+    def _ask_refills(self) -> None:
+        if self.settings.on_failed_sample != "refill":
+            return
+        missing = tuple(key for assembly in self.assemblies.values() for key in assembly.missing())
+        if missing != self._missing:
+            self._missing = missing
+            self._out.append(Send(PROMPT_SOURCE, RefillAsked(missing=missing)))
+
+    def _on_sweep(self) -> None:
+        """A judgement that was asked for before the last sweep and is not there has been lost."""
+        self._sweep += 1
+        for group_id in [group_id for group_id, sweep in self.judging.items() if sweep < self._sweep - 1]:
+            self._on_judged(GroupJudged(group_id=group_id, keep=False, cause="filter_did_not_answer"))
+        self._out.append(StartTimer(SWEEP_TIMER, self.settings.judge_timeout_s))
+
+    def validate(self) -> None:
+        """Assert the invariants."""
+        for group_id, assembly in self.assemblies.items():
+            assert group_id == assembly.group_id
+            assert not assembly.is_complete or group_id in self.judging, f"group {group_id} is complete and still here"
+            assert not (assembly.samples.keys() & assembly.failed.keys())
+        assert self.judging.keys() <= self.assemblies.keys()

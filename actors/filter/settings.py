@@ -1,0 +1,20 @@
+"""What the Filter is told when it is built."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from penstock.messages.base import Value
+
+
+class FilterSettings(Value, frozen=True, kw_only=True):
+    """As ``filter:`` in the scenario; see :class:`penstock.actors.filter.options.FilterOptions`."""
+
+    drop_zero_spread: bool
+    min_response_tokens: int
+    max_response_tokens: int | None
+    has_function: bool
+    on_failed_sample: Literal["refill", "shrink", "reject"]
+    max_refills: int
+    min_group_size: int
+    judge_timeout_s: float = 60.0

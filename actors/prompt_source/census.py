@@ -1,0 +1,69 @@
+"""One census at a time: who was asked, who has answered, and when the answers may be judged.
+
+Invariants:
+
+* Only answers of the current round, to this incarnation, from the incarnation that was asked, count.
+* The answers may be judged when everyone who was asked has answered and the asker knows at least as much to be settled
+  as any of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.messages.membership import HeldLease, LeasesHeld
+    from penstock.messages.samples import SampleKey
+
+
+class Census:
+    """The state of the current round."""
+
+    def __init__(self) -> None:
+        self.round = 0
+        self.is_open = False
+        self._asked: dict[str, int | None] = {}
+        """Epoch by name; None for one that is lost and whose successor is waited for."""
+        self._answers: dict[str, LeasesHeld] = {}
+
+    def open(self, members: dict[str, int], awaited: set[str]) -> None:
+        """Start a new round; ``awaited`` are those without whom it cannot end, even when they are not there now."""
+        self.round += 1
+        self.is_open = True
+        self._answers = {}
+        self._asked = {**dict.fromkeys(awaited - members.keys()), **members}
+
+    def joined(self, name: str, epoch: int) -> None:
+        """A keeper that returned meanwhile is asked too."""
+        if self.is_open:
+            self._asked[name] = epoch
+            self._answers.pop(name, None)
+
+    def answered(self, event: LeasesHeld, own_epoch: int) -> None:
+        """Take an answer, if it counts."""
+        actor = event.actor
+        counts = self.is_open and event.round == self.round and event.asker_epoch == own_epoch
+        if counts and self._asked.get(actor.name) == actor.epoch:
+            self._answers[actor.name] = event
+
+    def missing(self) -> list[str]:
+        """Who is there and has not answered."""
+        return [name for name, epoch in self._asked.items() if epoch is not None and name not in self._answers]
+
+    def is_complete(self, settled_sequence: int) -> bool:
+        """Whether the answers may be judged."""
+        if not self.is_open or len(self._answers) < len(self._asked):
+            return False
+        return settled_sequence >= max((a.settled_sequence for a in self._answers.values()), default=0)
+
+    def close(self) -> dict[SampleKey, tuple[str, HeldLease]]:
+        """End the round: who holds what. Of several holders the one with the latest attempt counts, and of those the
+        one that is furthest down the line (answers come in the order of the line: engines first)."""
+        self.is_open = False
+        held: dict[SampleKey, tuple[str, HeldLease]] = {}
+        for name in sorted(self._answers, key=lambda name: (not name.startswith("engine/"), name)):
+            for lease in self._answers[name].leases:
+                known = held.get(lease.key)
+                if known is None or lease.attempt >= known[1].attempt:
+                    held[lease.key] = (name, lease)
+        return held

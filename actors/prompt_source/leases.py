@@ -1,0 +1,170 @@
+"""The samples that are out, and the engines that they are on.
+
+A lease is QUEUED (waits for an engine), ISSUED (at an engine), LEFT (its engine is done with it: it is on its way
+through Scorer and Filter) or FAILED (given up, ``SampleFailed`` is on its way). It ends when its group is settled.
+
+Invariants:
+
+* The load of an engine is the number of leases ISSUED to its live incarnation.
+* A lease that is ISSUED names an engine; any other names none.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock.messages.samples import Part, Prompt, SampleKey, VersionSpan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+
+class LeaseState(Enum):
+    """Where a sample is, as far as PromptSource knows."""
+
+    QUEUED = "queued"
+    ISSUED = "issued"
+    LEFT = "left"
+    FAILED = "failed"
+
+
+class Lease(msgspec.Struct):
+    """One sample that is out."""
+
+    key: SampleKey
+    attempt: int = 0
+    state: LeaseState = LeaseState.QUEUED
+    engine: str = ""
+    round: int = 0
+    """The census round in which it was last issued; a census judges only what was issued before it."""
+    num_engine_losses: int = 0
+    sweep: int = 0
+    """Sweep of the overdue timer in which it last showed progress."""
+    chunks: list[Part] = []
+    num_tokens: int = 0
+    """In ``chunks``."""
+
+    def add_progress(self, from_token: int, chunk: Part) -> None:
+        """Take over a report. One that does not follow what is there is left out: the prefix just stays shorter."""
+        if from_token == self.num_tokens and chunk.num_tokens:
+            self.chunks.append(chunk)
+            self.num_tokens += chunk.num_tokens
+
+    def prefix(self) -> Part | None:
+        """What is known of the response so far, as one part."""
+        if not self.chunks:
+            return None
+        if len(self.chunks) > 1:
+            self.chunks = [join(self.chunks)]
+        return self.chunks[0]
+
+
+class LeasedGroup(msgspec.Struct):
+    """One granted group and its leases."""
+
+    group_id: int
+    ordinal: int
+    min_version: int
+    deadline_version: int
+    prompt: Prompt | None = None
+    engine: str = ""
+    """Where its samples go, so that they share the cache of their prompt."""
+    leases: dict[int, Lease] = {}
+
+
+class EngineView(msgspec.Struct):
+    """One engine as PromptSource sees it."""
+
+    name: str
+    epoch: int
+    num_slots: int = 0
+    """0 until it is ready."""
+    version: int = -1
+    load: int = 0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more may be sent; a short queue keeps its slots busy, a long one would only bind samples early."""
+        return self.load < self.num_slots + max(8, self.num_slots // 4)
+
+
+class LeaseTable:
+    """Groups, leases and the load of engines."""
+
+    def __init__(self) -> None:
+        self.groups: dict[int, LeasedGroup] = {}
+        self.engines: dict[str, EngineView] = {}
+
+    def lease(self, key: SampleKey) -> Lease | None:
+        """The lease of a sample, if it is out."""
+        group = self.groups.get(key.group_id)
+        return None if group is None else group.leases.get(key.index)
+
+    def all_leases(self) -> Iterator[tuple[LeasedGroup, Lease]]:
+        """Every lease, in the order of the groups' issue."""
+        for group in self.groups.values():
+            for lease in group.leases.values():
+                yield group, lease
+
+    def move(self, lease: Lease, state: LeaseState, engine: str = "") -> None:
+        """The only way in which a lease changes its state."""
+        if lease.state is LeaseState.ISSUED and (view := self.engines.get(lease.engine)) is not None:
+            view.load -= 1
+        lease.state, lease.engine = state, engine
+        if state is LeaseState.ISSUED and (view := self.engines.get(engine)) is not None:
+            view.load += 1
+
+    def forget(self, group_ids: Iterable[int]) -> None:
+        """These groups are settled."""
+        for group_id in group_ids:
+            group = self.groups.pop(group_id)
+            for lease in group.leases.values():
+                self.move(lease, LeaseState.LEFT)
+
+    def join_engine(self, name: str, epoch: int) -> None:
+        """A new incarnation of an engine, with nothing on it."""
+        self.engines[name] = EngineView(name, epoch)
+
+    def lose_engine(self, name: str) -> None:
+        """An engine is gone. Its leases stay ISSUED until a census has said what became of them."""
+        self.engines.pop(name, None)
+        for group in self.groups.values():
+            if group.engine == name:
+                group.engine = ""
+
+    def choose_engine(self, group: LeasedGroup) -> EngineView | None:
+        """The group's own engine while it has room; otherwise the least loaded that serves the version, or will."""
+        own = self.engines.get(group.engine)
+        if own is not None and own.num_slots and own.has_room:
+            return own
+        candidates = [view for view in self.engines.values() if view.num_slots and view.has_room]
+        if not candidates:
+            return None
+        return min(candidates, key=lambda view: (view.version < group.min_version, view.load / view.num_slots))
+
+    def validate(self) -> None:
+        """Assert the invariants."""
+        loads = dict.fromkeys(self.engines, 0)
+        for _, lease in self.all_leases():
+            assert (lease.state is LeaseState.ISSUED) == bool(lease.engine), lease
+            if lease.engine in loads:
+                loads[lease.engine] += 1
+        assert loads == {name: view.load for name, view in self.engines.items()}, loads
+
+
+def join(chunks: list[Part]) -> Part:
+    """Successive stretches of one response as one part."""
+    spans: list[VersionSpan] = []
+    for span in (span for chunk in chunks for span in chunk.spans):
+        if spans and spans[-1].version == span.version:
+            spans[-1] = VersionSpan(span.version, spans[-1].num_tokens + span.num_tokens)
+        else:
+            spans.append(span)
+    return Part(
+        tokens=b"".join(chunk.tokens for chunk in chunks),
+        logprobs=b"".join(chunk.logprobs for chunk in chunks),
+        spans=tuple(spans),
+    )

@@ -1,0 +1,389 @@
+"""The PromptSource: which prompt next, which engine gets it, and when a sample is issued again.
+
+Invariants:
+
+* Every group that is granted and not settled is here, with a lease for each of its samples once its prompt is read.
+* A sample is issued again only after a census in which nobody held it, or after its attempt failed; never more often
+  than its budget.
+* A PromptSource that replaces another issues nothing before its first census is judged.
+* Row and seed of a sample are pure functions of the run's seed (``order.py``).
+
+States: ``taking a census`` or ``issuing``.
+
+| waits for | who ends it |
+|---|---|
+| prompts of granted groups | its backend, which reads them from memory |
+| an engine with room | ``EngineReady`` (the supervisor's start deadline), ``GenerationClosed`` |
+| the end of a lease | settlement; after ``lease_timeout_s`` without progress a census |
+| the answers to a census | the keepers, asked again every ``census_timeout_s``; the supervisor replaces the silent |
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final, assert_never, final
+
+from penstock.actors.prompt_source.census import Census
+from penstock.actors.prompt_source.leases import Lease, LeasedGroup, LeaseState, LeaseTable
+from penstock.actors.prompt_source.order import row_of, sample_seed
+from penstock.messages.commands import FetchPrompts, PromptRequest, Send, StartTimer
+from penstock.messages.flow import (
+    DemandGranted,
+    GenerationClosed,
+    GenerationProgressed,
+    RefillAsked,
+    SampleFailed,
+    SampleIssued,
+    SamplesSettled,
+)
+from penstock.messages.local import PromptsFetched, Started, TimerFired
+from penstock.messages.membership import (
+    ActorEpoch,
+    ActorLost,
+    ActorReturned,
+    EngineJoined,
+    EngineLost,
+    LeasesAsked,
+    LeasesHeld,
+    LeaseStage,
+)
+from penstock.messages.names import BUFFER, FILTER, PROMPT_SOURCE, SCORER, SUPERVISOR, is_engine
+from penstock.messages.samples import Cancelled, InfraError, SampleKey
+from penstock.messages.training import NoticeGiven
+from penstock.messages.weights import EngineReady, VersionAnnounced
+
+if TYPE_CHECKING:
+    from penstock.actors.prompt_source.settings import PromptSourceSettings
+    from penstock.messages.commands import AnyCommand
+    from penstock.messages.flow import GrantSpan, SettledState
+    from penstock.messages.inboxes import PromptSourceEvent
+    from penstock.messages.membership import HeldLease
+
+KEEPERS: Final = frozenset((SCORER, FILTER, BUFFER))
+CENSUS_TIMER: Final = "census"
+SWEEP_TIMER: Final = "sweep"
+
+
+@final
+class PromptSource:
+    """The PromptSource's state machine."""
+
+    def __init__(self, settings: PromptSourceSettings) -> None:
+        self.settings = settings
+        self.table = LeaseTable()
+        self.census = Census()
+        self.num_issued = 0
+        """Samples issued for the first time, by this incarnation."""
+        self.num_reissued = 0
+        self.num_salvaged_tokens = 0
+        self._members: dict[str, int] = {}
+        self._total = 0
+        self._floor = 0
+        self._above: frozenset[int] = frozenset()
+        self._settled_sequence = 0
+        self._queue: deque[SampleKey] = deque()
+        self._inherited: dict[SampleKey, tuple[str, HeldLease]] = {}
+        """What the first census of a replacement found, until the groups are known here."""
+        self._refills: tuple[SampleKey, ...] = ()
+        self._may_issue = settings.epoch == 0
+        self._lost_engines: set[str] = set()
+        self._sweep = 0
+        self._out: list[AnyCommand] = []
+
+    @property
+    def state(self) -> str:
+        """For people."""
+        return "issuing" if self._may_issue and not self.census.is_open else "taking a census"
+
+    def leases(self) -> tuple[HeldLease, ...]:
+        """Nothing: PromptSource asks the census, it does not answer it."""
+        return ()
+
+    def handle(self, event: PromptSourceEvent) -> list[AnyCommand]:
+        """Take one event; see :class:`penstock.actors.machine.Machine`."""
+        match event:
+            case DemandGranted():
+                self._on_settled(event.settled)
+                self._on_demand(event)
+            case SamplesSettled():
+                self._on_settled(event.settled)
+            case PromptsFetched():
+                for fetched in event.prompts:
+                    if (group := self.table.groups.get(fetched.group_id)) is not None:
+                        group.prompt = fetched.prompt
+                        self._open_leases(group)
+            case GenerationProgressed():
+                self._on_progress(event)
+            case GenerationClosed():
+                self._on_closed(event)
+            case RefillAsked():
+                self._refills = event.missing
+            case EngineReady():
+                view = self.table.engines.get(event.engine)
+                if view is not None and view.epoch == event.engine_epoch:
+                    view.num_slots = event.num_slots
+            case VersionAnnounced():
+                for serving in event.serving:
+                    if serving.engine in self.table.engines:
+                        self.table.engines[serving.engine].version = serving.version
+            case LeasesHeld():
+                self.census.answered(event, self.settings.epoch)
+            case EngineJoined() | ActorReturned():
+                self._on_joined(event.name, event.epoch)
+            case EngineLost() | ActorLost():
+                self._on_lost(event.name)
+            case Started():
+                self._out.append(StartTimer(SWEEP_TIMER, self.settings.lease_timeout_s / 2))
+                if not self._may_issue:
+                    self._take_census()
+            case TimerFired():
+                self._on_timer(event.key)
+            case _:
+                assert_never(event)
+        self._judge()
+        self._open_refills()
+        self._dispatch()
+        out, self._out = self._out, []
+        return out
+
+    # --- groups and prompts -----------------------------------------------------------------------------------
+
+    def _on_demand(self, event: DemandGranted) -> None:
+        self._total = max(self._total, event.total)
+        requests: list[PromptRequest] = []
+        for span in event.spans:
+            requests.extend(self._new_groups(span))
+        if requests:
+            self._out.append(FetchPrompts(tuple(requests)))
+
+    def _new_groups(self, span: GrantSpan) -> list[PromptRequest]:
+        requests: list[PromptRequest] = []
+        for offset in range(span.num_groups):
+            group_id, ordinal = span.first_group + offset, span.first_ordinal + offset
+            if group_id in self.table.groups or self._is_settled(group_id):
+                continue
+            self.table.groups[group_id] = LeasedGroup(group_id, ordinal, span.min_version, span.deadline_version)
+            row, epoch = row_of(
+                ordinal, num_rows=self.settings.num_rows, seed=self.settings.seed, shuffle=self.settings.shuffle
+            )
+            requests.append(PromptRequest(group_id, row, epoch))
+        return requests
+
+    def _open_leases(self, group: LeasedGroup) -> None:
+        """Leases for the samples of a group: those that a census found elsewhere are adopted, the others queued."""
+        if not self._may_issue:
+            return  # opened when the census is judged
+        for index in range(self.settings.samples_per_group):
+            if index not in group.leases:
+                self._open_lease(group, index)
+        for key in [key for key in self._inherited if key.group_id == group.group_id]:
+            if key.index not in group.leases:
+                self._open_lease(group, key.index)
+
+    def _open_lease(self, group: LeasedGroup, index: int) -> None:
+        key = SampleKey(group.group_id, index)
+        lease = group.leases[index] = Lease(key, round=self.census.round, sweep=self._sweep)
+        found = self._inherited.pop(key, None)
+        if found is None:
+            self.num_issued += 1
+            self._queue.append(key)
+        else:
+            self._adopt(group, lease, *found)
+
+    def _is_settled(self, group_id: int) -> bool:
+        return group_id < self._floor or group_id in self._above
+
+    def _on_settled(self, state: SettledState) -> None:
+        if state.sequence <= self._settled_sequence:
+            return
+        self._settled_sequence, self._floor, self._above = state.sequence, state.floor, frozenset(state.above)
+        self.table.forget([group_id for group_id in self.table.groups if self._is_settled(group_id)])
+        for key in [key for key in self._inherited if self._is_settled(key.group_id)]:
+            del self._inherited[key]
+
+    def _open_refills(self) -> None:
+        """Leases for the replacements that the Filter misses, as soon as their groups are here."""
+        if not self._may_issue:
+            return
+        for key in self._refills:
+            group = self.table.groups.get(key.group_id)
+            if group is not None and group.prompt is not None and key.index not in group.leases:
+                self._open_lease(group, key.index)
+
+    # --- leases -----------------------------------------------------------------------------------------------
+
+    def _on_progress(self, event: GenerationProgressed) -> None:
+        lease = self.table.lease(event.key)
+        if lease is not None and event.attempt == lease.attempt:
+            lease.sweep = self._sweep
+            lease.add_progress(event.from_token, event.chunk)
+
+    def _on_closed(self, event: GenerationClosed) -> None:
+        group, lease = self.table.groups.get(event.key.group_id), self.table.lease(event.key)
+        if group is None or lease is None or event.attempt < lease.attempt:
+            return
+        if lease.state not in (LeaseState.ISSUED, LeaseState.QUEUED):
+            return
+        lease.attempt, lease.sweep = event.attempt, self._sweep
+        match event.outcome:
+            case InfraError():
+                self._on_failure(group, lease, event.outcome.detail)
+            case Cancelled():
+                pass  # asked for by a settlement; the lease ends with it
+            case _:
+                lease.chunks, lease.num_tokens = [], 0
+                self.table.move(lease, LeaseState.LEFT)
+
+    def _on_failure(self, group: LeasedGroup, lease: Lease, reason: str) -> None:
+        if lease.attempt < self.settings.num_retries + lease.num_engine_losses:
+            if group.engine == lease.engine:
+                group.engine = ""  # the others of the group may have better luck elsewhere too
+            self._issue_again(lease)
+        else:
+            self._give_up(group, lease, f"{reason} ({lease.attempt + 1} attempts)")
+
+    def _issue_again(self, lease: Lease) -> None:
+        lease.attempt += 1
+        self.num_reissued += 1
+        self.num_salvaged_tokens += lease.num_tokens
+        self.table.move(lease, LeaseState.QUEUED)
+        self._queue.append(lease.key)
+
+    def _give_up(self, group: LeasedGroup, lease: Lease, reason: str) -> None:
+        assert group.prompt is not None
+        self.table.move(lease, LeaseState.FAILED)
+        failed = SampleFailed(
+            key=lease.key,
+            attempt=lease.attempt,
+            group_size=self.settings.samples_per_group,
+            prompt=group.prompt,
+            reason=reason,
+            num_tokens=lease.num_tokens,
+        )
+        self._out.append(Send(SCORER, failed))
+
+    def _dispatch(self) -> None:
+        """Send queued samples to engines, in order, as long as there is room."""
+        while self._queue and self._may_issue:
+            key = self._queue[0]
+            group, lease = self.table.groups.get(key.group_id), self.table.lease(key)
+            if group is None or lease is None or group.prompt is None or lease.state is not LeaseState.QUEUED:
+                self._queue.popleft()  # settled, or queued twice
+                continue
+            view = self.table.choose_engine(group)
+            if view is None:
+                return
+            self._queue.popleft()
+            group.engine = view.name
+            lease.round, lease.sweep = self.census.round, self._sweep
+            self.table.move(lease, LeaseState.ISSUED, view.name)
+            issued = SampleIssued(
+                key=key,
+                attempt=lease.attempt,
+                group_size=self.settings.samples_per_group,
+                prompt=group.prompt,
+                seed=sample_seed(self.settings.seed, key.group_id, key.index),
+                min_version=group.min_version,
+                deadline_version=group.deadline_version,
+                prefix=lease.prefix(),
+            )
+            self._out.append(Send(view.name, issued))
+
+    # --- membership and census --------------------------------------------------------------------------------
+
+    def _on_joined(self, name: str, epoch: int) -> None:
+        self._members[name] = epoch
+        if is_engine(name):
+            self.table.join_engine(name, epoch)
+        if is_engine(name) or name in KEEPERS:
+            self.census.joined(name, epoch)
+            self._ask()
+
+    def _on_lost(self, name: str) -> None:
+        self._members.pop(name, None)
+        if is_engine(name):
+            self.table.lose_engine(name)
+            self._lost_engines.add(name)
+        if is_engine(name) or name in KEEPERS:
+            self._take_census()
+
+    def _take_census(self) -> None:
+        members = {name: epoch for name, epoch in self._members.items() if is_engine(name) or name in KEEPERS}
+        self.census.open(members, set(KEEPERS))
+        self._ask()
+
+    def _ask(self) -> None:
+        if not self.census.is_open:
+            return
+        members = tuple(ActorEpoch(name, epoch) for name, epoch in self._members.items())
+        asked = LeasesAsked(round=self.census.round, members=members)
+        self._out.extend(Send(name, asked) for name in self.census.missing())
+        self._out.append(StartTimer(CENSUS_TIMER, self.settings.census_timeout_s))
+
+    def _on_timer(self, key: str) -> None:
+        if key == CENSUS_TIMER:
+            self._ask()
+            return
+        self._sweep += 1
+        self._out.append(StartTimer(SWEEP_TIMER, self.settings.lease_timeout_s / 2))
+        waits = (LeaseState.ISSUED, LeaseState.LEFT, LeaseState.FAILED)
+        if any(lease.sweep < self._sweep - 1 and lease.state in waits for _, lease in self.table.all_leases()):
+            self._take_census()
+
+    def _judge(self) -> None:
+        """If the census is complete: adopt what somebody holds, issue again what nobody does."""
+        if not self.census.is_complete(self._settled_sequence):
+            return
+        held = self.census.close()
+        lost, self._lost_engines = self._lost_engines, set()
+        if not self._may_issue:
+            self._may_issue, self._inherited = True, held
+            for group in self.table.groups.values():
+                if group.prompt is not None:
+                    self._open_leases(group)
+            return
+        missing: list[tuple[LeasedGroup, Lease]] = []
+        for group, lease in list(self.table.all_leases()):
+            found = held.get(lease.key)
+            if found is not None:
+                self._adopt(group, lease, *found)
+            elif lease.round < self.census.round and lease.state in (LeaseState.ISSUED, LeaseState.LEFT):
+                missing.append((group, lease))
+        for group, lease in missing:
+            self._reissue_missing(group, lease, was_on_lost=lease.engine in lost)
+        if missing:
+            self._notice(len(missing), lost)
+
+    def _adopt(self, group: LeasedGroup, lease: Lease, holder: str, found: HeldLease) -> None:
+        if found.attempt < lease.attempt:
+            return
+        lease.attempt, lease.sweep = found.attempt, self._sweep
+        if found.stage is LeaseStage.FAILED:
+            if lease.state in (LeaseState.ISSUED, LeaseState.QUEUED):
+                self._on_failure(group, lease, "generation failed")
+        elif is_engine(holder) and found.stage is not LeaseStage.PASSED_ON:
+            self.table.move(lease, LeaseState.ISSUED, holder)
+        elif lease.state is not LeaseState.FAILED:
+            self.table.move(lease, LeaseState.LEFT)
+
+    def _reissue_missing(self, group: LeasedGroup, lease: Lease, *, was_on_lost: bool) -> None:
+        lease.num_engine_losses += was_on_lost
+        if lease.num_engine_losses > self.settings.max_engine_losses:
+            self._give_up(group, lease, f"{lease.num_engine_losses} engines died with it")
+        else:
+            self._issue_again(lease)
+
+    def _notice(self, num_missing: int, lost: set[str]) -> None:
+        where = f" of {', '.join(sorted(lost))}" if lost else ""
+        text = f"{num_missing} samples{where} go on elsewhere"
+        self._out.append(Send(SUPERVISOR, NoticeGiven(name=PROMPT_SOURCE, text=text)))
+
+    def validate(self) -> None:
+        """Assert the invariants."""
+        self.table.validate()
+        for group in self.table.groups.values():
+            assert not self._is_settled(group.group_id)
+            assert group.group_id < self._total
+        for _, lease in self.table.all_leases():
+            limit = self.settings.num_retries + lease.num_engine_losses + 1
+            assert lease.attempt <= limit or self.settings.epoch > 0, lease

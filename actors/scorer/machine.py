@@ -1,0 +1,144 @@
+"""The Scorer: rewards in flight, their deadlines and retries. It never turns an error into a reward.
+
+Invariants:
+
+* Each sample that comes in goes out once: scored, or failed with the reason.
+* Only a reward function gives a reward. A call that fails, hangs or returns nonsense is tried again, then the sample is
+  passed on as ``ScoringFailed``.
+
+State: the samples being scored. A sample leaves it with its ``SampleJudged``, or when its group is settled.
+
+| waits for | who ends it |
+|---|---|
+| a reward | the backend, which ends each call at ``timeout_s``; a sweep takes what it lost for failed |
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, assert_never, final
+
+import msgspec
+
+from penstock.messages.commands import Score, Send, StartTimer
+from penstock.messages.flow import SampleFailed, SampleGenerated, SampleScored, SamplesSettled, ScoringFailed
+from penstock.messages.local import SampleJudged, Started, TimerFired
+from penstock.messages.membership import HeldLease, LeaseStage
+from penstock.messages.names import FILTER
+
+if TYPE_CHECKING:
+    from penstock.actors.scorer.settings import ScorerSettings
+    from penstock.messages.commands import AnyCommand
+    from penstock.messages.inboxes import ScorerEvent
+    from penstock.messages.samples import Reward, SampleKey
+
+SWEEP_TIMER: Final = "sweep"
+
+
+class Pending(msgspec.Struct):
+    """One sample being scored."""
+
+    event: SampleGenerated
+    num_tries: int
+    sweep: int
+
+
+@final
+class Scorer:
+    """The Scorer's state machine."""
+
+    def __init__(self, settings: ScorerSettings) -> None:
+        self.settings = settings
+        self.pending: dict[SampleKey, Pending] = {}
+        self._sweep = 0
+        self._out: list[AnyCommand] = []
+
+    @property
+    def state(self) -> str:
+        """For people."""
+        return "scoring" if self.pending else "idle"
+
+    def leases(self) -> tuple[HeldLease, ...]:
+        """The samples being scored."""
+        return tuple(
+            HeldLease(key, item.event.sample.attempt, LeaseStage.RUNNING, item.event.sample.num_tokens)
+            for key, item in self.pending.items()
+        )
+
+    def handle(self, event: ScorerEvent) -> list[AnyCommand]:
+        """Take one event; see :class:`penstock.actors.machine.Machine`."""
+        match event:
+            case SampleGenerated():
+                key = event.sample.key
+                if key not in self.pending:
+                    self.pending[key] = Pending(event, 0, self._sweep)
+                    self._score(self.pending[key])
+            case SampleJudged():
+                item = self.pending.get(event.key)
+                if item is not None and item.event.sample.attempt == event.attempt:
+                    self._on_judged(item, event.reward, event.reason)
+            case SampleFailed():
+                self._out.append(Send(FILTER, event))
+            case SamplesSettled():
+                settled = event.settled
+                above = frozenset(settled.above)
+                for key in [k for k in self.pending if k.group_id < settled.floor or k.group_id in above]:
+                    del self.pending[key]
+            case TimerFired():
+                self._on_sweep()
+            case Started():
+                self._start_sweep()
+            case _:
+                assert_never(event)
+        out, self._out = self._out, []
+        return out
+
+    def _score(self, item: Pending) -> None:
+        item.sweep = self._sweep
+        event = item.event
+        self._out.append(Score(sample=event.sample, prompt=event.prompt, timeout_s=self.settings.timeout_s))
+
+    def _on_judged(self, item: Pending, reward: Reward | None, reason: str) -> None:
+        event = item.event
+        sample = event.sample
+        if reward is None and item.num_tries < self.settings.num_retries:
+            item.num_tries += 1
+            self._score(item)
+            return
+        del self.pending[sample.key]
+        if reward is not None:
+            outcome = msgspec.structs.replace(sample.outcome, reward=reward)
+            scored = SampleScored(
+                sample=msgspec.structs.replace(sample, outcome=outcome),
+                group_size=event.group_size,
+                purpose=event.purpose,
+                prompt=event.prompt,
+            )
+            self._out.append(Send(FILTER, scored))
+            return
+        failed = ScoringFailed(
+            key=sample.key,
+            attempt=sample.attempt,
+            group_size=event.group_size,
+            purpose=event.purpose,
+            prompt=event.prompt,
+            reason=reason,
+            num_tokens=sample.num_tokens,
+        )
+        self._out.append(Send(FILTER, failed))
+
+    def _start_sweep(self) -> None:
+        self._out.append(StartTimer(SWEEP_TIMER, self.settings.timeout_s + self.settings.grace_s))
+
+    def _on_sweep(self) -> None:
+        """What was asked for before the last sweep and has no answer yet has none coming."""
+        self._sweep += 1
+        for item in [item for item in self.pending.values() if item.sweep < self._sweep - 1]:
+            self._on_judged(item, None, "the reward backend did not answer")
+        self._start_sweep()
+
+    def validate(self) -> None:
+        """Assert the invariants."""
+        for key, item in self.pending.items():
+            assert key == item.event.sample.key
+            assert item.num_tries <= self.settings.num_retries
+            assert item.event.sample.outcome.reward is None

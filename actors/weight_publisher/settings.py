@@ -1,0 +1,19 @@
+"""What the WeightPublisher is told when it is built."""
+
+from __future__ import annotations
+
+from penstock.messages.base import Value
+
+
+class WeightPublisherSettings(Value, frozen=True, kw_only=True):
+    """Deadlines and tolerances."""
+
+    stage_timeout_s: float
+    commit_timeout_s: float
+    drain_timeout_s: float
+    announce_fraction: float
+    check_canary: bool
+    canary_tolerance: float
+    max_failed_publishes: int
+    max_fetch_retries: int = 2
+    """Of the newest weights by one engine; past it the engine is replaced."""

@@ -1,0 +1,366 @@
+"""The decode loop: continuous batching over a fixed number of slots.
+
+Invariants:
+
+* At each decode step the running requests are in slots 0 … n−1, n ≤ S. A slot that became free takes the next request
+  of the queue, or the request in the last slot.
+* A step feeds one token per running request and draws one; nothing that is in the cache is computed again, except
+  under other weights after an interruption, which is what an interruption is for.
+* Each drawn token is stamped with the version that was loaded when it was drawn.
+* Every request that was taken ends exactly once, with all its tokens.
+
+Not thread-safe: one thread calls everything.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, cast
+
+import torch
+
+from penstock.backends.engines.torch.admission import Admission
+from penstock.backends.engines.torch.attention import DecodeAttention, FreshAttention, RaggedRows
+from penstock.backends.engines.torch.cache import KeyValueCache, round_up
+from penstock.backends.engines.torch.model import DecoderModel
+from penstock.backends.engines.torch.requests import (
+    Advanced,
+    Ended,
+    GenerationRequest,
+    RequestError,
+    Running,
+    VersionMark,
+    checked_tokens,
+    joined,
+    new_spans,
+)
+from penstock.backends.engines.torch.sampling import Sampler
+from penstock.backends.engines.torch.slots import PromptIndex, SlotState
+from penstock.backends.engines.torch.stopping import EndReason, StopStrings, StopStringWatch
+from penstock.backends.engines.torch.weights import FusedWeights
+from penstock.messages.samples import Part
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Mapping
+
+    from penstock.backends.engines.torch.config import ModelConfig
+
+MAX_SCORED_ROWS: Final = 512
+"""Rows of logits that ``score`` holds at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """How an engine is laid out and what it does with logits."""
+
+    num_slots: int = 64
+    max_context: int = 512
+    """Prompt and response together, in tokens."""
+    dtype: torch.dtype = torch.float32
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    sampler: Sampler = field(default_factory=Sampler)
+    stop_token_ids: frozenset[int] = frozenset()
+    stop_strings: StopStrings | None = None
+    progress_tokens: int | None = None
+    """A running request reports its tokens after every so many; None: never."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """What one step of the engine brought about."""
+
+    ended: list[Ended]
+    advanced: list[Advanced]
+
+
+class TorchEngine:
+    """One model in one process, on a CPU or one GPU."""
+
+    def __init__(self, config: ModelConfig, settings: EngineSettings) -> None:
+        """Allocates everything; the weights are unset.
+
+        Raises:
+            ValueError: ``max_context`` is beyond what the model was made for, or a stop token outside its vocabulary.
+        """
+        if settings.max_context > config.max_positions:
+            raise ValueError(
+                f"max_context must be at most the model's max_position_embeddings, {config.max_positions},"
+                f" got {settings.max_context}"
+            )
+        outside = sorted(t for t in settings.stop_token_ids if not 0 <= t < config.vocab_size)
+        if outside:
+            raise ValueError(f"stop_token_ids must be below the vocabulary's size, {config.vocab_size}, got {outside}")
+        self.config = config
+        self.settings = settings
+        self.version: int | None = None
+        """Of the loaded weights; None before the first."""
+        self.num_generated = 0
+        """Tokens drawn since the start."""
+        device, dtype = settings.device, settings.dtype
+        with torch.inference_mode():
+            fold = dtype == torch.float32 and device.type == "cpu"
+            self._weights = FusedWeights(config, dtype, device, fold=fold)
+            self._model = DecoderModel(self._weights, settings.max_context)
+            self._cache = KeyValueCache(config, settings.num_slots, settings.max_context, dtype, device)
+            self._slots = SlotState(settings.num_slots, self._cache, dtype, device)
+            self._stops = torch.zeros(config.vocab_size, dtype=torch.bool, device=device)
+            self._stops[sorted(settings.stop_token_ids)] = True
+        self._prompts = PromptIndex(settings.num_slots)
+        self._admission = Admission(self._model, self._cache, self._prompts)
+        self._queue: deque[Running] = deque()
+        self._running: list[Running | None] = []
+        """By slot; None where a request has ended since the last step."""
+        self._clock = 0
+        self._reach_offset = 0
+        """The longest running context has this many tokens more than the clock shows."""
+        self._next_report = 0
+        self._attention: DecodeAttention | None = None
+        self._attention_shape = (0, 0)
+
+    @property
+    def num_running(self) -> int:
+        """Requests in slots."""
+        return sum(running is not None for running in self._running)
+
+    @property
+    def num_queued(self) -> int:
+        """Requests that wait for a slot."""
+        return len(self._queue)
+
+    @property
+    def num_prefilled(self) -> int:
+        """Tokens whose keys and values were computed ahead of decoding, since the start."""
+        return self._admission.num_prefilled
+
+    def load(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
+        """Serve these weights (Hugging Face names) from the next token on. What runs goes on with its cache.
+
+        Raises:
+            WeightMismatchError: they are not of this model; nothing has changed.
+        """
+        with torch.inference_mode():
+            self._weights.load(tensors)
+        self.version = version
+        self._prompts.clear()
+        for running in self._running:
+            if running is not None:
+                running.mark_version(version, self._clock)
+
+    def submit(self, request: GenerationRequest) -> Ended | None:
+        """Take a request into the queue; the answer is its end where its prefix is a whole response already.
+
+        Raises:
+            RequestError: no weights were loaded yet, a token outside the vocabulary, no prompt, no room.
+        """
+        running = self._checked(request)
+        reason = self._already_over(running)
+        if reason is not None:
+            return Ended(request.tag, reason, request.prefix)
+        self._queue.append(running)
+        return None
+
+    def abort(self, tag: Hashable) -> Ended | None:
+        """End this request; None when there is none of this tag."""
+        for running in self._queue:
+            if running.request.tag == tag:
+                self._queue.remove(running)
+                return Ended(tag, EndReason.ABORTED, running.request.prefix)
+        for slot, occupant in enumerate(self._running):
+            if occupant is not None and occupant.request.tag == tag:
+                return self._end(slot, occupant, EndReason.ABORTED)
+        return None
+
+    def interrupt(self) -> list[Ended]:
+        """End everything that runs or waits, with what there is."""
+        ended = [
+            self._end(slot, running, EndReason.INTERRUPTED)
+            for slot, running in enumerate(self._running)
+            if running is not None
+        ]
+        ended += [Ended(r.request.tag, EndReason.INTERRUPTED, r.request.prefix) for r in self._queue]
+        self._queue.clear()
+        return ended
+
+    def step(self) -> Tick:
+        """Admit what fits and draw one token for each running request."""
+        with torch.inference_mode():
+            self._admit()
+            if not self._running:
+                return Tick([], [])
+            ended_slots, tokens = self._decode(len(self._running))
+        self._clock += 1
+        self.num_generated += len(self._running)
+        ended = [self._end_drawn(slot) for slot in ended_slots]
+        if self.settings.stop_strings is not None:
+            ended += self._watch(tokens)
+        return Tick(ended, self._reports())
+
+    def score(self, tokens: Iterable[int]) -> torch.Tensor:
+        """Float32 ``[T − 1]``: log-prob, at temperature 1, of each of ``tokens [T]`` but the first given those before.
+
+        Raises:
+            RequestError: no weights were loaded yet, or the tokens do not fit the model.
+        """
+        ids = list(tokens)
+        if self.version is None:
+            raise RequestError("no weights were loaded yet")
+        if len(ids) > self.settings.max_context or any(not 0 <= t < self.config.vocab_size for t in ids):
+            raise RequestError(
+                f"tokens to score must be below {self.config.vocab_size} and at most {self.settings.max_context}"
+            )
+        if len(ids) < 2:
+            return torch.zeros(0)
+        with torch.inference_mode():
+            rows = RaggedRows.pack([ids[:-1]], [0], self.settings.device)
+            hidden = self._model.hidden_states(rows.tokens, rows.positions, FreshAttention(self.config, rows))
+            targets = torch.tensor(ids[1:], device=self.settings.device)[:, None]
+            scored: list[torch.Tensor] = []
+            for begin in range(0, len(ids) - 1, MAX_SCORED_ROWS):
+                part = slice(begin, begin + MAX_SCORED_ROWS)
+                logprobs = torch.log_softmax(self._model.logits(hidden[part]), -1)
+                scored.append(logprobs.gather(1, targets[part]))
+            return torch.cat(scored).flatten().cpu()
+
+    def _checked(self, request: GenerationRequest) -> Running:
+        if self.version is None:
+            raise RequestError("the engine has no weights yet")
+        vocab_size = self.config.vocab_size
+        prompt = checked_tokens(request.prompt, "prompt", vocab_size)
+        prefix = checked_tokens(request.prefix.tokens, "prefix", vocab_size)
+        room = self.settings.max_context - len(prompt)
+        if not prompt or room < 1:
+            raise RequestError(
+                f"a prompt must have 1 to {self.settings.max_context - 1} tokens, so that a response fits into"
+                f" max_context, got {len(prompt)}"
+            )
+        if request.max_new_tokens > room:
+            raise RequestError(f"max_new_tokens must be at most {room} after this prompt, got {request.max_new_tokens}")
+        watch = None if self.settings.stop_strings is None else StopStringWatch(self.settings.stop_strings)
+        return Running(request, prompt, prefix, 0, [], watch)
+
+    def _already_over(self, running: Running) -> EndReason | None:
+        prefix = running.prefix_tokens
+        if prefix and prefix[-1] in self.settings.stop_token_ids:
+            return EndReason.STOP_TOKEN
+        if running.watch is not None and any(running.watch.push(token) for token in prefix):
+            return EndReason.STOP_STRING
+        return EndReason.LENGTH if len(prefix) >= running.request.max_new_tokens else None
+
+    def _admit(self) -> None:
+        holes = {slot for slot, running in enumerate(self._running) if running is None}
+        newcomers: list[tuple[int, Running]] = []
+        while self._queue and (holes or len(self._running) < self.settings.num_slots):
+            running = self._queue.popleft()
+            slot = self._choose_slot(running, holes)
+            running.born = self._clock
+            assert self.version is not None
+            running.marks = [VersionMark(self.version, 0)]
+            self._running[slot] = running
+            newcomers.append((slot, running))
+        if newcomers:
+            self._admission.fill(newcomers)
+            for slot, running in newcomers:
+                self._slots.place(slot, running)
+        self._close_up(holes)
+        if newcomers or holes:
+            self._remeasure()
+
+    def _choose_slot(self, running: Running, holes: set[int]) -> int:
+        if not holes:
+            self._running.append(None)
+            return len(self._running) - 1
+        held = self._prompts.find(running.request.prompt, holes)
+        slot = held if held in holes else min(holes)
+        holes.remove(slot)
+        return slot
+
+    def _close_up(self, holes: set[int]) -> None:
+        for hole in sorted(holes, reverse=True):
+            last = self._running.pop()
+            if last is not None:
+                source = len(self._running)
+                self._slots.move(source, hole, last.position_at(self._clock))
+                self._running[hole] = last
+                self._prompts.put(hole, self._prompts.prompt_in(source))
+
+    def _remeasure(self) -> None:
+        contexts = [r.position_at(self._clock) for r in self._running if r is not None]
+        self._reach_offset = max(contexts, default=0) + 1 - self._clock
+        self._next_report = min(
+            (self._report_due(r) for r in self._running if r is not None), default=self._next_report
+        )
+
+    def _decode(self, n: int) -> tuple[list[int], list[int]]:
+        """One step of the first ``n`` slots: which of them ended, and the drawn tokens if someone watches them."""
+        state = self._slots
+        fed, position = state.fed[:n], state.position[:n]
+        at = position[:, None]
+        reach = round_up(self._reach_offset + self._clock)
+        mask = state.mask[:n]
+        mask.scatter_(1, at, 0.0)
+        addresses = self._cache.addresses(slice(0, n), position)
+        attention = self._decode_attention(n, reach).at(addresses, mask[:, :reach])
+        hidden = self._model.hidden_states(fed, position, attention)
+        drawn, logprobs = self.settings.sampler(self._model.logits(hidden), state.uniform[:n].gather(1, at))
+        state.tokens[:n].scatter_(1, at, drawn)
+        state.logprobs[:n].scatter_(1, at, logprobs)
+        ids = drawn.flatten()
+        fed.copy_(ids)
+        over = (position == state.last[:n]).logical_or_(self._stops[ids])
+        position.add_(1)
+        tokens = _integers(ids) if self.settings.stop_strings is not None else []
+        return _integers(over.nonzero()), tokens
+
+    def _decode_attention(self, n: int, reach: int) -> DecodeAttention:
+        if self._attention is None or self._attention_shape != (n, reach):
+            self._attention = DecodeAttention(self.config, self._cache, n, reach)
+            self._attention_shape = (n, reach)
+        return self._attention
+
+    def _end_drawn(self, slot: int) -> Ended:
+        running = self._running[slot]
+        assert running is not None
+        last_token = int(self._slots.fed[slot])
+        stopped = last_token in self.settings.stop_token_ids
+        return self._end(slot, running, EndReason.STOP_TOKEN if stopped else EndReason.LENGTH)
+
+    def _watch(self, tokens: list[int]) -> list[Ended]:
+        """Show every running request its new token; those that now have a stop string end."""
+        ended: list[Ended] = []
+        for slot, running in enumerate(self._running):
+            if running is not None and running.watch is not None and running.watch.push(tokens[slot]):
+                ended.append(self._end(slot, running, EndReason.STOP_STRING))
+        return ended
+
+    def _end(self, slot: int, running: Running, reason: EndReason) -> Ended:
+        new = self._new_tokens(slot, running, 0, running.num_new(self._clock))
+        self._running[slot] = None
+        return Ended(running.request.tag, reason, joined(running.request.prefix, new))
+
+    def _new_tokens(self, slot: int, running: Running, begin: int, end: int) -> Part:
+        first = running.first_position
+        tokens, logprobs = self._slots.drawn(slot, first + begin, first + end)
+        return Part(tokens=tokens, logprobs=logprobs, spans=tuple(new_spans(running.marks, begin, end)))
+
+    def _report_due(self, running: Running) -> int:
+        return running.born + running.num_reported + (self.settings.progress_tokens or 0)
+
+    def _reports(self) -> list[Advanced]:
+        if self.settings.progress_tokens is None or self._clock < self._next_report:
+            return []
+        reports: list[Advanced] = []
+        for slot, running in enumerate(self._running):
+            if running is not None and self._clock >= self._report_due(running):
+                begin, end = running.num_reported, running.num_new(self._clock)
+                running.num_reported = end
+                chunk = self._new_tokens(slot, running, begin, end)
+                reports.append(Advanced(running.request.tag, len(running.prefix_tokens) + begin, chunk))
+        self._next_report = min(
+            (self._report_due(r) for r in self._running if r is not None), default=self._next_report
+        )
+        return reports
+
+
+def _integers(tensor: torch.Tensor) -> list[int]:
+    return cast(list[int], tensor.flatten().tolist())  # pyright: ignore[reportUnknownMemberType]  # torch has no type

@@ -1,0 +1,153 @@
+"""What the engine is asked for, what it keeps of a running request, and what it answers.
+
+Positions are indices into the context: the prompt's tokens first, the response's after them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock.messages.arrays import tokens_view
+from penstock.messages.samples import Part, VersionSpan
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Sequence
+
+    from penstock.backends.engines.torch.stopping import EndReason, StopStringWatch
+
+
+class RequestError(ValueError):
+    """A request that cannot be served, for this reason; the others are not touched."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """One response wanted."""
+
+    tag: Hashable
+    """Names the request in every answer; unique among those that have not ended."""
+    prompt: bytes
+    """int32 ids ``[P]``, P ≥ 1."""
+    seed: int
+    """Of the sample; token ``t`` of the response draws number ``t`` of its stream."""
+    max_new_tokens: int
+    """Length limit of the response, prefix included."""
+    prefix: Part = field(default_factory=Part)
+    """Tokens of the response that are there already; generation goes on after them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A request that is over, with its whole response, prefix included."""
+
+    tag: Hashable
+    reason: EndReason
+    part: Part
+
+
+@dataclass(frozen=True, slots=True)
+class Advanced:
+    """Tokens of a running request since its last report."""
+
+    tag: Hashable
+    from_token: int
+    """Index of the first of them in the response."""
+    chunk: Part
+
+
+@dataclass(frozen=True, slots=True)
+class VersionMark:
+    """From this new token on, ``version`` made them."""
+
+    version: int
+    from_token: int
+
+
+@dataclass(slots=True)
+class Running:
+    """A request in a slot."""
+
+    request: GenerationRequest
+    prompt_tokens: list[int]
+    prefix_tokens: list[int]
+    born: int
+    """Clock of the engine when it was admitted; it gains one token per tick from there."""
+    marks: list[VersionMark]
+    watch: StopStringWatch | None
+    num_reported: int = 0
+    """New tokens (beyond the prefix) that were reported."""
+
+    @property
+    def first_position(self) -> int:
+        """Position of the token that it fed first: the last one of prompt and prefix."""
+        return len(self.prompt_tokens) + len(self.prefix_tokens) - 1
+
+    @property
+    def last_position(self) -> int:
+        """Position whose feeding draws the last token that the length limit allows."""
+        return len(self.prompt_tokens) + self.request.max_new_tokens - 2
+
+    def num_new(self, clock: int) -> int:
+        """Tokens drawn since it was admitted."""
+        return clock - self.born
+
+    def position_at(self, clock: int) -> int:
+        """Position of the token that it feeds next; so many positions are in the cache."""
+        return self.first_position + self.num_new(clock)
+
+    def mark_version(self, version: int, clock: int) -> None:
+        """Tokens from here on are made by ``version``."""
+        if self.marks[-1].version == version:
+            return
+        if self.marks[-1].from_token == self.num_new(clock):
+            self.marks.pop()
+        self.marks.append(VersionMark(version, self.num_new(clock)))
+
+
+def new_spans(marks: Sequence[VersionMark], begin: int, end: int) -> list[VersionSpan]:
+    """Which version made the new tokens ``begin`` … ``end − 1``."""
+    ends = [mark.from_token for mark in marks[1:]] + [end]
+    spans: list[VersionSpan] = []
+    for mark, mark_end in zip(marks, ends, strict=True):
+        length = min(mark_end, end) - max(mark.from_token, begin)
+        if length > 0:
+            spans.append(VersionSpan(mark.version, length))
+    return spans
+
+
+def joined(prefix: Part, new: Part) -> Part:
+    """The response that ``new`` tokens after ``prefix`` make, with one list of spans."""
+    if not new.tokens:
+        return prefix
+    spans = [span for span in prefix.spans if span.num_tokens]
+    for span in new.spans:
+        if spans and spans[-1].version == span.version:
+            spans[-1] = VersionSpan(span.version, spans[-1].num_tokens + span.num_tokens)
+        else:
+            spans.append(span)
+    return msgspec.structs.replace(
+        prefix,
+        tokens=prefix.tokens + new.tokens,
+        logprobs=prefix.logprobs + new.logprobs,
+        spans=tuple(spans),
+        loss_mask=prefix.loss_mask + b"\x01" * new.num_tokens if prefix.loss_mask else b"",
+    )
+
+
+def checked_tokens(data: bytes, what: str, vocab_size: int) -> list[int]:
+    """The token ids in ``data``.
+
+    Raises:
+        RequestError: one is outside the vocabulary.
+    """
+    tokens = tokens_view(data).tolist()
+    if tokens and (min(tokens) < 0 or max(tokens) >= vocab_size):
+        place, token = next((i, t) for i, t in enumerate(tokens) if not 0 <= t < vocab_size)
+        raise RequestError(
+            f"token {place} of the {what} has id {token}, outside the model's vocabulary of {vocab_size};"
+            " use the tokenizer of the model"
+        )
+    return tokens

@@ -1,0 +1,108 @@
+"""The state of every slot that a decode step reads and writes, on the device.
+
+Invariants:
+
+* The running requests occupy slots 0 … n−1, so a step works on the slice ``[:n]`` of every tensor here.
+* Row ``s`` of ``tokens`` and ``logprobs`` belongs to the context in slot ``s``, by position; nothing is fetched from
+  the device before someone asks for it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from penstock.backends.engines.torch.sampling import uniforms
+
+if TYPE_CHECKING:
+    from penstock.backends.engines.torch.cache import KeyValueCache
+    from penstock.backends.engines.torch.requests import Running
+
+MASKED: Final = float("-inf")
+
+
+class SlotState:
+    """S slots of C positions each."""
+
+    def __init__(self, num_slots: int, cache: KeyValueCache, dtype: torch.dtype, device: torch.device) -> None:
+        self._cache = cache
+        self._device = device
+        shape = (num_slots, cache.capacity)
+        self.fed = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        """``[S]``: the token that the next step feeds."""
+        self.position = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        """``[S]``: its position."""
+        self.last = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        """``[S]``: the position at which the length limit ends the response."""
+        self.mask = torch.full(shape, MASKED, dtype=dtype, device=device)
+        """``[S, C]``: 0 for the positions that are in the cache, −∞ for the others."""
+        self.uniform = torch.zeros(shape, dtype=torch.float64, device=device)
+        """``[S, C]``: the number that draws the token after the one at this position."""
+        self.tokens = torch.zeros(shape, dtype=torch.int64, device=device)
+        """``[S, C]``: the drawn token after the one at this position."""
+        self.logprobs = torch.zeros(shape, dtype=torch.float32, device=device)
+        """``[S, C]``: its log-prob."""
+
+    def place(self, slot: int, running: Running) -> None:
+        """Make ``slot`` ready to decode this request, whose context but for its last token is in the cache."""
+        context_end = running.first_position
+        fed = (running.prefix_tokens or running.prompt_tokens)[-1]
+        self.fed[slot] = fed
+        self.position[slot] = context_end
+        self.last[slot] = running.last_position
+        row = self.mask[slot]
+        row.fill_(MASKED)
+        row[:context_end] = 0
+        limit = running.request.max_new_tokens
+        prompt_end = len(running.prompt_tokens) - 1
+        self.uniform[slot, prompt_end : prompt_end + limit] = uniforms(running.request.seed, limit).to(self._device)
+
+    def move(self, source: int, target: int, num_positions: int) -> None:
+        """Let slot ``target`` go on where ``source`` stands, ``num_positions`` into its context."""
+        self._cache.copy(source, target, num_positions)
+        for row in (self.fed, self.position, self.last, self.mask, self.uniform, self.tokens, self.logprobs):
+            row[target].copy_(row[source])
+
+    def drawn(self, slot: int, begin: int, end: int) -> tuple[bytes, bytes]:
+        """Tokens (int32) and log-probs (float32) drawn at the positions ``begin`` … ``end − 1``."""
+        tokens = self.tokens[slot, begin:end].to(torch.int32).cpu().numpy().tobytes()
+        return tokens, self.logprobs[slot, begin:end].cpu().numpy().tobytes()
+
+
+class PromptIndex:
+    """Which slots hold the keys and values of which prompt, made by the weights that are loaded now.
+
+    A slot that has ended keeps its entry until it is written over, so the rest of a group finds its prompt there.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self._prompt_of: list[bytes | None] = [None] * num_slots
+        self._slots_of: dict[bytes, set[int]] = {}
+
+    def find(self, prompt: bytes, preferred: set[int]) -> int | None:
+        """A slot with this prompt, one of the ``preferred`` if possible."""
+        slots = self._slots_of.get(prompt)
+        if not slots:
+            return None
+        return min(slots & preferred, default=min(slots))
+
+    def put(self, slot: int, prompt: bytes | None) -> None:
+        """``slot`` now holds this prompt and no other; None: nothing of use."""
+        old = self._prompt_of[slot]
+        if old is not None:
+            self._slots_of[old].discard(slot)
+            if not self._slots_of[old]:
+                del self._slots_of[old]
+        self._prompt_of[slot] = prompt
+        if prompt is not None:
+            self._slots_of.setdefault(prompt, set()).add(slot)
+
+    def prompt_in(self, slot: int) -> bytes | None:
+        """The prompt that the slot holds."""
+        return self._prompt_of[slot]
+
+    def clear(self) -> None:
+        """Forget all: other weights were loaded."""
+        self._prompt_of = [None] * len(self._prompt_of)
+        self._slots_of.clear()

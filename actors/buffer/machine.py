@@ -31,6 +31,7 @@ from penstock.actors.buffer.policies import BUILTIN, BufferState, builtin_policy
 from penstock.actors.buffer.report import closed_ends, step_report
 from penstock.actors.buffer.selection import forced_counts, is_possible, select, surplus
 from penstock.actors.buffer.table import GroupTable, Status, TrackedGroup
+from penstock.messages.base import Metric
 from penstock.messages.commands import FailRun, Record, Send, StartTimer
 from penstock.messages.flow import DemandGranted, GroupAdmitted, GroupRejected, SamplesSettled
 from penstock.messages.ledger import (
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from penstock.messages.commands import AnyCommand
     from penstock.messages.inboxes import BufferEvent
     from penstock.messages.membership import HeldLease
+    from penstock.messages.training import StepReported
 
 SETTLE_TIMER = "settle"
 
@@ -200,16 +202,28 @@ class Buffer:
         self.version, self.open_batch, self._learner_waits = event.version, None, True
         self._num_trained += len(group_ids)
         self.max_staleness_seen = max(self.max_staleness_seen, event.max_staleness)
-        self._out.append(Send(SUPERVISOR, step_report(self, batch, event)))
+        self._out.append(Send(SUPERVISOR, self._report(batch, event)))
         self._expire()
         if batch.is_last:
             self._end()
+
+    def _report(self, batch: BatchReady, receipt: StepFinished) -> StepReported:
+        gauges = (
+            Metric("buffer/ready_groups", self.table.num_ready),
+            Metric("buffer/outstanding_groups", self.table.num_outstanding),
+            Metric("buffer/target_outstanding", self.settings.pacing.target_outstanding or self.target.value),
+            Metric("buffer/announced_lag", receipt.version - (self.announced or 0)),
+        )
+        return step_report(batch, receipt, gauges, num_steps=self.settings.num_steps, balance=self.accounts.balance())
+
+    def _ends(self, tracked: TrackedGroup, state: TerminalState, cause: str) -> tuple[SampleEnd, ...]:
+        return closed_ends(tracked, state, cause, samples_per_group=self.settings.samples_per_group)
 
     def _end(self) -> None:
         """The last receipt is recorded: close what is left over and ask for the last checkpoint."""
         self._phase = "ending"
         for tracked in list(self.table.outstanding()):
-            self._close(tracked, closed_ends(self, tracked, TerminalState.CANCELLED, "run_end"))
+            self._close(tracked, self._ends(tracked, TerminalState.CANCELLED, "run_end"))
         self._tell_settled()
         self._out.append(Send(LEARNER, CheckpointDemanded(version=self.version)))
 
@@ -386,10 +400,10 @@ class Buffer:
             for tracked in self.table.past_deadline(self.version):
                 if on_stale is OnStale.REQUEUE:
                     self.grants.requeue(tracked.ordinal)
-                self._close(tracked, closed_ends(self, tracked, TerminalState.STALE, "past_deadline"))
+                self._close(tracked, self._ends(tracked, TerminalState.STALE, "past_deadline"))
         elif on_stale is OnStale.MASK:
             for tracked in self.table.fully_older_than(self.version - self.policy.max_staleness):
-                self._close(tracked, closed_ends(self, tracked, TerminalState.STALE, "fully_masked"))
+                self._close(tracked, self._ends(tracked, TerminalState.STALE, "fully_masked"))
         elif self.settings.pacing.over_sampling > 1.0 and self.open_batch is None:
             self._cancel_surplus()
 
@@ -401,7 +415,7 @@ class Buffer:
         )
         for deadline, number in found:
             for tracked in self.table.last_to_keep(deadline)[:number]:
-                self._close(tracked, closed_ends(self, tracked, TerminalState.CANCELLED, "surplus"))
+                self._close(tracked, self._ends(tracked, TerminalState.CANCELLED, "surplus"))
 
     def _close(self, tracked: TrackedGroup, ended: tuple[SampleEnd, ...]) -> None:
         """Every sample of the group is terminal, and not by training."""

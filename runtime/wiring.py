@@ -1,0 +1,314 @@
+"""Which machine and which backend each name stands for. The only place where the parts of a run are put together.
+
+Both hosts build every actor here, so what runs on the virtual clock is what runs on GPUs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
+
+from penstock.actors.buffer.machine import Buffer
+from penstock.actors.buffer.pacing import PacingSettings
+from penstock.actors.buffer.policies import BUILTIN, builtin_policy
+from penstock.actors.buffer.settings import BufferSettings
+from penstock.actors.engine_worker.machine import EngineWorker
+from penstock.actors.engine_worker.settings import EngineWorkerSettings
+from penstock.actors.filter.machine import Filter
+from penstock.actors.filter.settings import FilterSettings
+from penstock.actors.learner.machine import Learner
+from penstock.actors.learner.settings import LearnerSettings
+from penstock.actors.prompt_source.machine import PromptSource
+from penstock.actors.prompt_source.settings import PromptSourceSettings
+from penstock.actors.scorer.machine import Scorer
+from penstock.actors.scorer.settings import ScorerSettings
+from penstock.actors.weight_publisher.machine import WeightPublisher
+from penstock.actors.weight_publisher.settings import WeightPublisherSettings
+from penstock.messages import inboxes
+from penstock.messages.base import Value
+from penstock.messages.names import BUFFER, LEARNER, Role, engine_name, is_engine, role_of
+from penstock.runtime.scenario import Scenario
+from penstock.runtime.shell import classes_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.actors.buffer.policies import StalenessPolicy
+    from penstock.actors.machine import Machine
+    from penstock.backends.protocol import Backend
+    from penstock.backends.timers import Timers
+    from penstock.messages.base import Event
+
+
+class RunPlan(Value, frozen=True, kw_only=True):
+    """What every process of a run knows about it."""
+
+    scenario: Scenario
+    """Resolved."""
+    run_id: str
+    run_folder: str
+    """Absolute."""
+    model_folder: str
+    """Absolute; with the tokenizer. Empty when both backends are simulated."""
+    num_rows: int
+    """Of the dataset, without those that were skipped."""
+    transport: Literal["shared_memory", "disk"] = "shared_memory"
+
+
+_INBOXES: Final[Mapping[Role, tuple[Any, Any]]] = {
+    Role.PROMPT_SOURCE: (inboxes.PromptSourceWire, inboxes.PromptSourceEvent),
+    Role.ENGINE_WORKER: (inboxes.EngineWorkerWire, inboxes.EngineWorkerEvent),
+    Role.SCORER: (inboxes.ScorerWire, inboxes.ScorerEvent),
+    Role.FILTER: (inboxes.FilterWire, inboxes.FilterEvent),
+    Role.BUFFER: (inboxes.BufferWire, inboxes.BufferEvent),
+    Role.LEARNER: (inboxes.LearnerWire, inboxes.LearnerEvent),
+    Role.WEIGHT_PUBLISHER: (inboxes.WeightPublisherWire, inboxes.WeightPublisherEvent),
+}
+
+
+def actor_names(scenario: Scenario) -> tuple[str, ...]:
+    """Every actor of a run, those that take longest to start first."""
+    singles = (Role.LEARNER, Role.BUFFER, Role.PROMPT_SOURCE, Role.SCORER, Role.FILTER, Role.WEIGHT_PUBLISHER)
+    learner, *others = (role.value for role in singles)
+    return (learner, *engine_names(scenario), *others)
+
+
+def engine_names(scenario: Scenario) -> tuple[str, ...]:
+    """The engines of a run."""
+    return tuple(engine_name(index) for index in range(scenario.engines.count))
+
+
+def inbox_union(name: str) -> Any:  # noqa: ANN401 - a type form
+    """The union of the events that others may send to this actor."""
+    return _INBOXES[role_of(name)][0]
+
+
+def hears(name: str) -> frozenset[type[Event]]:
+    """The classes of events that this actor's ``handle`` takes."""
+    return classes_of(_INBOXES[role_of(name)][1])
+
+
+# --- machines -----------------------------------------------------------------------------------------------------
+
+
+def build_machine(name: str, plan: RunPlan, *, epoch: int = 0) -> Machine[Any]:
+    """The actor of this name, in its first state."""
+    match role_of(name):
+        case Role.PROMPT_SOURCE:
+            return PromptSource(_prompt_source(plan, epoch))
+        case Role.ENGINE_WORKER:
+            weights = plan.scenario.weights
+            return EngineWorker(
+                EngineWorkerSettings(
+                    name=name, epoch=epoch, check_canary=weights.canary, canary_tolerance=weights.canary_tolerance
+                )
+            )
+        case Role.SCORER:
+            reward = plan.scenario.reward
+            return Scorer(ScorerSettings(timeout_s=reward.timeout_s, num_retries=reward.num_retries))
+        case Role.FILTER:
+            return Filter(_filter(plan))
+        case Role.BUFFER:
+            return Buffer(_buffer(plan), staleness_policy(plan.scenario))
+        case Role.LEARNER:
+            options = plan.scenario.learner
+            return Learner(
+                LearnerSettings(epoch=epoch, publish_every=options.publish_every, step_timeout_s=options.step_timeout_s)
+            )
+        case Role.WEIGHT_PUBLISHER:
+            return WeightPublisher(_weight_publisher(plan))
+        case Role.SUPERVISOR:
+            raise ValueError("the supervisor is no actor")
+
+
+def staleness_policy(scenario: Scenario) -> StalenessPolicy:
+    """The policy that a resolved scenario names, built in or the user's own.
+
+    Raises:
+        UserCodeError: the user's file cannot be loaded.
+    """
+    options = scenario.staleness
+    assert options.max_staleness is not None
+    assert options.update_mode is not None
+    if options.policy in BUILTIN:
+        return builtin_policy(
+            options.policy,
+            max_staleness=options.max_staleness,
+            update_mode=options.update_mode,
+            on_stale=options.on_stale,
+        )
+    from penstock.backends.user_code import load_object
+
+    policy = cast("type[Any]", load_object(options.policy))
+    built = policy(max_staleness=options.max_staleness, update_mode=options.update_mode, on_stale=options.on_stale)
+    return cast("StalenessPolicy", built)
+
+
+def _prompt_source(plan: RunPlan, epoch: int) -> PromptSourceSettings:
+    scenario = plan.scenario
+    options = scenario.prompt_source
+    return PromptSourceSettings(
+        epoch=epoch,
+        seed=scenario.run.seed,
+        num_rows=plan.num_rows,
+        shuffle=scenario.data.shuffle,
+        samples_per_group=scenario.sampling.samples_per_group,
+        num_retries=options.num_retries,
+        max_engine_losses=options.max_engine_losses,
+        lease_timeout_s=options.lease_timeout_s,
+        census_timeout_s=options.census_timeout_s,
+    )
+
+
+def _filter(plan: RunPlan) -> FilterSettings:
+    options, num_samples = plan.scenario.filter, plan.scenario.sampling.samples_per_group
+    return FilterSettings(
+        drop_zero_spread=options.drop_zero_spread,
+        min_response_tokens=options.min_response_tokens,
+        max_response_tokens=options.max_response_tokens,
+        has_function=options.function is not None,
+        on_failed_sample=options.on_failed_sample,
+        max_refills=options.max_refills,
+        min_group_size=min(options.min_group_size, num_samples),
+    )
+
+
+def _buffer(plan: RunPlan) -> BufferSettings:
+    scenario = plan.scenario
+    staleness, num_samples = scenario.staleness, scenario.sampling.samples_per_group
+    target = staleness.target_outstanding
+    pacing = PacingSettings(
+        num_steps=scenario.run.num_steps,
+        groups_per_batch=scenario.learner.groups_per_batch,
+        target_outstanding=None if isinstance(target, str) else target,
+        engine_capacity_groups=-(-scenario.engines.count * scenario.engines.slots // num_samples),
+        max_concurrent=staleness.max_concurrent,
+        over_sampling=staleness.over_sampling,
+    )
+    num_epochs = scenario.data.num_epochs
+    return BufferSettings(
+        pacing=pacing,
+        samples_per_group=num_samples,
+        engines=engine_names(scenario),
+        num_prompts=None if num_epochs is None else num_epochs * plan.num_rows,
+        publish_every=scenario.learner.publish_every,
+        max_requeues=staleness.max_requeues,
+        max_rejected_batches=staleness.max_rejected_batches,
+        settle_delay_s=scenario.runtime.settle_delay_s,
+    )
+
+
+def _weight_publisher(plan: RunPlan) -> WeightPublisherSettings:
+    options = plan.scenario.weights
+    return WeightPublisherSettings(
+        stage_timeout_s=options.stage_timeout_s,
+        commit_timeout_s=options.commit_timeout_s,
+        drain_timeout_s=options.drain_timeout_s,
+        announce_fraction=options.announce_fraction,
+        check_canary=options.canary,
+        canary_tolerance=options.canary_tolerance,
+        max_failed_publishes=options.max_failed_publishes,
+    )
+
+
+# --- backends -----------------------------------------------------------------------------------------------------
+
+
+def open_backend(name: str, plan: RunPlan, *, epoch: int = 0, timers: Timers | None = None) -> Backend[Any] | None:
+    """What carries out the commands of this actor, not started yet; None for an actor that has no such commands.
+
+    ``timers`` is the clock of simulated backends; a scenario without such needs none.
+    """
+    scenario = plan.scenario
+    is_simulated = scenario.engines.backend == "simulated"
+    if is_engine(name):
+        return _simulated(name, plan, epoch, timers) if is_simulated else _engine(plan)
+    if name == LEARNER:
+        simulates = scenario.learner.backend == "simulated"
+        return _simulated(name, plan, epoch, timers) if simulates else _learner(plan, epoch)
+    if name == BUFFER or role_of(name) is Role.WEIGHT_PUBLISHER:
+        return None
+    return _simulated(name, plan, epoch, timers) if is_simulated else _rows_and_rewards(name, plan)
+
+
+def _simulated(name: str, plan: RunPlan, epoch: int, timers: Timers | None) -> Backend[Any]:
+    from penstock.backends.simulated import open_simulated
+
+    assert timers is not None, "simulated backends need a clock"
+    scenario = plan.scenario
+    return open_simulated(
+        role_of(name),
+        engines=scenario.engines,
+        learner=scenario.learner,
+        max_response_tokens=scenario.sampling.max_response_tokens,
+        seed=scenario.run.seed,
+        epoch=epoch,
+        timers=timers,
+    )
+
+
+def _engine(plan: RunPlan) -> Backend[Any]:
+    from penstock.backends.engines.torch import open_torch_engine
+    from penstock.backends.weights.transports import open_fetcher
+
+    scenario = plan.scenario
+    return open_torch_engine(
+        model_folder=Path(plan.model_folder),
+        options=scenario.engines,
+        sampling=scenario.sampling,
+        max_context=scenario.model.max_context,
+        dtype=scenario.model.dtype,
+        fetcher=open_fetcher(),
+    )
+
+
+def _learner(plan: RunPlan, epoch: int) -> Backend[Any]:
+    from penstock.backends.data.demonstrations import load_demonstrations
+    from penstock.backends.learners.torch.factory import open_torch_learner
+    from penstock.backends.weights.transports import open_exporter
+
+    scenario, folder = plan.scenario, Path(plan.run_folder)
+    model_folder, warm_start = Path(plan.model_folder), scenario.learner.warm_start
+    demonstrations = None
+    if warm_start is not None:
+        demonstrations = load_demonstrations(
+            warm_start.path,
+            scenario.data.prompt_key,
+            warm_start.response_key,
+            model_folder,
+            seed=scenario.run.seed,
+            chat_template=scenario.data.chat_template,
+            max_tokens=scenario.model.max_context,
+        )
+    return open_torch_learner(
+        model_folder=model_folder,
+        checkpoints_folder=folder / "checkpoints",
+        options=scenario.learner,
+        temperature=scenario.sampling.temperature or 1.0,
+        dtype=scenario.model.dtype,
+        seed=scenario.run.seed,
+        num_steps=scenario.run.num_steps,
+        exporter=open_exporter(plan.transport, run_id=plan.run_id, learner_epoch=epoch, folder=folder / "weights"),
+        demonstrations=demonstrations,
+    )
+
+
+def _rows_and_rewards(name: str, plan: RunPlan) -> Backend[Any] | None:
+    scenario, model_folder = plan.scenario, Path(plan.model_folder)
+    match role_of(name):
+        case Role.PROMPT_SOURCE:
+            from penstock.backends.data.backend import DatasetBackend
+            from penstock.backends.data.dataset import load_dataset
+
+            max_context = scenario.model.max_context
+            return DatasetBackend(
+                load_dataset(scenario.data, model_folder, seed=scenario.run.seed, max_context=max_context)
+            )
+        case Role.SCORER:
+            from penstock.backends.rewards import open_rewards
+
+            return open_rewards(scenario.reward, model_folder)
+        case _:
+            from penstock.backends.rewards import open_filter
+
+            return open_filter(scenario.filter.function, model_folder)

@@ -1,0 +1,333 @@
+"""The embedded engine as a backend: a thread that decodes and a thread that fetches weights.
+
+Invariants:
+
+* Only the decoding thread touches the engine; everything else reaches it through one queue, in order, and is taken
+  between two decode steps.
+* Every ``Generate`` is answered by exactly one ``GenerationEnded``: with an ``InfraError`` where the request itself
+  cannot be served, which touches no other.
+* Weights that were fetched are kept until they are applied or two newer ones were fetched: the actor commits the
+  newest that it knows of, and the one before that may be on its way already.
+* Whatever else goes wrong ends the thread and is told through ``fail``.
+
+| waits for | who ends it |
+|---|---|
+| the decoding thread, idle, for the next command | ``execute``, or ``close`` |
+| the fetching thread for the next manifest | ``execute``, or ``close`` |
+| ``close`` for both threads | its own deadline |
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Final, NamedTuple, assert_never
+
+import torch
+
+from penstock.backends.engines.torch.engine import TorchEngine
+from penstock.backends.engines.torch.requests import GenerationRequest, RequestError
+from penstock.backends.engines.torch.stopping import EndReason
+from penstock.backends.engines.torch.weights import WeightMismatchError, check_parameters, shapes_of
+from penstock.backends.weights.protocol import WeightFetchError
+from penstock.messages.arrays import tokens_view
+from penstock.messages.base import Metric
+from penstock.messages.commands import (
+    AbortGeneration,
+    ApplyWeights,
+    FetchWeights,
+    Generate,
+    InterruptGenerations,
+    OpenEngine,
+)
+from penstock.messages.local import (
+    EngineOpened,
+    GenerationAdvanced,
+    GenerationEnded,
+    WeightsStagedLocally,
+    WeightsSwapped,
+)
+from penstock.messages.samples import Cancelled, Completed, InfraError, Part, SampleKey, StopReason, Truncated
+from penstock.messages.training import UpdateMode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from penstock.backends.engines.torch.config import ModelConfig
+    from penstock.backends.engines.torch.engine import EngineSettings
+    from penstock.backends.engines.torch.requests import Ended
+    from penstock.backends.protocol import Emit, Fail
+    from penstock.backends.weights.protocol import FetchedWeights, WeightFetcher
+    from penstock.messages.commands import EngineCommand
+    from penstock.messages.samples import Outcome
+    from penstock.messages.weights import WeightManifest
+
+NUM_KEPT_FETCHES: Final = 2
+
+
+class RequestTag(NamedTuple):
+    """How the actor names a request."""
+
+    key: SampleKey
+    attempt: int
+
+
+class _Staged(NamedTuple):
+    """The fetching thread to the decoding thread: these are here."""
+
+    manifest: WeightManifest
+    weights: FetchedWeights
+
+
+class TorchEngineBackend:
+    """One embedded engine behind :class:`penstock.backends.protocol.Backend`."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        settings: EngineSettings,
+        *,
+        max_response_tokens: int,
+        num_threads: int,
+        fetcher: WeightFetcher,
+    ) -> None:
+        self._config = config
+        self._settings = settings
+        self._max_response_tokens = max_response_tokens
+        self._num_threads = num_threads
+        self._fetcher = fetcher
+        self._engine: TorchEngine | None = None
+        self._inbox: SimpleQueue[EngineCommand | _Staged | None] = SimpleQueue()
+        self._fetches: SimpleQueue[WeightManifest | None] = SimpleQueue()
+        self._staged: dict[tuple[int, int], _Staged] = {}
+        self._closing = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def start(self, emit: Emit, fail: Fail) -> None:
+        """See :class:`penstock.backends.protocol.Backend`."""
+        self._emit = emit
+        self._fail = fail
+        for name, body in (("torch-engine", self._decode_forever), ("torch-engine-fetch", self._fetch_forever)):
+            thread = threading.Thread(target=self._guarded, args=(body,), name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def execute(self, command: EngineCommand, /) -> None:
+        """See :class:`penstock.backends.protocol.Backend`."""
+        if isinstance(command, FetchWeights):
+            self._fetches.put(command.manifest)
+        else:
+            self._inbox.put(command)
+
+    def gauges(self) -> tuple[Metric, ...]:
+        """Requests that run and wait, the share of slots in use, and tokens generated and prefilled since the start."""
+        engine = self._engine
+        if engine is None:
+            return ()
+        return (
+            Metric("engine/running", engine.num_running),
+            Metric("engine/queued", engine.num_queued),
+            Metric("engine/occupancy", engine.num_running / self._settings.num_slots),
+            Metric("engine/generated_tokens", engine.num_generated),
+            Metric("engine/prefill_tokens", engine.num_prefilled),
+        )
+
+    def close(self, timeout_s: float) -> None:
+        """See :class:`penstock.backends.protocol.Backend`. A fetch that outlasts the time is left to end with the
+        process."""
+        deadline = time.monotonic() + timeout_s
+        self._closing.set()
+        self._inbox.put(None)
+        self._fetches.put(None)
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if not any(thread.is_alive() for thread in self._threads):
+            self._drain_inbox()
+            self._release(len(self._staged))
+
+    # --- threads ----------------------------------------------------------------------------------------------
+
+    def _guarded(self, body: Callable[[], None]) -> None:
+        torch.set_num_threads(self._num_threads)
+        try:
+            body()
+        except BaseException as error:  # the contract of Backend: the process ends with this story
+            self._fail(error)
+
+    def _decode_forever(self) -> None:
+        while not self._closing.is_set():
+            engine = self._engine
+            is_idle = engine is None or not (engine.num_running or engine.num_queued)
+            if is_idle:
+                self._take(self._inbox.get())
+            self._take_all()
+            if engine is not None:
+                self._step(engine)
+
+    def _take_all(self) -> None:
+        while not self._inbox.empty():
+            self._take(self._inbox.get())
+
+    def _fetch_forever(self) -> None:
+        while (manifest := self._fetches.get()) is not None and not self._closing.is_set():
+            self._fetch(manifest)
+
+    def _drain_inbox(self) -> None:
+        """Take note of weights that arrived after the decoding thread had ended, so that they are let go of too."""
+        while True:
+            try:
+                left = self._inbox.get_nowait()
+            except Empty:
+                return
+            if isinstance(left, _Staged):
+                self._keep(left)
+
+    # --- commands ---------------------------------------------------------------------------------------------
+
+    def _take(self, command: EngineCommand | _Staged | None) -> None:
+        match command:
+            case None:
+                return
+            case _Staged():
+                self._keep(command)
+                self._release(len(self._staged) - NUM_KEPT_FETCHES)
+            case OpenEngine():
+                self._engine = TorchEngine(self._config, self._settings)
+                self._emit(EngineOpened(num_slots=self._settings.num_slots))
+            case Generate():
+                self._generate(command)
+            case AbortGeneration():
+                ended = self._opened.abort(RequestTag(command.key, command.attempt))
+                if ended is not None:
+                    self._answer(ended)
+            case InterruptGenerations():
+                for ended in self._opened.interrupt():
+                    self._answer(ended)
+            case ApplyWeights():
+                self._apply(command.manifest, command.update_mode)
+            case FetchWeights():
+                raise AssertionError("fetches go to their own thread")
+            case _:
+                assert_never(command)
+
+    @property
+    def _opened(self) -> TorchEngine:
+        if self._engine is None:
+            raise RuntimeError("the engine was given work before it was opened")
+        return self._engine
+
+    def _generate(self, command: Generate) -> None:
+        prefix = command.prefix or Part()
+        prompt = prefix.context_tokens or command.prompt.tokens
+        room = self._settings.max_context - len(tokens_view(prompt))
+        request = GenerationRequest(
+            tag=RequestTag(command.key, command.attempt),
+            prompt=prompt,
+            seed=command.seed,
+            max_new_tokens=min(self._max_response_tokens, room),
+            prefix=prefix,
+        )
+        try:
+            ended = self._opened.submit(request)
+        except RequestError as error:
+            outcome = InfraError(detail=f"sample {command.key}: {error}")
+            self._emit(GenerationEnded(key=command.key, attempt=command.attempt, outcome=outcome, part=prefix))
+            return
+        if ended is not None:
+            self._answer(ended)
+
+    def _step(self, engine: TorchEngine) -> None:
+        tick = engine.step()
+        for advanced in tick.advanced:
+            tag = advanced.tag
+            assert isinstance(tag, RequestTag)
+            self._emit(
+                GenerationAdvanced(
+                    key=tag.key, attempt=tag.attempt, from_token=advanced.from_token, chunk=advanced.chunk
+                )
+            )
+        for ended in tick.ended:
+            self._answer(ended)
+
+    def _answer(self, ended: Ended) -> None:
+        tag = ended.tag
+        assert isinstance(tag, RequestTag)
+        self._emit(GenerationEnded(key=tag.key, attempt=tag.attempt, outcome=_outcome(ended.reason), part=ended.part))
+
+    # --- weights ----------------------------------------------------------------------------------------------
+
+    def _fetch(self, manifest: WeightManifest) -> None:
+        """Fetch and check; on the fetching thread."""
+        digest, story = "", ""
+        try:
+            weights = self._fetcher.fetch(manifest)
+        except WeightFetchError as error:
+            story = str(error)
+        else:
+            story = _what_is_wrong(self._config, weights.tensors)
+            if story:
+                weights.close()
+            else:
+                digest = weights.digest
+                self._inbox.put(_Staged(manifest, weights))
+        # After the weights: whoever hears this may ask for the swap at once, and the queue keeps the order.
+        self._emit(WeightsStagedLocally(version=manifest.version, publish=manifest.publish, digest=digest, error=story))
+
+    def _apply(self, manifest: WeightManifest, mode: UpdateMode) -> None:
+        engine = self._opened
+        num_requests = engine.num_running + engine.num_queued
+        if num_requests and mode is not UpdateMode.IN_FLIGHT:
+            raise RuntimeError(f"{num_requests} requests run at a swap in mode {mode}, which wants none")
+        staged = self._staged.get(_identity(manifest))
+        if staged is None:
+            raise RuntimeError(f"version {manifest.version}, publish {manifest.publish}, was to be applied unfetched")
+        engine.load(staged.weights.tensors, manifest.version)
+        digest = staged.weights.digest
+        self._release(list(self._staged).index(_identity(manifest)) + 1)
+        canary = manifest.canary
+        logprobs = b"" if canary is None else engine.score(tokens_view(canary.tokens)).numpy().tobytes()
+        self._emit(
+            WeightsSwapped(version=manifest.version, publish=manifest.publish, digest=digest, canary_logprobs=logprobs)
+        )
+
+    def _keep(self, staged: _Staged) -> None:
+        old = self._staged.pop(_identity(staged.manifest), None)
+        if old is not None:
+            old.weights.close()
+        self._staged[_identity(staged.manifest)] = staged
+
+    def _release(self, count: int) -> None:
+        """Let go of the ``count`` oldest fetches."""
+        for identity in list(self._staged)[: max(0, count)]:
+            self._staged.pop(identity).weights.close()
+
+
+def _outcome(reason: EndReason) -> Outcome:
+    match reason:
+        case EndReason.STOP_TOKEN:
+            return Completed(stop=StopReason.END_TOKEN)
+        case EndReason.STOP_STRING:
+            return Completed(stop=StopReason.STOP_STRING)
+        case EndReason.LENGTH:
+            return Truncated()
+        case EndReason.ABORTED | EndReason.INTERRUPTED:
+            return Cancelled(cause=reason.value)
+        case _:
+            assert_never(reason)
+
+
+def _identity(manifest: WeightManifest) -> tuple[int, int]:
+    return manifest.learner_epoch, manifest.publish
+
+
+def _what_is_wrong(config: ModelConfig, tensors: Mapping[str, torch.Tensor]) -> str:
+    """Why these weights cannot be served; empty when they can."""
+    try:
+        check_parameters(config, shapes_of(tensors))
+    except WeightMismatchError as error:
+        return str(error)
+    for name, tensor in tensors.items():
+        if not torch.isfinite(tensor).all():
+            return f"{name} holds values that are not finite: the learner has diverged"
+    return ""

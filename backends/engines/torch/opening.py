@@ -1,0 +1,92 @@
+"""From a scenario's options to an engine; what cannot be served is refused here, before any process waits for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from penstock.backends.engines.torch.backend import TorchEngineBackend
+from penstock.backends.engines.torch.config import read_end_token_ids, read_model_config, read_tokenizer
+from penstock.backends.engines.torch.engine import EngineSettings
+from penstock.backends.engines.torch.sampling import Sampler
+from penstock.backends.engines.torch.stopping import StopStrings
+from penstock.backends.protocol import Capability
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from penstock.backends.engines.options import EnginesOptions, SamplingOptions
+    from penstock.backends.protocol import Backend
+    from penstock.backends.weights.protocol import WeightFetcher
+    from penstock.messages.commands import EngineCommand
+
+CAPABILITIES: Final = frozenset(
+    {
+        Capability.SEEDED_SAMPLING,
+        Capability.IN_FLIGHT,
+        Capability.INTERRUPT,
+        Capability.STAGED_WEIGHTS,
+        Capability.CANARY,
+    }
+)
+DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def open_torch_engine(
+    *,
+    model_folder: Path,
+    options: EnginesOptions,
+    sampling: SamplingOptions,
+    max_context: int,
+    dtype: str,
+    fetcher: WeightFetcher,
+) -> Backend[EngineCommand]:
+    """An embedded engine for the model in this folder. Of the folder only the configuration and the tokenizer are
+    read: the weights come with the first ``ApplyWeights``.
+
+    Raises:
+        ValueError: a model, a device, a dtype or a limit that this engine cannot serve; the message says which.
+    """
+    config = read_model_config(model_folder)
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    if max_context > config.max_positions:
+        raise ValueError(
+            f"model.max_context must be at most {config.max_positions} (max_position_embeddings of {model_folder}),"
+            f" got {max_context}"
+        )
+    settings = EngineSettings(
+        num_slots=options.slots,
+        max_context=max_context,
+        dtype=DTYPES[dtype],
+        device=_device(options.device),
+        sampler=Sampler(
+            temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p
+        ),
+        stop_token_ids=read_end_token_ids(model_folder) | frozenset(sampling.stop_token_ids),
+        stop_strings=StopStrings(sampling.stop, read_tokenizer(model_folder)) if sampling.stop else None,
+        progress_tokens=options.progress_tokens,
+    )
+    return TorchEngineBackend(
+        config,
+        settings,
+        max_response_tokens=sampling.max_response_tokens,
+        num_threads=options.num_threads,
+        fetcher=fetcher,
+    )
+
+
+def _device(name: str) -> torch.device:
+    has_gpu = torch.cuda.is_available()
+    if name == "auto":
+        return torch.device("cuda" if has_gpu else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"engines.device must be auto, cpu, cuda or cuda:N, got {name!r}") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"engines.device must be auto, cpu, cuda or cuda:N, got {name!r}")
+    if device.type == "cuda" and (not has_gpu or (device.index or 0) >= torch.cuda.device_count()):
+        raise ValueError(f"engines.device is {name}, but torch sees {torch.cuda.device_count()} GPUs; use auto or cpu")
+    return device

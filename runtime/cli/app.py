@@ -92,10 +92,11 @@ def simulate(
     out: Annotated[Path | None, typer.Option(help="Write the event log and metrics into this folder.")] = None,
 ) -> None:
     """Run the same actors on a virtual clock, with modelled engines and learner: hours in seconds."""
-    from penstock.runtime.hosts.virtual.simulate import simulate_scenario
     from penstock.runtime.scenario import load_scenario
 
     loaded = load_scenario(scenario, overrides or [])
+    from penstock.runtime.hosts.virtual.simulate import simulate_scenario  # after the cheap checks: it takes longer
+
     raise typer.Exit(simulate_scenario(loaded, seed=seed, console=console, run_folder=out))
 
 

@@ -55,12 +55,11 @@ def make_run_folder(parent: Path, name: str) -> Path:
         try:
             folder.mkdir(parents=True)
         except FileExistsError:
-            if not parent.is_dir():
-                raise RunFolderError(f"{parent}: runs cannot be written there, it is a file") from None
+            continue
         except OSError as error:
-            raise RunFolderError(f"{folder}: cannot create the run's folder: {error.strerror}") from None
-        else:
-            return folder
+            why = (error.strerror or str(error)).lower()
+            raise RunFolderError(f"{folder}: cannot create the run's folder: {why}") from None
+        return folder
     raise RunFolderError(f"{parent}: a thousand runs of this second are there already")
 
 

@@ -13,11 +13,16 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from penstock.backends.weights.preflight import check_transport, model_size_bytes
+from penstock.backends.data.problems import DataError, Problems, RowProblem
+from penstock.backends.data.row import BadColumnError, label_of, metadata_of, prompt_of, text_of
+from penstock.backends.data.sources import parse_source, read_rows
 from penstock.runtime.errors import PreflightError
-from penstock.runtime.scenario.paths import is_user_code, split_user_code
+from penstock.runtime.scenario.paths import MADE_DATA, is_user_code, split_user_code
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.backends.data.row import RawRow
     from penstock.runtime.scenario.structure import Scenario
 
 MADE_MODEL_BYTES: Final = {"xs": 415_232, "s": 1_213_440, "m": 3_191_808}
@@ -41,6 +46,7 @@ def check_machine(scenario: Scenario, run_parent: Path) -> None:
     if scenario.model.path is not None:
         check_checkpoint(Path(scenario.model.path))
     check_user_code(scenario)
+    check_data(scenario)
     if scenario.observability.metrics_port:
         check_port("observability.metrics_port", scenario.observability.metrics_port)
     check_devices(scenario)
@@ -74,6 +80,35 @@ def check_user_code(scenario: Scenario) -> None:
     ):
         if value is not None and is_user_code(value):
             _check_definition(key, *split_user_code(value))
+
+
+def check_data(scenario: Scenario) -> None:
+    """Every row of the files can be read and has its columns. (Tokens are for the run itself to count.)"""
+    if scenario.learner.backend == "simulated":
+        return
+    data, warm_start = scenario.data, scenario.learner.warm_start
+    labels = [] if data.label_key is None else [data.label_key]
+
+    def check_prompt(row: RawRow) -> None:
+        prompt_of(row, data.prompt_key, chat_template=data.chat_template, block="data")
+        for key in labels:
+            label_of(row, key)
+        metadata_of(row, data.metadata_keys)
+
+    columns = [data.prompt_key, *labels, *data.metadata_keys]
+    _check_rows(
+        "data.path", data.path, columns, check_prompt, Problems(skip=data.skip_bad_rows, skip_key="data.skip_bad_rows")
+    )
+    if warm_start is not None:
+
+        def check_demonstration(row: RawRow) -> None:
+            prompt_of(row, data.prompt_key, chat_template=data.chat_template, block="learner.warm_start")
+            text_of(row, warm_start.response_key, "Set learner.warm_start.response_key")
+
+        columns = [data.prompt_key, warm_start.response_key]
+        _check_rows(
+            "learner.warm_start.path", warm_start.path, columns, check_demonstration, Problems(skip=False, skip_key="")
+        )
 
 
 def check_port(key: str, port: int) -> None:
@@ -112,6 +147,8 @@ def check_weights(scenario: Scenario, run_parent: Path) -> None:
     model = scenario.model
     if scenario.learner.backend == "simulated":
         return
+    from penstock.backends.weights.preflight import check_transport, model_size_bytes  # imports torch
+
     there = next(folder for folder in (run_parent, *run_parent.parents) if folder.is_dir())
     try:
         if model.path is not None:
@@ -123,6 +160,28 @@ def check_weights(scenario: Scenario, run_parent: Path) -> None:
         check_transport(scenario.weights.transport, size_bytes=size_bytes, folder=there)
     except ValueError as error:
         raise PreflightError(str(error)) from None
+
+
+def _check_rows(key: str, path: str, columns: list[str], check: Callable[[RawRow], None], problems: Problems) -> None:
+    source = parse_source(path)
+    is_made = path.startswith(MADE_DATA)
+    num_good = 0
+    try:
+        for row in read_rows(source, columns, seed=0):
+            if isinstance(row, RowProblem):
+                problems.add(row)
+                continue
+            try:
+                check(row)
+            except BadColumnError as error:
+                problems.add(error.at(row.place))
+            else:
+                num_good += 1
+                if is_made:  # one row says that they can be made
+                    break
+        problems.settle(num_good=num_good, source=str(source))
+    except DataError as error:
+        raise PreflightError(f"{key}: {error}") from None
 
 
 def _missing_weights(folder: Path) -> list[str]:

@@ -10,7 +10,9 @@ import difflib
 import re
 from typing import TYPE_CHECKING
 
-from penstock.runtime.scenario.paths import DATA_KEYS, FILTER_FUNCTION, MADE_DATA, REWARD_FUNCTION, is_user_code
+from penstock.backends.data.problems import DataError
+from penstock.backends.data.sources import parse_source
+from penstock.runtime.scenario.paths import DATA_KEYS, FILTER_FUNCTION, REWARD_FUNCTION, is_user_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,8 +25,6 @@ Broken = tuple["KeyPath", str]
 REWARD_NAMES = ("lines", "math", "reasoning_gym", "random")
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_MADE = re.compile(r"lines:[1-9]\d*|reasoning_gym:\w+:[1-9]\d*")
-_ROWS = re.compile(r".+\.(jsonl|parquet)(@\[\d*:\d*\])?")
 
 
 def broken_rule(scenario: Scenario) -> Broken | None:
@@ -43,15 +43,10 @@ def _names(s: Scenario) -> Iterator[Broken]:
 def _data(s: Scenario) -> Iterator[Broken]:
     warm_start = s.learner.warm_start
     for key, path in zip(DATA_KEYS, (s.data.path, warm_start.path if warm_start else None), strict=True):
-        pattern = _MADE if path is not None and path.startswith(MADE_DATA) else _ROWS
-        if path is not None and not pattern.fullmatch(path):
-            yield (
-                key,
-                (
-                    f"must end in .jsonl or .parquet, with @[a:b] behind it for a slice, or be lines:N or "
-                    f"reasoning_gym:NAME:N; found '{path}'"
-                ),
-            )
+        try:
+            parse_source(path or "")
+        except DataError as error:
+            yield key, str(error)
 
 
 def _functions(s: Scenario) -> Iterator[Broken]:

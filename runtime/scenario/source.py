@@ -146,16 +146,14 @@ class _Reader:
         self._line_numbers = line_numbers
 
     def read(self, text: str, path: KeyPath) -> Plain:
-        loader = _CoreLoader(text)
         try:
-            node = loader.get_single_node()
+            node: yaml.Node | None = yaml.compose(text, _CoreLoader)
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             raise ScenarioError(f"{self._at(mark)}: not valid YAML: {error.problem or error.context}") from None
-        except yaml.YAMLError as error:  # a character that YAML forbids
-            raise ScenarioError(f"{self._name}: not valid YAML: {error}") from None
-        finally:
-            loader.dispose()
+        except yaml.reader.ReaderError as error:
+            at = f"{self._name}:{text.count(chr(10), 0, error.position) + 1}" if self._line_numbers else self._name
+            raise ScenarioError(f"{at}: not valid YAML: {error.reason}") from None
         if node is None:
             self.places[path] = Place(self._name, self._folder)
             return None

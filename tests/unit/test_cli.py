@@ -1,0 +1,144 @@
+"""The commands as a user meets them: what is printed where, and the exit codes."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from io import StringIO
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from rich.console import Console
+
+from penstock.runtime.cli import doctor
+from penstock.runtime.cli.app import app, main
+from penstock.runtime.cli.benches import benchmark_docs
+from penstock.runtime.cli.placement import placement
+from penstock.runtime.scenario import load_scenario
+from penstock.runtime.scenario.source import read_source
+
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
+
+
+def penstock(*arguments: str | Path, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run the command as users do, in a process of its own."""
+    command = [sys.executable, "-c", "from penstock.runtime.cli import main; main()", *map(str, arguments)]
+    environment = os.environ | {"TERM": "dumb", "COLUMNS": "200"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=folder, env=environment)
+
+
+def test_help_lists_every_command() -> None:
+    done = penstock("--help")
+    assert done.returncode == 0
+    for command in ("run", "simulate", "status", "stop", "doctor", "bench", "schema"):
+        assert command in done.stdout
+
+
+@pytest.mark.parametrize(
+    "command", [command.name or command.callback.__name__ for command in app.registered_commands if command.callback]
+)
+def test_every_command_explains_itself(command: str) -> None:
+    done = penstock(command, "--help")
+    assert done.returncode == 0
+    assert "Usage: " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "absent.yaml"], "penstock: absent.yaml: cannot read this scenario: no such file or directory\n"),
+        (
+            ["run", SCENARIOS / "sync.yaml", "staleness.max_stalenes=1"],
+            "penstock: override 'staleness.max_stalenes=1': staleness.max_stalenes: no such key; did you mean "
+            "'max_staleness'?\n",
+        ),
+        (["simulate", SCENARIOS / "sync.yaml", "engines.count=0"], "must be a whole number from 1 to 65536; found 0"),
+        (["run", SCENARIOS / "local_model.yaml"], "model.path: "),
+        (["status", "."], "penstock: .: not a run's folder: it has no run.json\n"),
+        (["status"], "penstock: runs: no run is there; name the run's folder\n"),
+        (["stop", "absent"], "penstock: absent: no such folder\n"),
+        (["bench", "no_such_claim"], "penstock: no benchmark is called 'no_such_claim'; "),
+        (["run", SCENARIOS / "sync.yaml", "model.make=null", "model.path=nowhere"], "nowhere: no such folder"),
+    ],
+)
+def test_what_the_user_has_to_change_is_one_message_and_exit_code_2(
+    arguments: list[str | Path], said: str, tmp_path: Path
+) -> None:
+    done = penstock(*arguments, folder=tmp_path)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "Traceback" not in done.stderr + done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_prints_a_scenario_that_loads_again_and_starts_nothing(tmp_path: Path) -> None:
+    done = penstock("run", SCENARIOS / "fully_async.yaml", "--dry-run", "staleness.max_staleness=5", folder=tmp_path)
+    assert done.returncode == 0
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "again.yaml").write_text(done.stdout)
+    expected = load_scenario(SCENARIOS / "fully_async.yaml", ["staleness.max_staleness=5"])
+    assert load_scenario(tmp_path / "again.yaml") == expected
+    assert "# learner " in done.stdout
+
+
+def test_the_placement_has_every_actor_once() -> None:
+    rows = placement(load_scenario(SCENARIOS / "quickstart.yaml"))
+    names = [row.name for row in rows]
+    assert names == [
+        "prompt_source", "engine/0 … engine/1", "scorer", "filter", "buffer", "learner", "weight_publisher"
+    ]  # fmt: skip
+    assert [row.num_processes for row in rows] == [1, 2, 2, 1, 1, 1, 1]
+
+
+def test_the_schema_describes_every_key_and_accepts_the_shipped_scenarios() -> None:
+    schema = cast("dict[str, Any]", json.loads(penstock("schema").stdout))
+    assert "how many versions old" in schema["$defs"]["StalenessOptions"]["properties"]["max_staleness"]["description"]
+    jsonschema: Any = importlib.import_module("jsonschema")  # Ray brings it; it has no types
+    validator = jsonschema.Draft202012Validator(schema)
+    for file in SCENARIOS.glob("*.yaml"):
+        validator.validate(read_source(file).data)
+    assert not validator.is_valid({"run": {"name": "x"}, "data": {"path": "lines:9", "pathh": 1}})
+
+
+def test_an_error_of_usage_is_exit_code_2() -> None:
+    done = penstock("run")
+    assert done.returncode == 2
+    assert "SCENARIO" in done.stderr
+
+
+def test_an_interrupt_is_exit_code_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("penstock.runtime.scenario.load_scenario", interrupted)
+    monkeypatch.setattr(sys, "argv", ["penstock", "run", "x.yaml"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 130
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_the_doctor_finds_this_machine_fit_and_names_what_it_looked_at(tmp_path: Path) -> None:
+    out = StringIO()
+    assert doctor.examine(Console(file=out, width=120), tmp_path)
+    for subject in ("Python", "torch", "ray", "shared memory", "disk", "file descriptors", "wandb"):
+        assert subject in out.getvalue()
+
+
+def test_the_doctor_says_what_to_do_where_something_is_missing() -> None:
+    finding = doctor.check_package("no-such-package")
+    assert (finding.verdict, finding.found) == ("bad", "not installed")
+    assert "pip install" in finding.fix
+    assert doctor.check_optional("no_such_package.inner").verdict == "absent"
+
+
+def test_benchmarks_are_found_without_importing_them() -> None:
+    before = set(sys.modules)
+    docs = benchmark_docs()
+    assert all(docs.values())
+    assert not {f"penstock.benchmarks.{name}" for name in docs} & (set(sys.modules) - before)

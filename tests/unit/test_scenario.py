@@ -1,0 +1,322 @@
+"""Scenarios: what is refused, how it is said, and what is filled in."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from penstock.messages.training import UpdateMode
+from penstock.runtime.errors import ScenarioError
+from penstock.runtime.scenario import Scenario, broken_rule, dump_scenario, load_scenario, resolve
+
+SHIPPED = sorted((Path(__file__).parents[2] / "scenarios").glob("*.yaml"))
+MINIMAL = """\
+run:
+  name: example
+data:
+  path: lines:100
+model:
+  make: xs
+"""
+
+
+@pytest.fixture
+def scenario_file(tmp_path: Path) -> Path:
+    file = tmp_path / "example.yaml"
+    file.write_text(MINIMAL)
+    return file
+
+
+def refusal(file: Path, text: str | None = None, *overrides: str) -> str:
+    """The message with which a scenario is refused."""
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ScenarioError) as caught:
+        load_scenario(file, overrides)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
+def test_shipped_scenarios_load_and_their_dump_loads_to_the_same(file: Path, tmp_path: Path) -> None:
+    scenario = load_scenario(file)
+    dumped = tmp_path / "dumped.yaml"
+    dumped.write_text(dump_scenario(scenario))
+    assert load_scenario(dumped) == scenario
+
+
+@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
+def test_shipped_scenarios_are_short_enough_to_read(file: Path) -> None:
+    assert len(file.read_text().splitlines()) < 40
+
+
+@pytest.mark.parametrize("other", ["one_step_off", "fully_async"])
+def test_the_regimes_differ_in_the_staleness_block_only(other: str) -> None:
+    texts = {file.stem: file.read_text() for file in SHIPPED}
+
+    def without_staleness(text: str) -> str:
+        head, _, rest = text.partition("\nstaleness:\n")
+        return head + rest[rest.index("\n\n") :]
+
+    assert without_staleness(texts["sync"]) == without_staleness(texts[other])
+    assert texts["sync"] != texts[other]
+
+
+@pytest.mark.parametrize(
+    ("extra", "line", "said"),
+    [
+        ("stalenes: {}\n", 7, "stalenes: no such key; did you mean 'staleness'?"),
+        ("staleness:\n  max_stalenes: 1\n", 8, "staleness.max_stalenes: no such key; did you mean 'max_staleness'?"),
+        (
+            "learner:\n  objective: {beta: 1, clip_lo: 0.2}\n",
+            8,
+            "learner.objective.beta: no such key; the keys of learner.objective are name, clip_low",
+        ),
+        ("sampling:\n  groups_per_batch: 8\n", 8, "no such key here; did you mean learner.groups_per_batch?"),
+        ("engines:\n  simulated:\n    token: 1\n", 9, "engines.simulated.token: no such key; did you mean 'token_s'?"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_its_line_and_the_nearest_key(
+    scenario_file: Path, extra: str, line: int, said: str
+) -> None:
+    message = refusal(scenario_file, MINIMAL + extra)
+    assert message.startswith(f"{scenario_file}:{line}: ")
+    assert said in message
+
+
+@pytest.mark.parametrize(
+    ("extra", "said"),
+    [
+        ("staleness: {max_staleness: 2000}", "must be a whole number from 0 to 1024, or null; found 2000"),
+        ("staleness: {target_outstanding: lots}", "must be auto, or a whole number, at least 1; found 'lots'"),
+        ("staleness: {update_mode: instant}", "must be drain, interrupt or in_flight, or null; found 'instant'"),
+        ("sampling: {temperature: hot}", "must be a number from 0 to 10; found 'hot'"),
+        ("sampling: {top_p: 0}", "must be a number, above 0 and at most 1; found 0"),
+        ("sampling: {stop: end}", "must be a list, each item a string; found 'end'"),
+        ("sampling: {stop_token_ids: [1, x]}", "sampling.stop_token_ids[1]: must be a whole number; found 'x'"),
+        ("learner: {betas: [0.9]}", "must be a list of 2 items, each a number from 0 to 1; found [0.9]"),
+        ("learner: {warm_start: yes}", "must be a block of keys, or null; found 'yes'"),
+        ("learner: {warm_start: {num_steps: 5}}", "learner.warm_start.path: missing; it has no default"),
+        ("runtime: {encrypt: on}", "must be true or false; found 'on'"),
+        ("engines: {count: 2.0}", "must be a whole number from 1 to 65536; found 2.0"),
+        ("engines: 2", "engines: must be a block of keys; found 2"),
+        ("observability: {metrics_port: 70000}", "must be a whole number from 0 to 65535, or null; found 70000"),
+    ],
+)
+def test_a_wrong_type_or_bound_says_what_was_found_and_what_is_allowed(
+    scenario_file: Path, extra: str, said: str
+) -> None:
+    message = refusal(scenario_file, MINIMAL + extra)
+    assert message.startswith(f"{scenario_file}:7: {extra.partition(':')[0]}")
+    assert said in message
+
+
+def test_a_missing_block_names_the_key_that_has_no_default(scenario_file: Path) -> None:
+    assert refusal(scenario_file, "run: {name: x}\n") == f"{scenario_file}:1: data: missing; it has no default"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("run: {name: x\n", "not valid YAML"),
+        ("run:\n\tname: x\n", ":2: not valid YAML"),
+        ("- a\n- b\n", ":1: a scenario is a mapping of blocks"),
+        ("", ":1: a scenario is a mapping of blocks (run:, data:, …), found null"),
+        ("run: {name: x}\nrun: {name: y}\n", ":2: run: this key was given before"),
+        ("run: &r {name: x}\ndata: *r\n", "anchors and aliases are not used"),
+        ("run: {name: !!python/name:os.system x}\n", "YAML tags such as"),
+        ("run: {name: !!binary eA==}\n", "YAML tags such as"),
+        ("run: {seed: 1e999}\n", "1e999 is too large a number"),
+        ("run: {[a]: 1}\n", "a key must be a word"),
+        ("a: " + "[" * 40 + "]" * 40, "nested more than 16 deep"),
+        ("run: {name: \x00}\n", "not valid YAML"),
+    ],
+)
+def test_what_is_no_scenario_at_all_is_refused_in_one_line(scenario_file: Path, text: str, said: str) -> None:
+    assert said in refusal(scenario_file, text)
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    assert "no such file" in refusal(tmp_path / "absent.yaml")
+    assert "is a directory" in refusal(tmp_path)
+    (tmp_path / "latin.yaml").write_bytes(b"run: {name: \xe9}\n")
+    assert "not UTF-8" in refusal(tmp_path / "latin.yaml")
+
+
+def test_scalars_follow_the_yaml_1_2_core_schema(scenario_file: Path) -> None:
+    scenario_file.write_text(
+        MINIMAL + "learner: {learning_rate: 1e-3}\nsampling: {stop: [no, 2026-01-02, '1:30', 0o7, '12']}\n"
+    )
+    scenario = load_scenario(scenario_file)
+    assert scenario.learner.learning_rate == 0.001
+    assert scenario.sampling.stop == ("no", "2026-01-02", "1:30", "0o7", "12")
+
+
+def test_overrides_are_typed_by_yaml_and_beat_the_file(scenario_file: Path) -> None:
+    scenario = load_scenario(
+        scenario_file,
+        [
+            "staleness.max_staleness=4",
+            "run.name=other",
+            "learner.learning_rate=2e-5",
+            "sampling.stop=[a, 'b=c']",
+            "learner.warm_start.path=lines:10",
+            "learner.warm_start.num_steps=30",
+            "data.label_key=",
+        ],
+    )
+    assert scenario.staleness.max_staleness == 4
+    assert scenario.run.name == "other"
+    assert scenario.learner.learning_rate == 2e-5
+    assert scenario.sampling.stop == ("a", "b=c")
+    assert scenario.learner.warm_start is not None
+    assert (scenario.learner.warm_start.path, scenario.learner.warm_start.num_steps) == ("lines:10", 30)
+    assert scenario.data.label_key is None
+
+
+def test_an_override_opens_a_block_that_the_file_left_null(scenario_file: Path) -> None:
+    scenario_file.write_text(MINIMAL + "learner:\n  warm_start: null\n")
+    warm_start = load_scenario(scenario_file, ["learner.warm_start.path=lines:7"]).learner.warm_start
+    assert warm_start is not None
+    assert warm_start.path == "lines:7"
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("staleness.max_stalenes=4", "staleness.max_stalenes: no such key; did you mean 'max_staleness'?"),
+        ("staleness.max_staleness=few", "must be a whole number from 0 to 1024, or null; found 'few'"),
+        ("run.seed", "expected KEY=VALUE"),
+        ("=4", "expected KEY=VALUE"),
+        ("run..seed=4", "expected KEY=VALUE"),
+        ("run.name.first=x", "run.name is no block, it is 'example'"),
+        ("sampling.stop=[a", "not valid YAML"),
+        ("learner.publish_every=9", "learner.publish_every: a publish every 9 batches needs"),
+    ],
+)
+def test_an_error_in_an_override_names_the_override(scenario_file: Path, override: str, said: str) -> None:
+    message = refusal(scenario_file, None, override)
+    assert message.startswith(f"override '{override}': ")
+    assert said in message
+
+
+def test_an_error_beneath_an_override_still_names_the_file_where_that_was_wrong(scenario_file: Path) -> None:
+    text = MINIMAL + "sampling:\n  top_p: 7\n"
+    assert refusal(scenario_file, text, "sampling.top_k=3").startswith(f"{scenario_file}:8: sampling.top_p")
+
+
+def test_paths_start_from_the_folder_of_whoever_wrote_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    file = tmp_path / "example.yaml"
+    file.write_text("run: {name: x}\ndata: {path: 'rows.jsonl@[0:9]'}\nmodel: {path: model}\n")
+    scenario = load_scenario(file, ["reward.function=mine.py:score", "model.path=~/model"])
+    assert scenario.data.path == str(tmp_path / "rows.jsonl@[0:9]")
+    assert scenario.reward.function == str(elsewhere / "mine.py:score")
+    assert scenario.model.path == str(Path.home() / "model")
+    assert load_scenario(file, ["data.path=lines:5"]).data.path == "lines:5"
+
+
+@pytest.mark.parametrize(
+    ("policy", "staleness", "mode"),
+    [
+        ("sync", 0, UpdateMode.DRAIN),
+        ("one_step_off", 1, UpdateMode.DRAIN),
+        ("fully_async", 2, UpdateMode.IN_FLIGHT),
+    ],
+)
+def test_a_policy_fills_in_what_the_block_leaves_open(
+    scenario_file: Path, policy: str, staleness: int, mode: UpdateMode
+) -> None:
+    resolved = load_scenario(scenario_file, [f"staleness.policy={policy}"])
+    assert (resolved.staleness.max_staleness, resolved.staleness.update_mode) == (staleness, mode)
+    assert resolve(resolved) == resolved
+
+
+def test_what_the_block_says_beats_the_policy_s_default(scenario_file: Path) -> None:
+    resolved = load_scenario(scenario_file, ["staleness.max_staleness=8", "staleness.update_mode=interrupt"])
+    assert (resolved.staleness.max_staleness, resolved.staleness.update_mode) == (8, UpdateMode.INTERRUPT)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "said"),
+    [
+        (["staleness.policy=sync", "staleness.max_staleness=1"], "staleness.max_staleness", "means 0, found 1"),
+        (["staleness.policy=sync", "staleness.update_mode=in_flight"], "staleness.update_mode", "can have drain"),
+        (["staleness.policy=fuly_async"], "staleness.policy", "did you mean 'fully_async'?"),
+        (["staleness.policy=mine.py:Eager"], "staleness.max_staleness", "a policy of your own has no default"),
+        (["learner.publish_every=4"], "learner.publish_every", "set it to 3 or less"),
+        (["staleness.target_outstanding=31"], "staleness.target_outstanding", "set it to 32 or more"),
+        (["model.path=x"], "model.path", "exactly one of model.path and model.make"),
+        (["model.make=null"], "model", "a model is needed"),
+        (["engines.backend=simulated"], "engines.backend", "set both or neither"),
+        (["sampling.max_response_tokens=512"], "sampling.max_response_tokens", "leave no room for a prompt"),
+        (["data.max_prompt_tokens=512"], "data.max_prompt_tokens", "leave no room for a response"),
+        (["filter.min_response_tokens=300"], "filter.min_response_tokens", "256 are the most"),
+        (
+            ["filter.min_response_tokens=30", "filter.max_response_tokens=20"],
+            "filter.min_response_tokens",
+            "20 are the most",
+        ),
+        (["sampling.samples_per_group=1"], "sampling.samples_per_group", "at least 2 samples per group"),
+        (["filter.min_group_size=9"], "filter.min_group_size", "samples_per_group is 8"),
+        (["sampling.temperature=0"], "sampling.temperature", "nothing to learn from"),
+        (["runtime.heartbeat_timeout_s=1.5"], "runtime.heartbeat_timeout_s", "less than two heartbeats"),
+        (["learner.warmup_steps=101"], "learner.warmup_steps", "run.num_steps = 100"),
+        (
+            ["learner.warm_start.path=lines:9", "learner.warm_start.num_steps=3"],
+            "learner.warm_start.warmup_steps",
+            "num_steps = 3",
+        ),
+        (["observability.tracing=false", "observability.otlp_endpoint=x"], "observability.otlp_endpoint", "no effect"),
+        (["run.name=a/b"], "run.name", "names a folder"),
+        (["engines.device=gpu"], "engines.device", "must be auto, cpu, cuda or cuda:N; found 'gpu'"),
+        (["data.path='rows.jsonl@[5:5]'"], "data.path", "the slice [5:5] is empty"),
+        (["learner.warm_start.path='rows.jsonl@[-1:]'"], "learner.warm_start.path", "expected a slice like @[0:1000]"),
+        (["reward.function=maths"], "reward.function", "did you mean 'math'?"),
+        (["filter.function=keep"], "filter.function", "must be file.py:function"),
+    ],
+)
+def test_blocks_that_do_not_fit_together_are_refused_with_the_mending(
+    scenario_file: Path, overrides: list[str], key: str, said: str
+) -> None:
+    message = refusal(scenario_file, None, *overrides)
+    assert f": {key}: " in message
+    assert said in message
+
+
+def test_a_simulated_scenario_needs_no_model(scenario_file: Path) -> None:
+    overrides = ["model.make=null", "engines.backend=simulated", "learner.backend=simulated"]
+    assert load_scenario(scenario_file, overrides).model.make is None
+
+
+def test_a_policy_of_one_s_own_is_taken_when_the_block_says_everything(scenario_file: Path) -> None:
+    block = ["staleness.policy=mine.py:Eager", "staleness.max_staleness=3", "staleness.update_mode=drain"]
+    staleness = load_scenario(scenario_file, block).staleness
+    assert staleness.policy.endswith("/mine.py:Eager")
+
+
+def test_scenarios_made_in_python_meet_the_same_rules() -> None:
+    data = {"run": {"name": "x"}, "data": {"path": "lines:9"}, "model": {"make": "xs"}, "staleness": {"policy": "no"}}
+    with pytest.raises(ScenarioError, match=r"^staleness\.policy: no policy is called 'no'"):
+        resolve(msgspec.convert(data, Scenario))
+    scenario = resolve(msgspec.convert(data | {"staleness": {}, "learner": {"publish_every": 9}}, Scenario))
+    broken = broken_rule(scenario)
+    assert broken is not None
+    assert broken[0] == ("learner", "publish_every")
+
+
+def test_reading_a_scenario_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\nimport penstock.runtime.scenario, penstock.runtime.scenario.preflight, penstock.runtime.cli\n"
+        "heavy = {'torch', 'ray', 'transformers', 'zmq', 'aiohttp', 'matplotlib', 'pyarrow'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"

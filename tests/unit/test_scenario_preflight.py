@@ -1,0 +1,177 @@
+"""What is missing on this machine is said before anything starts."""
+
+from __future__ import annotations
+
+import json
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from penstock.backends.models.make import SHAPES, make_model
+from penstock.backends.weights.preflight import model_size_bytes
+from penstock.runtime.errors import PreflightError
+from penstock.runtime.scenario import Scenario, load_scenario
+from penstock.runtime.scenario.preflight import (
+    MADE_MODEL_BYTES,
+    check_checkpoint,
+    check_data,
+    check_devices,
+    check_machine,
+    check_port,
+    check_user_code,
+    check_weights,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def scenario(folder: Path, *overrides: str) -> Scenario:
+    file = folder / "example.yaml"
+    file.write_text("run: {name: example}\ndata: {path: 'lines:9'}\nmodel: {make: xs}\n")
+    return load_scenario(file, overrides)
+
+
+def checkpoint(folder: Path, *files: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    for name in files:
+        (folder / name).write_text("{}")
+    return folder
+
+
+def test_a_complete_checkpoint_passes(tmp_path: Path) -> None:
+    check_checkpoint(checkpoint(tmp_path, "config.json", "tokenizer.json", "model.safetensors"))
+
+
+@pytest.mark.parametrize(
+    ("files", "missing"),
+    [
+        ((), "missing config.json, tokenizer.json, model.safetensors;"),
+        (("config.json", "tokenizer.json"), "missing model.safetensors;"),
+        (("tokenizer.json", "model.safetensors"), "missing config.json;"),
+        (("config.json", "model.safetensors"), "missing tokenizer.json;"),
+    ],
+)
+def test_a_checkpoint_s_missing_files_are_named(tmp_path: Path, files: tuple[str, ...], missing: str) -> None:
+    with pytest.raises(PreflightError, match=missing):
+        check_checkpoint(checkpoint(tmp_path, *files))
+
+
+def test_a_missing_shard_of_a_checkpoint_is_named(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path, "config.json", "tokenizer.json", "one.safetensors")
+    index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(PreflightError, match=r"missing two\.safetensors;"):
+        check_checkpoint(folder)
+
+
+def test_a_folder_that_is_not_there_or_no_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PreflightError, match=r"model\.path: .*: no such folder"):
+        check_checkpoint(tmp_path / "absent")
+    (tmp_path / "file").touch()
+    with pytest.raises(PreflightError, match="a file, not a folder"):
+        check_checkpoint(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "cannot read this file: no such file"),
+        ("def other(): ...\nclass Third: ...", "defines no 'mine'; it has other, Third"),
+        ("x = 1", "it has no function or class"),
+        ("def mine(:", r"code\.py:1: not valid Python"),
+        ("\x00", "not valid Python"),
+    ],
+)
+def test_a_function_of_the_user_that_is_not_there_is_refused(tmp_path: Path, text: str | None, said: str) -> None:
+    code = tmp_path / "code.py"
+    if text is not None:
+        code.write_text(text)
+    with pytest.raises(PreflightError, match=said) as caught:
+        check_user_code(scenario(tmp_path, f"reward.function={code}:mine"))
+    assert str(caught.value).startswith("reward.function: ")
+
+
+@pytest.mark.parametrize(
+    "text", ["def mine(): ...", "async def mine(): ...", "mine = print", "from json import loads as mine"]
+)
+def test_a_function_of_the_user_that_is_there_passes(tmp_path: Path, text: str) -> None:
+    (tmp_path / "code.py").write_text(text)
+    check_user_code(scenario(tmp_path, f"filter.function={tmp_path}/code.py:mine"))
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ('{"prompt": "a", "label": "b"}\n{"prompt": "a", \n', r"^data\.path: .*rows\.jsonl:2:.*malformed JSON"),
+        ('{"prompt": "a", "label": "b"}\n[1]\n', r"rows\.jsonl:2: "),
+        ('{"prompt": "a"}\n', r"rows\.jsonl:1: .*label.*data\.label_key"),
+        ('{"question": "a", "label": "b"}\n', r"rows\.jsonl:1: .*prompt.*data\.prompt_key"),
+        ("", "has no rows"),
+    ],
+)
+def test_a_bad_row_is_refused_with_file_and_line(tmp_path: Path, rows: str, said: str) -> None:
+    (tmp_path / "rows.jsonl").write_text(rows)
+    with pytest.raises(PreflightError, match=said):
+        check_data(scenario(tmp_path, f"data.path={tmp_path}/rows.jsonl"))
+
+
+def test_bad_rows_pass_where_the_scenario_allows_to_skip_them(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "label": "b"}\n{\n')
+    check_data(scenario(tmp_path, f"data.path={tmp_path}/rows.jsonl", "data.skip_bad_rows=true"))
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("absent.jsonl", "there is no file"),
+        ("rows.csv", "cannot tell what kind of file this is"),
+        ("lines:none", "lines:none"),
+        ("reasoning_gym:no_such_task:5", "no_such_task"),
+    ],
+)
+def test_data_that_is_not_there_is_refused(tmp_path: Path, path: str, said: str) -> None:
+    (tmp_path / "rows.csv").touch()
+    value = path if ":" in path else f"{tmp_path}/{path}"
+    with pytest.raises(PreflightError, match=said) as caught:
+        check_data(scenario(tmp_path, f"data.path={value}"))
+    assert str(caught.value).startswith("data.path: ")
+
+
+def test_the_demonstrations_of_the_warm_start_need_a_response(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "label": "b"}\n')
+    with pytest.raises(PreflightError, match=r"^learner\.warm_start\.path: .*rows\.jsonl:1: .*response"):
+        check_data(scenario(tmp_path, f"learner.warm_start.path={tmp_path}/rows.jsonl"))
+    check_data(scenario(tmp_path, "learner.warm_start.path=lines:5"))
+
+
+def test_a_port_that_somebody_listens_on_is_refused_and_a_free_one_is_not() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        with pytest.raises(PreflightError, match=f"observability.metrics_port: port {port} is in use; choose another"):
+            check_port("observability.metrics_port", port)
+    check_port("observability.metrics_port", port)
+
+
+def test_a_gpu_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PreflightError, match=r"^engines\.device: cuda:99 is not there: torch .* sees \d+ GPUs"):
+        check_devices(scenario(tmp_path, "engines.device=cuda:99"))
+    check_devices(scenario(tmp_path, "engines.device=cuda:99", "runtime.ray_address=elsewhere:6379"))
+
+
+def test_a_damaged_checkpoint_is_refused_when_its_size_is_asked_for(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "model", "config.json", "tokenizer.json", "model.safetensors")
+    with pytest.raises(PreflightError, match="is no safetensors file"):
+        check_weights(scenario(tmp_path, "model.make=null", f"model.path={folder}"), tmp_path)
+
+
+def test_the_sizes_of_made_models_are_those_of_the_models_made(tmp_path: Path) -> None:
+    for size in SHAPES:
+        make_model(size, tmp_path / size, seed=0)
+    assert {size: model_size_bytes(tmp_path / size, "float32") for size in SHAPES} == MADE_MODEL_BYTES
+
+
+def test_a_scenario_that_has_everything_passes(tmp_path: Path) -> None:
+    check_machine(scenario(tmp_path), tmp_path / "runs" / "not" / "yet" / "there")
+    assert not (tmp_path / "runs").exists()

@@ -25,11 +25,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, assert_never, final
 
 from penstock.actors.buffer.accounts import Accounts, SettledGroups
+from penstock.actors.buffer.batching import expired, form_batch
 from penstock.actors.buffer.grants import Grants, groups_of
 from penstock.actors.buffer.pacing import AutoTarget, bound, num_grantable
-from penstock.actors.buffer.policies import BUILTIN, BufferState, builtin_policy, ranked
+from penstock.actors.buffer.policies import BufferState, builtin_policy, refusal
 from penstock.actors.buffer.report import closed_ends, step_report
-from penstock.actors.buffer.selection import forced_counts, is_possible, select, surplus
 from penstock.actors.buffer.table import GroupTable, Status, TrackedGroup
 from penstock.messages.base import Metric
 from penstock.messages.commands import FailRun, Record, Send, StartTimer
@@ -259,9 +259,9 @@ class Buffer:
         self._out.append(FailRun(story))
 
     def _on_policy(self, event: PolicyChanged) -> None:
-        refusal = self._refusal(event)
-        if refusal:
-            self._notice(f"the policy stays as it is: {refusal}")
+        reason = refusal(event, publish_every=self.settings.publish_every)
+        if reason:
+            self._notice(f"the policy stays as it is: {reason}")
             return
         self.policy = builtin_policy(
             event.policy, max_staleness=event.max_staleness, update_mode=event.update_mode, on_stale=event.on_stale
@@ -274,17 +274,6 @@ class Buffer:
         )
         self._out.append(Record((recorded,)))
         self._notice(f"new grants follow {event.policy} with max_staleness {event.max_staleness}")
-
-    def _refusal(self, event: PolicyChanged) -> str:
-        defaults = BUILTIN.get(event.policy)
-        if defaults is None:
-            return f"no policy is called {event.policy!r}"
-        if defaults.fixed_staleness and event.max_staleness != defaults.max_staleness:
-            return f"{event.policy} has a max_staleness of {defaults.max_staleness}, got {event.max_staleness}"
-        needed = self.settings.publish_every - 1
-        if event.max_staleness < needed:
-            return f"publish_every is {needed + 1}, that needs a max_staleness of at least {needed}"
-        return ""
 
     def _notice(self, text: str) -> None:
         self._out.append(Send(SUPERVISOR, NoticeGiven(name=BUFFER, text=text)))
@@ -303,7 +292,8 @@ class Buffer:
     def _offer(self) -> None:
         if self.open_batch is not None or not self._learner_ready:
             return
-        batch = self._select()
+        pacing = self.settings.pacing
+        batch = form_batch(self.table, self.policy, pacing, version=self.version, is_exhausted=self._is_exhausted())
         if batch is None:
             if self._learner_waits:
                 self.target.learner_waited(self._bound())
@@ -325,27 +315,6 @@ class Buffer:
         )
         self._out.append(Record((BatchLeased(version=self.version + 1, group_ids=tuple(batch)),)))
         self._out.append(Send(LEARNER, self.open_batch))
-
-    def _select(self) -> list[int] | None:
-        num_places = self.settings.groups_per_batch
-        if self._is_exhausted():
-            num_places = min(num_places, self.table.num_unleased)
-        if num_places == 0 or self.table.num_ready < num_places:
-            return None
-        looks_ahead = self.policy.on_stale is OnStale.WAIT and self.settings.pacing.over_sampling == 1.0
-        forced = (
-            forced_counts(
-                self.table.unleased_by_deadline,
-                version=self.version,
-                groups_per_batch=self.settings.groups_per_batch,
-            )
-            if looks_ahead
-            else []
-        )
-        if not is_possible(forced, self.table.ready_by_deadline, num_places=num_places):
-            return None
-        batch = select(ranked(self.policy, self.table.ready_groups()), forced, num_places=num_places)
-        return None if batch is None else [group.group_id for group in batch]
 
     def _is_exhausted(self) -> bool:
         """The dataset has nothing left to grant."""
@@ -394,28 +363,18 @@ class Buffer:
         self._tell_demand()
 
     def _expire(self) -> None:
-        """End the groups that can no longer be trained in time. Under plain ``wait`` there never are any."""
-        on_stale = self.policy.on_stale
-        if on_stale in (OnStale.DROP, OnStale.REQUEUE):
-            for tracked in self.table.past_deadline(self.version):
-                if on_stale is OnStale.REQUEUE:
-                    self.grants.requeue(tracked.ordinal)
-                self._close(tracked, self._ends(tracked, TerminalState.STALE, "past_deadline"))
-        elif on_stale is OnStale.MASK:
-            for tracked in self.table.fully_older_than(self.version - self.policy.max_staleness):
-                self._close(tracked, self._ends(tracked, TerminalState.STALE, "fully_masked"))
-        elif self.settings.pacing.over_sampling > 1.0 and self.open_batch is None:
-            self._cancel_surplus()
-
-    def _cancel_surplus(self) -> None:
-        found = surplus(
-            self.table.unleased_by_deadline,
+        """End the groups that can no longer be trained in time."""
+        expiry, found = expired(
+            self.table,
+            self.policy,
+            self.settings.pacing,
             version=self.version,
-            groups_per_batch=self.settings.groups_per_batch,
+            has_open_batch=self.open_batch is not None,
         )
-        for deadline, number in found:
-            for tracked in self.table.last_to_keep(deadline)[:number]:
-                self._close(tracked, self._ends(tracked, TerminalState.CANCELLED, "surplus"))
+        for tracked in found:
+            if expiry.is_requeued:
+                self.grants.requeue(tracked.ordinal)
+            self._close(tracked, self._ends(tracked, expiry.state, expiry.cause))
 
     def _close(self, tracked: TrackedGroup, ended: tuple[SampleEnd, ...]) -> None:
         """Every sample of the group is terminal, and not by training."""

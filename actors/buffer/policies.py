@@ -16,6 +16,8 @@ from penstock.messages.training import OnStale, UpdateMode
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from penstock.messages.training import PolicyChanged
+
 
 class BufferState(Value, frozen=True, kw_only=True):
     """What a policy may look at. All counts are in groups but the versions."""
@@ -156,3 +158,15 @@ def builtin_policy(name: str, *, max_staleness: int, update_mode: UpdateMode, on
 def ranked(policy: StalenessPolicy, groups: list[RankedGroup]) -> list[RankedGroup]:
     """The groups in the order in which the policy prefers them; ties in issue order, so that it is always the same."""
     return sorted(groups, key=lambda group: (policy.rank(group), group.group_id))
+
+
+def refusal(event: PolicyChanged, *, publish_every: int) -> str:
+    """Why a running job cannot take this policy; empty when it can."""
+    defaults = BUILTIN.get(event.policy)
+    if defaults is None:
+        return f"no policy is called {event.policy!r}"
+    if defaults.fixed_staleness and event.max_staleness != defaults.max_staleness:
+        return f"{event.policy} has a max_staleness of {defaults.max_staleness}, got {event.max_staleness}"
+    if event.max_staleness < publish_every - 1:
+        return f"publish_every is {publish_every}, that needs a max_staleness of at least {publish_every - 1}"
+    return ""

@@ -123,6 +123,7 @@ class Balance(Value, frozen=True, kw_only=True):
 class StepReported(Event, frozen=True, kw_only=True):
     """Buffer → supervisor: a recorded step, for trackers and the terminal."""
 
+    delivery: ClassVar[Delivery] = Delivery.LOSSY
     version: int
     num_steps: int
     group_ids: tuple[int, ...]

@@ -1,0 +1,63 @@
+"""Chat messages to text, with the checkpoint's own template."""
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, cast
+
+import jinja2
+
+from penstock.backends.data.problems import DataError
+from penstock.backends.data.row import BadColumnError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from penstock.backends.data.row import Message
+
+
+class _HuggingFaceTokenizer(Protocol):
+    """The part of a transformers tokenizer that is used."""
+
+    chat_template: object
+
+    def apply_chat_template(
+        self, conversation: Sequence[Message], *, tokenize: bool, add_generation_prompt: bool
+    ) -> object: ...
+
+
+class ChatTemplate:
+    """The chat template of a checkpoint folder, rendered by transformers, whose semantics templates are written for.
+
+    transformers is imported here only: it takes seconds, and a scenario without a template does not need it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Raises ``DataError`` when the folder has no template."""
+        from transformers import AutoTokenizer
+
+        try:
+            loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        except (OSError, ValueError) as error:
+            raise DataError(f"{folder}: transformers cannot load the tokenizer: {error}") from error
+        self._tokenizer = cast(_HuggingFaceTokenizer, loaded)
+        if not self._tokenizer.chat_template:
+            raise DataError(
+                f"{folder} has no chat template (neither chat_template.jinja nor chat_template in "
+                "tokenizer_config.json); set data.chat_template: false, or add the template of the model's authors"
+            )
+
+    def render(self, prompt: str | Sequence[Message]) -> str:
+        """The text up to where the assistant begins to answer. A text counts as one user message.
+
+        Raises:
+            BadColumnError: the template refuses the messages.
+        """
+        messages: Sequence[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        try:
+            return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+            raise BadColumnError(
+                "the chat template refuses the messages", f"the chat template refuses the messages: {error}"
+            ) from error

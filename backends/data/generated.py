@@ -1,0 +1,111 @@
+"""Rows that are made on the spot: the quickstart's task, and the tasks of reasoning-gym.
+
+Invariants:
+
+* A generated row is a function of the seed and its number.
+* An entry of reasoning-gym keeps its exact form on its way to the reward function: tuples, sets and keys that are no
+  texts are marked, because some tasks compare with them and JSON has none.
+"""
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportMissingTypeStubs=false
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import TYPE_CHECKING, Final, Protocol, cast
+
+from penstock.backends.data.lines import lines_row, noisy_answer
+from penstock.backends.data.problems import DataError
+from penstock.backends.data.row import RawRow
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TUPLE: Final = "__tuple__"
+SET: Final = "__set__"
+PAIRS: Final = "__pairs__"
+
+_COUNT: Final = re.compile(r"[1-9][0-9_]*")
+
+
+class _Tasks(Protocol):
+    """The part of ``reasoning_gym`` that is used."""
+
+    def create_dataset(self, name: str, **config: object) -> Iterator[dict[str, object]]: ...
+
+
+def lines_rows(path: str, rest: str, seed: int) -> Iterator[RawRow]:
+    """``lines:N``: columns ``prompt``, ``label`` and ``response`` (a noisy demonstration, for a warm start)."""
+    for index in range(_count(path, rest, "lines:256")):
+        row = lines_row(seed, index)
+        columns = {"prompt": row.prompt, "label": row.answer, "response": noisy_answer(row.answer, seed, index)}
+        yield RawRow(f"{path} row {index}", columns)
+
+
+def reasoning_gym_rows(path: str, rest: str, seed: int) -> Iterator[RawRow]:
+    """``reasoning_gym:NAME:N``: columns ``prompt`` (the question) and ``label`` (an answer; empty where the task only
+    has a checker); the whole entry travels as metadata, for the reward ``reasoning_gym``.
+
+    Raises:
+        DataError: there is no such task, or it cannot be made.
+    """
+    name, _, number = rest.rpartition(":")
+    count = _count(path, number, f"reasoning_gym:{name or 'chain_sum'}:1000")
+    import reasoning_gym
+    from reasoning_gym.factory import DATASETS
+
+    known = sorted(str(task) for task in DATASETS)
+    if name not in known:
+        near = ", ".join(difflib.get_close_matches(name, known, n=3)) or ", ".join(known[:5]) + ", …"
+        raise DataError(f"{path}: reasoning-gym has no task {name!r}; near it: {near}")
+    try:
+        dataset = cast(_Tasks, reasoning_gym).create_dataset(name, size=count, seed=seed)
+    except (AssertionError, TypeError, ValueError) as error:
+        raise DataError(f"{path}: reasoning-gym cannot make {name} without further options: {error}") from error
+    for index, entry in enumerate(dataset):
+        answer = entry["answer"]
+        columns = {"prompt": entry["question"], "label": "" if answer is None else str(answer)}
+        yield RawRow(f"{path} row {index}", columns, {"reasoning_gym": name, "entry": marked(entry)})
+
+
+def marked(value: object) -> object:
+    """``value`` in a form that JSON can carry and :func:`unmarked` undoes."""
+    match value:
+        case tuple():
+            return {TUPLE: [marked(item) for item in cast("tuple[object, ...]", value)]}
+        case set() | frozenset():
+            return {SET: [marked(item) for item in cast("set[object]", value)]}
+        case list():
+            return [marked(item) for item in cast("list[object]", value)]
+        case dict():
+            items = cast("dict[object, object]", value).items()
+            if all(isinstance(key, str) for key, _ in items):
+                return {str(key): marked(item) for key, item in items}
+            return {PAIRS: [[marked(key), marked(item)] for key, item in items]}
+        case _:
+            return value
+
+
+def unmarked(value: object) -> object:
+    """The opposite of :func:`marked`."""
+    if isinstance(value, list):
+        return [unmarked(item) for item in cast("list[object]", value)]
+    if not isinstance(value, dict):
+        return value
+    document = cast("dict[str, object]", value)
+    match list(document.items()):
+        case [(str(mark), list(listed))] if mark == TUPLE:
+            return tuple(unmarked(item) for item in cast("list[object]", listed))
+        case [(str(mark), list(listed))] if mark == SET:
+            return {unmarked(item) for item in cast("list[object]", listed)}
+        case [(str(mark), list(listed))] if mark == PAIRS:
+            pairs = cast("list[list[object]]", listed)
+            return {unmarked(key): unmarked(item) for key, item in pairs}
+        case items:
+            return {key: unmarked(item) for key, item in items}
+
+
+def _count(path: str, number: str, example: str) -> int:
+    if not _COUNT.fullmatch(number):
+        raise DataError(f"{path}: expected a number of rows, as in {example}, got {number!r}")
+    return int(number)

@@ -1,0 +1,84 @@
+"""Rows from a file with one JSON object a line. Blank lines are no rows."""
+
+from __future__ import annotations
+
+import codecs
+import json
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock.backends.data.problems import DataError, RowProblem
+from penstock.backends.data.row import RawRow, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_DECODER = msgspec.json.Decoder()
+
+
+def jsonl_rows(path: Path) -> Iterator[RawRow | RowProblem]:
+    """One row a line; lines are counted from 1.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if number == 1:
+                    line = line.removeprefix(codecs.BOM_UTF8)
+                if line.strip():
+                    yield _row(f"{path}:{number}", line, is_first=number == 1)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _row(place: str, line: bytes, *, is_first: bool) -> RawRow | RowProblem:
+    try:
+        value: object = _DECODER.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _malformed(place, line.rstrip(b"\r\n"), is_first=is_first)
+    if isinstance(value, dict):
+        return RawRow(place, value)  # pyright: ignore[reportUnknownArgumentType]  # JSON keys are texts
+    message = f"expected one JSON object a line, found {shown(value)}"
+    if is_first and isinstance(value, list):
+        message += ". The file holds one array; `jq -c '.[]' FILE > rows.jsonl` turns it into lines"
+    return RowProblem(place, "not a JSON object", message)
+
+
+def _malformed(place: str, line: bytes, *, is_first: bool) -> RowProblem:
+    """Say where; the fast decoder counts bytes, people count columns."""
+    try:
+        text = line.decode()
+    except UnicodeDecodeError as error:
+        column = len(line[: error.start].decode()) + 1
+        return RowProblem(f"{place}:{column}", "not UTF-8", "not UTF-8; save the file as UTF-8")
+    if is_first and text.strip() in ("{", "["):
+        return RowProblem(
+            place,
+            "malformed JSON",
+            "the JSON is spread over several lines; expected one object a line (`jq -c . FILE > rows.jsonl` joins "
+            "objects, `jq -c '.[]'` takes an array apart)",
+        )
+    try:
+        json.loads(text, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        before = text[max(0, error.pos - 20) : error.pos]
+        after = text[error.pos : error.pos + 20]
+        where = f"between {before!r} and {after!r}" if after else f"at the end of the line, after {before!r}"
+        return RowProblem(
+            f"{place}:{error.colno}", "malformed JSON", f"malformed JSON: {_lower_first(error.msg)}, {where}"
+        )
+    except (ValueError, RecursionError) as error:
+        return RowProblem(place, "malformed JSON", f"malformed JSON: {error}")
+    return RowProblem(place, "malformed JSON", "malformed JSON: it holds a number or an escape outside the standard")
+
+
+def _refuse_constant(name: str) -> object:
+    raise ValueError(f"{name} is no JSON value; write null or a number")
+
+
+def _lower_first(text: str) -> str:
+    return text[:1].lower() + text[1:]

@@ -1,0 +1,76 @@
+"""What is wrong with rows: collected while everything is read, told once, with the first in full.
+
+Invariants:
+
+* A bad row is either an error of the whole dataset or, where the scenario allows it, skipped and counted. Nothing is
+  dropped without one of the two.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class DataError(ValueError):
+    """A dataset, or a tokenizer beside it, that cannot be used. The message says where and what to do."""
+
+
+class RowProblem(NamedTuple):
+    """Why one row cannot be used."""
+
+    place: str
+    """``rows.jsonl:17``"""
+    kind: str
+    """The sort of problem in a few words, for counting."""
+    message: str
+    """The whole story of this row, without the place."""
+
+
+class Problems:
+    """The bad rows of one dataset."""
+
+    def __init__(self, *, skip: bool, skip_key: str) -> None:
+        """``skip_key``: the scenario's key that allows skipping; empty where there is none."""
+        self._skip = skip
+        self._skip_key = skip_key
+        self._first: RowProblem | None = None
+        self._counts: Counter[str] = Counter()
+
+    def add(self, problem: RowProblem) -> None:
+        """Take note of a bad row."""
+        self._first = self._first or problem
+        self._counts[problem.kind] += 1
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Kind → number of rows."""
+        return dict(self._counts)
+
+    def settle(self, *, num_good: int, source: str) -> None:
+        """Call at the end.
+
+        Raises:
+            DataError: there are bad rows and they may not be skipped, or no good row is left.
+        """
+        if self._first is None:
+            if not num_good:
+                raise DataError(f"{source} has no rows")
+            return
+        if self._skip and num_good:
+            return
+        first = f"{self._first.place}: {self._first.message}"
+        rest = self._counts.copy()
+        rest[self._first.kind] -= 1
+        rest += Counter()  # drops what has reached zero
+        if rest:
+            listed = ", ".join(f"{count} × {kind}" for kind, count in rest.most_common())
+            first += f". {rest.total()} more rows have problems: {listed}"
+        if self._skip:
+            raise DataError(f"no usable row is left in {source}. The first of {self._counts.total()}: {first}")
+        if self._skip_key and num_good:
+            first += f". Mend the file, or set {self._skip_key}: true to skip and count such rows"
+        raise DataError(first)

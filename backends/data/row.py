@@ -1,0 +1,165 @@
+"""One row as its source gives it, and what is taken out of it."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
+
+import msgspec
+
+from penstock.backends.data.problems import RowProblem
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+MAX_SHOWN_CHARACTERS: Final = 60
+MAX_SHOWN_COLUMNS: Final = 12
+
+
+class RawRow(NamedTuple):
+    """A row that could be read."""
+
+    place: str
+    columns: Mapping[str, object]
+    metadata: Mapping[str, object] = {}
+    """What reward functions get in any case, besides the columns that the scenario names."""
+
+
+class BadColumnError(ValueError):
+    """A column that is missing or not what it should be; ``kind`` is for counting."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(kind, message)
+        self.kind = kind
+        self.message = message
+
+    def at(self, place: str) -> RowProblem:
+        """The same with its place."""
+        return RowProblem(place, self.kind, self.message)
+
+
+Message = dict[str, object]
+
+
+def prompt_of(row: RawRow, key: str, *, chat_template: bool, block: str) -> str | list[Message]:
+    """The prompt of a row: a text, or chat messages.
+
+    ``block`` is the part of the scenario that names the columns, for messages.
+
+    Raises:
+        BadColumnError: it is missing, empty, or neither.
+    """
+    value = _column(row, key, f"Set {block}.prompt_key to the column with the prompt")
+    if isinstance(value, str):
+        if not value.strip():
+            raise BadColumnError(f"{key!r} is empty", f"{key!r} is empty")
+        return value
+    if not isinstance(value, list):
+        raise BadColumnError(
+            f"{key!r} has the wrong type", f"{key!r} is {shown(value)}; expected a text or a list of chat messages"
+        )
+    if not chat_template:
+        raise BadColumnError(
+            f"{key!r} is a list of messages",
+            f"{key!r} is a list of chat messages, which need a template: set data.chat_template: true, or give a text",
+        )
+    return _checked_messages(cast("list[object]", value), key)
+
+
+def text_of(row: RawRow, key: str, advice: str) -> str:
+    """A column that must be a text with something in it.
+
+    Raises:
+        BadColumnError: it is missing, empty, or of another type.
+    """
+    value = _column(row, key, advice)
+    if not isinstance(value, str):
+        raise BadColumnError(f"{key!r} has the wrong type", f"{key!r} is {shown(value)}; expected a text")
+    if not value.strip():
+        raise BadColumnError(f"{key!r} is empty", f"{key!r} is empty")
+    return value
+
+
+def label_of(row: RawRow, key: str) -> str:
+    """The label as a text; numbers and booleans as JSON writes them.
+
+    Raises:
+        BadColumnError: it is missing or has no such form.
+    """
+    value = _column(row, key, "Set data.label_key to the column with the answer, or to null if the reward needs none")
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool | int | float):
+        return msgspec.json.encode(value).decode()
+    advice = "" if value is None else ". Lists and objects can travel as metadata (data.metadata_keys)"
+    raise BadColumnError(
+        f"{key!r} has the wrong type", f"{key!r} is {shown(value)}; expected a text or a number{advice}"
+    )
+
+
+def metadata_of(row: RawRow, keys: Sequence[str]) -> bytes:
+    """The further columns as a JSON object; empty when there are none.
+
+    Raises:
+        BadColumnError: one is missing or has no form in JSON.
+    """
+    values = dict(row.metadata)
+    for key in keys:
+        values[key] = _column(row, key, "data.metadata_keys names it")
+    if not values:
+        return b""
+    try:
+        return msgspec.json.encode(values)
+    except (TypeError, ValueError) as error:
+        raise BadColumnError("metadata has no form in JSON", f"metadata has no form in JSON: {error}") from None
+
+
+def shown(value: object) -> str:
+    """What was found, for a message: its JSON type and its beginning."""
+    names: dict[type, str] = {dict: "an object", list: "a list", str: "a text", bool: "a boolean", type(None): "null"}
+    name = names.get(type(value), "a number" if isinstance(value, int | float) else f"a {type(value).__name__}")
+    if value is None:
+        return name
+    text = repr(value)
+    return f"{name} ({text[:MAX_SHOWN_CHARACTERS]}{'…' if len(text) > MAX_SHOWN_CHARACTERS else ''})"
+
+
+def missing_column(key: str, present: Sequence[str], advice: str) -> BadColumnError:
+    """The error for a column that is not there."""
+    columns = ", ".join(repr(name) for name in present[:MAX_SHOWN_COLUMNS])
+    more = ", …" if len(present) > MAX_SHOWN_COLUMNS else ""
+    near = difflib.get_close_matches(key, present, n=1)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    found = f"columns here are {columns}{more}" if present else "the row is empty"
+    return BadColumnError(f"{key!r} is missing", f"{key!r} is missing; {found}{hint}. {advice}")
+
+
+def _column(row: RawRow, key: str, advice: str) -> object:
+    if key not in row.columns:
+        raise missing_column(key, [str(name) for name in row.columns], advice)
+    return row.columns[key]
+
+
+def _as_message(value: object) -> Message:
+    return cast("Message", value) if isinstance(value, dict) else {}
+
+
+def _checked_messages(messages: list[object], key: str) -> list[Message]:
+    if not messages:
+        raise BadColumnError(f"{key!r} is empty", f"{key!r} is an empty list of messages")
+    checked: list[Message] = []
+    for index, value in enumerate(messages):
+        message = _as_message(value)
+        if not isinstance(message.get("role"), str) or "content" not in message:
+            raise BadColumnError(
+                f"{key!r} has a malformed message",
+                f"message {index} of {key!r} is {shown(value)}; expected an object with 'role' and 'content'",
+            )
+        checked.append(message)
+    if checked[-1]["role"] == "assistant":
+        raise BadColumnError(
+            f"{key!r} ends with the assistant",
+            f"the last message of {key!r} is the assistant's own, so there is nothing left to answer; end with the "
+            "user's",
+        )
+    return checked

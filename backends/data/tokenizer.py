@@ -1,0 +1,63 @@
+"""Text to token ids and back, with the ``tokenizers`` library alone: no torch, no transformers, quick to start."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from tokenizers import Tokenizer
+
+from penstock.backends.data.problems import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+FILE_NAME: Final = "tokenizer.json"
+
+
+class TextTokenizer:
+    """The tokenizer of a checkpoint folder.
+
+    Limits and padding that the file may carry are switched off: a prompt that is silently cut is not the row's prompt.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Raises ``DataError`` when the folder has no tokenizer that can be read."""
+        path = folder / FILE_NAME
+        if not path.is_file():
+            reason = "it has no tokenizer.json" if folder.is_dir() else "there is no such folder"
+            raise DataError(
+                f"no tokenizer in {folder}: {reason}. `AutoTokenizer.from_pretrained(MODEL).save_pretrained(FOLDER)` "
+                "of transformers writes one"
+            )
+        try:
+            self._tokenizer = Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises Exception itself
+            raise DataError(f"{path} cannot be read: {error}") from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+
+    def encode(self, texts: Sequence[str], *, special: bool) -> list[list[int] | str]:
+        """Token ids of each text, or, as a text, why the tokenizer refuses it.
+
+        ``special``: add what the tokenizer puts around a text of its own (a begin-of-sequence token, say).
+        """
+        try:
+            encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=special)
+        except Exception:  # one text spoils the batch, and the library raises Exception itself
+            return [self._encode_one(text, special=special) for text in texts]
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of these ids, without special tokens."""
+        return self._tokenizer.decode(ids, skip_special_tokens=True)
+
+    def token_id(self, token: str) -> int | None:
+        """The id of a token by its name; None when there is none."""
+        return self._tokenizer.token_to_id(token)
+
+    def _encode_one(self, text: str, *, special: bool) -> list[int] | str:
+        try:
+            return self._tokenizer.encode(text, add_special_tokens=special).ids
+        except Exception as error:
+            return str(error)

@@ -295,7 +295,8 @@ class Buffer:
         pacing = self.settings.pacing
         batch = form_batch(self.table, self.policy, pacing, version=self.version, is_exhausted=self._is_exhausted())
         if batch is None:
-            if self._learner_waits:
+            starved = self.table.num_ready < self.settings.groups_per_batch  # more groups do not hasten a late one
+            if self._learner_waits and starved:
                 self.target.learner_waited(self._bound())
                 self._learner_waits = False
             return

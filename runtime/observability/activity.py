@@ -85,7 +85,8 @@ class LaneTiler:
     def __init__(self) -> None:
         self.end_s = 0.0
         """Up to where the lane is tiled."""
-        self._has_started = False
+        self._last: ActivitySpan | None = None
+        self._is_lost = False
 
     def add(self, spans: Iterable[ActivitySpan]) -> list[ActivitySpan]:
         """What these spans, in order, add to the lane: a gap before one is filled (``starting`` before the first,
@@ -98,17 +99,28 @@ class LaneTiler:
             tiles.extend(self._fill(start_s))
             tiles.append(ActivitySpan(span.activity, start_s, span.end_s, span.occupancy))
             self.end_s = span.end_s
-            self._has_started = True
+            self._last = span
+            self._is_lost = False
         return tiles
 
+    def lost(self) -> None:
+        """The incarnation was given up: until another one is heard of, the lane is down."""
+        self._is_lost = True
+
     def close(self, end_s: float) -> list[ActivitySpan]:
-        """What is missing up to the end of the run."""
-        return self._fill(end_s)
+        """What is missing up to the end of the run: a lane that was not lost stayed in its last state since it reported
+        last, which is one heartbeat at most."""
+        last = self._last
+        if last is None or self._is_lost or end_s <= self.end_s:
+            return self._fill(end_s)
+        tile = ActivitySpan(last.activity, self.end_s, end_s, last.occupancy)
+        self.end_s = end_s
+        return [tile]
 
     def _fill(self, until_s: float) -> list[ActivitySpan]:
         if until_s <= self.end_s:
             return []
-        activity = Activity.DOWN if self._has_started else Activity.STARTING
+        activity = Activity.STARTING if self._last is None else Activity.DOWN
         tile = ActivitySpan(activity, self.end_s, until_s)
         self.end_s = until_s
         return [tile]

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
+from penstock.runtime.errors import RunFolderError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -26,7 +28,7 @@ _TAIL_BYTES: Final = 64 * 1024
 _encoder: Final = msgspec.json.Encoder()
 
 
-class BadLineError(ValueError):
+class BadLineError(RunFolderError):
     """A line of a file in a run's folder is not what it should be."""
 
 

@@ -24,6 +24,7 @@ from prometheus_client.core import GaugeMetricFamily, UnknownMetricFamily
 from prometheus_client.registry import Collector
 
 from penstock.messages.training import Activity
+from penstock.runtime.errors import PreflightError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -41,7 +42,7 @@ _STOP_TIMEOUT_S: Final = 2.0
 _NOT_ALLOWED: Final = re.compile(r"[^a-zA-Z0-9_:]+")
 
 
-class MetricsPortError(ValueError):
+class MetricsPortError(PreflightError):
     """``observability.metrics_port`` cannot be served."""
 
 

@@ -10,6 +10,7 @@ import msgspec
 
 from penstock.messages.samples import TerminalState
 from penstock.messages.training import Balance
+from penstock.runtime.errors import RunFolderError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -151,7 +152,7 @@ def read_summary(run_folder: Path) -> RunSummary | None:
     """The summary of a run; None when the run was cut off before it could write one.
 
     Raises:
-        ValueError: the file is no summary.
+        RunFolderError: the file is no summary.
     """
     path = run_folder / SUMMARY_FILE
     if not path.exists():
@@ -159,4 +160,4 @@ def read_summary(run_folder: Path) -> RunSummary | None:
     try:
         return msgspec.json.decode(path.read_bytes(), type=RunSummary)
     except msgspec.DecodeError as error:
-        raise ValueError(f"{path} is no summary of a run: {error}") from error
+        raise RunFolderError(f"{path} is no summary of a run: {error}") from error

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from penstock.runtime.errors import RunFolderError
 from penstock.runtime.observability.jsonl import BadLineError
 from penstock.runtime.observability.spans import (
     SALT_BYTES,
@@ -29,7 +30,7 @@ TRACES_FOLDER: Final = "traces"
 SALT_FILE: Final = "salt"
 
 
-class NoTraceError(ValueError):
+class NoTraceError(RunFolderError):
     """The run's folder has no such trace."""
 
 
@@ -61,7 +62,7 @@ def open_traces(run_folder: Path) -> bytes:
     """Make the folder for traces; returns the run's salt (16 bytes), that of an earlier start if there was one.
 
     Raises:
-        ValueError: the file with the salt is damaged.
+        RunFolderError: the file with the salt is damaged.
     """
     path = run_folder / TRACES_FOLDER / SALT_FILE
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -128,7 +129,7 @@ def run_salt(run_folder: Path) -> bytes:
 
     Raises:
         NoTraceError: the run was not traced.
-        ValueError: the file with the salt is damaged.
+        RunFolderError: the file with the salt is damaged.
     """
     path = run_folder / TRACES_FOLDER / SALT_FILE
     if not path.exists():
@@ -143,7 +144,7 @@ def _read_salt(path: Path) -> bytes:
     except ValueError:
         salt = b""
     if len(salt) != SALT_BYTES:
-        raise ValueError(f"{path} must hold {SALT_BYTES} bytes in hexadecimal, got {text[:80]!r}")
+        raise RunFolderError(f"{path} must hold {SALT_BYTES} bytes in hexadecimal, got {text[:80]!r}")
     return salt
 
 

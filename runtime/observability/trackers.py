@@ -112,6 +112,11 @@ class ActivityLog:
         self._lanes[report.name] = (lane, report.epoch)
         return self._write(report.name, report.epoch, lane.add(report.activities))
 
+    def lost(self, actor: str) -> None:
+        """This actor was given up: its lane is down until it is heard of again."""
+        if actor in self._lanes:
+            self._lanes[actor][0].lost()
+
     def flush(self) -> None:
         """Make what was added readable."""
         self._lines.flush()

@@ -1,0 +1,103 @@
+"""What the terminal view knows of the run."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+from penstock.messages.names import is_engine
+from penstock.runtime.observability.figures import END_STEPS, RUNNING, RunFigures, mean
+from penstock.runtime.observability.shares import Shares
+from penstock.runtime.observability.trackers import StepRow
+
+if TYPE_CHECKING:
+    from penstock.messages.training import Activity, ActorReported, StepReported
+
+PACE_STEPS: Final = 20
+"""The time left is judged by the pace of so many last steps."""
+
+
+class ActorState:
+    """The last that was heard of one actor."""
+
+    def __init__(self) -> None:
+        self.state = ""
+        self.activity: Activity | None = None
+        self.running: float | None = None
+        self.shares = Shares()
+        self.num_restarts = 0
+        self.is_down = False
+
+
+class LiveState:
+    """The run as the view shows it."""
+
+    def __init__(self, name: str, num_steps: int, *, now_s: float) -> None:
+        self.name = name
+        self.num_steps = num_steps
+        self.began_s = now_s
+        self.phase = ""
+        self.actors: dict[str, ActorState] = {}
+        self.figures = RunFigures(progress_tokens=0)
+        self.recent_staleness: float | None = None
+        """Mean age of the samples of the last step."""
+        self._step_times: list[float] = []
+        self._first_version = 0
+
+    @property
+    def version(self) -> int:
+        """Batches trained."""
+        return self.figures.version
+
+    @property
+    def max_staleness(self) -> int:
+        return self.figures.max_staleness
+
+    @property
+    def recent_reward(self) -> float | None:
+        """Mean of the last ten steps."""
+        return mean(self.figures.rewards[-END_STEPS:])
+
+    @property
+    def left_s(self) -> float | None:
+        """Time to the last step at the present pace; None before there is one."""
+        times = self._step_times[-PACE_STEPS:]
+        if len(times) < 2 or times[-1] <= times[0]:
+            return None
+        return (self.num_steps - self.version) * (times[-1] - times[0]) / (len(times) - 1)
+
+    @property
+    def engines(self) -> dict[str, ActorState]:
+        return {name: state for name, state in self.actors.items() if is_engine(name)}
+
+    def actor(self, report: ActorReported, now_s: float) -> None:
+        """An actor's report."""
+        self.figures.actor(report, now_s)
+        actor = self.actors.setdefault(report.name, ActorState())
+        actor.is_down = False
+        actor.state = report.state
+        for metric in report.metrics:
+            if metric.name == RUNNING and math.isfinite(metric.value):
+                actor.running = metric.value
+        if report.activities:
+            actor.shares.add(report.activities)
+            actor.activity = report.activities[-1].activity
+
+    def lost(self, name: str) -> None:
+        """This actor was given up."""
+        actor = self.actors.setdefault(name, ActorState())
+        actor.is_down = True
+        actor.num_restarts += 1
+        actor.running = None
+
+    def step(self, report: StepReported, now_s: float) -> None:
+        """A recorded step."""
+        is_new = report.version > self.version
+        self.figures.step(report, StepRow.of(now_s, report))
+        self.num_steps = report.num_steps
+        if is_new:
+            self._step_times.append(now_s)
+        num_samples = sum(report.staleness_counts)
+        if num_samples:
+            ages = sum(age * count for age, count in enumerate(report.staleness_counts))
+            self.recent_staleness = ages / num_samples

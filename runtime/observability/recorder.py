@@ -1,0 +1,175 @@
+"""The driver's book about its run: every report goes in once, and files, metrics, terminal and summary follow.
+
+Invariants:
+
+* Each report is written before it is shown.
+* ``finish`` may be called after any failure; what was reported until then is in the files and in the summary.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock import __version__
+from penstock.runtime.observability.figures import RunFigures, mean
+from penstock.runtime.observability.report import REPORT_FILE, write_report
+from penstock.runtime.observability.summary import (
+    ActorRestarts,
+    MachineFacts,
+    RunSummary,
+    trained_tokens,
+    wasted_tokens,
+    write_summary,
+)
+from penstock.runtime.observability.trackers import METRICS_FILE, ActivityLog, MetricsLog, StepRow
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from penstock.messages.training import ActorReported, RunFinished, StepReported
+    from penstock.runtime.observability.live import LiveView
+    from penstock.runtime.observability.metrics import RunMetrics
+
+
+class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a run before it starts."""
+
+    scenario: str
+    """``run.name``."""
+    seed: int
+    policy: str
+    staleness_bound: int
+    num_steps: int
+    progress_tokens: int
+    """``engines.progress_tokens``."""
+    machine: MachineFacts
+    report: bool = True
+    """Write ``report.html`` at the end."""
+
+
+class RunRecorder:
+    """Takes what the supervisor hears. For one thread."""
+
+    def __init__(
+        self,
+        run_folder: Path,
+        facts: RunFacts,
+        *,
+        view: LiveView | None = None,
+        metrics: RunMetrics | None = None,
+        started_at: datetime | None = None,
+    ) -> None:
+        """
+        Args:
+            run_folder: where the files go.
+            facts: about the run.
+            view: the terminal, where there is one to show.
+            metrics: what ``/metrics`` serves, where it is served.
+            started_at: when the run began; now by default.
+        """
+        self.figures = RunFigures(progress_tokens=facts.progress_tokens)
+        self._folder = run_folder
+        self._facts = facts
+        self._view = view
+        self._metrics = metrics
+        self._started_at = started_at or datetime.now(UTC).astimezone()
+        self._steps = MetricsLog(run_folder)
+        self._activity = ActivityLog(run_folder)
+        self._training_began_s: float | None = None
+
+    def training_begins(self, now_s: float) -> None:
+        """Every actor is up and the warm start is done; a second call changes nothing.
+
+        Args:
+            now_s: seconds since the start of the run, here and below.
+        """
+        if self._training_began_s is None:
+            self._training_began_s = now_s
+
+    def actor(self, report: ActorReported, now_s: float) -> None:
+        """An actor has reported."""
+        self.figures.actor(report, now_s)
+        tiles = self._activity.append(report)
+        if self._metrics is not None:
+            self._metrics.actor(report, self.figures.tokens_generated)
+            self._metrics.activity(report.name, tiles)
+        if self._view is not None:
+            self._view.actor(report)
+
+    def step(self, report: StepReported, now_s: float) -> None:
+        """A step is recorded."""
+        row = StepRow.of(now_s, report)
+        self._steps.append(row)
+        self._activity.flush()
+        self.figures.step(report, row)
+        if self._metrics is not None:
+            self._metrics.step(report)
+        if self._view is not None:
+            self._view.step(report)
+
+    def lost(self, name: str, story: str) -> None:
+        """An actor is given up and will be replaced; the story is for people."""
+        tokens = self.figures.lost(name)
+        self._activity.lost(name)
+        if self._metrics is not None:
+            self._metrics.lost(name, tokens)
+        if self._view is not None:
+            self._view.actor_lost(name)
+            self._view.note(story)
+
+    def finish(self, finished: RunFinished, now_s: float) -> RunSummary:
+        """The run is over: complete the files, write ``summary.json`` and ``report.html``, show the summary.
+
+        Raises:
+            OSError: a file cannot be written.
+        """
+        self._steps.close()
+        added = self._activity.close(now_s)
+        if self._metrics is not None:
+            for name, tiles in added.items():
+                self._metrics.activity(name, tiles)
+        summary = self._summary(finished, now_s)
+        write_summary(self._folder, summary)
+        if self._facts.report:
+            write_report(self._folder)
+        if self._view is not None:
+            self._view.finish(summary)
+        return summary
+
+    def _summary(self, finished: RunFinished, now_s: float) -> RunSummary:
+        facts, figures = self._facts, self.figures
+        began_s = now_s if self._training_began_s is None else self._training_began_s
+        restarts = sorted(figures.restarts.items())
+        return RunSummary(
+            scenario=facts.scenario,
+            penstock_version=__version__,
+            seed=facts.seed,
+            policy=facts.policy,
+            staleness_bound=facts.staleness_bound,
+            started_at=self._started_at.isoformat(timespec="seconds"),
+            machine=facts.machine,
+            completed=finished.completed,
+            story=finished.story,
+            version=finished.version,
+            num_steps=facts.num_steps,
+            wall_s=now_s,
+            training_s=now_s - began_s,
+            first10_reward=figures.first_reward,
+            last10_reward=figures.last_reward,
+            mean_staleness=figures.mean_staleness,
+            max_staleness=finished.max_staleness,
+            mean_logprob_abs_diff=mean(figures.logprob_diffs),
+            max_logprob_abs_diff=max(figures.logprob_diffs, default=None),
+            balance=finished.balance,
+            tokens_generated=figures.tokens_generated,
+            tokens_trained=trained_tokens(finished.balance),
+            tokens_wasted=wasted_tokens(finished.balance),
+            tokens_lost_estimate=figures.lost_tokens,
+            restarts=tuple(ActorRestarts(name=name, count=count) for name, count in restarts),
+            checkpoint=finished.checkpoint,
+            report=str(self._folder / REPORT_FILE) if facts.report else "",
+            metrics=str(self._folder / METRICS_FILE),
+        )

@@ -1,0 +1,93 @@
+"""The end of a run on the terminal: what it came to, and where its files lie."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Group
+from rich.markup import escape
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from penstock.runtime.observability.report import balance_rows
+from penstock.runtime.observability.texts import NOTHING, count_text, duration_text, fixed, number_text, short_count
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from penstock.runtime.observability.summary import RunSummary
+
+
+def summary_panel(summary: RunSummary) -> Panel:
+    """A panel with the outcome, the balance of the samples, and the places of report, metrics and checkpoint."""
+    colour = "green" if summary.completed else "red"
+    outcome = "completed" if summary.completed else "not completed"
+    parts: list[RenderableType] = []
+    if summary.story:
+        parts += [Text(summary.story), Text()]
+    parts += [_facts(summary), Text(), _balance(summary)]
+    if places := _places(summary):
+        parts += [Text(), places]
+    title = f"[bold]{escape(summary.scenario)}[/] [{colour}]{outcome}[/]"
+    return Panel(Group(*parts), title=title, title_align="left", border_style=colour, box=box.ROUNDED, expand=False)
+
+
+def _facts(summary: RunSummary) -> Table:
+    table = _grid()
+    steps = f"{summary.version:,} of {summary.num_steps:,}"
+    table.add_row("steps", f"{steps} in {duration_text(summary.training_s)} ({duration_text(summary.wall_s)} in all)")
+    rewards = f"first ten {fixed(summary.first10_reward, 3)} → last ten [bold]{fixed(summary.last10_reward, 3)}[/]"
+    table.add_row("reward", rewards)
+    ages = f"largest {summary.max_staleness} (bound {summary.staleness_bound}), mean {fixed(summary.mean_staleness, 2)}"
+    table.add_row("staleness", ages)
+    diff = f"mean {number_text(summary.mean_logprob_abs_diff, 3)}, largest {number_text(summary.max_logprob_abs_diff, 3)} nats"
+    table.add_row("log-prob difference", diff)
+    table.add_row("tokens", _tokens(summary))
+    for waste in summary.tokens_wasted:
+        cause = f" ({waste.cause})" if waste.cause else ""
+        table.add_row("", f"{short_count(waste.num_tokens)} wasted: {escape(waste.state + cause)}")
+    if summary.tokens_lost_estimate:
+        table.add_row("", f"about {short_count(summary.tokens_lost_estimate)} lost with engines that were killed")
+    restarts = ", ".join(f"{restart.name} × {restart.count}" for restart in summary.restarts)
+    table.add_row("restarts", escape(restarts) or "none")
+    return table
+
+
+def _tokens(summary: RunSummary) -> str:
+    goodput = NOTHING if summary.goodput is None else f"{100 * summary.goodput:.1f} %"
+    return (
+        f"{short_count(summary.tokens_generated)} generated, {short_count(summary.tokens_trained)} trained "
+        f"({goodput}), {short_count(summary.tokens_per_s)}/s"
+    )
+
+
+def _balance(summary: RunSummary) -> Table:
+    balance = summary.balance
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_footer=True, padding=(0, 2, 0, 0))
+    table.add_column("state", footer="issued")
+    verdict = "[green]balanced[/]" if balance.is_balanced else "[bold red]not balanced[/]"
+    table.add_column("cause", footer=verdict)
+    table.add_column("samples", justify="right", footer=count_text(balance.issued))
+    table.add_column("share", justify="right")
+    table.add_column("tokens", justify="right")
+    for row in balance_rows(balance):
+        tokens = count_text(row.num_tokens) if row.num_tokens else NOTHING
+        table.add_row(row.state, escape(row.cause), count_text(row.num_samples), f"{row.share:.1f} %", tokens)
+    return table
+
+
+def _places(summary: RunSummary) -> Table | None:
+    table = _grid()
+    for label, place in (("report", summary.report), ("metrics", summary.metrics), ("checkpoint", summary.checkpoint)):
+        if place:
+            table.add_row(label, Text(place, overflow="fold"))
+    return table if table.row_count else None
+
+
+def _grid() -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    return table

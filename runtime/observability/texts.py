@@ -1,0 +1,153 @@
+"""Figures as people read them, the same in the report and on the terminal."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from penstock.runtime.observability.figures import END_STEPS, REWARD, mean
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.runtime.observability.summary import RunSummary
+    from penstock.runtime.observability.trackers import StepRow
+
+NOTHING: Final = "–"
+_BLOCKS: Final = "▁▂▃▄▅▆▇█"
+
+
+class Tile(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the large figures at the top of the report."""
+
+    label: str
+    value: str
+    detail: str = ""
+
+
+def count_text(value: int | None) -> str:
+    """``1234567`` → ``1,234,567``."""
+    return NOTHING if value is None else f"{value:,}"
+
+
+def short_count(value: float | None) -> str:
+    """``1234567`` → ``1.23M``, at most five characters up to 10¹²."""
+    if value is None or not math.isfinite(value):
+        return NOTHING
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= limit:
+            scaled = value / (1e3 if unit == "k" else limit)
+            return f"{scaled:.3g}{unit}" if abs(scaled) < 1000 else f"{scaled:.0f}{unit}"
+    return f"{value:,.0f}"
+
+
+def number_text(value: float | None, digits: int = 4) -> str:
+    """So many significant digits; ``1.20e-05`` where a number is very small or large."""
+    if value is None or not math.isfinite(value):
+        return NOTHING
+    if value == 0:
+        return "0"
+    if abs(value) < 1e-3 or abs(value) >= 1e7:
+        return f"{value:.2e}"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.{digits}g}"
+
+
+def fixed(value: float | None, digits: int) -> str:
+    """With this many decimals, or a dash."""
+    return NOTHING if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
+
+
+def duration_text(seconds: float | None) -> str:
+    """``3725`` → ``1 h 2 min``, ``75`` → ``1 min 15 s``, ``7.32`` → ``7.3 s``."""
+    if seconds is None or not math.isfinite(seconds):
+        return NOTHING
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def clock_text(seconds: float | None) -> str:
+    """``75`` → ``1:15``, ``3725`` → ``1:02:05``."""
+    if seconds is None or not math.isfinite(seconds):
+        return "-:--"
+    whole = max(0, round(seconds))
+    hours, rest = divmod(whole, 3600)
+    minutes, rest = divmod(rest, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def bytes_text(size: int) -> str:
+    """``8589934592`` → ``8.0 GiB``."""
+    value = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The course of finite values in at most ``width`` block characters; means where there are more values."""
+    if not values or width < 1:
+        return ""
+    size = max(1, math.ceil(len(values) / width))
+    points = [math.fsum(part) / len(part) for at in range(0, len(values), size) if (part := values[at : at + size])]
+    low, high = min(points), max(points)
+    if high == low:
+        return _BLOCKS[len(_BLOCKS) // 2 - 1] * len(points)
+    scale = (len(_BLOCKS) - 1) / (high - low)
+    return "".join(_BLOCKS[round((value - low) * scale)] for value in points)
+
+
+def tiles(summary: RunSummary | None, steps: Sequence[StepRow]) -> list[Tile]:
+    """The large figures of a run; from its steps alone when it left no summary."""
+    if summary is None:
+        rewards = [value for row in steps if (value := row.metrics.get(REWARD)) is not None]
+        last = fixed(mean(rewards[-END_STEPS:]), 3)
+        return [
+            Tile(label="steps", value=str(steps[-1].version if steps else 0)),
+            Tile(label=f"reward, last {END_STEPS}", value=last),
+        ]
+    restarts = sum(restart.count for restart in summary.restarts)
+    return [
+        Tile(
+            label=f"reward, last {END_STEPS}",
+            value=fixed(summary.last10_reward, 3),
+            detail=f"first {END_STEPS}: {fixed(summary.first10_reward, 3)}",
+        ),
+        Tile(label="steps", value=f"{summary.version:,}", detail=f"of {summary.num_steps:,}"),
+        Tile(
+            label="training",
+            value=duration_text(summary.training_s),
+            detail=f"{duration_text(summary.wall_s)} in all",
+        ),
+        Tile(
+            label="largest staleness",
+            value=str(summary.max_staleness),
+            detail=f"bound {summary.staleness_bound}, mean {fixed(summary.mean_staleness, 2)}",
+        ),
+        Tile(
+            label="tokens a second",
+            value=short_count(summary.tokens_per_s),
+            detail=f"{short_count(summary.tokens_generated)} generated",
+        ),
+        Tile(
+            label="goodput",
+            value=NOTHING if summary.goodput is None else f"{100 * summary.goodput:.1f} %",
+            detail=f"{short_count(summary.tokens_trained)} trained",
+        ),
+        Tile(
+            label="restarts",
+            value=str(restarts),
+            detail=f"about {short_count(summary.tokens_lost_estimate)} tokens lost" if restarts else "",
+        ),
+    ]

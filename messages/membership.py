@@ -77,7 +77,10 @@ class LeasesAsked(Event, frozen=True, kw_only=True):
     delivery: ClassVar[Delivery] = Delivery.LOSSY
     round: int
     members: tuple[ActorEpoch, ...]
-    """Every live actor as PromptSource knows it; an engine that is missing here is lost."""
+    """Every live actor as PromptSource knows it."""
+    lost: tuple[ActorEpoch, ...] = ()
+    """The newest incarnation of each actor that was given up; filled in by the runtime. Who is merely missing from
+    ``members`` may be new and not known there yet."""
 
 
 class LeasesHeld(Event, frozen=True, kw_only=True):

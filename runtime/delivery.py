@@ -19,6 +19,7 @@ Pure: time comes in as an argument, what is to be sent goes out as a list.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -98,6 +99,8 @@ class Delivery:
         self._heard: dict[tuple[str, str], tuple[int, int]] = {}
         """Newest (epoch, message id) by sender and topic."""
         self.settled = Settled()
+        self.next_due_s = math.inf
+        """Nothing is overdue before this."""
         self.num_duplicates = 0
         self.num_duplicate_tokens = 0
         self.num_late = 0
@@ -107,15 +110,21 @@ class Delivery:
     def sent(self, outgoing: Outgoing, now_s: float) -> None:
         """Note what is sent, so that it can be repeated."""
         event = outgoing.event
-        kept = _Kept(outgoing, now_s + self._resend_after_s, self._resend_after_s)
-        if event.delivery is Kind.DATA:
+        delivery = event.delivery
+        if delivery is Kind.LOSSY:
+            return
+        due_s = now_s + self._resend_after_s
+        kept = _Kept(outgoing, due_s, self._resend_after_s)
+        if delivery is Kind.DATA:
             group_id, index = data_key(event)
-            if group_id not in self.settled:
-                self._data.setdefault(group_id, {})[outgoing.to, type(event).__name__, index] = kept
-        elif event.delivery is Kind.CONTROL:
+            if group_id in self.settled:
+                return
+            self._data.setdefault(group_id, {})[outgoing.to, type(event).__name__, index] = kept
+        else:
             self._control[outgoing.to, event.topic()] = kept
             if isinstance(event, SamplesSettled | DemandGranted):
                 self.settle(event.settled)
+        self.next_due_s = min(self.next_due_s, due_s)
 
     def returned(self, name: str, now_s: float) -> list[Outgoing]:
         """What a peer that was replaced has to hear again."""
@@ -127,10 +136,13 @@ class Delivery:
 
     def overdue(self, now_s: float) -> list[Outgoing]:
         """What is to be repeated now; each repeat doubles the pause to the next."""
+        if now_s < self.next_due_s:
+            return []
         again = [kept for kept in self._all() if kept.due_s <= now_s]
         for kept in again:
             kept.pause_s = min(2 * kept.pause_s, MAX_BACKOFF * self._resend_after_s)
             kept.due_s = now_s + kept.pause_s
+        self.next_due_s = min((kept.due_s for kept in self._all()), default=math.inf)
         return sorted((kept.outgoing for kept in again), key=lambda outgoing: outgoing.message_id)
 
     def _all(self) -> Iterator[_Kept]:

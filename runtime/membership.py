@@ -33,6 +33,10 @@ class Membership:
         """Every live incarnation."""
         return tuple(ActorEpoch(name, epoch) for name, epoch in self._members.items())
 
+    def lost_members(self) -> tuple[ActorEpoch, ...]:
+        """The newest incarnation of each name that may no longer speak."""
+        return tuple(ActorEpoch(name, fence - 1) for name, fence in self._fences.items() if fence)
+
     def admits(self, name: str, epoch: int) -> bool:
         """Whether this incarnation may speak."""
         return epoch >= self._fences.get(name, 0)

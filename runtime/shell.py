@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from penstock.messages.ledger import LedgerEntry
 
 MAX_TIMERS_A_TURN: Final = 1024
+IDLE_S: Final = 60.0
+"""A shell without timers that keeps nothing still wakes after this time."""
 
 
 class Host(Protocol):
@@ -172,8 +174,8 @@ class Shell:
         """When ``fire_timers`` is due next, on the host's clock."""
         while self._timer_heap and self._timers.get(self._timer_heap[0][2]) != self._timer_heap[0][1]:
             heapq.heappop(self._timer_heap)
-        first = self._timer_heap[0][0] if self._timer_heap else self._next_beat_s
-        return min(first, self._next_beat_s)
+        beat_s = max(self._next_beat_s, min(self.delivery.next_due_s, self._next_beat_s + IDLE_S))
+        return min(self._timer_heap[0][0], beat_s) if self._timer_heap else beat_s
 
     def fire_timers(self) -> None:
         """Handle every timer that has run out, and look for what is overdue."""
@@ -247,13 +249,11 @@ class Shell:
         self._received[link] = max(header.link_sequence, self._received.get(link, 0))
 
     def _answer_census(self, asked: LeasesAsked, header: Header) -> None:
-        present = {member.name for member in asked.members}
+        for member in asked.lost:
+            self.on_lost(member.name, member.epoch)
         for member in asked.members:
             if member.name != self.settings.name:
                 self._note_member(member.name, member.epoch)
-        for member in self.membership.members():
-            if member.name.startswith("engine/") and member.name not in present:
-                self.on_lost(member.name, member.epoch)
         answer = LeasesHeld(
             actor=ActorEpoch(self.settings.name, self.settings.epoch),
             round=asked.round,
@@ -280,9 +280,12 @@ class Shell:
                 self._host.execute(command)
 
     def _send(self, send: Send, cause: int, trace: bytes) -> None:
+        event = send.event
+        if isinstance(event, LeasesAsked):
+            event = msgspec.structs.replace(event, lost=self.membership.lost_members())
         if self._observer is not None:
             trace = self._observer.trace_of(send.event, trace)
-        outgoing = Outgoing(send.to, send.event, next(self._ids), cause, trace)
+        outgoing = Outgoing(send.to, event, next(self._ids), cause, trace)
         self.delivery.sent(outgoing, self._host.now_s())
         self._queue([outgoing])
 

@@ -1,0 +1,137 @@
+"""Runs trials under the oracle: ``python -m penstock.runtime.hosts.virtual.fuzz --policy sync --trials 2000``.
+
+A trial fails when the oracle or an actor asserts, when the run does not complete, when nothing comes closer to the end
+for ``PATIENCE_S`` of virtual time, or when somebody still keeps something after the end. The seed says it all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import traceback
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from penstock.runtime.hosts.virtual.event_log import EventLog
+from penstock.runtime.hosts.virtual.faults import inject
+from penstock.runtime.hosts.virtual.host import VirtualHost
+from penstock.runtime.hosts.virtual.oracle import Oracle, Rules, kept_by
+from penstock.runtime.hosts.virtual.trials import Trial, draw_trial
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+PATIENCE_S: Final = 2000.0
+"""Virtual seconds without a step after which a run counts as hanging: many times the longest pause between two
+repeats of a message."""
+QUIET_S: Final = 400.0
+"""Virtual seconds after the end until which everyone must have heard of it."""
+
+
+class StalledError(AssertionError):
+    """Nothing comes closer to the end any more."""
+
+
+class UnfinishedError(AssertionError):
+    """The run ended, and not because it was complete."""
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What a trial came to."""
+
+    digest: str
+    num_events: int
+    end_s: float
+    max_staleness: int
+    num_generated_twice: int
+    num_restarts: int
+
+
+def run_trial(trial: Trial, *, with_digest: bool = True) -> Outcome:
+    """Run a trial to its end and to quiet after it.
+
+    Raises:
+        AssertionError: something is wrong; the note says who was doing what.
+    """
+    log = EventLog() if with_digest else None
+    host = VirtualHost(trial.names, trial.cast, trial.host, log=log)
+    oracle = Oracle(rules_of(trial), host.clock)
+    host.watch(oracle)
+    inject(host, trial.faults)
+    while host.run(host.clock.now_s + PATIENCE_S / 4) is None:
+        if host.clock.now_s - oracle.progress_s > PATIENCE_S:
+            raise StalledError(f"no step since {oracle.progress_s:.1f} s, now {host.clock.now_s:.1f} s\n{host.story()}")
+    ending = host.ending
+    assert ending is not None
+    if not ending.completed:
+        raise UnfinishedError(f"{ending.story}\n{host.story()}")
+    oracle.assert_ended()
+    _await_quiet(host, ending.at_s)
+    return Outcome(
+        digest=log.digest if log is not None else "",
+        num_events=host.num_events,
+        end_s=ending.at_s,
+        max_staleness=oracle.max_staleness_seen,
+        num_generated_twice=oracle.num_generated_twice,
+        num_restarts=sum(host.supervisor.restarts.values()),
+    )
+
+
+def rules_of(trial: Trial) -> Rules:
+    """What the oracle is to know of a trial."""
+    return Rules(
+        num_steps=trial.num_steps,
+        groups_per_batch=trial.groups_per_batch,
+        samples_per_group=trial.samples_per_group,
+        max_staleness=trial.max_staleness,
+        on_stale=trial.on_stale,
+        over_sampling=trial.over_sampling,
+        max_concurrent=trial.max_concurrent,
+        max_requeues=trial.max_requeues,
+        num_prompts=trial.num_prompts,
+    )
+
+
+def _await_quiet(host: VirtualHost, end_s: float) -> None:
+    until_s = end_s
+    while kept := kept_by(host.supervisor.processes.values()):
+        if until_s > end_s + QUIET_S:
+            raise StalledError(f"{until_s - end_s:.0f} s after the end: {'; '.join(kept)}")
+        until_s += 5.0
+        host.run(until_s)
+
+
+def failures(policy: str, seeds: Iterable[int], *, with_digest: bool = False) -> list[tuple[int, str]]:
+    """The seeds whose trials fail, each with its traceback."""
+    found: list[tuple[int, str]] = []
+    for seed in seeds:
+        try:
+            run_trial(draw_trial(policy, seed), with_digest=with_digest)
+        except (AssertionError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):
+            found.append((seed, traceback.format_exc()))
+    return found
+
+
+def main(arguments: list[str]) -> int:
+    """The command line; the exit code is 1 when a trial failed."""
+    parser = argparse.ArgumentParser(description="Run random trials on the virtual host under the oracle.")
+    parser.add_argument("--policy", choices=("sync", "one_step_off", "fully_async"), default="fully_async")
+    parser.add_argument("--trials", type=int, default=2000)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--show", type=int, default=3, help="print the tracebacks of so many failures")
+    options = parser.parse_args(arguments)
+    start_s = time.perf_counter()
+    seeds = range(options.first_seed, options.first_seed + options.trials)
+    found = failures(options.policy, seeds)
+    took_s = time.perf_counter() - start_s
+    for _, story in found[: options.show]:
+        print(story)
+    print(f"{options.policy}: {len(found)} of {options.trials} trials failed in {took_s:.0f} s")
+    print("seeds:", *(seed for seed, _ in found))
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,239 @@
+"""The virtual host: the same shells and actors as on real machines, in one process, on a clock that takes no time.
+
+Invariants:
+
+* The same casting, models, seed and faults give the same run, event for event; the digest of the log says so.
+* An error in an actor or in a backend is never a loss to recover from here: it ends the run with its traceback, and
+  with what everyone was doing as a note.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from penstock.messages.commands import ReplaceActor
+from penstock.messages.names import SUPERVISOR
+from penstock.messages.training import RunFinished
+from penstock.messages.wire import Envelope, Header
+from penstock.runtime.hosts.virtual.clock import VirtualClock
+from penstock.runtime.hosts.virtual.links import LinkModel, Links
+from penstock.runtime.hosts.virtual.process import Casting, Process, Status, deliver
+from penstock.runtime.hosts.virtual.supervisor import SupervisionModel, Supervisor
+from penstock.runtime.shell import ShellSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.messages.base import Event
+    from penstock.messages.commands import AnyCommand, FailRun
+    from penstock.messages.ledger import LedgerEntry
+    from penstock.runtime.hosts.virtual.event_log import EventLog
+
+
+class Watcher(Protocol):
+    """Who watches a whole run from outside. Nothing that it does changes the run."""
+
+    def handled(self, process: Process, event: Event, header: Header | None, commands: list[AnyCommand]) -> None:
+        """An event reached an actor, which wants these things done."""
+        ...
+
+    def committed(self, process: Process, entries: Sequence[LedgerEntry]) -> None:
+        """These entries of the ledger are durable."""
+        ...
+
+    def heard(self, process: Process, event: Event) -> None:
+        """The supervisor has heard this."""
+        ...
+
+    def turned(self, process: Process) -> None:
+        """A process has done what its turn brought."""
+        ...
+
+
+class HostSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How one virtual host behaves."""
+
+    seed: int = 0
+    link: LinkModel = LinkModel()
+    supervision: SupervisionModel = SupervisionModel()
+    heartbeat_s: float = 1.0
+    resend_after_s: float = 5.0
+    validate: bool = False
+    """Assert the invariants of every actor after every event."""
+
+
+class Ending(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run ended."""
+
+    at_s: float
+    completed: bool
+    story: str
+    finished: RunFinished | None = None
+    """What the Buffer said, if it said anything."""
+
+
+class VirtualHost:
+    """One run of these actors."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        casting: Casting,
+        settings: HostSettings | None = None,
+        *,
+        log: EventLog | None = None,
+    ) -> None:
+        self.names = tuple(names)
+        self.settings = settings = settings or HostSettings()
+        self.clock = VirtualClock()
+        self.links = Links(settings.link, self.clock, seed=settings.seed)
+        self.supervisor = Supervisor(
+            settings.supervision, self.clock, seed=settings.seed + 1, spawn=self._spawn, fail_run=self._fail_run
+        )
+        self.ending: Ending | None = None
+        self.num_events = 0
+        """Events that reached an actor."""
+        self._casting = casting
+        self._log = log
+        self._watchers: list[Watcher] = []
+        self._message_ids = itertools.count(1)
+        for name in self.names:
+            self.supervisor.start(name)
+
+    def watch(self, watcher: Watcher) -> None:
+        """From now on this one watches too."""
+        self._watchers.append(watcher)
+
+    def run(self, until_s: float) -> Ending | None:
+        """Go on until the run ends or the clock shows ``until_s``; how it ended, or None when it has not."""
+        try:
+            self.clock.run(until_s)
+        except BaseException as error:
+            error.add_note(f"at {self.clock.now_s:.3f} s of virtual time\n{self.story()}")
+            raise
+        return self.ending
+
+    def say(self, to: str, event: Event) -> None:
+        """The supervisor says something to an actor; nothing of it is lost while the actor lives."""
+        process = self.supervisor.processes.get(to)
+        if process is not None:
+            message_id = next(self._message_ids)
+            header = Header(SUPERVISOR, 0, message_id, message_id, 0)
+            self.clock.at(self.clock.now_s, deliver, process, [Envelope(header, event)])
+
+    def story(self) -> str:
+        """What everyone is doing: the first thing to read when a run stands still."""
+        return "\n".join(_line(process) for _, process in sorted(self.supervisor.processes.items()))
+
+    # --- what processes need ----------------------------------------------------------------------------------
+
+    def commit(self, process: Process, entries: Sequence[LedgerEntry]) -> None:
+        """See :class:`penstock.runtime.hosts.virtual.process.Surroundings`."""
+        for watcher in self._watchers:
+            watcher.committed(process, entries)
+
+    def tell_supervisor(self, process: Process, what: list[Envelope] | ReplaceActor | FailRun) -> None:
+        """See :class:`penstock.runtime.hosts.virtual.process.Surroundings`."""
+        self.clock.at(self.clock.now_s + self.settings.link.min_delay_s, _hear, self, (process, what))
+
+    def died(self, process: Process) -> None:
+        """See :class:`penstock.runtime.hosts.virtual.process.Surroundings`."""
+        self.supervisor.died(process)
+
+    def turned(self, process: Process) -> None:
+        """See :class:`penstock.runtime.hosts.virtual.process.Surroundings`."""
+        for watcher in self._watchers:
+            watcher.turned(process)
+
+    # --- inside -----------------------------------------------------------------------------------------------
+
+    def _spawn(self, name: str, epoch: int) -> Process:
+        settings = ShellSettings(
+            name=name,
+            epoch=epoch,
+            heartbeat_s=self.settings.heartbeat_s,
+            resend_after_s=self.settings.resend_after_s,
+            validate=self.settings.validate,
+        )
+        observer = _Observer(self, self._log, self._watchers)
+        observer.process = process = Process(name, epoch, self, self._casting, settings, observer)
+        return process
+
+    def hear(self, process: Process, what: list[Envelope] | ReplaceActor | FailRun) -> None:
+        """Something has reached the supervisor."""
+        if self.supervisor.is_given_up(process):
+            return
+        if isinstance(what, list):
+            for envelope in what:
+                for watcher in self._watchers:
+                    watcher.heard(process, envelope.event)
+                if isinstance(envelope.event, RunFinished):
+                    self._end(envelope.event.completed, envelope.event.story, envelope.event)
+        elif isinstance(what, ReplaceActor):
+            target = self.supervisor.processes.get(what.name)
+            if target is not None and target.epoch == what.epoch:
+                self.supervisor.give_up(target, what.cause)
+        else:
+            self._fail_run(what.story)
+
+    def _fail_run(self, story: str) -> None:
+        self._end(False, story, None)
+
+    def _end(self, completed: bool, story: str, finished: RunFinished | None) -> None:
+        if self.ending is None:
+            self.ending = Ending(at_s=self.clock.now_s, completed=completed, story=story, finished=finished)
+            self.clock.stop()
+
+
+def _hear(host: VirtualHost, what: tuple[Process, list[Envelope] | ReplaceActor | FailRun]) -> None:
+    host.hear(*what)
+
+
+def _line(process: Process) -> str:
+    machine, delivery = process.shell.machine, process.shell.delivery
+    parts = [f"{process.name} (epoch {process.epoch}, {process.status.name.lower()}): {machine.state}"]
+    leases = machine.leases()
+    if leases:
+        parts.append("works on " + ", ".join(f"{lease.key} ({lease.stage.value})" for lease in leases[:8]))
+    kept = [f"{lease.key}" for lease in itertools.islice(delivery.leases(), 8)]
+    if kept:
+        parts.append(f"keeps {', '.join(kept)} until settled")
+    absent = [name for name in process.peers if process.peers[name].status is not Status.RUNNING]
+    if absent:
+        parts.append(f"hears nothing of {', '.join(absent)}")
+    return "; ".join(parts)
+
+
+class _Observer:
+    """Hands what one shell does to the log and to the watchers."""
+
+    __slots__ = ("_epoch", "_host", "_log", "_name", "_watchers", "process")
+
+    def __init__(self, host: VirtualHost, log: EventLog | None, watchers: list[Watcher]) -> None:
+        self.process: Process | None = None
+        self._host = host
+        self._log = log
+        self._watchers = watchers
+
+    def handled(
+        self, event: Event, header: Header | None, start_ns: int, end_ns: int, commands: list[AnyCommand]
+    ) -> None:
+        """See :class:`penstock.runtime.shell.Observer`."""
+        host, process = self._host, self.process
+        assert process is not None
+        host.num_events += 1
+        if self._log is not None:
+            self._log.add(host.clock.now_s, process.name, process.epoch, header, event)
+        for watcher in self._watchers:
+            watcher.handled(process, event, header, commands)
+
+    def trace_of(self, event: Event, cause: bytes) -> bytes:
+        """Nothing is traced here."""
+        return b""
+
+    def clock_ns(self) -> int:
+        """Handling takes no virtual time."""
+        return 0

@@ -1,0 +1,404 @@
+"""The oracle: watches a run on the virtual host from outside and knows what must be true after every event.
+
+It keeps its own books from what the ledger was given and from what travels between the actors, and trusts no counter
+of theirs. What it checks:
+
+* every sample ends in exactly one state, no group is admitted or trained twice, and
+  ``issued = Σ terminal + in the system`` both in its own books and in every balance that the Buffer reports;
+* no token that is trained is older than the bound, recomputed from the version spans and the version of the batch;
+* grants stay within ``(s + η + 1 − v)·B`` and what the rest of the run can train;
+* versions go up by one, announced ones never go down, an engine makes no token with weights older than a sample may
+  start with, responses have no hole and no repeat, rewards are those of the reward function;
+* at the end nobody keeps or works on anything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from penstock.messages.arrays import tokens_view
+from penstock.messages.commands import Generate, Send, Train
+from penstock.messages.flow import SampleGenerated, SampleIssued
+from penstock.messages.ledger import (
+    BatchLeased,
+    CheckpointRecorded,
+    GroupClosed,
+    GroupRecorded,
+    GroupsGranted,
+    PolicyRecorded,
+    StepRecorded,
+    VersionRecorded,
+)
+from penstock.messages.samples import Sample, SampleKey, TerminalState
+from penstock.messages.training import OnStale, RunFinished
+from penstock.runtime.hosts.virtual.process import Process, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from penstock.messages.base import Event
+    from penstock.messages.commands import AnyCommand
+    from penstock.messages.flow import GrantSpan
+    from penstock.messages.ledger import LedgerEntry
+    from penstock.messages.samples import Group, SampleEnd
+    from penstock.messages.training import Balance
+    from penstock.messages.wire import Header
+    from penstock.runtime.hosts.virtual.clock import VirtualClock
+
+TOKENS_MODULUS: Final = 1000
+"""Token ``t`` of every simulated response is ``t`` modulo this."""
+
+
+class Rules(msgspec.Struct, frozen=True, kw_only=True):
+    """What this run was told, as far as it says what must be true."""
+
+    num_steps: int
+    groups_per_batch: int
+    samples_per_group: int
+    max_staleness: int
+    on_stale: OnStale
+    over_sampling: float = 1.0
+    max_concurrent: int | None = None
+    max_requeues: int = 0
+    num_prompts: int | None = None
+
+
+class WatchedGroup(msgspec.Struct):
+    """One granted group, in the oracle's books."""
+
+    group_id: int
+    min_version: int
+    deadline: int
+    max_staleness: int
+    payload: Group | None = None
+    is_leased: bool = False
+    is_closed: bool = False
+
+
+class Oracle:
+    """Asserts after every event; implements :class:`penstock.runtime.hosts.virtual.host.Watcher`."""
+
+    def __init__(self, rules: Rules, clock: VirtualClock) -> None:
+        self.rules = rules
+        self.version = 0
+        """Batches trained, by the ledger."""
+        self.announced: int | None = None
+        self.groups: dict[int, WatchedGroup] = {}
+        self.ends: dict[SampleKey, TerminalState] = {}
+        self.issued: set[SampleKey] = set()
+        """Samples that PromptSource has sent to an engine, at least once."""
+        self.max_staleness_seen = 0
+        self.num_generated_twice = 0
+        """Responses that were finished by two attempts."""
+        self.progress_s = 0.0
+        """When the run last came closer to its end."""
+        self.trained: list[tuple[int, tuple[int, ...]]] = []
+        """Version and groups of each step."""
+        self._clock = clock
+        self._eta = rules.max_staleness
+        self._on_stale = rules.on_stale
+        self._num_issued = 0
+        self._num_open = 0
+        self._num_in_generation = 0
+        self._num_trained_groups = 0
+        self._lease: BatchLeased | None = None
+        self._ordinals: Counter[int] = Counter()
+        self._finished: dict[SampleKey, int] = {}
+        """Attempt that finished a sample first."""
+        self._trained_versions: dict[int, tuple[int, ...]] = {}
+
+    # --- what travels -----------------------------------------------------------------------------------------
+
+    def handled(self, process: Process, event: Event, header: Header | None, commands: list[AnyCommand]) -> None:
+        """See :class:`penstock.runtime.hosts.virtual.host.Watcher`."""
+        for command in commands:
+            match command:
+                case Send():
+                    self._on_send(command.event)
+                case Train():
+                    self._on_train(command)
+                case Generate():
+                    self._on_generate(command)
+                case _:
+                    pass
+        self._assert_balanced()
+
+    def _on_send(self, event: Event) -> None:
+        match event:
+            case SampleIssued():
+                self.issued.add(event.key)
+                group = self.groups.get(event.key.group_id)
+                assert group is not None, f"{event.key} is issued, and its group was never granted"
+                assert event.min_version == group.min_version
+            case SampleGenerated():
+                self._on_generated(event.sample)
+            case _:
+                pass
+
+    def _on_generated(self, sample: Sample) -> None:
+        first = self._finished.setdefault(sample.key, sample.attempt)
+        self.num_generated_twice += first != sample.attempt
+        assert_whole(sample)
+        oldest, group = sample.oldest_version, self.groups[sample.key.group_id]
+        assert oldest is None or oldest >= group.min_version, (
+            f"{sample.key} has a token of version {oldest}, it may start with {group.min_version}"
+        )
+
+    def _on_generate(self, command: Generate) -> None:
+        prefix = command.prefix
+        if prefix is not None:
+            assert_ramp(prefix.tokens, str(command.key))
+
+    def _on_train(self, command: Train) -> None:
+        """What the Learner's backend is told to train."""
+        lease = self._lease
+        group_ids = tuple(group.group_id for group in command.groups)
+        assert lease is not None, f"version {command.version} is trained without a lease"
+        assert (command.version, group_ids) == (lease.version, lease.group_ids), (
+            f"version {command.version} of {group_ids} is trained, the lease is {lease}"
+        )
+        assert self._trained_versions.setdefault(command.version, group_ids) == group_ids
+        consumed_at = command.version - 1
+        for group in command.groups:
+            assert group == self.groups[group.group_id].payload, f"group {group.group_id} changed on its way"
+            eta = self.groups[group.group_id].max_staleness
+            for version in versions_of(group.samples):
+                age = consumed_at - version
+                if command.min_token_version:
+                    assert command.min_token_version >= consumed_at - max(eta, self._eta)
+                    if version < command.min_token_version:
+                        continue
+                assert age <= eta, f"group {group.group_id}: a token of version {version} is trained at {consumed_at}"
+                self.max_staleness_seen = max(self.max_staleness_seen, age)
+
+    # --- the ledger -------------------------------------------------------------------------------------------
+
+    def committed(self, process: Process, entries: Sequence[LedgerEntry]) -> None:
+        """See :class:`penstock.runtime.hosts.virtual.host.Watcher`."""
+        granted = False
+        for entry in entries:
+            match entry:
+                case GroupsGranted():
+                    self._on_granted(entry.span)
+                    granted = True
+                case GroupRecorded():
+                    self._on_recorded(entry)
+                case GroupClosed():
+                    self._on_closed(entry)
+                case BatchLeased():
+                    self._on_leased(entry)
+                case StepRecorded():
+                    self._on_step(entry)
+                case VersionRecorded():
+                    assert self.announced is None or entry.version > self.announced, "an announced version went down"
+                    self.announced = entry.version
+                    self.progress_s = self._clock.now_s
+                case CheckpointRecorded():
+                    assert entry.version <= self.version, "a checkpoint is recorded before its receipt"
+                case PolicyRecorded():
+                    self._eta, self._on_stale = entry.max_staleness, entry.on_stale
+        if granted:
+            self._assert_grants_within_bound()
+        self._assert_balanced()
+
+    def _on_granted(self, span: GrantSpan) -> None:
+        assert span.first_group == len(self.groups), "group ids are issued in order"
+        assert span.min_version == self.announced, f"groups may start with {span.min_version}, not {self.announced}"
+        assert span.deadline_version == span.min_version + self._eta
+        for offset in range(span.num_groups):
+            group_id, ordinal = span.first_group + offset, span.first_ordinal + offset
+            self.groups[group_id] = WatchedGroup(group_id, span.min_version, span.deadline_version, self._eta)
+            self._ordinals[ordinal] += 1
+            assert self._ordinals[ordinal] <= self.rules.max_requeues + 1, f"prompt {ordinal} is granted too often"
+        self._num_issued += span.num_groups * self.rules.samples_per_group
+        self._num_open += span.num_groups
+        self._num_in_generation += span.num_groups
+
+    def _assert_grants_within_bound(self) -> None:
+        rules, announced = self.rules, self.announced
+        assert announced is not None
+        bound = (announced + self._eta + 1 - self.version) * rules.groups_per_batch
+        assert self._num_open <= math.ceil(bound * rules.over_sampling), (
+            f"{self._num_open} groups are outstanding at v={self.version}, s={announced}; the bound is {bound}"
+        )
+        left = (rules.num_steps * rules.groups_per_batch - self._num_trained_groups) * rules.over_sampling
+        assert self._num_open <= math.ceil(left), f"{self._num_open} groups are outstanding, {left} can be trained"
+        if rules.max_concurrent is not None:
+            assert self._num_in_generation <= rules.max_concurrent
+        if rules.num_prompts is not None:
+            assert len(self._ordinals) <= rules.num_prompts
+        if self._on_stale is OnStale.WAIT and rules.over_sampling == 1.0:
+            self._assert_sound()
+
+    def _assert_sound(self) -> None:
+        """For every ``d ≥ v`` at most ``(d − v + 1)·B`` outstanding groups have a deadline ``≤ d``."""
+        standing = self.version + (self._lease is not None)
+        deadlines = sorted(g.deadline for g in self.groups.values() if not g.is_closed and not g.is_leased)
+        for count, deadline in enumerate(deadlines, start=1):
+            room = (deadline - standing + 1) * self.rules.groups_per_batch
+            assert count <= room, f"{count} groups are due by {deadline} at v={standing}: {deadlines}"
+
+    def _on_recorded(self, entry: GroupRecorded) -> None:
+        group = self._open(entry.group.group_id)
+        assert group.payload is None, f"group {group.group_id} is admitted twice"
+        assert entry.deadline_version >= group.deadline, "a deadline went down"
+        group.payload, group.deadline = entry.group, entry.deadline_version
+        self._num_in_generation -= 1
+        samples = entry.group.samples
+        assert samples, f"group {group.group_id} is admitted without a sample"
+        assert_places([*(s.key for s in samples), *(e.key for e in entry.group.ended)], group, self.rules)
+        for sample in samples:
+            assert sample.reward in (0.0, 1.0), f"{sample.key} has the reward {sample.reward}"
+            assert_whole(sample)
+        oldest = min(versions_of(samples), default=None)
+        assert oldest is None or oldest >= group.min_version
+        if oldest is not None:
+            assert entry.deadline_version <= max(oldest + group.max_staleness, group.min_version + group.max_staleness)
+
+    def _on_closed(self, entry: GroupClosed) -> None:
+        group = self._open(entry.group_id)
+        assert not group.is_leased, f"group {entry.group_id} is closed while it is in a batch"
+        keys = [end.key for end in entry.ended]
+        assert_places(keys, group, self.rules)
+        if group.payload is None:
+            self._num_in_generation -= 1
+        else:
+            held = [*(s.key for s in group.payload.samples), *(e.key for e in group.payload.ended)]
+            assert sorted(held) == sorted(keys), f"group {entry.group_id} ends with other samples than it was admitted with"
+        for end in entry.ended:
+            assert end.state is not TerminalState.TRAINED
+        if self._on_stale is OnStale.WAIT:
+            assert all(end.state is not TerminalState.STALE for end in entry.ended), "stale under wait"
+        self._end_group(group, entry.ended)
+
+    def _on_leased(self, entry: BatchLeased) -> None:
+        rules = self.rules
+        assert self._lease is None, "two batches are out"
+        assert entry.version == self.version + 1, f"batch {entry.version} is leased at {self.version}"
+        assert entry.version <= rules.num_steps
+        assert len(entry.group_ids) == len(set(entry.group_ids)) <= rules.groups_per_batch
+        if len(entry.group_ids) < rules.groups_per_batch:
+            assert rules.num_prompts is not None, "a short batch, and the dataset has not ended"
+        for group_id in entry.group_ids:
+            group = self._open(group_id)
+            assert group.payload is not None, f"group {group_id} is leased before it is admitted"
+            assert not group.is_leased
+            group.is_leased = True
+            if self._on_stale is not OnStale.MASK:
+                assert group.deadline >= self.version, f"group {group_id} was due at {group.deadline}"
+        self._lease = entry
+        if self._on_stale is OnStale.WAIT and rules.over_sampling == 1.0:
+            self._assert_sound()
+
+    def _on_step(self, entry: StepRecorded) -> None:
+        lease, self._lease = self._lease, None
+        assert lease is not None
+        assert (entry.version, entry.group_ids) == (lease.version, lease.group_ids)
+        assert self._trained_versions.get(entry.version) == entry.group_ids, "a receipt for what was not trained"
+        self.version = entry.version
+        self._num_trained_groups += len(entry.group_ids)
+        self.trained.append((entry.version, entry.group_ids))
+        self.progress_s = self._clock.now_s
+        for group_id in entry.group_ids:
+            group = self._open(group_id)
+            assert group.payload is not None
+            for sample in group.payload.samples:
+                self._end_sample(sample.key, TerminalState.TRAINED)
+            self._end_group(group, group.payload.ended)
+
+    # --- the books --------------------------------------------------------------------------------------------
+
+    def _open(self, group_id: int) -> WatchedGroup:
+        group = self.groups[group_id]
+        assert not group.is_closed, f"group {group_id} has ended already"
+        return group
+
+    def _end_group(self, group: WatchedGroup, ended: Iterable[SampleEnd]) -> None:
+        for end in ended:
+            self._end_sample(end.key, end.state)
+        group.is_closed = True
+        self._num_open -= 1
+
+    def _end_sample(self, key: SampleKey, state: TerminalState) -> None:
+        assert key not in self.ends, f"{key} ends as {state}, and has ended as {self.ends[key]}"
+        self.ends[key] = state
+        self._num_issued += key.index >= self.rules.samples_per_group
+
+    def _assert_balanced(self) -> None:
+        in_system = self._num_open * self.rules.samples_per_group
+        assert self._num_issued == len(self.ends) + in_system, (
+            f"{self._num_issued} samples are issued, {len(self.ends)} have ended, {in_system} are in the system"
+        )
+
+    def heard(self, process: Process, event: Event) -> None:
+        """See :class:`penstock.runtime.hosts.virtual.host.Watcher`."""
+        if isinstance(event, RunFinished):
+            self._assert_same(event.balance)
+
+    def _assert_same(self, balance: Balance) -> None:
+        """The Buffer's balance is ours."""
+        assert balance.is_balanced, balance
+        ended = Counter(self.ends.values())
+        theirs: Counter[TerminalState] = Counter()
+        for count in balance.ended:
+            theirs[TerminalState(count.state)] += count.num_samples
+        assert theirs == ended, f"the Buffer counts {theirs}, there were {ended}"
+        assert balance.issued == self._num_issued
+        assert balance.in_system == self._num_open * self.rules.samples_per_group
+
+    def turned(self, process: Process) -> None:
+        """See :class:`penstock.runtime.hosts.virtual.host.Watcher`."""
+
+    def assert_ended(self) -> None:
+        """Everything that was granted is terminal, and so is everything that was ever sent to an engine."""
+        open_groups = [group.group_id for group in self.groups.values() if not group.is_closed]
+        assert not open_groups, f"groups {open_groups} have not ended"
+        size = self.rules.samples_per_group
+        lost = [key for key in self.issued if key not in self.ends and key.index < size]
+        assert not lost, f"samples {lost} were issued and have no end"
+
+
+def kept_by(processes: Iterable[Process]) -> list[str]:
+    """Who still keeps or works on something."""
+    found: list[str] = []
+    for process in processes:
+        if process.status is not Status.RUNNING:
+            continue
+        kept = [lease.key for lease in process.shell.delivery.leases()]
+        held = [lease.key for lease in process.shell.machine.leases()]
+        if process.shell.delivery.num_kept or held:
+            found.append(f"{process.name} keeps {kept}, works on {held}")
+    return found
+
+
+def assert_places(keys: Sequence[SampleKey], group: WatchedGroup, rules: Rules) -> None:
+    """Every sample of the group stands there once; a replacement only beside the failed one that it replaces."""
+    assert len(set(keys)) == len(keys), f"group {group.group_id} has a sample twice"
+    assert all(key.group_id == group.group_id for key in keys)
+    indices = {key.index for key in keys}
+    assert set(range(rules.samples_per_group)) <= indices, f"group {group.group_id} lacks samples: {sorted(indices)}"
+    for index in indices:
+        assert index < rules.samples_per_group or index - rules.samples_per_group in indices
+
+
+def assert_whole(sample: Sample) -> None:
+    """The response has no hole, no repeat, and a version for every token."""
+    for part in sample.parts:
+        assert_ramp(part.tokens, str(sample.key))
+
+
+def assert_ramp(tokens: bytes, what: str) -> None:
+    """Simulated responses count upwards."""
+    view = tokens_view(tokens)
+    assert all(token == t % TOKENS_MODULUS for t, token in enumerate(view)), f"{what} has a hole or a repeat"
+
+
+def versions_of(samples: Iterable[Sample]) -> list[int]:
+    """The version of every stretch of tokens."""
+    return [
+        span.version for sample in samples for part in sample.parts for span in part.spans if span.num_tokens
+    ]

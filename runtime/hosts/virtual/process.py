@@ -1,0 +1,268 @@
+"""One incarnation of one actor on the virtual host: its shell, its backend, its peers, and how it can fail.
+
+Invariants:
+
+* A stopped process does nothing: what arrives waits in its backlog, timers and its backend's answers too.
+* A killed process does nothing ever again, and takes with it what it had not carried out.
+* It knows its peers from the supervisor's announcements alone, so what it sends to an incarnation that is gone is lost.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any, Protocol
+
+from penstock.messages.names import SUPERVISOR
+from penstock.messages.wire import Envelope, InboxDecoder
+from penstock.runtime.shell import Observer, Shell, ShellSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from penstock.actors.machine import Machine
+    from penstock.backends.protocol import Backend
+    from penstock.backends.timers import Timers
+    from penstock.messages.base import Event
+    from penstock.messages.commands import BackendCommand, FailRun, ReplaceActor
+    from penstock.messages.ledger import LedgerEntry
+    from penstock.messages.local import LocalEvent
+    from penstock.runtime.hosts.virtual.clock import VirtualClock
+    from penstock.runtime.hosts.virtual.links import Links
+
+
+class Status(Enum):
+    """Whether a process does anything."""
+
+    RUNNING = auto()
+    STOPPED = auto()
+    DEAD = auto()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Player:
+    """What one incarnation is made of: the machine, what it hears, and the backend behind it."""
+
+    machine: Machine[Any]
+    hears: frozenset[type[Event]]
+    inbox: Any
+    """The union of what its socket decodes."""
+    backend: Backend[Any] | None = None
+
+
+class Casting(Protocol):
+    """Who plays whom."""
+
+    def __call__(self, name: str, epoch: int, timers: Timers) -> Player:
+        """A new incarnation of this actor."""
+        ...
+
+
+class Surroundings(Protocol):
+    """What a process needs of its host."""
+
+    @property
+    def clock(self) -> VirtualClock: ...
+    @property
+    def links(self) -> Links: ...
+    def commit(self, process: Process, entries: Sequence[LedgerEntry]) -> None:
+        """Write entries of the ledger."""
+        ...
+
+    def tell_supervisor(self, process: Process, what: list[Envelope] | ReplaceActor | FailRun) -> None:
+        """Hand something to the supervisor."""
+        ...
+
+    def died(self, process: Process) -> None:
+        """The process has ended."""
+        ...
+
+    def turned(self, process: Process) -> None:
+        """A turn of the process is done."""
+        ...
+
+
+class _KilledError(Exception):
+    """Unwinds the turn in which a process dies."""
+
+
+class Process:
+    """A process, as far as its actor can tell. It is its shell's host and its backend's clock."""
+
+    def __init__(
+        self, name: str, epoch: int, host: Surroundings, casting: Casting, settings: ShellSettings, observer: Observer
+    ) -> None:
+        self.name = name
+        self.epoch = epoch
+        self.status = Status.RUNNING
+        self.peers: dict[str, Process] = {}
+        self.slowness = 1.0
+        """Its backend takes so many times as long."""
+        self.effects_to_live: int | None = None
+        """It dies before the effect after so many more."""
+        self.num_stops = 0
+        self.survives_sigkill = False
+        """It cannot be reached by who gives it up: it stays stopped, and later goes on as a zombie."""
+        self.informed_s = 0.0
+        """When the last announcement to it arrives."""
+        self.num_unreadable = 0
+        self._host = host
+        self._clock = host.clock
+        self._links = host.links
+        self._backlog: list[tuple[Callable[[Any, Any], None], object]] = []
+        self._answers: deque[LocalEvent] = deque()
+        self._timer_s = math.inf
+        player = casting(name, epoch, self)
+        self.backend = player.backend
+        self.shell = Shell(player.machine, self, settings=settings, hears=player.hears, observer=observer)
+        self._decoder: InboxDecoder[Event] = InboxDecoder(player.inbox)
+
+    # --- its shell's host -------------------------------------------------------------------------------------
+
+    def now_s(self) -> float:
+        """Virtual seconds since the start of the run."""
+        return self._clock.now_s
+
+    def commit(self, entries: Sequence[LedgerEntry]) -> None:
+        """See :class:`penstock.runtime.shell.Host`."""
+        self._live_on()
+        self._host.commit(self, entries)
+
+    def transmit(self, to: str, envelopes: list[Envelope]) -> None:
+        """See :class:`penstock.runtime.shell.Host`."""
+        self._live_on()
+        peer = self.peers.get(to)
+        if peer is not None:
+            self._links.send(self.name, to, peer, envelopes, deliver)
+        elif to == SUPERVISOR:
+            self._host.tell_supervisor(self, envelopes)
+
+    def execute(self, command: BackendCommand) -> None:
+        """See :class:`penstock.runtime.shell.Host`."""
+        self._live_on()
+        if self.backend is None:
+            raise RuntimeError(f"{self.name} has no backend to carry out {type(command).__name__}")
+        self.backend.execute(command)
+
+    def ask_supervisor(self, command: ReplaceActor | FailRun) -> None:
+        """See :class:`penstock.runtime.shell.Host`."""
+        self._live_on()
+        self._host.tell_supervisor(self, command)
+
+    def _live_on(self) -> None:
+        if self.effects_to_live is None:
+            return
+        if self.effects_to_live == 0:
+            raise _KilledError
+        self.effects_to_live -= 1
+
+    # --- its backend's clock ----------------------------------------------------------------------------------
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
+        """See :class:`penstock.backends.timers.Timers`."""
+        self._clock.at(self._clock.now_s + delay_s * self.slowness, call, self, callback)
+
+    # --- life and death ---------------------------------------------------------------------------------------
+
+    def start(self, directory: Callable[[Process], None]) -> None:
+        """The first turn; ``directory`` tells the process whom it can reach and who is fenced."""
+        if self.backend is not None:
+            self.backend.start(self._answers.append, self._fail)
+        directory(self)
+        self.shell.start()
+        self.finish_turn()
+
+    def stop(self) -> None:
+        """SIGSTOP."""
+        if self.status is Status.RUNNING:
+            self.status = Status.STOPPED
+            self.num_stops += 1
+
+    def go_on(self) -> None:
+        """SIGCONT: everything that waited happens now, in order."""
+        if self.status is not Status.STOPPED:
+            return
+        self.status = Status.RUNNING
+        backlog, self._backlog = self._backlog, []
+        for act, what in backlog:
+            self._clock.at(self._clock.now_s, act, self, what)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        if self.status is not Status.DEAD:
+            self.status = Status.DEAD
+            self._backlog.clear()
+            self._host.died(self)
+
+    def _fail(self, error: BaseException) -> None:
+        raise error
+
+    # --- turns ------------------------------------------------------------------------------------------------
+
+    def is_up(self, act: Callable[[Any, Any], None], what: object) -> bool:
+        """Whether it can do this now; a stopped process does it later, a dead one never."""
+        if self.status is Status.RUNNING:
+            return True
+        if self.status is Status.STOPPED:
+            self._backlog.append((act, what))
+        return False
+
+    def decode(self, frame: bytes) -> list[Envelope]:
+        """As its socket would; what cannot be read is counted and dropped."""
+        events, errors = self._decoder.decode(frame)
+        self.num_unreadable += len(errors)
+        return [Envelope(header, event) for header, event in events]
+
+    def finish_turn(self) -> None:
+        """Carry out what the turn has brought, and take in what the backend answered at once."""
+        shell, answers = self.shell, self._answers
+        try:
+            while True:
+                while answers:
+                    shell.on_local(answers.popleft())
+                shell.end_turn()
+                if not answers:
+                    break
+        except _KilledError:
+            self.kill()
+            return
+        self._host.turned(self)
+        due_s = shell.next_timer_s()
+        if due_s < self._timer_s:
+            self._timer_s = due_s
+            self._clock.at(due_s, fire, self, due_s)
+
+    def fire_timers(self, due_s: float) -> None:
+        """The clock has come to a moment for which a timer was set."""
+        if due_s != self._timer_s:
+            return  # an earlier one took its place
+        self._timer_s = math.inf
+        if self.shell.next_timer_s() <= self._clock.now_s:
+            self.shell.fire_timers()
+        self.finish_turn()
+
+
+def deliver(process: Process, what: list[Envelope] | bytes) -> None:
+    """A pack arrives."""
+    if process.status is not Status.RUNNING and not process.is_up(deliver, what):
+        return
+    pack = what if isinstance(what, list) else process.decode(what)
+    on_frame = process.shell.on_frame
+    for envelope in pack:
+        on_frame(envelope.header, envelope.event)
+    process.finish_turn()
+
+
+def call(process: Process, callback: Callable[[], None]) -> None:
+    """A callback of the backend falls due."""
+    if process.is_up(call, callback):
+        callback()
+        process.finish_turn()
+
+
+def fire(process: Process, due_s: float) -> None:
+    """A timer of the shell falls due."""
+    if process.is_up(fire, due_s):
+        process.fire_timers(due_s)

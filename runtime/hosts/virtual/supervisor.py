@@ -1,0 +1,187 @@
+"""The supervisor on the virtual host: who is alive, who is given up, who takes whose place.
+
+Invariants:
+
+* An incarnation that was given up never speaks for its actor again: it is announced as lost, with its epoch, before
+  its successor starts, and the successor has the next epoch.
+* A process learns of the others from here alone: from the directory that it is started with, and from announcements,
+  which reach it in order.
+* One of the roles in ``replaceable`` is replaced, up to ``max_restarts`` times in ten minutes; the loss of any other
+  ends the run with its story.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from penstock.messages.names import Role, role_of
+from penstock.runtime.hosts.virtual.process import Process, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.runtime.hosts.virtual.clock import VirtualClock
+
+REPLACEABLE: Final = frozenset(
+    (Role.PROMPT_SOURCE, Role.ENGINE_WORKER, Role.SCORER, Role.FILTER, Role.WEIGHT_PUBLISHER)
+)
+"""The state of Buffer and Learner lives in their processes; without it the run cannot go on."""
+RESTART_WINDOW_S: Final = 600.0
+
+
+class SupervisionModel(msgspec.Struct, frozen=True, kw_only=True):
+    """How quick the supervisor is, and what it allows."""
+
+    replaceable: frozenset[Role] = REPLACEABLE
+    heartbeat_timeout_s: float = 10.0
+    """A process that was not heard for so long is given up."""
+    max_restarts: int = 10
+    """Of one actor within ten minutes."""
+    start_s: float = 0.5
+    """Longest time that a process takes to start; each draws its own."""
+    notice_s: float = 0.01
+    """Longest time until the end of a process is noticed; each draws its own."""
+    announce_s: float = 0.005
+    """Longest time until an announcement reaches a process; each draws its own."""
+    backoff_s: float = 0.5
+    """Before the first restart of an actor; doubles with each further one in ten minutes, up to ten times this."""
+
+
+class Supervisor:
+    """Starts, watches and replaces processes."""
+
+    def __init__(
+        self,
+        model: SupervisionModel,
+        clock: VirtualClock,
+        *,
+        seed: int,
+        spawn: Callable[[str, int], Process],
+        fail_run: Callable[[str], None],
+    ) -> None:
+        self.model = model
+        self.processes: dict[str, Process] = {}
+        """The present incarnation of each actor, up or being started."""
+        self.restarts: dict[str, int] = {}
+        self._clock = clock
+        self._random = random.Random(seed)
+        self._spawn = spawn
+        self._fail_run = fail_run
+        self._members: dict[str, int] = {}
+        self._fences: dict[str, int] = {}
+        """Highest epoch that was given up, by name."""
+        self._restarted_s: dict[str, list[float]] = {}
+
+    # --- start and directory ----------------------------------------------------------------------------------
+
+    def start(self, name: str, epoch: int = 0) -> None:
+        """Start an incarnation; it is announced when it is up."""
+        at_s = self._clock.now_s + self._random.random() * self.model.start_s
+        self._clock.at(at_s, _start, self, (name, epoch))
+
+    def start_now(self, name: str, epoch: int) -> None:
+        """The process is up: hand it the directory, and announce it to the others."""
+        process = self.processes[name] = self._spawn(name, epoch)
+        self._members[name] = epoch
+        process.start(self._introduce)
+        if process.status is not Status.DEAD:
+            self._announce(name, epoch, process)
+
+    def _introduce(self, process: Process) -> None:
+        for name, epoch in self._fences.items():
+            process.shell.on_lost(name, epoch)
+        for name, epoch in self._members.items():
+            if name != process.name:
+                process.peers[name] = self.processes[name]
+                process.shell.on_returned(name, epoch)
+
+    def _announce(self, name: str, epoch: int, process: Process | None) -> None:
+        """Tell everyone that an incarnation is there (``process``) or given up (None)."""
+        for listener in self.processes.values():
+            if listener.name == name or listener.status is Status.DEAD or self.is_given_up(listener):
+                continue
+            at_s = self._clock.now_s + self._random.random() * self.model.announce_s
+            at_s = listener.informed_s = max(at_s, listener.informed_s)
+            self._clock.at(at_s, _hear, listener, (name, epoch, process))
+
+    # --- loss -------------------------------------------------------------------------------------------------
+
+    def died(self, process: Process) -> None:
+        """A process has ended; the supervisor notices soon."""
+        at_s = self._clock.now_s + self._random.random() * self.model.notice_s
+        self._clock.at(at_s, _notice, self, (process, "ended"))
+
+    def stopped(self, process: Process) -> None:
+        """A process has fallen silent; if it still is after the heartbeat limit, it is given up."""
+        at_s = self._clock.now_s + self.model.heartbeat_timeout_s
+        self._clock.at(at_s, _check_silence, self, (process, process.num_stops))
+
+    def is_given_up(self, process: Process) -> bool:
+        """Whether nothing that this process still says counts."""
+        return process.epoch <= self._fences.get(process.name, -1)
+
+    def give_up(self, process: Process, cause: str) -> None:
+        """Fence this incarnation, kill it, and start its successor; nothing for one that was given up before."""
+        name, epoch = process.name, process.epoch
+        if self.processes.get(name) is not process or self.is_given_up(process):
+            return
+        self._fences[name] = epoch
+        self._members.pop(name, None)
+        if not process.survives_sigkill:
+            process.kill()
+        self._announce(name, epoch, None)
+        if role_of(name) not in self.model.replaceable:
+            self._fail_run(f"{name} was lost ({cause}), and a run cannot go on without it")
+            return
+        self.restarts[name] = self.restarts.get(name, 0) + 1
+        self._restart(name, epoch + 1, cause)
+
+    def _restart(self, name: str, epoch: int, cause: str) -> None:
+        now_s, model = self._clock.now_s, self.model
+        recent = [at_s for at_s in self._restarted_s.get(name, []) if at_s > now_s - RESTART_WINDOW_S]
+        if len(recent) >= model.max_restarts:
+            self._fail_run(
+                f"{name} was lost ({cause}) after {len(recent)} restarts in ten minutes, the most that "
+                f"runtime.max_restarts allows"
+            )
+            return
+        self._restarted_s[name] = [*recent, now_s]
+        backoff_s = min(model.backoff_s * 2 ** len(recent), 10 * model.backoff_s)
+        self._clock.at(now_s + backoff_s, _restart, self, (name, epoch))
+
+
+def _start(supervisor: Supervisor, what: tuple[str, int]) -> None:
+    supervisor.start_now(*what)
+
+
+def _restart(supervisor: Supervisor, what: tuple[str, int]) -> None:
+    supervisor.start(*what)
+
+
+def _notice(supervisor: Supervisor, what: tuple[Process, str]) -> None:
+    supervisor.give_up(*what)
+
+
+def _check_silence(supervisor: Supervisor, what: tuple[Process, int]) -> None:
+    process, num_stops = what
+    if process.status is Status.STOPPED and process.num_stops == num_stops:
+        supervisor.give_up(process, "silent beyond the heartbeat limit")
+
+
+def _hear(process: Process, what: tuple[str, int, Process | None]) -> None:
+    """An announcement arrives."""
+    if not process.is_up(_hear, what):
+        return
+    name, epoch, peer = what
+    if peer is None:
+        known = process.peers.get(name)
+        if known is not None and known.epoch <= epoch:
+            del process.peers[name]
+        process.shell.on_lost(name, epoch)
+    else:
+        process.peers[name] = peer
+        process.shell.on_returned(name, epoch)
+    process.finish_turn()

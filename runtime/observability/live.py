@@ -181,7 +181,7 @@ class LiveView:
     def _end_phase(self, now_s: float) -> None:
         if self._phase_key:
             took = duration_text(now_s - self._phase_began_s)
-            self._print(f"{self._phase_key}: done in {took}", style="dim")
+            self._print(f"✓ {self._phase_key} ({took})", style="dim")
         self._phase_key = self._state.phase = ""
 
     def _progress_line(self) -> str:

@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Group
+from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
 from rich.table import Table
@@ -49,22 +50,22 @@ def draw(state: LiveState, now_s: float, width: int, height: int) -> RenderableT
         parts.append(_phase(state))
     if state.version:
         parts.append(_figures(state, width))
-    room = height - 9
+    room = height - 10
     if state.actors and room >= 3:
-        parts.append(_actors(state, room))
-    return Group(Text(), *parts)
+        parts += [Text(), _actors(state, room)]
+    return Padding(Group(*parts), (1, 1, 0, 1))
 
 
 def _head(state: LiveState, now_s: float, width: int) -> RenderableType:
     elapsed = clock_text(now_s - state.began_s)
     table = Table.grid(padding=(0, 1))
     if not state.version:
-        table.add_row(Text(f" {state.name}", style="bold"), Text(elapsed, style="dim"))
+        table.add_row(Text(state.name, style="bold"), Text(elapsed, style="dim"))
         return table
-    progress = f"{state.version}/{state.num_steps}"
+    progress = f"step {state.version}/{state.num_steps}"
     times = f"{elapsed} · {clock_text(state.left_s)} left"
     room = width - len(state.name) - len(progress) - len(times) - 8
-    row: list[RenderableType] = [Text(f" {state.name}", style="bold")]
+    row: list[RenderableType] = [Text(state.name, style="bold")]
     if room >= MIN_BAR:
         row.append(ProgressBar(total=state.num_steps, completed=state.version, width=min(MAX_BAR, room)))
     table.add_row(*row, Text(progress), Text(times, style="dim"))
@@ -73,14 +74,12 @@ def _head(state: LiveState, now_s: float, width: int) -> RenderableType:
 
 def _phase(state: LiveState) -> RenderableType:
     _spinner.update(text=Text(state.phase))
-    table = Table.grid(padding=(0, 0, 0, 1))
-    table.add_row(_spinner)
-    return table
+    return _spinner
 
 
 def _figures(state: LiveState, width: int) -> Table:
     figures = state.figures
-    table = Table.grid(padding=(0, 2, 0, 1))
+    table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True, min_width=9)
     table.add_column(no_wrap=True, overflow="ellipsis")
     spark = sparkline(figures.rewards, min(SPARK_WIDTH, width - 24))
@@ -94,7 +93,7 @@ def _figures(state: LiveState, width: int) -> Table:
 
 
 def _actors(state: LiveState, room: int) -> Table:
-    table = Table.grid(padding=(0, 2, 0, 1))
+    table = Table.grid(padding=(0, 2))
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, overflow="ellipsis")
@@ -122,7 +121,7 @@ def _actor_row(name: str, actor: ActorState) -> tuple[Text, Text, Text]:
     if actor.is_down:
         return label, Text("● down, being replaced", style="red"), Text()
     if actor.activity is None:
-        return label, Text("● ", style="green").append(actor.state, style="default"), Text()
+        return label, Text("● ", style="bright_black").append(actor.state, style="default"), Text()
     text = Text("● ", style=COLOURS[actor.activity]).append(LABELS[actor.activity], style="default")
     return label, text, Text(_business(actor), style="dim")
 

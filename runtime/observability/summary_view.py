@@ -42,8 +42,8 @@ def _facts(summary: RunSummary) -> Table:
     table.add_row("reward", rewards)
     ages = f"largest {summary.max_staleness} (bound {summary.staleness_bound}), mean {fixed(summary.mean_staleness, 2)}"
     table.add_row("staleness", ages)
-    diff = f"mean {number_text(summary.mean_logprob_abs_diff, 3)}, largest {number_text(summary.max_logprob_abs_diff, 3)} nats"
-    table.add_row("log-prob difference", diff)
+    mean, largest = number_text(summary.mean_logprob_abs_diff, 3), number_text(summary.max_logprob_abs_diff, 3)
+    table.add_row("log-prob difference", f"mean {mean}, largest {largest} nats")
     table.add_row("tokens", _tokens(summary))
     for waste in summary.tokens_wasted:
         cause = f" ({waste.cause})" if waste.cause else ""

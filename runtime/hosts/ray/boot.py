@@ -1,0 +1,105 @@
+"""What a process is started with, and what it leaves behind."""
+
+from __future__ import annotations
+
+import importlib
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+
+from penstock.messages.base import Value
+from penstock.runtime.hosts.ray.control import Address
+from penstock.runtime.hosts.ray.keys import KeyPair
+
+if TYPE_CHECKING:
+    import msgspec
+
+    from penstock.actors.machine import Machine
+    from penstock.backends.protocol import Backend
+    from penstock.messages.base import Event
+
+
+class Wiring(Protocol):
+    """The module that says what each name stands for; :mod:`penstock.runtime.wiring` for the seven actors."""
+
+    RunPlan: type[msgspec.Struct]
+    """What every process of a run knows about it; travels as msgpack."""
+
+    def build_machine(self, name: str, plan: Any, /) -> Machine[Any]:  # noqa: ANN401 - each wiring has its own plan
+        """The actor of this name."""
+        ...
+
+    def open_backend(self, name: str, plan: Any, /) -> Backend[Any] | None:  # noqa: ANN401
+        """What carries out its commands, not started yet; None when it has none."""
+        ...
+
+    def hears(self, name: str, /) -> frozenset[type[Event]]:
+        """The classes of events that its ``handle`` takes."""
+        ...
+
+    def inbox_union(self, name: str, /) -> Any:  # noqa: ANN401 - a type form
+        """The union of the events that others may send it."""
+        ...
+
+
+def load_wiring(module: str) -> Wiring:
+    """The wiring of this name. Imports it, and with it what the actors need."""
+    return cast("Wiring", importlib.import_module(module))
+
+
+class Boot(Value, frozen=True, kw_only=True):
+    """Everything that a process is started with."""
+
+    run_id: str
+    run_folder: str
+    started_unix_s: float
+    """Start of the run; the clocks of all actors count from here."""
+    name: str
+    epoch: int
+    names: tuple[str, ...]
+    """Every actor of the run. A frame of anybody else is malformed."""
+    supervisor: Address
+    client_keys: KeyPair | None
+    """None: nothing is encrypted."""
+    host: str | None
+    """Address to bind to; None takes that of the node."""
+    heartbeat_s: float
+    resend_after_s: float
+    validate: bool
+    trace_salt: bytes
+    """What the ids of traces are made from; empty when nothing is traced."""
+    trace_fraction: float
+    otlp_endpoint: str | None
+    wiring: str
+    """Module with a :class:`Wiring`."""
+    plan: bytes
+    """The ``RunPlan`` of the wiring, as msgpack."""
+
+
+LOGS_FOLDER: Final = "logs"
+
+
+def log_name(name: str, epoch: int) -> str:
+    """Where an incarnation's output goes, relative to the run's folder."""
+    return f"{LOGS_FOLDER}/{name.replace('/', '-')}-{epoch}.log"
+
+
+class EndKind(StrEnum):
+    """How the loop of a process ended."""
+
+    ASKED = "asked"
+    """The supervisor asked for it."""
+    DISMISSED = "dismissed"
+    """It learned that it had been given up."""
+    CRASHED = "crashed"
+    """An exception in the actor, in its backend or in the host."""
+    USER_ERROR = "user_error"
+    """Something that the user gave cannot be used; starting again would end the same."""
+
+
+class ProcessEnd(Value, frozen=True, kw_only=True):
+    """What ``run`` of a process returns."""
+
+    kind: EndKind
+    error: str = ""
+    """Class and message of the exception, one line."""
+    traceback: str = ""

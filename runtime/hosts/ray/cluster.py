@@ -1,0 +1,247 @@
+"""Ray: started for the run, or a cluster that is there already; and the yard that starts processes on it.
+
+Invariants:
+
+* Ray's environment is set before Ray is imported: most of it is read then, and workers inherit it.
+* ``start`` is called on the main thread. Ray's own processes end with the thread that started them.
+* An embedded Ray ends with ``stop``, all of it, in milliseconds: nothing in it is worth an orderly end.
+* A process is killed with SIGKILL by its pid. Ray's own kill leaves a stopped process alive for seconds.
+"""
+
+# Ray's own types are mostly unknown to a type checker; everything that leaves this module is typed.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from penstock.messages.names import BUFFER, LEARNER, is_engine
+from penstock.runtime.hosts.ray import processes
+from penstock.runtime.hosts.ray.boot import Boot, ProcessEnd
+from penstock.runtime.hosts.ray.ports import EndedProcess
+from penstock.runtime.hosts.ray.wakeup import Wakeup
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from penstock.runtime.hosts.ray.control import ProcessStarted
+
+NUM_CPUS: Final = 2
+"""Only decides how many workers Ray starts in advance; every actor asks for none."""
+OBJECT_STORE_BYTES: Final = 80 << 20
+MAX_TEMP_PATH: Final = 40
+"""Ray puts sockets below it, whose paths may have 107 bytes."""
+KILL_TIMEOUT_S: Final = 2.0
+
+
+class RayStartError(RuntimeError):
+    """Ray could not be started, or the cluster could not be reached."""
+
+
+def prepare_environment(ray_address: str | None) -> None:
+    """Set what Ray reads when it is imported, for this process and all that it starts."""
+    os.environ.update(
+        RAY_worker_niceness="0",  # Ray runs workers at nice 15, where any busy neighbour starves them
+        RAY_USAGE_STATS_ENABLED="0",
+        RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",  # a scenario may name a GPU itself
+        RAY_ENABLE_UV_RUN_RUNTIME_ENV="0",  # under `uv run` Ray would build a second environment for its workers
+        RAY_worker_maximum_startup_concurrency="8",
+        RAY_kill_worker_timeout_milliseconds="200",
+    )
+    if ray_address is None:
+        # Ray listens on every interface, whatever address it is given: without a token anybody could run code here.
+        os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+        os.environ.pop("RAY_ADDRESS", None)
+
+
+def make_temp_folder() -> Path:
+    """A folder for Ray's session whose path is short enough for its sockets."""
+    base = tempfile.gettempdir()
+    if len(base) + len("/ps-12345678") > MAX_TEMP_PATH:
+        base = "/tmp"
+    return Path(tempfile.mkdtemp(prefix="ps-", dir=base))
+
+
+class RayCluster:
+    """A connection to Ray, and Ray itself when nobody else has started it."""
+
+    def __init__(self, *, address: str | None, temp_folder: Path) -> None:
+        """Starts Ray or connects to it; takes seconds. Call ``prepare_environment`` first.
+
+        Args:
+            address: of a cluster; None starts Ray for this run alone.
+            temp_folder: for an embedded Ray; removed by ``stop``.
+
+        Raises:
+            RayStartError: with the reason.
+        """
+        import ray
+        import ray._private.worker
+
+        self._ray: Any = ray
+        self._temp_folder = temp_folder
+        self.is_embedded = address is None
+        ray._private.worker._worker_logs_enabled = False  # a kilobyte on the terminal for each process that dies
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
+        if address is None:
+            options |= {
+                "address": "local",
+                "num_cpus": NUM_CPUS,
+                "include_dashboard": False,
+                "object_store_memory": OBJECT_STORE_BYTES,
+                "_temp_dir": str(temp_folder),
+                "_plasma_directory": str(temp_folder),  # leaves /dev/shm, 64 MB in a container, to the weights
+            }
+        else:
+            options["address"] = address
+        try:
+            ray.init(**options)
+        except (RuntimeError, ConnectionError, OSError, ValueError, TimeoutError) as error:
+            where = "Ray could not be started" if address is None else f"runtime.ray_address: {address}"
+            raise RayStartError(f"{where}: {str(error).strip() or type(error).__name__}") from error
+        self._owned = self._owned_processes()
+        self.node_id = str(ray.get_runtime_context().get_node_id())
+
+    @property
+    def node_host(self) -> str:
+        """Address of this node that the others can reach."""
+        return "127.0.0.1" if self.is_embedded else str(self._ray.util.get_node_ip_address())
+
+    def num_gpus(self) -> float:
+        """GPUs that Ray can give away."""
+        return float(self._ray.cluster_resources().get("GPU", 0.0))
+
+    def broken(self) -> str:
+        """Which part of an embedded Ray has died; empty while all of them live.
+
+        Ray itself takes 16 s to notice the end of its raylet, and aborts the driver after the end of its GCS.
+        """
+        for name, process in self._owned:
+            code = process.poll()  # reaps it: a zombie counts as alive for Ray
+            if code is not None:
+                how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+                return f"Ray's {name} has died ({how}), and no actor lives without it"
+        return ""
+
+    def stop(self) -> list[int]:
+        """End an embedded Ray, or the connection to a cluster.
+
+        Returns:
+            Processes that could not be killed, which should be none.
+        """
+        if not self.is_embedded:
+            self._ray.shutdown()
+            return []
+        left = processes.kill_descendants(timeout_s=KILL_TIMEOUT_S)
+        shutil.rmtree(self._temp_folder, ignore_errors=True)
+        return left
+
+    def _owned_processes(self) -> list[tuple[str, Any]]:
+        if not self.is_embedded:
+            return []
+        found = self._ray._private.worker._global_node.all_processes
+        return [(name, info.process) for name in ("gcs_server", "raylet") for info in found[name]]
+
+
+class RayYard:
+    """Starts each process as a Ray actor, and kills it. Implements ``penstock.runtime.hosts.ray.ports.Yard``."""
+
+    def __init__(self, cluster: RayCluster, *, resources: Mapping[str, float]) -> None:
+        """
+        Args:
+            cluster: where the actors run.
+            resources: GPUs of each actor, by name; none for who is missing.
+        """
+        import ray
+
+        from penstock.runtime.hosts.ray.process import ActorProcess, NodeKiller
+
+        self._ray: Any = ray
+        self._cluster = cluster
+        self._gpus = resources
+        self._ended: Wakeup[EndedProcess] = Wakeup()
+        self._handles: dict[tuple[str, int], Any] = {}
+        self._actor_class: Any = ray.remote(ActorProcess)
+        self._killer_class: Any = ray.remote(NodeKiller)
+        self._killers: dict[str, Any] = {}
+        self._warm: Any = ray.remote(num_cpus=0, max_retries=0)(_import_process)
+
+    def fileno(self) -> int:
+        """See :class:`~penstock.runtime.hosts.ray.ports.Yard`, as for the other methods."""
+        return self._ended.fileno()
+
+    def launch(self, boot: Boot) -> None:
+        key = (boot.name, boot.epoch)
+        actor = self._actor_class.options(
+            num_cpus=0,
+            num_gpus=self._gpus.get(boot.name, 0),
+            max_restarts=0,
+            scheduling_strategy=self._strategy(boot.name),
+        ).remote()
+        self._handles[key] = actor  # Ray ends an actor that nobody refers to
+        result = actor.run.remote(msgspec.msgpack.encode(boot))
+        result.future().add_done_callback(self._on_done(boot.name, boot.epoch))
+
+    def warm_up(self) -> None:
+        """Let Ray keep an idle process that the next replacement can take over."""
+        self._warm.remote()
+
+    def is_local(self, process: ProcessStarted) -> bool:
+        return process.node_id == self._cluster.node_id
+
+    def kill(self, name: str, epoch: int, process: ProcessStarted | None) -> None:
+        if process is not None:
+            if self.is_local(process):
+                processes.kill(process.pid, process.start_ticks)
+            else:
+                self._killer_of(process.node_id).kill.remote(process.pid, process.start_ticks)
+        handle = self._handles.pop((name, epoch), None)
+        if handle is not None:
+            self._ray.kill(handle, no_restart=True)
+
+    def ended(self) -> list[EndedProcess]:
+        return self._ended.take()
+
+    def broken(self) -> str:
+        return self._cluster.broken()
+
+    def _on_done(self, name: str, epoch: int) -> Callable[[Any], None]:
+        def done(future: Any) -> None:  # noqa: ANN401 - a future of Ray's, on a thread of Ray's
+            end = None
+            if future.exception() is None:
+                end = msgspec.msgpack.decode(future.result(), type=ProcessEnd)
+            self._ended.put(EndedProcess(name, epoch, end))
+
+        return done
+
+    def _strategy(self, name: str) -> Any:  # noqa: ANN401 - a type of Ray's
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        if is_engine(name) or name == LEARNER:
+            return "SPREAD"
+        # The control plane talks with itself most; the Buffer's ledger has to be on the driver's disk.
+        return NodeAffinitySchedulingStrategy(self._cluster.node_id, soft=name != BUFFER)
+
+    def _killer_of(self, node_id: str) -> Any:  # noqa: ANN401 - an actor's handle
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        if node_id not in self._killers:
+            strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
+            self._killers[node_id] = self._killer_class.options(num_cpus=0, scheduling_strategy=strategy).remote()
+        return self._killers[node_id]
+
+
+def _import_process() -> float:
+    """Runs in an idle worker: what every actor imports is there when the worker becomes one."""
+    import penstock.runtime.hosts.ray.process  # noqa: F401  # pyright: ignore[reportUnusedImport]
+
+    return time.monotonic()

@@ -1,0 +1,108 @@
+"""What the supervisor needs of the world, and what it tells it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final, Protocol
+
+import msgspec
+
+from penstock.messages.training import RunFinished
+from penstock.runtime.hosts.ray.boot import ProcessEnd
+
+if TYPE_CHECKING:
+    from penstock.messages.training import ActorReported, StepReported
+    from penstock.runtime.hosts.ray.boot import Boot
+    from penstock.runtime.hosts.ray.control import ProcessStarted
+
+FIRST_EPOCH: Final = 1
+
+
+class EndedProcess(msgspec.Struct, frozen=True):
+    """``run`` of a process is over: it returned, or the process is gone."""
+
+    name: str
+    epoch: int
+    end: ProcessEnd | None
+    """None when the process is gone."""
+
+
+class Yard(Protocol):
+    """Who starts and kills processes."""
+
+    def fileno(self) -> int:
+        """Readable when ``ended`` has something to tell."""
+        ...
+
+    def launch(self, boot: Boot) -> None:
+        """Start a process; returns at once."""
+        ...
+
+    def is_local(self, process: ProcessStarted) -> bool:
+        """Whether this process is on this machine, where ``/proc`` shows it."""
+        ...
+
+    def kill(self, name: str, epoch: int, process: ProcessStarted | None) -> None:
+        """Kill a process, whatever state it is in."""
+        ...
+
+    def ended(self) -> list[EndedProcess]:
+        """Whose ``run`` is over since the last call."""
+        ...
+
+    def broken(self) -> str:
+        """Why no process can be started any more; empty while all is well."""
+        ...
+
+
+class RunSink(Protocol):
+    """Who is told what happens: the terminal, metrics, logs."""
+
+    def on_step(self, report: StepReported) -> None:
+        """A step was recorded."""
+        ...
+
+    def on_report(self, report: ActorReported) -> None:
+        """An actor says what it does."""
+        ...
+
+    def on_actor(self, name: str, epoch: int, state: str) -> None:
+        """``starting``, ``up``, ``lost`` or ``ended``."""
+        ...
+
+    def on_lost(self, name: str, cause: str) -> None:
+        """An actor was given up, and why."""
+        ...
+
+    def on_turn(self) -> None:
+        """Called several times a second."""
+        ...
+
+
+class OutcomeKind(StrEnum):
+    """How a run ended."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"
+    STOPPED = "stopped"
+    USER_ERROR = "user_error"
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of a run."""
+
+    kind: OutcomeKind
+    story: str
+    signal: int | None = None
+    finished: RunFinished | None = None
+    """The Buffer's last word, if it could still be heard."""
+
+
+class SupervisorSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How one run is supervised."""
+
+    names: tuple[str, ...]
+    """Every actor, in the order in which they are started."""
+    heartbeat_timeout_s: float
+    max_restarts: int
+    first_epoch: int = FIRST_EPOCH

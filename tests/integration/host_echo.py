@@ -1,0 +1,274 @@
+"""Small actors for tests of the host: a stream of groups from ``engine/0`` over Scorer and Filter into the Buffer.
+
+They use the real events, so that the real delivery has to carry them; the rest of the run (learning, weights) is left
+out. The Buffer ends the run when every group has arrived, and fails when one arrives twice.
+
+```
+engine/0 ──SampleGenerated──► scorer ──SampleScored──► filter ──GroupAdmitted──► buffer ──SamplesSettled──► all three
+```
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from penstock.messages.base import Event, Metric
+from penstock.messages.commands import FailRun, ReplaceActor, Send, StartTimer
+from penstock.messages.flow import GroupAdmitted, SampleGenerated, SampleScored, SamplesSettled, SettledState
+from penstock.messages.inboxes import (
+    BufferWire,
+    EngineWorkerWire,
+    FilterWire,
+    LearnerWire,
+    PromptSourceWire,
+    ScorerWire,
+    WeightPublisherWire,
+)
+from penstock.messages.local import LearnerOpened, Started, TimerFired
+from penstock.messages.membership import ActorLost, ActorReturned, EngineJoined, EngineLost
+from penstock.messages.names import BUFFER, FILTER, LEARNER, PROMPT_SOURCE, SCORER, SUPERVISOR, Role, role_of
+from penstock.messages.samples import (
+    Completed,
+    Group,
+    Part,
+    Prompt,
+    Reward,
+    Sample,
+    SampleKey,
+    TerminalState,
+    VersionSpan,
+)
+from penstock.messages.training import Activity, Balance, CauseCount, RunFinished, StepReported, StopAsked
+from penstock.runtime.errors import PreflightError
+
+if TYPE_CHECKING:
+    from penstock.backends.protocol import Emit, Fail
+    from penstock.messages.commands import AnyCommand
+    from penstock.messages.membership import HeldLease
+
+ENGINE = "engine/0"
+NAMES = (BUFFER, PROMPT_SOURCE, SCORER, FILTER, LEARNER, ENGINE)
+KEEPERS = (ENGINE, SCORER, FILTER)
+
+
+class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What the echo actors do."""
+
+    num_groups: int = 50
+    tick_s: float = 0.01
+    """Pause between two groups."""
+    num_tokens: int = 64
+    crash: str = ""
+    """This actor raises at its start."""
+    user_error: str = ""
+    """This actor finds something that the user has to mend."""
+    fail_after: int = -1
+    """After so many groups the Buffer asks for the end of the run."""
+    replace_after: int = -1
+    """After so many groups the Buffer asks for another engine."""
+    break_backend: bool = False
+    """The learner's backend fails on its own thread."""
+    stubborn: str = ""
+    """The backend of this actor does not close in time."""
+    closes_books: bool = True
+    """The Buffer answers ``StopAsked``."""
+
+
+class EchoMachine:
+    """What is common to all of them."""
+
+    def __init__(self, name: str, plan: RunPlan) -> None:
+        self.name = name
+        self.plan = plan
+        self.activity = Activity.WAITING_FOR_DEMAND
+        self.occupancy = 0.0
+
+    @property
+    def state(self) -> str:
+        return "echoing"
+
+    def leases(self) -> tuple[HeldLease, ...]:
+        return ()
+
+    def validate(self) -> None:
+        pass
+
+    def handle(self, event: Event, /) -> list[AnyCommand]:
+        if isinstance(event, Started) and self.plan.crash == self.name:
+            raise RuntimeError(f"{self.name} was told to crash\nand this is a second line")
+        return self.react(event)
+
+    def react(self, event: Event) -> list[AnyCommand]:
+        return []
+
+
+def prompt_of(group_id: int) -> Prompt:
+    return Prompt(row=group_id, epoch=0, tokens=np.arange(4, dtype=np.int32).tobytes())
+
+
+def sample_of(group_id: int, num_tokens: int) -> Sample:
+    part = Part(
+        tokens=np.arange(num_tokens, dtype=np.int32).tobytes(),
+        logprobs=np.zeros(num_tokens, dtype=np.float32).tobytes(),
+        spans=(VersionSpan(0, num_tokens),),
+    )
+    return Sample(key=SampleKey(group_id, 0), engine=ENGINE, parts=(part,), outcome=Completed())
+
+
+class EchoEngine(EchoMachine):
+    """Generates one group a tick, from the first that is not settled."""
+
+    next_group = 0
+
+    def react(self, event: Event) -> list[AnyCommand]:
+        if isinstance(event, Started):
+            return [StartTimer("tick", self.plan.tick_s)]
+        if not isinstance(event, TimerFired) or self.next_group >= self.plan.num_groups:
+            return []
+        self.activity, self.occupancy = Activity.WORKING, 0.5
+        group_id = self.next_group
+        self.next_group += 1
+        generated = SampleGenerated(
+            sample=sample_of(group_id, self.plan.num_tokens), group_size=1, prompt=prompt_of(group_id)
+        )
+        return [Send(SCORER, generated), StartTimer("tick", self.plan.tick_s)]
+
+
+class EchoScorer(EchoMachine):
+    def react(self, event: Event) -> list[AnyCommand]:
+        if not isinstance(event, SampleGenerated):
+            return []
+        sample = msgspec.structs.replace(event.sample, outcome=Completed(reward=Reward(value=1.0)))
+        return [Send(FILTER, SampleScored(sample=sample, group_size=1, prompt=event.prompt))]
+
+
+class EchoFilter(EchoMachine):
+    def react(self, event: Event) -> list[AnyCommand]:
+        if not isinstance(event, SampleScored):
+            return []
+        group = Group(group_id=event.sample.key.group_id, prompt=event.prompt, samples=(event.sample,))
+        return [Send(BUFFER, GroupAdmitted(group=group))]
+
+
+class EchoBuffer(EchoMachine):
+    """Settles each group as it comes, in whatever order."""
+
+    def __init__(self, name: str, plan: RunPlan) -> None:
+        super().__init__(name, plan)
+        self.arrived: set[int] = set()
+        self.sequence = 0
+        self.has_ended = False
+
+    def react(self, event: Event) -> list[AnyCommand]:
+        if isinstance(event, StopAsked) and self.plan.closes_books and not self.has_ended:
+            self.has_ended = True
+            return [Send(SUPERVISOR, self.finished(completed=False, story=event.reason))]
+        if not isinstance(event, GroupAdmitted):
+            return []
+        group_id = event.group.group_id
+        assert group_id not in self.arrived, f"group {group_id} was handed in twice"
+        self.arrived.add(group_id)
+        commands: list[AnyCommand] = [Send(SUPERVISOR, self.step(group_id)), *self.settle()]
+        if len(self.arrived) == self.plan.fail_after:
+            commands.append(FailRun("the Buffer has seen enough"))
+        if len(self.arrived) == self.plan.replace_after:
+            commands.append(ReplaceActor(ENGINE, 1, "it is late with its weights"))
+        if len(self.arrived) == self.plan.num_groups and not self.has_ended:
+            self.has_ended = True
+            commands.append(Send(SUPERVISOR, self.finished(completed=True, story="every group has arrived")))
+        return commands
+
+    def settle(self) -> list[AnyCommand]:
+        self.sequence += 1
+        floor = next(i for i in range(self.plan.num_groups + 1) if i not in self.arrived)
+        above = tuple(sorted(i for i in self.arrived if i > floor))
+        settled = SamplesSettled(settled=SettledState(self.sequence, floor, above))
+        return [Send(keeper, settled) for keeper in KEEPERS]
+
+    def balance(self) -> Balance:
+        trained = CauseCount(state=TerminalState.TRAINED, cause="", num_samples=len(self.arrived), num_tokens=0)
+        return Balance(issued=len(self.arrived), in_system=0, ended=(trained,))
+
+    def step(self, group_id: int) -> StepReported:
+        return StepReported(
+            version=len(self.arrived),
+            num_steps=self.plan.num_groups,
+            group_ids=(group_id,),
+            metrics=(Metric("reward/mean", 1.0),),
+            staleness_counts=(1,),
+            response_lengths=(self.plan.num_tokens,),
+            balance=self.balance(),
+        )
+
+    def finished(self, *, completed: bool, story: str) -> RunFinished:
+        return RunFinished(
+            completed=completed, story=story, version=len(self.arrived), max_staleness=0, balance=self.balance()
+        )
+
+
+class EchoBackend:
+    """Answers from a thread of its own, fails there, or refuses to close, as the plan says."""
+
+    def __init__(self, name: str, plan: RunPlan) -> None:
+        self.name = name
+        self.plan = plan
+
+    def start(self, emit: Emit, fail: Fail) -> None:
+        def work() -> None:
+            emit(LearnerOpened(version=0))
+            if self.plan.break_backend:
+                fail(MemoryError("the device is full"))
+
+        threading.Thread(target=work, daemon=True).start()
+
+    def execute(self, command: object, /) -> None:
+        raise AssertionError("nobody gives this backend a command")
+
+    def gauges(self) -> tuple[Metric, ...]:
+        return (Metric("echo/pid", os.getpid()),)
+
+    def close(self, timeout_s: float) -> None:
+        if self.plan.stubborn == self.name:
+            time.sleep(60)
+
+
+MACHINES: dict[Role, type[EchoMachine]] = {
+    Role.ENGINE_WORKER: EchoEngine,
+    Role.SCORER: EchoScorer,
+    Role.FILTER: EchoFilter,
+    Role.BUFFER: EchoBuffer,
+}
+
+UNIONS: dict[Role, Any] = {
+    Role.PROMPT_SOURCE: PromptSourceWire,
+    Role.ENGINE_WORKER: EngineWorkerWire,
+    Role.SCORER: ScorerWire,
+    Role.FILTER: FilterWire,
+    Role.BUFFER: BufferWire,
+    Role.LEARNER: LearnerWire,
+    Role.WEIGHT_PUBLISHER: WeightPublisherWire,
+}
+
+
+def build_machine(name: str, plan: RunPlan) -> EchoMachine:
+    if plan.user_error == name:
+        raise PreflightError("data.path: rows.jsonl:3: not a JSON object, found '['")
+    return MACHINES.get(role_of(name), EchoMachine)(name, plan)
+
+
+def open_backend(name: str, plan: RunPlan) -> EchoBackend | None:
+    return EchoBackend(name, plan) if name == LEARNER or name == plan.stubborn else None
+
+
+def hears(name: str) -> frozenset[type[Event]]:
+    return frozenset({ActorLost, ActorReturned, EngineJoined, EngineLost}) if name == PROMPT_SOURCE else frozenset()
+
+
+def inbox_union(name: str) -> Any:  # noqa: ANN401 - a type form
+    return UNIONS[role_of(name)]

@@ -1,0 +1,167 @@
+"""Runs echo actors under a real supervisor on a real Ray, and lets a test interfere."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import host_echo
+import msgspec
+
+from penstock.messages.names import SUPERVISOR
+from penstock.runtime.hosts.ray.boot import Boot
+from penstock.runtime.hosts.ray.cluster import RayCluster, RayYard, make_temp_folder, prepare_environment
+from penstock.runtime.hosts.ray.control import Address
+from penstock.runtime.hosts.ray.keys import KeyPair, make_keys
+from penstock.runtime.hosts.ray.links import Links
+from penstock.runtime.hosts.ray.ports import Outcome, SupervisorSettings
+from penstock.runtime.hosts.ray.processes import is_running
+from penstock.runtime.hosts.ray.signals import Signals
+from penstock.runtime.hosts.ray.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.messages.training import ActorReported, StepReported
+    from penstock.runtime.hosts.ray.control import ProcessStarted
+    from penstock.runtime.hosts.ray.incarnations import Incarnation
+
+RUN_TIMEOUT_S = 45.0
+
+
+def start_ray() -> RayCluster:
+    """A Ray for several runs, whose workers can import the echo actors."""
+    here = str(Path(__file__).parent)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
+    prepare_environment(None)
+    return RayCluster(address=None, temp_folder=make_temp_folder())
+
+
+class Witness:
+    """Notes what the supervisor tells, and plays the test's part once in every turn."""
+
+    def __init__(self, run: EchoRun) -> None:
+        self.run = run
+        self.steps: list[StepReported] = []
+        self.reports: dict[str, ActorReported] = {}
+        self.states: list[tuple[str, int, str]] = []
+        self.losses: list[tuple[str, str]] = []
+        self.act: Callable[[EchoRun], None] | None = None
+        self.deadline_s = time.monotonic() + RUN_TIMEOUT_S
+
+    def on_step(self, report: StepReported) -> None:
+        self.steps.append(report)
+
+    def on_report(self, report: ActorReported) -> None:
+        self.reports[report.name] = report
+
+    def on_actor(self, name: str, epoch: int, state: str) -> None:
+        self.states.append((name, epoch, state))
+
+    def on_lost(self, name: str, cause: str) -> None:
+        self.losses.append((name, cause))
+
+    def on_turn(self) -> None:
+        assert time.monotonic() < self.deadline_s, f"the run hangs: {self.states}, {len(self.steps)} steps"
+        if self.act is not None:
+            self.act(self.run)
+
+
+class EchoRun:
+    """One run of the echo actors."""
+
+    def __init__(
+        self,
+        cluster: RayCluster,
+        folder: Path,
+        plan: host_echo.RunPlan,
+        *,
+        yard: RayYard | None = None,
+        names: tuple[str, ...] = host_echo.NAMES,
+        encrypt: bool = True,
+        heartbeat_timeout_s: float = 10.0,
+        max_restarts: int = 10,
+        resend_after_s: float = 1.0,
+    ) -> None:
+        self.folder = folder
+        self.plan = plan
+        self.names = names
+        self.keys: KeyPair | None = make_keys() if encrypt else None
+        self.witness = Witness(self)
+        self.yard = yard or RayYard(cluster, resources={})
+        self._resend_after_s = resend_after_s
+        self._started_unix_s = time.time()
+        self.links = Links(client_keys=self.keys, wakes_on_changes=True)
+        self._settings = SupervisorSettings(
+            names=names, heartbeat_timeout_s=heartbeat_timeout_s, max_restarts=max_restarts
+        )
+        self.supervisor: Supervisor | None = None
+
+    def boot_of(self, name: str, epoch: int) -> Boot:
+        return Boot(
+            run_id=self.folder.name,
+            run_folder=str(self.folder),
+            started_unix_s=self._started_unix_s,
+            name=name,
+            epoch=epoch,
+            names=self.names,
+            supervisor=Address(SUPERVISOR, 1, self.links.endpoint, self.links.server_key),
+            client_keys=self.keys,
+            host="127.0.0.1",
+            heartbeat_s=0.2,
+            resend_after_s=self._resend_after_s,
+            validate=True,
+            trace_salt=b"",
+            trace_fraction=1.0,
+            otlp_endpoint=None,
+            wiring="host_echo",
+            plan=msgspec.msgpack.encode(self.plan),
+        )
+
+    def play(self, act: Callable[[EchoRun], None] | None = None) -> Outcome:
+        """Run to the end. ``act`` is called several times a second, on the supervisor's thread."""
+        self.witness.act = act
+        with Signals() as signals:
+            self.supervisor = Supervisor(
+                self._settings,
+                boot_of=self.boot_of,
+                links=self.links,
+                yard=self.yard,
+                sink=self.witness,
+                signals=signals,
+            )
+            try:
+                return self.supervisor.run()
+            finally:
+                self.links.close(linger_ms=0)
+
+    # --- for tests --------------------------------------------------------------------------------------------
+
+    def incarnation(self, name: str) -> Incarnation | None:
+        assert self.supervisor is not None
+        return next((one for one in self.supervisor.crew if one.name == name), None)
+
+    def process(self, name: str, epoch: int) -> ProcessStarted | None:
+        """The process of this very incarnation, once it has announced itself."""
+        found = self.incarnation(name)
+        return found.process if found is not None and found.epoch == epoch else None
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.witness.steps)
+
+    def metric(self, actor: str, name: str) -> float:
+        """The last figure that this actor reported; 0 before its first report."""
+        report = self.witness.reports.get(actor)
+        return 0.0 if report is None else {metric.name: metric.value for metric in report.metrics}[name]
+
+    def groups(self) -> Counter[int]:
+        """How often each group was reported as a step."""
+        return Counter(group_id for step in self.witness.steps for group_id in step.group_ids)
+
+
+def is_alive(process: ProcessStarted) -> bool:
+    return is_running(process.pid, process.start_ticks)

@@ -1,0 +1,209 @@
+"""The supervisor and the processes of the actors on a real Ray: who is lost, replaced, fenced, and what survives it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import host_echo
+import pytest
+from host_echo import ENGINE, RunPlan
+from host_harness import EchoRun, is_alive
+
+from penstock.messages.names import BUFFER, FILTER, LEARNER, PROMPT_SOURCE, SCORER
+from penstock.runtime.hosts.ray.boot import EndKind
+from penstock.runtime.hosts.ray.cluster import RayCluster, RayYard
+from penstock.runtime.hosts.ray.ports import OutcomeKind
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from penstock.runtime.hosts.ray.control import ProcessStarted
+
+pytestmark = pytest.mark.ray
+
+
+class Blow:
+    """Sends a signal to the first incarnation of an actor, once, when some groups are through."""
+
+    def __init__(self, name: str, number: signal.Signals, *, after_steps: int = 10) -> None:
+        self.name = name
+        self.number = number
+        self.after_steps = after_steps
+        self.victim: ProcessStarted | None = None
+
+    def __call__(self, run: EchoRun) -> None:
+        process = run.process(self.name, 1)
+        if self.victim is None and process is not None and run.num_steps >= self.after_steps:
+            self.victim = process
+            os.kill(process.pid, self.number)
+
+
+def assert_every_group_arrived_once(run: EchoRun) -> None:
+    assert run.groups() == dict.fromkeys(range(run.plan.num_groups), 1)
+
+
+@pytest.mark.parametrize("encrypt", [True, False], ids=["curve", "plain"])
+def test_a_run_without_faults_completes(cluster: RayCluster, tmp_path: Path, encrypt: bool) -> None:
+    run = EchoRun(cluster, tmp_path, RunPlan(), encrypt=encrypt)
+    outcome = run.play()
+    assert outcome.kind is OutcomeKind.COMPLETED
+    assert outcome.story == "every group has arrived"
+    assert outcome.finished is not None
+    assert outcome.finished.balance.is_balanced
+    assert run.witness.losses == []
+    assert {name for name, _, state in run.witness.states if state == "ended"} == set(host_echo.NAMES)
+    assert_every_group_arrived_once(run)
+
+
+@pytest.mark.parametrize("name", [SCORER, FILTER, ENGINE, PROMPT_SOURCE])
+def test_nothing_is_lost_when_an_actor_is_killed(cluster: RayCluster, tmp_path: Path, name: str) -> None:
+    run = EchoRun(cluster, tmp_path, RunPlan(num_groups=150))
+    blow = Blow(name, signal.SIGKILL)
+    assert run.play(blow).kind is OutcomeKind.COMPLETED
+    assert run.witness.losses == [(name, "its process was killed")]
+    assert (name, 2, "up") in run.witness.states
+    assert_every_group_arrived_once(run)
+
+
+def test_a_stopped_actor_is_noticed_killed_and_replaced(cluster: RayCluster, tmp_path: Path) -> None:
+    run = EchoRun(cluster, tmp_path, RunPlan(num_groups=150))
+    blow = Blow(SCORER, signal.SIGSTOP)
+    assert run.play(blow).kind is OutcomeKind.COMPLETED
+    assert run.witness.losses == [(SCORER, "its process was stopped")]
+    assert blow.victim is not None
+    assert not is_alive(blow.victim)
+    assert_every_group_arrived_once(run)
+
+
+class BlindYard(RayYard):
+    """A yard that sees no process, as if all of them ran on another machine, and cannot reach one of them."""
+
+    unreachable = SCORER
+
+    def is_local(self, process: ProcessStarted) -> bool:
+        return False
+
+    def kill(self, name: str, epoch: int, process: ProcessStarted | None) -> None:
+        if (name, epoch) != (self.unreachable, 1) and process is not None:
+            os.kill(process.pid, signal.SIGKILL)
+
+
+def test_a_zombie_that_wakes_up_behind_its_fence_does_no_harm_and_ends(cluster: RayCluster, tmp_path: Path) -> None:
+    """Without ``/proc``, the cut line or the missing heartbeat tells; without a kill, the fence protects."""
+    run = EchoRun(
+        cluster,
+        tmp_path,
+        RunPlan(num_groups=1000),
+        yard=BlindYard(cluster, resources={}),
+        heartbeat_timeout_s=2.0,
+        resend_after_s=0.5,
+    )
+    blow = Blow(SCORER, signal.SIGSTOP)
+    has_woken = False
+
+    def act(run: EchoRun) -> None:
+        nonlocal has_woken
+        blow(run)
+        if not has_woken and run.process(SCORER, 2) is not None and blow.victim is not None:
+            os.kill(blow.victim.pid, signal.SIGCONT)
+            has_woken = True
+
+    assert run.play(act).kind is OutcomeKind.COMPLETED
+    [(lost, cause)] = run.witness.losses
+    assert lost == SCORER
+    assert cause.startswith(("it was not heard for", "its line was cut"))
+    assert has_woken
+    assert blow.victim is not None
+    assert not is_alive(blow.victim)
+    assert_every_group_arrived_once(run)
+
+
+def test_an_actor_is_replaced_when_another_asks_for_it(cluster: RayCluster, tmp_path: Path) -> None:
+    run = EchoRun(cluster, tmp_path, RunPlan(replace_after=10))
+    assert run.play().kind is OutcomeKind.COMPLETED
+    assert run.witness.losses == [(ENGINE, f"{BUFFER} asked for its replacement: it is late with its weights")]
+    assert_every_group_arrived_once(run)
+
+
+def test_the_run_fails_with_the_story_that_an_actor_tells(cluster: RayCluster, tmp_path: Path) -> None:
+    outcome = EchoRun(cluster, tmp_path, RunPlan(fail_after=5)).play()
+    assert (outcome.kind, outcome.story) == (OutcomeKind.FAILED, "the Buffer has seen enough")
+    assert outcome.finished is not None  # the books were closed nevertheless
+    assert outcome.finished.version >= 5
+
+
+@pytest.mark.parametrize("name", [BUFFER, LEARNER])
+def test_the_run_stops_when_an_actor_is_lost_that_nobody_can_replace(
+    cluster: RayCluster, tmp_path: Path, name: str
+) -> None:
+    run = EchoRun(cluster, tmp_path, RunPlan(num_groups=100_000))
+    outcome = run.play(Blow(name, signal.SIGKILL))
+    assert outcome.kind is OutcomeKind.FAILED
+    assert outcome.story == f"{name} was lost, and nobody can take its place: its process was killed"
+    assert (outcome.finished is None) == (name == BUFFER)
+
+
+def test_past_the_restart_limit_the_run_stops_with_the_story(cluster: RayCluster, tmp_path: Path) -> None:
+    run = EchoRun(cluster, tmp_path, RunPlan(crash=SCORER), max_restarts=2)
+    outcome = run.play()
+    assert outcome.kind is OutcomeKind.FAILED
+    assert outcome.story == (
+        "scorer was lost 3 times within 10 minutes, the last time because of this: RuntimeError: scorer was told to "
+        "crash (logs/scorer-3.log has the traceback). The limit is runtime.max_restarts = 2"
+    )
+    assert [name for name, _ in run.witness.losses] == [SCORER] * 3
+    log = (tmp_path / "logs" / "scorer-3.log").read_text()
+    assert "Traceback" in log
+    assert "and this is a second line" in log
+
+
+def test_what_the_user_has_to_mend_stops_the_run_at_once(cluster: RayCluster, tmp_path: Path) -> None:
+    run = EchoRun(cluster, tmp_path, RunPlan(user_error=PROMPT_SOURCE))
+    outcome = run.play()
+    assert outcome.kind is OutcomeKind.USER_ERROR
+    assert outcome.story == "data.path: rows.jsonl:3: not a JSON object, found '['"
+    assert run.witness.losses == []
+
+
+def test_a_backend_that_fails_on_its_own_thread_ends_its_process_with_the_story(
+    cluster: RayCluster, tmp_path: Path
+) -> None:
+    outcome = EchoRun(cluster, tmp_path, RunPlan(break_backend=True)).play()
+    assert outcome.kind is OutcomeKind.FAILED
+    assert "MemoryError: the device is full" in outcome.story
+
+
+def test_an_actor_that_does_not_end_when_asked_is_killed(cluster: RayCluster, tmp_path: Path) -> None:
+    run = EchoRun(cluster, tmp_path, RunPlan(num_groups=5, stubborn=FILTER))
+    seen: dict[str, ProcessStarted] = {}
+
+    def act(run: EchoRun) -> None:
+        if (process := run.process(FILTER, 1)) is not None:
+            seen[FILTER] = process
+
+    assert run.play(act).kind is OutcomeKind.COMPLETED
+    assert not is_alive(seen[FILTER])
+    assert (FILTER, 1, "ended") not in run.witness.states
+
+
+def test_reports_carry_state_time_accounting_and_figures_of_the_backend(cluster: RayCluster, tmp_path: Path) -> None:
+    run = EchoRun(cluster, tmp_path, RunPlan(num_groups=100))
+    pids: set[float] = set()
+
+    def act(run: EchoRun) -> None:
+        if LEARNER in run.witness.reports:
+            pids.add(run.metric(LEARNER, "echo/pid"))
+
+    run.play(act)
+    learner, engine, scorer = (run.witness.reports[name] for name in (LEARNER, ENGINE, SCORER))
+    assert learner.state == engine.state == "echoing"
+    assert len(pids) == 1
+    assert engine.activities
+    assert all(a.end_s == b.start_s for a, b in zip(engine.activities, engine.activities[1:], strict=False))
+    assert scorer.activities == ()
+
+
+def test_ends_of_processes_are_told_apart() -> None:
+    assert {kind.value for kind in EndKind} == {"asked", "dismissed", "crashed", "user_error"}

@@ -5,7 +5,8 @@ through Scorer and Filter) or FAILED (given up, ``SampleFailed`` is on its way).
 
 Invariants:
 
-* The load of an engine is the number of leases ISSUED to its live incarnation.
+* The load of an engine is the number of leases ISSUED to it; those of an incarnation that was lost count until a
+  census has said what became of them.
 * A lease that is ISSUED names an engine; any other names none.
 """
 
@@ -41,6 +42,8 @@ class Lease(msgspec.Struct):
     round: int = 0
     """The census round in which it was last issued; a census judges only what was issued before it."""
     num_engine_losses: int = 0
+    num_vanished: int = 0
+    """Attempts that no failure ended: their engine was lost, or a message was. They cost no retry."""
     sweep: int = 0
     """Sweep of the overdue timer in which it last showed progress."""
     chunks: list[Part] = []
@@ -125,8 +128,9 @@ class LeaseTable:
                 self.move(lease, LeaseState.LEFT)
 
     def join_engine(self, name: str, epoch: int) -> None:
-        """A new incarnation of an engine, with nothing on it."""
-        self.engines[name] = EngineView(name, epoch)
+        """A new incarnation of an engine. What was on the old one stays in its load until a census moves it."""
+        load = sum(1 for _, lease in self.all_leases() if lease.engine == name)
+        self.engines[name] = EngineView(name, epoch, load=load)
 
     def lose_engine(self, name: str) -> None:
         """An engine is gone. Its leases stay ISSUED until a census has said what became of them."""

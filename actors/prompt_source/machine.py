@@ -235,7 +235,7 @@ class PromptSource:
                 self.table.move(lease, LeaseState.LEFT)
 
     def _on_failure(self, group: LeasedGroup, lease: Lease, reason: str) -> None:
-        if lease.attempt < self.settings.num_retries + lease.num_engine_losses:
+        if lease.attempt < self.settings.num_retries + lease.num_vanished:
             if group.engine == lease.engine:
                 group.engine = ""  # the others of the group may have better luck elsewhere too
             self._issue_again(lease)
@@ -345,7 +345,7 @@ class PromptSource:
         missing: list[tuple[LeasedGroup, Lease]] = []
         for group, lease in list(self.table.all_leases()):
             found = held.get(lease.key)
-            if found is not None:
+            if found is not None and not _is_outdated(lease, found[1]):
                 self._adopt(group, lease, *found)
             elif lease.round < self.census.round and lease.state in (LeaseState.ISSUED, LeaseState.LEFT):
                 missing.append((group, lease))
@@ -367,6 +367,7 @@ class PromptSource:
             self.table.move(lease, LeaseState.LEFT)
 
     def _reissue_missing(self, group: LeasedGroup, lease: Lease, *, was_on_lost: bool) -> None:
+        lease.num_vanished += 1
         lease.num_engine_losses += was_on_lost
         if lease.num_engine_losses > self.settings.max_engine_losses:
             self._give_up(group, lease, f"{lease.num_engine_losses} engines died with it")
@@ -385,5 +386,10 @@ class PromptSource:
             assert not self._is_settled(group.group_id)
             assert group.group_id < self._total
         for _, lease in self.table.all_leases():
-            limit = self.settings.num_retries + lease.num_engine_losses + 1
+            limit = self.settings.num_retries + lease.num_vanished
             assert lease.attempt <= limit or self.settings.epoch > 0, lease
+
+
+def _is_outdated(lease: Lease, found: HeldLease) -> bool:
+    """Whether this is only the record of an attempt that failed before the current one: nobody works on it."""
+    return found.stage is LeaseStage.FAILED and found.attempt < lease.attempt

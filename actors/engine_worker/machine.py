@@ -331,6 +331,8 @@ class EngineWorker:
     def _on_staged(self, manifest: WeightManifest) -> None:
         if self.served is not None and manifest.publish <= self.served.publish:
             self._tell_applied()
+        elif self._applying is not None and manifest.publish <= self._applying.publish:
+            pass  # answered when the swap is done
         elif self._staged is not None and self._staged.publish == manifest.publish:
             self._tell_fetched(manifest, self._staged.digest, "")
         elif self._fetching is None:
@@ -369,8 +371,9 @@ class EngineWorker:
     def _on_commit(self, event: WeightsCommitted) -> None:
         if self.served is not None and event.publish <= self.served.publish:
             self._tell_applied()
-        elif self._commit is None or self._commit.publish < event.publish:
+        elif self._staged is not None and self._staged.publish == event.publish:
             self._commit = event
+        # Otherwise it was meant for the incarnation before this one: this one has not said that it fetched them.
 
     def _begin_swap(self) -> None:
         """Go on with a commit whose weights are staged: drain or interrupt if need be, then apply."""

@@ -157,6 +157,17 @@ def bench(
 
 
 @app.command()
+def report(run: RunFolder = None) -> None:
+    """Write report.html of a run anew, also of one that goes on or was cut off: one page that works offline."""
+    from penstock.runtime.cli.runs import read_record
+    from penstock.runtime.observability.report import write_report
+
+    folder = _folder(run)
+    read_record(folder)
+    console.print(f"wrote {escape(str(write_report(folder)))}")
+
+
+@app.command()
 def schema() -> None:
     """Print the JSON Schema of scenarios, for editors."""
     from penstock.runtime.scenario.schema import schema_text

@@ -8,8 +8,14 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 
 from penstock.runtime.cli.runs import is_alive, read_record
+from penstock.runtime.errors import RunFolderError
+from penstock.runtime.observability.figures import REWARD
+from penstock.runtime.observability.jsonl import BadLineError
+from penstock.runtime.observability.summary import read_summary
+from penstock.runtime.observability.trackers import read_steps
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from rich.console import Console
@@ -27,6 +33,8 @@ def show_status(folder: Path, console: Console) -> int:
     alive = is_alive(record)
     console.print(f"[bold]{escape(record.name)}[/]  {escape(str(folder))}")
     console.print(f"  {_state(record, alive=alive)}")
+    for line in _progress(folder):
+        console.print(f"  {escape(line)}")
     return 0 if record.state == "completed" or (record.state == "running" and alive) else 1
 
 
@@ -37,6 +45,30 @@ def _state(record: RunRecord, *, alive: bool) -> str:
     if alive:
         return f"running for {since}, process {record.pid}"
     return f"vanished: process {record.pid} ended without a word (killed, or the machine went down); began {since} ago"
+
+
+def _progress(folder: Path) -> Iterator[str]:
+    try:
+        steps, summary = read_steps(folder), read_summary(folder)
+    except BadLineError as error:
+        raise RunFolderError(str(error)) from None
+    if not steps:
+        yield "no step yet"
+        return
+    last = steps[-1]
+    ages = sum(age * count for age, count in enumerate(last.staleness_counts)) / max(1, sum(last.staleness_counts))
+    reward = last.metrics.get(REWARD)
+    figures = [f"step {last.version} of {last.num_steps}", f"mean staleness {ages:.2f}"]
+    if reward is not None:
+        figures.insert(1, f"reward {reward:.3f}")
+    yield ", ".join(figures)
+    balance = last.balance if summary is None else summary.balance
+    verdict = "balanced" if balance.is_balanced else "NOT balanced"
+    yield f"{balance.issued} samples issued, {balance.in_system} in the system: {verdict}"
+    if summary is not None:
+        yield summary.story
+        if summary.checkpoint:
+            yield f"checkpoint {summary.checkpoint}"
 
 
 def duration(seconds: float) -> str:

@@ -34,7 +34,7 @@ def penstock(*arguments: str | Path, folder: Path | None = None) -> subprocess.C
 def test_help_lists_every_command() -> None:
     done = penstock("--help")
     assert done.returncode == 0
-    for command in ("run", "simulate", "status", "stop", "doctor", "bench", "schema"):
+    for command in ("run", "simulate", "status", "stop", "doctor", "bench", "report", "schema"):
         assert command in done.stdout
 
 
@@ -61,6 +61,7 @@ def test_every_command_explains_itself(command: str) -> None:
         (["status", "."], "penstock: .: not a run's folder: it has no run.json\n"),
         (["status"], "penstock: runs: no run is there; name the run's folder\n"),
         (["stop", "absent"], "penstock: absent: no such folder\n"),
+        (["report", "absent"], "penstock: absent: no such folder\n"),
         (["bench", "no_such_claim"], "penstock: no benchmark is called 'no_such_claim'; "),
         (["run", SCENARIOS / "sync.yaml", "model.make=null", "model.path=nowhere"], "nowhere: no such folder"),
     ],

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from penstock.messages.training import Balance, CauseCount
 from penstock.runtime.cli.runs import (
     RunRecord,
     close_record,
@@ -26,6 +27,8 @@ from penstock.runtime.cli.runs import (
 )
 from penstock.runtime.cli.status import duration, show_status
 from penstock.runtime.errors import RunFolderError
+from penstock.runtime.observability.figures import REWARD
+from penstock.runtime.observability.trackers import MetricsLog, StepRow
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -166,6 +169,31 @@ def test_a_folder_that_holds_no_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(RunFolderError, match="cannot read it"):
         read_record(tmp_path)
+
+
+def test_status_shows_how_far_a_run_is_and_whether_its_ledger_balances(tmp_path: Path) -> None:
+    open_record(tmp_path, "example")
+    assert "no step yet" in status_of(tmp_path)[1]
+    trained = CauseCount(state="trained", cause="", num_samples=24, num_tokens=900)
+    row = StepRow(
+        version=3,
+        at_s=9.0,
+        num_steps=20,
+        metrics={REWARD: 0.25},
+        staleness_counts=(4, 4),
+        response_lengths=(5,) * 8,
+        group_ids=(1, 2),
+        balance=Balance(issued=30, in_system=6, ended=(trained,)),
+    )
+    log = MetricsLog(tmp_path)
+    log.append(row)
+    log.close()
+    text = status_of(tmp_path)[1]
+    assert "step 3 of 20, reward 0.250, mean staleness 0.50" in text
+    assert "30 samples issued, 6 in the system: balanced" in text
+    (tmp_path / "metrics.jsonl").write_text("{\n{\n")
+    with pytest.raises(RunFolderError, match=r"metrics\.jsonl"):
+        status_of(tmp_path)
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.2, "0 s"), (59.6, "1 min"), (3725, "1 h 2 min 5 s")])

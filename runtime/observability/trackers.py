@@ -24,7 +24,12 @@ if TYPE_CHECKING:
 METRICS_FILE: Final = "metrics.jsonl"
 ACTIVITY_FILE: Final = "activity.jsonl"
 EVENTS_FILE: Final = "events.jsonl"
+"""The event log of a host that has one for all actors."""
+EVENTS_FOLDER: Final = "events"
+"""The event logs of a host whose actors are processes: one for each incarnation."""
 EVENTS_PER_WRITE: Final = 1024
+MAX_DELAY_S: Final = 1.0
+"""An event is in its file when another one follows it so much later, if not before."""
 
 
 class StepRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,6 +163,7 @@ class EventLog:
             path.parent.mkdir(parents=True, exist_ok=True)
         self._file = None if path is None else path.open("wb", buffering=0)
         self._events_per_write = events_per_write
+        self._due_s = MAX_DELAY_S
         self._rows: list[tuple[float, str, int, str, str]] = []
         self._hash = blake2b(digest_size=16)
         self._encoder = msgspec.json.Encoder()
@@ -166,7 +172,8 @@ class EventLog:
         """Add one event: when (seconds since the start of the run), who handled what, and what it was about."""
         rows = self._rows
         rows.append((at_s, actor, epoch, event_name, summary))
-        if len(rows) >= self._events_per_write:
+        if len(rows) >= self._events_per_write or at_s >= self._due_s:
+            self._due_s = at_s + MAX_DELAY_S
             self.flush()
 
     def flush(self) -> None:
@@ -219,6 +226,24 @@ def read_activity(run_folder: Path) -> dict[str, list[ActivityRow]]:
     for row in read_rows(path, ActivityRow) if path.exists() else ():
         lanes.setdefault(row.actor, []).append(row)
     return lanes
+
+
+def event_file(run_folder: Path, actor: str, epoch: int) -> Path:
+    """Where one incarnation of an actor logs its events."""
+    return run_folder / EVENTS_FOLDER / f"{actor.replace('/', '-')}-{epoch}.jsonl"
+
+
+def read_run_events(run_folder: Path) -> list[EventRow]:
+    """The events of a run, of one log or of all actors' logs, by time; those of one actor keep their order.
+
+    Raises:
+        BadLineError: a log is damaged.
+    """
+    paths = sorted((run_folder / EVENTS_FOLDER).glob("*.jsonl"))
+    if (run_folder / EVENTS_FILE).exists():
+        paths.append(run_folder / EVENTS_FILE)
+    rows = [row for path in paths for row in read_events(path)]
+    return sorted(rows, key=lambda row: row.at_s)
 
 
 def read_events(path: Path) -> Iterator[EventRow]:

@@ -1,0 +1,54 @@
+"""Writes what an actor handles to an event log, and lets another observer watch too."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from penstock.runtime.observability.subjects import subject_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.messages.base import Event
+    from penstock.messages.commands import AnyCommand
+    from penstock.messages.wire import Header
+    from penstock.runtime.observability.trackers import EventLog
+    from penstock.runtime.shell import Observer
+
+
+class EventObserver:
+    """Implements ``penstock.runtime.shell.Observer`` for one incarnation of an actor."""
+
+    def __init__(
+        self, log: EventLog, *, name: str, epoch: int, now_s: Callable[[], float], inner: Observer | None = None
+    ) -> None:
+        """
+        Args:
+            log: where the events go; whoever made it closes it.
+            name: of the actor.
+            epoch: its incarnation.
+            now_s: seconds since the start of the run.
+            inner: who else watches, such as a ``TraceObserver``.
+        """
+        self._log = log
+        self._name = name
+        self._epoch = epoch
+        self._now_s = now_s
+        self._inner = inner
+
+    def clock_ns(self) -> int:
+        """Unix time in nanoseconds, or what the inner observer takes for it."""
+        return time.time_ns() if self._inner is None else self._inner.clock_ns()
+
+    def handled(
+        self, event: Event, header: Header | None, start_ns: int, end_ns: int, commands: list[AnyCommand]
+    ) -> None:
+        """Log the event."""
+        self._log.append(self._now_s(), self._name, self._epoch, type(event).__name__, subject_text(event))
+        if self._inner is not None:
+            self._inner.handled(event, header, start_ns, end_ns, commands)
+
+    def trace_of(self, event: Event, cause: bytes) -> bytes:
+        """What the inner observer says, or nothing."""
+        return b"" if self._inner is None else self._inner.trace_of(event, cause)

@@ -1,8 +1,8 @@
-"""Simulated backends for every role that has one, by name."""
+"""Opens the simulated backend of each role."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.backends.engines.simulated import SimulatedEngine
 from penstock.backends.learners.simulated import SimulatedLearner
@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from penstock.backends.protocol import Backend
     from penstock.backends.timers import Timers
 
-PROMPT_TOKENS = 64
-"""Of a simulated prompt."""
+PROMPT_TOKENS: Final = 64
+"""Length of every simulated prompt."""
+PROMPT_LATENCY_S: Final = 0.001
 
 
 def open_simulated(
@@ -30,22 +31,29 @@ def open_simulated(
     timers: Timers,
     judging: JudgingModel | None = None,
 ) -> Backend[Any]:
-    """The simulated backend of a role.
+    """What carries out the commands of this role on the given clock, not started yet.
 
-    Raises:
-        ValueError: the role has no backend.
+    Args:
+        role: of an actor that has a backend.
+        engines: with the model of an engine's latencies.
+        learner: with the model of a learner's.
+        max_response_tokens: of a response.
+        seed: of the run.
+        epoch: incarnation of the actor.
+        timers: the clock.
+        judging: how rewards and verdicts come about; half of the samples get the reward 1 when it is left out.
     """
-    model = judging or JudgingModel()
+    judging = judging or JudgingModel()
     match role:
         case Role.ENGINE_WORKER:
             return SimulatedEngine(engines, max_response_tokens=max_response_tokens, timers=timers)
         case Role.LEARNER:
             return SimulatedLearner(learner.simulated, seed=seed, epoch=epoch, timers=timers)
         case Role.PROMPT_SOURCE:
-            return SimulatedPrompts(seed=seed, prompt_tokens=PROMPT_TOKENS, latency_s=0.0, timers=timers)
+            return SimulatedPrompts(seed=seed, prompt_tokens=PROMPT_TOKENS, latency_s=PROMPT_LATENCY_S, timers=timers)
         case Role.SCORER:
-            return SimulatedScorer(model, seed=seed, timers=timers)
+            return SimulatedScorer(judging, seed=seed, timers=timers)
         case Role.FILTER:
-            return SimulatedJudge(model, seed=seed, timers=timers)
+            return SimulatedJudge(judging, seed=seed, timers=timers)
         case _:
-            raise ValueError(f"{role} has no backend")
+            raise ValueError(f"a {role} has no backend")

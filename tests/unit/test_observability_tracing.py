@@ -379,10 +379,7 @@ def test_a_step_is_linked_to_its_samples_and_to_its_version_and_they_to_it(tmp_p
     for _ in range(2):
         publisher.hear(TimerFired(key="x"), Send("buffer", announced), at=80)
     for actor in (learner, engine, publisher):
-        recorder = SpanRecorder()
-        for span in actor.spans:
-            recorder._spans.append(span)
-        write(tmp_path, actor.name, recorder)
+        write(tmp_path, actor.name, actor.recorder)
 
     rows = {row.name: row for row in read_step(tmp_path, 5) if not row.name.startswith("handle ")}
     assert {name: (row.start_ns, row.end_ns) for name, row in rows.items()} == {
@@ -442,9 +439,7 @@ def test_the_life_of_a_sample_is_one_trace_over_all_actors(tmp_path: Path) -> No
     trained = BatchTrained(version=5, num_trained_tokens=3, num_masked_tokens=0, metrics=())
     actors["learner"].hear(trained, at=90)
     for name, actor in actors.items():
-        recorder = SpanRecorder()
-        recorder._spans.extend(actor.spans)
-        write(tmp_path, name, recorder)
+        write(tmp_path, name, actor.recorder)
 
     rows = read_trace(tmp_path, 12, 3)
     stages = [row for row in rows if not row.name.startswith("handle ")]

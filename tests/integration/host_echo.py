@@ -49,6 +49,7 @@ from penstock.runtime.errors import PreflightError
 
 if TYPE_CHECKING:
     from penstock.backends.protocol import Emit, Fail
+    from penstock.backends.timers import Timers
     from penstock.messages.commands import AnyCommand
     from penstock.messages.membership import HeldLease
 
@@ -256,13 +257,13 @@ UNIONS: dict[Role, Any] = {
 }
 
 
-def build_machine(name: str, plan: RunPlan) -> EchoMachine:
+def build_machine(name: str, plan: RunPlan, *, epoch: int) -> EchoMachine:
     if plan.user_error == name:
         raise PreflightError("data.path: rows.jsonl:3: not a JSON object, found '['")
     return MACHINES.get(role_of(name), EchoMachine)(name, plan)
 
 
-def open_backend(name: str, plan: RunPlan) -> EchoBackend | None:
+def open_backend(name: str, plan: RunPlan, *, epoch: int, timers: Timers) -> EchoBackend | None:
     return EchoBackend(name, plan) if name == LEARNER or name == plan.stubborn else None
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from penstock.actors.machine import Machine
     from penstock.backends.protocol import Backend
+    from penstock.backends.timers import Timers
     from penstock.messages.base import Event
 
 
@@ -24,12 +25,20 @@ class Wiring(Protocol):
     RunPlan: type[msgspec.Struct]
     """What every process of a run knows about it; travels as msgpack."""
 
-    def build_machine(self, name: str, plan: Any, /) -> Machine[Any]:  # noqa: ANN401 - each wiring has its own plan
+    def build_machine(self, name: str, plan: Any, /, *, epoch: int) -> Machine[Any]:  # noqa: ANN401 - of the wiring
         """The actor of this name."""
         ...
 
-    def open_backend(self, name: str, plan: Any, /) -> Backend[Any] | None:  # noqa: ANN401
-        """What carries out its commands, not started yet; None when it has none."""
+    def open_backend(
+        self,
+        name: str,
+        plan: Any,  # noqa: ANN401
+        /,
+        *,
+        epoch: int,
+        timers: Timers,
+    ) -> Backend[Any] | None:
+        """What carries out its commands, not started yet; None when it has none. Simulated ones run on ``timers``."""
         ...
 
     def hears(self, name: str, /) -> frozenset[type[Event]]:

@@ -173,7 +173,7 @@ class RayYard:
         self._actor_class: Any = ray.remote(ActorProcess)
         self._killer_class: Any = ray.remote(NodeKiller)
         self._killers: dict[str, Any] = {}
-        self._warm: Any = ray.remote(num_cpus=0, max_retries=0)(_import_process)
+        self._spare: Any = ray.remote(num_cpus=0, max_retries=0)(_import_process)
 
     def fileno(self) -> int:
         """See :class:`~penstock.runtime.hosts.ray.ports.Yard`, as for the other methods."""
@@ -191,9 +191,8 @@ class RayYard:
         result = actor.run.remote(msgspec.msgpack.encode(boot))
         result.future().add_done_callback(self._on_done(boot.name, boot.epoch))
 
-    def warm_up(self) -> None:
-        """Let Ray keep an idle process that the next replacement can take over."""
-        self._warm.remote()
+    def make_spare(self) -> None:
+        self._spare.remote()  # Ray keeps the worker that ran it, idle, and makes it the next actor
 
     def is_local(self, process: ProcessStarted) -> bool:
         return process.node_id == self._cluster.node_id

@@ -100,7 +100,7 @@ class Links:
         """Handshakes that failed on the way out."""
         self.num_refused = 0
         """Handshakes that failed at the inbox: clients without the key of the run, or that broke off."""
-        self._client_keys = client_keys
+        self.client_keys = client_keys
         self._wakes_on_changes = wakes_on_changes
         self._lines: dict[str, _Line] = {}
         self._zap: ZapHandler | None = None
@@ -115,8 +115,8 @@ class Links:
         inbox = self._inbox = self.context.socket(zmq.ROUTER)
         inbox.linger = inbox.rcvhwm = inbox.sndhwm = 0
         inbox.handshake_ivl = HANDSHAKE_MS
-        if self._client_keys is not None:
-            self._zap = ZapHandler(self.context, admitted=self._client_keys.public)
+        if self.client_keys is not None:
+            self._zap = ZapHandler(self.context, admitted=self.client_keys.public)
             server_keys = make_keys()
             self.server_key = server_keys.public
             inbox.curve_server = True
@@ -146,9 +146,9 @@ class Links:
         socket.heartbeat_ttl = HEARTBEAT_TTL_MS
         socket.handshake_ivl = HANDSHAKE_MS
         socket.reconnect_ivl, socket.reconnect_ivl_max = RECONNECT_MS, RECONNECT_MAX_MS
-        if self._client_keys is not None:
-            socket.curve_publickey = self._client_keys.public
-            socket.curve_secretkey = self._client_keys.secret
+        if self.client_keys is not None:
+            socket.curve_publickey = self.client_keys.public
+            socket.curve_secretkey = self.client_keys.secret
             socket.curve_serverkey = address.server_key
         monitor = socket.get_monitor_socket(_LINE_EVENTS)
         if self._wakes_on_changes:

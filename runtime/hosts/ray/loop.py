@@ -27,6 +27,7 @@ import msgspec
 import zmq
 
 from penstock.backends.stores.sqlite import SqliteStore
+from penstock.backends.timers import ThreadTimers
 from penstock.messages.base import Metric
 from penstock.messages.commands import FailRun, ReplaceActor
 from penstock.messages.names import BUFFER, LEARNER, SUPERVISOR, is_engine
@@ -125,8 +126,9 @@ class ActorLoop:
         self._store = SqliteStore(Path(boot.run_folder) / LEDGER_FILE) if boot.name == BUFFER else None
         if self._store is not None:
             self._store.claim(boot.epoch)
-        self._backend: Backend[Any] | None = wiring.open_backend(boot.name, plan)
-        self._machine: Machine[Any] = wiring.build_machine(boot.name, plan)
+        self._timers = ThreadTimers(self._fail)
+        self._backend: Backend[Any] | None = wiring.open_backend(boot.name, plan, epoch=boot.epoch, timers=self._timers)
+        self._machine: Machine[Any] = wiring.build_machine(boot.name, plan, epoch=boot.epoch)
         is_accounted = boot.name == LEARNER or is_engine(boot.name)
         self._accounted = cast("Accounted", self._machine) if is_accounted else None
         self._activities = ActivityClock(clock.now_s()) if is_accounted else None
@@ -156,7 +158,7 @@ class ActorLoop:
         """
         self._await_directory()
         if self._backend is not None:
-            self._backend.start(self._answers.put, lambda error: self._answers.put(_Failure(error)))
+            self._backend.start(self._answers.put, self._fail)
         self.shell.start()
         held, self._held = self._held, []
         for header, event in held:
@@ -177,9 +179,13 @@ class ActorLoop:
         """Close the backend and the ledger; the sockets stay open, so that the last events can leave."""
         if self._backend is not None:
             self._backend.close(CLOSE_TIMEOUT_S)
+        self._timers.close(CLOSE_TIMEOUT_S)
         if self._store is not None:
             self._store.close()
         self._answers.close()
+
+    def _fail(self, error: BaseException) -> None:
+        self._answers.put(_Failure(error))
 
     def _await_directory(self) -> None:
         deadline_s = self.now_s() + DIRECTORY_TIMEOUT_S

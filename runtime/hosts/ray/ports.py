@@ -46,6 +46,10 @@ class Yard(Protocol):
         """Kill a process, whatever state it is in."""
         ...
 
+    def make_spare(self) -> None:
+        """Everybody is there: have a process ready that the next replacement can take over."""
+        ...
+
     def ended(self) -> list[EndedProcess]:
         """Whose ``run`` is over since the last call."""
         ...

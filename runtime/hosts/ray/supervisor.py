@@ -257,6 +257,8 @@ class Supervisor:
         self._broadcast(change, but=incarnation.name)
         self._send_whole(incarnation, now_s)
         self._sink.on_actor(incarnation.name, incarnation.epoch, "up")
+        if len(self._crew) == len(self.settings.names) and all(one.process is not None for one in self._crew.values()):
+            self._yard.make_spare()
         _log.info("%s %d is process %d", incarnation.name, incarnation.epoch, started.pid)
 
     def _on_beat(self, incarnation: Incarnation, beat: ProcessBeat, now_s: float) -> None:

@@ -1,0 +1,150 @@
+"""The driver: the process that starts Ray and supervises one run, and the call that ``penstock run`` makes for it.
+
+Invariants:
+
+* The terminal belongs to the view and to the story. Whatever Ray or a library prints goes to ``logs/driver.log``.
+* Nothing of Ray is left when the summary is shown: embedded Ray is ended first, which takes a tenth of a second.
+* The process ends through ``os._exit``. Ray's own way out waits for processes that are gone already.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from penstock.runtime.errors import UserError
+from penstock.runtime.hosts.ray.job import STORY_PIPE_VARIABLE, DriverEnd, DriverJob, DriverReady, DriverWord, read_job
+from penstock.runtime.hosts.ray.ports import OutcomeKind
+from penstock.runtime.hosts.ray.processes import become_subreaper, end_with_parent
+from penstock.runtime.observability.live import LiveView
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from penstock.runtime.hosts.ray.ports import Outcome
+    from penstock.runtime.scenario import Scenario
+
+DRIVER_LOG: Final = "logs/driver.log"
+STDIN: Final = 0
+
+_log: Final = logging.getLogger(__name__)
+
+
+def run_scenario(scenario: Scenario, scenario_path: Path, run_folder: Path, console: Console) -> int:
+    """Run a scenario on Ray until it has ended; the exit code.
+
+    Args:
+        scenario: resolved.
+        scenario_path: where it came from, for the log.
+        run_folder: a folder for this run alone, absolute.
+        console: the terminal. The driver draws on the same one; here only the last word is said.
+
+    Raises:
+        UserError: something that the user gave cannot be used.
+    """
+    from penstock.runtime.hosts.ray.cluster import make_temp_folder
+    from penstock.runtime.hosts.ray.launcher import launch
+
+    job = DriverJob(
+        run_id=run_folder.name,
+        run_folder=str(run_folder),
+        temp_folder=str(make_temp_folder()),
+        scenario=scenario,
+        scenario_path=str(scenario_path),
+    )
+    end = launch(job)
+    if console.is_terminal:
+        console.show_cursor()  # a view that was killed has hidden it
+    if end.kind is OutcomeKind.USER_ERROR:
+        raise UserError(end.story)
+    if end.exit_code:
+        sys.stderr.write(f"penstock: {end.story}\n")
+    return end.exit_code
+
+
+def main() -> None:
+    """The driver's process; never returns."""
+    end_with_parent(signal.SIGTERM)
+    become_subreaper()
+    job = read_job(STDIN)
+    story_pipe = int(os.environ[STORY_PIPE_VARIABLE])
+    os.set_inheritable(story_pipe, False)
+    terminal = _take_terminal(Path(job.run_folder) / DRIVER_LOG)
+    say = _Speaker(story_pipe)
+    exit_code = 1
+    try:
+        end = _drive(job, terminal, say)
+        say(end)
+        exit_code = end.exit_code
+    except Exception:  # the edge of the process: the launcher tells where the story is
+        _log.exception("the driver failed")
+    terminal.file.flush()
+    logging.shutdown()
+    os._exit(exit_code)
+
+
+class _Speaker:
+    """Tells the launcher."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def __call__(self, word: DriverWord) -> None:
+        os.write(self._descriptor, msgspec.json.encode(word) + b"\n")
+
+
+def _take_terminal(log: Path) -> Console:
+    """A console on what was standard output; the descriptors 1 and 2 go to the log from here on."""
+    from rich.console import Console
+
+    log.parent.mkdir(parents=True, exist_ok=True)
+    console = Console(file=os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8"), highlight=False)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    return console
+
+
+def _drive(job: DriverJob, terminal: Console, say: _Speaker) -> DriverEnd:
+    _log.info("run %s of %s", job.run_id, job.scenario_path)
+    options = job.scenario.run
+    with LiveView(options.name, options.num_steps, terminal) as view:
+        # On a terminal the view redirects these two to itself; what libraries print is for the log.
+        sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+        sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+        view.phase("starting")
+        from penstock.runtime.hosts.ray.session import Session
+
+        started_s = time.monotonic()
+        try:
+            outcome = Session(job, view, on_ready=lambda: say(DriverReady())).run()
+        except UserError as error:
+            return DriverEnd(kind=OutcomeKind.USER_ERROR, story=str(error), exit_code=2)
+        _log.info("the run took %.1f s", time.monotonic() - started_s)
+        return DriverEnd(kind=outcome.kind, story=outcome.story, exit_code=exit_code_of(outcome))
+
+
+def exit_code_of(outcome: Outcome) -> int:
+    """What the shell is told."""
+    match outcome.kind:
+        case OutcomeKind.COMPLETED:
+            return 0
+        case OutcomeKind.STOPPED:
+            return 128 + (outcome.signal or signal.SIGTERM)
+        case OutcomeKind.USER_ERROR:
+            return 2
+        case OutcomeKind.FAILED:
+            return 1
+
+
+if __name__ == "__main__":
+    main()

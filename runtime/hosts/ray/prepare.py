@@ -1,0 +1,126 @@
+"""What a run needs before its actors start: the model, the length of the dataset, the way of the weights.
+
+It runs as a process of its own, beside the start of Ray: it needs torch and a tokenizer, which the driver never does,
+and both together take as long as the longer of them.
+
+```
+driver ── DriverJob, msgpack, on stdin ──► this process ── one JSON object a line on stdout ──► driver
+```
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+import msgspec
+
+from penstock.messages.base import Value
+from penstock.runtime.errors import PreflightError, UserError
+from penstock.runtime.hosts.ray.job import DriverJob
+from penstock.runtime.wiring import RunPlan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MODEL_FOLDER: Final = "model"
+SIMULATED_ROWS: Final = 1 << 20
+"""Simulated prompts are made as they are asked for."""
+
+
+class PhaseBegun(Value, frozen=True, tag=True):
+    """What is being done now, for the terminal."""
+
+    text: str
+
+
+class Prepared(Value, frozen=True, tag=True):
+    """All done."""
+
+    plan: RunPlan
+
+
+class PreparationFailed(Value, frozen=True, tag=True):
+    """The user has to change something."""
+
+    message: str
+
+
+Preparation = PhaseBegun | Prepared | PreparationFailed
+
+
+def prepare(job: DriverJob, tell: Callable[[str], None]) -> RunPlan:
+    """Do it.
+
+    Raises:
+        ValueError: the scenario cannot be run here. The subclasses of our own are the user's to mend.
+    """
+    scenario = job.scenario
+    needs_model = "torch" in (scenario.engines.backend, scenario.learner.backend)
+    folder = Path(scenario.model.path) if scenario.model.path else Path(job.run_folder) / MODEL_FOLDER
+    if needs_model and scenario.model.make is not None:
+        tell("making the model")
+        from penstock.backends.models.make import make_model
+        from penstock.backends.models.progress import no_progress_bars
+
+        with no_progress_bars():
+            make_model(scenario.model.make, folder, scenario.run.seed)
+    return RunPlan(
+        scenario=scenario,
+        run_id=job.run_id,
+        run_folder=job.run_folder,
+        model_folder=str(folder) if needs_model else "",
+        num_rows=_num_rows(job, folder, tell),
+        transport=_transport(job, folder),
+    )
+
+
+def _num_rows(job: DriverJob, folder: Path, tell: Callable[[str], None]) -> int:
+    scenario = job.scenario
+    if scenario.engines.backend == "simulated":
+        return SIMULATED_ROWS
+    tell("reading the dataset")
+    from penstock.backends.data.dataset import load_dataset
+
+    dataset = load_dataset(scenario.data, folder, seed=scenario.run.seed, max_context=scenario.model.max_context)
+    if not dataset.num_rows:
+        raise PreflightError(f"data.path: {scenario.data.path}: there is not one row to train on")
+    return dataset.num_rows
+
+
+def _transport(job: DriverJob, folder: Path) -> Literal["shared_memory", "disk"]:
+    scenario = job.scenario
+    if scenario.learner.backend == "simulated":
+        return "shared_memory"
+    from penstock.backends.weights.preflight import check_transport, model_size_bytes
+
+    size_bytes = model_size_bytes(folder, scenario.model.dtype)
+    return check_transport(scenario.weights.transport, size_bytes=size_bytes, folder=Path(job.run_folder)).transport
+
+
+def main() -> int:
+    """Prepare the job on stdin."""
+    out = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # what libraries print belongs to the log, not to the protocol
+    job = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=DriverJob)
+
+    def say(message: Preparation) -> None:
+        out.write(msgspec.json.encode(message) + b"\n")
+
+    try:
+        plan = prepare(job, lambda text: say(PhaseBegun(text)))
+    except UserError as error:
+        say(PreparationFailed(str(error)))
+    except ValueError as error:
+        if not type(error).__module__.startswith("penstock."):
+            raise
+        say(PreparationFailed(str(error)))
+    else:
+        say(Prepared(plan))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,235 @@
+"""One run from the driver's side: prepare, start Ray, supervise, end, sum up.
+
+Invariants:
+
+* Whatever goes wrong, Ray and every process of the run are ended before this returns or raises.
+* Every report is written to the run's folder before it is shown.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from penstock.messages.names import LEARNER, SUPERVISOR
+from penstock.messages.training import Activity, Balance, RunFinished
+from penstock.runtime.errors import PreflightError
+from penstock.runtime.hosts.ray.boot import Boot
+from penstock.runtime.hosts.ray.cluster import RayCluster, RayStartError, RayYard, prepare_environment
+from penstock.runtime.hosts.ray.control import Address
+from penstock.runtime.hosts.ray.keys import make_keys
+from penstock.runtime.hosts.ray.links import Links
+from penstock.runtime.hosts.ray.loop import RunClock
+from penstock.runtime.hosts.ray.placement import gpu_shares
+from penstock.runtime.hosts.ray.ports import Outcome, OutcomeKind, SupervisorSettings
+from penstock.runtime.hosts.ray.preparation import PreparationProcess
+from penstock.runtime.hosts.ray.processes import kill_descendants
+from penstock.runtime.hosts.ray.signals import Signals
+from penstock.runtime.hosts.ray.supervisor import SUPERVISOR_EPOCH, Supervisor
+from penstock.runtime.observability.metrics import MetricsPortError, RunMetrics, serve_metrics
+from penstock.runtime.observability.nvml import start_gpu_sampler
+from penstock.runtime.observability.recorder import RunFacts, RunRecorder
+from penstock.runtime.observability.summary import machine_facts
+from penstock.runtime.observability.traces import open_traces
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.messages.training import ActorReported, StepReported
+    from penstock.runtime.hosts.ray.job import DriverJob
+    from penstock.runtime.observability.live import LiveView
+
+STDIN: Final = 0
+GPU_CLOSE_S: Final = 0.5
+LEFTOVERS_S: Final = 2.0
+
+_log: Final = logging.getLogger(__name__)
+
+
+class Session:
+    """One run. Implements ``penstock.runtime.hosts.ray.ports.RunSink``."""
+
+    def __init__(self, job: DriverJob, view: LiveView, *, on_ready: Callable[[], None]) -> None:
+        self._job = job
+        self._view = view
+        self._on_ready = on_ready
+        self._started_unix_s = time.time()
+        self._clock = RunClock(self._started_unix_s)
+        self._folder = Path(job.run_folder)
+        self._up: set[str] = set()
+        self._names: tuple[str, ...] = ()
+        self._is_training = False
+        self._last_step: StepReported | None = None
+
+    def run(self) -> Outcome:
+        """From the start to the end.
+
+        Raises:
+            UserError: something that the user gave cannot be used.
+            RayStartError: Ray could not be started.
+        """
+        job, scenario = self._job, self._job.scenario
+        with ExitStack() as stack:
+            stack.callback(kill_descendants, timeout_s=LEFTOVERS_S)
+            preparation = PreparationProcess(job) if job.plan is None else None
+            prepare_environment(scenario.runtime.ray_address)
+            self._recorder = self._open_recorder(stack)
+            self._view.phase("starting Ray")
+            try:
+                cluster = RayCluster(address=scenario.runtime.ray_address, temp_folder=Path(job.temp_folder))
+            except RayStartError as error:
+                raise PreflightError(str(error)) from error
+            stack.callback(cluster.stop)
+            plan = job.plan
+            if preparation is not None:
+                plan = msgspec.msgpack.encode(preparation.finish(self._view.phase))
+            assert plan is not None
+            outcome = self._supervise(cluster, plan)
+        self._finish(outcome)
+        return outcome
+
+    def _open_recorder(self, stack: ExitStack) -> RunRecorder:
+        scenario = self._job.scenario
+        run, staleness = scenario.run, scenario.staleness
+        metrics = None
+        if scenario.observability.metrics_port is not None:
+            metrics = RunMetrics(scenario=run.name, policy=staleness.policy, num_steps=run.num_steps)
+            try:
+                server = serve_metrics(scenario.observability.metrics_port, metrics.registry)
+            except MetricsPortError as error:
+                raise PreflightError(str(error)) from error
+            stack.callback(server.close)
+            self._view.note(f"metrics: http://127.0.0.1:{server.port}/metrics")
+        sampler = start_gpu_sampler(self._folder, now_s=self._clock.now_s)
+        if sampler is not None:
+            stack.callback(sampler.close, GPU_CLOSE_S)
+        facts = RunFacts(
+            scenario=run.name,
+            seed=run.seed,
+            policy=staleness.policy,
+            staleness_bound=staleness.max_staleness or 0,
+            num_steps=run.num_steps,
+            progress_tokens=scenario.engines.progress_tokens,
+            machine=machine_facts(),
+            report=scenario.observability.report,
+        )
+        started_at = datetime.fromtimestamp(self._started_unix_s, UTC).astimezone()
+        return RunRecorder(self._folder, facts, view=self._view, metrics=metrics, started_at=started_at)
+
+    # --- the run ----------------------------------------------------------------------------------------------
+
+    def _supervise(self, cluster: RayCluster, plan: bytes) -> Outcome:
+        job, runtime = self._job, self._job.scenario.runtime
+        self._names = job.names or _names_of(job)
+        links = Links(
+            client_keys=make_keys() if runtime.encrypt else None, host=cluster.node_host, wakes_on_changes=True
+        )
+        yard = RayYard(cluster, resources=gpu_shares(job.scenario, cluster.num_gpus()))
+        settings = SupervisorSettings(
+            names=self._names, heartbeat_timeout_s=runtime.heartbeat_timeout_s, max_restarts=runtime.max_restarts
+        )
+        with Signals() as signals:  # after ray.init, which takes SIGTERM for itself
+            supervisor = Supervisor(
+                settings,
+                boot_of=self._boots(links, cluster, plan),
+                links=links,
+                yard=yard,
+                sink=self,
+                signals=signals,
+                lifeline=STDIN,
+            )
+            self._on_ready()
+            self._tell_start()
+            try:
+                return supervisor.run()
+            finally:
+                links.close(linger_ms=0)
+
+    def _boots(self, links: Links, cluster: RayCluster, plan: bytes) -> Callable[[str, int], Boot]:
+        job, runtime, observability = self._job, self._job.scenario.runtime, self._job.scenario.observability
+        common = Boot(
+            run_id=job.run_id,
+            run_folder=job.run_folder,
+            started_unix_s=self._started_unix_s,
+            name="",
+            epoch=0,
+            names=self._names,
+            supervisor=Address(SUPERVISOR, SUPERVISOR_EPOCH, links.endpoint, links.server_key),
+            client_keys=links.client_keys,
+            host="127.0.0.1" if cluster.is_embedded else None,
+            heartbeat_s=runtime.heartbeat_s,
+            resend_after_s=runtime.resend_after_s,
+            validate=False,
+            trace_salt=open_traces(self._folder) if observability.tracing else b"",
+            trace_fraction=observability.trace_fraction,
+            otlp_endpoint=observability.otlp_endpoint,
+            wiring=job.wiring,
+            plan=plan,
+        )
+        return lambda name, epoch: msgspec.structs.replace(common, name=name, epoch=epoch)
+
+    def _finish(self, outcome: Outcome) -> None:
+        finished = outcome.finished or self._last_word()
+        self._recorder.finish(
+            msgspec.structs.replace(finished, completed=outcome.kind is OutcomeKind.COMPLETED, story=outcome.story),
+            self._clock.now_s(),
+        )
+
+    def _last_word(self) -> RunFinished:
+        """What the last step said, for a Buffer that can say nothing any more."""
+        step = self._last_step
+        if step is None:
+            empty = Balance(issued=0, in_system=0, ended=())
+            return RunFinished(completed=False, story="", version=0, max_staleness=0, balance=empty)
+        return RunFinished(
+            completed=False,
+            story="",
+            version=step.version,
+            max_staleness=self._recorder.figures.max_staleness,
+            balance=step.balance,
+        )
+
+    # --- what the supervisor tells ----------------------------------------------------------------------------
+
+    def on_step(self, report: StepReported) -> None:
+        """See :class:`~penstock.runtime.hosts.ray.ports.RunSink`, as for the other methods."""
+        self._last_step = report
+        self._recorder.step(report, self._clock.now_s())
+
+    def on_report(self, report: ActorReported) -> None:
+        self._recorder.actor(report, self._clock.now_s())
+        if self._is_training or report.name != LEARNER or not report.activities:
+            return
+        if len(self._up) == len(self._names) and report.activities[-1].activity is not Activity.STARTING:
+            self._is_training = True
+            self._recorder.training_begins(self._clock.now_s())
+
+    def on_actor(self, name: str, epoch: int, state: str) -> None:
+        _log.info("%s %d: %s", name, epoch, state)
+        if state == "up" and len(self._up) < len(self._names):
+            self._up.add(name)
+            self._tell_start()
+
+    def _tell_start(self) -> None:
+        if len(self._up) < len(self._names):
+            self._view.phase(f"starting the actors: {len(self._up)} of {len(self._names)}")
+        else:
+            self._view.phase("loading the model")
+
+    def on_lost(self, name: str, cause: str) -> None:
+        self._recorder.lost(name, f"{name} was lost: {cause}")
+
+    def on_turn(self) -> None:
+        """The view draws by itself."""
+
+
+def _names_of(job: DriverJob) -> tuple[str, ...]:
+    from penstock.runtime.wiring import actor_names
+
+    return actor_names(job.scenario)

@@ -5,6 +5,7 @@ Invariants:
 * Group ids are issued in order and never reused. Ordinals (places in the stream of prompts) are issued in order too,
   but for those of stale groups, which are granted anew.
 * The spans of the snapshot cover every group above the settled floor.
+* How often a prompt was granted anew is remembered until it has ended.
 """
 
 from __future__ import annotations
@@ -37,6 +38,11 @@ class Grants:
             return None
         return self._num_prompts - self._next_ordinal + len(self._again)
 
+    @property
+    def num_requeued(self) -> int:
+        """Prompts that were granted anew and have not ended."""
+        return len(self._num_requeued)
+
     def grant(self, number: int, *, min_version: int, deadline_version: int) -> list[GrantSpan]:
         """Grant so many groups; the spans are new ones, for the ledger."""
         new: list[GrantSpan] = []
@@ -51,10 +57,15 @@ class Grants:
     def requeue(self, ordinal: int) -> bool:
         """Grant this prompt again, unless it has been granted again often enough."""
         if self._num_requeued[ordinal] >= self._max_requeues:
+            self.ended(ordinal)
             return False
         self._num_requeued[ordinal] += 1
         self._again.append(ordinal)
         return True
+
+    def ended(self, ordinal: int) -> None:
+        """This prompt will not be granted again."""
+        self._num_requeued.pop(ordinal, None)
 
     def snapshot(self, floor: int) -> tuple[GrantSpan, ...]:
         """The spans that reach above the settled floor; those below are forgotten."""

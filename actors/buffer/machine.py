@@ -160,6 +160,7 @@ class Buffer:
         if tracked is None or tracked.status is not Status.GRANTED:
             return
         self._close(tracked, event.ended)
+        self.grants.ended(tracked.ordinal)
         self._num_rejected_since_batch += 1
         limit = self.settings.max_rejected_batches * self.settings.groups_per_batch
         if self._num_rejected_since_batch >= limit:
@@ -197,7 +198,7 @@ class Buffer:
             )
         )
         for group in batch.groups:
-            self.table.remove(group.group_id)
+            self.grants.ended(self.table.remove(group.group_id).ordinal)
             self.accounts.trained(group.samples, group.ended)
         self.version, self.open_batch, self._learner_waits = event.version, None, True
         self._num_trained += len(group_ids)

@@ -167,6 +167,10 @@ def refusal(event: PolicyChanged, *, publish_every: int) -> str:
         return f"no policy is called {event.policy!r}"
     if defaults.fixed_staleness and event.max_staleness != defaults.max_staleness:
         return f"{event.policy} has a max_staleness of {defaults.max_staleness}, got {event.max_staleness}"
+    if event.update_mode not in defaults.update_modes:
+        return (
+            f"{event.policy} cannot update engines by {event.update_mode}, only by {', '.join(defaults.update_modes)}"
+        )
     if event.max_staleness < publish_every - 1:
         return f"publish_every is {publish_every}, that needs a max_staleness of at least {publish_every - 1}"
     return ""

@@ -85,13 +85,14 @@ class GroupTable:
             groups.append(tracked.payload)
         return tuple(groups)
 
-    def remove(self, group_id: int) -> None:
+    def remove(self, group_id: int) -> TrackedGroup:
         """A group leaves, from whatever status."""
         tracked = self._groups.pop(group_id)
         if tracked.status is Status.LEASED:
             self._num_leased -= 1
         else:
             self._leave(tracked)
+        return tracked
 
     def _leave(self, tracked: TrackedGroup) -> None:
         _decrement(self._unleased, tracked.deadline)

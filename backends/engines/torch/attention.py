@@ -8,7 +8,7 @@ Padding exists only in here: :class:`RaggedRows` spreads packed rows over ``[B, 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # the name that every reader of torch code knows
@@ -20,6 +20,14 @@ if TYPE_CHECKING:
     from penstock.backends.engines.torch.config import ModelConfig
 
 
+class Attention(Protocol):
+    """One layer's attention over the rows of one forward pass; their keys and values are in the cache already."""
+
+    def __call__(self, layer: int, heads: torch.Tensor) -> torch.Tensor:
+        """``heads [N, Q + 2K, D]``, rotated, to context vectors ``[N, Q·D]``."""
+        ...
+
+
 class DecodeAttention:
     """One query per slot against the first ``reach`` positions of its cache.
 
@@ -28,27 +36,23 @@ class DecodeAttention:
     """
 
     def __init__(self, config: ModelConfig, cache: KeyValueCache, num_running: int, reach: int) -> None:
-        self._cache = cache
+        self.num_running = num_running
         self._views = cache.views(num_running, reach)
+        self._reach = reach
         self._num_heads = config.num_heads
-        self._grouped = (config.num_kv_heads, config.group_size, config.head_dim)
-        self._addresses: torch.Tensor | None = None
+        self._grouped = (num_running, config.num_kv_heads, config.group_size, config.head_dim)
         self._mask: torch.Tensor | None = None
 
-    def at(self, addresses: torch.Tensor, mask: torch.Tensor) -> DecodeAttention:
-        """Set what changes at each step: where this step's keys and values go, and the additive mask ``[n, reach]``
-        in the model's dtype."""
-        self._addresses = addresses
-        self._mask = mask[:, None, None]
+    def under(self, mask: torch.Tensor) -> DecodeAttention:
+        """Take this step's additive mask ``[n, C]``, in the model's dtype."""
+        self._mask = mask[:, None, None, : self._reach]
         return self
 
     def __call__(self, layer: int, heads: torch.Tensor) -> torch.Tensor:
-        assert self._addresses is not None
-        self._cache.write(layer, self._addresses, heads[:, self._num_heads :])
         keys, values = self._views[layer]
-        queries = heads[:, : self._num_heads].view(heads.shape[0], *self._grouped)
+        queries = heads[:, : self._num_heads].view(self._grouped)
         context = F.scaled_dot_product_attention(queries, keys, values, attn_mask=self._mask)
-        return context.reshape(heads.shape[0], -1)
+        return context.reshape(self.num_running, -1)
 
 
 class RaggedRows(NamedTuple):
@@ -92,30 +96,17 @@ class RaggedRows(NamedTuple):
 
 
 class FreshAttention:
-    """Contexts from their first token: causal within each, nothing read from the cache.
+    """Contexts from their first token: causal within each, nothing read from the cache."""
 
-    With ``cache``, keys and values are stored at ``addresses``; without, they are forgotten (scoring).
-    """
-
-    def __init__(
-        self,
-        config: ModelConfig,
-        rows: RaggedRows,
-        cache: KeyValueCache | None = None,
-        addresses: torch.Tensor | None = None,
-    ) -> None:
+    def __init__(self, config: ModelConfig, rows: RaggedRows) -> None:
         self._config = config
         self._rows = rows
-        self._cache = cache
-        self._addresses = addresses
 
     def __call__(self, layer: int, heads: torch.Tensor) -> torch.Tensor:
         num_heads, num_kv_heads = self._config.num_heads, self._config.num_kv_heads
-        if self._cache is not None and self._addresses is not None:
-            self._cache.write(layer, self._addresses, heads[:, num_heads:])
-        queries = self._rows.spread(heads[:, :num_heads])
-        stored = self._rows.spread(heads[:, num_heads:])
-        keys, values = stored[:, :num_kv_heads], stored[:, num_kv_heads:]
+        spread = self._rows.spread(heads)
+        queries = spread[:, :num_heads]
+        keys, values = spread[:, num_heads : num_heads + num_kv_heads], spread[:, num_heads + num_kv_heads :]
         context = F.scaled_dot_product_attention(
             queries, _per_query(keys, self._config), _per_query(values, self._config), is_causal=True
         )
@@ -126,20 +117,13 @@ class ContinuedAttention:
     """Further tokens of contexts whose first ``starts[b]`` positions are in the cache already."""
 
     def __init__(
-        self,
-        config: ModelConfig,
-        rows: RaggedRows,
-        cache: KeyValueCache,
-        addresses: torch.Tensor,
-        slots: torch.Tensor,
-        starts: torch.Tensor,
+        self, config: ModelConfig, rows: RaggedRows, cache: KeyValueCache, slots: torch.Tensor, starts: torch.Tensor,
         reach: int,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """``slots [B]`` and ``starts [B]`` of the sequences; ``reach`` is beyond the last position of each."""
         self._config = config
         self._rows = rows
         self._cache = cache
-        self._addresses = addresses
         self._slots = slots
         self._reach = reach
         device = slots.device
@@ -147,14 +131,27 @@ class ContinuedAttention:
         self._mask = (torch.arange(reach, device=device) <= last_seen[..., None])[:, None]
 
     def __call__(self, layer: int, heads: torch.Tensor) -> torch.Tensor:
-        num_heads = self._config.num_heads
-        self._cache.write(layer, self._addresses, heads[:, num_heads:])
-        queries = self._rows.spread(heads[:, :num_heads])
+        queries = self._rows.spread(heads[:, : self._config.num_heads])
         keys, values = self._cache.gathered(layer, self._slots, self._reach)
         context = F.scaled_dot_product_attention(
             queries, _per_query(keys, self._config), _per_query(values, self._config), attn_mask=self._mask
         )
         return self._rows.collect(context)
+
+
+class DecodeAndPrefill:
+    """Decode rows first, the rows of a prefill after them; given only the former, it computes only those."""
+
+    def __init__(self, decode: DecodeAttention, prefill: Attention) -> None:
+        self._decode = decode
+        self._prefill = prefill
+
+    def __call__(self, layer: int, heads: torch.Tensor) -> torch.Tensor:
+        num_running = self._decode.num_running
+        if heads.shape[0] == num_running:
+            return self._decode(layer, heads)
+        decoded = self._decode(layer, heads[:num_running])
+        return torch.cat((decoded, self._prefill(layer, heads[num_running:])))
 
 
 def _per_query(heads: torch.Tensor, config: ModelConfig) -> torch.Tensor:

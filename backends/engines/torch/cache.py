@@ -1,6 +1,6 @@
 """The KV cache: one preallocated tensor, addressed by slot, never gathered while decoding.
 
-Legend: L layers, S slots, K key and value heads, C positions, D head dimension.
+Legend: L layers, S slots, K key and value heads, C positions, D head dimension, N tokens.
 
 Invariants:
 
@@ -41,9 +41,13 @@ class KeyValueCache:
         heads = torch.arange(num_slots * 2 * config.num_kv_heads, device=device)
         self._first = (heads * self.capacity).view(num_slots, 2 * config.num_kv_heads)
 
-    def addresses(self, slots: torch.Tensor | slice, positions: torch.Tensor) -> torch.Tensor:
-        """Where ``write`` puts the heads of ``N`` tokens: ``slots [N]`` (or a slice of them), ``positions [N]``."""
-        return (self._first[slots] + positions[:, None]).flatten()
+    def running_addresses(self, positions: torch.Tensor) -> torch.Tensor:
+        """Where the heads of one token of each of the first slots go: ``positions [n]`` to ``[n·2K]``."""
+        return (self._first[: positions.shape[0]] + positions[:, None]).view(-1)
+
+    def addresses(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Where the heads of N tokens go: ``slots [N]`` and ``positions [N]`` to ``[N·2K]``."""
+        return (self._first.index_select(0, slots) + positions[:, None]).view(-1)
 
     def write(self, layer: int, addresses: torch.Tensor, heads: torch.Tensor) -> None:
         """Store ``heads [N, 2K, D]`` of N tokens."""

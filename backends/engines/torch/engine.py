@@ -15,15 +15,15 @@ Not thread-safe: one thread calls everything.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, cast
 
 import torch
 
 from penstock.backends.engines.torch.admission import Admission
-from penstock.backends.engines.torch.attention import DecodeAttention, FreshAttention, RaggedRows
+from penstock.backends.engines.torch.attention import DecodeAndPrefill, DecodeAttention, FreshAttention, RaggedRows
 from penstock.backends.engines.torch.cache import KeyValueCache, round_up
-from penstock.backends.engines.torch.model import DecoderModel
+from penstock.backends.engines.torch.model import DecoderModel, Rows
 from penstock.backends.engines.torch.requests import (
     Advanced,
     Ended,
@@ -39,11 +39,14 @@ from penstock.backends.engines.torch.sampling import Sampler
 from penstock.backends.engines.torch.slots import PromptIndex, SlotState
 from penstock.backends.engines.torch.stopping import EndReason, StopStrings, StopStringWatch
 from penstock.backends.engines.torch.weights import FusedWeights
+from penstock.messages.arrays import tokens_view
 from penstock.messages.samples import Part
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping
 
+    from penstock.backends.engines.torch.admission import Prefill
+    from penstock.backends.engines.torch.attention import Attention
     from penstock.backends.engines.torch.config import ModelConfig
 
 MAX_SCORED_ROWS: Final = 512
@@ -101,13 +104,13 @@ class TorchEngine:
         with torch.inference_mode():
             fold = dtype == torch.float32 and device.type == "cpu"
             self._weights = FusedWeights(config, dtype, device, fold=fold)
-            self._model = DecoderModel(self._weights, settings.max_context)
             self._cache = KeyValueCache(config, settings.num_slots, settings.max_context, dtype, device)
+            self._model = DecoderModel(self._weights, self._cache, settings.max_context)
             self._slots = SlotState(settings.num_slots, self._cache, dtype, device)
             self._stops = torch.zeros(config.vocab_size, dtype=torch.bool, device=device)
             self._stops[sorted(settings.stop_token_ids)] = True
         self._prompts = PromptIndex(settings.num_slots)
-        self._admission = Admission(self._model, self._cache, self._prompts)
+        self._admission = Admission(self._model, self._prompts)
         self._queue: deque[Running] = deque()
         self._running: list[Running | None] = []
         """By slot; None where a request has ended since the last step."""
@@ -185,12 +188,13 @@ class TorchEngine:
     def step(self) -> Tick:
         """Admit what fits and draw one token for each running request."""
         with torch.inference_mode():
-            self._admit()
-            if not self._running:
+            prefill = self._admit()
+            n = len(self._running)
+            if not n:
                 return Tick([], [])
-            ended_slots, tokens = self._decode(len(self._running))
+            ended_slots, tokens = self._decode(n, prefill)
         self._clock += 1
-        self.num_generated += len(self._running)
+        self.num_generated += n
         ended = [self._end_drawn(slot) for slot in ended_slots]
         if self.settings.stop_strings is not None:
             ended += self._watch(tokens)
@@ -212,8 +216,9 @@ class TorchEngine:
         if len(ids) < 2:
             return torch.zeros(0)
         with torch.inference_mode():
-            rows = RaggedRows.pack([ids[:-1]], [0], self.settings.device)
-            hidden = self._model.hidden_states(rows.tokens, rows.positions, FreshAttention(self.config, rows))
+            ragged = RaggedRows.pack([ids[:-1]], [0], self.settings.device)
+            rows = Rows(ragged.tokens, ragged.positions, None, num_kept=len(ids) - 1)
+            hidden = self._model.hidden_states(rows, FreshAttention(self.config, ragged))
             targets = torch.tensor(ids[1:], device=self.settings.device)[:, None]
             scored: list[torch.Tensor] = []
             for begin in range(0, len(ids) - 1, MAX_SCORED_ROWS):
@@ -247,42 +252,61 @@ class TorchEngine:
             return EndReason.STOP_STRING
         return EndReason.LENGTH if len(prefix) >= running.request.max_new_tokens else None
 
-    def _admit(self) -> None:
-        holes = {slot for slot, running in enumerate(self._running) if running is None}
-        newcomers: list[tuple[int, Running]] = []
-        while self._queue and (holes or len(self._running) < self.settings.num_slots):
-            running = self._queue.popleft()
-            slot = self._choose_slot(running, holes)
-            running.born = self._clock
-            assert self.version is not None
-            running.marks = [VersionMark(self.version, 0)]
-            self._running[slot] = running
-            newcomers.append((slot, running))
+    def _admit(self) -> Prefill | None:
+        """Let the queue have what slots there are and close the gaps; the prefill that is returned is still to be
+        made."""
+        alive = {slot for slot, running in enumerate(self._running) if running is not None}
+        chosen = self._choose(self.settings.num_slots - len(alive)) if self._queue else []
+        if not chosen and len(alive) == len(self._running):
+            return None
+        size = len(alive) + len(chosen)
+        free = set(range(size)) - alive
+        self._running += [None] * (size - len(self._running))
+        newcomers = [(self._seat(running, free), running) for running in chosen]
+        prefill = self._admission.fill(newcomers) if newcomers else None
         if newcomers:
-            self._admission.fill(newcomers)
-            for slot, running in newcomers:
-                self._slots.place(slot, running)
-        self._close_up(holes)
-        if newcomers or holes:
-            self._remeasure()
+            self._slots.place(newcomers)
+        for source, target in zip(sorted(slot for slot in alive if slot >= size), sorted(free), strict=True):
+            self._move(source, target)
+        del self._running[size:]
+        self._remeasure()
+        return prefill
 
-    def _choose_slot(self, running: Running, holes: set[int]) -> int:
-        if not holes:
-            self._running.append(None)
-            return len(self._running) - 1
-        held = self._prompts.find(running.request.prompt, holes)
-        slot = held if held in holes else min(holes)
-        holes.remove(slot)
+    def _choose(self, num_free: int) -> list[Running]:
+        """The next requests from the queue. One whose prompt another of them is about to compute keeps its place
+        for the next step, when it can be copied."""
+        chosen: list[Running] = []
+        deferred: list[Running] = []
+        computed: set[bytes] = set()
+        while self._queue and len(chosen) + len(deferred) < num_free:
+            running = self._queue.popleft()
+            prompt = running.request.prompt
+            if prompt in computed:
+                deferred.append(running)
+                continue
+            if self._prompts.find(prompt, set()) is None:
+                computed.add(prompt)
+            chosen.append(running)
+        self._queue.extendleft(reversed(deferred))
+        return chosen
+
+    def _seat(self, running: Running, free: set[int]) -> int:
+        """Put a request into one of the free slots, best into one that holds its prompt."""
+        held = self._prompts.find(running.request.prompt, free)
+        slot = held if held in free else min(free)
+        free.remove(slot)
+        assert self.version is not None
+        running.born = self._clock
+        running.marks = [VersionMark(self.version, 0)]
+        self._running[slot] = running
         return slot
 
-    def _close_up(self, holes: set[int]) -> None:
-        for hole in sorted(holes, reverse=True):
-            last = self._running.pop()
-            if last is not None:
-                source = len(self._running)
-                self._slots.move(source, hole, last.position_at(self._clock))
-                self._running[hole] = last
-                self._prompts.put(hole, self._prompts.prompt_in(source))
+    def _move(self, source: int, target: int) -> None:
+        running = self._running[source]
+        assert running is not None
+        self._slots.move(source, target, running.position_at(self._clock))
+        self._running[target] = running
+        self._prompts.put(target, self._prompts.prompt_in(source))
 
     def _remeasure(self) -> None:
         contexts = [r.position_at(self._clock) for r in self._running if r is not None]
@@ -291,39 +315,43 @@ class TorchEngine:
             (self._report_due(r) for r in self._running if r is not None), default=self._next_report
         )
 
-    def _decode(self, n: int) -> tuple[list[int], list[int]]:
+    def _decode(self, n: int, prefill: Prefill | None) -> tuple[list[int], list[int]]:
         """One step of the first ``n`` slots: which of them ended, and the drawn tokens if someone watches them."""
         state = self._slots
         fed, position = state.fed[:n], state.position[:n]
         at = position[:, None]
-        reach = round_up(self._reach_offset + self._clock)
-        mask = state.mask[:n]
-        mask.scatter_(1, at, 0.0)
-        addresses = self._cache.addresses(slice(0, n), position)
-        attention = self._decode_attention(n, reach).at(addresses, mask[:, :reach])
-        hidden = self._model.hidden_states(fed, position, attention)
-        drawn, logprobs = self.settings.sampler(self._model.logits(hidden), state.uniform[:n].gather(1, at))
+        mask = state.mask[:n].scatter_(1, at, 0.0)
+        rows = Rows(fed, position, self._cache.running_addresses(position), n)
+        attention: Attention = self._decode_attention(n).under(mask)
+        if prefill is not None:
+            rows = _with_prefill(rows, prefill.rows)
+            attention = DecodeAndPrefill(self._decode_attention(n), prefill.attention)
+        logits = self._model.logits(self._model.hidden_states(rows, attention))
+        drawn, logprobs = self.settings.sampler(logits, state.uniform[:n].gather(1, at))
         state.tokens[:n].scatter_(1, at, drawn)
         state.logprobs[:n].scatter_(1, at, logprobs)
-        ids = drawn.flatten()
+        ids = drawn.view(-1)
         fed.copy_(ids)
-        over = (position == state.last[:n]).logical_or_(self._stops[ids])
+        over = (position == state.last[:n]).logical_or_(self._stops.index_select(0, ids))
         position.add_(1)
         tokens = _integers(ids) if self.settings.stop_strings is not None else []
         return _integers(over.nonzero()), tokens
 
-    def _decode_attention(self, n: int, reach: int) -> DecodeAttention:
-        if self._attention is None or self._attention_shape != (n, reach):
-            self._attention = DecodeAttention(self.config, self._cache, n, reach)
-            self._attention_shape = (n, reach)
+    def _decode_attention(self, n: int) -> DecodeAttention:
+        shape = (n, round_up(self._reach_offset + self._clock))
+        if self._attention is None or self._attention_shape != shape:
+            self._attention = DecodeAttention(self.config, self._cache, *shape)
+            self._attention_shape = shape
         return self._attention
 
     def _end_drawn(self, slot: int) -> Ended:
+        """End the request in this slot, which the last step brought to a stop token or to its limit."""
         running = self._running[slot]
         assert running is not None
-        last_token = int(self._slots.fed[slot])
-        stopped = last_token in self.settings.stop_token_ids
-        return self._end(slot, running, EndReason.STOP_TOKEN if stopped else EndReason.LENGTH)
+        ended = self._end(slot, running, EndReason.LENGTH)
+        if tokens_view(ended.part.tokens)[-1] in self.settings.stop_token_ids:
+            return replace(ended, reason=EndReason.STOP_TOKEN)
+        return ended
 
     def _watch(self, tokens: list[int]) -> list[Ended]:
         """Show every running request its new token; those that now have a stop string end."""
@@ -360,6 +388,17 @@ class TorchEngine:
             (self._report_due(r) for r in self._running if r is not None), default=self._next_report
         )
         return reports
+
+
+def _with_prefill(decode: Rows, prefill: Rows) -> Rows:
+    assert decode.addresses is not None
+    assert prefill.addresses is not None
+    return Rows(
+        torch.cat((decode.tokens, prefill.tokens)),
+        torch.cat((decode.positions, prefill.positions)),
+        torch.cat((decode.addresses, prefill.addresses)),
+        decode.num_kept,
+    )
 
 
 def _integers(tensor: torch.Tensor) -> list[int]:

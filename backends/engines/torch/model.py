@@ -6,6 +6,7 @@ V vocabulary.
 Invariants:
 
 * Hidden states are those of the Hugging Face model of the same weights up to rounding of the weights' dtype.
+* In each layer the keys and values of all rows are in the cache before the first row attends.
 * Rows do not influence each other except through the attention that the caller hands in.
 
 Folded norms. Where the gains are folded into the matrices, ``x / sqrt(mean(x²) + ε)`` is computed as
@@ -16,7 +17,8 @@ matrices too.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Protocol, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # the name that every reader of torch code knows
@@ -24,36 +26,53 @@ import torch.nn.functional as F  # noqa: N812  # the name that every reader of t
 from penstock.backends.engines.torch.rope import rotate_in_place, rotation_table
 
 if TYPE_CHECKING:
+    from penstock.backends.engines.torch.attention import Attention
+    from penstock.backends.engines.torch.cache import KeyValueCache
     from penstock.backends.engines.torch.weights import FusedWeights, LayerWeights
 
 
-class Attention(Protocol):
-    """One layer's attention over the rows of one forward pass."""
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What one forward pass is about."""
 
-    def __call__(self, layer: int, heads: torch.Tensor) -> torch.Tensor:
-        """``heads [N, Q + 2K, D]``, rotated, to context vectors ``[N, Q·D]``."""
-        ...
+    tokens: torch.Tensor
+    """int64 ``[N]``"""
+    positions: torch.Tensor
+    """int64 ``[N]``"""
+    addresses: torch.Tensor | None
+    """int64 ``[N·2K]``: where their keys and values go; None: nowhere."""
+    num_kept: int
+    """Hidden states are wanted of the first so many rows only; the others are there for their keys and values."""
 
 
 class DecoderModel:
-    """A decoder-only transformer on fused weights; keeps no state between calls."""
+    """A decoder-only transformer on fused weights and one cache; keeps no other state between calls."""
 
-    def __init__(self, weights: FusedWeights, max_context: int) -> None:
+    def __init__(self, weights: FusedWeights, cache: KeyValueCache, max_context: int) -> None:
         config = weights.config
         self.weights = weights
+        self.cache = cache
         self._rotations = rotation_table(config, max_context, weights.device)
+        self._num_queries = config.num_heads
         self._num_rotated = config.num_heads + config.num_kv_heads
         self._num_heads = self._num_rotated + config.num_kv_heads
         self._eps = config.rms_eps
         self._hidden_floor = torch.tensor(math.sqrt(config.rms_eps * config.hidden_size), device=weights.device)
         self._head_floor = torch.tensor(math.sqrt(config.rms_eps * config.head_dim), device=weights.device)
 
-    def hidden_states(self, tokens: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
-        """``tokens [N]`` at ``positions [N]`` to hidden states ``[N, H]`` after the last layer, before the norm."""
-        x = self.weights.embedding.index_select(0, tokens)
-        rotation = self._rotations.index_select(0, positions).unsqueeze(1)
+    def hidden_states(self, rows: Rows, attention: Attention) -> torch.Tensor:
+        """Hidden states ``[num_kept, H]`` after the last layer, before the final norm."""
+        x = self.weights.embedding.index_select(0, rows.tokens)
+        rotation = self._rotations.index_select(0, rows.positions).unsqueeze(1)
+        last = len(self.weights.layers) - 1
         for index, layer in enumerate(self.weights.layers):
             heads = self._heads(x, layer, rotation)
+            if rows.addresses is not None:
+                self.cache.write(index, rows.addresses, heads[:, self._num_queries :])
+            if index == last and rows.num_kept < x.shape[0]:
+                x, heads = x[: rows.num_kept], heads[: rows.num_kept]
+                if not rows.num_kept:
+                    return x
             x = _linear_onto(x, attention(index, heads), layer.output, layer.output_bias)
             gate, up = _linear(self._norm(x, layer.mlp_gain), layer.gate_up, layer.gate_up_bias).chunk(2, 1)
             x = _linear_onto(x, F.silu(gate).mul_(up), layer.down, layer.down_bias)
@@ -88,7 +107,7 @@ class DecoderModel:
 
 
 def _length(x: torch.Tensor, floor: torch.Tensor) -> torch.Tensor:
-    norm = cast(torch.Tensor, torch.linalg.vector_norm(x, dim=-1, keepdim=True))  # pyright: ignore[reportUnknownMemberType]
+    norm = cast(torch.Tensor, torch.linalg.vector_norm(x, dim=-1, keepdim=True))  # pyright: ignore[reportUnknownMemberType]  # no type in torch
     return torch.hypot(norm, floor)
 
 

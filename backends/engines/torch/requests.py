@@ -81,8 +81,13 @@ class Running:
     """New tokens (beyond the prefix) that were reported."""
 
     @property
+    def last_token(self) -> int:
+        """Of prompt and prefix: the token that it feeds first."""
+        return (self.prefix_tokens or self.prompt_tokens)[-1]
+
+    @property
     def first_position(self) -> int:
-        """Position of the token that it fed first: the last one of prompt and prefix."""
+        """Position of the token that it feeds first."""
         return len(self.prompt_tokens) + len(self.prefix_tokens) - 1
 
     @property

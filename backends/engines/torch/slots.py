@@ -1,5 +1,7 @@
 """The state of every slot that a decode step reads and writes, on the device.
 
+Legend: S slots, n of them running, C positions, m newcomers.
+
 Invariants:
 
 * The running requests occupy slots 0 … n−1, so a step works on the slice ``[:n]`` of every tensor here.
@@ -11,11 +13,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import torch
 
 from penstock.backends.engines.torch.sampling import uniforms
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock.backends.engines.torch.cache import KeyValueCache
     from penstock.backends.engines.torch.requests import Running
 
@@ -29,12 +34,10 @@ class SlotState:
         self._cache = cache
         self._device = device
         shape = (num_slots, cache.capacity)
-        self.fed = torch.zeros(num_slots, dtype=torch.int64, device=device)
-        """``[S]``: the token that the next step feeds."""
-        self.position = torch.zeros(num_slots, dtype=torch.int64, device=device)
-        """``[S]``: its position."""
-        self.last = torch.zeros(num_slots, dtype=torch.int64, device=device)
-        """``[S]``: the position at which the length limit ends the response."""
+        self._numbers = torch.zeros(3, num_slots, dtype=torch.int64, device=device)
+        self.fed, self.position, self.last = self._numbers.unbind(0)
+        """``[S]`` each: the token that the next step feeds, its position, and the position at which the length limit
+        ends the response."""
         self.mask = torch.full(shape, MASKED, dtype=dtype, device=device)
         """``[S, C]``: 0 for the positions that are in the cache, −∞ for the others."""
         self.uniform = torch.zeros(shape, dtype=torch.float64, device=device)
@@ -43,31 +46,36 @@ class SlotState:
         """``[S, C]``: the drawn token after the one at this position."""
         self.logprobs = torch.zeros(shape, dtype=torch.float32, device=device)
         """``[S, C]``: its log-prob."""
+        self._range = torch.arange(cache.capacity, device=device)
+        self._seen = torch.zeros((), dtype=dtype, device=device)
+        self._hidden = torch.full((), MASKED, dtype=dtype, device=device)
 
-    def place(self, slot: int, running: Running) -> None:
-        """Make ``slot`` ready to decode this request, whose context but for its last token is in the cache."""
-        context_end = running.first_position
-        fed = (running.prefix_tokens or running.prompt_tokens)[-1]
-        self.fed[slot] = fed
-        self.position[slot] = context_end
-        self.last[slot] = running.last_position
-        row = self.mask[slot]
-        row.fill_(MASKED)
-        row[:context_end] = 0
-        limit = running.request.max_new_tokens
-        prompt_end = len(running.prompt_tokens) - 1
-        self.uniform[slot, prompt_end : prompt_end + limit] = uniforms(running.request.seed, limit).to(self._device)
+    def place(self, newcomers: Sequence[tuple[int, Running]]) -> None:
+        """Make these slots ready to decode these requests, whose contexts but for the last token are, or are about
+        to be, in the cache."""
+        slots = torch.tensor([slot for slot, _ in newcomers], device=self._device)
+        numbers = [(running.last_token, running.first_position, running.last_position) for _, running in newcomers]
+        packed = torch.tensor(numbers, device=self._device).t()
+        self._numbers.index_copy_(1, slots, packed)
+        self.mask.index_copy_(0, slots, torch.where(self._range < packed[1, :, None], self._seen, self._hidden))
+        drawn = np.zeros((len(newcomers), self._cache.capacity))
+        for row, (_, running) in enumerate(newcomers):
+            limit = running.request.max_new_tokens
+            begin = len(running.prompt_tokens) - 1
+            drawn[row, begin : begin + limit] = uniforms(running.request.seed, limit)
+        self.uniform.index_copy_(0, slots, torch.as_tensor(drawn).to(self._device))
 
     def move(self, source: int, target: int, num_positions: int) -> None:
         """Let slot ``target`` go on where ``source`` stands, ``num_positions`` into its context."""
         self._cache.copy(source, target, num_positions)
-        for row in (self.fed, self.position, self.last, self.mask, self.uniform, self.tokens, self.logprobs):
-            row[target].copy_(row[source])
+        self._numbers[:, target].copy_(self._numbers[:, source])
+        for table in (self.mask, self.uniform, self.tokens, self.logprobs):
+            table[target].copy_(table[source])
 
     def drawn(self, slot: int, begin: int, end: int) -> tuple[bytes, bytes]:
         """Tokens (int32) and log-probs (float32) drawn at the positions ``begin`` … ``end − 1``."""
-        tokens = self.tokens[slot, begin:end].to(torch.int32).cpu().numpy().tobytes()
-        return tokens, self.logprobs[slot, begin:end].cpu().numpy().tobytes()
+        tokens = self.tokens[slot, begin:end].cpu().numpy().astype(np.int32)
+        return tokens.tobytes(), self.logprobs[slot, begin:end].cpu().numpy().tobytes()
 
 
 class PromptIndex:

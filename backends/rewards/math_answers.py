@@ -1,0 +1,89 @@
+"""The reward ``math``: 1 when the response's answer equals the label as mathematics, else 0.
+
+Invariants:
+
+* An answer that cannot be read counts as wrong: that is the model's doing. A label that cannot be read gives no
+  reward at all: that is ours.
+* No time limit in here. The library's own would turn a hang into a wrong answer; the worker's deadline ends the
+  process, and the sample has no reward.
+"""
+# pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import logging
+import re
+from functools import lru_cache
+from typing import Final, Protocol, cast
+
+import math_verify
+
+from penstock.backends.rewards.functions import NoRewardError
+
+SOLUTION_MARK: Final = "####"
+"""GSM8K's labels are whole solutions with the answer after this mark."""
+BOXED: Final = "\\boxed"
+NUM_CACHED_LABELS: Final = 4096
+
+_DIGITS: Final = re.compile(r"-?\d{1,18}", re.ASCII)
+
+logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that no time limit is set
+
+
+class _MathVerify(Protocol):
+    """The part of ``math_verify`` that is used."""
+
+    def parse(self, pred: str, *, parsing_timeout: int | None) -> list[object]: ...
+    def verify(self, gold: object, target: object, *, timeout_seconds: int | None) -> bool: ...
+
+
+_LIBRARY: Final = cast(_MathVerify, math_verify)
+
+
+def math_reward(response: str, label: str, truncated: bool) -> float:
+    r"""Compare the response's answer with the label.
+
+    The answer is in the last ``\boxed{…}``, or in all of them together where that gives the label (``\boxed{1} and
+    \boxed{2}`` for ``1, 2``). Without a box it is the last formula or number, unless the length limit cut the response
+    off: then no answer was given.
+    """
+    answer = label.rpartition(SOLUTION_MARK)[2].strip()
+    gold = _gold(answer)
+    boxes = _boxes(response)
+    if not boxes:
+        return 0.0 if truncated else float(_equals(gold, response))
+    last = boxes[-1].strip()
+    if _DIGITS.fullmatch(last) and len(boxes) == 1 and _DIGITS.fullmatch(answer):
+        return float(int(last) == int(answer))  # the same verdict without symbolic mathematics, a hundred times quicker
+    return float(_equals(gold, f"{BOXED}{{{last}}}") or (len(boxes) > 1 and _equals(gold, response)))
+
+
+def _equals(gold: list[object], text: str) -> bool:
+    found = _LIBRARY.parse(text, parsing_timeout=None)
+    return bool(found) and _LIBRARY.verify(gold, found, timeout_seconds=None)
+
+
+def _boxes(text: str) -> list[str]:
+    """What stands in each whole ``\\boxed{…}``, braces inside counted."""
+    found: list[str] = []
+    end = 0
+    while (start := text.find(f"{BOXED}{{", end)) >= 0:
+        start = end = start + len(BOXED) + 1
+        depth = 1
+        while end < len(text) and depth:
+            depth += {"{": 1, "}": -1}.get(text[end], 0)
+            end += 1
+        if not depth:
+            found.append(text[start : end - 1])
+    return found
+
+
+@lru_cache(NUM_CACHED_LABELS)
+def _gold(answer: str) -> list[object]:
+    if not answer:
+        raise NoRewardError("the row has no label, and the reward 'math' compares with it (data.label_key)")
+    written = answer if BOXED in answer or "$" in answer else f"{BOXED}{{{answer}}}"
+    gold = _LIBRARY.parse(written, parsing_timeout=None)
+    if not gold:
+        raise NoRewardError(f"the label {answer[:80]!r} cannot be read as mathematics")
+    return gold

@@ -1,0 +1,126 @@
+"""How the Scorer's and the Filter's commands become calls of a function, and its answers their events."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from penstock.backends.rewards.functions import FILTER, REWARD
+from penstock.backends.rewards.wire import CallFailed, FilterCall, Judged, Kept, RewardCall
+from penstock.messages.arrays import tokens_view
+from penstock.messages.base import Metric
+from penstock.messages.local import GroupJudged, SampleJudged
+from penstock.messages.samples import Reward, Truncated
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from penstock.backends.data.tokenizer import TextTokenizer
+    from penstock.backends.rewards.wire import Answer
+    from penstock.messages.commands import JudgeGroup, Score
+    from penstock.messages.local import LocalEvent
+    from penstock.messages.samples import Sample
+
+FILTER_ERROR: Final = "filter_error"
+"""The cause of a group that was turned away because the user's filter failed on it."""
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_LOG: Final = logging.getLogger(__name__)
+
+
+class ResponseText:
+    """Token ids of samples to text; the tokenizer is read at the first use, on the thread that uses it."""
+
+    def __init__(self, tokenizer_folder: Path) -> None:
+        self._folder = tokenizer_folder
+        self._tokenizer: TextTokenizer | None = None
+
+    def of(self, sample: Sample) -> str:
+        """What the model wrote, without special tokens and without what others wrote in between."""
+        if self._tokenizer is None:
+            from penstock.backends.data.tokenizer import TextTokenizer
+
+            self._tokenizer = TextTokenizer(self._folder)
+        return self._tokenizer.decode(written_tokens(sample))
+
+
+def written_tokens(sample: Sample) -> list[int]:
+    """The token ids that the model produced, of all parts."""
+    ids: list[int] = []
+    for part in sample.parts:
+        tokens = tokens_view(part.tokens)
+        ids += tokens.tolist() if not part.loss_mask else [i for i, m in zip(tokens, part.loss_mask, strict=True) if m]
+    return ids
+
+
+def reward_call(command: Score, call_id: int, text: ResponseText, names: frozenset[str]) -> RewardCall:
+    """The call that scores a sample, without the costly parts that are not among ``names``."""
+    sample, prompt = command.sample, command.prompt
+    return RewardCall(
+        id=call_id,
+        timeout_s=command.timeout_s,
+        prompt=prompt.text,
+        response=text.of(sample) if "response" in names else "",
+        label=prompt.label,
+        metadata=prompt.metadata if "metadata" in names else b"",
+        truncated=isinstance(sample.outcome, Truncated),
+        tokens=b"".join(part.tokens for part in sample.parts) if "tokens" in names else b"",
+        prompt_tokens=prompt.tokens if "prompt_tokens" in names else b"",
+        row=prompt.row,
+        group_id=sample.key.group_id,
+        index=sample.key.index,
+    )
+
+
+class RewardTrade:
+    """``Score`` to ``SampleJudged``."""
+
+    kind = REWARD
+    timeout_key = "reward.timeout_s"
+
+    def __init__(self, spec: str, text: ResponseText) -> None:
+        self.spec = spec
+        self._text = text
+
+    def call(self, command: Score, call_id: int, names: tuple[str, ...]) -> RewardCall:
+        """See :class:`~penstock.backends.rewards.pool.Trade`."""
+        return reward_call(command, call_id, self._text, frozenset(names))
+
+    def event(self, command: Score, answer: Answer) -> LocalEvent:
+        """See :class:`~penstock.backends.rewards.pool.Trade`."""
+        key, attempt = command.sample.key, command.sample.attempt
+        if isinstance(answer, Judged):
+            components = tuple(Metric(name, value) for name, value in answer.components)
+            return SampleJudged(key=key, attempt=attempt, reward=Reward(value=answer.value, components=components))
+        assert isinstance(answer, CallFailed)
+        return SampleJudged(key=key, attempt=attempt, reward=None, reason=answer.reason)
+
+
+class FilterTrade:
+    """``JudgeGroup`` to ``GroupJudged``. A filter that fails on a group turns it away, with a cause of its own."""
+
+    kind = FILTER
+    timeout_key = ""
+
+    def __init__(self, spec: str, text: ResponseText, timeout_s: float) -> None:
+        self.spec = spec
+        self._text = text
+        self._timeout_s = timeout_s
+
+    def call(self, command: JudgeGroup, call_id: int, names: tuple[str, ...]) -> FilterCall:
+        """See :class:`~penstock.backends.rewards.pool.Trade`."""
+        group = command.group
+        responses = tuple(self._text.of(sample) for sample in group.samples) if "responses" in names else ()
+        return FilterCall(call_id, self._timeout_s, _ENCODER.encode(group), responses)
+
+    def event(self, command: JudgeGroup, answer: Answer) -> LocalEvent:
+        """See :class:`~penstock.backends.rewards.pool.Trade`."""
+        group_id = command.group.group_id
+        if isinstance(answer, Kept):
+            return GroupJudged(group_id=group_id, keep=answer.keep, cause=answer.cause)
+        assert isinstance(answer, CallFailed)
+        # Causes are counted in the ledger, so the text of the error cannot be one.
+        _LOG.warning("group %d is turned away because the filter failed on it: %s", group_id, answer.reason)
+        return GroupJudged(group_id=group_id, keep=False, cause=FILTER_ERROR)

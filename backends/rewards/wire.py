@@ -1,0 +1,120 @@
+"""What the reward backend and its worker processes say to each other, over a socket pair.
+
+A frame is a length (4 bytes, little-endian) and a msgpack list: many small calls or answers cost one system call.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+LENGTH_BYTES: Final = 4
+
+
+class RewardCall(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Score one response. Fields that the function does not ask for are empty."""
+
+    id: int
+    timeout_s: float
+    prompt: str
+    response: str
+    label: str
+    metadata: bytes
+    """A JSON object, or nothing."""
+    truncated: bool
+    tokens: bytes
+    prompt_tokens: bytes
+    row: int
+    group_id: int
+    index: int
+
+
+class FilterCall(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Judge one group."""
+
+    id: int
+    timeout_s: float
+    group: bytes
+    """msgpack of :class:`penstock.messages.samples.Group`."""
+    responses: tuple[str, ...]
+
+
+Call = RewardCall | FilterCall
+
+
+class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The function is loaded."""
+
+    names: tuple[str, ...]
+    """What it asks for."""
+    concurrency: int
+    """Calls that run side by side: 1 for a plain function."""
+
+
+class LoadFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The function cannot be loaded; the process ends."""
+
+    message: str
+
+
+class Judged(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A reward."""
+
+    id: int
+    elapsed_s: float
+    value: float
+    components: tuple[tuple[str, float], ...]
+
+
+class Kept(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A verdict on a group."""
+
+    id: int
+    elapsed_s: float
+    keep: bool
+    cause: str
+
+
+class CallFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """No reward and no verdict, for this reason."""
+
+    id: int
+    elapsed_s: float
+    reason: str
+
+
+Answer = Judged | Kept | CallFailed
+Said = Ready | LoadFailed | Judged | Kept | CallFailed
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+CALLS: Final[msgspec.msgpack.Decoder[list[Call]]] = msgspec.msgpack.Decoder(list[Call])
+SAID: Final[msgspec.msgpack.Decoder[list[Said]]] = msgspec.msgpack.Decoder(list[Said])
+
+
+def frame(items: Sequence[Call] | Sequence[Said]) -> bytes:
+    """One frame with these items."""
+    body = _ENCODER.encode(items)
+    return len(body).to_bytes(LENGTH_BYTES, "little") + body
+
+
+class FrameBuffer:
+    """Cuts a stream of bytes into frames."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Take the next bytes; give each body that is whole now."""
+        self._data += data
+        start = 0
+        while (body := start + LENGTH_BYTES) <= len(self._data):
+            end = body + int.from_bytes(self._data[start:body], "little")
+            if end > len(self._data):
+                break
+            yield bytes(self._data[body:end])
+            start = end
+        del self._data[:start]

@@ -1,0 +1,139 @@
+"""A process that calls one reward function or filter: ``python -m penstock.backends.rewards.worker``.
+
+Invariants:
+
+* It dies with the thread that started it, whatever it is doing: the kernel sends SIGKILL.
+* Each call is answered once, in the order of arrival for a plain function. A call that never returns is the
+  parent's to end, by killing this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import socket
+import sys
+import time
+from typing import TYPE_CHECKING, Final, cast
+
+from penstock.backends.rewards.functions import (
+    ASYNC_CONCURRENCY,
+    FILTER,
+    NoRewardError,
+    arguments,
+    judged,
+    kept,
+    load_function,
+)
+from penstock.backends.rewards.wire import CALLS, CallFailed, FrameBuffer, LoadFailed, Ready, frame
+from penstock.backends.user_code import UserCodeError, described
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
+    from penstock.backends.rewards.functions import Loaded
+    from penstock.backends.rewards.wire import Answer, Call
+
+PR_SET_PDEATHSIG: Final = 1
+READ_BYTES: Final = 1 << 16
+MAX_REASON_CHARACTERS: Final = 500
+
+
+def main() -> None:
+    """Arguments: descriptor of the socket, ``reward`` or ``filter``, what to load, process id of the parent."""
+    descriptor, kind, spec, parent = sys.argv[1:]
+    _stand_alone(int(parent))
+    os.set_inheritable(int(descriptor), False)  # or what the function starts keeps it open after our death
+    connection = socket.socket(fileno=int(descriptor))
+    try:
+        loaded = load_function(kind, spec)
+    except (Exception, SystemExit) as error:  # foreign code may raise anything while it is set up
+        message = str(error) if isinstance(error, UserCodeError) else f"{spec}: {type(error).__name__}: {error}"
+        connection.sendall(frame([LoadFailed(message)]))
+        return
+    concurrency = ASYNC_CONCURRENCY if loaded.is_async else 1
+    connection.sendall(frame([Ready(loaded.names, concurrency)]))
+    if loaded.is_async:
+        asyncio.run(_serve_side_by_side(connection, kind, loaded))
+    else:
+        _serve_in_turn(connection, kind, loaded)
+
+
+def _stand_alone(parent: int) -> None:
+    # Actors run with signals blocked, and children inherit that.
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(1)
+
+
+def _serve_in_turn(connection: socket.socket, kind: str, loaded: Loaded) -> None:
+    buffer = FrameBuffer()
+    while data := connection.recv(READ_BYTES):
+        for body in buffer.feed(data):
+            for call in CALLS.decode(body):
+                connection.sendall(frame([_answer(call, kind, loaded)]))
+
+
+async def _serve_side_by_side(connection: socket.socket, kind: str, loaded: Loaded) -> None:
+    reader, writer = await asyncio.open_connection(sock=connection)
+    buffer = FrameBuffer()
+    running: set[asyncio.Task[None]] = set()
+
+    async def run(call: Call) -> None:
+        writer.write(frame([await _answer_async(call, kind, loaded)]))
+
+    while data := await reader.read(READ_BYTES):
+        for body in buffer.feed(data):
+            for call in CALLS.decode(body):
+                task = asyncio.create_task(run(call))
+                running.add(task)
+                task.add_done_callback(running.discard)
+    writer.close()
+
+
+def _answer(call: Call, kind: str, loaded: Loaded) -> Answer:
+    start = time.perf_counter()
+    try:
+        returned = loaded.function(**arguments(call, loaded.names))
+        return _converted(call, kind, returned, time.perf_counter() - start)
+    except (Exception, SystemExit) as error:  # foreign code may raise anything, and that is its answer
+        return _failure(call, error, loaded, time.perf_counter() - start)
+
+
+async def _answer_async(call: Call, kind: str, loaded: Loaded) -> Answer:
+    start = time.perf_counter()
+    deadline = asyncio.timeout(call.timeout_s)
+    try:
+        async with deadline:
+            returned = await cast("Awaitable[object]", loaded.function(**arguments(call, loaded.names)))
+        return _converted(call, kind, returned, time.perf_counter() - start)
+    except TimeoutError as error:
+        elapsed_s = time.perf_counter() - start
+        if deadline.expired():
+            return CallFailed(call.id, elapsed_s, f"the {kind} function took longer than {call.timeout_s:g} s")
+        return _failure(call, error, loaded, elapsed_s)
+    except (Exception, SystemExit, asyncio.CancelledError) as error:  # as above; nobody else cancels these tasks
+        return _failure(call, error, loaded, time.perf_counter() - start)
+
+
+def _converted(call: Call, kind: str, returned: object, elapsed_s: float) -> Answer:
+    return kept(call.id, elapsed_s, returned) if kind == FILTER else judged(call.id, elapsed_s, returned)
+
+
+def _failure(call: Call, error: BaseException, loaded: Loaded, elapsed_s: float) -> CallFailed:
+    if isinstance(error, NoRewardError):
+        reason = str(error)
+    elif loaded.path is not None:
+        reason = described(error, loaded.path)
+    else:
+        reason = f"{type(error).__name__}: {error}"
+    return CallFailed(call.id, elapsed_s, reason[:MAX_REASON_CHARACTERS])
+
+
+if __name__ == "__main__":
+    main()

@@ -30,6 +30,10 @@ class TrainSequence(NamedTuple):
 
     tokens: NDArray[np.int32]
     """``[L]``; ends with the last trained token, as nothing after it can matter."""
+    num_context: int
+    """Tokens that stand before the response, at least 1."""
+    prompt: int
+    """Sequences of a batch with the same number here have the same context and share its computation."""
     trained: NDArray[np.int64]
     """Places ``[T]`` of the trained tokens in ``tokens``, ascending and at least 1: place ``t`` is predicted at
     ``t − 1``."""
@@ -55,6 +59,13 @@ class TrainBatch(NamedTuple):
     def num_trained_tokens(self) -> int:
         return sum(len(sequence.trained) for sequence in self.sequences)
 
+    def tokens_per_sample(self) -> NDArray[np.float32]:
+        """Trained tokens of each sample ``[S]``."""
+        counts = np.zeros(len(self.rewards), dtype=np.float32)
+        for sequence in self.sequences:
+            counts[sequence.sample] += len(sequence.trained)
+        return counts
+
 
 def read_groups(groups: Sequence[Group], *, min_token_version: int) -> TrainBatch:
     """Lay out a batch for training.
@@ -66,15 +77,17 @@ def read_groups(groups: Sequence[Group], *, min_token_version: int) -> TrainBatc
     rewards: list[float] = []
     group_ids: list[int] = []
     num_masked = 0
+    contexts: dict[bytes, int] = {}
     for group in groups:
-        prompt = np.frombuffer(group.prompt.tokens, dtype=np.int32)
         for sample in group.samples:
             for part in sample.parts:
                 made, recent = _made_by_model(part), _recent_enough(part, min_token_version)
                 num_masked += int((made & ~recent).sum())
-                sequence = _sequence(sample, part, prompt, np.flatnonzero(made & recent), len(rewards))
-                if sequence is not None:
-                    sequences.append(sequence)
+                trained = np.flatnonzero(made & recent)
+                if len(trained):
+                    context = part.context_tokens or group.prompt.tokens
+                    number = contexts.setdefault(context, len(contexts))
+                    sequences.append(_sequence(sample, part, context, number, trained, len(rewards)))
             rewards.append(_reward(sample))
             group_ids.append(group.group_id)
     return TrainBatch(
@@ -96,6 +109,8 @@ def demonstration_sequence(prompt: Sequence[int], response: Sequence[int], *, sa
         raise ValueError(f"demonstration {sample}: the {empty} has no tokens; both need at least one")
     return TrainSequence(
         tokens=np.asarray([*prompt, *response], dtype=np.int32),
+        num_context=len(prompt),
+        prompt=sample,
         trained=np.arange(len(prompt), len(prompt) + len(response), dtype=np.int64),
         rollout_logprobs=np.zeros(len(response), dtype=np.float32),
         sample=sample,
@@ -103,17 +118,17 @@ def demonstration_sequence(prompt: Sequence[int], response: Sequence[int], *, sa
 
 
 def _sequence(
-    sample: Sample, part: Part, prompt: NDArray[np.int32], trained: NDArray[np.int64], index: int
-) -> TrainSequence | None:
-    if not len(trained):
-        return None
-    context = np.frombuffer(part.context_tokens, dtype=np.int32) if part.context_tokens else prompt
-    if not len(context):
+    sample: Sample, part: Part, context: bytes, prompt: int, trained: NDArray[np.int64], index: int
+) -> TrainSequence:
+    if not context:
         raise ValueError(f"sample {sample.key}: the prompt has no tokens, so nothing predicts the first response token")
+    before = np.frombuffer(context, dtype=np.int32)
     response = np.frombuffer(part.tokens, dtype=np.int32)[: trained[-1] + 1]
     return TrainSequence(
-        tokens=np.concatenate([context, response]),
-        trained=trained + len(context),
+        tokens=np.concatenate([before, response]),
+        num_context=len(before),
+        prompt=prompt,
+        trained=trained + len(before),
         rollout_logprobs=np.frombuffer(part.logprobs, dtype=np.float32)[trained],
         sample=index,
     )

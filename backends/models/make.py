@@ -19,6 +19,8 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from penstock.backends.models.progress import no_progress_bars
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -64,7 +66,8 @@ def make_model(size: ModelSize, folder: Path, seed: int) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(_config(SHAPES[size]))
-    model.save_pretrained(folder)
+    with no_progress_bars():
+        model.save_pretrained(folder)
     _fast_tokenizer().save_pretrained(str(folder))
 
 

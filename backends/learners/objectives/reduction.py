@@ -1,4 +1,8 @@
-"""How the losses of tokens become one number: weights, fixed for the whole step before it is split."""
+"""How the losses of tokens become one number: a weight for each token, fixed for the step before it is split.
+
+The loss of a step is ``Σ weight · x`` over its trained tokens. All tokens of a sample have the same weight, so one
+number a sample says it, and the parts of an episode, which share a sample, share it too.
+"""
 
 from __future__ import annotations
 
@@ -10,30 +14,33 @@ if TYPE_CHECKING:
 Reduction = Literal["token_mean", "sequence_mean"]
 
 
-def token_mean_weights(mask: Tensor) -> Tensor:
-    """Weights ``[T]`` with ``Σ w·x = Σ x·mask / Σ mask`` over all tokens of the step."""
-    return mask / mask.sum().clamp(min=1)
-
-
-def sequence_mean_weights(mask: Tensor, sample_of: Tensor, num_samples: int) -> Tensor:
-    """Weights ``[T]`` with ``Σ w·x`` = the mean over samples of each sample's mean over its trained tokens.
+def token_mean_weights(tokens_per_sample: Tensor) -> Tensor:
+    """``Σ weight · x`` = the mean of ``x`` over all trained tokens of the step.
 
     Args:
-        mask: 1.0 for trained tokens ``[T]``.
-        sample_of: index in ``0 … num_samples − 1`` of the sample that a token belongs to ``[T]``; the parts of one
-            sample share it, and so share one mean.
-        num_samples: of the step. A sample without trained tokens counts in it, with the value 0.
+        tokens_per_sample: trained tokens of each sample of the step ``[S]``, float32.
+
+    Returns:
+        The weight of each token of a sample ``[S]``.
     """
-    tokens_per_sample = mask.new_zeros(num_samples).index_add(0, sample_of, mask)
-    return mask / (tokens_per_sample.clamp(min=1)[sample_of] * num_samples)
+    return (1.0 / tokens_per_sample.sum().clamp(min=1)).expand_as(tokens_per_sample)
 
 
-def reduction_weights(reduction: Reduction, mask: Tensor, sample_of: Tensor, num_samples: int) -> Tensor:
-    """The weights ``[T]`` of the named reduction; arguments as for :func:`sequence_mean_weights`."""
+def sequence_mean_weights(tokens_per_sample: Tensor) -> Tensor:
+    """``Σ weight · x`` = the mean over the samples of each one's mean over its trained tokens.
+
+    A sample without trained tokens counts among the samples, with the value 0. Arguments and result as for
+    :func:`token_mean_weights`.
+    """
+    return 1.0 / (tokens_per_sample.clamp(min=1) * tokens_per_sample.shape[0])
+
+
+def reduction_weights(reduction: Reduction, tokens_per_sample: Tensor) -> Tensor:
+    """The weights ``[S]`` of the named reduction."""
     match reduction:
         case "token_mean":
-            return token_mean_weights(mask)
+            return token_mean_weights(tokens_per_sample)
         case "sequence_mean":
-            return sequence_mean_weights(mask, sample_of, num_samples)
+            return sequence_mean_weights(tokens_per_sample)
         case _:
             assert_never(reduction)

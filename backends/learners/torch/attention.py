@@ -1,11 +1,12 @@
 """Attention for packed micro-batches: no padding outside it, rows of a padded batch inside it.
 
-Every matrix product of the model sees ``N`` tokens laid end to end. Only here are queries, keys and values moved to
-``B`` rows of ``T`` places, one sequence a row, attended causally, and moved back. A sequence never sees another one,
-and what stands in the places that pad a row reaches nothing: it comes after every token of its row, and its own
-output is not read.
+Every matrix product of the model sees ``N`` tokens laid end to end. Only here are queries, keys and values copied to
+``B`` rows of ``P`` positions, one sequence a row, attended causally, and copied back. A context that several
+sequences share stands in the row of each; what it gives in attention is the same in all of them, so it is read back
+from one. A sequence never sees another, and what stands where a row is padded reaches nothing: it comes after every
+token of its row, and its own output is not read.
 
-Axis letters: ``N`` tokens, ``B`` rows, ``T`` places of a row, ``H`` heads, ``K`` key-value heads, ``D`` head size.
+Axis letters: ``N`` tokens, ``B`` rows, ``P`` positions of a row, ``H`` heads, ``K`` key-value heads, ``D`` head size.
 """
 
 # torch.from_numpy and transformers' registry are typed in part only:
@@ -16,7 +17,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
 import torch
 from torch.nn import functional
 from transformers import AttentionInterface
@@ -32,31 +32,32 @@ PACKED_ATTENTION: Final = "penstock_packed"
 
 @dataclass(frozen=True, slots=True)
 class PackedRows:
-    """Where each of the ``N`` tokens stands in the ``[B, T]`` rows."""
+    """Which of the ``N`` tokens stand where in the ``[B, P]`` rows, on the device of the model."""
 
-    num_rows: int
-    row_places: int
+    num_positions: int
+    tokens: Tensor
+    """``[B · P]``, int64: the token of each place; some token or other where a row is padded."""
     places: Tensor
-    """``[N]``, int64: row · T + position."""
+    """``[N]``, int64: a place of each token. A shared context stands in several rows, alike in each."""
 
     @classmethod
     def of(cls, packed: PackedTokens, device: torch.device) -> PackedRows:
-        """The rows of a micro-batch: one for each sequence, as long as the longest."""
-        num_rows, row_places = len(packed.lengths), int(packed.lengths.max())
-        row_of = np.repeat(np.arange(num_rows), packed.lengths)
-        places = torch.from_numpy(row_of * row_places + packed.position_ids)
-        return cls(num_rows=num_rows, row_places=row_places, places=places.to(device))
+        """The rows of a micro-batch."""
+        return cls(
+            num_positions=packed.rows.shape[1],
+            tokens=torch.from_numpy(packed.rows.reshape(-1)).to(device),
+            places=torch.from_numpy(packed.places).to(device),
+        )
 
-    def spread(self, tokens: Tensor) -> Tensor:
-        """``[1, H, N, D]`` → ``[B, H, T, D]``, zero where a row is padded."""
-        _, heads, _, size = tokens.shape
-        flat = tokens[0].transpose(0, 1).reshape(-1, heads * size)
-        empty = flat.new_zeros(self.num_rows * self.row_places, heads * size)
-        rows = empty.index_copy(0, self.places, flat)
-        return rows.view(self.num_rows, self.row_places, heads, size).transpose(1, 2)
+    def spread(self, states: Tensor) -> Tensor:
+        """``[1, H, N, D]`` → ``[B, H, P, D]``."""
+        _, heads, _, size = states.shape
+        flat = states[0].transpose(0, 1).reshape(-1, heads * size)
+        rows = flat.index_select(0, self.tokens)
+        return rows.view(-1, self.num_positions, heads, size).transpose(1, 2)
 
     def gather(self, rows: Tensor) -> Tensor:
-        """``[B, H, T, D]`` → ``[1, N, H, D]``."""
+        """``[B, H, P, D]`` → ``[1, N, H, D]``."""
         _, heads, _, size = rows.shape
         flat = rows.transpose(1, 2).reshape(-1, heads * size)
         return flat.index_select(0, self.places).view(1, -1, heads, size)
@@ -105,7 +106,7 @@ def packed_attention(
             raise ValueError(f"{type(module).__name__} needs attention with {name}, which packed training lacks")
     repeats = query.shape[1] // key.shape[1]
     rows = [packed_rows.spread(tokens) for tokens in (query, key, value)]
-    mask = _window_mask(packed_rows.row_places, sliding_window, query.device)
+    mask = _window_mask(packed_rows.num_positions, sliding_window, query.device)
     attended = functional.scaled_dot_product_attention(
         rows[0],
         _repeat_heads(rows[1], repeats),
@@ -118,7 +119,7 @@ def packed_attention(
 
 
 def _repeat_heads(states: Tensor, repeats: int) -> Tensor:
-    """``[B, K, T, D]`` → ``[B, K · repeats, T, D]``."""
+    """``[B, K, P, D]`` → ``[B, K · repeats, P, D]``."""
     if repeats == 1:
         return states
     rows, heads, places, size = states.shape
@@ -126,11 +127,11 @@ def _repeat_heads(states: Tensor, repeats: int) -> Tensor:
     return expanded.reshape(rows, heads * repeats, places, size)
 
 
-def _window_mask(row_places: int, sliding_window: int | None, device: torch.device) -> Tensor | None:
-    """True ``[T, T]`` where a query may see a key; None where plain causality says the same."""
-    if sliding_window is None or row_places <= sliding_window:
+def _window_mask(num_positions: int, sliding_window: int | None, device: torch.device) -> Tensor | None:
+    """True ``[P, P]`` where a query may see a key; None where plain causality says the same."""
+    if sliding_window is None or num_positions <= sliding_window:
         return None
-    place = torch.arange(row_places, device=device)
+    place = torch.arange(num_positions, device=device)
     age = place[:, None] - place[None, :]
     return (age >= 0) & (age < sliding_window)
 

@@ -21,7 +21,7 @@ from penstock.backends.learners.metrics import as_metrics, batch_metrics
 from penstock.backends.learners.objectives.advantages import group_normalized_advantages
 from penstock.backends.learners.objectives.grpo import PolicyTokens, grpo_objective
 from penstock.backends.learners.objectives.reduction import reduction_weights
-from penstock.backends.learners.packing import pack, split_by_tokens
+from penstock.backends.learners.packing import pack, split_into_micro_batches
 from penstock.backends.learners.schedule import learning_rate
 from penstock.backends.learners.sequences import read_groups
 from penstock.backends.learners.torch.optimizer import MasterAdamW
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.objectives.grpo import ObjectiveTerms
     from penstock.backends.learners.options import LearnerOptions
     from penstock.backends.learners.packing import PackedTokens
-    from penstock.backends.learners.sequences import TrainBatch, TrainSequence
+    from penstock.backends.learners.sequences import TrainBatch
     from penstock.backends.learners.torch.model import PackedModel
     from penstock.messages.base import Metric
     from penstock.messages.samples import Group
@@ -49,8 +49,8 @@ class StepResult(NamedTuple):
     metrics: tuple[Metric, ...]
 
 
-class TokenTerms(NamedTuple):
-    """Constants of the step for each trained token, sequence by sequence, float32 ``[T]``."""
+class SampleTerms(NamedTuple):
+    """Constants of the step for the tokens of each sample, float32 ``[S]``."""
 
     advantages: Tensor
     weights: Tensor
@@ -118,12 +118,11 @@ class GrpoTrainer:
 
     def accumulate(self, batch: TrainBatch) -> dict[str, float]:
         """Add the gradient of the whole batch to the weights' gradients; returns the figures under ``train/``."""
-        terms = self._token_terms(batch)
-        lengths = [len(sequence.tokens) - 1 for sequence in batch.sequences]
+        terms = self._sample_terms(batch)
         totals: dict[str, Tensor] = {}
-        for part in split_by_tokens(lengths, self._options.max_tokens_per_micro_batch):
+        for part in split_into_micro_batches(batch.sequences, self._options.max_tokens_per_micro_batch):
             self._check_stop()
-            added = self._micro_batch([batch.sequences[index] for index in part], [terms[index] for index in part])
+            added = self._micro_batch(pack(part), terms)
             torch.autograd.backward(added.loss)
             for name, value in added.figures.items():
                 totals[name] = totals[name] + value if name in totals else value
@@ -143,8 +142,8 @@ class GrpoTrainer:
         norm = self._optimizer.step(rate, loss=figures["train/loss"])
         return {**figures, "train/grad_norm": norm, "train/lr-pg_0": rate}
 
-    def _micro_batch(self, sequences: list[TrainSequence], terms: list[TokenTerms]) -> ObjectiveTerms:
-        packed = pack(sequences)
+    def _micro_batch(self, packed: PackedTokens, terms: SampleTerms) -> ObjectiveTerms:
+        sample_of = self._model.tensor(packed.sample_of)
         scores = self._model.scores(
             packed,
             temperature=self._temperature,
@@ -155,8 +154,8 @@ class GrpoTrainer:
             entropy=scores.entropy,
             rollout_logprobs=self._model.tensor(packed.rollout_logprobs),
             reference_logprobs=self._reference_logprobs(packed),
-            advantages=torch.cat([term.advantages for term in terms]).to(self._model.device),
-            weights=torch.cat([term.weights for term in terms]).to(self._model.device),
+            advantages=terms.advantages[sample_of],
+            weights=terms.weights[sample_of],
         )
         return grpo_objective(tokens, self._options.objective)
 
@@ -166,24 +165,12 @@ class GrpoTrainer:
             return None
         return self._reference.logprobs(packed, temperature=self._temperature)
 
-    def _token_terms(self, batch: TrainBatch) -> list[TokenTerms]:
-        """One for each sequence."""
+    def _sample_terms(self, batch: TrainBatch) -> SampleTerms:
         objective = self._options.objective
         advantages = group_normalized_advantages(
             torch.from_numpy(batch.rewards),
             torch.from_numpy(batch.group_ids),
             normalize_std=objective.normalize_std,
-        ).float()
-        counts = [len(sequence.trained) for sequence in batch.sequences]
-        sample_of = torch.repeat_interleave(
-            torch.tensor([sequence.sample for sequence in batch.sequences]), torch.tensor(counts)
         )
-        weights = reduction_weights(
-            objective.reduction, torch.ones(len(sample_of)), sample_of, num_samples=len(batch.rewards)
-        )
-        return [
-            TokenTerms(advantages=advantage, weights=weight)
-            for advantage, weight in zip(
-                torch.split(advantages[sample_of], counts), torch.split(weights, counts), strict=True
-            )
-        ]
+        weights = reduction_weights(objective.reduction, torch.from_numpy(batch.tokens_per_sample()))
+        return SampleTerms(advantages=advantages.float().to(self._model.device), weights=weights.to(self._model.device))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from penstock.backends.learners.packing import pack, split_by_tokens
+from penstock.backends.learners.packing import pack, split_into_micro_batches
 from penstock.backends.learners.schedule import learning_rate
 from penstock.backends.learners.torch.optimizer import MasterAdamW
 
@@ -80,10 +80,9 @@ def accumulate(
     """Add the gradient of the mean loss over the batch to the weights' gradients; returns that loss in nats."""
     num_trained = sum(len(sequence.trained) for sequence in batch)
     total = torch.zeros((), device=model.device)
-    for part in split_by_tokens([len(sequence.tokens) - 1 for sequence in batch], max_tokens):
+    for part in split_into_micro_batches(batch, max_tokens):
         check_stop()
-        packed = pack([batch[index] for index in part])
-        loss = -model.logprobs(packed, temperature=1.0).sum() / num_trained
+        loss = -model.logprobs(pack(part), temperature=1.0).sum() / num_trained
         torch.autograd.backward(loss)
         total += loss.detach()
     return float(total)

@@ -1,0 +1,187 @@
+"""The rules that the objectives keep for every input, and the GRPO loss against its formula."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from random import Random  # noqa: TC003  # hypothesis reads the annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.backends.learners.objectives.advantages import group_normalized_advantages
+from penstock.backends.learners.objectives.correction import truncated_importance_weights
+from penstock.backends.learners.objectives.grpo import ObjectiveTerms, PolicyTokens, grpo_objective
+from penstock.backends.learners.objectives.logprobs import token_entropy, token_logprobs
+from penstock.backends.learners.objectives.policy_loss import clipped_policy_loss
+from penstock.backends.learners.objectives.reduction import reduction_weights
+from penstock.backends.learners.options import ObjectiveOptions
+from penstock.backends.learners.schedule import learning_rate
+
+NEW = torch.tensor([-0.5, -1.5, -0.5, -1.5, -0.9])
+ROLLOUT = torch.tensor([-1.0, -1.0, -1.4, -1.2, -0.9])
+REFERENCE = torch.tensor([-0.7, -1.0, -0.5, -2.0, -0.8])
+ADVANTAGES = torch.tensor([1.0, 1.0, -1.0, -1.0, 0.5])
+ENTROPY = torch.tensor([0.3, 0.4, 0.5, 0.6, 0.7])
+WEIGHTS = torch.tensor([0.1, 0.2, 0.3, 0.25, 0.15])
+
+
+def grpo(options: ObjectiveOptions, logprobs: torch.Tensor = NEW) -> ObjectiveTerms:
+    tokens = PolicyTokens(
+        logprobs=logprobs,
+        entropy=ENTROPY,
+        rollout_logprobs=ROLLOUT,
+        reference_logprobs=REFERENCE if options.kl_coef else None,
+        advantages=ADVANTAGES,
+        weights=WEIGHTS,
+    )
+    return grpo_objective(tokens, options)
+
+
+def weighted(values: torch.Tensor) -> torch.Tensor:
+    return (WEIGHTS * values).sum()
+
+
+@given(
+    st.lists(st.lists(st.floats(-10, 10, allow_subnormal=False), min_size=1, max_size=6), min_size=1, max_size=6),
+    st.randoms(use_true_random=False),
+    st.booleans(),
+)
+def test_advantages_depend_on_group_ids_and_not_on_order(
+    groups: list[list[float]], random: Random, normalize_std: bool
+) -> None:
+    pairs = [(100 - group, reward) for group, rewards in enumerate(groups) for reward in rewards]
+    order = list(range(len(pairs)))
+    random.shuffle(order)
+    ids = torch.tensor([pair[0] for pair in pairs])
+    rewards = torch.tensor([pair[1] for pair in pairs], dtype=torch.float64)
+    straight = group_normalized_advantages(rewards, ids, normalize_std=normalize_std)
+    shuffled = group_normalized_advantages(rewards[order], ids[order], normalize_std=normalize_std)
+    torch.testing.assert_close(shuffled, straight[order])
+    for group in {pair[0] for pair in pairs}:
+        members = rewards[ids == group]
+        expected = members - members.mean()
+        if normalize_std and len(members) > 1:
+            expected = expected / (members.std() + 1e-6)
+        torch.testing.assert_close(straight[ids == group], expected, atol=1e-6, rtol=1e-4)
+
+
+def test_a_group_of_one_has_no_advantage() -> None:
+    advantages = group_normalized_advantages(torch.tensor([3.0, 1.0, 2.0]), torch.tensor([7, 8, 8]), normalize_std=True)
+    assert advantages[0] == 0.0
+
+
+def test_token_mean_is_the_mean_over_tokens() -> None:
+    weights = reduction_weights("token_mean", torch.tensor([3.0, 0.0, 1.0]))
+    values = torch.tensor([1.0, 2.0, 3.0, 10.0])
+    assert (weights[torch.tensor([0, 0, 0, 2])] * values).sum() == pytest.approx(4.0)
+
+
+def test_sequence_mean_is_the_mean_of_means_and_counts_empty_samples() -> None:
+    weights = reduction_weights("sequence_mean", torch.tensor([3.0, 0.0, 1.0]))
+    values = torch.tensor([1.0, 2.0, 3.0, 10.0])
+    expected = (2.0 + 0.0 + 10.0) / 3
+    assert (weights[torch.tensor([0, 0, 0, 2])] * values).sum() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("reduction", ["token_mean", "sequence_mean"])
+def test_reductions_of_nothing_are_finite(reduction: str) -> None:
+    assert torch.isfinite(reduction_weights(reduction, torch.zeros(2))).all()  # type: ignore[arg-type]
+
+
+def test_temperature_scales_the_logits() -> None:
+    logits = torch.tensor([[1.0, 2.0, 3.0]])
+    target = torch.tensor([0])
+    torch.testing.assert_close(token_logprobs(logits, target, temperature=0.5), token_logprobs(logits * 2, target))
+    torch.testing.assert_close(token_entropy(logits, temperature=0.5), token_entropy(logits * 2))
+
+
+def test_logprobs_of_bfloat16_logits_are_float32() -> None:
+    assert token_logprobs(torch.zeros(1, 4, dtype=torch.bfloat16), torch.tensor([0])).dtype == torch.float32
+
+
+def test_a_huge_ratio_stays_finite() -> None:
+    result = clipped_policy_loss(
+        torch.tensor([0.0]), torch.tensor([-1000.0]), torch.tensor([-1.0]), clip_low=0.2, clip_high=0.2
+    )
+    assert torch.isfinite(result.loss).all()
+
+
+def test_a_clipped_token_gives_no_gradient() -> None:
+    logprobs = torch.tensor([-0.5, -0.95], requires_grad=True)
+    result = clipped_policy_loss(
+        logprobs, torch.tensor([-1.0, -1.0]), torch.tensor([1.0, 1.0]), clip_low=0.2, clip_high=0.28
+    )
+    torch.autograd.backward(result.loss.sum())
+    assert logprobs.grad is not None
+    assert logprobs.grad[0] == 0.0
+    assert logprobs.grad[1] == pytest.approx(-math.exp(0.05))
+
+
+def test_importance_weights_carry_no_gradient() -> None:
+    old = torch.tensor([-1.0], requires_grad=True)
+    assert not truncated_importance_weights(old, torch.tensor([-1.1]), upper=2.0).weight.requires_grad
+
+
+def test_grpo_with_engine_logprobs_takes_the_ratio_to_them_and_needs_no_weight() -> None:
+    terms = grpo(ObjectiveOptions(old_logprobs="engine"))
+    ratio = (NEW - ROLLOUT).exp()
+    loss = torch.maximum(-ratio * ADVANTAGES, -ratio.clamp(0.8, 1.28) * ADVANTAGES)
+    torch.testing.assert_close(terms.loss, weighted(loss))
+    torch.testing.assert_close(terms.figures["train/ois"], weighted(ratio))
+    torch.testing.assert_close(terms.figures["train/ppo_kl"], weighted(ROLLOUT - NEW))
+    assert "train/tis" not in terms.figures
+
+
+def test_grpo_with_recomputed_logprobs_is_on_policy_and_weighted_by_tis() -> None:
+    logprobs = NEW.clone().requires_grad_()
+    terms = grpo(ObjectiveOptions(old_logprobs="recompute", tis_clip=1.3), logprobs)
+    weight = (NEW - ROLLOUT).exp().clamp(max=1.3)
+    torch.testing.assert_close(terms.loss.detach(), weighted(-ADVANTAGES * weight))
+    torch.autograd.backward(terms.loss)
+    torch.testing.assert_close(logprobs.grad, -WEIGHTS * ADVANTAGES * weight)
+    torch.testing.assert_close(terms.figures["train/tis"], weighted((NEW - ROLLOUT).exp()))
+    torch.testing.assert_close(terms.figures["train/tis_clipfrac"], weighted(((NEW - ROLLOUT).exp() > 1.3).float()))
+    assert terms.figures["train/ppo_kl"] == 0.0
+
+
+def test_grpo_without_tis_clip_leaves_the_weight_out() -> None:
+    terms = grpo(ObjectiveOptions(old_logprobs="recompute", tis_clip=None))
+    torch.testing.assert_close(terms.loss, weighted(-ADVANTAGES))
+    assert "train/tis" not in terms.figures
+
+
+def test_grpo_adds_kl_and_takes_entropy_away() -> None:
+    plain = grpo(ObjectiveOptions())
+    terms = grpo(ObjectiveOptions(kl_coef=0.3, entropy_coef=0.1))
+    difference = NEW - REFERENCE
+    kl = (-difference).exp() - 1 + difference
+    torch.testing.assert_close(terms.loss, plain.loss + 0.3 * weighted(kl) - 0.1 * weighted(ENTROPY))
+    torch.testing.assert_close(terms.figures["train/kl_loss"], weighted(kl))
+    torch.testing.assert_close(terms.figures["train/entropy_loss"], weighted(ENTROPY))
+    torch.testing.assert_close(terms.figures["train/pg_loss"], plain.loss)
+    assert "train/kl_loss" not in plain.figures
+
+
+def test_the_mismatch_with_the_engine_is_always_reported() -> None:
+    for old in ("engine", "recompute"):
+        figures = grpo(ObjectiveOptions(old_logprobs=old)).figures
+        torch.testing.assert_close(figures["train/train_rollout_logprob_abs_diff"], weighted((NEW - ROLLOUT).abs()))
+
+
+@pytest.mark.parametrize(("schedule", "last"), [("constant", 1.0), ("linear", 0.1), ("cosine", 0.1)])
+def test_the_learning_rate_warms_up_peaks_and_ends(schedule: str, last: float) -> None:
+    rates = [
+        learning_rate(step, peak=1.0, warmup_steps=4, num_steps=20, schedule=schedule)  # type: ignore[arg-type]
+        for step in range(25)
+    ]
+    assert rates[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    assert rates[19] == pytest.approx(last)
+    assert rates[19:] == [rates[19]] * 6
+    assert all(a >= b for a, b in pairwise(rates[4:]))
+
+
+def test_a_run_that_is_all_warm_up_has_a_rate_for_each_step() -> None:
+    assert learning_rate(2, peak=1.0, warmup_steps=3, num_steps=3, schedule="linear") == pytest.approx(0.75)

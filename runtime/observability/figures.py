@@ -55,8 +55,8 @@ class RunningTotal:
     """A counter that every incarnation of every actor counts from 0."""
 
     def __init__(self) -> None:
+        self.total = 0.0
         self._of: dict[str, tuple[int, float]] = {}
-        self._earlier = 0.0
 
     def report(self, actor: str, epoch: int, value: float) -> None:
         """An incarnation counts so much; reports that come late or twice change nothing."""
@@ -64,13 +64,9 @@ class RunningTotal:
         if epoch < last_epoch:
             return
         if epoch > last_epoch:
-            self._earlier += last
             last = 0.0
+        self.total += max(0.0, value - last)
         self._of[actor] = (epoch, max(last, value))
-
-    @property
-    def total(self) -> float:
-        return self._earlier + sum(value for _, value in self._of.values())
 
 
 class RunFigures:

@@ -31,8 +31,8 @@ class GpuRow(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds since the start of the run."""
     gpu: int
     name: str
-    utilisation: float
-    """Share of NVML's last sampling period in which some kernel ran, in [0, 1]."""
+    utilisation: float | None
+    """Share of NVML's last sampling period in which some kernel ran, in [0, 1]; null where NVML has none (MIG)."""
     memory_used_bytes: int
     memory_total_bytes: int
 
@@ -180,11 +180,11 @@ def _open_reader() -> NvmlReader | None:
     return reader
 
 
-def _utilisation(handle: Any) -> float:  # noqa: ANN401 - an opaque pointer
+def _utilisation(handle: Any) -> float | None:  # noqa: ANN401 - an opaque pointer
     try:
         return float(_nvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100
     except _nvml.NVMLError_NotSupported:
-        return float("nan")  # a MIG slice has no figure of its own; null in the file
+        return None  # a MIG slice has no figure of its own
 
 
 def _text(name: str | bytes) -> str:

@@ -1,0 +1,236 @@
+"""What observing costs: a span on the hot path and off it, an event in the log, a report in /metrics, in microseconds.
+
+CPU time of one thread, the smallest of several repetitions, each thing measured in the same process one after the
+other and again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from rich.console import Console
+from rich.table import Table
+
+from penstock.messages.arrays import pack_floats, pack_tokens
+from penstock.messages.base import Metric
+from penstock.messages.commands import Send
+from penstock.messages.flow import SampleGenerated, SampleScored, SamplesSettled, SettledState
+from penstock.messages.local import SampleJudged
+from penstock.messages.samples import Completed, Part, Prompt, Reward, Sample, SampleKey, VersionSpan
+from penstock.messages.training import Activity, ActivitySpan, ActorReported
+from penstock.messages.wire import Header
+from penstock.runtime.observability.metrics import RunMetrics
+from penstock.runtime.observability.span_export import FileSpanExporter, actor_resource, readable_span
+from penstock.runtime.observability.spans import NO_PARENT, SpanRecorder, new_salt, trace_id_of
+from penstock.runtime.observability.tracing import TraceObserver
+from penstock.runtime.observability.trackers import EventLog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.runtime.observability.spans import SpanTuple
+
+NUM_CALLS: Final = 20_000
+REPETITIONS: Final = 7
+SPANS_A_BATCH: Final = 512
+EVENTS_A_GROUP: Final = 34
+"""Of 8 samples, through all seven actors, with their settlement."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the table; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="penstock bench tracing_cost", description=__doc__)
+    parser.add_argument("--calls", type=int, default=NUM_CALLS, help="calls in one repetition")
+    parser.add_argument("--repetitions", type=int, default=REPETITIONS)
+    given = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        measured = measure(Path(folder), given.calls, given.repetitions)
+    table = Table("what", "least µs", "median µs", title="CPU time of one call")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for name, times in measured.items():
+        table.add_row(name, f"{min(times):.2f}", f"{statistics.median(times):.2f}")
+    console = Console()
+    console.print(table)
+    watched = min(measured[HANDLED_ON])
+    group_ms = {
+        "with every sample traced": watched + min(measured[EXPORTED]),
+        "of it on the actors' threads": watched,
+        "sampled out": min(measured[HANDLED_OUT]),
+        "switched off": min(measured[HANDLED_OFF]),
+    }
+    costs = ", ".join(f"{EVENTS_A_GROUP * cost / 1000:.2f} ms {what}" for what, cost in group_ms.items())
+    console.print(f"A group of 8 samples is {EVENTS_A_GROUP} events through all actors: {costs}.")
+    return 0
+
+
+RECORDED: Final = "a span recorded as a tuple"
+DERIVED: Final = "the trace id of a sample, derived"
+HANDLED_ON: Final = "an event watched: its span, its stage, its context"
+HANDLED_OUT: Final = "the same, sample not among those traced"
+HANDLED_OFF: Final = "the same, tracing switched off (a check for None)"
+CONVERTED: Final = "a tuple made an OpenTelemetry span"
+EXPORTED: Final = "the same, and written to the run's folder as OTLP/JSON"
+LOGGED: Final = "an event in the event log, digest and file included"
+COUNTED: Final = "a prometheus counter, bound"
+OBSERVED: Final = "a prometheus histogram, bound"
+REPORTED: Final = "an actor's report of 12 figures in /metrics"
+ACCOUNTED: Final = "an activity span in /metrics"
+
+
+def measure(folder: Path, num_calls: int, repetitions: int) -> dict[str, list[float]]:
+    """Microseconds a call of each thing, one figure for each repetition."""
+    spans = _spans(num_calls)
+    things: dict[str, Callable[[int], None]] = {
+        RECORDED: _record,
+        DERIVED: _derive,
+        HANDLED_ON: lambda calls: _watch(calls, _observer(1.0)),
+        HANDLED_OUT: lambda calls: _watch(calls, _observer(0.0)),
+        HANDLED_OFF: lambda calls: _watch(calls, None),
+        CONVERTED: lambda calls: _convert(spans, calls),
+        EXPORTED: lambda calls: _export(spans, calls, folder / "spans.jsonl"),
+        LOGGED: lambda calls: _log(calls, folder / "events.jsonl"),
+        COUNTED: _count,
+        OBSERVED: _observe,
+        REPORTED: _report,
+        ACCOUNTED: _account,
+    }
+    measured: dict[str, list[float]] = {name: [] for name in things}
+    empty: list[float] = []
+    for _ in range(repetitions):
+        empty.append(_time(lambda calls: _watch(calls, None, is_empty=True), num_calls))
+        for name, thing in things.items():
+            measured[name].append(_time(thing, num_calls))
+    # What the loop itself takes, and the making of its events, is no cost of watching.
+    for name in (HANDLED_ON, HANDLED_OUT, HANDLED_OFF):
+        measured[name] = [max(0.0, took - spared) for took, spared in zip(measured[name], empty, strict=True)]
+    return measured
+
+
+def _time(thing: Callable[[int], None], num_calls: int) -> float:
+    gc.collect()
+    gc.disable()
+    try:
+        began_s = time.thread_time()
+        thing(num_calls)
+        return (time.thread_time() - began_s) / num_calls * 1e6
+    finally:
+        gc.enable()
+
+
+def _record(num_calls: int) -> None:
+    recorder = SpanRecorder()
+    trace_id, parent = bytes(16), bytes(8)
+    for _ in range(num_calls):
+        recorder.record(trace_id, parent, "handle SampleScored", 1, 2)
+
+
+def _derive(num_calls: int) -> None:
+    salt = new_salt()
+    for group_id in range(num_calls):
+        trace_id_of(salt, group_id, 3)
+
+
+def _observer(fraction: float) -> TraceObserver:
+    return TraceObserver(SpanRecorder(), run_salt=new_salt(), name="scorer", epoch=1, fraction=fraction)
+
+
+def _watch(num_calls: int, observer: TraceObserver | None, *, is_empty: bool = False) -> None:
+    """What the Scorer hears and sends for one sample after another, with the three calls that a shell makes for each
+    event. Three events are three calls."""
+    prompt = Prompt(row=0, epoch=0, tokens=pack_tokens(range(16)))
+    part = Part(tokens=pack_tokens([1]), logprobs=pack_floats([-1.0]), spans=(VersionSpan(1, 1),))
+    header = Header("engine/0", 1, 1, 1, 0, bytes(24))
+    settled = SamplesSettled(settled=SettledState(0, 0, ()))
+    for number in range(num_calls // 3):
+        key = SampleKey(number // 8, number % 8)
+        sample = Sample(key=key, parts=(part,), outcome=Completed(reward=Reward(value=1.0)))
+        generated = SampleGenerated(sample=sample, group_size=8, prompt=prompt)
+        judged = SampleJudged(key=key, attempt=0, reward=None)
+        scored = SampleScored(sample=sample, group_size=8, prompt=prompt)
+        sends = [Send("filter", scored)]
+        if is_empty:
+            continue
+        if observer is not None:
+            observer.handled(generated, header, observer.clock_ns(), observer.clock_ns(), [])
+        if observer is not None:
+            observer.handled(judged, None, observer.clock_ns(), observer.clock_ns(), [*sends])
+        if observer is not None:
+            observer.trace_of(scored, b"")
+        if observer is not None:
+            observer.handled(settled, header, observer.clock_ns(), observer.clock_ns(), [])
+
+
+def _spans(num_spans: int) -> list[SpanTuple]:
+    """As they come: three handled events to one stage with attributes."""
+    recorder = SpanRecorder()
+    trace_id = new_salt()
+    for number in range(num_spans):
+        if number % 4:
+            recorder.record(trace_id, bytes(8), "handle SampleScored", time.time_ns(), time.time_ns())
+        else:
+            attributes = (("attempt", 0), ("outcome", "completed"), ("num_tokens", 512), ("versions", "3:512"))
+            recorder.record(trace_id, NO_PARENT, "generate", time.time_ns(), time.time_ns(), attributes)
+    return recorder.take(num_spans)
+
+
+def _convert(spans: list[SpanTuple], num_calls: int) -> None:
+    resource = actor_resource("engine/0", 1)
+    for span in spans[:num_calls]:
+        readable_span(span, resource)
+
+
+def _export(spans: list[SpanTuple], num_calls: int, path: Path) -> None:
+    resource, exporter = actor_resource("engine/0", 1), FileSpanExporter(path)
+    for at in range(0, num_calls, SPANS_A_BATCH):
+        exporter.export([readable_span(span, resource) for span in spans[at : at + SPANS_A_BATCH]])
+    exporter.shutdown()
+
+
+def _log(num_calls: int, path: Path) -> None:
+    log = EventLog(path)
+    for number in range(num_calls):
+        log.append(number / 1000, "engine/0", 1, "SampleIssued", "12/3")
+    log.close()
+
+
+def _count(num_calls: int) -> None:
+    counter = Counter("events", "Events.", ["actor"], registry=CollectorRegistry()).labels("engine/0")
+    for _ in range(num_calls):
+        counter.inc()
+
+
+def _observe(num_calls: int) -> None:
+    histogram = Histogram("events", "Events.", ["actor"], registry=CollectorRegistry()).labels("engine/0")
+    for _ in range(num_calls):
+        histogram.observe(0.5)
+
+
+def _run_metrics() -> RunMetrics:
+    return RunMetrics(scenario="bench", policy="fully_async", num_steps=100)
+
+
+def _report(num_calls: int) -> None:
+    metrics = _run_metrics()
+    figures = tuple(Metric(f"engine/figure_{number}", number) for number in range(12))
+    report = ActorReported(name="engine/0", epoch=1, state="generating", metrics=figures)
+    for number in range(num_calls):
+        metrics.actor(report, number)
+
+
+def _account(num_calls: int) -> None:
+    metrics = _run_metrics()
+    spans = [ActivitySpan(Activity.WORKING, 0.0, 1.0, 0.5)]
+    for _ in range(num_calls):
+        metrics.activity("engine/0", spans)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,412 @@
+"""The terminal view: plain lines where there is no terminal, a view that leaves no trace where there is one."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from rich.console import Console
+
+from penstock.messages.base import Metric
+from penstock.messages.training import Activity, ActivitySpan, ActorReported, Balance, CauseCount, StepReported
+from penstock.runtime.observability.live import LiveView
+from penstock.runtime.observability.live_state import LiveState
+from penstock.runtime.observability.live_view import draw
+from penstock.runtime.observability.summary import ActorRestarts, MachineFacts, RunSummary, TokenWaste
+from penstock.runtime.observability.texts import (
+    clock_text,
+    duration_text,
+    fixed,
+    number_text,
+    short_count,
+    sparkline,
+)
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
+
+
+class Clock:
+    """A clock that moves when it is told to."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def balance(version: int) -> Balance:
+    trained = CauseCount(state="trained", cause="", num_samples=8 * version, num_tokens=1000 * version)
+    filtered = CauseCount(state="filtered", cause="zero_spread", num_samples=2, num_tokens=64)
+    return Balance(issued=8 * version + 12, in_system=10, ended=(trained, filtered))
+
+
+def step(version: int, num_steps: int = 80) -> StepReported:
+    return StepReported(
+        version=version,
+        num_steps=num_steps,
+        group_ids=(),
+        metrics=(Metric("rollout/raw_reward", version / num_steps),),
+        staleness_counts=(4, 4),
+        response_lengths=(10,) * 8,
+        balance=balance(version),
+    )
+
+
+def report(name: str, activity: Activity | None = None, *, at_s: float = 0.0, **figures: float) -> ActorReported:
+    spans = () if activity is None else (ActivitySpan(activity, at_s, at_s + 1, 0.75),)
+    metrics = tuple(Metric(f"engine/{key}", value) for key, value in figures.items())
+    return ActorReported(name=name, epoch=1, state="idle", activities=spans, metrics=metrics)
+
+
+def summary(*, completed: bool = True) -> RunSummary:
+    return RunSummary(
+        scenario="quickstart",
+        penstock_version="0.1.0",
+        seed=0,
+        policy="fully_async",
+        staleness_bound=2,
+        started_at="2026-08-01T12:00:00+00:00",
+        machine=MachineFacts(system="Linux", python="3.11", num_cpus=2, memory_bytes=1),
+        completed=completed,
+        story="[bold]Every step[/bold] is trained.",
+        version=80,
+        num_steps=80,
+        wall_s=100.0,
+        training_s=90.0,
+        first10_reward=0.25,
+        last10_reward=0.9,
+        mean_staleness=0.5,
+        max_staleness=2,
+        mean_logprob_abs_diff=0.0125,
+        max_logprob_abs_diff=None,
+        balance=balance(80),
+        tokens_generated=90_000,
+        tokens_trained=80_000,
+        tokens_wasted=(TokenWaste(state="filtered", cause="zero_spread", num_tokens=64),),
+        tokens_lost_estimate=320,
+        restarts=(ActorRestarts(name="engine/1", count=2),),
+        checkpoint="runs/x/checkpoint",
+        report="runs/x/report.html",
+        metrics="runs/x/metrics.jsonl",
+    )
+
+
+def plain() -> tuple[LiveView, Clock, io.StringIO]:
+    output, clock = io.StringIO(), Clock()
+    return LiveView("quickstart", 80, Console(file=output, width=100), clock_s=clock), clock, output
+
+
+def rendered(what: RenderableType, width: int = 80, height: int = 24) -> str:
+    output = io.StringIO()
+    Console(file=output, width=width, height=height, force_terminal=True, color_system=None).print(what)
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", output.getvalue())
+
+
+# --- without a terminal -----------------------------------------------------------------------------------------
+
+
+def test_phases_are_printed_when_they_change_and_seldom_in_between() -> None:
+    view, clock, output = plain()
+    with view:
+        view.phase("starting Ray")
+        clock.now_s = 2.5
+        view.phase("starting actors: scorer ✓")
+        clock.now_s = 3.0
+        view.phase("starting actors: scorer ✓ filter ✓")
+        for percent in range(101):
+            clock.now_s = 4.0 + 0.1 * percent
+            view.phase(f"warm start {percent} %")
+    assert [line.split(maxsplit=1)[1] for line in output.getvalue().splitlines()] == [
+        "starting Ray",
+        "✓ starting Ray (2.5 s)",
+        "starting actors: scorer ✓",
+        "✓ starting actors (1.5 s)",
+        "warm start 0 %",
+        "warm start 50 %",
+        "warm start 100 %",
+    ]
+
+
+def test_steps_are_printed_every_few_seconds_and_the_last_one_always() -> None:
+    view, clock, output = plain()
+    with view:
+        for version in range(1, 81):
+            clock.now_s = 0.25 * version
+            view.step(step(version))
+    lines = output.getvalue().splitlines()
+    assert [int(re.findall(r"step (\d+)/80", line)[0]) for line in lines] == [1, 21, 41, 61, 80]
+    assert lines[1].strip() == (
+        "0:05  step 21/80 (26 %) · reward 0.206 · staleness mean 0.5 max 1 · 4,000 trained tokens/s · left 0:15"
+    )
+
+
+def test_the_warm_start_shows_from_the_learner_alone() -> None:
+    view, clock, output = plain()
+    with view:
+        for percent in (0, 40, 100):
+            clock.now_s += 10
+            metrics = (Metric("learner/warm_start_fraction", percent / 100),)
+            view.actor(ActorReported(name="learner", epoch=1, state="starting", metrics=metrics))
+        view.step(step(1))
+    text = output.getvalue()
+    assert "warm start 0 %" in text
+    assert "warm start 40 %" in text
+    assert "✓ warm start (20 s)" in text
+
+
+def test_a_flood_of_notes_is_counted_and_not_printed() -> None:
+    view, clock, output = plain()
+    with view:
+        for number in range(1000):
+            view.note(f"engine/{number} was killed")
+        clock.now_s = 100.0
+        view.note("engine/0 is back")
+    lines = [line.split(maxsplit=1)[1] for line in output.getvalue().splitlines()]
+    assert len(lines) == 14
+    assert lines[12:] == ["(988 further notes were left out)", "engine/0 is back"]
+
+
+def test_markup_in_what_others_say_is_text() -> None:
+    view, _, output = plain()
+    with view:
+        view.note("[red]engine/0[/] said [/nonsense]")
+    assert "[red]engine/0[/] said [/nonsense]" in output.getvalue()
+
+
+def test_the_end_is_a_summary() -> None:
+    view, _, output = plain()
+    with view:
+        view.step(step(80))
+        view.finish(summary())
+    text = output.getvalue()
+    for part in (
+        "quickstart completed",
+        "[bold]Every step[/bold] is trained.",
+        "80 of 80 in 1 min 30 s (1 min 40 s in all)",
+        "first ten 0.250 → last ten 0.900",
+        "largest 2 (bound 2), mean 0.50",
+        "mean 0.0125, largest –",
+        "90k generated, 80k trained (88.9 %), 1,000/s",
+        "64 wasted: filtered (zero_spread)",
+        "about 320 lost with engines that were killed",
+        "engine/1 × 2",
+        "balanced",
+        "runs/x/report.html",
+        "runs/x/checkpoint",
+    ):
+        assert part in text
+    assert "not completed" in rendered_summary(completed=False)
+
+
+def rendered_summary(*, completed: bool) -> str:
+    view, _, output = plain()
+    with view:
+        view.finish(summary(completed=completed))
+    return output.getvalue()
+
+
+def test_threads_may_report_at_once() -> None:
+    view, _, output = plain()
+
+    def feed(engine: int) -> None:
+        for at_s in range(200):
+            view.actor(report(f"engine/{engine}", Activity.WORKING, at_s=float(at_s), running=3))
+            view.step(step(at_s + 1, 200))
+
+    with view:
+        threads = [threading.Thread(target=feed, args=(engine,)) for engine in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+    assert "step 200/200 (100 %)" in output.getvalue()
+
+
+# --- the picture ------------------------------------------------------------------------------------------------
+
+
+def state(num_engines: int) -> LiveState:
+    state = LiveState("quickstart", 80, now_s=0.0)
+    for version in range(1, 41):
+        for engine in range(num_engines):
+            generated = 600.0 * version
+            state.actor(
+                report(
+                    f"engine/{engine}",
+                    Activity.WORKING if engine % 2 else Activity.WAITING_FOR_DEMAND,
+                    at_s=version,
+                    generated_tokens=generated,
+                    running=9,
+                ),
+                float(version),
+            )
+        state.actor(report("learner", Activity.WORKING, at_s=version), float(version))
+        state.step(step(version), float(version))
+    for name in ("prompt_source", "scorer", "filter", "buffer", "weight_publisher"):
+        state.actor(report(name), 40.0)
+    return state
+
+
+def test_the_picture_shows_progress_figures_and_actors() -> None:
+    text = rendered(draw(state(2), 41.0, 80, 24))
+    for part in (
+        "quickstart",
+        "step 40/80",
+        "0:41 · 0:40 left",
+        "reward     0.444",
+        "▁",
+        "█",
+        "staleness  mean 0.5, largest 1",
+        "tokens/s   1,200 generated, 1,000 trained",
+        "in all     48k generated, 40k trained",
+        "learner           ● working",
+        "engine/0          ● waiting for demand",
+        "engine/1          ● working             busy 100 %, 9 running, slots 75 %",
+        "weight publisher  ● idle",
+    ):
+        assert part in text
+
+
+def test_a_lost_engine_is_down_until_it_reports_again() -> None:
+    seen = state(2)
+    seen.lost("engine/1")
+    assert "engine/1 ↻1       ● down, being replaced" in rendered(draw(seen, 41.0, 80, 24))
+    seen.actor(report("engine/1", Activity.STARTING, at_s=42.0), 42.0)
+    assert "engine/1 ↻1       ● starting" in rendered(draw(seen, 42.0, 80, 24))
+
+
+def test_many_engines_share_a_line() -> None:
+    text = rendered(draw(state(1024), 41.0, 100, 24), width=100)
+    assert "1,024 engines     ● 512 working  ● 512 waiting for demand" in text
+    assert "engine/7" not in text
+
+
+@pytest.mark.parametrize(("width", "height"), [(20, 6), (40, 10), (80, 24), (200, 60)])
+@pytest.mark.parametrize("num_engines", [0, 2, 20])
+def test_the_picture_fits_the_terminal(width: int, height: int, num_engines: int) -> None:
+    lines = rendered(draw(state(num_engines), 41.0, width, height), width=width, height=height).splitlines()
+    assert len(lines) <= max(height, 9)
+    assert max(len(line) for line in lines) <= width
+
+
+# --- on a terminal ----------------------------------------------------------------------------------------------
+
+
+def test_an_exception_leaves_the_terminal_as_it_was() -> None:
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, width=80, height=24)
+    before = signal.getsignal(signal.SIGTERM)
+
+    def fail() -> None:
+        with LiveView("quickstart", 80, console) as view:
+            view.step(step(1))
+            raise RuntimeError("the learner died")
+
+    with pytest.raises(RuntimeError, match="the learner died"):
+        fail()
+    text = output.getvalue()
+    assert text.count(HIDE) == text.count(SHOW) == 1
+    assert text.index(SHOW) > text.index(HIDE)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+PROGRAM = """
+import time
+from rich.console import Console
+from penstock.runtime.observability.live import LiveView
+with LiveView("quickstart", 80, Console()) as view:
+    view.phase("starting Ray")
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+
+
+def read_until(terminal: int, wanted: str, timeout_s: float) -> str:
+    """What the terminal shows, up to ``wanted`` or the end of the program."""
+    text, deadline = "", time.monotonic() + timeout_s
+    while wanted not in text and (left_s := deadline - time.monotonic()) > 0:
+        if not select.select([terminal], [], [], left_s)[0]:
+            break
+        try:
+            data = os.read(terminal, 4096)
+        except OSError:  # Linux's word for the end of a pseudo-terminal
+            break
+        text += data.decode(errors="replace")
+    return text
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGTERM, 143), (signal.SIGINT, None)])
+def test_a_signal_leaves_the_terminal_as_it_was(number: signal.Signals, exit_code: int | None) -> None:
+    master, slave = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], stdin=slave, stdout=slave, stderr=slave, env=environment
+    )
+    os.close(slave)
+    try:
+        shown = read_until(master, "ready", 60)
+        assert HIDE in shown
+        process.send_signal(number)
+        shown += read_until(master, SHOW, 30)
+        assert SHOW in shown
+        read_until(master, "\0", 30)
+        returncode = process.wait(30)
+        assert returncode == exit_code if exit_code is not None else returncode != 0
+    finally:
+        process.kill()
+        process.wait(10)
+        os.close(master)
+
+
+# --- texts ------------------------------------------------------------------------------------------------------
+
+
+def test_figures_read_well() -> None:
+    assert [short_count(value) for value in (None, 0, 999, 9_999, 12_345, 1_234_567, 2.5e9)] == [
+        "–",
+        "0",
+        "999",
+        "9,999",
+        "12.3k",
+        "1.23M",
+        "2.5G",
+    ]
+    assert [duration_text(value) for value in (None, 0.04, 7.32, 59.6, 75, 3725)] == [
+        "–",
+        "0.0 s",
+        "7.3 s",
+        "1 min 0 s",
+        "1 min 15 s",
+        "1 h 2 min",
+    ]
+    assert [clock_text(value) for value in (None, 5, 75, 3725)] == ["-:--", "0:05", "1:15", "1:02:05"]
+    assert [number_text(value) for value in (float("nan"), 0, 1.2e-5, 0.12345, 1234.5)] == [
+        "–",
+        "0",
+        "1.20e-05",
+        "0.1235",
+        "1,234",
+    ]
+    assert fixed(float("inf"), 2) == "–"
+
+
+def test_a_sparkline_has_the_width_and_the_course() -> None:
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8) == "▁▂▃▄▅▆▇█"
+    assert len(sparkline(list(range(1000)), 32)) <= 32
+    assert sparkline([5.0, 5.0], 8) == "▄▄"
+    assert sparkline([], 8) == ""
+    assert sparkline([1.0, 2.0], 0) == ""

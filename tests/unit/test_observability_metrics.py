@@ -1,0 +1,173 @@
+"""``/metrics``: what is exposed, that counters only grow, and what happens when the port is taken."""
+
+from __future__ import annotations
+
+import socket
+import urllib.request
+from typing import TYPE_CHECKING
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from penstock.messages.base import Metric
+from penstock.messages.training import Activity, ActivitySpan, ActorReported, Balance, CauseCount, StepReported
+from penstock.runtime.errors import UserError
+from penstock.runtime.observability.metrics import MetricsPortError, PortInUseError, RunMetrics, serve_metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def metrics() -> RunMetrics:
+    return RunMetrics(scenario="quickstart", policy="fully_async", num_steps=80)
+
+
+@pytest.fixture
+def url(metrics: RunMetrics) -> Iterator[str]:
+    server = serve_metrics(0, metrics.registry)
+    yield f"http://127.0.0.1:{server.port}/metrics"
+    server.close()
+
+
+def scrape(url: str) -> dict[str, float]:
+    """Every sample as ``name{label=value,…}``, from a real scrape."""
+    with urllib.request.urlopen(url, timeout=10) as response:
+        text = response.read().decode()
+    samples: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
+            samples[f"{sample.name}{{{labels}}}"] = sample.value
+    return samples
+
+
+def balance(trained: int, filtered: int) -> Balance:
+    ended = (
+        CauseCount(state="trained", cause="", num_samples=trained, num_tokens=10 * trained),
+        CauseCount(state="filtered", cause="zero_spread", num_samples=filtered, num_tokens=3 * filtered),
+    )
+    return Balance(issued=trained + filtered + 5, in_system=5, ended=ended)
+
+
+def step(version: int, trained: int) -> StepReported:
+    return StepReported(
+        version=version,
+        num_steps=80,
+        group_ids=(1,),
+        metrics=(Metric("rollout/raw_reward", 0.25 * version), Metric("train/pg_loss", -0.5)),
+        staleness_counts=(6, 2),
+        response_lengths=(10, 20, 30, 40, 50, 60, 70, 80),
+        balance=balance(trained, 2),
+    )
+
+
+def report(name: str, epoch: int, **figures: float) -> ActorReported:
+    metrics = tuple(Metric(f"engine/{key}", value) for key, value in figures.items())
+    return ActorReported(name=name, epoch=epoch, state="generating", metrics=metrics)
+
+
+def test_steps_show_as_typed_figures_of_the_run(metrics: RunMetrics, url: str) -> None:
+    metrics.step(step(1, 8))
+    metrics.step(step(2, 16))
+    samples = scrape(url)
+    assert samples["penstock_run_info{policy=fully_async,scenario=quickstart}"] == 1
+    assert samples["penstock_policy_version{}"] == 2
+    assert samples["penstock_step_rollout_raw_reward{}"] == 0.5
+    assert samples["penstock_step_train_pg_loss{}"] == -0.5
+    assert samples["penstock_samples_issued_total{}"] == 23
+    assert samples["penstock_samples_in_system{}"] == 5
+    assert samples["penstock_samples_ended_total{cause=,state=trained}"] == 16
+    assert samples["penstock_samples_ended_total{cause=zero_spread,state=filtered}"] == 2
+    assert samples["penstock_sample_tokens_total{cause=,state=trained}"] == 160
+    assert samples["penstock_staleness_versions_count{}"] == 16
+    assert samples["penstock_staleness_versions_bucket{le=0.0}"] == 12
+    assert samples["penstock_staleness_versions_bucket{le=1.0}"] == 16
+    assert samples["penstock_response_tokens_sum{}"] == 720
+
+
+def test_figures_of_actors_show_under_their_name(metrics: RunMetrics, url: str) -> None:
+    metrics.actor(report("engine/0", 1, running=3, occupancy=0.5), 100)
+    metrics.actor(report("engine/1", 1, running=4), 100)
+    metrics.actor(report("engine/0", 1, running=7), 150)
+    samples = scrape(url)
+    assert samples["penstock_actor_engine_running{actor=engine/0}"] == 7
+    assert samples["penstock_actor_engine_running{actor=engine/1}"] == 4
+    assert samples["penstock_actor_engine_occupancy{actor=engine/0}"] == 0.5
+    assert samples["penstock_generated_tokens_total{}"] == 150
+
+
+def test_time_adds_up_by_state(metrics: RunMetrics, url: str) -> None:
+    metrics.activity("engine/0", [ActivitySpan(Activity.WORKING, 0, 4, 0.25), ActivitySpan(Activity.DOWN, 4, 5)])
+    metrics.activity("engine/0", [ActivitySpan(Activity.WORKING, 5, 7, 1.0)])
+    samples = scrape(url)
+    assert samples["penstock_activity_seconds_total{activity=working,actor=engine/0}"] == 6
+    assert samples["penstock_activity_seconds_total{activity=down,actor=engine/0}"] == 1
+    assert samples["penstock_occupied_seconds_total{actor=engine/0}"] == 3
+
+
+def test_no_counter_goes_down_when_a_report_comes_late(metrics: RunMetrics, url: str) -> None:
+    metrics.step(step(2, 16))
+    metrics.step(step(1, 8))
+    metrics.actor(report("engine/0", 1), 100)
+    metrics.actor(report("engine/0", 1), 90)
+    samples = scrape(url)
+    assert samples["penstock_samples_ended_total{cause=,state=trained}"] == 16
+    assert samples["penstock_generated_tokens_total{}"] == 100
+
+
+def test_losses_are_counted(metrics: RunMetrics, url: str) -> None:
+    metrics.lost("engine/1", 640)
+    metrics.lost("engine/1", 10)
+    samples = scrape(url)
+    assert samples["penstock_restarts_total{actor=engine/1}"] == 2
+    assert samples["penstock_lost_tokens_estimate_total{}"] == 650
+
+
+def test_names_that_look_alike_or_odd_do_not_break_a_scrape(metrics: RunMetrics, url: str) -> None:
+    names = ("a/b", "a_b", "policy/version", "run/info", "ä ö", "lr-pg_0")
+    metrics.step(
+        StepReported(
+            version=1,
+            num_steps=2,
+            group_ids=(),
+            metrics=tuple(Metric(name, 1.0) for name in names),
+            staleness_counts=(),
+            response_lengths=(),
+            balance=balance(1, 1),
+        )
+    )
+    metrics.actor(ActorReported(name="x", epoch=1, state="", metrics=tuple(Metric(name, 2.0) for name in names)), 0)
+    samples = scrape(url)
+    assert samples["penstock_step_a_b{}"] == 1
+    assert samples["penstock_step_lr_pg_0{}"] == 1
+    assert samples["penstock_actor_policy_version{actor=x}"] == 2
+    assert samples["penstock_policy_version{}"] == 1
+
+
+def test_a_port_in_use_is_one_clear_error(metrics: RunMetrics) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(PortInUseError) as caught:
+            serve_metrics(port, metrics.registry)
+    assert isinstance(caught.value, UserError)
+    assert str(caught.value) == (
+        f"observability.metrics_port: port {port} on 127.0.0.1 is in use by another process; choose another port, or "
+        "0 for any free one"
+    )
+
+
+def test_an_address_that_is_not_ours_is_a_clear_error(metrics: RunMetrics) -> None:
+    with pytest.raises(MetricsPortError, match=r"cannot listen on port 0 on 192\.0\.2\.1 \(.+\); choose another port"):
+        serve_metrics(0, metrics.registry, host="192.0.2.1")
+
+
+def test_closing_frees_the_port(metrics: RunMetrics) -> None:
+    server = serve_metrics(0, metrics.registry)
+    port = server.port
+    server.close()
+    again = serve_metrics(port, metrics.registry)
+    assert again.port == port
+    again.close()

@@ -1,0 +1,400 @@
+"""The driver's book of a run, its summary, and the report that is made from the folder alone."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree
+
+import msgspec
+import pytest
+
+from penstock import __version__
+from penstock.messages.base import Metric
+from penstock.messages.training import (
+    Activity,
+    ActivitySpan,
+    ActorReported,
+    Balance,
+    CauseCount,
+    RunFinished,
+    StepReported,
+)
+from penstock.runtime.errors import RunFolderError
+from penstock.runtime.observability.figures import RunFigures, RunningTotal
+from penstock.runtime.observability.jsonl import BadLineError, JsonLinesWriter
+from penstock.runtime.observability.metrics import RunMetrics
+from penstock.runtime.observability.nvml import GPU_FILE, GpuRow
+from penstock.runtime.observability.recorder import RunFacts, RunRecorder
+from penstock.runtime.observability.report import balance_rows, render_report, write_report
+from penstock.runtime.observability.summary import (
+    ActorRestarts,
+    MachineFacts,
+    RunSummary,
+    TokenWaste,
+    machine_facts,
+    read_summary,
+)
+from penstock.runtime.observability.trackers import StepRow, read_activity, read_steps
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MACHINE = MachineFacts(system="Linux x86_64", python="3.11.7", num_cpus=2, memory_bytes=8 << 30)
+FACTS = RunFacts(
+    scenario="quick<start>",
+    seed=7,
+    policy="fully_async",
+    staleness_bound=2,
+    num_steps=25,
+    progress_tokens=64,
+    machine=MACHINE,
+)
+SCENARIO = "run:\n  name: quick<start>\n  seed: 7\n"
+
+
+def balance(version: int, in_system: int = 8) -> Balance:
+    ended = (
+        CauseCount(state="trained", cause="", num_samples=8 * version, num_tokens=160 * version),
+        CauseCount(state="filtered", cause="zero_spread", num_samples=2 * version, num_tokens=30 * version),
+        CauseCount(state="failed", cause="reward: <timeout>", num_samples=1, num_tokens=0),
+    )
+    return Balance(issued=10 * version + 1 + in_system, in_system=in_system, ended=ended)
+
+
+def step(version: int) -> StepReported:
+    return StepReported(
+        version=version,
+        num_steps=25,
+        group_ids=(2 * version, 2 * version + 1),
+        metrics=(
+            Metric("rollout/raw_reward", version / 25),
+            Metric("train/train_rollout_logprob_abs_diff", 0.01 * version),
+            Metric("train/grad_norm", float("inf") if version == 2 else 0.5),
+        ),
+        staleness_counts=(8,) if version == 1 else (2, 4, 2),
+        response_lengths=(5, 10, 15, 20, 20, 25, 30, 35),
+        balance=balance(version),
+    )
+
+
+def spans(version: int, start_s: float) -> tuple[ActivitySpan, ...]:
+    return (
+        ActivitySpan(Activity.WAITING_FOR_SAMPLES, start_s, start_s + 0.25),
+        ActivitySpan(Activity.WORKING, start_s + 0.25, start_s + 1.0, 0.5),
+    )
+
+
+def run(
+    folder: Path, num_steps: int, finished: RunFinished | None, metrics: RunMetrics | None = None
+) -> RunSummary | None:
+    """A run with one engine that is lost once; without ``finished`` its driver was killed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "scenario.yaml").write_text(SCENARIO)
+    started_at = datetime(2026, 8, 1, 12, 0, 0, tzinfo=UTC)
+    recorder = RunRecorder(folder, FACTS, metrics=metrics, started_at=started_at)
+    epoch, generated = 1, 0.0
+    for version in range(1, num_steps + 1):
+        at_s = 10.0 + version
+        if version == 1:
+            recorder.training_begins(11.0)
+            recorder.training_begins(12.0)
+        generated += 200
+        figures = (Metric("engine/generated_tokens", generated), Metric("engine/running", 10))
+        recorder.actor(ActorReported(name="learner", epoch=1, state="t", activities=spans(version, at_s - 1)), at_s)
+        recorder.actor(
+            ActorReported(
+                name="engine/0", epoch=epoch, state="g", activities=spans(version, at_s - 1), metrics=figures
+            ),
+            at_s,
+        )
+        recorder.step(step(version), at_s)
+        if version == 5:
+            recorder.lost("engine/0", "engine/0 was killed")
+            epoch, generated = 2, 0.0
+    return None if finished is None else recorder.finish(finished, 10.0 + num_steps + 0.5)
+
+
+def finished(version: int, *, completed: bool = True, story: str = "Every step is trained.") -> RunFinished:
+    return RunFinished(
+        completed=completed,
+        story=story,
+        version=version,
+        max_staleness=2,
+        balance=balance(version, 0 if completed else 8),
+        checkpoint="runs/x/checkpoints/25" if completed else "",
+    )
+
+
+@pytest.fixture(scope="module")
+def completed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of 25 steps; tests only read it."""
+    folder = tmp_path_factory.mktemp("completed")
+    run(folder, 25, finished(25))
+    return folder
+
+
+# --- the book ---------------------------------------------------------------------------------------------------
+
+
+def test_the_summary_is_what_was_reported(tmp_path: Path) -> None:
+    summary = run(tmp_path, 25, finished(25))
+    assert summary is not None
+    assert msgspec.structs.asdict(summary) == {
+        "scenario": "quick<start>",
+        "penstock_version": __version__,
+        "seed": 7,
+        "policy": "fully_async",
+        "staleness_bound": 2,
+        "started_at": "2026-08-01T12:00:00+00:00",
+        "machine": MACHINE,
+        "completed": True,
+        "story": "Every step is trained.",
+        "version": 25,
+        "num_steps": 25,
+        "wall_s": 35.5,
+        "training_s": 24.5,
+        "first10_reward": pytest.approx(5.5 / 25),
+        "last10_reward": pytest.approx(20.5 / 25),
+        "mean_staleness": pytest.approx(24 / 25),
+        "max_staleness": 2,
+        "mean_logprob_abs_diff": pytest.approx(0.13),
+        "max_logprob_abs_diff": 0.25,
+        "balance": balance(25, 0),
+        "tokens_generated": 1000 + 4000,
+        "tokens_trained": 4000,
+        "tokens_wasted": (TokenWaste(state="filtered", cause="zero_spread", num_tokens=750),),
+        "tokens_lost_estimate": 320,
+        "restarts": (ActorRestarts(name="engine/0", count=1),),
+        "checkpoint": "runs/x/checkpoints/25",
+        "report": str(tmp_path / "report.html"),
+        "metrics": str(tmp_path / "metrics.jsonl"),
+    }
+    assert read_summary(tmp_path) == summary
+    assert summary.goodput == pytest.approx(0.8)
+    assert summary.tokens_per_s == pytest.approx(5000 / 24.5)
+
+
+def test_the_files_are_complete(completed: Path) -> None:
+    assert [row.version for row in read_steps(completed)] == list(range(1, 26))
+    for rows in read_activity(completed).values():
+        assert rows[0].start_s == 0
+        assert rows[-1].end_s == 35.5
+        assert all(one.end_s == other.start_s for one, other in itertools.pairwise(rows))
+
+
+def test_metrics_and_files_agree(tmp_path: Path) -> None:
+    metrics = RunMetrics(scenario="x", policy="sync", num_steps=25)
+    run(tmp_path, 25, finished(25), metrics)
+    value = metrics.registry.get_sample_value
+    for name, rows in read_activity(tmp_path).items():
+        for activity in Activity:
+            seconds = sum(row.end_s - row.start_s for row in rows if row.activity is activity)
+            labels = {"actor": name, "activity": activity.value}
+            assert (value("penstock_activity_seconds_total", labels) or 0) == pytest.approx(seconds)
+    assert value("penstock_generated_tokens_total") == 5000
+    assert value("penstock_lost_tokens_estimate_total") == 320
+
+
+def test_a_run_without_a_step_has_a_summary(tmp_path: Path) -> None:
+    summary = run(tmp_path, 0, RunFinished(
+        completed=False, story="the learner did not start", version=0, max_staleness=0,
+        balance=Balance(issued=0, in_system=0, ended=()),
+    ))  # fmt: skip
+    assert summary is not None
+    assert (summary.first10_reward, summary.last10_reward, summary.mean_staleness) == (None, None, None)
+    assert (summary.training_s, summary.goodput, summary.tokens_per_s) == (0.0, None, None)
+    assert read_summary(tmp_path) == summary
+
+
+def test_a_total_goes_on_over_incarnations_and_ignores_the_past() -> None:
+    total = RunningTotal()
+    for actor, epoch, value in [
+        ("a", 1, 5.0),
+        ("b", 1, 2.0),
+        ("a", 1, 9.0),
+        ("a", 1, 7.0),
+        ("a", 2, 1.0),
+        ("a", 1, 50.0),
+    ]:
+        total.report(actor, epoch, value)
+    assert total.total == 9 + 2 + 1
+
+
+def test_a_version_that_is_trained_again_counts_once() -> None:
+    figures = RunFigures(progress_tokens=64)
+    for version in (1, 2, 3, 2, 3, 4):
+        figures.step(step(version), StepRow.of(float(version), step(version)))
+    assert figures.steps == [1, 2, 3, 4]
+    assert sum(figures.staleness_counts) == 32
+    assert figures.tokens_trained == 640
+
+
+def test_the_machine_is_described() -> None:
+    facts = machine_facts()
+    assert facts.num_cpus >= 1
+    assert facts.memory_bytes > 1 << 20
+
+
+def test_a_damaged_summary_is_named(tmp_path: Path) -> None:
+    assert read_summary(tmp_path) is None
+    (tmp_path / "summary.json").write_text('{"scenario": 3}')
+    with pytest.raises(RunFolderError, match=r"summary\.json is no summary of a run: Expected `str`, got `int`"):
+        read_summary(tmp_path)
+
+
+# --- the report -------------------------------------------------------------------------------------------------
+
+
+class Page(HTMLParser):
+    """The text of a page, its drawings and everything that it refers to."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.references: list[str] = []
+        self.texts: list[str] = []
+        self.tags: set[str] = set()
+        self.svgs = re.findall(r"<svg.*?</svg>", html, re.DOTALL)
+        self.feed(html)
+        self.text = " ".join(" ".join(self.texts).split())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.references += [value for name, value in attrs if name in ("src", "href", "xlink:href") and value]
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+def test_the_report_shows_the_run(completed: Path) -> None:
+    page = Page((completed / "report.html").read_text())
+    for text in (
+        "quick<start>",
+        "completed",
+        "Every step is trained.",
+        "reward, last 10 0.820 first 10: 0.220",
+        "largest staleness 2 bound 2, mean 0.96",
+        "200 trained samples, mean age 0.96 versions.",
+        "trained 200 79.7 % 4,000",
+        "filtered zero_spread 50 19.9 % 750",
+        "failed reward: <timeout> 1 0.4 % 0",
+        "issued 251 100.0 % 4,750",
+        "balanced Every sample that was issued is in exactly one line.",
+        "320 with engines that were killed (an estimate)",
+        "2026-08-01T12:00:00+00:00",
+        "Linux x86_64, 2 CPU cores, 8.0 GiB",
+        "name: quick<start>",
+    ):
+        assert text in page.text
+    assert len(page.svgs) >= 8
+
+
+def test_the_report_needs_nothing_but_itself(completed: Path) -> None:
+    html = (completed / "report.html").read_text()
+    page = Page(html)
+    assert [reference for reference in page.references if not reference.startswith("#")] == []
+    assert not {"script", "link", "iframe", "img", "object"} & page.tags
+    assert "@import" not in html
+    assert re.findall(r"url\((?!#)", html) == []
+    assert str(completed.parent) not in html.replace(str(completed / "report.html"), "")
+
+
+def test_every_drawing_is_well_formed_and_follows_the_colours_of_the_page(completed: Path) -> None:
+    html = (completed / "report.html").read_text()
+    for svg in Page(html).svgs:
+        declared = svg if "xmlns:xlink" in svg else svg.replace("<svg", '<svg xmlns:xlink="x"', 1)
+        ElementTree.fromstring(declared)
+    assert "#a1000" not in html
+    assert html.count("var(--blue)") > 3
+    ids = re.findall(r'\sid="([^"]+)"', html)
+    assert len(ids) == len(set(ids))
+
+
+def test_the_states_of_every_lane_add_up_to_a_hundred(completed: Path) -> None:
+    rows = re.findall(r"<tr><td>((?:learner|engine)[^<]*)</td>(.*?)</tr>", render_report(completed), re.DOTALL)
+    assert [name for name, _ in rows] == ["learner", "engine/0"]
+    for _, cells in rows:
+        *shares, total, _slots = [cell.strip() for cell in re.findall(r"<td[^>]*>([^<]*)</td>", cells)]
+        assert total == "100.0"
+        assert round(sum(float(share) for share in shares), 1) == 100.0
+
+
+def test_a_run_that_failed_has_a_report(tmp_path: Path) -> None:
+    run(tmp_path, 7, finished(7, completed=False, story="the learner died 10 times: <CUDA & co>"))
+    page = Page((tmp_path / "report.html").read_text())
+    assert "not completed the learner died 10 times: <CUDA & co>" in page.text
+    assert "in the system 8" in page.text
+    assert "checkpoint none" in page.text
+
+
+def test_a_run_that_was_cut_off_has_a_report(tmp_path: Path) -> None:
+    run(tmp_path, 7, None)
+    assert not (tmp_path / "summary.json").exists()
+    page = Page(write_report(tmp_path).read_text())
+    assert "cut off The run left no summary: its driver was killed, or it still runs." in page.text
+    assert "steps 7" in page.text
+    assert "trained 56" in page.text
+
+
+def test_a_run_that_never_began_has_a_report(tmp_path: Path) -> None:
+    assert write_report(tmp_path) == tmp_path / "report.html"
+    page = Page((tmp_path / "report.html").read_text())
+    for text in ("No step was recorded.", "No engine and no learner reported its time.", "scenario.yaml is missing."):
+        assert text in page.text
+
+
+def test_a_run_of_one_step_has_a_report(tmp_path: Path) -> None:
+    run(tmp_path, 1, finished(1, completed=False))
+    assert "8 trained samples, mean age 0.00 versions." in Page((tmp_path / "report.html").read_text()).text
+
+
+def test_a_balance_that_does_not_add_up_is_said(tmp_path: Path) -> None:
+    wrong = Balance(issued=99, in_system=0, ended=(CauseCount(state="trained", cause="", num_samples=8, num_tokens=1),))
+    run(tmp_path, 1, RunFinished(completed=True, story="", version=1, max_staleness=0, balance=wrong))
+    assert "not balanced The lines do not add up" in Page((tmp_path / "report.html").read_text()).text
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    run(tmp_path, 3, None)
+    lines = (tmp_path / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "metrics.jsonl").write_bytes(lines[0] + b'{"version": "x"}\n' + lines[2])
+    with pytest.raises(BadLineError, match=r"metrics\.jsonl, line 2: "):
+        write_report(tmp_path)
+
+
+def test_many_engines_share_the_room(tmp_path: Path) -> None:
+    recorder = RunRecorder(tmp_path, FACTS)
+    for engine in range(40):
+        recorder.actor(ActorReported(name=f"engine/{engine}", epoch=1, state="g", activities=spans(1, 0.0)), 1.0)
+    recorder.finish(finished(0), 1.0)
+    text = Page((tmp_path / "report.html").read_text()).text
+    assert "24 further engines are not drawn; the mean below includes them." in text
+    assert "all 40 engines" in text
+    assert "engine/9 " in text
+
+
+def test_gpus_are_drawn_where_there_were_some(tmp_path: Path) -> None:
+    assert "GPUs" not in Page(render_report(tmp_path)).text
+    lines = JsonLinesWriter(tmp_path / GPU_FILE)
+    for at_s in range(5):
+        for utilisation in (0.5, None):
+            lines.append(
+                GpuRow(at_s=at_s, gpu=0, name="G", utilisation=utilisation, memory_used_bytes=1, memory_total_bytes=2)
+            )
+    lines.close()
+    assert "What NVML calls utilisation" in Page(render_report(tmp_path)).text
+
+
+def test_the_balance_is_listed_by_state_and_cause() -> None:
+    rows = balance_rows(balance(3))
+    assert [(row.state, row.cause, row.num_samples) for row in rows] == [
+        ("trained", "", 24),
+        ("filtered", "zero_spread", 6),
+        ("failed", "reward: <timeout>", 1),
+        ("in the system", "", 8),
+    ]
+    assert round(sum(row.share for row in rows), 1) == 100.0
+    assert balance_rows(Balance(issued=0, in_system=0, ended=())) == []

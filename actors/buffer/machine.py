@@ -257,6 +257,7 @@ class Buffer:
 
     def _fail(self, story: str) -> None:
         self._phase = "stopped"
+        self._finish(story, completed=False, checkpoint="")
         self._out.append(FailRun(story))
 
     def _on_policy(self, event: PolicyChanged) -> None:

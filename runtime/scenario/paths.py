@@ -42,9 +42,3 @@ def absolute(key: KeyPath, value: str, folder: Path) -> str:
 def is_user_code(value: str) -> bool:
     """Whether this names something in a user's file (``file.py:name``) and not something built in."""
     return ".py:" in value
-
-
-def split_user_code(value: str) -> tuple[Path, str]:
-    """``/a/b.py:name`` as its file and name."""
-    file, _, name = value.rpartition(":")
-    return Path(file), name

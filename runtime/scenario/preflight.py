@@ -16,11 +16,12 @@ import msgspec
 from penstock.backends.data.problems import DataError, Problems, RowProblem
 from penstock.backends.data.row import BadColumnError, label_of, metadata_of, prompt_of, text_of
 from penstock.backends.data.sources import parse_source, read_rows
+from penstock.backends.user_code import UserCodeError, split_spec
 from penstock.runtime.errors import PreflightError
-from penstock.runtime.scenario.paths import MADE_DATA, is_user_code, split_user_code
+from penstock.runtime.scenario.paths import MADE_DATA, is_user_code
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from penstock.backends.data.row import RawRow
     from penstock.runtime.scenario.structure import Scenario
@@ -79,7 +80,7 @@ def check_user_code(scenario: Scenario) -> None:
         ("staleness.policy", scenario.staleness.policy),
     ):
         if value is not None and is_user_code(value):
-            _check_definition(key, *split_user_code(value))
+            _check_definition(key, value)
 
 
 def check_data(scenario: Scenario) -> None:
@@ -195,18 +196,34 @@ def _missing_weights(folder: Path) -> list[str]:
     return sorted(name for name in shards if not (folder / name).is_file())
 
 
-def _check_definition(key: str, file: Path, name: str) -> None:
+def _check_definition(key: str, spec: str) -> None:
     try:
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise PreflightError(f"{key}: {file}: cannot read this file: {(error.strerror or '').lower()}") from None
+        file, name = split_spec(spec)
+    except UserCodeError as error:
+        raise PreflightError(f"{key}: {error}") from None
+    try:
+        tree = ast.parse(file.read_bytes(), filename=str(file))
     except SyntaxError as error:
         raise PreflightError(f"{key}: {file}:{error.lineno}: not valid Python: {error.msg}") from None
-    except ValueError as error:  # not UTF-8, or a null byte
+    except OSError as error:
+        raise PreflightError(f"{key}: {file}: cannot read this file: {(error.strerror or '').lower()}") from None
+    except ValueError as error:  # a null byte
         raise PreflightError(f"{key}: {file}: not valid Python: {error}") from None
-    definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    names = [node.name for node in tree.body if isinstance(node, definitions)]
-    assigned = [t.id for n in tree.body if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Name)]
-    imported = [a.asname or a.name for n in tree.body if isinstance(n, ast.ImportFrom) for a in n.names]
-    if name not in (*names, *assigned, *imported):
-        raise PreflightError(f"{key}: {file}: defines no '{name}'; it has {', '.join(names) or 'no function or class'}")
+    names = set(_names_bound_in(tree))
+    if name.split(".")[0] not in names and "*" not in names:
+        public = sorted(found for found in names if not found.startswith("_"))
+        raise PreflightError(f"{key}: {file}: defines no '{name}'; it has {', '.join(public[:8]) or 'nothing'}")
+
+
+def _names_bound_in(tree: ast.Module) -> Iterator[str]:
+    """Every name that some statement binds, in whatever block; ``*`` where it cannot be told without running it."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                yield "*" if name == "__getattr__" else name
+            case ast.Name(id=name, ctx=ast.Store()):
+                yield name
+            case ast.alias(name=name, asname=given):
+                yield given or name.split(".")[0]
+            case _:
+                pass

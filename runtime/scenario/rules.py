@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from penstock.backends.data.problems import DataError
 from penstock.backends.data.sources import parse_source
+from penstock.backends.rewards.builtin import BUILT_IN
 from penstock.runtime.scenario.paths import DATA_KEYS, FILTER_FUNCTION, REWARD_FUNCTION, is_user_code
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 Broken = tuple["KeyPath", str]
 
-REWARD_NAMES = ("lines", "math", "reasoning_gym", "random")
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -51,9 +51,9 @@ def _data(s: Scenario) -> Iterator[Broken]:
 
 def _functions(s: Scenario) -> Iterator[Broken]:
     reward = s.reward.function
-    if not is_user_code(reward) and reward not in REWARD_NAMES:
-        near = difflib.get_close_matches(reward, REWARD_NAMES, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(REWARD_NAMES)}, and file.py:function"
+    if not is_user_code(reward) and reward not in BUILT_IN:
+        near = difflib.get_close_matches(reward, BUILT_IN, n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(BUILT_IN)}, and file.py:function"
         yield REWARD_FUNCTION, f"no reward function is called '{reward}'; {hint}"
     if s.filter.function is not None and not is_user_code(s.filter.function):
         yield FILTER_FUNCTION, f"must be file.py:function; found '{s.filter.function}'"

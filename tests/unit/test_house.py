@@ -33,6 +33,8 @@ FOREIGN = re.compile(
 )
 CATCHES_EVERYTHING = {
     "backends/data/tokenizer.py": "the tokenizers library raises Exception itself",
+    "backends/rewards/worker.py": "the user's code may raise anything, and that is its answer",
+    "runtime/hosts/ray/driver.py": "the edge of a process: the launcher tells where the story is",
     "runtime/hosts/ray/process.py": "the edge of a process: whatever it is, the supervisor hears the story",
 }
 """Where a broad handler that neither raises nor hands the error on has a reason."""

@@ -77,11 +77,11 @@ def test_a_folder_that_is_not_there_or_no_folder_is_refused(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (None, "cannot read this file: no such file"),
-        ("def other(): ...\nclass Third: ...", "defines no 'mine'; it has other, Third"),
-        ("x = 1", "it has no function or class"),
+        (None, "there is no file"),
+        ("def other(): ...\nclass Third: ...", "defines no 'mine'; it has Third, other"),
+        ("print(1)", "it has nothing"),
         ("def mine(:", r"code\.py:1: not valid Python"),
-        ("\x00", "not valid Python"),
+        ("\x00", "null bytes"),
     ],
 )
 def test_a_function_of_the_user_that_is_not_there_is_refused(tmp_path: Path, text: str | None, said: str) -> None:
@@ -94,7 +94,16 @@ def test_a_function_of_the_user_that_is_not_there_is_refused(tmp_path: Path, tex
 
 
 @pytest.mark.parametrize(
-    "text", ["def mine(): ...", "async def mine(): ...", "mine = print", "from json import loads as mine"]
+    "text",
+    [
+        "def mine(): ...",
+        "async def mine(): ...",
+        "mine = print",
+        "from json import loads as mine",
+        "from json import *",
+        "try:\n    import mine\nexcept ImportError:\n    mine = None",
+        "def __getattr__(name): ...",
+    ],
 )
 def test_a_function_of_the_user_that_is_there_passes(tmp_path: Path, text: str) -> None:
     (tmp_path / "code.py").write_text(text)

@@ -49,9 +49,17 @@ class Expiry(Value, frozen=True):
 
 
 def expired(
-    table: GroupTable, policy: StalenessPolicy, pacing: PacingSettings, *, version: int, has_open_batch: bool
+    table: GroupTable, policy: StalenessPolicy, pacing: PacingSettings, *, version: int, taken_at: int
 ) -> tuple[Expiry, list[TrackedGroup]]:
-    """The groups that can no longer be trained in time. Under plain ``wait`` there never are any."""
+    """The groups that are given up now. Under plain ``wait`` there never are any.
+
+    Args:
+        table: all outstanding groups.
+        policy: says what becomes of stale groups.
+        pacing: says how large a batch is and how many groups compete for a place.
+        version: v.
+        taken_at: the version at which the next batch is taken; v + 1 while one is out.
+    """
     match policy.on_stale:
         case OnStale.DROP | OnStale.REQUEUE:
             again = policy.on_stale is OnStale.REQUEUE
@@ -61,16 +69,22 @@ def expired(
             return Expiry(TerminalState.STALE, "fully_masked"), table.fully_older_than(oldest_trained)
         case OnStale.WAIT:
             found: list[TrackedGroup] = []
-            if pacing.over_sampling > 1.0 and not has_open_batch:
-                found = _surplus_groups(table, pacing, version=version)
+            if pacing.over_sampling > 1.0:
+                found = unfit(table, pacing, taken_at=taken_at)
             return Expiry(TerminalState.CANCELLED, "surplus"), found
 
 
-def _surplus_groups(table: GroupTable, pacing: PacingSettings, *, version: int) -> list[TrackedGroup]:
-    """What over-sampling has granted beyond what can still be trained: the first that are ready are kept."""
+def unfit(table: GroupTable, pacing: PacingSettings, *, taken_at: int) -> list[TrackedGroup]:
+    """The groups beyond those (times over-sampling) that can be trained in time when the next batch is taken at
+    ``taken_at``. What is ready is kept before what is not, the earlier issued before the later."""
     chosen: dict[int, TrackedGroup] = {}
-    batch = pacing.groups_per_batch
-    for deadline, number in surplus(table.unleased_by_deadline, version=version, groups_per_batch=batch):
+    found = surplus(
+        table.unleased_by_deadline,
+        version=taken_at,
+        groups_per_batch=pacing.groups_per_batch,
+        over_sampling=pacing.over_sampling,
+    )
+    for deadline, number in found:
         candidates = (t for t in table.last_to_keep(deadline) if t.group_id not in chosen)
         for _, tracked in zip(range(number), candidates, strict=False):
             chosen[tracked.group_id] = tracked

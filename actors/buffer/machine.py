@@ -25,7 +25,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, assert_never, final
 
 from penstock.actors.buffer.accounts import Accounts, SettledGroups
-from penstock.actors.buffer.batching import expired, form_batch
+from penstock.actors.buffer.batching import expired, form_batch, unfit
 from penstock.actors.buffer.grants import Grants, groups_of
 from penstock.actors.buffer.pacing import AutoTarget, bound, num_grantable
 from penstock.actors.buffer.policies import BufferState, builtin_policy, refusal
@@ -91,6 +91,8 @@ class Buffer:
         self._learner_ready = False
         self._learner_waits = False
         self._num_trained = 0
+        self._checkpoint_version = -1
+        """Of the newest recorded checkpoint."""
         self._num_rejected_since_batch = 0
         self._phase = "filling"
         self._settle_due = False
@@ -153,7 +155,8 @@ class Buffer:
         self.settled.add(group.group_id)
         self._out.append(Record((GroupRecorded(group=group, deadline_version=deadline),)))
         self._settle_soon()
-        self._expire()
+        if self.policy.on_stale is OnStale.MASK:
+            self._expire()  # it may be old throughout; what else expires does so with the version
 
     def _on_rejected(self, event: GroupRejected) -> None:
         tracked = self.table.get(event.group_id)
@@ -163,7 +166,7 @@ class Buffer:
         self.grants.ended(tracked.ordinal)
         self._num_rejected_since_batch += 1
         limit = self.settings.max_rejected_batches * self.settings.groups_per_batch
-        if self._num_rejected_since_batch >= limit:
+        if self._num_rejected_since_batch >= limit and self._phase == "running":
             self._fail(
                 f"{self._num_rejected_since_batch} groups in a row were turned away without one batch (the last: "
                 f"{event.cause}). The task may be too hard or too easy for this model, or the filter too strict: "
@@ -230,8 +233,10 @@ class Buffer:
 
     def _on_checkpoint(self, event: CheckpointSaved) -> None:
         if event.version > self.version:
-            return  # ahead of its receipt; it will be repeated
-        self._out.append(Record((CheckpointRecorded(version=event.version, path=event.path),)))
+            return  # ahead of its receipt: it is demanded when that is recorded
+        if event.version > self._checkpoint_version:
+            self._checkpoint_version = event.version
+            self._out.append(Record((CheckpointRecorded(version=event.version, path=event.path),)))
         if self._phase == "ending" and event.version == self.version:
             self._phase = "ended"
             story = f"{self.version} batches trained"
@@ -265,6 +270,10 @@ class Buffer:
         if reason:
             self._notice(f"the policy stays as it is: {reason}")
             return
+        if event.on_stale is OnStale.WAIT and self.policy.on_stale is not OnStale.WAIT:
+            # The old policy took batches without looking ahead; what it left over could make the new one wait for ever.
+            for tracked in unfit(self.table, self.settings.pacing, taken_at=self._taken_at):
+                self._close(tracked, self._ends(tracked, TerminalState.STALE, "past_deadline"))
         self.policy = builtin_policy(
             event.policy, max_staleness=event.max_staleness, update_mode=event.update_mode, on_stale=event.on_stale
         )
@@ -318,15 +327,22 @@ class Buffer:
         )
         self._out.append(Record((BatchLeased(version=self.version + 1, group_ids=tuple(batch)),)))
         self._out.append(Send(LEARNER, self.open_batch))
+        self._expire()
 
     def _is_exhausted(self) -> bool:
         """The dataset has nothing left to grant."""
         return self.grants.num_left == 0
 
+    @property
+    def _taken_at(self) -> int:
+        """The version at which the next batch is taken."""
+        return self.version + (self.open_batch is not None)
+
     def _bound(self) -> int:
         return bound(
             announced=self.announced or 0,
-            version=self.version,
+            taken_at=self._taken_at,
+            num_leased=self.table.num_leased,
             max_staleness=self.policy.max_staleness,
             settings=self.settings.pacing,
         )
@@ -372,7 +388,7 @@ class Buffer:
             self.policy,
             self.settings.pacing,
             version=self.version,
-            has_open_batch=self.open_batch is not None,
+            taken_at=self._taken_at,
         )
         for tracked in found:
             if expiry.is_requeued:
@@ -412,6 +428,6 @@ class Buffer:
         balance = self.accounts.balance()
         assert balance.is_balanced, f"the accounts do not balance: {balance}"
         assert self.accounts.num_open_groups == self.table.num_outstanding
-        on_stale = self.policy.on_stale
-        if on_stale is OnStale.WAIT and self._phase == "running" and self.announced is not None:
-            assert not self.table.past_deadline(self.version), "a group has passed its deadline under wait"
+        if self.policy.on_stale is OnStale.WAIT:
+            late = unfit(self.table, self.settings.pacing, taken_at=self._taken_at)
+            assert not late, f"under wait these can no longer be trained in time: {late}"

@@ -2,7 +2,8 @@
 
 Invariants:
 
-* What may be granted never exceeds ``(s + η + 1 − v)·B`` (times over-sampling), nor what the rest of the run can train.
+* What may be granted never exceeds ``(s + η + 1 − v)·B``, nor what the rest of the run can train. Over-sampling
+  multiplies the part of it that is in no batch yet.
 * The target is never below ``B``, so a run never starves by its own pacing.
 """
 
@@ -57,10 +58,11 @@ class AutoTarget(msgspec.Struct):
             self.value = max(self.value - max(1, self.groups_per_batch // 4), 2 * self.groups_per_batch)
 
 
-def bound(*, announced: int, version: int, max_staleness: int, settings: PacingSettings) -> int:
-    """The most groups that may be outstanding: ``(s + η + 1 − v)·B``, times over-sampling."""
-    batches = max(0, announced + max_staleness + 1 - version)
-    return math.ceil(batches * settings.groups_per_batch * settings.over_sampling)
+def bound(*, announced: int, taken_at: int, num_leased: int, max_staleness: int, settings: PacingSettings) -> int:
+    """The most groups that may be outstanding: those in the batch that is out, and enough for the batches that can
+    still be taken in time, the first of them at version ``taken_at``."""
+    batches = max(0, announced + max_staleness + 1 - taken_at)
+    return num_leased + math.ceil(batches * settings.groups_per_batch * settings.over_sampling)
 
 
 def num_grantable(

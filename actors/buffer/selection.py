@@ -7,6 +7,7 @@ proof, and the schedule that breaks the plain rule "earliest deadline first").
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -79,14 +80,16 @@ def select(
     return batch if complete else None
 
 
-def surplus(outstanding: Mapping[int, int], *, version: int, groups_per_batch: int) -> list[tuple[int, int]]:
+def surplus(
+    outstanding: Mapping[int, int], *, version: int, groups_per_batch: int, over_sampling: float = 1.0
+) -> list[tuple[int, int]]:
     """For each deadline, ascending, how many more groups with that deadline or an earlier one there are than can still
-    be trained in time when the learner stands at ``version`` (no batch is out)."""
+    be trained in time, times ``over_sampling``, when the next batch is taken at ``version``."""
     found: list[tuple[int, int]] = []
     total = 0
     for deadline in sorted(outstanding):
         total += outstanding[deadline]
-        room = max(0, deadline - version + 1) * groups_per_batch
+        room = math.ceil(max(0, deadline - version + 1) * groups_per_batch * over_sampling)
         if total > room:
             found.append((deadline, total - room))
             total = room

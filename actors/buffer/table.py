@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -19,6 +19,9 @@ from penstock.messages.samples import Group
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+
+NEVER_OLD: Final = 1 << 62
 
 
 class Status(Enum):
@@ -40,6 +43,8 @@ class TrackedGroup(msgspec.Struct):
     """η of the policy that it was granted under."""
     status: Status = Status.GRANTED
     payload: Group | None = None
+    newest_version: int | None = None
+    """Of its tokens; looked up when it is first asked for."""
 
 
 class GroupTable:
@@ -124,6 +129,10 @@ class GroupTable:
         return len(self._ready)
 
     @property
+    def num_leased(self) -> int:
+        return self._num_leased
+
+    @property
     def num_unleased(self) -> int:
         return len(self._groups) - self._num_leased
 
@@ -151,8 +160,9 @@ class GroupTable:
         found: list[TrackedGroup] = []
         for group_id in self._ready:
             tracked = self._groups[group_id]
-            newest = _newest_version(tracked.payload)
-            if newest is not None and newest < version:
+            if tracked.newest_version is None:
+                tracked.newest_version = _newest_version(tracked.payload)
+            if tracked.newest_version < version:
                 found.append(tracked)
         return found
 
@@ -179,8 +189,8 @@ def _decrement(counts: Counter[int], key: int) -> None:
         del counts[key]
 
 
-def _newest_version(group: Group | None) -> int | None:
-    if group is None:
-        return None
+def _newest_version(group: Group | None) -> int:
+    """A group without tokens is never too old."""
+    assert group is not None
     spans = [span for sample in group.samples for part in sample.parts for span in part.spans if span.num_tokens]
-    return max((span.version for span in spans), default=None)
+    return max((span.version for span in spans), default=NEVER_OLD)

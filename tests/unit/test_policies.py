@@ -116,14 +116,25 @@ def test_a_running_job_refuses_a_policy_that_it_could_not_have_started_with(
 
 @pytest.mark.parametrize("eta", range(9))
 def test_the_bound_is_announced_plus_eta_plus_one_minus_trained_batches(eta: int) -> None:
-    assert bound(announced=5, version=5, max_staleness=eta, settings=pacing()) == (eta + 1) * 4
-    assert bound(announced=5, version=6, max_staleness=eta, settings=pacing()) == eta * 4
-    assert bound(announced=5, version=6 + eta, max_staleness=eta, settings=pacing()) == 0
-    assert bound(announced=5, version=9 + eta, max_staleness=eta, settings=pacing()) == 0
+    def at(version: int) -> int:
+        return bound(announced=5, taken_at=version, num_leased=0, max_staleness=eta, settings=pacing())
+
+    assert at(5) == (eta + 1) * 4
+    assert at(6) == eta * 4
+    assert at(6 + eta) == at(9 + eta) == 0
 
 
-def test_over_sampling_multiplies_the_bound() -> None:
-    assert bound(announced=0, version=0, max_staleness=1, settings=pacing(groups_per_batch=3, over_sampling=1.5)) == 9
+@pytest.mark.parametrize("eta", range(9))
+def test_the_batch_that_is_out_counts_as_outstanding(eta: int) -> None:
+    """(s + η + 1 − v)·B, of which B are in the batch taken at v = 5."""
+    bounded = bound(announced=5, taken_at=6, num_leased=4, max_staleness=eta, settings=pacing())
+    assert bounded == (eta + 1) * 4
+
+
+def test_over_sampling_multiplies_what_is_in_no_batch_yet() -> None:
+    settings = pacing(groups_per_batch=3, over_sampling=1.5)
+    assert bound(announced=0, taken_at=0, num_leased=0, max_staleness=1, settings=settings) == 9
+    assert bound(announced=0, taken_at=1, num_leased=3, max_staleness=1, settings=settings) == 3 + 5
 
 
 def grantable(

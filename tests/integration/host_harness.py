@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections import Counter
 from pathlib import Path
@@ -98,6 +99,7 @@ class EchoRun:
         self._settings = SupervisorSettings(
             names=names, heartbeat_timeout_s=heartbeat_timeout_s, max_restarts=max_restarts
         )
+        self._is_stopping = False
         self.supervisor: Supervisor | None = None
 
     def boot_of(self, name: str, epoch: int) -> Boot:
@@ -137,6 +139,12 @@ class EchoRun:
                 return self.supervisor.run()
             finally:
                 self.links.close(linger_ms=0)
+
+    def stop(self) -> None:
+        """Ask for the end as a user does, once: the second signal would hurry it."""
+        if not self._is_stopping:
+            self._is_stopping = True
+            os.kill(os.getpid(), signal.SIGTERM)
 
     # --- for tests --------------------------------------------------------------------------------------------
 

@@ -71,6 +71,10 @@ class NoDirectoryError(RuntimeError):
     """The supervisor did not answer a process that has just started."""
 
 
+class StrangerError(WireError):
+    """Who speaks is no actor of this run, or has no right to say this."""
+
+
 class Accounted(Protocol):
     """What the machines of engines and learners say about their time, beside what every machine has."""
 
@@ -212,11 +216,14 @@ class ActorLoop:
 
     def _on_event(self, header: Header, event: Event) -> None:
         if header.sender not in self._senders:
-            self._note_malformed(WireError(f"{header.sender[:80]!r} is no actor of this run"))
-        elif isinstance(event, DirectoryChanged):
-            self._on_directory(event)
-        elif isinstance(event, EndAsked):
-            self._end = self._end or EndKind.ASKED
+            self._note_malformed(StrangerError(f"{header.sender[:80]!r} is no actor of this run"))
+        elif isinstance(event, DirectoryChanged | EndAsked):
+            if header.sender != SUPERVISOR:
+                self._note_malformed(StrangerError(f"{header.sender} gives an order of the supervisor"))
+            elif isinstance(event, EndAsked):
+                self._end = self._end or EndKind.ASKED
+            else:
+                self._on_directory(event)
         elif self._has_directory:
             self.shell.on_frame(header, event)
         else:

@@ -1,0 +1,46 @@
+"""``penstock run`` with echo actors: ``python host_launch.py RUN_FOLDER PLAN_JSON``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import host_echo
+import msgspec
+
+from penstock.runtime.hosts.ray.cluster import make_temp_folder
+from penstock.runtime.hosts.ray.job import DriverJob
+from penstock.runtime.hosts.ray.launcher import launch
+from penstock.runtime.scenario import Scenario
+
+SCENARIO = {
+    "run": {"name": "echo", "num_steps": 100},
+    "data": {"path": "rows.jsonl"},
+    "engines": {"backend": "simulated"},
+    "learner": {"backend": "simulated"},
+    "runtime": {"heartbeat_s": 0.5},
+}
+
+
+def main() -> int:
+    folder = Path(sys.argv[1])
+    plan = msgspec.json.decode(sys.argv[2], type=host_echo.RunPlan)
+    scenario = msgspec.convert(SCENARIO | msgspec.json.decode(sys.argv[3], type=dict), Scenario)
+    job = DriverJob(
+        run_id=folder.name,
+        run_folder=str(folder),
+        temp_folder=str(make_temp_folder()),
+        scenario=scenario,
+        wiring="host_echo",
+        names=host_echo.NAMES,
+        plan=msgspec.msgpack.encode(plan),
+    )
+    print(job.temp_folder, flush=True)
+    end = launch(job)
+    if end.exit_code:
+        sys.stderr.write(f"penstock: {end.story}\n")
+    return end.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

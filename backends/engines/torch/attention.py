@@ -31,27 +31,42 @@ class Attention(Protocol):
 class DecodeAttention:
     """One query per slot against the first ``reach`` positions of its cache.
 
-    The G query heads of a key head stand where SDPA expects G queries: they see the same keys under the same mask,
-    so nothing has to be repeated.
+    The G query heads of a key head stand where G queries are expected: they see the same keys under the same mask, so
+    nothing has to be repeated. On a CPU in float32 the three products are called one by one, which takes four fifths
+    of the time of SDPA for so few queries.
     """
 
     def __init__(self, config: ModelConfig, cache: KeyValueCache, num_running: int, reach: int) -> None:
         self.num_running = num_running
-        self._views = cache.views(num_running, reach)
-        self._reach = reach
+        self.reach = reach
         self._num_heads = config.num_heads
-        self._grouped = (num_running, config.num_kv_heads, config.group_size, config.head_dim)
+        self._num_kv_heads = config.num_kv_heads
+        self._scale = config.head_dim**-0.5
+        self._grouped = (num_running * config.num_kv_heads, config.group_size, config.head_dim)
+        views = cache.views(num_running, reach)
+        self._is_fused = cache.dtype != torch.float32 or cache.device.type != "cpu"
+        if self._is_fused:
+            self._views = [(keys.unsqueeze(1), values.unsqueeze(1)) for keys, values in views]
+        else:
+            self._views = [(keys.transpose(1, 2), values) for keys, values in views]
         self._mask: torch.Tensor | None = None
 
     def under(self, mask: torch.Tensor) -> DecodeAttention:
         """Take this step's additive mask ``[n, C]``, in the model's dtype."""
-        self._mask = mask[:, None, None, : self._reach]
+        mask = mask.narrow(1, 0, self.reach).unsqueeze(1)
+        self._mask = mask if self._num_kv_heads == 1 else mask.repeat_interleave(self._num_kv_heads, dim=0)
         return self
 
     def __call__(self, layer: int, heads: torch.Tensor) -> torch.Tensor:
+        assert self._mask is not None
+        queries = heads.narrow(1, 0, self._num_heads).reshape(self._grouped)
         keys, values = self._views[layer]
-        queries = heads[:, : self._num_heads].view(self._grouped)
-        context = F.scaled_dot_product_attention(queries, keys, values, attn_mask=self._mask)
+        if self._is_fused:
+            mask = self._mask.unsqueeze(1)
+            context = F.scaled_dot_product_attention(queries.unsqueeze(1), keys, values, attn_mask=mask)
+        else:
+            scores = torch.baddbmm(self._mask, queries, keys, alpha=self._scale)
+            context = torch.bmm(torch.softmax(scores, -1), values)
         return context.reshape(self.num_running, -1)
 
 
@@ -131,7 +146,7 @@ class ContinuedAttention:
         self._mask = (torch.arange(reach, device=device) <= last_seen[..., None])[:, None]
 
     def __call__(self, layer: int, heads: torch.Tensor) -> torch.Tensor:
-        queries = self._rows.spread(heads[:, : self._config.num_heads])
+        queries = self._rows.spread(heads.narrow(1, 0, self._config.num_heads))
         keys, values = self._cache.gathered(layer, self._slots, self._reach)
         context = F.scaled_dot_product_attention(
             queries, _per_query(keys, self._config), _per_query(values, self._config), attn_mask=self._mask

@@ -28,22 +28,27 @@ def round_up(length: int) -> int:
 
 
 class KeyValueCache:
-    """``[L, S, 2K, C, D]``: the keys of K heads, then their values."""
+    """``[L, 2, S·K, C, D]``: the keys of all slots, then their values."""
 
     def __init__(
         self, config: ModelConfig, num_slots: int, max_context: int, dtype: torch.dtype, device: torch.device
     ) -> None:
+        self.dtype = dtype
+        self.device = device
         self.num_kv_heads = config.num_kv_heads
         self.capacity = round_up(max_context)
-        shape = (config.num_layers, num_slots, 2 * config.num_kv_heads, self.capacity, config.head_dim)
+        num_rows = num_slots * config.num_kv_heads
+        shape = (config.num_layers, 2, num_rows, self.capacity, config.head_dim)
         self._data = torch.zeros(shape, dtype=dtype, device=device)
         self._flat = tuple(self._data.flatten(1, 3).unbind(0))
-        heads = torch.arange(num_slots * 2 * config.num_kv_heads, device=device)
-        self._first = (heads * self.capacity).view(num_slots, 2 * config.num_kv_heads)
+        self._by_slot = self._data.view(config.num_layers, 2, num_slots, config.num_kv_heads, *shape[3:])
+        first = (torch.arange(2 * num_rows, device=device) * self.capacity).view(2, num_slots, -1)
+        self._first = first.transpose(0, 1).flatten(1).contiguous()
+        """``[S, 2K]``: where position 0 of each head of a slot lies in ``_flat``."""
 
-    def running_addresses(self, positions: torch.Tensor) -> torch.Tensor:
-        """Where the heads of one token of each of the first slots go: ``positions [n]`` to ``[n·2K]``."""
-        return (self._first[: positions.shape[0]] + positions[:, None]).view(-1)
+    def first_addresses(self, num_running: int) -> torch.Tensor:
+        """Where position 0 of the heads of the first slots lies, ``[num_running, 2K]``."""
+        return self._first[:num_running]
 
     def addresses(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Where the heads of N tokens go: ``slots [N]`` and ``positions [N]`` to ``[N·2K]``."""
@@ -54,16 +59,15 @@ class KeyValueCache:
         self._flat[layer].index_copy_(0, addresses, heads.flatten(0, 1))
 
     def views(self, num_running: int, reach: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Per layer, keys and values ``[num_running, K, reach, D]`` of the first slots, without a copy."""
-        window = self._data[:, :num_running, :, :reach]
-        keys, values = window[:, :, : self.num_kv_heads], window[:, :, self.num_kv_heads :]
-        return list(zip(keys.unbind(0), values.unbind(0), strict=True))
+        """Per layer, keys and values ``[num_running·K, reach, D]`` of the first slots, without a copy."""
+        window = self._data[:, :, : num_running * self.num_kv_heads, :reach]
+        return [(layer[0], layer[1]) for layer in window.unbind(0)]
 
     def gathered(self, layer: int, slots: torch.Tensor, reach: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values ``[B, K, reach, D]`` of these slots, copied."""
-        rows = self._data[layer, :, :, :reach].index_select(0, slots)
-        return rows[:, : self.num_kv_heads], rows[:, self.num_kv_heads :]
+        rows = self._by_slot[layer, :, :, :, :reach].index_select(1, slots)
+        return rows[0], rows[1]
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Give slot ``target`` the first ``length`` positions of slot ``source``, in all layers."""
-        self._data[:, target, :, :length].copy_(self._data[:, source, :, :length])
+        self._by_slot[:, :, target, :, :length].copy_(self._by_slot[:, :, source, :, :length])

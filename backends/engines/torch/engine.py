@@ -36,7 +36,7 @@ from penstock.backends.engines.torch.requests import (
     new_spans,
 )
 from penstock.backends.engines.torch.sampling import Sampler
-from penstock.backends.engines.torch.slots import PromptIndex, SlotState
+from penstock.backends.engines.torch.slots import PromptIndex, RunningSlots, SlotState
 from penstock.backends.engines.torch.stopping import EndReason, StopStrings, StopStringWatch
 from penstock.backends.engines.torch.weights import FusedWeights
 from penstock.messages.arrays import tokens_view
@@ -119,7 +119,7 @@ class TorchEngine:
         """The longest running context has this many tokens more than the clock shows."""
         self._next_report = 0
         self._attention: DecodeAttention | None = None
-        self._attention_shape = (0, 0)
+        self._window: RunningSlots | None = None
 
     @property
     def num_running(self) -> int:
@@ -317,32 +317,34 @@ class TorchEngine:
 
     def _decode(self, n: int, prefill: Prefill | None) -> tuple[list[int], list[int]]:
         """One step of the first ``n`` slots: which of them ended, and the drawn tokens if someone watches them."""
-        state = self._slots
-        fed, position = state.fed[:n], state.position[:n]
-        at = position[:, None]
-        mask = state.mask[:n].scatter_(1, at, 0.0)
-        rows = Rows(fed, position, self._cache.running_addresses(position), n)
-        attention: Attention = self._decode_attention(n).under(mask)
+        state = self._running_slots(n)
+        attention: Attention = self._decode_attention(n).under(state.mask.scatter_(1, state.at, 0.0))
+        rows = Rows(state.fed, state.position, (state.first_address + state.at).view(-1), n)
         if prefill is not None:
             rows = _with_prefill(rows, prefill.rows)
             attention = DecodeAndPrefill(self._decode_attention(n), prefill.attention)
         logits = self._model.logits(self._model.hidden_states(rows, attention))
-        drawn, logprobs = self.settings.sampler(logits, state.uniform[:n].gather(1, at))
-        state.tokens[:n].scatter_(1, at, drawn)
-        state.logprobs[:n].scatter_(1, at, logprobs)
+        drawn, logprobs = self.settings.sampler(logits, state.uniform.gather(1, state.at))
+        state.tokens.scatter_(1, state.at, drawn)
+        state.logprobs.scatter_(1, state.at, logprobs)
         ids = drawn.view(-1)
-        fed.copy_(ids)
-        over = (position == state.last[:n]).logical_or_(self._stops.index_select(0, ids))
-        position.add_(1)
+        state.fed.copy_(ids)
+        over = (state.position == state.last).logical_or_(self._stops.index_select(0, ids))
+        state.position.add_(1)
         tokens = _integers(ids) if self.settings.stop_strings is not None else []
         return _integers(over.nonzero()), tokens
 
+    def _running_slots(self, n: int) -> RunningSlots:
+        if self._window is None or self._window.position.shape[0] != n:
+            self._window = self._slots.running(n)
+        return self._window
+
     def _decode_attention(self, n: int) -> DecodeAttention:
-        shape = (n, round_up(self._reach_offset + self._clock))
-        if self._attention is None or self._attention_shape != shape:
-            self._attention = DecodeAttention(self.config, self._cache, *shape)
-            self._attention_shape = shape
-        return self._attention
+        reach = round_up(self._reach_offset + self._clock)
+        attention = self._attention
+        if attention is None or (attention.num_running, attention.reach) != (n, reach):
+            attention = self._attention = DecodeAttention(self.config, self._cache, n, reach)
+        return attention
 
     def _end_drawn(self, slot: int) -> Ended:
         """End the request in this slot, which the last step brought to a stop token or to its limit."""

@@ -56,6 +56,7 @@ class DecoderModel:
         self._num_queries = config.num_heads
         self._num_rotated = config.num_heads + config.num_kv_heads
         self._num_heads = self._num_rotated + config.num_kv_heads
+        self._num_stored = 2 * config.num_kv_heads
         self._eps = config.rms_eps
         self._hidden_floor = torch.tensor(math.sqrt(config.rms_eps * config.hidden_size), device=weights.device)
         self._head_floor = torch.tensor(math.sqrt(config.rms_eps * config.head_dim), device=weights.device)
@@ -68,7 +69,7 @@ class DecoderModel:
         for index, layer in enumerate(self.weights.layers):
             heads = self._heads(x, layer, rotation)
             if rows.addresses is not None:
-                self.cache.write(index, rows.addresses, heads[:, self._num_queries :])
+                self.cache.write(index, rows.addresses, heads.narrow(1, self._num_queries, self._num_stored))
             if index == last and rows.num_kept < x.shape[0]:
                 x, heads = x[: rows.num_kept], heads[: rows.num_kept]
                 if not rows.num_kept:
@@ -91,7 +92,7 @@ class DecoderModel:
     def _heads(self, x: torch.Tensor, layer: LayerWeights, rotation: torch.Tensor) -> torch.Tensor:
         qkv = _linear(self._norm(x, layer.input_gain), layer.qkv, layer.qkv_bias)
         heads = qkv.view(x.shape[0], self._num_heads, -1)
-        rotated = heads[:, : self._num_rotated]
+        rotated = heads.narrow(1, 0, self._num_rotated)
         if layer.qk_gain is not None:
             if self.weights.fold:
                 rotated.div_(_length(rotated, self._head_floor)).mul_(layer.qk_gain)

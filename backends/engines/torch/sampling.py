@@ -32,8 +32,8 @@ UNIFORM_BITS = 53
 
 def uniforms(seed: int, count: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """Float64 ``[count]`` in [0, 1): those of tokens 0 … count−1 of the sample with this seed."""
-    words = np.random.Philox(key=seed % 2**SEED_BITS).random_raw(count)
-    return (words >> np.uint64(SEED_BITS - UNIFORM_BITS)) * 2.0**-UNIFORM_BITS
+    words: np.ndarray[tuple[int], np.dtype[np.uint64]] = np.random.Philox(key=seed % 2**SEED_BITS).random_raw(count)
+    return np.float64(2.0**-UNIFORM_BITS) * (words >> np.uint64(SEED_BITS - UNIFORM_BITS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

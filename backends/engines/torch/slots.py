@@ -11,7 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -25,6 +25,30 @@ if TYPE_CHECKING:
     from penstock.backends.engines.torch.requests import Running
 
 MASKED: Final = float("-inf")
+
+
+class RunningSlots(NamedTuple):
+    """Views on the state of the slots 0 … n−1. Made once for each n: at one request a view costs as much as a small
+    matrix product."""
+
+    fed: torch.Tensor
+    """int64 ``[n]``"""
+    position: torch.Tensor
+    """int64 ``[n]``"""
+    at: torch.Tensor
+    """int64 ``[n, 1]``: the same."""
+    last: torch.Tensor
+    """int64 ``[n]``"""
+    first_address: torch.Tensor
+    """int64 ``[n, 2K]``: of the slots' keys and values in the cache."""
+    mask: torch.Tensor
+    """``[n, C]``"""
+    uniform: torch.Tensor
+    """float64 ``[n, C]``"""
+    tokens: torch.Tensor
+    """int64 ``[n, C]``"""
+    logprobs: torch.Tensor
+    """float32 ``[n, C]``"""
 
 
 class SlotState:
@@ -64,6 +88,21 @@ class SlotState:
             begin = len(running.prompt_tokens) - 1
             drawn[row, begin : begin + limit] = uniforms(running.request.seed, limit)
         self.uniform.index_copy_(0, slots, torch.as_tensor(drawn).to(self._device))
+
+    def running(self, n: int) -> RunningSlots:
+        """The first ``n`` slots."""
+        position = self.position[:n]
+        return RunningSlots(
+            fed=self.fed[:n],
+            position=position,
+            at=position[:, None],
+            last=self.last[:n],
+            first_address=self._cache.first_addresses(n),
+            mask=self.mask[:n],
+            uniform=self.uniform[:n],
+            tokens=self.tokens[:n],
+            logprobs=self.logprobs[:n],
+        )
 
     def move(self, source: int, target: int, num_positions: int) -> None:
         """Let slot ``target`` go on where ``source`` stands, ``num_positions`` into its context."""

@@ -126,11 +126,9 @@ class LiveView:
         with self._lock:
             self._state.actor(report, self._clock_s())
             if self._state.version == 0:
-                fraction = next((metric.value for metric in report.metrics if metric.name == WARM_START), 1.0)
-                if fraction < 1.0:
-                    self.phase(f"warm start {100 * fraction:.0f} %")
-                elif self._phase_key == "warm start":
-                    self.phase("first step")
+                fraction = next((metric.value for metric in report.metrics if metric.name == WARM_START), None)
+                if fraction is not None:  # some reports of the learner have no figures of its backend
+                    self.phase(f"warm start {100 * fraction:.0f} %" if fraction < 1 else "generating the first batch")
 
     def actor_lost(self, name: str) -> None:
         """This actor was given up and is being replaced."""

@@ -38,12 +38,14 @@ def _facts(summary: RunSummary) -> Table:
     table = _grid()
     steps = f"{summary.version:,} of {summary.num_steps:,}"
     table.add_row("steps", f"{steps} in {duration_text(summary.training_s)} ({duration_text(summary.wall_s)} in all)")
-    rewards = f"first ten {fixed(summary.first10_reward, 3)} → last ten [bold]{fixed(summary.last10_reward, 3)}[/]"
-    table.add_row("reward", rewards)
+    if summary.last10_reward is not None:
+        rewards = f"first ten {fixed(summary.first10_reward, 3)} → last ten [bold]{fixed(summary.last10_reward, 3)}[/]"
+        table.add_row("reward", rewards)
     ages = f"largest {summary.max_staleness} (bound {summary.staleness_bound}), mean {fixed(summary.mean_staleness, 2)}"
     table.add_row("staleness", ages)
     mean, largest = number_text(summary.mean_logprob_abs_diff, 3), number_text(summary.max_logprob_abs_diff, 3)
-    table.add_row("log-prob difference", f"mean {mean}, largest {largest} nats")
+    if summary.mean_logprob_abs_diff is not None:
+        table.add_row("log-prob difference", f"mean {mean}, largest {largest} nats")
     table.add_row("tokens", _tokens(summary))
     for waste in summary.tokens_wasted:
         cause = f" ({waste.cause})" if waste.cause else ""

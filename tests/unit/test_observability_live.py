@@ -161,11 +161,17 @@ def test_the_warm_start_shows_from_the_learner_alone() -> None:
             clock.now_s += 10
             metrics = (Metric("learner/warm_start_fraction", percent / 100),)
             view.actor(ActorReported(name="learner", epoch=1, state="starting", metrics=metrics))
+            view.actor(report("scorer"))
+            view.actor(report("learner"))
+        clock.now_s += 5
         view.step(step(1))
-    text = output.getvalue()
-    assert "warm start 0 %" in text
-    assert "warm start 40 %" in text
-    assert "✓ warm start (20 s)" in text
+    assert [line.split(maxsplit=1)[1] for line in output.getvalue().splitlines()][:-1] == [
+        "warm start 0 %",
+        "warm start 40 %",
+        "✓ warm start (20 s)",
+        "generating the first batch",
+        "✓ generating the first batch (5.0 s)",
+    ]
 
 
 def test_a_flood_of_notes_is_counted_and_not_printed() -> None:

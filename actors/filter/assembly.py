@@ -25,9 +25,13 @@ class Assembly(msgspec.Struct):
     """Places that stay empty."""
     num_refills: int = 0
 
-    def add(self, sample: Sample) -> None:
-        """A scored sample."""
-        self.samples.setdefault(sample.key.index, sample)
+    def add(self, sample: Sample) -> bool:
+        """A scored sample; False when this one is known, or given up."""
+        index = sample.key.index
+        if index in self.samples or index in self.failed:
+            return False
+        self.samples[index] = sample
+        return True
 
     def fail(self, key: SampleKey, cause: str, num_tokens: int) -> bool:
         """A sample that will not come; False when that was known."""
@@ -36,7 +40,7 @@ class Assembly(msgspec.Struct):
         self.failed[key.index] = SampleEnd(key=key, state=TerminalState.FAILED, cause=cause, num_tokens=num_tokens)
         return True
 
-    def missing(self) -> list[SampleKey]:
+    def missing(self) -> tuple[SampleKey, ...]:
         """The replacements that are waited for."""
         filled = {index % self.size for index in self.samples}
         latest: dict[int, int] = {}
@@ -44,11 +48,13 @@ class Assembly(msgspec.Struct):
             place = index % self.size
             latest[place] = max(latest.get(place, index), index)
         open_places = ((p, index) for p, index in latest.items() if p not in filled and p not in self.given_up)
-        return [SampleKey(self.group_id, index + self.size) for _, index in open_places]
+        return tuple(SampleKey(self.group_id, index + self.size) for _, index in open_places)
 
     @property
     def is_complete(self) -> bool:
         """Every place is filled or given up."""
+        if len(self.samples) + len(self.given_up) < self.size:
+            return False
         return len({index % self.size for index in self.samples} | self.given_up) == self.size
 
     def group(self) -> Group:

@@ -6,14 +6,14 @@ Invariants:
 * No group waits for a sample that will not come: a failed one is replaced, left out, or closes the group.
 * Groups are told apart by their id, never by position.
 
-State: the groups being put together, and those that a user's filter is judging. A group leaves it when it is complete
-and judged, or when it is settled.
+State: the groups being put together, those that a user's filter is judging, and the ids of those that have gone out.
+A group is forgotten when it is settled.
 
 | waits for | who ends it |
 |---|---|
 | the other samples of a group | the engines and the Scorer; what fails travels here as ``SampleFailed`` |
 | a replacement | PromptSource, which is told the whole list of what is missing |
-| the user's filter | its backend, which ends each call at a deadline; a sweep rejects what it lost |
+| the user's filter | its backend; a sweep rejects what it was asked when it has not answered for a whole period |
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from penstock.messages.names import BUFFER, PROMPT_SOURCE
 if TYPE_CHECKING:
     from penstock.actors.filter.settings import FilterSettings
     from penstock.messages.commands import AnyCommand
+    from penstock.messages.flow import SettledState
     from penstock.messages.inboxes import FilterEvent
     from penstock.messages.samples import Group, Prompt, SampleKey
 
@@ -55,8 +56,14 @@ class Filter:
         self.assemblies: dict[int, Assembly] = {}
         self.judging: dict[int, int] = {}
         """Sweep in which the user's filter was asked, by group id."""
-        self._missing: tuple[SampleKey, ...] = ()
+        self._gone: set[int] = set()
+        """Admitted or rejected, and not settled yet: what else arrives of them is too late."""
+        self._missing: dict[int, tuple[SampleKey, ...]] = {}
+        """The replacements that are waited for, by group id."""
+        self._missing_changed = False
         self._sweep = 0
+        self._has_judged = False
+        """Since the last sweep."""
         self._out: list[AnyCommand] = []
 
     @property
@@ -78,46 +85,58 @@ class Filter:
         """Take one event; see :class:`penstock.actors.machine.Machine`."""
         match event:
             case SampleScored():
-                assembly = self._assembly(event.sample.key, event.group_size, event.prompt)
-                assembly.add(event.sample)
-                self._complete(assembly)
+                self._on_scored(event)
             case ScoringFailed():
                 self._on_failed(event, "scoring_failed")
             case SampleFailed():
                 self._on_failed(event, "generation_failed")
             case GroupJudged():
                 if event.group_id in self.judging:
+                    self._has_judged = True
                     self._on_judged(event)
             case SamplesSettled():
-                settled = event.settled
-                above = frozenset(settled.above)
-                for group_id in [g for g in self.assemblies if g < settled.floor or g in above]:
-                    self._forget(group_id)
+                self._on_settled(event.settled)
             case TimerFired():
                 self._on_sweep()
             case Started():
                 self._out.append(StartTimer(SWEEP_TIMER, self.settings.judge_timeout_s))
             case _:
                 assert_never(event)
-        self._ask_refills()
+        if self._missing_changed:
+            self._missing_changed = False
+            missing = tuple(key for keys in self._missing.values() for key in keys)
+            self._out.append(Send(PROMPT_SOURCE, RefillAsked(missing=missing)))
         out, self._out = self._out, []
         return out
 
     # --- groups -----------------------------------------------------------------------------------------------
 
-    def _assembly(self, key: SampleKey, size: int, prompt: Prompt) -> Assembly:
+    def _assembly(self, key: SampleKey, size: int, prompt: Prompt) -> Assembly | None:
+        """The group of a sample; None when it has gone out."""
         assembly = self.assemblies.get(key.group_id)
-        if assembly is None:
+        if assembly is None and key.group_id not in self._gone:
             assembly = self.assemblies[key.group_id] = Assembly(key.group_id, size, prompt)
         return assembly
 
     def _forget(self, group_id: int) -> None:
         del self.assemblies[group_id]
         self.judging.pop(group_id, None)
+        self._note_missing(group_id, ())
+
+    def _on_settled(self, settled: SettledState) -> None:
+        above = frozenset(settled.above)
+        for group_id in [g for g in self.assemblies if g < settled.floor or g in above]:
+            self._forget(group_id)
+        self._gone = {group_id for group_id in self._gone if group_id >= settled.floor and group_id not in above}
+
+    def _on_scored(self, event: SampleScored) -> None:
+        assembly = self._assembly(event.sample.key, event.group_size, event.prompt)
+        if assembly is not None and assembly.add(event.sample):
+            self._complete(assembly)
 
     def _on_failed(self, event: ScoringFailed | SampleFailed, cause: str) -> None:
         assembly = self._assembly(event.key, event.group_size, event.prompt)
-        if not assembly.fail(event.key, cause, event.num_tokens):
+        if assembly is None or not assembly.fail(event.key, cause, event.num_tokens):
             return
         place = event.key.index % assembly.size
         match self.settings.on_failed_sample:
@@ -131,6 +150,8 @@ class Filter:
         self._complete(assembly)
 
     def _complete(self, assembly: Assembly) -> None:
+        if assembly.failed:
+            self._note_missing(assembly.group_id, assembly.missing())
         if not assembly.is_complete or assembly.group_id in self.judging:
             return
         group = assembly.group()
@@ -167,10 +188,12 @@ class Filter:
 
     def _admit(self, assembly: Assembly) -> None:
         self._forget(assembly.group_id)
+        self._gone.add(assembly.group_id)
         self._out.append(Send(BUFFER, GroupAdmitted(group=assembly.group())))
 
     def _reject(self, assembly: Assembly, cause: str) -> None:
         self._forget(assembly.group_id)
+        self._gone.add(assembly.group_id)
         rewards = [reward for sample in assembly.samples.values() if (reward := sample.reward) is not None]
         rejected = GroupRejected(
             group_id=assembly.group_id,
@@ -182,19 +205,22 @@ class Filter:
 
     # --- replacements and deadlines ---------------------------------------------------------------------------
 
-    def _ask_refills(self) -> None:
-        if self.settings.on_failed_sample != "refill":
-            return
-        missing = tuple(key for assembly in self.assemblies.values() for key in assembly.missing())
-        if missing != self._missing:
-            self._missing = missing
-            self._out.append(Send(PROMPT_SOURCE, RefillAsked(missing=missing)))
+    def _note_missing(self, group_id: int, missing: tuple[SampleKey, ...]) -> None:
+        if missing != self._missing.get(group_id, ()):
+            self._missing_changed = True
+            if missing:
+                self._missing[group_id] = missing
+            else:
+                del self._missing[group_id]
 
     def _on_sweep(self) -> None:
-        """A judgement that was asked for before the last sweep and is not there has been lost."""
+        """A backend that was asked before the last sweep and has answered nothing since has lost it all. One that
+        answers is only behind."""
+        if not self._has_judged:
+            for group_id in [group_id for group_id, sweep in self.judging.items() if sweep < self._sweep]:
+                self._on_judged(GroupJudged(group_id=group_id, keep=False, cause="filter_did_not_answer"))
         self._sweep += 1
-        for group_id in [group_id for group_id, sweep in self.judging.items() if sweep < self._sweep - 1]:
-            self._on_judged(GroupJudged(group_id=group_id, keep=False, cause="filter_did_not_answer"))
+        self._has_judged = False
         self._out.append(StartTimer(SWEEP_TIMER, self.settings.judge_timeout_s))
 
     def validate(self) -> None:
@@ -203,4 +229,7 @@ class Filter:
             assert group_id == assembly.group_id
             assert not assembly.is_complete or group_id in self.judging, f"group {group_id} is complete and still here"
             assert not (assembly.samples.keys() & assembly.failed.keys())
+            assert self._missing.get(group_id, ()) == assembly.missing()
         assert self.judging.keys() <= self.assemblies.keys()
+        assert self._missing.keys() <= self.assemblies.keys()
+        assert not (self._gone & self.assemblies.keys())

@@ -10,7 +10,7 @@ State: the samples being scored. A sample leaves it with its ``SampleJudged``, o
 
 | waits for | who ends it |
 |---|---|
-| a reward | the backend, which ends each call at ``timeout_s``; a sweep takes what it lost for failed |
+| a reward | the backend, which ends each call at ``timeout_s``; when it answers nothing for longer, a sweep |
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ class Scorer:
         self.settings = settings
         self.pending: dict[SampleKey, Pending] = {}
         self._sweep = 0
+        self._has_judged = False
+        """Since the last sweep."""
         self._out: list[AnyCommand] = []
 
     @property
@@ -73,6 +75,7 @@ class Scorer:
                     self.pending[key] = Pending(event, 0, self._sweep)
                     self._score(self.pending[key])
             case SampleJudged():
+                self._has_judged = True
                 item = self.pending.get(event.key)
                 if item is not None and item.event.sample.attempt == event.attempt:
                     self._on_judged(item, event.reward, event.reason)
@@ -130,10 +133,14 @@ class Scorer:
         self._out.append(StartTimer(SWEEP_TIMER, self.settings.timeout_s + self.settings.grace_s))
 
     def _on_sweep(self) -> None:
-        """What was asked for before the last sweep and has no answer yet has none coming."""
+        """A backend that was asked before the last sweep and has answered nothing since has lost it all. One that
+        answers is only behind."""
+        silent = not self._has_judged
         self._sweep += 1
-        for item in [item for item in self.pending.values() if item.sweep < self._sweep - 1]:
-            self._on_judged(item, None, "the reward backend did not answer")
+        self._has_judged = False
+        if silent:
+            for item in [item for item in self.pending.values() if item.sweep < self._sweep - 1]:
+                self._on_judged(item, None, "the reward backend did not answer")
         self._start_sweep()
 
     def validate(self) -> None:

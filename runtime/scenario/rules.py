@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from penstock.backends.data.problems import DataError
 from penstock.backends.data.sources import parse_source
 from penstock.backends.rewards.builtin import BUILT_IN
+from penstock.runtime.scenario.capabilities import ENGINE_CAPABILITIES, lacking
 from penstock.runtime.scenario.paths import DATA_KEYS, FILTER_FUNCTION, REWARD_FUNCTION, is_user_code
 
 if TYPE_CHECKING:
@@ -133,6 +134,10 @@ def _staleness(s: Scenario) -> Iterator[Broken]:
         )
 
 
+def _capabilities(s: Scenario) -> Iterator[Broken]:
+    yield from lacking(s, ENGINE_CAPABILITIES[s.engines.backend])
+
+
 def _timing(s: Scenario) -> Iterator[Broken]:
     if s.runtime.heartbeat_timeout_s < 2 * s.runtime.heartbeat_s:
         yield (
@@ -168,6 +173,7 @@ RULES: tuple[Callable[[Scenario], Iterator[Broken]], ...] = (
     _lengths,
     _groups,
     _staleness,
+    _capabilities,
     _timing,
     _without_effect,
 )

@@ -9,9 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from penstock.backends.protocol import Capability
 from penstock.messages.training import UpdateMode
 from penstock.runtime.errors import ScenarioError
 from penstock.runtime.scenario import Scenario, broken_rule, dump_scenario, load_scenario, resolve
+from penstock.runtime.scenario.capabilities import ENGINE_CAPABILITIES, lacking
 
 SHIPPED = sorted((Path(__file__).parents[2] / "scenarios").glob("*.yaml"))
 MINIMAL = """\
@@ -300,6 +302,22 @@ def test_a_policy_of_one_s_own_is_taken_when_the_block_says_everything(scenario_
     block = ["staleness.policy=mine.py:Eager", "staleness.max_staleness=3", "staleness.update_mode=drain"]
     staleness = load_scenario(scenario_file, block).staleness
     assert staleness.policy.endswith("/mine.py:Eager")
+
+
+def test_what_an_engine_cannot_do_is_refused_with_what_it_can(scenario_file: Path) -> None:
+    scenario = load_scenario(scenario_file)
+    assert not list(lacking(scenario, frozenset(Capability)))
+    found = dict(lacking(scenario, frozenset({Capability.INTERRUPT})))
+    assert found["staleness", "update_mode"] == "torch engines cannot do in_flight; they can do drain, interrupt"
+    assert "cannot return log-probs" in found["weights", "canary"]
+    draining = load_scenario(scenario_file, ["staleness.update_mode=drain", "weights.canary=false"])
+    assert not list(lacking(draining, frozenset()))
+
+
+def test_the_table_of_capabilities_says_what_the_engines_say() -> None:
+    from penstock.backends.engines.torch import CAPABILITIES
+
+    assert ENGINE_CAPABILITIES["torch"] == CAPABILITIES
 
 
 def test_scenarios_made_in_python_meet_the_same_rules() -> None:

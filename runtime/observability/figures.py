@@ -22,6 +22,8 @@ LOGPROB_DIFF: Final = "train/train_rollout_logprob_abs_diff"
 """Mean |learner − engine| log-prob over the trained tokens of a batch, in nats."""
 GENERATED_TOKENS: Final = "engine/generated_tokens"
 """Running total of one incarnation of an engine."""
+CPU_SECONDS: Final = "process/cpu_s"
+"""CPU time of one incarnation's process so far, all its threads together."""
 RUNNING: Final = "engine/running"
 """Requests that an engine decodes now."""
 END_STEPS: Final = 10
@@ -92,6 +94,7 @@ class RunFigures:
         self._generated_rate = Rate()
         self._trained_rate = Rate()
         self._running: dict[str, float] = {}
+        self._cpu: dict[str, RunningTotal] = {}
 
     # --- what is reported -------------------------------------------------------------------------------------
 
@@ -101,6 +104,8 @@ class RunFigures:
             if metric.name == GENERATED_TOKENS:
                 self._generated.report(report.name, report.epoch, metric.value)
                 self._generated_rate.add(now_s, self._generated.total)
+            elif metric.name == CPU_SECONDS:
+                self._cpu.setdefault(report.name, RunningTotal()).report(report.name, report.epoch, metric.value)
             elif metric.name == RUNNING:
                 self._running[report.name] = metric.value
 
@@ -131,6 +136,11 @@ class RunFigures:
         return num_lost
 
     # --- what follows from it -----------------------------------------------------------------------------------
+
+    @property
+    def cpu_s(self) -> dict[str, float]:
+        """CPU seconds by actor, over all its incarnations, up to its last report."""
+        return {name: total.total for name, total in self._cpu.items()}
 
     @property
     def tokens_generated(self) -> int:

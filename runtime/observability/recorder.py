@@ -17,6 +17,7 @@ from penstock import __version__
 from penstock.runtime.observability.figures import RunFigures, mean
 from penstock.runtime.observability.report import REPORT_FILE, write_report
 from penstock.runtime.observability.summary import (
+    ActorCost,
     ActorRestarts,
     MachineFacts,
     RunSummary,
@@ -169,6 +170,7 @@ class RunRecorder:
             tokens_wasted=wasted_tokens(finished.balance),
             tokens_lost_estimate=figures.lost_tokens,
             restarts=tuple(ActorRestarts(name=name, count=count) for name, count in restarts),
+            costs=tuple(ActorCost(name=name, cpu_s=cpu_s) for name, cpu_s in sorted(figures.cpu_s.items())),
             checkpoint=finished.checkpoint,
             report=str(self._folder / REPORT_FILE) if facts.report else "",
             metrics=str(self._folder / METRICS_FILE),

@@ -44,6 +44,13 @@ class ActorRestarts(msgspec.Struct, frozen=True, kw_only=True):
     count: int
 
 
+class ActorCost(msgspec.Struct, frozen=True, kw_only=True):
+    """CPU time that an actor's processes took, their start included."""
+
+    name: str
+    cpu_s: float
+
+
 class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What a run came to. Figures that a run without a step does not have are None."""
 
@@ -89,6 +96,8 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     tokens_lost_estimate: int
     """Tokens that killed engines had made since their last report: an estimate, beside the balance."""
     restarts: tuple[ActorRestarts, ...]
+    costs: tuple[ActorCost, ...] = ()
+    """By actor; none on a virtual clock."""
 
     checkpoint: str = ""
     """Folder of the last checkpoint; empty when there is none."""

@@ -41,6 +41,7 @@ from penstock.runtime.hosts.ray.control import (
     ReplacementAsked,
     RunFailureAsked,
 )
+from penstock.runtime.hosts.ray.processes import resident_bytes
 from penstock.runtime.hosts.ray.wakeup import Wakeup
 from penstock.runtime.observability.activity import ActivityClock
 from penstock.runtime.shell import Shell, ShellSettings
@@ -177,6 +178,8 @@ class ActorLoop:
                 self.shell.fire_timers()
             self._finish_turn()
             self._pulse.end_turn()
+        if self._end is EndKind.ASKED:
+            self._report(self.now_s())  # the last word on tokens and times
         return self._end
 
     def close(self) -> None:
@@ -277,17 +280,20 @@ class ActorLoop:
             epoch=self.boot.epoch,
             state=self._machine.state,
             activities=activities,
-            metrics=(*self.shell.metrics, *self._wire_metrics(), *gauges),
+            metrics=(*self.shell.metrics, *self._process_metrics(), *gauges),
         )
         self._tell_supervisor(report)
 
-    def _wire_metrics(self) -> tuple[Metric, ...]:
+    def _process_metrics(self) -> tuple[Metric, ...]:
         links = self._links
         return (
+            Metric("process/cpu_s", time.process_time()),
+            Metric("process/resident_bytes", resident_bytes()),
             Metric("wire/malformed", sum(self._malformed.values())),
             Metric("wire/undeliverable", self._num_undeliverable),
             Metric("wire/refused", links.num_refused),
             Metric("wire/lines_down", links.num_down),
+            Metric("process/cpu_s", time.process_time()),
         )
 
     def _note_malformed(self, error: WireError) -> None:

@@ -1,0 +1,51 @@
+"""Real runs for benchmarks: each in a process of its own through the command line, read back from its folder."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from penstock.runtime.observability.summary import read_summary
+from penstock.runtime.observability.trackers import read_activity, read_steps
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from penstock.runtime.observability.summary import RunSummary
+    from penstock.runtime.observability.trackers import ActivityRow, StepRow
+
+RUN_TIMEOUT_S = 900.0
+
+
+class FinishedRun:
+    """What a run left in its folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.steps: list[StepRow] = read_steps(folder)
+        self.activity: list[ActivityRow] = [row for lane in read_activity(folder).values() for row in lane]
+        summary = read_summary(folder)
+        if summary is None or not summary.completed:
+            raise RuntimeError(f"the run in {folder} did not complete: {summary.story if summary else 'no summary'}")
+        self.summary: RunSummary = summary
+
+
+def run(scenario: str, overrides: Sequence[str], folder: Path) -> FinishedRun:
+    """Run a scenario given as YAML text; ``folder`` is new and becomes the parent of the run's own.
+
+    Raises:
+        RuntimeError: the run failed; the message has the end of its output.
+    """
+    folder.mkdir(parents=True)
+    file = folder / "scenario.yaml"
+    file.write_text(scenario)
+    command = [sys.executable, "-m", "penstock.runtime.cli", "run", str(file), f"run.folder={folder}", *overrides]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, env=environment, check=False)
+    if done.returncode:
+        raise RuntimeError(f"exit code {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+    (made,) = (path.parent for path in folder.glob("*/summary.json"))
+    return FinishedRun(made)

@@ -1,0 +1,152 @@
+"""Groups a second through all seven actors on the real host, and what one hop costs.
+
+How it is measured:
+
+* ``penstock run`` with engines and learner that are modelled and take no time: what is left are the processes, their
+  sockets (CURVE on and off), the ledger on disk and the actors' own logic. Groups are 8 samples of 512 tokens.
+* The rate is that of the steps after the first fifth, from the run's own ``metrics.jsonl``. CPU time is each process's
+  own, so other load on the machine does not count.
+* With and without encryption in turn, several repetitions, medians. ``penstock bench hop`` compares one hop with Ray.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from penstock.benchmarks._runs import FinishedRun, run
+
+REQUIRED_GROUPS_PER_S: Final = 600.0
+GROUPS_PER_BATCH: Final = 32
+SCENARIO: Final = """\
+run: {name: control_plane, num_steps: 300}
+data: {path: "lines:100000"}
+model: {max_context: 4096}
+sampling: {samples_per_group: 8, max_response_tokens: 512}
+filter: {drop_zero_spread: false}
+staleness: {policy: fully_async, max_staleness: 8, target_outstanding: 288}
+engines:
+  backend: simulated
+  count: 2
+  slots: 1024
+  progress_tokens: 100000
+  simulated:
+    response_tokens_median: 100000
+    response_tokens_sigma: 0
+    prefill_s: 0
+    token_s: 1.0e-7
+    token_load_s: 0
+    apply_weights_s: 0
+    fetch_weights_s: 0
+learner:
+  backend: simulated
+  groups_per_batch: 32
+  simulated: {step_s: 0, publish_s: 0}
+observability: {report: false}
+"""
+
+
+class Variant(msgspec.Struct, frozen=True):
+    """One arm of the comparison."""
+
+    name: str
+    overrides: tuple[str, ...]
+
+
+VARIANTS: Final = (
+    Variant("CURVE, traces on", ()),
+    Variant("CURVE, traces off", ("observability.tracing=false",)),
+    Variant("plain, traces off", ("observability.tracing=false", "runtime.encrypt=false")),
+)
+
+
+class Rate(msgspec.Struct, frozen=True, kw_only=True):
+    """One run."""
+
+    groups_per_s: float
+    cpu_ms_per_group: dict[str, float]
+    """By actor."""
+
+
+class ControlPlaneReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Medians over the repetitions, by variant."""
+
+    groups_per_s: dict[str, float]
+    all_groups_per_s: dict[str, list[float]]
+    cpu_ms_per_group: dict[str, dict[str, float]]
+    required_groups_per_s: float = REQUIRED_GROUPS_PER_S
+
+
+def rate_of(finished: FinishedRun) -> Rate:
+    """Rate after the first fifth of the steps, and CPU time over the whole run."""
+    steps = finished.steps
+    first, last = steps[len(steps) // 5], steps[-1]
+    num_groups = (last.version - first.version) * GROUPS_PER_BATCH
+    all_groups = last.version * GROUPS_PER_BATCH
+    cpu = {cost.name: 1000 * cost.cpu_s / all_groups for cost in finished.summary.costs}
+    return Rate(groups_per_s=num_groups / (last.at_s - first.at_s), cpu_ms_per_group=cpu)
+
+
+def measure(*, repetitions: int, num_steps: int) -> ControlPlaneReport:
+    """Run every variant in turn."""
+    rates: dict[str, list[Rate]] = {variant.name: [] for variant in VARIANTS}
+    with tempfile.TemporaryDirectory() as parent:
+        for repetition in range(repetitions):
+            for number, variant in enumerate(VARIANTS):
+                folder = Path(parent) / f"{repetition}-{number}"
+                finished = run(SCENARIO, (f"run.num_steps={num_steps}", *variant.overrides), folder)
+                rates[variant.name].append(rate_of(finished))
+    return ControlPlaneReport(
+        groups_per_s={name: statistics.median(rate.groups_per_s for rate in found) for name, found in rates.items()},
+        all_groups_per_s={name: [rate.groups_per_s for rate in found] for name, found in rates.items()},
+        cpu_ms_per_group={name: _medians(found) for name, found in rates.items()},
+    )
+
+
+def _medians(rates: list[Rate]) -> dict[str, float]:
+    actors = rates[0].cpu_ms_per_group
+    return {actor: statistics.median(rate.cpu_ms_per_group[actor] for rate in rates) for actor in actors}
+
+
+def _print(report: ControlPlaneReport, console: Console) -> None:
+    table = Table(title="8 × 512 tokens a group, seven actors, two engines, ledger on disk")
+    for heading in ("", "groups/s", "CPU-ms a group"):
+        table.add_column(heading, justify="left" if not heading else "right")
+    for name, rate in report.groups_per_s.items():
+        table.add_row(name, f"{rate:,.0f}", f"{sum(report.cpu_ms_per_group[name].values()):.2f}")
+    console.print(table)
+    first = VARIANTS[0].name
+    profile = Table(title=f"where the time goes ({first})")
+    profile.add_column("actor")
+    profile.add_column("CPU-ms a group", justify="right")
+    for actor, cost in sorted(report.cpu_ms_per_group[first].items(), key=lambda item: -item[1]):
+        profile.add_row(actor, f"{cost:.3f}")
+    console.print(profile)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure, print, write JSON; 1 when the rate with CURVE is below what is required."""
+    parser = argparse.ArgumentParser(prog="penstock bench control_plane", description=__doc__)
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--output", type=Path, default=None, help="write the report here as JSON")
+    options = parser.parse_args(argv)
+    report = measure(repetitions=options.repetitions, num_steps=options.steps)
+    console = Console()
+    _print(report, console)
+    if options.output is not None:
+        options.output.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
+    reached = report.groups_per_s[VARIANTS[0].name]
+    console.print(f"with CURVE and traces: {reached:,.0f} groups/s, {REQUIRED_GROUPS_PER_S:,.0f} are wanted")
+    return 0 if reached >= REQUIRED_GROUPS_PER_S else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

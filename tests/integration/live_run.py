@@ -1,0 +1,82 @@
+"""A real run of ``penstock run`` in a process of its own, which a test can watch and interfere with."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from penstock.runtime.observability.summary import RunSummary, read_summary
+from penstock.runtime.observability.trackers import read_steps
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
+RUN_TIMEOUT_S = 240.0
+
+
+class LiveRun:
+    """One run; a context manager that leaves no process behind."""
+
+    def __init__(self, scenario: str | Path, parent: Path, overrides: Sequence[str]) -> None:
+        self.parent = parent
+        self._deadline_s = time.monotonic() + RUN_TIMEOUT_S
+        self._output = (parent / "output.txt").open("w+")
+        path = scenario if isinstance(scenario, Path) else SCENARIOS / scenario
+        arguments = ["-m", "penstock.runtime.cli", "run", str(path), f"run.folder={parent}", *overrides]
+        self.process = subprocess.Popen(
+            [sys.executable, *arguments],
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait(20)
+        self._output.close()
+
+    @property
+    def output(self) -> str:
+        """Everything it has printed."""
+        return (self.parent / "output.txt").read_text()
+
+    @property
+    def folder(self) -> Path:
+        """The run's own folder."""
+        (record,) = self.parent.glob("*/run.json")
+        return record.parent
+
+    def await_steps(self, number: int) -> None:
+        """Until so many steps are recorded."""
+        while self._num_steps() < number:
+            assert self.process.poll() is None, self.output
+            assert time.monotonic() < self._deadline_s, self.output
+            time.sleep(0.1)  # between two looks at a file; nothing is timed by it
+
+    def pid_of(self, actor: str) -> int:
+        """The process of the newest incarnation of an actor, from the driver's log."""
+        log = (self.folder / "logs" / "driver.log").read_text()
+        found = re.findall(rf"\b{re.escape(actor)} \d+ is process (\d+)", log)
+        assert found, f"{actor} is not in the driver's log"
+        return int(found[-1])
+
+    def finish(self) -> RunSummary:
+        """Wait for the end, which must be a good one."""
+        code = self.process.wait(max(1.0, self._deadline_s - time.monotonic()))
+        assert code == 0, self.output
+        summary = read_summary(self.folder)
+        assert summary is not None
+        return summary
+
+    def _num_steps(self) -> int:
+        return len(read_steps(self.folder)) if list(self.parent.glob("*/metrics.jsonl")) else 0

@@ -127,7 +127,7 @@ def _actor_row(name: str, actor: ActorState) -> tuple[Text, Text, Text]:
 
 
 def _business(actor: ActorState) -> str:
-    parts = [f"busy {100 * actor.shares.working:.0f} %"]
+    parts = [f"busy {100 * actor.shares.busy:.0f} %"]
     occupancy = actor.shares.occupancy
     if actor.running is not None:
         parts.append(f"{actor.running:.0f} running")
@@ -142,7 +142,7 @@ def _engines_row(engines: dict[str, ActorState]) -> tuple[Text, Text, Text]:
     for activity in LABELS:
         if counts[activity]:
             states.append("● ", style=COLOURS[activity]).append(f"{counts[activity]} {LABELS[activity]}  ")
-    busy = sum(actor.shares.working for actor in engines.values()) / len(engines)
+    busy = sum(actor.shares.busy for actor in engines.values()) / len(engines)
     restarts = sum(actor.num_restarts for actor in engines.values())
     label = Text(f"{len(engines):,} engines")
     if restarts:

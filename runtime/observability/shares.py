@@ -61,10 +61,10 @@ class Shares:
         return sum(self.seconds.values())
 
     @property
-    def working(self) -> float:
-        """Share of the time, in [0, 1]; 0 of no time."""
-        total_s = self.total_s
-        return self.seconds[Activity.WORKING] / total_s if total_s else 0.0
+    def busy(self) -> float:
+        """Share of the time since the start that was work, in [0, 1]; 0 of no time."""
+        ready_s = self.total_s - self.seconds[Activity.STARTING]
+        return self.seconds[Activity.WORKING] / ready_s if ready_s > 0 else 0.0
 
     @property
     def occupancy(self) -> float | None:

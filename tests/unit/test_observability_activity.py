@@ -130,9 +130,11 @@ def test_rounded_shares_add_up_to_a_hundred(values: list[float]) -> None:
 def test_shares_weigh_working_time_by_occupancy() -> None:
     shares = Shares([ActivitySpan(Activity.WORKING, 0, 6, 0.5), ActivitySpan(Activity.DOWN, 6, 8)])
     shares.add([ActivitySpan(Activity.WORKING, 8, 10, 1.0)])
-    assert shares.working == pytest.approx(0.8)
+    assert shares.busy == pytest.approx(0.8)
     assert shares.occupancy == pytest.approx(5 / 8)
     assert shares.last is Activity.WORKING
     assert shares.percentages()[Activity.WORKING] == 80.0
     assert Shares().occupancy is None
-    assert Shares().working == 0
+    assert Shares().busy == 0
+    started = Shares([ActivitySpan(Activity.STARTING, 0, 90), ActivitySpan(Activity.WORKING, 90, 100)])
+    assert started.busy == 1

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import msgspec
 
-from penstock.backends.weights.shared_memory import SHARED_FOLDER
+from penstock.backends.weights.segments import SHARED_FOLDER
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -2,8 +2,8 @@
 
 Invariants:
 
-* A segment is named ``penstock-<run id>-<learner epoch>-<version>-<publish>``, so whoever knows the run can remove
-  what a killed learner left (:func:`sweep`). Nothing else tracks it; in particular no resource tracker, which
+* A segment's name carries the run's id, so whoever knows the run can remove what a killed learner left
+  (:mod:`~penstock.backends.weights.segments`). Nothing else tracks it; in particular no resource tracker, which
   would remove the segment when an engine that merely looked at it ends.
 * All pages are reserved before the first byte is written: a full ``/dev/shm`` is an error here, and not a SIGBUS in
   whoever touches the page.
@@ -16,13 +16,21 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
-import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from penstock.backends.weights.digest import digest_of
 from penstock.backends.weights.fetched import MappedWeights, check_size, checked_digest
 from penstock.backends.weights.protocol import WeightExportError, WeightFetchError
+from penstock.backends.weights.segments import (
+    SHARED_FOLDER,
+    Segment,
+    check_run_id,
+    is_segment_name,
+    segment_name,
+    segments_of,
+)
+from penstock.backends.weights.segments import sweep as sweep
 from penstock.backends.weights.tensor_file import lay_out, parse_layout, tensor_views, written_views
 from penstock.messages.weights import WeightManifest
 
@@ -34,19 +42,6 @@ if TYPE_CHECKING:
     from penstock.messages.weights import Canary
 
 SHARED_MEMORY: Final = "shared_memory"
-SHARED_FOLDER: Final = Path("/dev/shm")
-
-_RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_SEGMENT: Final = re.compile(r"penstock-(?P<run_id>.+)-(?P<epoch>\d+)-(?P<version>\d+)-(?P<publish>\d+)")
-
-
-class Segment(NamedTuple):
-    """One export, ordered by age."""
-
-    epoch: int
-    version: int
-    publish: int
-    path: Path
 
 
 class SharedMemoryExporter:
@@ -65,8 +60,7 @@ class SharedMemoryExporter:
     ) -> WeightManifest:
         """See :class:`~penstock.backends.weights.protocol.WeightExporter`."""
         layout = lay_out(tensors)
-        name = f"penstock-{self._run_id}-{self._epoch}-{version}-{publish}"
-        path = self._folder / name
+        path = self._folder / segment_name(self._run_id, self._epoch, version, publish)
         with _created(path, layout.size_bytes) as mapping:
             mapping[: len(layout.header)] = layout.header
             for tensor_name, view in written_views(layout, mapping):
@@ -109,7 +103,7 @@ def fetch_shared_memory(manifest: WeightManifest) -> MappedWeights:
         WeightFetchError: it is gone, not readable, or not what the manifest describes.
     """
     path = Path(manifest.location)
-    if not _SEGMENT.fullmatch(path.name):
+    if not is_segment_name(path.name):
         raise WeightFetchError(f"{manifest.location!r} is no shared-memory segment of penstock")
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -129,32 +123,6 @@ def fetch_shared_memory(manifest: WeightManifest) -> MappedWeights:
         os.close(descriptor)
     digest = checked_digest(manifest, memoryview(mapping))
     return MappedWeights(tensor_views(parse_layout(memoryview(mapping)), mapping), digest)
-
-
-def sweep(run_id: str, folder: Path = SHARED_FOLDER) -> int:
-    """Remove every segment of a run, whoever made it; returns how many there were. For after a SIGKILL."""
-    segments = segments_of(run_id, folder)
-    for segment in segments:
-        segment.path.unlink(missing_ok=True)
-    return len(segments)
-
-
-def segments_of(run_id: str, folder: Path = SHARED_FOLDER) -> list[Segment]:
-    """The segments of this run and of no other; none where there is no such folder."""
-    found: list[Segment] = []
-    with contextlib.suppress(FileNotFoundError):
-        for entry in os.scandir(folder):
-            match = _SEGMENT.fullmatch(entry.name)
-            if match and match["run_id"] == run_id:
-                epoch, version, publish = (int(match[field]) for field in ("epoch", "version", "publish"))
-                found.append(Segment(epoch, version, publish, Path(entry.path)))
-    return found
-
-
-def check_run_id(run_id: str) -> None:
-    """Raise ``ValueError`` for an id that cannot be part of a file name."""
-    if not _RUN_ID.fullmatch(run_id):
-        raise ValueError(f"run id: expected letters, digits, '.', '_' and '-', at most 128, got {run_id!r}")
 
 
 @contextlib.contextmanager

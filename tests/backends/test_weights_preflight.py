@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -101,3 +103,12 @@ def test_sizes_are_readable() -> None:
         "64.0 MB",
         "1.2 GB",
     ]
+
+
+def test_preflight_and_sweep_import_no_torch() -> None:
+    program = (
+        "import sys, penstock.backends.weights.preflight, penstock.backends.weights.segments; "
+        "print('torch' in sys.modules)"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout == "False\n"

@@ -19,7 +19,8 @@ from safetensors.torch import load_file
 
 from penstock.backends.weights.disk import FILE_NAME, DiskExporter
 from penstock.backends.weights.protocol import WeightExportError, WeightFetchError
-from penstock.backends.weights.shared_memory import SHARED_FOLDER, SharedMemoryExporter, segments_of, sweep
+from penstock.backends.weights.segments import SHARED_FOLDER, segments_of, sweep
+from penstock.backends.weights.shared_memory import SharedMemoryExporter
 from penstock.backends.weights.transports import open_exporter, open_fetcher
 from penstock.messages.arrays import pack_floats, pack_tokens
 from penstock.messages.weights import Canary, WeightManifest

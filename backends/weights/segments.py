@@ -1,0 +1,65 @@
+"""The names of shared-memory segments, and their removal after a SIGKILL. Imports no torch: a supervisor uses it.
+
+Invariants:
+
+* A segment is named ``penstock-<run id>-<learner epoch>-<version>-<publish>``. Three numbers end the name, so no run's
+  names are taken for those of another whose id they begin with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from pathlib import Path
+from typing import Final, NamedTuple
+
+SHARED_FOLDER: Final = Path("/dev/shm")
+
+_RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_SEGMENT: Final = re.compile(r"penstock-(?P<run_id>.+)-(?P<epoch>\d+)-(?P<version>\d+)-(?P<publish>\d+)")
+
+
+class Segment(NamedTuple):
+    """One export, ordered by age."""
+
+    epoch: int
+    version: int
+    publish: int
+    path: Path
+
+
+def sweep(run_id: str, folder: Path = SHARED_FOLDER) -> int:
+    """Remove every segment of a run, whoever made it; returns how many there were. For after a SIGKILL."""
+    segments = segments_of(run_id, folder)
+    for segment in segments:
+        segment.path.unlink(missing_ok=True)
+    return len(segments)
+
+
+def segments_of(run_id: str, folder: Path = SHARED_FOLDER) -> list[Segment]:
+    """The segments of this run and of no other; none where there is no such folder."""
+    found: list[Segment] = []
+    with contextlib.suppress(FileNotFoundError):
+        for entry in os.scandir(folder):
+            match = _SEGMENT.fullmatch(entry.name)
+            if match and match["run_id"] == run_id:
+                epoch, version, publish = (int(match[field]) for field in ("epoch", "version", "publish"))
+                found.append(Segment(epoch, version, publish, Path(entry.path)))
+    return found
+
+
+def check_run_id(run_id: str) -> None:
+    """Raise ``ValueError`` for an id that cannot be part of a file name."""
+    if not _RUN_ID.fullmatch(run_id):
+        raise ValueError(f"run id: expected letters, digits, '.', '_' and '-', at most 128, got {run_id!r}")
+
+
+def segment_name(run_id: str, epoch: int, version: int, publish: int) -> str:
+    """The name of one export."""
+    return f"penstock-{run_id}-{epoch}-{version}-{publish}"
+
+
+def is_segment_name(name: str) -> bool:
+    """Whether a file of this name can be a segment of some run."""
+    return _SEGMENT.fullmatch(name) is not None

@@ -46,6 +46,7 @@ def check_machine(scenario: Scenario, run_parent: Path) -> None:
     """
     if scenario.model.path is not None:
         check_checkpoint(Path(scenario.model.path))
+        check_architecture(scenario, Path(scenario.model.path))
     check_user_code(scenario)
     check_data(scenario)
     if scenario.observability.metrics_port:
@@ -69,6 +70,23 @@ def check_checkpoint(folder: Path) -> None:
         raise PreflightError(
             f"model.path: {folder}: missing {', '.join(missing)}; expected what save_pretrained of a transformers "
             "model and of its tokenizer write"
+        )
+
+
+def check_architecture(scenario: Scenario, folder: Path) -> None:
+    """The embedded engine computes this model, and the model was made for contexts this long."""
+    if scenario.engines.backend != "torch":
+        return
+    from penstock.backends.engines.torch.config import ModelFolderError, read_model_config
+
+    try:
+        config = read_model_config(folder)
+    except ModelFolderError as error:
+        raise PreflightError(f"model.path: {error}") from None
+    if scenario.model.max_context > config.max_positions:
+        raise PreflightError(
+            f"model.max_context: {scenario.model.max_context} tokens are more than {folder} was made for: "
+            f"max_position_embeddings is {config.max_positions}; lower it to that"
         )
 
 

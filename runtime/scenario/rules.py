@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 Broken = tuple["KeyPath", str]
 
+MADE_CONTEXT_TOKENS = 512
+"""Of the models that ``model.make`` makes."""
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -77,6 +79,8 @@ def _model(s: Scenario) -> Iterator[Broken]:
 
 def _lengths(s: Scenario) -> Iterator[Broken]:
     context, response = s.model.max_context, s.sampling.max_response_tokens
+    if s.model.make is not None and context > MADE_CONTEXT_TOKENS:
+        yield ("model", "max_context"), f"the models of model.make have room for {MADE_CONTEXT_TOKENS}; found {context}"
     if response >= context:
         yield (
             ("sampling", "max_response_tokens"),

@@ -266,6 +266,7 @@ def test_what_the_block_says_beats_the_policy_s_default(scenario_file: Path) -> 
             "filter.min_response_tokens",
             "20 are the most",
         ),
+        (["model.max_context=600"], "model.max_context", "room for 512; found 600"),
         (["sampling.samples_per_group=1"], "sampling.samples_per_group", "at least 2 samples per group"),
         (["filter.min_group_size=9"], "filter.min_group_size", "samples_per_group is 8"),
         (["sampling.temperature=0"], "sampling.temperature", "nothing to learn from"),

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.backends.models.make import SHAPES, make_model
+from penstock.backends.models.make import CONTEXT_TOKENS, SHAPES, make_model
 from penstock.backends.weights.preflight import model_size_bytes
 from penstock.runtime.errors import PreflightError
 from penstock.runtime.scenario import Scenario, load_scenario
 from penstock.runtime.scenario.preflight import (
     MADE_MODEL_BYTES,
+    check_architecture,
     check_checkpoint,
     check_data,
     check_devices,
@@ -22,6 +23,7 @@ from penstock.runtime.scenario.preflight import (
     check_user_code,
     check_weights,
 )
+from penstock.runtime.scenario.rules import MADE_CONTEXT_TOKENS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -179,6 +181,23 @@ def test_the_sizes_of_made_models_are_those_of_the_models_made(tmp_path: Path) -
     for size in SHAPES:
         make_model(size, tmp_path / size, seed=0)
     assert {size: model_size_bytes(tmp_path / size, "float32") for size in SHAPES} == MADE_MODEL_BYTES
+
+
+def test_made_models_have_the_context_that_scenarios_are_held_to() -> None:
+    assert MADE_CONTEXT_TOKENS == CONTEXT_TOKENS
+
+
+def test_a_model_that_no_engine_computes_or_that_is_too_short_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    make_model("xs", folder, seed=0)
+    mine = ("model.make=null", f"model.path={folder}")
+    check_architecture(scenario(tmp_path, *mine), folder)
+    with pytest.raises(PreflightError, match=r"^model\.max_context: 4096 tokens .* max_position_embeddings is 512"):
+        check_architecture(scenario(tmp_path, *mine, "model.max_context=4096"), folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["MambaForCausalLM"]}))
+    with pytest.raises(PreflightError, match=r"^model\.path: .*MambaForCausalLM"):
+        check_architecture(scenario(tmp_path, *mine), folder)
 
 
 def test_a_scenario_that_has_everything_passes(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from penstock.runtime.hosts.virtual.oracle import Oracle, Rules, kept_by
 from penstock.runtime.hosts.virtual.trials import Trial, draw_trial
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 PATIENCE_S: Final = 2000.0
 """Virtual seconds without a step after which a run counts as hanging: many times the longest pause between two
@@ -36,6 +36,10 @@ class StalledError(AssertionError):
 
 class UnfinishedError(AssertionError):
     """The run ended, and not because it was complete."""
+
+
+class NeedlessError(AssertionError):
+    """Something that was finished, and was not lost, was generated again."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,8 +60,8 @@ def run_trial(trial: Trial, *, with_digest: bool = True) -> Outcome:
         AssertionError: something is wrong; the note says who was doing what.
     """
     log = EventLog() if with_digest else None
-    host = VirtualHost(trial.names, trial.cast, trial.host, log=log)
-    oracle = Oracle(rules_of(trial), host.clock)
+    host = VirtualHost(trial.names, trial.casting(), trial.host, log=log)
+    oracle = Oracle(rules_of(trial), host)
     host.watch(oracle)
     inject(host, trial.faults)
     while host.run(host.clock.now_s + PATIENCE_S / 4) is None:
@@ -68,6 +72,10 @@ def run_trial(trial: Trial, *, with_digest: bool = True) -> Outcome:
     if not ending.completed:
         raise UnfinishedError(f"{ending.story}\n{host.story()}")
     oracle.assert_ended()
+    if trial.is_quick and oracle.num_needless:
+        raise NeedlessError(f"{oracle.num_needless} samples were issued again while somebody had them finished")
+    if trial.loses_nothing and oracle.num_regenerated:
+        raise NeedlessError(f"{oracle.num_regenerated} samples of admitted groups were issued again")
     _await_quiet(host, ending.at_s)
     return Outcome(
         digest=log.digest if log is not None else "",
@@ -90,7 +98,7 @@ def rules_of(trial: Trial) -> Rules:
         over_sampling=trial.over_sampling,
         max_concurrent=trial.max_concurrent,
         max_requeues=trial.max_requeues,
-        num_prompts=trial.num_prompts,
+        num_prompts=None if trial.num_epochs is None else trial.num_epochs * trial.num_rows,
     )
 
 
@@ -105,13 +113,16 @@ def _await_quiet(host: VirtualHost, end_s: float) -> None:
 
 def failures(policy: str, seeds: Iterable[int], *, with_digest: bool = False) -> list[tuple[int, str]]:
     """The seeds whose trials fail, each with its traceback."""
-    found: list[tuple[int, str]] = []
+    return list(iterate_failures(policy, seeds, with_digest=with_digest))
+
+
+def iterate_failures(policy: str, seeds: Iterable[int], *, with_digest: bool = False) -> Iterator[tuple[int, str]]:
+    """As ``failures``, each as soon as it is found."""
     for seed in seeds:
         try:
             run_trial(draw_trial(policy, seed), with_digest=with_digest)
         except (AssertionError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):
-            found.append((seed, traceback.format_exc()))
-    return found
+            yield seed, traceback.format_exc()
 
 
 def main(arguments: list[str]) -> int:
@@ -124,13 +135,13 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     start_s = time.perf_counter()
     seeds = range(options.first_seed, options.first_seed + options.trials)
-    found = failures(options.policy, seeds)
+    num_failed = 0
+    for seed, story in iterate_failures(options.policy, seeds):
+        num_failed += 1
+        print(story if num_failed <= options.show else "", f"failed: {options.policy} {seed}", sep="", flush=True)
     took_s = time.perf_counter() - start_s
-    for _, story in found[: options.show]:
-        print(story)
-    print(f"{options.policy}: {len(found)} of {options.trials} trials failed in {took_s:.0f} s")
-    print("seeds:", *(seed for seed, _ in found))
-    return 1 if found else 0
+    print(f"{options.policy}: {num_failed} of {options.trials} trials failed in {took_s:.0f} s")
+    return 1 if num_failed else 0
 
 
 if __name__ == "__main__":

@@ -33,7 +33,8 @@ from penstock.messages.ledger import (
     StepRecorded,
     VersionRecorded,
 )
-from penstock.messages.samples import Sample, SampleKey, TerminalState
+from penstock.messages.names import PROMPT_SOURCE, is_engine
+from penstock.messages.samples import Group, Sample, SampleKey, TerminalState
 from penstock.messages.training import OnStale, RunFinished
 from penstock.runtime.hosts.virtual.process import Process, Status
 
@@ -44,10 +45,10 @@ if TYPE_CHECKING:
     from penstock.messages.commands import AnyCommand
     from penstock.messages.flow import GrantSpan
     from penstock.messages.ledger import LedgerEntry
-    from penstock.messages.samples import Group, SampleEnd
+    from penstock.messages.samples import SampleEnd
     from penstock.messages.training import Balance
     from penstock.messages.wire import Header
-    from penstock.runtime.hosts.virtual.clock import VirtualClock
+    from penstock.runtime.hosts.virtual.host import VirtualHost
 
 TOKENS_MODULUS: Final = 1000
 """Token ``t`` of every simulated response is ``t`` modulo this."""
@@ -82,7 +83,7 @@ class WatchedGroup(msgspec.Struct):
 class Oracle:
     """Asserts after every event; implements :class:`penstock.runtime.hosts.virtual.host.Watcher`."""
 
-    def __init__(self, rules: Rules, clock: VirtualClock) -> None:
+    def __init__(self, rules: Rules, host: VirtualHost) -> None:
         self.rules = rules
         self.version = 0
         """Batches trained, by the ledger."""
@@ -94,11 +95,16 @@ class Oracle:
         self.max_staleness_seen = 0
         self.num_generated_twice = 0
         """Responses that were finished by two attempts."""
+        self.num_needless = 0
+        """Samples issued again while somebody alive had them finished."""
+        self.num_regenerated = 0
+        """Samples issued again after their group was admitted."""
         self.progress_s = 0.0
         """When the run last came closer to its end."""
         self.trained: list[tuple[int, tuple[int, ...]]] = []
         """Version and groups of each step."""
-        self._clock = clock
+        self._clock = host.clock
+        self._processes = host.supervisor.processes
         self._eta = rules.max_staleness
         self._on_stale = rules.on_stale
         self._num_issued = 0
@@ -130,14 +136,26 @@ class Oracle:
     def _on_send(self, event: Event) -> None:
         match event:
             case SampleIssued():
-                self.issued.add(event.key)
                 group = self.groups.get(event.key.group_id)
                 assert group is not None, f"{event.key} is issued, and its group was never granted"
                 assert event.min_version == group.min_version
+                if event.key in self.issued:
+                    self.num_regenerated += group.payload is not None
+                    self.num_needless += self._is_passed_on(event.key)
+                self.issued.add(event.key)
             case SampleGenerated():
                 self._on_generated(event.sample)
             case _:
                 pass
+
+    def _is_passed_on(self, key: SampleKey) -> bool:
+        """Whether a finished response of this sample is kept, or being scored or assembled, by anyone alive."""
+        for process in self._processes.values():
+            if process.status is Status.RUNNING and process.name != PROMPT_SOURCE:
+                at_work = () if is_engine(process.name) else process.shell.machine.leases()
+                if any(lease.key == key for lease in (*process.shell.delivery.leases(), *at_work)):
+                    return True
+        return False
 
     def _on_generated(self, sample: Sample) -> None:
         first = self._finished.setdefault(sample.key, sample.attempt)
@@ -268,7 +286,9 @@ class Oracle:
             self._num_in_generation -= 1
         else:
             held = [*(s.key for s in group.payload.samples), *(e.key for e in group.payload.ended)]
-            assert sorted(held) == sorted(keys), f"group {entry.group_id} ends with other samples than it was admitted with"
+            assert sorted(held) == sorted(keys), (
+                f"group {entry.group_id} ends with other samples than it was admitted with"
+            )
         for end in entry.ended:
             assert end.state is not TerminalState.TRAINED
         if self._on_stale is OnStale.WAIT:
@@ -399,6 +419,4 @@ def assert_ramp(tokens: bytes, what: str) -> None:
 
 def versions_of(samples: Iterable[Sample]) -> list[int]:
     """The version of every stretch of tokens."""
-    return [
-        span.version for sample in samples for part in sample.parts for span in part.spans if span.num_tokens
-    ]
+    return [span.version for sample in samples for part in sample.parts for span in part.spans if span.num_tokens]

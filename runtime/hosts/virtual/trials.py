@@ -15,28 +15,19 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from penstock.actors.buffer.machine import Buffer
-from penstock.actors.buffer.pacing import PacingSettings
-from penstock.actors.buffer.policies import BUILTIN, BuiltinPolicy, RankedGroup, builtin_policy
-from penstock.actors.buffer.settings import BufferSettings
-from penstock.actors.engine_worker.machine import EngineWorker
-from penstock.actors.engine_worker.settings import EngineWorkerSettings
-from penstock.actors.filter.machine import Filter
-from penstock.actors.filter.settings import FilterSettings
-from penstock.actors.learner.machine import Learner
-from penstock.actors.learner.settings import LearnerSettings
-from penstock.actors.prompt_source.machine import PromptSource
-from penstock.actors.prompt_source.settings import PromptSourceSettings
-from penstock.actors.scorer.machine import Scorer
-from penstock.actors.scorer.settings import ScorerSettings
-from penstock.actors.weight_publisher.machine import WeightPublisher
-from penstock.actors.weight_publisher.settings import WeightPublisherSettings
+from penstock.actors.buffer.options import StalenessOptions
+from penstock.actors.buffer.policies import BUILTIN, BuiltinPolicy, RankedGroup
+from penstock.actors.filter.options import FilterOptions
+from penstock.actors.prompt_source.options import PromptSourceOptions
+from penstock.actors.weight_publisher.options import WeightsOptions
+from penstock.backends.data.options import DataOptions
 from penstock.backends.draws import mixed, uniform
-from penstock.backends.engines.options import EnginesOptions, LatencyOptions
+from penstock.backends.engines.options import EnginesOptions, LatencyOptions, SamplingOptions
 from penstock.backends.engines.simulated import SimulatedEngine
-from penstock.backends.learners.options import SimulatedLearnerOptions
-from penstock.backends.learners.simulated import SimulatedLearner
-from penstock.backends.rewards.simulated import JudgingModel, SimulatedJudge, SimulatedPrompts, SimulatedScorer
-from penstock.messages import inboxes
+from penstock.backends.learners.options import LearnerOptions, SimulatedLearnerOptions
+from penstock.backends.rewards.options import RewardOptions
+from penstock.backends.rewards.simulated import JudgingModel
+from penstock.backends.simulated import open_simulated
 from penstock.messages.names import (
     BUFFER,
     FILTER,
@@ -44,34 +35,25 @@ from penstock.messages.names import (
     PROMPT_SOURCE,
     SCORER,
     WEIGHT_PUBLISHER,
-    engine_name,
-    is_engine,
+    role_of,
 )
 from penstock.messages.training import OnStale, UpdateMode
 from penstock.runtime.hosts.virtual.faults import Fault, FaultKind
 from penstock.runtime.hosts.virtual.host import HostSettings
 from penstock.runtime.hosts.virtual.links import LinkModel
-from penstock.runtime.hosts.virtual.process import Player
+from penstock.runtime.hosts.virtual.process import Casting, Player
 from penstock.runtime.hosts.virtual.supervisor import SupervisionModel
-from penstock.runtime.shell import classes_of
+from penstock.runtime.options import RunOptions, RuntimeOptions
+from penstock.runtime.scenario import Scenario
+from penstock.runtime.wiring import RunPlan, actor_names, build_machine, engine_names, hears, inbox_union
 
 if TYPE_CHECKING:
     from typing import Any
 
-    from penstock.actors.buffer.policies import StalenessPolicy
+    from penstock.backends.protocol import Backend
     from penstock.backends.timers import Timers
 
 REPLACED: Final = (PROMPT_SOURCE, SCORER, FILTER, WEIGHT_PUBLISHER)
-ROLES: Final = (PROMPT_SOURCE, SCORER, FILTER, BUFFER, LEARNER, WEIGHT_PUBLISHER)
-UNIONS: Final[dict[str, tuple[Any, Any]]] = {
-    PROMPT_SOURCE: (inboxes.PromptSourceEvent, inboxes.PromptSourceWire | inboxes.LeasesAsked),
-    SCORER: (inboxes.ScorerEvent, inboxes.ScorerWire),
-    FILTER: (inboxes.FilterEvent, inboxes.FilterWire),
-    BUFFER: (inboxes.BufferEvent, inboxes.BufferWire | inboxes.SamplesSettled),
-    LEARNER: (inboxes.LearnerEvent, inboxes.LearnerWire),
-    WEIGHT_PUBLISHER: (inboxes.WeightPublisherEvent, inboxes.WeightPublisherWire),
-    "engine": (inboxes.EngineWorkerEvent, inboxes.EngineWorkerWire),
-}
 MAX_TOKENS: Final = 48
 PROGRESS_TOKENS: Final = 8
 
@@ -92,7 +74,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     num_engines: int = 2
     num_slots: int = 4
     num_rows: int = 1000
-    num_prompts: int | None = None
+    num_epochs: int | None = None
     target_outstanding: int | None = None
     max_concurrent: int | None = None
     over_sampling: float = 1.0
@@ -114,120 +96,127 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[Fault, ...] = ()
 
     @property
-    def engines(self) -> tuple[str, ...]:
-        return tuple(engine_name(index) for index in range(self.num_engines))
+    def names(self) -> tuple[str, ...]:
+        return actor_names(self.scenario)
 
     @property
-    def names(self) -> tuple[str, ...]:
-        return (*ROLES, *self.engines)
+    def engines(self) -> tuple[str, ...]:
+        return engine_names(self.scenario)
+
+    @property
+    def loses_nothing(self) -> bool:
+        """Whether every message between two live processes arrives, and in order."""
+        kinds = (FaultKind.CUT, FaultKind.DROP, FaultKind.REORDER)
+        return not (self.link.drop or self.link.reorder or any(fault.kind in kinds for fault in self.faults))
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether, besides, nothing is on its way for longer than a census takes."""
+        kinds = (FaultKind.DELAY, FaultKind.STOP)
+        is_delayed = any(fault.kind in kinds for fault in self.faults)
+        return self.loses_nothing and self.link.max_delay_s <= 0.01 and not is_delayed
 
     @property
     def host(self) -> HostSettings:
         """What the host is told."""
         return HostSettings(seed=self.seed, link=self.link, supervision=self.supervision, validate=True)
 
-    # --- who plays whom ---------------------------------------------------------------------------------------
+    @property
+    def plan(self) -> RunPlan:
+        """What the actors are told."""
+        return RunPlan(scenario=self.scenario, run_id="trial", run_folder="", model_folder="", num_rows=self.num_rows)
 
-    def cast(self, name: str, epoch: int, timers: Timers) -> Player:
-        """A :class:`penstock.runtime.hosts.virtual.process.Casting`."""
-        event, wire = UNIONS["engine" if is_engine(name) else name]
-        machine, backend = self._engine(name, epoch, timers) if is_engine(name) else self._role(name, epoch, timers)
-        return Player(machine=machine, hears=classes_of(event), inbox=wire, backend=backend)
-
-    def _engine(self, name: str, epoch: int, timers: Timers) -> tuple[Any, Any]:
-        options = EnginesOptions(slots=self.num_slots, progress_tokens=PROGRESS_TOKENS, simulated=self.latency)
-        backend = SimulatedEngine(options, max_response_tokens=MAX_TOKENS, timers=timers)
-        where = (self.seed, int(name.split("/")[1]), epoch)
-        if self.bad_weights_rate and uniform(*where, 0) < self.bad_weights_rate:
-            if uniform(*where, 1) < 0.5:
-                backend.corrupt_fetches = 1
-            else:
-                backend.corrupt_swaps = 1
-        return EngineWorker(EngineWorkerSettings(name=name, epoch=epoch)), backend
-
-    def _role(self, name: str, epoch: int, timers: Timers) -> tuple[Any, Any]:
-        match name:
-            case "prompt_source":
-                backend = SimulatedPrompts(seed=self.seed, prompt_tokens=4, latency_s=0.01, timers=timers)
-                return PromptSource(self._prompt_source(epoch)), backend
-            case "scorer":
-                scorer = Scorer(ScorerSettings(timeout_s=2.0, num_retries=1, grace_s=5.0))
-                return scorer, SimulatedScorer(self.judging, seed=self.seed, timers=timers)
-            case "filter":
-                return Filter(self._filter()), SimulatedJudge(self.judging, seed=self.seed, timers=timers)
-            case "buffer":
-                return Buffer(self._buffer(), self.staleness_policy()), None
-            case "learner":
-                learner = Learner(LearnerSettings(epoch=epoch, publish_every=self.publish_every, step_timeout_s=600.0))
-                return learner, SimulatedLearner(self.learner, seed=self.seed, epoch=epoch, timers=timers)
-            case _:
-                return WeightPublisher(self._weight_publisher()), None
-
-    def _prompt_source(self, epoch: int) -> PromptSourceSettings:
-        return PromptSourceSettings(
-            epoch=epoch,
-            seed=self.seed,
-            num_rows=self.num_rows,
-            shuffle=True,
-            samples_per_group=self.samples_per_group,
-            num_retries=self.num_retries,
-            max_engine_losses=5,
-            lease_timeout_s=40.0,
-            census_timeout_s=2.0,
-        )
-
-    def _filter(self) -> FilterSettings:
-        return FilterSettings(
-            drop_zero_spread=self.drop_zero_spread,
-            min_response_tokens=0,
-            max_response_tokens=None,
-            has_function=self.judging.rejection_rate > 0,
-            on_failed_sample=self.on_failed_sample,
-            max_refills=2,
-            min_group_size=1,
-            judge_timeout_s=5.0,
-        )
-
-    def _buffer(self) -> BufferSettings:
-        pacing = PacingSettings(
-            num_steps=self.num_steps,
-            groups_per_batch=self.groups_per_batch,
-            target_outstanding=self.target_outstanding,
-            engine_capacity_groups=max(1, self.num_engines * self.num_slots // self.samples_per_group),
-            max_concurrent=self.max_concurrent,
-            over_sampling=self.over_sampling,
-        )
-        return BufferSettings(
-            pacing=pacing,
-            samples_per_group=self.samples_per_group,
-            engines=self.engines,
-            num_prompts=self.num_prompts,
-            publish_every=self.publish_every,
-            max_requeues=self.max_requeues,
-            max_rejected_batches=1000,
-            settle_delay_s=0.1,
-        )
-
-    def _weight_publisher(self) -> WeightPublisherSettings:
-        return WeightPublisherSettings(
-            stage_timeout_s=90.0,
-            commit_timeout_s=90.0,
-            drain_timeout_s=900.0,
-            announce_fraction=self.announce_fraction,
-            check_canary=True,
-            canary_tolerance=0.05,
-            max_failed_publishes=1000,
-        )
-
-    def staleness_policy(self) -> StalenessPolicy:
-        """As the Buffer is given it."""
-        if self.rank == "policy":
-            return builtin_policy(
-                self.policy,
+    @property
+    def scenario(self) -> Scenario:
+        """As a user would write it."""
+        return Scenario(
+            run=RunOptions(name="trial", seed=self.seed, num_steps=self.num_steps),
+            data=DataOptions(path="lines:1000", num_epochs=self.num_epochs),
+            sampling=SamplingOptions(samples_per_group=self.samples_per_group, max_response_tokens=MAX_TOKENS),
+            reward=RewardOptions(timeout_s=2.0),
+            filter=FilterOptions(
+                drop_zero_spread=self.drop_zero_spread,
+                function="trial.py:judge" if self.judging.rejection_rate else None,
+                on_failed_sample=self.on_failed_sample,
+                max_refills=2,
+                min_group_size=1,
+            ),
+            staleness=StalenessOptions(
+                policy=self.policy,
                 max_staleness=self.max_staleness,
                 update_mode=self.update_mode,
                 on_stale=self.on_stale,
-            )
+                target_outstanding=self.target_outstanding or "auto",
+                max_concurrent=self.max_concurrent,
+                over_sampling=self.over_sampling,
+                max_requeues=self.max_requeues,
+                max_rejected_batches=1000,
+            ),
+            engines=EnginesOptions(
+                backend="simulated",
+                count=self.num_engines,
+                slots=self.num_slots,
+                progress_tokens=PROGRESS_TOKENS,
+                simulated=self.latency,
+            ),
+            learner=LearnerOptions(
+                backend="simulated",
+                groups_per_batch=self.groups_per_batch,
+                publish_every=self.publish_every,
+                simulated=self.learner,
+            ),
+            weights=WeightsOptions(
+                stage_timeout_s=90.0,
+                commit_timeout_s=90.0,
+                drain_timeout_s=900.0,
+                announce_fraction=self.announce_fraction,
+                max_failed_publishes=1000,
+            ),
+            prompt_source=PromptSourceOptions(num_retries=self.num_retries, lease_timeout_s=40.0),
+            runtime=RuntimeOptions(),
+        )
+
+    # --- who plays whom ---------------------------------------------------------------------------------------
+
+    def casting(self) -> Casting:
+        """Who plays whom in this trial."""
+        plan = self.plan
+
+        def cast(name: str, epoch: int, timers: Timers) -> Player:
+            machine = build_machine(name, plan, epoch=epoch)
+            if isinstance(machine, Buffer) and self.rank != "policy":
+                machine.policy = self._ranked_policy()
+            backend = self._backend(name, plan.scenario, epoch, timers)
+            return Player(machine=machine, hears=hears(name), inbox=inbox_union(name), backend=backend)
+
+        return cast
+
+    def _backend(self, name: str, scenario: Scenario, epoch: int, timers: Timers) -> Backend[Any] | None:
+        if name in (BUFFER, WEIGHT_PUBLISHER):
+            return None
+        backend = open_simulated(
+            role_of(name),
+            engines=scenario.engines,
+            learner=scenario.learner,
+            max_response_tokens=MAX_TOKENS,
+            seed=self.seed,
+            epoch=epoch,
+            timers=timers,
+            judging=self.judging,
+        )
+        if isinstance(backend, SimulatedEngine):
+            self._spoil(backend, (self.seed, int(name.split("/")[1]), epoch))
+        return backend
+
+    def _spoil(self, engine: SimulatedEngine, where: tuple[int, int, int]) -> None:
+        if uniform(*where, 0) >= self.bad_weights_rate:
+            return
+        if uniform(*where, 1) < 0.5:
+            engine.corrupt_fetches = 1
+        else:
+            engine.corrupt_swaps = 1
+
+    def _ranked_policy(self) -> RankedPolicy:
         return RankedPolicy(
             max_staleness=self.max_staleness, update_mode=self.update_mode, on_stale=self.on_stale, order=self.rank
         )
@@ -259,7 +248,7 @@ def draw_trial(policy: str, seed: int) -> Trial:
     groups_per_batch = rng.randint(1, 4)
     num_steps = rng.randint(3, 6)
     num_engines = rng.randint(1, 4)
-    link = _draw_link(rng)
+    weather = rng.choice(("calm", "calm", "slow", "rough"))
     trial = Trial(
         seed=seed,
         policy=policy,
@@ -273,7 +262,7 @@ def draw_trial(policy: str, seed: int) -> Trial:
         num_engines=num_engines,
         num_slots=rng.randint(1, 6),
         num_rows=rng.choice((3, 17, 1000)),
-        num_prompts=rng.randint(1, groups_per_batch * num_steps) if rng.random() < 0.1 else None,
+        num_epochs=rng.randint(1, 4) if rng.random() < 0.15 else None,
         target_outstanding=_maybe(rng, 0.4, lambda: rng.randint(groups_per_batch, 9 * groups_per_batch)),
         max_concurrent=_maybe(rng, 0.25, lambda: rng.randint(1, 2 * groups_per_batch)),
         over_sampling=rng.choice((1.25, 1.5, 2.0)) if rng.random() < 0.2 else 1.0,
@@ -288,25 +277,27 @@ def draw_trial(policy: str, seed: int) -> Trial:
         learner=SimulatedLearnerOptions(
             step_s=rng.choice((0.2, 1.0, 4.0)), publish_s=rng.choice((0.05, 1.0)), jitter_sigma=rng.choice((0.0, 0.8))
         ),
-        link=link,
+        link=_draw_link(rng, weather),
         supervision=_draw_supervision(rng),
         bad_weights_rate=0.2 if rng.random() < 0.1 else 0.0,
     )
-    return msgspec.structs.replace(trial, faults=_draw_faults(rng, trial))
+    return msgspec.structs.replace(trial, faults=_draw_faults(rng, trial, weather))
 
 
 def _maybe(rng: random.Random, share: float, draw: Any) -> Any:  # noqa: ANN401 - hands on what ``draw`` returns
     return draw() if rng.random() < share else None
 
 
-def _draw_link(rng: random.Random) -> LinkModel:
-    longest_s = rng.choice((0.002, 0.002, 0.2, 2.0, 9.0))
+def _draw_link(rng: random.Random, weather: str) -> LinkModel:
+    """``calm``: quick and safe; ``slow``: safe; ``rough``: with loss, doubles and overtaking as well."""
+    longest_s = 0.002 if weather == "calm" else rng.choice((0.002, 0.2, 2.0, 9.0))
+    is_rough = weather == "rough"
     return LinkModel(
         min_delay_s=0.0005,
         max_delay_s=longest_s,
-        drop=0.005 if rng.random() < 0.25 else 0.0,
-        duplicate=0.1 if rng.random() < 0.2 else 0.0,
-        reorder=0.2 if rng.random() < 0.2 else 0.0,
+        drop=0.005 if is_rough and rng.random() < 0.6 else 0.0,
+        duplicate=0.1 if is_rough and rng.random() < 0.5 else 0.0,
+        reorder=0.2 if is_rough and rng.random() < 0.5 else 0.0,
         through_codec=rng.random() < 0.1,
     )
 
@@ -345,15 +336,18 @@ def _draw_supervision(rng: random.Random) -> SupervisionModel:
     )
 
 
-def _draw_faults(rng: random.Random, trial: Trial) -> tuple[Fault, ...]:
-    num_faults = rng.choice((0, 0, 1, 1, 2, 3, 5))
+def _draw_faults(rng: random.Random, trial: Trial, weather: str) -> tuple[Fault, ...]:
+    num_faults = rng.choice((0, 1, 1, 2, 3, 5))
     span_s = trial.num_steps * (trial.learner.step_s + 2.0 + 3 * trial.link.max_delay_s)
-    return tuple(_draw_fault(rng, trial, rng.uniform(0.0, span_s)) for _ in range(num_faults))
+    kinds = ("kill", "kill", "kill_within", "kill_within", "stop_short", "stop_long", "slow")
+    if weather == "rough":
+        kinds = (*kinds, "link", "link", "link")
+    return tuple(_draw_fault(rng, trial, rng.choice(kinds), rng.uniform(0.0, span_s)) for _ in range(num_faults))
 
 
-def _draw_fault(rng: random.Random, trial: Trial, at_s: float) -> Fault:
-    replaced = rng.choice((*REPLACED, *trial.engines, *trial.engines))
-    match rng.choice(("kill", "kill", "kill_within", "stop_short", "stop_long", "slow", "link", "link")):
+def _draw_fault(rng: random.Random, trial: Trial, kind: str, at_s: float) -> Fault:
+    replaced = rng.choice((*REPLACED, PROMPT_SOURCE, rng.choice(trial.engines), rng.choice(trial.engines)))
+    match kind:
         case "kill":
             return Fault(at_s=at_s, kind=FaultKind.KILL, target=replaced)
         case "kill_within":
@@ -362,7 +356,7 @@ def _draw_fault(rng: random.Random, trial: Trial, at_s: float) -> Fault:
             target = rng.choice(trial.names)
             return Fault(at_s=at_s, kind=FaultKind.STOP, target=target, duration_s=rng.uniform(0.1, 9.0))
         case "stop_long":
-            zombie, duration_s = rng.random() < 0.7, rng.uniform(10.5, 60.0)
+            zombie, duration_s = rng.random() < 0.7, 10 + rng.expovariate(0.2)
             return Fault(at_s=at_s, kind=FaultKind.STOP, target=replaced, duration_s=duration_s, as_zombie=zombie)
         case "slow":
             target = rng.choice((*trial.engines, LEARNER, SCORER))
@@ -377,6 +371,4 @@ def _draw_link_fault(rng: random.Random, trial: Trial, at_s: float) -> Fault:
     sender = rng.choice(trial.names)
     peer = rng.choice([name for name in trial.names if name != sender]) if rng.random() < 0.7 else ""
     amount = rng.uniform(1.0, 9.0) if kind is FaultKind.DELAY else rng.uniform(0.2, 0.6)
-    return Fault(
-        at_s=at_s, kind=kind, target=sender, peer=peer, amount=amount, duration_s=rng.uniform(0.5, 20.0)
-    )
+    return Fault(at_s=at_s, kind=kind, target=sender, peer=peer, amount=amount, duration_s=rng.uniform(0.5, 20.0))

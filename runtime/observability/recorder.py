@@ -140,6 +140,11 @@ class RunRecorder:
             self._view.finish(summary)
         return summary
 
+    def abandon(self) -> None:
+        """Close the files as they are, of a run that cannot be finished; after ``finish`` it does nothing."""
+        self._steps.close()
+        self._activity.abandon()
+
     def _summary(self, finished: RunFinished, now_s: float) -> RunSummary:
         facts, figures = self._facts, self.figures
         began_s = now_s if self._training_began_s is None else self._training_began_s

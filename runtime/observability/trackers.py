@@ -129,8 +129,12 @@ class ActivityLog:
     def close(self, end_s: float) -> dict[str, list[ActivitySpan]]:
         """Tile every lane to the end of the run and close the file; returns what that added, by actor."""
         added = {name: self._write(name, epoch, lane.close(end_s)) for name, (lane, epoch) in self._lanes.items()}
-        self._lines.close()
+        self.abandon()
         return added
+
+    def abandon(self) -> None:
+        """Close the file with the lanes as far as they were reported."""
+        self._lines.close()
 
     def _write(self, name: str, epoch: int, spans: list[ActivitySpan]) -> list[ActivitySpan]:
         for span in spans:

@@ -115,7 +115,10 @@ def run(
         if version == 5:
             recorder.lost("engine/0", "engine/0 was killed")
             epoch, generated = 2, 0.0
-    return None if finished is None else recorder.finish(finished, 10.0 + num_steps + 0.5)
+    if finished is None:
+        recorder.abandon()
+        return None
+    return recorder.finish(finished, 10.0 + num_steps + 0.5)
 
 
 def finished(version: int, *, completed: bool = True, story: str = "Every step is trained.") -> RunFinished:

@@ -17,6 +17,7 @@ from penstock.backends.data.problems import DataError, Problems, RowProblem
 from penstock.backends.data.row import BadColumnError, label_of, metadata_of, prompt_of, text_of
 from penstock.backends.data.sources import parse_source, read_rows
 from penstock.backends.user_code import UserCodeError, split_spec
+from penstock.backends.weights.preflight import check_transport, model_size_bytes
 from penstock.runtime.errors import PreflightError
 from penstock.runtime.scenario.paths import MADE_DATA, is_user_code
 
@@ -166,8 +167,6 @@ def check_weights(scenario: Scenario, run_parent: Path) -> None:
     model = scenario.model
     if scenario.learner.backend == "simulated":
         return
-    from penstock.backends.weights.preflight import check_transport, model_size_bytes  # imports torch
-
     there = next(folder for folder in (run_parent, *run_parent.parents) if folder.is_dir())
     try:
         if model.path is not None:

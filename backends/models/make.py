@@ -19,7 +19,7 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from penstock.backends.models.progress import no_progress_bars
+from penstock.backends.models.terminal import quiet_transformers
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,7 +66,7 @@ def make_model(size: ModelSize, folder: Path, seed: int) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(_config(SHAPES[size]))
-    with no_progress_bars():
+    with quiet_transformers():
         model.save_pretrained(folder)
     _fast_tokenizer().save_pretrained(str(folder))
 

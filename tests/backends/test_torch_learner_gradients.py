@@ -9,6 +9,7 @@ computes the objective from its formula.
 
 from __future__ import annotations
 
+import json
 import random
 from typing import TYPE_CHECKING, Any, cast
 
@@ -33,6 +34,7 @@ from penstock.messages.arrays import floats_view, pack_floats, pack_tokens, toke
 from penstock.messages.samples import Completed, Group, Part, Prompt, Reward, Sample, SampleKey, VersionSpan
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 AutoModel: Any = AutoModelForCausalLM  # transformers' factories have no types
@@ -255,9 +257,39 @@ def test_a_folder_without_a_model_is_refused_by_name(tmp_path: Path) -> None:
         PackedModel.load(tmp_path / "nothing", dtype="float32", device=CPU)
 
 
-def test_a_checkpoint_with_missing_weights_is_refused(tmp_path: Path) -> None:
-    model = AutoModel.from_config(ARCHITECTURES["llama"])
-    kept = {name: tensor for name, tensor in model.state_dict().items() if "down_proj" not in name}
-    model.save_pretrained(tmp_path, state_dict=kept)
-    with pytest.raises(CheckpointError, match="2 weights of the architecture are not in the checkpoint"):
+def edited_config(**changes: object) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+    return edit
+
+
+def cut_weights(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:100])
+
+
+def remove_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "story"),
+    [
+        (edited_config(num_hidden_layers=3), "9 weights of the architecture are not in the checkpoint"),
+        (edited_config(intermediate_size=64), r"down_proj.weight first: \[32, 48\] in the checkpoint, \[32, 64\]"),
+        (edited_config(hidden_size="wide"), "expected int, got str"),
+        (edited_config(model_type="unheard_of"), "unheard_of"),
+        (cut_weights, "invalid header length"),
+        (remove_weights, "no file named model.safetensors"),
+    ],
+    ids=["missing weights", "other shapes", "no number", "unknown architecture", "cut off", "no weights"],
+)
+def test_a_damaged_checkpoint_is_refused_with_its_story(
+    damage: Callable[[Path], None], story: str, tmp_path: Path
+) -> None:
+    AutoModel.from_config(ARCHITECTURES["llama"]).save_pretrained(tmp_path)
+    damage(tmp_path)
+    with pytest.raises(CheckpointError, match=story):
         PackedModel.load(tmp_path, dtype="float32", device=CPU)

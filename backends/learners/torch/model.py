@@ -13,16 +13,18 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from penstock.backends.learners.objectives.logprobs import token_entropy, token_logprobs
 from penstock.backends.learners.packing import PackedTokens, pack
 from penstock.backends.learners.sequences import demonstration_sequence
 from penstock.backends.learners.torch.attention import PACKED_ATTENTION, PackedRows
-from penstock.backends.models.progress import no_progress_bars
+from penstock.backends.models.terminal import quiet_transformers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,11 +72,7 @@ class PackedModel:
             raise CheckpointError(f"model dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
         if not (folder / "config.json").is_file():
             raise CheckpointError(f"{folder}: no config.json there; expected a folder that save_pretrained wrote")
-        model, missing = _load(folder, DTYPES[dtype])
-        if missing:
-            raise CheckpointError(
-                f"{folder}: {len(missing)} weights of the architecture are not in the checkpoint, {missing[0]} first"
-            )
+        model = _load(folder, DTYPES[dtype])
         packed = cls(model.to(device).eval(), device)  # type: ignore[arg-type]  # to() is decorated without types
         packed.check_isolation()
         return packed
@@ -123,7 +121,7 @@ class PackedModel:
 
     def save(self, folder: Path) -> None:
         """Write config and weights in Hugging Face format."""
-        with no_progress_bars():
+        with quiet_transformers():
             self.model.save_pretrained(folder)
 
     def tensor(self, array: NDArray[np.int64] | NDArray[np.float32]) -> Tensor:
@@ -175,9 +173,8 @@ class PackedModel:
         return cast("Tensor", output.logits)[0]
 
 
-def _load(folder: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, list[str]]:
-    """The model, and the names of the weights that the folder lacks."""
-    with no_progress_bars():
+def _load(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+    with quiet_transformers():
         try:
             loaded = AutoModelForCausalLM.from_pretrained(
                 folder,
@@ -185,8 +182,20 @@ def _load(folder: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, list[str]]
                 attn_implementation=PACKED_ATTENTION,
                 local_files_only=True,
                 output_loading_info=True,
+                # Reported below; transformers' own error points to a table that it prints.
+                ignore_mismatched_sizes=True,
             )
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, SafetensorError, StrictDataclassError) as error:
             raise CheckpointError(f"{folder}: transformers cannot load it as a causal model: {error}") from error
-    model, found = cast("tuple[PreTrainedModel, dict[str, set[str]]]", loaded)
-    return model, sorted(found["missing_keys"])
+    model, found = cast("tuple[PreTrainedModel, dict[str, set[Any]]]", loaded)
+    if missing := sorted(found["missing_keys"]):
+        raise CheckpointError(
+            f"{folder}: {len(missing)} weights of the architecture are not in the checkpoint, {missing[0]} first"
+        )
+    if mismatched := sorted(found["mismatched_keys"]):
+        name, in_file, wanted = mismatched[0]
+        raise CheckpointError(
+            f"{folder}: {len(mismatched)} weights have another shape than config.json says, {name} first: "
+            f"{list(in_file)} in the checkpoint, {list(wanted)} in the architecture"
+        )
+    return model

@@ -31,6 +31,7 @@ from penstock.runtime.observability.nvml import GPU_FILE, GpuRow
 from penstock.runtime.observability.recorder import RunFacts, RunRecorder
 from penstock.runtime.observability.report import balance_rows, render_report, write_report
 from penstock.runtime.observability.summary import (
+    ActorCost,
     ActorRestarts,
     MachineFacts,
     RunSummary,
@@ -171,6 +172,7 @@ def test_the_summary_is_what_was_reported(tmp_path: Path) -> None:
         "tokens_trained": 4000,
         "tokens_wasted": (TokenWaste(state="filtered", cause="zero_spread", num_tokens=750),),
         "tokens_lost_estimate": 320,
+        "costs": (),
         "restarts": (ActorRestarts(name="engine/0", count=1),),
         "checkpoint": "runs/x/checkpoints/25",
         "report": str(tmp_path / "report.html"),
@@ -225,6 +227,16 @@ def test_a_total_goes_on_over_incarnations_and_ignores_the_past() -> None:
     ]:
         total.report(actor, epoch, value)
     assert total.total == 9 + 2 + 1
+
+
+def test_cpu_time_adds_up_over_incarnations_and_is_in_summary_and_report(tmp_path: Path) -> None:
+    recorder = RunRecorder(tmp_path, FACTS)
+    for name, epoch, cpu_s in [("scorer", 1, 2.0), ("scorer", 1, 5.0), ("scorer", 2, 1.5), ("buffer", 1, 0.25)]:
+        metrics = (Metric("process/cpu_s", cpu_s),)
+        recorder.actor(ActorReported(name=name, epoch=epoch, state="idle", metrics=metrics), 1.0)
+    summary = recorder.finish(finished(0), 2.0)
+    assert summary.costs == (ActorCost(name="buffer", cpu_s=0.25), ActorCost(name="scorer", cpu_s=6.5))
+    assert "CPU time buffer 0.2 s, scorer 6.5 s" in Page((tmp_path / "report.html").read_text()).text
 
 
 def test_a_version_that_is_trained_again_counts_once() -> None:

@@ -113,6 +113,7 @@ class DiskExporter:
         self._exports.sort()
 
     def _adopt(self, newest: _Export) -> None:
+        self._exports = [export for export in self._exports if export.path != newest.path]
         self._exports.append(newest)
         self._remove([export for export in self._exports if export.epoch != newest.epoch])
 

@@ -87,6 +87,7 @@ class SharedMemoryExporter:
         self._remove(list(self._segments))
 
     def _adopt(self, newest: Segment) -> None:
+        self._segments = [segment for segment in self._segments if segment.path != newest.path]
         self._segments.append(newest)
         self._remove([segment for segment in self._segments if segment.epoch != newest.epoch])
 

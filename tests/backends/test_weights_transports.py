@@ -160,6 +160,13 @@ def test_release_frees_older_versions_and_never_the_newest(exporter: WeightExpor
     assert_same(open_fetcher().fetch(manifests[2]).tensors, weights(2))
 
 
+def test_an_export_that_was_made_again_is_not_released_as_its_own_predecessor(exporter: WeightExporter) -> None:
+    exporter.export(weights(0), version=1, publish=1, canary=None)
+    manifest = exporter.export(weights(1), version=1, publish=1, canary=None)
+    exporter.release(below_version=9)
+    assert_same(open_fetcher().fetch(manifest).tensors, weights(1))
+
+
 def test_release_keeps_versions_at_the_bound(exporter: WeightExporter) -> None:
     manifests = [exporter.export(weights(v), version=v, publish=v, canary=None) for v in range(3)]
     exporter.release(below_version=1)

@@ -52,7 +52,7 @@ def test_a_file_may_import_its_neighbours_and_define_dataclasses(tmp_path: Path)
         ("a = 1\nimport nothing_of_that_name", "No module named 'nothing_of_that_name' (mine.py:2). Install"),
         ("def f():\n  raise OSError('no disk')\nf()", "cannot be imported: OSError: no disk (mine.py:2)"),
         ("raise SystemExit", "cannot be imported: SystemExit (mine.py:1)"),
-        ("vaule = 1", "has no 'value'; did you mean 'vaule'?"),
+        ("valued = 1", "has no 'value'; did you mean 'valued'?"),
     ],
 )
 def test_a_file_that_cannot_be_loaded_says_where(tmp_path: Path, text: str, message: str) -> None:

@@ -58,9 +58,9 @@ class KeyValueCache:
         """Store ``heads [N, 2K, D]`` of N tokens."""
         self._flat[layer].index_copy_(0, addresses, heads.flatten(0, 1))
 
-    def views(self, num_running: int, reach: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Per layer, keys and values ``[num_running·K, reach, D]`` of the first slots, without a copy."""
-        window = self._data[:, :, : num_running * self.num_kv_heads, :reach]
+    def views(self, begin: int, end: int, reach: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Per layer, keys and values ``[(end − begin)·K, reach, D]`` of a range of slots, without a copy."""
+        window = self._data[:, :, begin * self.num_kv_heads : end * self.num_kv_heads, :reach]
         return [(layer[0], layer[1]) for layer in window.unbind(0)]
 
     def gathered(self, layer: int, slots: torch.Tensor, reach: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -21,8 +21,14 @@ from typing import TYPE_CHECKING, Final, cast
 import torch
 
 from penstock.backends.engines.torch.admission import Admission
-from penstock.backends.engines.torch.attention import DecodeAndPrefill, DecodeAttention, FreshAttention, RaggedRows
-from penstock.backends.engines.torch.cache import KeyValueCache, round_up
+from penstock.backends.engines.torch.attention import (
+    DecodeAndPrefill,
+    DecodeAttention,
+    FreshAttention,
+    RaggedRows,
+    SlotRange,
+)
+from penstock.backends.engines.torch.cache import BLOCK, KeyValueCache, round_up
 from penstock.backends.engines.torch.model import DecoderModel, Rows
 from penstock.backends.engines.torch.requests import (
     Advanced,
@@ -51,6 +57,11 @@ if TYPE_CHECKING:
 
 MAX_SCORED_ROWS: Final = 512
 """Rows of logits that ``score`` holds at once."""
+FRONT_SHARE: Final = 8
+"""One slot in so many is in the front, where long contexts gather, so that the short ones behind do not have to attend
+as far as the longest."""
+MIN_SAVED_POSITIONS: Final = 512
+"""Attention is split where it spares so many masked positions: what a further call costs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,10 +126,11 @@ class TorchEngine:
         self._running: list[Running | None] = []
         """By slot; None where a request has ended since the last step."""
         self._clock = 0
-        self._reach_offset = 0
-        """The longest running context has this many tokens more than the clock shows."""
+        self._num_front = settings.num_slots // FRONT_SHARE
+        self._reach_offsets = (0, 0)
+        """So many tokens more than the clock shows has the longest context in the front, and the longest behind it."""
         self._next_report = 0
-        self._attention: DecodeAttention | None = None
+        self._attention = DecodeAttention(config, self._cache)
         self._window: RunningSlots | None = None
 
     @property
@@ -255,6 +267,8 @@ class TorchEngine:
     def _admit(self) -> Prefill | None:
         """Let the queue have what slots there are and close the gaps; the prefill that is returned is still to be
         made."""
+        if None in self._running:
+            self._fill_front()
         alive = {slot for slot, running in enumerate(self._running) if running is not None}
         chosen = self._choose(self.settings.num_slots - len(alive)) if self._queue else []
         if not chosen and len(alive) == len(self._running):
@@ -271,6 +285,21 @@ class TorchEngine:
         del self._running[size:]
         self._remeasure()
         return prefill
+
+    def _fill_front(self) -> None:
+        """Move long contexts from the back into free slots of the front."""
+        for target in range(min(self._num_front, len(self._running))):
+            if self._running[target] is None:
+                lengths = [
+                    (running.position_at(self._clock), slot)
+                    for slot, running in enumerate(self._running[self._num_front :], self._num_front)
+                    if running is not None
+                ]
+                length, source = max(lengths, default=(0, 0))
+                if length < BLOCK:
+                    return
+                self._move(source, target)
+                self._running[source] = None
 
     def _choose(self, num_free: int) -> list[Running]:
         """The next requests from the queue. One whose prompt another of them is about to compute keeps its place
@@ -293,7 +322,7 @@ class TorchEngine:
     def _seat(self, running: Running, free: set[int]) -> int:
         """Put a request into one of the free slots, best into one that holds its prompt."""
         held = self._prompts.find(running.request.prompt, free)
-        slot = held if held in free else min(free)
+        slot = held if held in free else max(free)
         free.remove(slot)
         assert self.version is not None
         running.born = self._clock
@@ -309,20 +338,24 @@ class TorchEngine:
         self._prompts.put(target, self._prompts.prompt_in(source))
 
     def _remeasure(self) -> None:
-        contexts = [r.position_at(self._clock) for r in self._running if r is not None]
-        self._reach_offset = max(contexts, default=0) + 1 - self._clock
-        self._next_report = min(
-            (self._report_due(r) for r in self._running if r is not None), default=self._next_report
-        )
+        ends = [running.position_at(self._clock) + 1 for running in self._running if running is not None]
+        front, back = ends[: self._num_front], ends[self._num_front :]
+        self._reach_offsets = (max(front, default=0) - self._clock, max(back, default=0) - self._clock)
+        self._plan_reports()
+
+    def _plan_reports(self) -> None:
+        due = (self._report_due(running) for running in self._running if running is not None)
+        self._next_report = min(due, default=self._next_report)
 
     def _decode(self, n: int, prefill: Prefill | None) -> tuple[list[int], list[int]]:
         """One step of the first ``n`` slots: which of them ended, and the drawn tokens if someone watches them."""
         state = self._running_slots(n)
-        attention: Attention = self._decode_attention(n).under(state.mask.scatter_(1, state.at, 0.0))
+        decoding = self._attention.prepare(self._ranges(n), state.mask.scatter_(1, state.at, 0.0))
+        attention: Attention = decoding
         rows = Rows(state.fed, state.position, (state.first_address + state.at).view(-1), n)
         if prefill is not None:
             rows = _with_prefill(rows, prefill.rows)
-            attention = DecodeAndPrefill(self._decode_attention(n), prefill.attention)
+            attention = DecodeAndPrefill(decoding, prefill.attention)
         logits = self._model.logits(self._model.hidden_states(rows, attention))
         drawn, logprobs = self.settings.sampler(logits, state.uniform.gather(1, state.at))
         state.tokens.scatter_(1, state.at, drawn)
@@ -339,12 +372,12 @@ class TorchEngine:
             self._window = self._slots.running(n)
         return self._window
 
-    def _decode_attention(self, n: int) -> DecodeAttention:
-        reach = round_up(self._reach_offset + self._clock)
-        attention = self._attention
-        if attention is None or (attention.num_running, attention.reach) != (n, reach):
-            attention = self._attention = DecodeAttention(self.config, self._cache, n, reach)
-        return attention
+    def _ranges(self, n: int) -> list[SlotRange]:
+        """How attention is split: the front with its long contexts apart, where that saves more than a call costs."""
+        front, back = (round_up(offset + self._clock) for offset in self._reach_offsets)
+        if (n - self._num_front) * (front - back) < MIN_SAVED_POSITIONS:
+            return [SlotRange(0, n, max(front, back))]
+        return [SlotRange(0, self._num_front, front), SlotRange(self._num_front, n, back)]
 
     def _end_drawn(self, slot: int) -> Ended:
         """End the request in this slot, which the last step brought to a stop token or to its limit."""
@@ -386,9 +419,7 @@ class TorchEngine:
                 running.num_reported = end
                 chunk = self._new_tokens(slot, running, begin, end)
                 reports.append(Advanced(running.request.tag, len(running.prefix_tokens) + begin, chunk))
-        self._next_report = min(
-            (self._report_due(r) for r in self._running if r is not None), default=self._next_report
-        )
+        self._plan_reports()
         return reports
 
 

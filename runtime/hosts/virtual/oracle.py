@@ -124,7 +124,7 @@ class Oracle:
         for command in commands:
             match command:
                 case Send():
-                    self._on_send(command.event)
+                    self._on_send(process, command.event)
                 case Train():
                     self._on_train(command)
                 case Generate():
@@ -133,13 +133,13 @@ class Oracle:
                     pass
         self._assert_balanced()
 
-    def _on_send(self, event: Event) -> None:
+    def _on_send(self, process: Process, event: Event) -> None:
         match event:
             case SampleIssued():
                 group = self.groups.get(event.key.group_id)
                 assert group is not None, f"{event.key} is issued, and its group was never granted"
                 assert event.min_version == group.min_version
-                if event.key in self.issued:
+                if event.key in self.issued and self._processes[process.name] is process:
                     self.num_regenerated += group.payload is not None
                     self.num_needless += self._is_passed_on(event.key)
                 self.issued.add(event.key)

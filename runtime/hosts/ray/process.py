@@ -39,6 +39,7 @@ from penstock.runtime.hosts.ray.loop import ActorLoop, RunClock
 if TYPE_CHECKING:
     from types import FrameType
 
+    from penstock.runtime.observability.event_observer import EventObserver
     from penstock.runtime.observability.tracing import TraceObserver
 
 SPAN_CLOSE_S: Final = 1.0
@@ -89,8 +90,8 @@ def run_process(boot: Boot, *, node_id: str, node_host: str) -> ProcessEnd:
         stack.callback(Heartbeat(boot, pulse).stop)
         _announce(boot, links, node_id)
         try:
-            observer = _open_traces(boot, stack)
-            loop = ActorLoop(boot, links, pulse, RunClock(boot.started_unix_s), observer)
+            clock = RunClock(boot.started_unix_s)
+            loop = ActorLoop(boot, links, pulse, clock, _open_event_log(boot, stack, clock))
             stack.callback(loop.close)
             gc.collect()
             gc.freeze()  # modules and the model are there to stay; walking them costs milliseconds
@@ -155,6 +156,17 @@ def _settle_in() -> None:
 
 def _ignore(number: int, frame: FrameType | None) -> None:
     """Signals are heard elsewhere."""
+
+
+def _open_event_log(boot: Boot, stack: ExitStack, clock: RunClock) -> EventObserver:
+    """What watches the shell: the event log of this incarnation, and its traces where they are on."""
+    from penstock.runtime.observability.event_observer import EventObserver
+    from penstock.runtime.observability.trackers import EventLog, event_file
+
+    log = EventLog(event_file(Path(boot.run_folder), boot.name, boot.epoch))
+    stack.callback(log.close)
+    traces = _open_traces(boot, stack)
+    return EventObserver(log, name=boot.name, epoch=boot.epoch, now_s=clock.now_s, inner=traces)
 
 
 def _open_traces(boot: Boot, stack: ExitStack) -> TraceObserver | None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,9 +14,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # the harness beside the tests
 
 import host_harness
+import host_launched
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    from host_echo import RunPlan
 
     from penstock.runtime.hosts.ray.cluster import RayCluster
 
@@ -23,4 +29,21 @@ def cluster() -> Iterator[RayCluster]:
     """One Ray for all tests of a session; it takes seconds to start."""
     started = host_harness.start_ray()
     yield started
-    assert started.stop() == []
+    assert started.stop(is_orderly=True) == []
+
+
+@pytest.fixture
+def launched(tmp_path: Path) -> Iterator[Callable[..., host_launched.Launched]]:
+    """Starts ``penstock run`` with echo actors, and clears away what a failed test leaves."""
+    runs: list[host_launched.Launched] = []
+
+    def start(plan: RunPlan, scenario: str = "{}") -> host_launched.Launched:
+        runs.append(host_launched.Launched(tmp_path / f"echo-{uuid.uuid4().hex[:12]}", plan, scenario))
+        return runs[-1]
+
+    yield start
+    for run in runs:
+        run.process.kill()
+        run.process.communicate()
+        for pid in run.members():  # only of a run that this very test started, and only if the test failed
+            os.kill(pid, signal.SIGKILL)

@@ -240,7 +240,6 @@ class EchoBackend:
 
 
 MACHINES: dict[Role, type[EchoMachine]] = {
-    Role.ENGINE_WORKER: EchoEngine,
     Role.SCORER: EchoScorer,
     Role.FILTER: EchoFilter,
     Role.BUFFER: EchoBuffer,
@@ -260,6 +259,8 @@ UNIONS: dict[Role, Any] = {
 def build_machine(name: str, plan: RunPlan, *, epoch: int) -> EchoMachine:
     if plan.user_error == name:
         raise PreflightError("data.path: rows.jsonl:3: not a JSON object, found '['")
+    if name == ENGINE:
+        return EchoEngine(name, plan)  # further engines are idle
     return MACHINES.get(role_of(name), EchoMachine)(name, plan)
 
 

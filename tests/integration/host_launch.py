@@ -8,6 +8,7 @@ from pathlib import Path
 import host_echo
 import msgspec
 
+from penstock.messages.names import engine_name
 from penstock.runtime.hosts.ray.cluster import make_temp_folder
 from penstock.runtime.hosts.ray.job import DriverJob
 from penstock.runtime.hosts.ray.launcher import launch
@@ -32,7 +33,7 @@ def main() -> int:
         temp_folder=str(make_temp_folder()),
         scenario=scenario,
         wiring="host_echo",
-        names=host_echo.NAMES,
+        names=(*host_echo.NAMES, *map(engine_name, range(1, scenario.engines.count))),
         plan=msgspec.msgpack.encode(plan),
     )
     print(job.temp_folder, flush=True)

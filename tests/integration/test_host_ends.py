@@ -5,109 +5,21 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
-import uuid
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 import pytest
 from host_echo import RunPlan
+from host_launched import END_DEADLINE_S, Launched
 
-from penstock.runtime.hosts.ray.job import RUN_ID_VARIABLE
-from penstock.runtime.hosts.ray.processes import facts_of
 from penstock.runtime.observability.summary import read_summary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
 
-HERE = Path(__file__).parent
 ENDLESS = RunPlan(num_groups=1_000_000, tick_s=0.02)
-START_DEADLINE_S = 90.0
-END_DEADLINE_S = 30.0
-
-
-class Launched:
-    """``penstock run`` with echo actors, in a process of its own."""
-
-    def __init__(self, folder: Path, plan: RunPlan, scenario: str) -> None:
-        self.folder = folder
-        path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
-        self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "host_launch.py"), str(folder), msgspec.json.encode(plan).decode(), scenario],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"} | {"PYTHONPATH": path},
-        )
-        assert self.process.stdout is not None
-        self.temp_folder = Path(self.process.stdout.readline().strip())
-
-    def members(self) -> dict[int, str]:
-        """Every living process of this run but the launcher: pid and command line."""
-        mark = f"{RUN_ID_VARIABLE}={self.folder.name}".encode()
-        found: dict[int, str] = {}
-        for entry in os.listdir("/proc"):
-            if entry.isdigit() and mark in _read(f"/proc/{entry}/environ").split(b"\0"):
-                facts = facts_of(int(entry))
-                if facts is not None and facts.state not in "ZX":
-                    found[int(entry)] = _read(f"/proc/{entry}/cmdline").replace(b"\0", b" ").decode()
-        return found
-
-    def pid_of(self, what: str) -> int:
-        [pid] = [pid for pid, command in self.members().items() if what in command.split(" --")[0]]
-        return pid
-
-    def wait_for_steps(self) -> None:
-        metrics = self.folder / "metrics.jsonl"
-        self._until(lambda: metrics.exists() and metrics.read_bytes().count(b"\n") > 3, START_DEADLINE_S)
-
-    def wait_for_member(self, what: str) -> None:
-        self._until(lambda: any(what in command for command in self.members().values()), START_DEADLINE_S)
-
-    def end(self) -> tuple[int, str]:
-        """Exit code and standard error, once it has ended by itself."""
-        _, stderr = self.process.communicate(timeout=END_DEADLINE_S)
-        return self.process.returncode, stderr
-
-    def assert_nothing_is_left(self) -> None:
-        assert self.members() == {}
-        assert not self.temp_folder.exists()
-        assert not [name for name in os.listdir("/dev/shm") if self.folder.name in name]
-
-    def _until(self, what: Callable[[], bool], deadline_s: float) -> None:
-        end_s = time.monotonic() + deadline_s
-        while not what():
-            assert self.process.poll() is None, f"it has ended: {self.process.communicate()}"
-            assert time.monotonic() < end_s, "waited in vain"
-            time.sleep(0.02)
-
-
-def _read(path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError:  # it ended meanwhile, or belongs to somebody else
-        return b""
-
-
-@pytest.fixture
-def launched(tmp_path: Path) -> Iterator[Callable[..., Launched]]:
-    runs: list[Launched] = []
-
-    def start(plan: RunPlan = ENDLESS, scenario: str = "{}") -> Launched:
-        runs.append(Launched(tmp_path / f"echo-{uuid.uuid4().hex[:12]}", plan, scenario))
-        return runs[-1]
-
-    yield start
-    for run in runs:
-        run.process.kill()
-        run.process.communicate()
-        for pid in run.members():  # only of a run that this very test started, and only if the test failed
-            os.kill(pid, signal.SIGKILL)
 
 
 def test_a_run_that_completes(launched: Callable[..., Launched]) -> None:
@@ -126,7 +38,7 @@ def test_a_run_that_completes(launched: Callable[..., Launched]) -> None:
     ids=str,
 )
 def test_a_signal_stops_the_run_cleanly(launched: Callable[..., Launched], target: str, number: signal.Signals) -> None:
-    run = launched()
+    run = launched(ENDLESS)
     run.wait_for_steps()
     os.kill(run.process.pid if target == "launcher" else run.pid_of("hosts.ray.driver"), number)
     assert run.end() == (128 + number, f"penstock: stopped by {number.name}\n")
@@ -148,7 +60,7 @@ def test_a_second_signal_does_not_wait_for_anybody(launched: Callable[..., Launc
 
 
 def test_a_signal_while_ray_starts(launched: Callable[..., Launched]) -> None:
-    run = launched()
+    run = launched(ENDLESS)
     run.wait_for_member("gcs_server")
     run.process.send_signal(signal.SIGINT)
     assert run.end() == (128 + signal.SIGINT, "penstock: stopped by SIGINT\n")
@@ -156,7 +68,7 @@ def test_a_signal_while_ray_starts(launched: Callable[..., Launched]) -> None:
 
 
 def test_the_driver_is_killed(launched: Callable[..., Launched]) -> None:
-    run = launched()
+    run = launched(ENDLESS)
     run.wait_for_steps()
     os.kill(run.pid_of("hosts.ray.driver"), signal.SIGKILL)
     log = run.folder / "logs" / "driver.log"
@@ -167,7 +79,7 @@ def test_the_driver_is_killed(launched: Callable[..., Launched]) -> None:
 
 @pytest.mark.parametrize("part", ["raylet", "gcs_server"])
 def test_a_part_of_ray_is_killed(launched: Callable[..., Launched], part: str) -> None:
-    run = launched()
+    run = launched(ENDLESS)
     run.wait_for_steps()
     os.kill(run.pid_of(f"{part}/{part}" if part == "raylet" else f"gcs/{part}"), signal.SIGKILL)
     story = f"penstock: Ray's {part} has died (killed by signal 9), and no actor lives without it\n"
@@ -179,7 +91,7 @@ def test_a_part_of_ray_is_killed(launched: Callable[..., Launched], part: str) -
 
 
 def test_the_launcher_is_killed(launched: Callable[..., Launched]) -> None:
-    run = launched()
+    run = launched(ENDLESS)
     run.wait_for_steps()
     run.process.kill()
     run.process.communicate()

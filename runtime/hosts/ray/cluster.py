@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from penstock.messages.names import BUFFER, LEARNER, is_engine
+from penstock.messages.names import LEARNER, is_engine
 from penstock.runtime.hosts.ray import processes
 from penstock.runtime.hosts.ray.boot import Boot, ProcessEnd
 from penstock.runtime.hosts.ray.ports import EndedProcess
@@ -132,14 +132,19 @@ class RayCluster:
                 return f"Ray's {name} has died ({how}), and no actor lives without it"
         return ""
 
-    def stop(self) -> list[int]:
+    def stop(self, *, is_orderly: bool = False) -> list[int]:
         """End an embedded Ray, or the connection to a cluster.
+
+        Args:
+            is_orderly: let Ray take itself out of this process first, which takes a second. For a process that lives
+                on or ends by itself; one that ends through ``os._exit`` needs none of it.
 
         Returns:
             Processes that could not be killed, which should be none.
         """
-        if not self.is_embedded:
+        if is_orderly or not self.is_embedded:
             self._ray.shutdown()
+        if not self.is_embedded:
             return []
         left = processes.kill_descendants(timeout_s=KILL_TIMEOUT_S)
         shutil.rmtree(self._temp_folder, ignore_errors=True)
@@ -227,8 +232,9 @@ class RayYard:
 
         if is_engine(name) or name == LEARNER:
             return "SPREAD"
-        # The control plane talks with itself most; the Buffer's ledger has to be on the driver's disk.
-        return NodeAffinitySchedulingStrategy(self._cluster.node_id, soft=name != BUFFER)
+        # The Buffer's ledger has to be on the driver's disk, and the rest of the control plane talks with it most.
+        # All of it ends with the driver anyway, so another node would only add ways to fail.
+        return NodeAffinitySchedulingStrategy(self._cluster.node_id, soft=False)
 
     def _killer_of(self, node_id: str) -> Any:  # noqa: ANN401 - an actor's handle
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

@@ -24,12 +24,12 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 import zmq
 
+from penstock.backends.weights.segments import sweep
 from penstock.runtime.hosts.ray.job import (
     RUN_ID_VARIABLE,
     STORY_PIPE_VARIABLE,
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 
 STOP_TIMEOUT_S: Final = 4.5
 SWEEP_TIMEOUT_S: Final = 2.0
-SHARED_FOLDER: Final = Path("/dev/shm")
 DRIVER_COMMAND: Final = (sys.executable, "-m", "penstock.runtime.hosts.ray.driver")
 
 
@@ -65,7 +64,7 @@ def launch(job: DriverJob, *, command: Sequence[str] = DRIVER_COMMAND) -> Driver
         end = driver.wait(signals)
     kill_descendants(timeout_s=SWEEP_TIMEOUT_S)
     shutil.rmtree(job.temp_folder, ignore_errors=True)
-    _sweep_shared_memory(job.run_id)
+    sweep(job.run_id)
     return end
 
 
@@ -155,11 +154,3 @@ class _Driver:
             story=f"the driver {how}; {self._job.run_folder}/logs/driver.log may say why",
             exit_code=128 - code if code < 0 else 1,
         )
-
-
-def _sweep_shared_memory(run_id: str) -> None:
-    # The sweep's module needs torch, which takes seconds to import, and most runs leave nothing behind.
-    if SHARED_FOLDER.is_dir() and any(run_id in name for name in os.listdir(SHARED_FOLDER)):
-        from penstock.backends.weights.shared_memory import sweep
-
-        sweep(run_id)

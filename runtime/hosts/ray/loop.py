@@ -293,7 +293,6 @@ class ActorLoop:
             Metric("wire/undeliverable", self._num_undeliverable),
             Metric("wire/refused", links.num_refused),
             Metric("wire/lines_down", links.num_down),
-            Metric("process/cpu_s", time.process_time()),
         )
 
     def _note_malformed(self, error: WireError) -> None:

@@ -63,9 +63,9 @@ def prepare(job: DriverJob, tell: Callable[[str], None]) -> RunPlan:
     if needs_model and scenario.model.make is not None:
         tell("making the model")
         from penstock.backends.models.make import make_model
-        from penstock.backends.models.progress import no_progress_bars
+        from penstock.backends.models.terminal import quiet_transformers
 
-        with no_progress_bars():
+        with quiet_transformers():
             make_model(scenario.model.make, folder, scenario.run.seed)
     return RunPlan(
         scenario=scenario,

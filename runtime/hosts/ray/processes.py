@@ -53,6 +53,12 @@ def start_ticks_of(pid: int) -> int:
     return facts.start_ticks
 
 
+def resident_bytes() -> int:
+    """Memory that this process holds, what it shares with others included."""
+    pages = Path("/proc/self/statm").read_bytes().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
 def is_running(pid: int, start_ticks: int) -> bool:
     """Whether this very process exists and has not ended."""
     facts = facts_of(pid)

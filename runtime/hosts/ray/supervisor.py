@@ -259,7 +259,8 @@ class Supervisor:
         self._sink.on_actor(incarnation.name, incarnation.epoch, "up")
         if len(self._crew) == len(self.settings.names) and all(one.process is not None for one in self._crew.values()):
             self._yard.make_spare()
-        _log.info("%s %d is process %d", incarnation.name, incarnation.epoch, started.pid)
+        where = (started.pid, started.node_id[:8], started.address.endpoint)
+        _log.info("%s %d is process %d on node %s, %s", incarnation.name, incarnation.epoch, *where)
 
     def _on_beat(self, incarnation: Incarnation, beat: ProcessBeat, now_s: float) -> None:
         incarnation.beat = beat

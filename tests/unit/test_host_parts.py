@@ -1,0 +1,231 @@
+"""The pure parts of the Ray + ZMQ host: who is given up, replaced, told what, and placed where."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from penstock.messages.membership import ActorEpoch
+from penstock.messages.names import BUFFER, LEARNER, SCORER, Role, engine_name
+from penstock.runtime.hosts.ray.boot import log_name
+from penstock.runtime.hosts.ray.control import Address, ProcessBeat, ProcessStarted
+from penstock.runtime.hosts.ray.directory import Directory
+from penstock.runtime.hosts.ray.incarnations import LINE_GRACE_S, START_TIMEOUT_S, STOPPED_GRACE_S, Incarnation
+from penstock.runtime.hosts.ray.placement import gpu_shares
+from penstock.runtime.hosts.ray.processes import ProcessFacts, facts_of, is_running, start_ticks_of
+from penstock.runtime.hosts.ray.restarts import AFTER_LOSS, MAX_PAUSE_S, AfterLoss, Restarts, after_loss_of
+from penstock.runtime.scenario import Scenario
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+TIMEOUT_S = 10.0
+TICKS = 77
+RUNNING = ProcessFacts("S", 1, TICKS)
+
+
+def address(name: str, epoch: int) -> Address:
+    return Address(name, epoch, f"tcp://127.0.0.1:{epoch}", b"")
+
+
+def started(name: str = SCORER, epoch: int = 1) -> ProcessStarted:
+    return ProcessStarted(address=address(name, epoch), pid=1234, start_ticks=TICKS, node_id="here")
+
+
+# --- the directory ----------------------------------------------------------------------------------------------
+
+
+def test_a_change_tells_what_changed_and_the_whole_tells_everything() -> None:
+    directory = Directory()
+    first = directory.add(address(SCORER, 1))
+    second = directory.add(address(BUFFER, 1))
+    assert first is not None
+    assert second is not None
+    assert (first.sequence, second.sequence) == (1, 2)
+    assert second.members == (address(BUFFER, 1),)
+    whole = directory.whole()
+    assert whole.is_whole
+    assert whole.sequence == 2
+    assert set(whole.members) == {address(SCORER, 1), address(BUFFER, 1)}
+
+
+def test_who_is_given_up_is_no_member_and_never_becomes_one_again() -> None:
+    directory = Directory()
+    directory.add(address(SCORER, 1))
+    change = directory.give_up(SCORER, 1)
+    assert change.fences == (ActorEpoch(SCORER, 1),)
+    assert directory.members() == ()
+    assert directory.add(address(SCORER, 1)) is None
+    assert directory.add(address(SCORER, 2)) is not None
+    assert directory.whole().fences == (ActorEpoch(SCORER, 1),)
+
+
+def test_a_late_loss_of_an_earlier_incarnation_leaves_the_present_one_alone() -> None:
+    directory = Directory()
+    directory.give_up(SCORER, 2)
+    directory.add(address(SCORER, 3))
+    change = directory.give_up(SCORER, 1)
+    assert change.fences == (ActorEpoch(SCORER, 2),)  # a fence never goes down
+    assert directory.members() == (address(SCORER, 3),)
+
+
+# --- restarts ---------------------------------------------------------------------------------------------------
+
+
+def test_every_actor_has_a_rule_for_its_loss_and_the_supervisor_has_none() -> None:
+    assert set(AFTER_LOSS) == set(Role) - {Role.SUPERVISOR}
+    assert after_loss_of(engine_name(3)) is AfterLoss.REPLACE
+    assert after_loss_of(BUFFER) is after_loss_of(LEARNER) is AfterLoss.STOP
+
+
+def test_the_first_restart_is_at_once_and_each_further_one_waits_twice_as_long() -> None:
+    restarts = Restarts(max_restarts=20)
+    pauses = [restarts.pause_s(SCORER, 0.0) for _ in range(12)]
+    assert pauses[:5] == [0.0, 0.25, 0.5, 1.0, 2.0]
+    assert pauses[-1] == MAX_PAUSE_S
+    assert restarts.totals == {SCORER: 12}
+
+
+def test_the_limit_counts_what_lies_in_the_window_and_each_actor_for_itself() -> None:
+    restarts = Restarts(max_restarts=2, window_s=100.0)
+    assert restarts.pause_s(SCORER, 0.0) == 0.0
+    assert restarts.pause_s(SCORER, 50.0) is not None
+    assert restarts.pause_s(SCORER, 99.0) is None
+    assert restarts.pause_s(BUFFER, 99.0) == 0.0
+    assert restarts.pause_s(SCORER, 101.0) is not None  # the first has left the window
+    assert restarts.pause_s(SCORER, 151.0) is not None
+    assert restarts.pause_s(SCORER, 152.0) is None
+
+
+def test_a_limit_of_none_allows_no_restart() -> None:
+    assert Restarts(max_restarts=0).pause_s(SCORER, 0.0) is None
+
+
+# --- signs of life ----------------------------------------------------------------------------------------------
+
+
+class Watched:
+    """One incarnation that has announced itself at 0 s and is on this machine."""
+
+    def __init__(self, *, is_local: bool = True) -> None:
+        self.incarnation = Incarnation(SCORER, 1, 0.0)
+        self.incarnation.process = started()
+        self.is_local = is_local
+
+    def cause(self, now_s: float, facts: ProcessFacts | None = RUNNING) -> str:
+        return self.incarnation.cause_of_loss(now_s, facts, timeout_s=TIMEOUT_S, is_local=self.is_local)
+
+
+def test_who_is_heard_lives() -> None:
+    watched = Watched()
+    for second in range(100):
+        watched.incarnation.heard(float(second))
+        assert watched.cause(second + 0.9) == ""
+
+
+def test_a_process_that_never_announces_itself_is_given_up() -> None:
+    incarnation = Incarnation(SCORER, 1, 0.0)
+    alive = incarnation.cause_of_loss(START_TIMEOUT_S - 1, None, timeout_s=TIMEOUT_S, is_local=False)
+    dead = incarnation.cause_of_loss(START_TIMEOUT_S + 1, None, timeout_s=TIMEOUT_S, is_local=False)
+    assert (alive, dead) == ("", "it did not start within 120 s")
+
+
+@pytest.mark.parametrize("facts", [None, ProcessFacts("Z", 1, TICKS), ProcessFacts("S", 1, TICKS + 1)])
+def test_a_process_that_is_gone_or_another_one_is_given_up_at_once(facts: ProcessFacts | None) -> None:
+    assert Watched().cause(0.1, facts) == "its process was killed"
+    assert Watched(is_local=False).cause(0.1, facts) == ""  # nobody can know
+
+
+def test_a_process_that_is_stopped_for_longer_than_a_moment_is_given_up() -> None:
+    watched, stopped = Watched(), ProcessFacts("T", 1, TICKS)
+    assert watched.cause(1.0, stopped) == ""
+    assert watched.cause(1.0 + STOPPED_GRACE_S, stopped) == "its process was stopped"
+    assert watched.cause(2.0) == ""  # it was continued: the moment begins anew
+    assert watched.cause(2.1, stopped) == ""
+
+
+def test_a_process_under_a_debugger_is_left_alone() -> None:
+    watched, traced = Watched(), ProcessFacts("t", 1, TICKS)
+    assert [watched.cause(second, traced) for second in (1.0, 2.0, 3.0)] == ["", "", ""]
+
+
+def test_who_is_not_heard_within_the_deadline_is_given_up() -> None:
+    watched = Watched()
+    assert watched.cause(TIMEOUT_S - 0.1) == ""
+    assert watched.cause(TIMEOUT_S + 0.6) == "it was not heard for 11 s"
+
+
+def test_a_cut_line_counts_only_when_nothing_is_heard_either() -> None:
+    watched = Watched()
+    watched.incarnation.heard(1.0)
+    watched.incarnation.line_is(2.0, up=False)
+    assert watched.cause(2.0 + LINE_GRACE_S) == ""
+    assert watched.cause(2.5 + LINE_GRACE_S).startswith("its line was cut")
+    watched.incarnation.heard(5.0)
+    assert watched.cause(2.5 + LINE_GRACE_S) == ""
+    watched.incarnation.line_is(6.0, up=True)
+    watched.incarnation.line_is(7.0, up=False)
+    watched.incarnation.line_is(9.0, up=False)  # still the same cut
+    assert watched.cause(7.5 + LINE_GRACE_S).startswith("its line was cut")
+
+
+def test_a_loop_that_is_stuck_in_one_turn_is_given_up_although_its_heart_beats() -> None:
+    watched = Watched()
+    watched.incarnation.heard(400.0)
+    watched.incarnation.beat = ProcessBeat(num_turns=5, turn_s=299.0, directory_sequence=0)
+    assert watched.cause(400.0) == ""
+    watched.incarnation.beat = ProcessBeat(num_turns=5, turn_s=301.0, directory_sequence=0)
+    assert watched.cause(400.0) == "its loop has been stuck in one turn for 301 s"
+
+
+def test_a_supervisor_that_was_asleep_blames_nobody() -> None:
+    watched = Watched()
+    watched.incarnation.line_is(1.0, up=False)
+    watched.incarnation.forgive(1000.0)
+    assert watched.cause(1000.0 + LINE_GRACE_S) == ""
+    assert watched.cause(1000.0 + LINE_GRACE_S + 0.1).startswith("its line was cut")
+
+
+# --- processes and places ---------------------------------------------------------------------------------------
+
+
+def test_a_pid_with_another_start_time_is_another_process() -> None:
+    import os
+
+    ticks = start_ticks_of(os.getpid())
+    assert is_running(os.getpid(), ticks)
+    assert not is_running(os.getpid(), ticks + 1)
+    facts = facts_of(os.getpid())
+    assert facts is not None
+    assert facts.parent == os.getppid()
+    with pytest.raises(ProcessLookupError, match="there is no process"):
+        start_ticks_of(2**22 + 1)
+
+
+def scenario(blocks: Mapping[str, object]) -> Scenario:
+    return msgspec.convert({"run": {"name": "x"}, "data": {"path": "rows.jsonl"}, **blocks}, Scenario)
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "num_engines", "share"),
+    [(1, 1, 0.5), (2, 1, 1.0), (2, 2, 0.5), (8, 7, 1.0), (8, 8, 0.5), (4, 15, 0.25), (1, 3, 0.25)],
+)
+def test_the_takers_of_gpus_share_them_so_that_each_finds_a_place(
+    num_gpus: int, num_engines: int, share: float
+) -> None:
+    shares = gpu_shares(scenario({"engines": {"count": num_engines}}), num_gpus)
+    assert shares == dict.fromkeys((LEARNER, *map(engine_name, range(num_engines))), share)
+    assert len(shares) <= num_gpus * int(1 / share)
+
+
+def test_who_names_its_device_asks_ray_for_none() -> None:
+    both = {"engines": {"device": "cuda:1"}, "learner": {"device": "cpu"}}
+    assert gpu_shares(scenario(both), 8) == {}
+    assert gpu_shares(scenario({"engines": {"device": "cpu"}}), 8) == {LEARNER: 1.0}
+    assert gpu_shares(scenario({}), 0) == {}
+
+
+def test_the_log_of_an_engine_is_one_file_and_not_a_folder() -> None:
+    assert log_name("engine/3", 2) == "logs/engine-3-2.log"

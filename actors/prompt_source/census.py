@@ -1,10 +1,12 @@
-"""One census at a time: who was asked, who has answered, and when the answers may be judged.
+"""One census at a time: who was asked, who has answered, when the answers may be judged, and what a replacement takes
+over from its predecessor.
 
 Invariants:
 
 * Only answers of the current round, to this incarnation, from the incarnation that was asked, count.
 * The answers may be judged when everyone who was asked has answered and the asker knows at least as much to be settled
   as any of them.
+* What was found for a group that is not known here yet waits for the group; a later census confirms it or strikes it.
 """
 
 from __future__ import annotations
@@ -12,8 +14,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from penstock.actors.settled import KnownSettled
     from penstock.messages.membership import HeldLease, LeasesHeld
     from penstock.messages.samples import SampleKey
+
+Found = tuple[str, "HeldLease"]
+"""Who holds a sample, and how far it has come."""
 
 
 class Census:
@@ -56,14 +62,44 @@ class Census:
             return False
         return settled_sequence >= max((a.settled_sequence for a in self._answers.values()), default=0)
 
-    def close(self) -> dict[SampleKey, tuple[str, HeldLease]]:
+    def close(self) -> dict[SampleKey, Found]:
         """End the round: who holds what. Of several holders the one with the latest attempt counts, and of those the
         one that is furthest down the line (answers come in the order of the line: engines first)."""
         self.is_open = False
-        held: dict[SampleKey, tuple[str, HeldLease]] = {}
+        held: dict[SampleKey, Found] = {}
         for name in sorted(self._answers, key=lambda name: (not name.startswith("engine/"), name)):
             for lease in self._answers[name].leases:
                 known = held.get(lease.key)
                 if known is None or lease.attempt >= known[1].attempt:
                     held[lease.key] = (name, lease)
         return held
+
+
+class Inheritance:
+    """What the first census of a replacement found, until the groups are known here."""
+
+    def __init__(self) -> None:
+        self.round = 0
+        """Of the last census that confirmed it."""
+        self._found: dict[int, dict[int, Found]] = {}
+
+    def take(self, held: dict[SampleKey, Found], census_round: int) -> None:
+        """The first census is judged."""
+        self.round = census_round
+        for key, found in held.items():
+            self._found.setdefault(key.group_id, {})[key.index] = found
+
+    def confirm(self, held: dict[SampleKey, Found], census_round: int) -> None:
+        """A later one is: what nobody holds any more is struck."""
+        known = self._found
+        self._found = {}
+        of_known = {key: found for key, found in held.items() if key.index in known.get(key.group_id, {})}
+        self.take(of_known, census_round)
+
+    def of(self, group_id: int) -> dict[int, Found]:
+        """What was found of this group, by index; it is handed out once."""
+        return self._found.pop(group_id, {})
+
+    def forget(self, settled: KnownSettled) -> None:
+        """Strike what is settled."""
+        self._found = {group_id: found for group_id, found in self._found.items() if group_id not in settled}

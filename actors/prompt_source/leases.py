@@ -8,6 +8,7 @@ Invariants:
 * The load of an engine is the number of leases ISSUED to it; those of an incarnation that was lost count until a
   census has said what became of them.
 * A lease that is ISSUED names an engine; any other names none.
+* The engines with room are those that are ready and have it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.messages.samples import Part, Prompt, SampleKey, VersionSpan
+from penstock.actors.parts import join
+from penstock.messages.samples import Part, Prompt, SampleKey
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -43,7 +45,7 @@ class Lease(msgspec.Struct):
     """The census round in which it was last issued; a census judges only what was issued before it."""
     num_engine_losses: int = 0
     num_vanished: int = 0
-    """Attempts that no failure ended: their engine was lost, or a message was. They cost no retry."""
+    """Attempts that cost no retry: their engine was lost, or a message was, or they were another incarnation's."""
     sweep: int = 0
     """Sweep of the overdue timer in which it last showed progress."""
     chunks: list[Part] = []
@@ -55,6 +57,11 @@ class Lease(msgspec.Struct):
         if from_token == self.num_tokens and chunk.num_tokens:
             self.chunks.append(chunk)
             self.num_tokens += chunk.num_tokens
+
+    def catch_up(self, attempt: int) -> None:
+        """Somebody knows of this attempt, which is later than ours."""
+        self.num_vanished += attempt - self.attempt
+        self.attempt = attempt
 
     def prefix(self) -> Part | None:
         """What is known of the response so far, as one part."""
@@ -91,7 +98,7 @@ class EngineView(msgspec.Struct):
     @property
     def has_room(self) -> bool:
         """Whether more may be sent; a short queue keeps its slots busy, a long one would only bind samples early."""
-        return self.load < self.num_slots + max(8, self.num_slots // 4)
+        return self.num_slots > 0 and self.load < self.num_slots + max(8, self.num_slots // 4)
 
 
 class LeaseTable:
@@ -100,6 +107,7 @@ class LeaseTable:
     def __init__(self) -> None:
         self.groups: dict[int, LeasedGroup] = {}
         self.engines: dict[str, EngineView] = {}
+        self._with_room: dict[str, EngineView] = {}
 
     def lease(self, key: SampleKey) -> Lease | None:
         """The lease of a sample, if it is out."""
@@ -116,9 +124,17 @@ class LeaseTable:
         """The only way in which a lease changes its state."""
         if lease.state is LeaseState.ISSUED and (view := self.engines.get(lease.engine)) is not None:
             view.load -= 1
+            self._note_room(view)
         lease.state, lease.engine = state, engine
         if state is LeaseState.ISSUED and (view := self.engines.get(engine)) is not None:
             view.load += 1
+            self._note_room(view)
+
+    def _note_room(self, view: EngineView) -> None:
+        if view.has_room:
+            self._with_room[view.name] = view
+        else:
+            self._with_room.pop(view.name, None)
 
     def forget(self, group_ids: Iterable[int]) -> None:
         """These groups are settled."""
@@ -131,10 +147,19 @@ class LeaseTable:
         """A new incarnation of an engine. What was on the old one stays in its load until a census moves it."""
         load = sum(1 for _, lease in self.all_leases() if lease.engine == name)
         self.engines[name] = EngineView(name, epoch, load=load)
+        self._with_room.pop(name, None)
+
+    def engine_ready(self, name: str, epoch: int, num_slots: int) -> None:
+        """This incarnation takes requests."""
+        view = self.engines.get(name)
+        if view is not None and view.epoch == epoch:
+            view.num_slots = num_slots
+            self._note_room(view)
 
     def lose_engine(self, name: str) -> None:
         """An engine is gone. Its leases stay ISSUED until a census has said what became of them."""
         self.engines.pop(name, None)
+        self._with_room.pop(name, None)
         for group in self.groups.values():
             if group.engine == name:
                 group.engine = ""
@@ -142,12 +167,14 @@ class LeaseTable:
     def choose_engine(self, group: LeasedGroup) -> EngineView | None:
         """The group's own engine while it has room; otherwise the least loaded that serves the version, or will."""
         own = self.engines.get(group.engine)
-        if own is not None and own.num_slots and own.has_room:
+        if own is not None and own.has_room:
             return own
-        candidates = [view for view in self.engines.values() if view.num_slots and view.has_room]
-        if not candidates:
-            return None
-        return min(candidates, key=lambda view: (view.version < group.min_version, view.load / view.num_slots))
+        least_loaded = min(
+            self._with_room.values(),
+            key=lambda view: (view.version < group.min_version, view.load / view.num_slots, view.name),
+            default=None,
+        )
+        return least_loaded
 
     def validate(self) -> None:
         """Assert the invariants."""
@@ -157,18 +184,4 @@ class LeaseTable:
             if lease.engine in loads:
                 loads[lease.engine] += 1
         assert loads == {name: view.load for name, view in self.engines.items()}, loads
-
-
-def join(chunks: list[Part]) -> Part:
-    """Successive stretches of one response as one part."""
-    spans: list[VersionSpan] = []
-    for span in (span for chunk in chunks for span in chunk.spans):
-        if spans and spans[-1].version == span.version:
-            spans[-1] = VersionSpan(span.version, spans[-1].num_tokens + span.num_tokens)
-        else:
-            spans.append(span)
-    return Part(
-        tokens=b"".join(chunk.tokens for chunk in chunks),
-        logprobs=b"".join(chunk.logprobs for chunk in chunks),
-        spans=tuple(spans),
-    )
+        assert self._with_room == {name: view for name, view in self.engines.items() if view.has_room}

@@ -23,9 +23,10 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final, assert_never, final
 
-from penstock.actors.prompt_source.census import Census
+from penstock.actors.prompt_source.census import Census, Inheritance
 from penstock.actors.prompt_source.leases import Lease, LeasedGroup, LeaseState, LeaseTable
 from penstock.actors.prompt_source.order import row_of, sample_seed
+from penstock.actors.settled import KnownSettled
 from penstock.messages.commands import FetchPrompts, PromptRequest, Send, StartTimer
 from penstock.messages.flow import (
     DemandGranted,
@@ -53,6 +54,7 @@ from penstock.messages.training import NoticeGiven
 from penstock.messages.weights import EngineReady, VersionAnnounced
 
 if TYPE_CHECKING:
+    from penstock.actors.prompt_source.census import Found
     from penstock.actors.prompt_source.settings import PromptSourceSettings
     from penstock.messages.commands import AnyCommand
     from penstock.messages.flow import GrantSpan, SettledState
@@ -78,12 +80,9 @@ class PromptSource:
         self.num_salvaged_tokens = 0
         self._members: dict[str, int] = {}
         self._total = 0
-        self._floor = 0
-        self._above: frozenset[int] = frozenset()
-        self._settled_sequence = 0
+        self._settled = KnownSettled()
         self._queue: deque[SampleKey] = deque()
-        self._inherited: dict[SampleKey, tuple[str, HeldLease]] = {}
-        """What the first census of a replacement found, until the groups are known here."""
+        self._inherited = Inheritance()
         self._refills: tuple[SampleKey, ...] = ()
         self._may_issue = settings.epoch == 0
         self._lost_engines: set[str] = set()
@@ -112,16 +111,16 @@ class PromptSource:
                     if (group := self.table.groups.get(fetched.group_id)) is not None:
                         group.prompt = fetched.prompt
                         self._open_leases(group)
+                self._open_refills()
             case GenerationProgressed():
                 self._on_progress(event)
             case GenerationClosed():
                 self._on_closed(event)
             case RefillAsked():
                 self._refills = event.missing
+                self._open_refills()
             case EngineReady():
-                view = self.table.engines.get(event.engine)
-                if view is not None and view.epoch == event.engine_epoch:
-                    view.num_slots = event.num_slots
+                self.table.engine_ready(event.engine, event.engine_epoch, event.num_slots)
             case VersionAnnounced():
                 for serving in event.serving:
                     if serving.engine in self.table.engines:
@@ -131,7 +130,7 @@ class PromptSource:
             case EngineJoined() | ActorReturned():
                 self._on_joined(event.name, event.epoch)
             case EngineLost() | ActorLost():
-                self._on_lost(event.name)
+                self._on_lost(event.name, event.epoch)
             case Started():
                 self._out.append(StartTimer(SWEEP_TIMER, self.settings.lease_timeout_s / 2))
                 if not self._may_issue:
@@ -141,7 +140,6 @@ class PromptSource:
             case _:
                 assert_never(event)
         self._judge()
-        self._open_refills()
         self._dispatch()
         out, self._out = self._out, []
         return out
@@ -149,18 +147,17 @@ class PromptSource:
     # --- groups and prompts -----------------------------------------------------------------------------------
 
     def _on_demand(self, event: DemandGranted) -> None:
+        requests = [request for span in event.spans for request in self._new_groups(span)]
         self._total = max(self._total, event.total)
-        requests: list[PromptRequest] = []
-        for span in event.spans:
-            requests.extend(self._new_groups(span))
         if requests:
             self._out.append(FetchPrompts(tuple(requests)))
 
     def _new_groups(self, span: GrantSpan) -> list[PromptRequest]:
+        """What is below the total was in an earlier snapshot: it is here already, or settled."""
         requests: list[PromptRequest] = []
-        for offset in range(span.num_groups):
+        for offset in range(max(0, self._total - span.first_group), span.num_groups):
             group_id, ordinal = span.first_group + offset, span.first_ordinal + offset
-            if group_id in self.table.groups or self._is_settled(group_id):
+            if group_id in self._settled:
                 continue
             self.table.groups[group_id] = LeasedGroup(group_id, ordinal, span.min_version, span.deadline_version)
             row, epoch = row_of(
@@ -173,33 +170,23 @@ class PromptSource:
         """Leases for the samples of a group: those that a census found elsewhere are adopted, the others queued."""
         if not self._may_issue:
             return  # opened when the census is judged
-        for index in range(self.settings.samples_per_group):
+        found = self._inherited.of(group.group_id)
+        for index in sorted({*range(self.settings.samples_per_group), *found}):
             if index not in group.leases:
-                self._open_lease(group, index)
-        for key in [key for key in self._inherited if key.group_id == group.group_id]:
-            if key.index not in group.leases:
-                self._open_lease(group, key.index)
+                self._open_lease(group, index, found.get(index))
 
-    def _open_lease(self, group: LeasedGroup, index: int) -> None:
-        key = SampleKey(group.group_id, index)
-        lease = group.leases[index] = Lease(key, round=self.census.round, sweep=self._sweep)
-        found = self._inherited.pop(key, None)
+    def _open_lease(self, group: LeasedGroup, index: int, found: Found | None = None) -> None:
+        lease = group.leases[index] = Lease(SampleKey(group.group_id, index), sweep=self._sweep)
         if found is None:
             self.num_issued += 1
-            self._queue.append(key)
+            self._queue.append(lease.key)
         else:
+            lease.round = self._inherited.round
             self._adopt(group, lease, *found)
 
-    def _is_settled(self, group_id: int) -> bool:
-        return group_id < self._floor or group_id in self._above
-
     def _on_settled(self, state: SettledState) -> None:
-        if state.sequence <= self._settled_sequence:
-            return
-        self._settled_sequence, self._floor, self._above = state.sequence, state.floor, frozenset(state.above)
-        self.table.forget([group_id for group_id in self.table.groups if self._is_settled(group_id)])
-        for key in [key for key in self._inherited if self._is_settled(key.group_id)]:
-            del self._inherited[key]
+        self.table.forget(self._settled.update(state, self.table.groups))
+        self._inherited.forget(self._settled)
 
     def _open_refills(self) -> None:
         """Leases for the replacements that the Filter misses, as soon as their groups are here."""
@@ -224,7 +211,8 @@ class PromptSource:
             return
         if lease.state not in (LeaseState.ISSUED, LeaseState.QUEUED):
             return
-        lease.attempt, lease.sweep = event.attempt, self._sweep
+        lease.catch_up(event.attempt)
+        lease.sweep = self._sweep
         match event.outcome:
             case InfraError():
                 self._on_failure(group, lease, event.outcome.detail)
@@ -247,7 +235,7 @@ class PromptSource:
         self.num_reissued += 1
         self.num_salvaged_tokens += lease.num_tokens
         self.table.move(lease, LeaseState.QUEUED)
-        self._queue.append(lease.key)
+        self._queue.appendleft(lease.key)  # its group is older than what has never been issued
 
     def _give_up(self, group: LeasedGroup, lease: Lease, reason: str) -> None:
         assert group.prompt is not None
@@ -292,6 +280,8 @@ class PromptSource:
     # --- membership and census --------------------------------------------------------------------------------
 
     def _on_joined(self, name: str, epoch: int) -> None:
+        if self._members.get(name, -1) >= epoch:
+            return
         self._members[name] = epoch
         if is_engine(name):
             self.table.join_engine(name, epoch)
@@ -299,8 +289,10 @@ class PromptSource:
             self.census.joined(name, epoch)
             self._ask()
 
-    def _on_lost(self, name: str) -> None:
-        self._members.pop(name, None)
+    def _on_lost(self, name: str, epoch: int) -> None:
+        if self._members.get(name, -1) != epoch:
+            return
+        del self._members[name]
         if is_engine(name):
             self.table.lose_engine(name)
             self._lost_engines.add(name)
@@ -332,16 +324,19 @@ class PromptSource:
 
     def _judge(self) -> None:
         """If the census is complete: adopt what somebody holds, issue again what nobody does."""
-        if not self.census.is_complete(self._settled_sequence):
+        if not self.census.is_complete(self._settled.sequence):
             return
         held = self.census.close()
         lost, self._lost_engines = self._lost_engines, set()
         if not self._may_issue:
-            self._may_issue, self._inherited = True, held
+            self._may_issue = True
+            self._inherited.take(held, self.census.round)
             for group in self.table.groups.values():
                 if group.prompt is not None:
                     self._open_leases(group)
+            self._open_refills()
             return
+        self._inherited.confirm(held, self.census.round)
         missing: list[tuple[LeasedGroup, Lease]] = []
         for group, lease in list(self.table.all_leases()):
             found = held.get(lease.key)
@@ -349,7 +344,7 @@ class PromptSource:
                 self._adopt(group, lease, *found)
             elif lease.round < self.census.round and lease.state in (LeaseState.ISSUED, LeaseState.LEFT):
                 missing.append((group, lease))
-        for group, lease in missing:
+        for group, lease in reversed(missing):  # each goes to the front of the queue
             self._reissue_missing(group, lease, was_on_lost=lease.engine in lost)
         if missing:
             self._notice(len(missing), lost)
@@ -357,12 +352,16 @@ class PromptSource:
     def _adopt(self, group: LeasedGroup, lease: Lease, holder: str, found: HeldLease) -> None:
         if found.attempt < lease.attempt:
             return
-        lease.attempt, lease.sweep = found.attempt, self._sweep
+        # What has left its engine, or has failed there, since that engine answered, stays as it is.
+        is_open = lease.state in (LeaseState.ISSUED, LeaseState.QUEUED)
+        lease.catch_up(found.attempt)
+        lease.sweep = self._sweep
         if found.stage is LeaseStage.FAILED:
-            if lease.state in (LeaseState.ISSUED, LeaseState.QUEUED):
+            if is_open:
                 self._on_failure(group, lease, "generation failed")
         elif is_engine(holder) and found.stage is not LeaseStage.PASSED_ON:
-            self.table.move(lease, LeaseState.ISSUED, holder)
+            if is_open:
+                self.table.move(lease, LeaseState.ISSUED, holder)
         elif lease.state is not LeaseState.FAILED:
             self.table.move(lease, LeaseState.LEFT)
 
@@ -383,11 +382,11 @@ class PromptSource:
         """Assert the invariants."""
         self.table.validate()
         for group in self.table.groups.values():
-            assert not self._is_settled(group.group_id)
+            assert group.group_id not in self._settled
             assert group.group_id < self._total
         for _, lease in self.table.all_leases():
-            limit = self.settings.num_retries + lease.num_vanished
-            assert lease.attempt <= limit or self.settings.epoch > 0, lease
+            assert lease.attempt <= self.settings.num_retries + lease.num_vanished, lease
+            assert lease.num_engine_losses <= self.settings.max_engine_losses + 1, lease
 
 
 def _is_outdated(lease: Lease, found: HeldLease) -> bool:

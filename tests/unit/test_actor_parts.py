@@ -1,0 +1,63 @@
+"""Stretches of one response: joined, and cut."""
+
+from __future__ import annotations
+
+import actor_driver as drive
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.actors.parts import join, tail
+from penstock.messages.arrays import pack_tokens
+from penstock.messages.samples import Part
+
+spans = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), max_size=5).map(
+    lambda found: [span for i, span in enumerate(found) if i == 0 or span[0] != found[i - 1][0]]
+)
+
+
+@given(spans=spans, cut=st.integers(0, 25))
+def test_what_stands_before_a_cut_and_the_tail_after_it_are_the_whole(spans: list[tuple[int, int]], cut: int) -> None:
+    whole = drive.part(*spans)
+    cut = min(cut, whole.num_tokens)
+    head = Part(
+        tokens=whole.tokens[: 4 * cut],
+        logprobs=whole.logprobs[: 4 * cut],
+        spans=tuple(span for span in drive.part(*head_spans(spans, cut)).spans),
+    )
+    assert join([head, tail(whole, cut)]) == whole
+
+
+def head_spans(spans: list[tuple[int, int]], cut: int) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    for version, number in spans:
+        kept = min(number, cut - sum(count for _, count in found))
+        if kept > 0:
+            found.append((version, kept))
+    return found
+
+
+def test_stretches_of_one_version_become_one_span() -> None:
+    joined = join([drive.part((0, 2)), drive.part((0, 1), (1, 1)), drive.part((1, 3))])
+    assert [(span.version, span.num_tokens) for span in joined.spans] == [(0, 3), (1, 4)]
+
+
+def test_a_mask_of_one_stretch_holds_for_that_stretch_only() -> None:
+    masked = Part(
+        tokens=drive.part((0, 2)).tokens,
+        logprobs=drive.part((0, 2)).logprobs,
+        spans=drive.part((0, 2)).spans,
+        loss_mask=b"\0\1",
+    )
+    assert join([drive.part((0, 1)), masked]).loss_mask == b"\1\0\1"
+    assert join([drive.part((0, 1)), drive.part((0, 1))]).loss_mask == b""
+    assert tail(masked, 1).loss_mask == b"\1"
+
+
+def test_the_context_is_that_of_the_first_stretch() -> None:
+    first = Part(context_tokens=pack_tokens([7, 8]))
+    assert join([first, drive.part((0, 1))]).context_tokens == pack_tokens([7, 8])
+
+
+def test_nothing_joined_is_an_empty_part() -> None:
+    assert join([]) == Part()
+    assert tail(drive.part((0, 3)), 3) == Part()

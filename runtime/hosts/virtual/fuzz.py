@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from penstock.runtime.hosts.virtual.event_log import EventLog
+from penstock.runtime.hosts.virtual.event_digest import EventDigest
 from penstock.runtime.hosts.virtual.faults import inject
 from penstock.runtime.hosts.virtual.host import VirtualHost
 from penstock.runtime.hosts.virtual.oracle import Oracle, Rules, kept_by
@@ -59,7 +59,7 @@ def run_trial(trial: Trial, *, with_digest: bool = True) -> Outcome:
     Raises:
         AssertionError: something is wrong; the note says who was doing what.
     """
-    log = EventLog() if with_digest else None
+    log = EventDigest() if with_digest else None
     host = VirtualHost(trial.names, trial.casting(), trial.host, log=log)
     oracle = Oracle(rules_of(trial), host)
     host.watch(oracle)
@@ -83,7 +83,7 @@ def run_trial(trial: Trial, *, with_digest: bool = True) -> Outcome:
         end_s=ending.at_s,
         max_staleness=oracle.max_staleness_seen,
         num_generated_twice=oracle.num_generated_twice,
-        num_restarts=sum(host.supervisor.restarts.values()),
+        num_restarts=host.supervisor.num_restarts,
     )
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from penstock.messages.base import Event
     from penstock.messages.commands import AnyCommand, FailRun
     from penstock.messages.ledger import LedgerEntry
-    from penstock.runtime.hosts.virtual.event_log import EventLog
+    from penstock.runtime.hosts.virtual.event_digest import EventDigest
 
 
 class Watcher(Protocol):
@@ -50,6 +50,10 @@ class Watcher(Protocol):
 
     def turned(self, process: Process) -> None:
         """A process has done what its turn brought."""
+        ...
+
+    def lost(self, name: str, cause: str) -> None:
+        """An actor was given up and will be replaced."""
         ...
 
 
@@ -84,14 +88,19 @@ class VirtualHost:
         casting: Casting,
         settings: HostSettings | None = None,
         *,
-        log: EventLog | None = None,
+        log: EventDigest | None = None,
     ) -> None:
         self.names = tuple(names)
         self.settings = settings = settings or HostSettings()
         self.clock = VirtualClock()
         self.links = Links(settings.link, self.clock, seed=settings.seed)
         self.supervisor = Supervisor(
-            settings.supervision, self.clock, seed=settings.seed + 1, spawn=self._spawn, fail_run=self._fail_run
+            settings.supervision,
+            self.clock,
+            seed=settings.seed + 1,
+            spawn=self._spawn,
+            fail_run=self._fail_run,
+            on_lost=self._on_lost,
         )
         self.ending: Ending | None = None
         self.num_events = 0
@@ -179,6 +188,10 @@ class VirtualHost:
         else:
             self._fail_run(what.story)
 
+    def _on_lost(self, name: str, cause: str) -> None:
+        for watcher in self._watchers:
+            watcher.lost(name, cause)
+
     def _fail_run(self, story: str) -> None:
         self._end(False, story, None)
 
@@ -212,7 +225,7 @@ class _Observer:
 
     __slots__ = ("_epoch", "_host", "_log", "_name", "_watchers", "process")
 
-    def __init__(self, host: VirtualHost, log: EventLog | None, watchers: list[Watcher]) -> None:
+    def __init__(self, host: VirtualHost, log: EventDigest | None, watchers: list[Watcher]) -> None:
         self.process: Process | None = None
         self._host = host
         self._log = log

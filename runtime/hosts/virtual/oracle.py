@@ -373,6 +373,9 @@ class Oracle:
     def turned(self, process: Process) -> None:
         """See :class:`penstock.runtime.hosts.virtual.host.Watcher`."""
 
+    def lost(self, name: str, cause: str) -> None:
+        """See :class:`penstock.runtime.hosts.virtual.host.Watcher`."""
+
     def assert_ended(self) -> None:
         """Everything that was granted is terminal, and so is everything that was ever sent to an engine."""
         open_groups = [group.group_id for group in self.groups.values() if not group.is_closed]

@@ -6,18 +6,17 @@ Invariants:
   its successor starts, and the successor has the next epoch.
 * A process learns of the others from here alone: from the directory that it is started with, and from announcements,
   which reach it in order.
-* One of the roles in ``replaceable`` is replaced, up to ``max_restarts`` times in ten minutes; the loss of any other
-  ends the run with its story.
+* Who is replaced, how soon and how often is decided as on real machines (:mod:`penstock.runtime.hosts.ray.restarts`).
 """
 
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.messages.names import Role, role_of
+from penstock.runtime.hosts.ray.restarts import AfterLoss, Restarts, after_loss_of
 from penstock.runtime.hosts.virtual.process import Process, Status
 
 if TYPE_CHECKING:
@@ -25,17 +24,10 @@ if TYPE_CHECKING:
 
     from penstock.runtime.hosts.virtual.clock import VirtualClock
 
-REPLACEABLE: Final = frozenset(
-    (Role.PROMPT_SOURCE, Role.ENGINE_WORKER, Role.SCORER, Role.FILTER, Role.WEIGHT_PUBLISHER)
-)
-"""The state of Buffer and Learner lives in their processes; without it the run cannot go on."""
-RESTART_WINDOW_S: Final = 600.0
-
 
 class SupervisionModel(msgspec.Struct, frozen=True, kw_only=True):
     """How quick the supervisor is, and what it allows."""
 
-    replaceable: frozenset[Role] = REPLACEABLE
     heartbeat_timeout_s: float = 10.0
     """A process that was not heard for so long is given up."""
     max_restarts: int = 10
@@ -46,8 +38,6 @@ class SupervisionModel(msgspec.Struct, frozen=True, kw_only=True):
     """Longest time until the end of a process is noticed; each draws its own."""
     announce_s: float = 0.005
     """Longest time until an announcement reaches a process; each draws its own."""
-    backoff_s: float = 0.5
-    """Before the first restart of an actor; doubles with each further one in ten minutes, up to ten times this."""
 
 
 class Supervisor:
@@ -61,19 +51,20 @@ class Supervisor:
         seed: int,
         spawn: Callable[[str, int], Process],
         fail_run: Callable[[str], None],
+        on_lost: Callable[[str, str], None],
     ) -> None:
         self.model = model
         self.processes: dict[str, Process] = {}
         """The present incarnation of each actor, up or being started."""
-        self.restarts: dict[str, int] = {}
+        self._restarts = Restarts(max_restarts=model.max_restarts)
         self._clock = clock
         self._random = random.Random(seed)
         self._spawn = spawn
         self._fail_run = fail_run
+        self._on_lost = on_lost
         self._members: dict[str, int] = {}
         self._fences: dict[str, int] = {}
         """Highest epoch that was given up, by name."""
-        self._restarted_s: dict[str, list[float]] = {}
 
     # --- start and directory ----------------------------------------------------------------------------------
 
@@ -133,24 +124,23 @@ class Supervisor:
         if not process.survives_sigkill:
             process.kill()
         self._announce(name, epoch, None)
-        if role_of(name) not in self.model.replaceable:
+        if after_loss_of(name) is AfterLoss.STOP:
             self._fail_run(f"{name} was lost ({cause}), and a run cannot go on without it")
             return
-        self.restarts[name] = self.restarts.get(name, 0) + 1
-        self._restart(name, epoch + 1, cause)
-
-    def _restart(self, name: str, epoch: int, cause: str) -> None:
-        now_s, model = self._clock.now_s, self.model
-        recent = [at_s for at_s in self._restarted_s.get(name, []) if at_s > now_s - RESTART_WINDOW_S]
-        if len(recent) >= model.max_restarts:
+        pause_s = self._restarts.pause_s(name, self._clock.now_s)
+        if pause_s is None:
             self._fail_run(
-                f"{name} was lost ({cause}) after {len(recent)} restarts in ten minutes, the most that "
+                f"{name} was lost ({cause}) after {self.model.max_restarts} restarts in ten minutes, the most that "
                 f"runtime.max_restarts allows"
             )
             return
-        self._restarted_s[name] = [*recent, now_s]
-        backoff_s = min(model.backoff_s * 2 ** len(recent), 10 * model.backoff_s)
-        self._clock.at(now_s + backoff_s, _restart, self, (name, epoch))
+        self._on_lost(name, cause)
+        self._clock.at(self._clock.now_s + pause_s, _restart, self, (name, epoch + 1))
+
+    @property
+    def num_restarts(self) -> int:
+        """Of all actors since the start of the run."""
+        return sum(self._restarts.totals.values())
 
 
 def _start(supervisor: Supervisor, what: tuple[str, int]) -> None:

@@ -332,14 +332,13 @@ def _draw_supervision(rng: random.Random) -> SupervisionModel:
         start_s=rng.choice((0.1, 3.0)),
         notice_s=rng.choice((0.01, 10.0)),
         announce_s=rng.choice((0.005, 0.005, 5.0)),
-        backoff_s=rng.choice((0.05, 0.5)),
     )
 
 
 def _draw_faults(rng: random.Random, trial: Trial, weather: str) -> tuple[Fault, ...]:
     num_faults = rng.choice((0, 1, 1, 2, 3, 5))
     span_s = trial.num_steps * (trial.learner.step_s + 2.0 + 3 * trial.link.max_delay_s)
-    kinds = ("kill", "kill", "kill_within", "kill_within", "stop_short", "stop_long", "slow")
+    kinds: tuple[str, ...] = ("kill", "kill", "kill_within", "kill_within", "stop_short", "stop_long", "slow")
     if weather == "rough":
         kinds = (*kinds, "link", "link", "link")
     return tuple(_draw_fault(rng, trial, rng.choice(kinds), rng.uniform(0.0, span_s)) for _ in range(num_faults))

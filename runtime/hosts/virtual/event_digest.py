@@ -1,4 +1,4 @@
-"""The log of a virtual run, as one number: everything that any actor handled, in order.
+"""A virtual run as one number: everything that any actor handled, in order.
 
 Invariants:
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 FLUSH_BYTES: Final = 1 << 18
 
 
-class EventLog:
+class EventDigest:
     """A running BLAKE2b digest over all handled events."""
 
     def __init__(self) -> None:

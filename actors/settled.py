@@ -24,12 +24,18 @@ class KnownSettled:
     def __contains__(self, group_id: int) -> bool:
         return group_id < self._floor or group_id in self._above
 
-    def update(self, state: SettledState, groups: Collection[int]) -> list[int]:
-        """Take over a newer state; which of these groups, none of which was settled before, are settled now."""
+    def update(self, state: SettledState) -> bool:
+        """Take over a newer state; False when this one is not newer."""
         if state.sequence <= self.sequence:
-            return []
-        passed, before = range(self._floor, state.floor), self._above
+            return False
         self.sequence, self._floor, self._above = state.sequence, state.floor, frozenset(state.above)
-        if len(passed) >= len(groups):  # a first state may pass millions
+        return True
+
+    def newly(self, state: SettledState, groups: Collection[int]) -> list[int]:
+        """Take over a newer state; which of these groups, none of which was settled before, are settled now."""
+        floor, above = self._floor, self._above
+        if not self.update(state):
+            return []
+        if self._floor - floor >= len(groups):  # a first state may pass millions
             return [group_id for group_id in groups if group_id in self]
-        return [group_id for group_id in (*passed, *(self._above - before)) if group_id in groups]
+        return [group_id for group_id in (*range(floor, self._floor), *(self._above - above)) if group_id in groups]

@@ -7,7 +7,8 @@ Invariants:
 * A request is submitted only when the engine serves its ``min_version``.
 * Between the beginning of a swap and its end nothing is submitted, and under ``drain`` and ``interrupt`` nothing runs
   when it begins.
-* A swap whose canary fails ends the use of this engine: nothing that it makes afterwards is passed on.
+* A swap whose digest or canary is wrong ends the use of this engine: nothing that it makes afterwards is passed on.
+* An attempt that is over here is not begun again, however often it is issued.
 * A sample leaves once: as ``SampleGenerated``, or as a failure that PromptSource hears of, or cancelled by settlement.
 
 | state | leaves it |
@@ -15,7 +16,7 @@ Invariants:
 | ``starting`` | ``EngineOpened`` → ``serving`` |
 | ``serving`` | a commit of staged weights → ``draining``, ``interrupting`` or ``applying`` |
 | ``draining``, ``interrupting`` | the last running request ends → ``applying`` |
-| ``applying`` | ``WeightsSwapped`` → ``serving``, or ``spoilt`` when the canary fails |
+| ``applying`` | ``WeightsSwapped`` → ``serving``, or ``spoilt`` when digest or canary are wrong |
 | ``spoilt`` | never: the WeightPublisher has this engine replaced |
 
 | waits for | who ends it |
@@ -28,12 +29,16 @@ Invariants:
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from enum import StrEnum
+from itertools import islice
 from typing import TYPE_CHECKING, assert_never, final
 
 import msgspec
 
 from penstock.actors.canary import canary_difference
+from penstock.actors.parts import tail
+from penstock.actors.settled import KnownSettled
 from penstock.messages.commands import (
     AbortGeneration,
     ApplyWeights,
@@ -100,6 +105,7 @@ class Request(msgspec.Struct):
     is_running: bool = False
     prefix: Part | None = None
     num_tokens: int = 0
+    """That PromptSource knows of."""
 
 
 @final
@@ -120,14 +126,17 @@ class EngineWorker:
         self.failed: dict[SampleKey, HeldLease] = {}
         """Ended as ``infra_error`` here; kept for the census until settled or issued again."""
         self._running: set[SampleKey] = set()
+        self._waiting: OrderedDict[SampleKey, None] = OrderedDict()
+        """Requests that do not run, in the order in which they are submitted."""
+        self._ended: dict[SampleKey, int] = {}
+        """The last attempt that is over here, until its group is settled."""
         self._fetching: WeightManifest | None = None
         self._staged: WeightManifest | None = None
         self._wanted: WeightManifest | None = None
         """Staged by the publisher while another fetch was running."""
         self._commit: WeightsCommitted | None = None
-        self._applying: WeightManifest | None = None
-        self._floor = 0
-        self._above: frozenset[int] = frozenset()
+        self.applying: WeightManifest | None = None
+        self._settled = KnownSettled()
         self._out: list[AnyCommand] = []
 
     # --- what others see --------------------------------------------------------------------------------------
@@ -192,12 +201,7 @@ class EngineWorker:
             case WeightsSwapped():
                 self._on_swapped(event)
             case EngineOpened():
-                self.phase, self.num_slots = Phase.SERVING, event.num_slots
-                ready = EngineReady(
-                    engine=self.settings.name, engine_epoch=self.settings.epoch, num_slots=event.num_slots
-                )
-                self._send(PROMPT_SOURCE, ready)
-                self._send(WEIGHT_PUBLISHER, ready)
+                self._on_opened(event.num_slots)
             case Started():
                 self._out.append(OpenEngine())
             case TimerFired():
@@ -212,35 +216,39 @@ class EngineWorker:
     def _send(self, to: str, event: Event) -> None:
         self._out.append(Send(to, event))
 
+    def _on_opened(self, num_slots: int) -> None:
+        if self.phase is not Phase.STARTING:
+            return
+        self.phase, self.num_slots = Phase.SERVING, num_slots
+        ready = EngineReady(engine=self.settings.name, engine_epoch=self.settings.epoch, num_slots=num_slots)
+        self._send(PROMPT_SOURCE, ready)
+        self._send(WEIGHT_PUBLISHER, ready)
+
     # --- requests ---------------------------------------------------------------------------------------------
 
-    def _is_settled(self, group_id: int) -> bool:
-        return group_id < self._floor or group_id in self._above
-
     def _on_issued(self, event: SampleIssued) -> None:
-        if self._is_settled(event.key.group_id):
+        key = event.key
+        if key.group_id in self._settled or event.attempt <= self._ended.get(key, -1):
             return
-        known = self.requests.get(event.key)
+        known = self.requests.get(key)
         if known is not None:
             if event.attempt <= known.issued.attempt:
                 return
-            self._drop(event.key)  # issued again: PromptSource goes on from what it knows
-        self.failed.pop(event.key, None)
+            self._drop(key)  # issued again: PromptSource goes on from what it knows
+        self.failed.pop(key, None)
         num_tokens = 0 if event.prefix is None else event.prefix.num_tokens
-        self.requests[event.key] = Request(event, prefix=event.prefix, num_tokens=num_tokens)
+        self.requests[key] = Request(event, prefix=event.prefix, num_tokens=num_tokens)
+        self._waiting[key] = None
 
     def _submit(self) -> None:
-        """Give waiting requests to the engine while it serves and has slots, in the order of their arrival."""
-        if self.phase is not Phase.SERVING or len(self._running) >= self.num_slots:
+        """Give waiting requests to the engine while it serves and has slots."""
+        if self.phase is not Phase.SERVING or not self._waiting or len(self._running) >= self.num_slots:
             return
-        if len(self._running) == len(self.requests):
-            return
-        for key, request in self.requests.items():
-            if len(self._running) >= self.num_slots:
-                return
-            if request.is_running or request.issued.min_version > self.version:
-                continue
+        servable = (key for key in self._waiting if self.requests[key].issued.min_version <= self.version)
+        for key in list(islice(servable, self.num_slots - len(self._running))):
+            request = self.requests[key]
             request.is_running = True
+            del self._waiting[key]
             self._running.add(key)
             issued = request.issued
             self._out.append(
@@ -263,18 +271,19 @@ class EngineWorker:
         request = self._current(event.key, event.attempt)
         if request is None or self.phase is Phase.SPOILT:
             return
-        request.num_tokens = event.from_token + event.chunk.num_tokens
-        self._send(
-            PROMPT_SOURCE,
-            GenerationProgressed(
-                engine=self.settings.name,
-                key=event.key,
-                attempt=event.attempt,
-                from_token=event.from_token,
-                chunk=event.chunk,
-                num_tokens=request.num_tokens,
-            ),
+        self._report(request, event.from_token, event.chunk)
+
+    def _report(self, request: Request, from_token: int, chunk: Part) -> None:
+        request.num_tokens = from_token + chunk.num_tokens
+        progressed = GenerationProgressed(
+            engine=self.settings.name,
+            key=request.issued.key,
+            attempt=request.issued.attempt,
+            from_token=from_token,
+            chunk=chunk,
+            num_tokens=request.num_tokens,
         )
+        self._send(PROMPT_SOURCE, progressed)
 
     def _on_ended(self, event: GenerationEnded) -> None:
         request = self._current(event.key, event.attempt)
@@ -284,13 +293,15 @@ class EngineWorker:
         request.is_running = False
         match event.outcome:
             case Cancelled():  # interrupted: it goes on from here under the new weights
-                request.prefix, request.num_tokens = event.part, event.part.num_tokens
+                request.prefix = event.part
+                if event.part.num_tokens > request.num_tokens:  # what PromptSource lacks it could never join later
+                    self._report(request, request.num_tokens, tail(event.part, request.num_tokens))
+                self._waiting[event.key] = None
+                self._waiting.move_to_end(event.key, last=False)
             case InfraError():
-                del self.requests[event.key]
                 self.failed[event.key] = HeldLease(event.key, event.attempt, LeaseStage.FAILED, event.part.num_tokens)
                 self._close(event)
             case _:
-                del self.requests[event.key]
                 self._pass_on(request.issued, event.part, event.outcome)
                 self._close(event)
 
@@ -304,6 +315,8 @@ class EngineWorker:
         self._send(SCORER, generated)
 
     def _close(self, event: GenerationEnded) -> None:
+        del self.requests[event.key]
+        self._ended[event.key] = event.attempt
         closed = GenerationClosed(
             engine=self.settings.name,
             key=event.key,
@@ -315,23 +328,26 @@ class EngineWorker:
 
     def _drop(self, key: SampleKey) -> None:
         request = self.requests.pop(key)
+        self._waiting.pop(key, None)
         if request.is_running:
             self._running.discard(key)
             self._out.append(AbortGeneration(key, request.issued.attempt))
 
     def _on_settled(self, state: SettledState) -> None:
-        self._floor, self._above = state.floor, frozenset(state.above)
-        for key in [key for key in self.requests if self._is_settled(key.group_id)]:
+        if not self._settled.update(state):
+            return
+        for key in [key for key in self.requests if key.group_id in self._settled]:
             self._drop(key)
-        for key in [key for key in self.failed if self._is_settled(key.group_id)]:
-            del self.failed[key]
+        for key in [key for key in self._ended if key.group_id in self._settled]:
+            del self._ended[key]
+            self.failed.pop(key, None)
 
     # --- weights ----------------------------------------------------------------------------------------------
 
     def _on_staged(self, manifest: WeightManifest) -> None:
         if self.served is not None and manifest.publish <= self.served.publish:
             self._tell_applied()
-        elif self._applying is not None and manifest.publish <= self._applying.publish:
+        elif self.applying is not None and manifest.publish <= self.applying.publish:
             pass  # answered when the swap is done
         elif self._staged is not None and self._staged.publish == manifest.publish:
             self._tell_fetched(manifest, self._staged.digest, "")
@@ -345,9 +361,10 @@ class EngineWorker:
         self._out.append(FetchWeights(manifest))
 
     def _on_fetched(self, event: WeightsStagedLocally) -> None:
-        manifest, self._fetching = self._fetching, None
+        manifest = self._fetching
         if manifest is None or manifest.publish != event.publish:
             return
+        self._fetching = None
         error = event.error
         if not error and event.digest != manifest.digest:
             error = f"the weights fetched have the digest {event.digest}, those exported {manifest.digest}"
@@ -401,23 +418,31 @@ class EngineWorker:
             self._apply(staged, commit)
 
     def _apply(self, manifest: WeightManifest, commit: WeightsCommitted) -> None:
-        self.phase, self._applying = Phase.APPLYING, manifest
+        self.phase, self.applying = Phase.APPLYING, manifest
         self._commit = self._staged = None
         self._out.append(ApplyWeights(manifest, commit.update_mode))
 
     def _on_swapped(self, event: WeightsSwapped) -> None:
-        manifest, self._applying = self._applying, None
+        manifest = self.applying
         if manifest is None or manifest.publish != event.publish:
             return
-        self.phase, self.served = Phase.SERVING, manifest
+        self.phase, self.served, self.applying = Phase.SERVING, manifest, None
         self.version, self.digest, self.canary_logprobs = event.version, event.digest, event.canary_logprobs
-        if self.settings.check_canary and manifest.canary is not None:
-            difference = canary_difference(manifest.canary, event.canary_logprobs)
-            if difference > self.settings.canary_tolerance:
-                self.phase = Phase.SPOILT
-                text = f"the canary of version {event.version} is off by {difference:.3g} nats; nothing is passed on"
-                self._send(SUPERVISOR, NoticeGiven(name=self.settings.name, text=text))
+        wrong = self._what_is_wrong(manifest)
+        if wrong:
+            self.phase = Phase.SPOILT
+            text = f"version {event.version}: {wrong}; nothing is passed on"
+            self._send(SUPERVISOR, NoticeGiven(name=self.settings.name, text=text))
         self._tell_applied()
+
+    def _what_is_wrong(self, manifest: WeightManifest) -> str:
+        if self.digest != manifest.digest:
+            return f"the digest of what was loaded is {self.digest}, that of what was exported {manifest.digest}"
+        if self.settings.check_canary and manifest.canary is not None:
+            difference = canary_difference(manifest.canary, self.canary_logprobs)
+            if difference > self.settings.canary_tolerance:
+                return f"the canary is off by {difference:.3g} nats"
+        return ""
 
     def _tell_applied(self) -> None:
         served = self.served
@@ -436,7 +461,9 @@ class EngineWorker:
         running = {key for key, request in self.requests.items() if request.is_running}
         assert running == self._running, (running, self._running)
         assert self.phase is Phase.STARTING or len(running) <= self.num_slots
+        assert self._waiting.keys() == self.requests.keys() - running
         assert not (self.requests.keys() & self.failed.keys())
-        assert (self.phase is Phase.APPLYING) == (self._applying is not None)
+        assert self.failed.keys() <= self._ended.keys()
+        assert (self.phase is Phase.APPLYING) == (self.applying is not None)
         if self.phase is Phase.STARTING:
             assert not running

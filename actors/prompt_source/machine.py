@@ -185,7 +185,7 @@ class PromptSource:
             self._adopt(group, lease, *found)
 
     def _on_settled(self, state: SettledState) -> None:
-        self.table.forget(self._settled.update(state, self.table.groups))
+        self.table.forget(self._settled.newly(state, self.table.groups))
         self._inherited.forget(self._settled)
 
     def _open_refills(self) -> None:

@@ -44,8 +44,8 @@ class ObservabilityOptions(Options, frozen=True, kw_only=True):
     """Traces, metrics, report."""
 
     tracing: bool = True
-    trace_fraction: Annotated[float, Meta(ge=0, le=1)] = 1.0
-    """Share of the samples whose life is traced."""
+    trace_fraction: Annotated[float, Meta(ge=0, le=1)] = 0.1
+    """Share of the samples whose life is traced. A traced sample writes about 4 kB."""
     otlp_endpoint: str | None = None
     """Send spans to this OTLP/HTTP endpoint as well as to the run's folder."""
     metrics_port: Annotated[int, Meta(ge=0, le=65535)] | None = None

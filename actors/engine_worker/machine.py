@@ -345,7 +345,9 @@ class EngineWorker:
     # --- weights ----------------------------------------------------------------------------------------------
 
     def _on_staged(self, manifest: WeightManifest) -> None:
-        if self.served is not None and manifest.publish <= self.served.publish:
+        if self.served is not None and (
+            manifest.publish <= self.served.publish or manifest.version < self.served.version
+        ):
             self._tell_applied()
         elif self.applying is not None and manifest.publish <= self.applying.publish:
             pass  # answered when the swap is done

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
-from typing import TYPE_CHECKING, assert_never, final
+from typing import TYPE_CHECKING, Final, assert_never, final
 
 import msgspec
 
@@ -58,6 +58,10 @@ if TYPE_CHECKING:
     from penstock.messages.inboxes import WeightPublisherEvent
 
 
+ROUNDING: Final = 1e-9
+"""0.55 · 20 is a little more than 11 in floating point."""
+
+
 class Phase(StrEnum):
     """What the publisher waits for from one engine."""
 
@@ -81,6 +85,15 @@ class EngineState(msgspec.Struct):
     target: WeightsExported | None = None
     """What it is staging or committing."""
     num_fetch_errors: int = 0
+
+    def takes(self, publish: int) -> bool:
+        """Whether this is what it is staging or committing."""
+        return self.target is not None and self.target.manifest.publish == publish
+
+    def lacks(self, manifest: WeightManifest) -> bool:
+        """Whether these are newer than what it serves. A learner that goes over old batches again publishes old
+        versions under new numbers; engines do not go back to them."""
+        return self.publish < manifest.publish and self.version <= manifest.version
 
 
 @final
@@ -122,17 +135,18 @@ class WeightPublisher:
                 self._on_applied(event)
             case DrainFinished():
                 engine = self._engine(event.engine, event.engine_epoch)
-                if engine is not None and engine.phase is Phase.COMMITTING:
+                if engine is not None and engine.phase is Phase.COMMITTING and engine.takes(event.publish):
                     self._out.append(StartTimer(engine.name, self.settings.commit_timeout_s))
             case EngineReady():
                 engine = self._engine(event.engine, event.engine_epoch)
                 if engine is not None and engine.phase is Phase.STARTING:
                     engine.phase = Phase.IDLE
             case EngineJoined():
-                self._drop(event.name)
-                self.engines[event.name] = EngineState(event.name, event.epoch)
+                self._on_joined(event)
             case EngineLost():
-                self._drop(event.name)
+                engine = self.engines.get(event.name)
+                if engine is not None and engine.epoch == event.epoch:
+                    self._drop(engine)
             case StepFinished():
                 self.learner_version = max(self.learner_version, event.version)
             case TimerFired():
@@ -155,10 +169,18 @@ class WeightPublisher:
             return None
         return engine
 
-    def _drop(self, name: str) -> None:
-        self.engines.pop(name, None)
-        self._out.append(StopTimer(name))
-        self._free_canary(name)
+    def _on_joined(self, event: EngineJoined) -> None:
+        engine = self.engines.get(event.name)
+        if engine is not None:
+            if engine.epoch >= event.epoch:
+                return
+            self._drop(engine)
+        self.engines[event.name] = EngineState(event.name, event.epoch)
+
+    def _drop(self, engine: EngineState) -> None:
+        del self.engines[engine.name]
+        self._out.append(StopTimer(engine.name))
+        self._free_canary(engine.name)
 
     def _free_canary(self, name: str) -> None:
         for publish in [publish for publish, canary in self._canaries.items() if canary == name]:
@@ -171,10 +193,9 @@ class WeightPublisher:
 
     def _on_fetched(self, event: WeightsFetched) -> None:
         engine = self._engine(event.engine, event.engine_epoch)
-        if engine is None or engine.phase is not Phase.STAGING or engine.target is None:
+        if engine is None or engine.phase is not Phase.STAGING or not engine.takes(event.publish):
             return
-        if engine.target.manifest.publish != event.publish:
-            return
+        assert engine.target is not None
         if not event.error and event.digest == engine.target.manifest.digest:
             engine.phase, engine.num_fetch_errors = Phase.STAGED, 0
             self._out.append(StopTimer(engine.name))
@@ -195,11 +216,8 @@ class WeightPublisher:
         if export is None:
             # Served before this publisher was there: it is not known to be whole, so nothing builds on it.
             return
-        is_answer = engine.target is not None and engine.target.manifest.publish == event.publish
-        if is_answer and engine.phase is Phase.COMMITTING:
+        if engine.takes(event.publish):  # also while it is staging: it has served them before this publisher was there
             self._out.append(StopTimer(engine.name))
-            engine.phase, engine.target = Phase.IDLE, None
-        elif is_answer:
             engine.phase, engine.target = Phase.IDLE, None
         wrong = self._what_is_wrong(export.manifest, event)
         if wrong:
@@ -207,14 +225,14 @@ class WeightPublisher:
             return
         engine.version, engine.publish = event.version, event.publish
         self._passed.add(event.publish)
+        self._num_failures.pop(event.version, None)
         self._canaries.pop(event.publish, None)
         self._forget_old()
 
     def _what_is_wrong(self, manifest: WeightManifest, event: WeightsApplied) -> str:
         if event.digest != manifest.digest:
             return f"it loaded the digest {event.digest}, {manifest.digest} was exported"
-        checks = self.settings.check_canary and manifest.canary is not None and event.canary_logprobs
-        if checks and manifest.canary is not None:
+        if self.settings.check_canary and manifest.canary is not None:
             difference = canary_difference(manifest.canary, event.canary_logprobs)
             if difference > self.settings.canary_tolerance:
                 return f"its canary is off by {difference:.3g} nats, {self.settings.canary_tolerance:g} are allowed"
@@ -252,7 +270,7 @@ class WeightPublisher:
         if self.latest is None:
             return
         for engine in self.engines.values():
-            if engine.phase is Phase.IDLE and engine.publish < self.latest.manifest.publish:
+            if engine.phase is Phase.IDLE and engine.lacks(self.latest.manifest):
                 engine.phase, engine.target = Phase.STAGING, self.latest
                 self._out.append(Send(engine.name, WeightsStaged(manifest=self.latest.manifest)))
                 self._out.append(StartTimer(engine.name, self.settings.stage_timeout_s))
@@ -277,7 +295,7 @@ class WeightPublisher:
         serving = tuple(ServingEngine(e.name, e.version) for e in ready if e.version >= 0)
         if not serving:
             return
-        needed = max(1, math.ceil(self.settings.announce_fraction * len(ready)))
+        needed = max(1, math.ceil(self.settings.announce_fraction * len(ready) - ROUNDING))
         versions = sorted((engine.version for engine in serving), reverse=True)
         if len(versions) >= needed:
             self.announced = max(self.announced, versions[needed - 1])

@@ -92,6 +92,14 @@ def test_what_is_served_already_is_answered_with_what_is_served() -> None:
         assert drive.one_sent(commands, WeightsApplied).publish == 4
 
 
+def test_an_engine_does_not_go_back_to_an_older_version_under_a_newer_number() -> None:
+    """A learner that goes over old batches again publishes old versions again."""
+    bench = EngineBench().serving(publish=4)
+    commands = bench.hear(WeightsStaged(manifest=manifest(1_000_000, version=3)))
+    assert drive.every(commands, FetchWeights) == []
+    assert drive.one_sent(commands, WeightsApplied).version == 4
+
+
 def test_what_is_being_swapped_to_is_not_fetched_again() -> None:
     bench = EngineBench().serving()
     bench.stage(1)

@@ -1,0 +1,513 @@
+"""The WeightPublisher: who goes first, who is late, and when a version is announced."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import actor_driver as drive
+import pytest
+from engine_bench import CANARY, manifest
+
+from penstock.actors.weight_publisher.machine import WeightPublisher
+from penstock.actors.weight_publisher.settings import WeightPublisherSettings
+from penstock.messages.arrays import pack_floats
+from penstock.messages.commands import FailRun, ReplaceActor, Send, StartTimer, StopTimer
+from penstock.messages.local import Started, TimerFired
+from penstock.messages.membership import EngineJoined, EngineLost
+from penstock.messages.training import NoticeGiven, StepFinished, UpdateMode
+from penstock.messages.weights import (
+    DrainFinished,
+    EngineReady,
+    ServingEngine,
+    VersionAnnounced,
+    WeightsApplied,
+    WeightsCommitted,
+    WeightsExported,
+    WeightsFetched,
+    WeightsStaged,
+)
+
+if TYPE_CHECKING:
+    from penstock.messages.base import Event
+    from penstock.messages.commands import AnyCommand
+
+
+class PublisherBench:
+    """A WeightPublisher; Learner and engines are played by hand."""
+
+    def __init__(
+        self, *, announce_fraction: float = 0.5, check_canary: bool = True, max_failed_publishes: int = 3
+    ) -> None:
+        self.driver = drive.Driver(
+            WeightPublisher(
+                WeightPublisherSettings(
+                    stage_timeout_s=10.0,
+                    commit_timeout_s=20.0,
+                    drain_timeout_s=300.0,
+                    announce_fraction=announce_fraction,
+                    check_canary=check_canary,
+                    canary_tolerance=0.05,
+                    max_failed_publishes=max_failed_publishes,
+                    max_fetch_retries=2,
+                )
+            )
+        )
+        self.epochs: dict[str, int] = {}
+
+    @property
+    def publisher(self) -> WeightPublisher:
+        return self.driver.machine
+
+    def hear(self, *events: Event) -> list[AnyCommand]:
+        return self.driver.hear(*events)
+
+    def ready(self, *engines: int, epoch: int = 0) -> list[AnyCommand]:
+        """These engines join and open."""
+        commands: list[AnyCommand] = []
+        for index in engines:
+            name = f"engine/{index}"
+            self.epochs[name] = epoch
+            joined = EngineJoined(name=name, epoch=epoch)
+            commands += self.hear(joined, EngineReady(engine=name, engine_epoch=epoch, num_slots=4))
+        return commands
+
+    def lose(self, index: int) -> list[AnyCommand]:
+        name = f"engine/{index}"
+        return self.hear(EngineLost(name=name, epoch=self.epochs.pop(name)))
+
+    def export(
+        self, publish: int, mode: UpdateMode = UpdateMode.IN_FLIGHT, version: int | None = None
+    ) -> list[AnyCommand]:
+        return self.hear(WeightsExported(manifest=manifest(publish, version), update_mode=mode))
+
+    def fetched(self, index: int, publish: int, *, digest: str | None = None, error: str = "") -> list[AnyCommand]:
+        return self.hear(
+            WeightsFetched(
+                engine=f"engine/{index}",
+                engine_epoch=self.epochs[f"engine/{index}"],
+                version=publish,
+                publish=publish,
+                digest=f"digest-{publish}" if digest is None else digest,
+                error=error,
+            )
+        )
+
+    def applied(
+        self,
+        index: int,
+        publish: int,
+        *,
+        digest: str | None = None,
+        logprobs: bytes = CANARY.logprobs,
+        epoch: int | None = None,
+    ) -> list[AnyCommand]:
+        return self.hear(
+            WeightsApplied(
+                engine=f"engine/{index}",
+                engine_epoch=self.epochs[f"engine/{index}"] if epoch is None else epoch,
+                version=publish,
+                publish=publish,
+                digest=f"digest-{publish}" if digest is None else digest,
+                canary_logprobs=logprobs,
+            )
+        )
+
+    def takes(self, publish: int, *indices: int) -> list[AnyCommand]:
+        """These engines fetch, and swap as soon as they are told to."""
+        commands: list[AnyCommand] = []
+        for index in indices:
+            commands += self.fetched(index, publish)
+        waiting = list(indices)
+        told = commits(commands)
+        while told:
+            index = told.pop(0)
+            waiting.remove(index)
+            new = self.applied(index, publish)
+            told += commits(new)
+            commands += new
+        assert waiting == []
+        return commands
+
+
+def index_of(name: str) -> int:
+    return int(name.removeprefix("engine/"))
+
+
+def stages(commands: list[AnyCommand]) -> list[tuple[int, int]]:
+    """(engine, publish) that are told to stage."""
+    sends = drive.every(commands, Send)
+    return [(index_of(s.to), s.event.manifest.publish) for s in sends if isinstance(s.event, WeightsStaged)]
+
+
+def commits(commands: list[AnyCommand]) -> list[int]:
+    """Engines that are told to swap."""
+    return [index_of(s.to) for s in drive.every(commands, Send) if isinstance(s.event, WeightsCommitted)]
+
+
+def announcements(commands: list[AnyCommand]) -> list[int]:
+    """Versions that the Buffer is told."""
+    return [event.version for event in drive.sent(commands, VersionAnnounced, to="buffer")]
+
+
+def replaced(commands: list[AnyCommand]) -> list[tuple[str, int]]:
+    return [(command.name, command.epoch) for command in drive.every(commands, ReplaceActor)]
+
+
+# --- the usual course ---------------------------------------------------------------------------------------------
+
+
+def test_every_ready_engine_is_told_to_stage_a_new_publish() -> None:
+    bench = PublisherBench()
+    bench.hear(Started(epoch=0), EngineJoined(name="engine/9", epoch=0))
+    bench.ready(0, 1)
+    commands = bench.export(0)
+    assert stages(commands) == [(0, 0), (1, 0)]
+    assert drive.every(commands, StartTimer) == [StartTimer("engine/0", 10.0), StartTimer("engine/1", 10.0)]
+    bench.driver.ignores(WeightsExported(manifest=manifest(0), update_mode=UpdateMode.IN_FLIGHT))
+
+
+def test_one_engine_commits_first_and_the_others_follow_when_its_canary_is_right() -> None:
+    bench = PublisherBench()
+    bench.ready(0, 1, 2)
+    bench.export(0)
+    commands = bench.fetched(1, 0)
+    assert commits(commands) == [1]
+    assert commands[0] == StopTimer("engine/1")
+    assert drive.one(commands, StartTimer) == StartTimer("engine/1", 20.0)
+    assert commits(bench.fetched(0, 0)) == []
+    assert commits(bench.applied(1, 0)) == [0]
+    assert commits(bench.fetched(2, 0)) == [2]
+
+
+@pytest.mark.parametrize("mode", list(UpdateMode))
+def test_a_commit_names_the_policys_update_mode_and_a_drain_has_a_deadline_of_its_own(mode: UpdateMode) -> None:
+    bench = PublisherBench()
+    bench.ready(0)
+    bench.export(0, mode)
+    commands = bench.fetched(0, 0)
+    assert drive.one_sent(commands, WeightsCommitted).update_mode is mode
+    assert drive.one(commands, StartTimer).delay_s == (300.0 if mode is UpdateMode.DRAIN else 20.0)
+
+
+def test_after_a_drain_the_deadline_of_the_commit_counts_from_when_the_engine_is_idle() -> None:
+    bench = PublisherBench()
+    bench.ready(0)
+    bench.export(0, UpdateMode.DRAIN)
+    bench.fetched(0, 0)
+    drained = DrainFinished(engine="engine/0", engine_epoch=0, version=0, publish=0)
+    assert bench.hear(drained) == [StartTimer("engine/0", 20.0)]
+    bench.driver.ignores(DrainFinished(engine="engine/0", engine_epoch=0, version=7, publish=7))
+    bench.applied(0, 0)
+    bench.driver.ignores(drained)
+
+
+def test_an_engine_that_is_busy_with_one_publish_takes_the_newest_next() -> None:
+    bench = PublisherBench()
+    bench.ready(0)
+    bench.export(0)
+    assert stages(bench.export(1)) == []
+    assert stages(bench.export(2)) == []
+    assert commits(bench.fetched(0, 0)) == [0]
+    assert stages(bench.applied(0, 0)) == [(0, 2)]
+
+
+def test_an_engine_that_joins_later_catches_up_without_a_canary_of_its_own() -> None:
+    bench = PublisherBench()
+    bench.ready(0)
+    bench.export(3)
+    bench.takes(3, 0)
+    assert stages(bench.ready(1)) == [(1, 3)]
+    assert commits(bench.fetched(1, 3)) == [1]
+
+
+def test_an_older_version_under_a_newer_number_is_not_staged_where_a_newer_one_is_served() -> None:
+    bench = PublisherBench()
+    bench.ready(0)
+    bench.export(5)
+    bench.takes(5, 0)
+    assert stages(bench.export(1_000_000, version=3)) == []
+    assert stages(bench.ready(1)) == [(1, 1_000_000)]
+    assert stages(bench.export(1_000_001, version=5)) == [(0, 1_000_001)]
+
+
+def test_the_learners_version_is_known_from_its_receipts() -> None:
+    bench = PublisherBench()
+    for version in (1, 3, 2):
+        bench.hear(StepFinished(version=version, group_ids=(), num_trained_tokens=0, max_staleness=0))
+    assert bench.publisher.learner_version == 3
+
+
+# --- announcing ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("num_engines", "fraction", "needed"),
+    [(1, 0.5, 1), (2, 0.5, 1), (3, 0.5, 2), (4, 0.5, 2), (4, 1.0, 4), (4, 0.01, 1), (20, 0.55, 11), (10, 0.3, 3)],
+)
+def test_a_version_is_announced_when_enough_of_the_ready_engines_serve_it(
+    num_engines: int, fraction: float, needed: int
+) -> None:
+    bench = PublisherBench(announce_fraction=fraction)
+    bench.hear(EngineJoined(name="engine/99", epoch=0))
+    bench.ready(*range(num_engines))
+    bench.export(0)
+    for index in range(num_engines):
+        bench.fetched(index, 0)
+    for index in range(num_engines):
+        assert announcements(bench.applied(index, 0)) == ([0] if index + 1 == needed else [])
+
+
+def test_an_announcement_goes_to_buffer_prompt_source_and_learner_and_says_who_serves_what() -> None:
+    bench = PublisherBench(announce_fraction=0.1)
+    bench.ready(0, 1)
+    bench.export(4)
+    commands = bench.takes(4, 0)
+    event = VersionAnnounced(version=4, publish=4, serving=(ServingEngine("engine/0", 4),))
+    assert [(s.to, s.event) for s in drive.every(commands, Send) if isinstance(s.event, VersionAnnounced)] == [
+        ("prompt_source", event),
+        ("buffer", event),
+        ("learner", event),
+    ]
+
+
+def test_prompt_source_alone_hears_when_only_those_who_serve_have_changed() -> None:
+    bench = PublisherBench(announce_fraction=0.1)
+    bench.ready(0, 1)
+    bench.export(4)
+    bench.takes(4, 0)
+    commands = bench.takes(4, 1)
+    assert [s.to for s in drive.every(commands, Send) if isinstance(s.event, VersionAnnounced)] == ["prompt_source"]
+    serving = drive.sent(commands, VersionAnnounced)[0].serving
+    assert serving == (ServingEngine("engine/0", 4), ServingEngine("engine/1", 4))
+
+
+def test_the_announced_version_never_goes_down() -> None:
+    bench = PublisherBench(announce_fraction=1.0)
+    bench.ready(0, 1)
+    bench.export(0)
+    bench.takes(0, 0, 1)
+    bench.export(1)
+    bench.takes(1, 0, 1)
+    assert bench.publisher.announced == 1
+    bench.lose(0)
+    bench.ready(0, epoch=1)
+    assert bench.publisher.announced == 1
+
+
+def test_the_loss_of_a_late_engine_may_complete_the_quorum() -> None:
+    bench = PublisherBench(announce_fraction=1.0)
+    bench.ready(0, 1)
+    bench.export(0)
+    assert announcements(bench.takes(0, 0)) == []
+    assert announcements(bench.lose(1)) == [0]
+
+
+# --- late and wrong -----------------------------------------------------------------------------------------------
+
+
+def test_an_engine_that_is_late_with_fetching_is_replaced_once() -> None:
+    bench = PublisherBench()
+    bench.ready(0, 1)
+    bench.export(0)
+    commands = bench.hear(TimerFired(key="engine/0"))
+    assert replaced(commands) == [("engine/0", 0)]
+    assert drive.one(commands, ReplaceActor).cause == "late with fetching version 0"
+    assert "engine/0 is replaced: late" in drive.one_sent(commands, NoticeGiven, to="supervisor").text
+    assert commands[0] == StopTimer("engine/0")
+    bench.driver.ignores(TimerFired(key="engine/0"))
+    assert bench.fetched(0, 0) == []
+    assert bench.applied(0, 0) == []
+
+
+@pytest.mark.parametrize("mode", list(UpdateMode))
+def test_an_engine_that_is_late_with_its_swap_is_replaced(mode: UpdateMode) -> None:
+    bench = PublisherBench()
+    bench.ready(0)
+    bench.export(0, mode)
+    bench.fetched(0, 0)
+    assert drive.one(bench.hear(TimerFired(key="engine/0")), ReplaceActor).cause == "late with taking version 0"
+
+
+def test_a_timer_that_fires_while_nothing_is_asked_of_the_engine_changes_nothing() -> None:
+    bench = PublisherBench()
+    bench.ready(0)
+    bench.driver.ignores(TimerFired(key="engine/0"))
+    bench.driver.ignores(TimerFired(key="engine/7"))
+    bench.export(0)
+    bench.takes(0, 0)
+    bench.driver.ignores(TimerFired(key="engine/0"))
+
+
+def test_when_the_canary_is_late_another_engine_goes_first() -> None:
+    bench = PublisherBench()
+    bench.ready(0, 1)
+    bench.export(0)
+    bench.fetched(0, 0)
+    bench.fetched(1, 0)
+    assert commits(bench.hear(TimerFired(key="engine/0"))) == [1]
+
+
+def test_when_the_canary_dies_another_engine_goes_first() -> None:
+    bench = PublisherBench()
+    bench.ready(0, 1)
+    bench.export(0)
+    bench.fetched(0, 0)
+    bench.fetched(1, 0)
+    assert commits(bench.lose(0)) == [1]
+
+
+def test_a_quarantined_engine_starts_over_as_a_new_incarnation() -> None:
+    bench = PublisherBench()
+    bench.ready(0)
+    bench.export(0)
+    bench.hear(TimerFired(key="engine/0"))
+    bench.lose(0)
+    assert stages(bench.ready(0, epoch=1)) == [(0, 0)]
+    assert bench.applied(0, 0, epoch=0) == []
+    assert announcements(bench.takes(0, 0)) == [0]
+
+
+def test_a_fetch_that_failed_is_tried_again_and_then_the_engine_is_replaced() -> None:
+    bench = PublisherBench()
+    bench.ready(0)
+    bench.export(0)
+    for _ in range(2):
+        commands = bench.fetched(0, 0, digest="", error="no such file")
+        assert stages(commands) == [(0, 0)]
+        assert replaced(commands) == []
+    commands = bench.fetched(0, 0, digest="", error="no such file")
+    assert replaced(commands) == [("engine/0", 0)]
+    assert drive.one(commands, ReplaceActor).cause == "cannot fetch version 0: no such file"
+
+
+def test_a_fetch_of_other_bytes_than_were_exported_counts_as_failed() -> None:
+    bench = PublisherBench()
+    bench.ready(0)
+    bench.export(0)
+    commands = bench.fetched(0, 0, digest="other")
+    assert commits(commands) == []
+    assert stages(commands) == [(0, 0)]
+
+
+def test_a_failed_fetch_of_weights_that_were_superseded_is_no_fault_of_the_engine() -> None:
+    """The exporter lets old weights go when newer ones are announced."""
+    bench = PublisherBench()
+    bench.ready(0)
+    for publish in range(8):
+        bench.export(publish)
+        bench.export(publish + 1)
+        assert replaced(bench.fetched(0, publish, error="gone")) == []
+
+
+def test_what_is_said_of_another_publish_or_incarnation_changes_nothing() -> None:
+    bench = PublisherBench()
+    bench.ready(0, epoch=2)
+    bench.export(3)
+    for epoch, publish in ((1, 3), (3, 3), (2, 2)):
+        fetched = WeightsFetched(
+            engine="engine/0", engine_epoch=epoch, version=publish, publish=publish, digest=f"digest-{publish}"
+        )
+        bench.driver.ignores(fetched)
+    bench.driver.ignores(EngineReady(engine="engine/0", engine_epoch=1, num_slots=4))
+    bench.driver.ignores(EngineJoined(name="engine/0", epoch=2))
+    bench.driver.ignores(EngineJoined(name="engine/0", epoch=1))
+    bench.driver.ignores(EngineLost(name="engine/0", epoch=1))
+    bench.driver.ignores(EngineLost(name="engine/5", epoch=0))
+
+
+@pytest.mark.parametrize(
+    ("digest", "logprobs", "why"),
+    [
+        ("other", CANARY.logprobs, "it loaded the digest other, digest-0 was exported"),
+        (None, pack_floats([-1.0, -2.5]), "its canary is off by 0.25 nats, 0.05 are allowed"),
+        (None, b"", "its canary is off by inf nats, 0.05 are allowed"),
+    ],
+)
+def test_an_engine_that_serves_something_else_than_was_exported_is_replaced_and_announces_nothing(
+    digest: str | None, logprobs: bytes, why: str
+) -> None:
+    bench = PublisherBench()
+    bench.ready(0, 1)
+    bench.export(0)
+    bench.fetched(0, 0)
+    bench.fetched(1, 0)
+    commands = bench.applied(0, 0, digest=digest, logprobs=logprobs)
+    assert drive.one(commands, ReplaceActor).cause == f"version 0: {why}"
+    assert announcements(commands) == []
+    assert commits(commands) == [1], "another engine goes first"
+
+
+def test_without_a_check_of_canaries_the_digest_alone_decides() -> None:
+    bench = PublisherBench(check_canary=False)
+    bench.ready(0)
+    bench.export(0)
+    bench.fetched(0, 0)
+    assert announcements(bench.applied(0, 0, logprobs=b"")) == [0]
+
+
+def test_a_version_that_spoils_engine_after_engine_stops_the_run() -> None:
+    bench = PublisherBench(max_failed_publishes=2)
+    bench.ready(0, 1)
+    bench.export(0)
+    bench.fetched(0, 0)
+    bench.fetched(1, 0)
+    assert drive.every(bench.applied(0, 0, digest="bad"), FailRun) == []
+    story = drive.one(bench.applied(1, 0, digest="worse"), FailRun).story
+    assert story.startswith("version 0 failed on 2 engines in a row, the last: it loaded the digest worse")
+
+
+def test_an_engine_that_fails_where_others_have_passed_does_not_stop_the_run() -> None:
+    bench = PublisherBench(max_failed_publishes=1)
+    bench.ready(0, 1)
+    bench.export(0)
+    bench.takes(0, 0)
+    bench.fetched(1, 0)
+    commands = bench.applied(1, 0, digest="bad")
+    assert replaced(commands) == [("engine/1", 0)]
+    assert drive.every(commands, FailRun) == []
+
+
+# --- a replacement ------------------------------------------------------------------------------------------------
+
+
+def test_a_publisher_that_was_replaced_recovers_from_what_is_repeated_to_it() -> None:
+    bench = PublisherBench(announce_fraction=1.0)
+    bench.ready(0, 1)
+    bench.export(7)
+    commands = bench.applied(0, 7)
+    assert commands[0] == StopTimer("engine/0")
+    assert commits(commands) == []
+    assert announcements(bench.applied(1, 7)) == [7]
+
+
+def test_what_it_hears_before_it_knows_the_publish_builds_nothing_and_is_asked_for_again() -> None:
+    """The engine answers the staging of what it serves already with what it serves."""
+    bench = PublisherBench()
+    bench.ready(0)
+    assert bench.applied(0, 7) == []
+    assert stages(bench.export(7)) == [(0, 7)]
+    assert announcements(bench.applied(0, 7)) == [7]
+
+
+def test_an_engine_in_the_middle_of_a_swap_is_found_again() -> None:
+    """It had been told to commit by the publisher before this one."""
+    bench = PublisherBench()
+    bench.ready(0, 1)
+    bench.export(7)
+    bench.applied(0, 7)
+    assert commits(bench.fetched(1, 7)) == [1]
+
+
+# --- leaks --------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_kept_of_publishes_that_nobody_serves_or_takes() -> None:
+    bench = PublisherBench(announce_fraction=1.0)
+    bench.ready(0, 1)
+    bench.export(0)
+    bench.takes(0, 0, 1)
+    before = len(str(drive.snapshot(bench.publisher)))
+    for publish in range(1, 9):
+        bench.export(publish)
+        bench.takes(publish, 0, 1)
+    assert len(str(drive.snapshot(bench.publisher))) == before

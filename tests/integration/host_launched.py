@@ -55,9 +55,13 @@ class Launched:
         [pid] = [pid for pid, command in self.members().items() if what in command.split(" --")[0]]
         return pid
 
-    def wait_for_steps(self) -> None:
-        metrics = self.folder / "metrics.jsonl"
-        self._until(lambda: metrics.exists() and metrics.read_bytes().count(b"\n") > 3, START_DEADLINE_S)
+    def wait_for_steps(self, *, more: int = 4) -> None:
+        """Until so many more steps are recorded."""
+        wanted = self._num_steps() + more
+        self._until(lambda: self._num_steps() >= wanted, START_DEADLINE_S)
+
+    def _num_steps(self) -> int:
+        return _read(str(self.folder / "metrics.jsonl")).count(b"\n")
 
     def wait_for_member(self, what: str) -> None:
         self._until(lambda: any(what in command for command in self.members().values()), START_DEADLINE_S)

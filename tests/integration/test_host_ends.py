@@ -50,6 +50,21 @@ def test_a_signal_stops_the_run_cleanly(launched: Callable[..., Launched], targe
     assert summary.balance.is_balanced
 
 
+def test_a_supervisor_that_was_stopped_itself_blames_nobody(launched: Callable[..., Launched]) -> None:
+    run = launched(ENDLESS, '{"runtime": {"heartbeat_s": 0.2, "heartbeat_timeout_s": 1.5}}')
+    run.wait_for_steps()
+    driver = run.pid_of("hosts.ray.driver")
+    os.kill(driver, signal.SIGSTOP)
+    time.sleep(5.0)  # longer than every deadline that it watches
+    os.kill(driver, signal.SIGCONT)
+    run.wait_for_steps(more=100)
+    log = (run.folder / "logs" / "driver.log").read_text()
+    assert "the supervisor was asleep for" in log
+    assert "is lost" not in log
+    run.process.send_signal(signal.SIGINT)
+    assert run.end() == (130, "penstock: stopped by SIGINT\n")
+
+
 def test_a_second_signal_does_not_wait_for_anybody(launched: Callable[..., Launched]) -> None:
     run = launched(RunPlan(num_groups=1_000_000, closes_books=False, stubborn="filter"))
     run.wait_for_steps()

@@ -26,7 +26,7 @@ import msgspec
 
 from penstock.messages.names import LEARNER, is_engine
 from penstock.runtime.hosts.ray import processes
-from penstock.runtime.hosts.ray.boot import Boot, ProcessEnd
+from penstock.runtime.hosts.ray.boot import Boot, EndKind, ProcessEnd
 from penstock.runtime.hosts.ray.ports import EndedProcess
 from penstock.runtime.hosts.ray.wakeup import Wakeup
 
@@ -220,9 +220,13 @@ class RayYard:
 
     def _on_done(self, name: str, epoch: int) -> Callable[[Any], None]:
         def done(future: Any) -> None:  # noqa: ANN401 - a future of Ray's, on a thread of Ray's
-            end = None
-            if future.exception() is None:
+            error = future.exception()
+            if error is None:
                 end = msgspec.msgpack.decode(future.result(), type=ProcessEnd)
+            elif isinstance(error, self._ray.exceptions.RayTaskError):  # raised before the process could tell itself
+                end = ProcessEnd(kind=EndKind.CRASHED, error=str(error.cause), traceback=str(error))
+            else:
+                end = None
             self._ended.put(EndedProcess(name, epoch, end))
 
         return done

@@ -22,7 +22,7 @@ import msgspec
 from penstock.runtime.errors import UserError
 from penstock.runtime.hosts.ray.job import STORY_PIPE_VARIABLE, DriverEnd, DriverJob, DriverReady, DriverWord, read_job
 from penstock.runtime.hosts.ray.ports import OutcomeKind
-from penstock.runtime.hosts.ray.processes import become_subreaper, end_with_parent
+from penstock.runtime.hosts.ray.processes import be_subreaper, end_with_parent
 from penstock.runtime.observability.live import LiveView
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def run_scenario(scenario: Scenario, scenario_path: Path, run_folder: Path, cons
 def main() -> None:
     """The driver's process; never returns."""
     end_with_parent(signal.SIGTERM)
-    become_subreaper()
+    be_subreaper()
     job = read_job(STDIN)
     story_pipe = int(os.environ[STORY_PIPE_VARIABLE])
     os.set_inheritable(story_pipe, False)

@@ -39,7 +39,7 @@ from penstock.runtime.hosts.ray.job import (
     write_job,
 )
 from penstock.runtime.hosts.ray.ports import OutcomeKind
-from penstock.runtime.hosts.ray.processes import become_subreaper, kill_descendants
+from penstock.runtime.hosts.ray.processes import be_subreaper, children_of, kill_descendants
 from penstock.runtime.hosts.ray.signals import Signals
 
 if TYPE_CHECKING:
@@ -59,10 +59,12 @@ def launch(job: DriverJob, *, command: Sequence[str] = DRIVER_COMMAND) -> Driver
         job: what the driver is to do; its ``temp_folder`` is removed at the end.
         command: what starts the driver.
     """
-    become_subreaper()
+    others = children_of(os.getpid())
+    be_subreaper()
     with Signals() as signals, _Driver(job, command) as driver:
         end = driver.wait(signals)
-    kill_descendants(timeout_s=SWEEP_TIMEOUT_S)
+    kill_descendants(timeout_s=SWEEP_TIMEOUT_S, spare=others)
+    be_subreaper(on=False)
     shutil.rmtree(job.temp_folder, ignore_errors=True)
     sweep(job.run_id)
     return end

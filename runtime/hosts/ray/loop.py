@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 MAX_FRAMES_A_TURN: Final = 64
 DIRECTORY_TIMEOUT_S: Final = 60.0
-LINES_CHECK_S: Final = 0.25
+LINES_CHECK_S: Final = 1.0
 CLOSE_TIMEOUT_S: Final = 1.5
 LEDGER_FILE: Final = "ledger.sqlite"
 

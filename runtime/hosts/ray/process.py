@@ -19,6 +19,7 @@ import os
 import resource
 import signal
 import sys
+import time
 import traceback
 from contextlib import ExitStack
 from pathlib import Path
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from penstock.runtime.observability.tracing import TraceObserver
 
 SPAN_CLOSE_S: Final = 1.0
+
+_log: Final = logging.getLogger(__name__)
 
 
 class ActorProcess:
@@ -90,15 +93,22 @@ def run_process(boot: Boot, *, node_id: str, node_host: str) -> ProcessEnd:
         stack.callback(Heartbeat(boot, pulse).stop)
         _announce(boot, links, node_id)
         try:
-            clock = RunClock(boot.started_unix_s)
-            loop = ActorLoop(boot, links, pulse, clock, _open_event_log(boot, stack, clock))
-            stack.callback(loop.close)
-            gc.collect()
-            gc.freeze()  # modules and the model are there to stay; walking them costs milliseconds
-            return ProcessEnd(kind=loop.run())
+            return ProcessEnd(kind=_run_actor(boot, links, pulse))
         except Exception as error:  # the edge of the process: whatever it is, the supervisor hears the story
             traceback.print_exc()
             return _story_of(error)
+
+
+def _run_actor(boot: Boot, links: Links, pulse: Pulse) -> EndKind:
+    began_s, clock = time.monotonic(), RunClock(boot.started_unix_s)
+    with ExitStack() as stack:
+        loop = ActorLoop(boot, links, pulse, clock, _open_event_log(boot, stack, clock))
+        stack.callback(loop.close)
+        gc.collect()
+        gc.freeze()  # modules and the model are there to stay; walking them costs milliseconds
+        times = time.monotonic() - began_s, time.process_time()
+        _log.info("%s %d is built after %.1f s; the process has used %.1f s of CPU", boot.name, boot.epoch, *times)
+        return loop.run()
 
 
 def _announce(boot: Boot, links: Links, node_id: str) -> None:

@@ -14,7 +14,10 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
@@ -97,36 +100,43 @@ def descendants_of(pid: int) -> list[int]:
     return found
 
 
-def kill_descendants(*, timeout_s: float) -> list[int]:
+def kill_descendants(*, timeout_s: float, spare: Collection[int] = ()) -> list[int]:
     """Kill every descendant of this process, and reap those that are its own children, until none is left.
 
     A child subreaper adopts what its descendants leave behind, so for one this ends everything it ever started.
+
+    Args:
+        timeout_s: how long to try.
+        spare: children that are left alone, with all that they have started.
 
     Returns:
         What is left after the time, which should be nothing.
     """
     deadline_s = time.monotonic() + timeout_s
-    me = os.getpid()
     while True:
-        alive = [pid for pid in descendants_of(me) if (facts := facts_of(pid)) is not None and facts.state != "Z"]
+        spared = {pid for child in spare for pid in (child, *descendants_of(child))}
+        found = [(pid, facts_of(pid)) for pid in descendants_of(os.getpid()) if pid not in spared]
+        alive = [pid for pid, facts in found if facts is not None and facts.state != "Z"]
         for pid in alive:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        _reap()
+        for pid, facts in found:
+            if facts is not None and facts.parent == os.getpid():
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
         if not alive or time.monotonic() > deadline_s:
             return alive
         time.sleep(0.005)
 
 
-def _reap() -> None:
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+def children_of(pid: int) -> list[int]:
+    """Its own children."""
+    return [child for child in descendants_of(pid) if (facts := facts_of(child)) is not None and facts.parent == pid]
 
 
-def become_subreaper() -> None:
-    """From here on, orphans among this process's descendants become its children."""
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+def be_subreaper(*, on: bool = True) -> None:
+    """Whether orphans among this process's descendants become its children, from here on."""
+    _prctl(PR_SET_CHILD_SUBREAPER, int(on))
 
 
 def end_with_parent(number: signal.Signals) -> None:

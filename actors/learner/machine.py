@@ -139,6 +139,8 @@ class Learner:
                 self._done()
                 self._saved = CheckpointSaved(version=event.version, path=event.path)
                 self._out.append(Send(BUFFER, self._saved))
+                if self._checkpoint_due == event.version:
+                    self._checkpoint_due = None  # demanded again while it was written
             case VersionAnnounced():
                 if event.version > self._announced:
                     self._announced = event.version
@@ -151,7 +153,8 @@ class Learner:
             case Started():
                 self._out.extend((OpenLearner(), StartTimer(DEADLINE, self.settings.start_timeout_s)))
             case TimerFired():
-                self._out.append(FailRun(f"the learner is {self.phase.value} for longer than it may; see its log"))
+                if self.phase is not Phase.IDLE:  # it ran out while what it was for came to its end
+                    self._out.append(FailRun(f"the learner is {self.phase.value} for longer than it may; see its log"))
             case _:
                 assert_never(event)
         self._advance()

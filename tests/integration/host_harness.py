@@ -50,6 +50,7 @@ class Witness:
         self.reports: dict[str, ActorReported] = {}
         self.states: list[tuple[str, int, str]] = []
         self.losses: list[tuple[str, str]] = []
+        self.notices: list[tuple[str, str]] = []
         self.act: Callable[[EchoRun], None] | None = None
         self.deadline_s = time.monotonic() + RUN_TIMEOUT_S
 
@@ -61,6 +62,9 @@ class Witness:
 
     def on_actor(self, name: str, epoch: int, state: str) -> None:
         self.states.append((name, epoch, state))
+
+    def on_notice(self, name: str, text: str) -> None:
+        self.notices.append((name, text))
 
     def on_lost(self, name: str, cause: str) -> None:
         self.losses.append((name, cause))

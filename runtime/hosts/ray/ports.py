@@ -74,6 +74,10 @@ class RunSink(Protocol):
         """``starting``, ``up``, ``lost`` or ``ended``."""
         ...
 
+    def on_notice(self, name: str, text: str) -> None:
+        """An actor has something to tell people."""
+        ...
+
     def on_lost(self, name: str, cause: str) -> None:
         """An actor was given up, and why."""
         ...

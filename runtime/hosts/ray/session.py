@@ -222,6 +222,10 @@ class Session:
         else:
             self._view.phase("loading the model")
 
+    def on_notice(self, name: str, text: str) -> None:
+        _log.info("%s: %s", name, text)
+        self._view.note(f"{name}: {text}")
+
     def on_lost(self, name: str, cause: str) -> None:
         self._recorder.lost(name, f"{name} was lost: {cause}")
 

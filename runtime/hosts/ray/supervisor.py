@@ -31,7 +31,7 @@ import msgspec
 import zmq
 
 from penstock.messages.names import BUFFER, SUPERVISOR
-from penstock.messages.training import ActorReported, RunFinished, StepReported, StopAsked
+from penstock.messages.training import ActorReported, NoticeGiven, RunFinished, StepReported, StopAsked
 from penstock.messages.wire import Envelope, Header, InboxDecoder, WireError, encode_pack
 from penstock.runtime.delivery import Delivery
 from penstock.runtime.hosts.ray.boot import EndKind, log_name
@@ -245,6 +245,8 @@ class Supervisor:
                     self._sink.on_step(event)
             case RunFinished():
                 self._on_finished(event)
+            case NoticeGiven():
+                self._sink.on_notice(event.name, event.text)
             case _:
                 raise AssertionError(f"the supervisor's inbox lets {type(event).__name__} in and nothing handles it")
 

@@ -29,16 +29,12 @@ Invariants:
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from enum import StrEnum
-from itertools import islice
 from typing import TYPE_CHECKING, assert_never, final
 
-import msgspec
-
 from penstock.actors.canary import canary_difference
+from penstock.actors.engine_worker.requests import RequestTable
 from penstock.actors.parts import tail
-from penstock.actors.settled import KnownSettled
 from penstock.messages.commands import (
     AbortGeneration,
     ApplyWeights,
@@ -64,9 +60,8 @@ from penstock.messages.local import (
     WeightsStagedLocally,
     WeightsSwapped,
 )
-from penstock.messages.membership import HeldLease, LeaseStage
 from penstock.messages.names import PROMPT_SOURCE, SCORER, SUPERVISOR, WEIGHT_PUBLISHER
-from penstock.messages.samples import Cancelled, InfraError, Part, Sample, SampleKey
+from penstock.messages.samples import Cancelled, InfraError, Part, Sample
 from penstock.messages.training import Activity, NoticeGiven, UpdateMode
 from penstock.messages.weights import (
     DrainFinished,
@@ -79,11 +74,12 @@ from penstock.messages.weights import (
 )
 
 if TYPE_CHECKING:
+    from penstock.actors.engine_worker.requests import Request
     from penstock.actors.engine_worker.settings import EngineWorkerSettings
     from penstock.messages.base import Event
     from penstock.messages.commands import AnyCommand
-    from penstock.messages.flow import SettledState
     from penstock.messages.inboxes import EngineWorkerEvent
+    from penstock.messages.membership import HeldLease
     from penstock.messages.samples import ModelOutcome
 
 
@@ -96,16 +92,6 @@ class Phase(StrEnum):
     INTERRUPTING = "interrupting"
     APPLYING = "applying"
     SPOILT = "spoilt"
-
-
-class Request(msgspec.Struct):
-    """One sample at this engine."""
-
-    issued: SampleIssued
-    is_running: bool = False
-    prefix: Part | None = None
-    num_tokens: int = 0
-    """That PromptSource knows of."""
 
 
 @final
@@ -122,21 +108,13 @@ class EngineWorker:
         """Of what the engine loaded, as it computed it."""
         self.canary_logprobs = b""
         """Of the canary of what it serves."""
-        self.requests: dict[SampleKey, Request] = {}
-        self.failed: dict[SampleKey, HeldLease] = {}
-        """Ended as ``infra_error`` here; kept for the census until settled or issued again."""
-        self._running: set[SampleKey] = set()
-        self._waiting: OrderedDict[SampleKey, None] = OrderedDict()
-        """Requests that do not run, in the order in which they are submitted."""
-        self._ended: dict[SampleKey, int] = {}
-        """The last attempt that is over here, until its group is settled."""
+        self.requests = RequestTable()
         self._fetching: WeightManifest | None = None
         self._staged: WeightManifest | None = None
         self._wanted: WeightManifest | None = None
         """Staged by the publisher while another fetch was running."""
         self._commit: WeightsCommitted | None = None
         self.applying: WeightManifest | None = None
-        self._settled = KnownSettled()
         self._out: list[AnyCommand] = []
 
     # --- what others see --------------------------------------------------------------------------------------
@@ -153,31 +131,22 @@ class EngineWorker:
             return Activity.STARTING
         if self.phase is Phase.SPOILT:
             return Activity.DOWN
-        if self._running:
+        if self.requests.num_running:
             return Activity.WORKING
         if self.phase is Phase.APPLYING:
             return Activity.APPLYING_WEIGHTS
-        if self.requests or self.version < 0:
+        if self.requests.num_waiting or self.version < 0:
             return Activity.WAITING_FOR_WEIGHTS
         return Activity.WAITING_FOR_DEMAND
 
     @property
     def occupancy(self) -> float:
         """Running requests ÷ slots."""
-        return len(self._running) / self.num_slots if self.num_slots else 0.0
+        return self.requests.num_running / self.num_slots if self.num_slots else 0.0
 
     def leases(self) -> tuple[HeldLease, ...]:
         """Requests that wait or run here, and those that failed here."""
-        held = [
-            HeldLease(
-                key,
-                request.issued.attempt,
-                LeaseStage.RUNNING if request.is_running else LeaseStage.WAITING,
-                request.num_tokens,
-            )
-            for key, request in self.requests.items()
-        ]
-        return (*held, *self.failed.values())
+        return self.requests.leases()
 
     # --- events -----------------------------------------------------------------------------------------------
 
@@ -191,7 +160,8 @@ class EngineWorker:
             case GenerationEnded():
                 self._on_ended(event)
             case SamplesSettled():
-                self._on_settled(event.settled)
+                for request in self.requests.settle(event.settled):
+                    self._abort(request)
             case WeightsStaged():
                 self._on_staged(event.manifest)
             case WeightsStagedLocally():
@@ -227,33 +197,20 @@ class EngineWorker:
     # --- requests ---------------------------------------------------------------------------------------------
 
     def _on_issued(self, event: SampleIssued) -> None:
-        key = event.key
-        if key.group_id in self._settled or event.attempt <= self._ended.get(key, -1):
-            return
-        known = self.requests.get(key)
-        if known is not None:
-            if event.attempt <= known.issued.attempt:
-                return
-            self._drop(key)  # issued again: PromptSource goes on from what it knows
-        self.failed.pop(key, None)
-        num_tokens = 0 if event.prefix is None else event.prefix.num_tokens
-        self.requests[key] = Request(event, prefix=event.prefix, num_tokens=num_tokens)
-        self._waiting[key] = None
+        if self.requests.is_news(event):
+            self._abort(self.requests.remove(event.key))  # issued again: PromptSource goes on from what it knows
+            self.requests.add(event)
 
     def _submit(self) -> None:
         """Give waiting requests to the engine while it serves and has slots."""
-        if self.phase is not Phase.SERVING or not self._waiting or len(self._running) >= self.num_slots:
+        num_places = self.num_slots - self.requests.num_running
+        if self.phase is not Phase.SERVING or num_places <= 0 or not self.requests.num_waiting:
             return
-        servable = (key for key in self._waiting if self.requests[key].issued.min_version <= self.version)
-        for key in list(islice(servable, self.num_slots - len(self._running))):
-            request = self.requests[key]
-            request.is_running = True
-            del self._waiting[key]
-            self._running.add(key)
+        for request in self.requests.take(num_places, self.version):
             issued = request.issued
             self._out.append(
                 Generate(
-                    key=key,
+                    key=issued.key,
                     attempt=issued.attempt,
                     purpose=issued.purpose,
                     prompt=issued.prompt,
@@ -263,12 +220,8 @@ class EngineWorker:
                 )
             )
 
-    def _current(self, key: SampleKey, attempt: int) -> Request | None:
-        request = self.requests.get(key)
-        return request if request is not None and request.issued.attempt == attempt else None
-
     def _on_advanced(self, event: GenerationAdvanced) -> None:
-        request = self._current(event.key, event.attempt)
+        request = self.requests.current(event.key, event.attempt)
         if request is None or self.phase is Phase.SPOILT:
             return
         self._report(request, event.from_token, event.chunk)
@@ -286,22 +239,19 @@ class EngineWorker:
         self._send(PROMPT_SOURCE, progressed)
 
     def _on_ended(self, event: GenerationEnded) -> None:
-        request = self._current(event.key, event.attempt)
+        request = self.requests.current(event.key, event.attempt)
         if request is None or self.phase is Phase.SPOILT:
             return
-        self._running.discard(event.key)
-        request.is_running = False
         match event.outcome:
             case Cancelled():  # interrupted: it goes on from here under the new weights
-                request.prefix = event.part
+                self.requests.interrupt(request, event.part)
                 if event.part.num_tokens > request.num_tokens:  # what PromptSource lacks it could never join later
                     self._report(request, request.num_tokens, tail(event.part, request.num_tokens))
-                self._waiting[event.key] = None
-                self._waiting.move_to_end(event.key, last=False)
             case InfraError():
-                self.failed[event.key] = HeldLease(event.key, event.attempt, LeaseStage.FAILED, event.part.num_tokens)
+                self.requests.fail(request, event.part.num_tokens)
                 self._close(event)
             case _:
+                self.requests.end(request)
                 self._pass_on(request.issued, event.part, event.outcome)
                 self._close(event)
 
@@ -315,8 +265,6 @@ class EngineWorker:
         self._send(SCORER, generated)
 
     def _close(self, event: GenerationEnded) -> None:
-        del self.requests[event.key]
-        self._ended[event.key] = event.attempt
         closed = GenerationClosed(
             engine=self.settings.name,
             key=event.key,
@@ -326,21 +274,9 @@ class EngineWorker:
         )
         self._send(PROMPT_SOURCE, closed)
 
-    def _drop(self, key: SampleKey) -> None:
-        request = self.requests.pop(key)
-        self._waiting.pop(key, None)
-        if request.is_running:
-            self._running.discard(key)
-            self._out.append(AbortGeneration(key, request.issued.attempt))
-
-    def _on_settled(self, state: SettledState) -> None:
-        if not self._settled.update(state):
-            return
-        for key in [key for key in self.requests if key.group_id in self._settled]:
-            self._drop(key)
-        for key in [key for key in self._ended if key.group_id in self._settled]:
-            del self._ended[key]
-            self.failed.pop(key, None)
+    def _abort(self, request: Request | None) -> None:
+        if request is not None and request.is_running:
+            self._out.append(AbortGeneration(request.key, request.issued.attempt))
 
     # --- weights ----------------------------------------------------------------------------------------------
 
@@ -399,7 +335,7 @@ class EngineWorker:
         commit, staged = self._commit, self._staged
         if commit is None or staged is None or staged.publish != commit.publish:
             return
-        if self.phase is Phase.SERVING and self._running:
+        if self.phase is Phase.SERVING and self.requests.num_running:
             match commit.update_mode:
                 case UpdateMode.DRAIN:
                     self.phase = Phase.DRAINING
@@ -409,7 +345,8 @@ class EngineWorker:
                 case UpdateMode.IN_FLIGHT:
                     self._apply(staged, commit)
                     return
-        if self.phase in (Phase.SERVING, Phase.DRAINING, Phase.INTERRUPTING) and not self._running:
+        is_up = self.phase in (Phase.SERVING, Phase.DRAINING, Phase.INTERRUPTING)
+        if is_up and not self.requests.num_running:
             drained = DrainFinished(
                 engine=self.settings.name,
                 engine_epoch=self.settings.epoch,
@@ -460,12 +397,8 @@ class EngineWorker:
 
     def validate(self) -> None:
         """Assert the invariants."""
-        running = {key for key, request in self.requests.items() if request.is_running}
-        assert running == self._running, (running, self._running)
-        assert self.phase is Phase.STARTING or len(running) <= self.num_slots
-        assert self._waiting.keys() == self.requests.keys() - running
-        assert not (self.requests.keys() & self.failed.keys())
-        assert self.failed.keys() <= self._ended.keys()
+        self.requests.validate()
+        num_running = self.requests.num_running
+        assert num_running <= self.num_slots
         assert (self.phase is Phase.APPLYING) == (self.applying is not None)
-        if self.phase is Phase.STARTING:
-            assert not running
+        assert self.phase is not Phase.STARTING or not num_running

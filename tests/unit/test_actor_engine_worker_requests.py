@@ -176,7 +176,7 @@ def test_an_attempt_that_is_over_is_not_begun_again() -> None:
     bench.fail(1)
     bench.driver.ignores(issued(1))
     assert submitted(bench.issue(1, attempt=1)) == [1]
-    assert bench.worker.failed == {}
+    assert bench.worker.leases() == (HeldLease(SampleKey(1, 0), 1, LeaseStage.RUNNING, 0),)
 
 
 # --- settlements --------------------------------------------------------------------------------------------------

@@ -1,0 +1,156 @@
+"""The requests at one engine: those that wait, those that run, and the attempts that are over here.
+
+Invariants:
+
+* A request waits or runs. Those that wait are submitted in the order in which they came, interrupted ones first.
+* An attempt that is over here is remembered until its group is settled; nothing is remembered of settled groups.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock.actors.settled import KnownSettled
+from penstock.messages.flow import SampleIssued
+from penstock.messages.membership import HeldLease, LeaseStage
+from penstock.messages.samples import Part
+
+if TYPE_CHECKING:
+    from penstock.messages.flow import SettledState
+    from penstock.messages.samples import SampleKey
+
+
+class Request(msgspec.Struct):
+    """One sample at this engine."""
+
+    issued: SampleIssued
+    prefix: Part | None
+    num_tokens: int
+    """That PromptSource knows of."""
+    is_running: bool = False
+
+    @property
+    def key(self) -> SampleKey:
+        return self.issued.key
+
+
+class RequestTable:
+    """All requests of one engine by key."""
+
+    def __init__(self) -> None:
+        self._requests: dict[SampleKey, Request] = {}
+        self._waiting: OrderedDict[SampleKey, None] = OrderedDict()
+        self._running: set[SampleKey] = set()
+        self._ended: dict[SampleKey, int] = {}
+        """The last attempt that is over here."""
+        self._failed: dict[SampleKey, HeldLease] = {}
+        """Those of them that ended as ``infra_error``, for the census."""
+        self._keys: dict[int, dict[SampleKey, None]] = {}
+        """Everything above, by group."""
+        self._settled = KnownSettled()
+
+    # --- moves ------------------------------------------------------------------------------------------------
+
+    def is_news(self, issued: SampleIssued) -> bool:
+        """Whether this is a later attempt than any that is or was here, of a group that is not settled."""
+        key = issued.key
+        known = self._requests.get(key)
+        latest = self._ended.get(key, -1) if known is None else known.issued.attempt
+        return issued.attempt > latest and key.group_id not in self._settled
+
+    def add(self, issued: SampleIssued) -> None:
+        """A request comes in, and waits."""
+        key, prefix = issued.key, issued.prefix
+        self._failed.pop(key, None)
+        self._requests[key] = Request(issued, prefix, 0 if prefix is None else prefix.num_tokens)
+        self._waiting[key] = None
+        self._keys.setdefault(key.group_id, {})[key] = None
+
+    def take(self, num_places: int, version: int) -> list[Request]:
+        """The next requests that this version may serve; they run from now on."""
+        servable = (key for key in self._waiting if self._requests[key].issued.min_version <= version)
+        taken: list[Request] = []
+        for key in list(islice(servable, num_places)):
+            del self._waiting[key]
+            self._running.add(key)
+            request = self._requests[key]
+            request.is_running = True
+            taken.append(request)
+        return taken
+
+    def interrupt(self, request: Request, part: Part) -> None:
+        """It goes on from here, before those that have not begun."""
+        self._running.remove(request.key)
+        request.is_running, request.prefix = False, part
+        self._waiting[request.key] = None
+        self._waiting.move_to_end(request.key, last=False)
+
+    def end(self, request: Request) -> None:
+        """This attempt is over here."""
+        self.remove(request.key)
+        self._ended[request.key] = request.issued.attempt
+
+    def fail(self, request: Request, num_tokens: int) -> None:
+        """It is, and PromptSource decides what next."""
+        self.end(request)
+        self._failed[request.key] = HeldLease(request.key, request.issued.attempt, LeaseStage.FAILED, num_tokens)
+
+    def remove(self, key: SampleKey) -> Request | None:
+        """A request leaves, if it is here."""
+        self._waiting.pop(key, None)
+        self._running.discard(key)
+        return self._requests.pop(key, None)
+
+    def settle(self, state: SettledState) -> list[Request]:
+        """Forget the groups that are settled now; those of their requests that ran."""
+        ran: list[Request] = []
+        for group_id in self._settled.newly(state, self._keys):
+            for key in self._keys.pop(group_id):
+                self._ended.pop(key, None)
+                self._failed.pop(key, None)
+                request = self.remove(key)
+                if request is not None and request.is_running:
+                    ran.append(request)
+        return ran
+
+    # --- looks ------------------------------------------------------------------------------------------------
+
+    def current(self, key: SampleKey, attempt: int) -> Request | None:
+        """This attempt, if it is here."""
+        request = self._requests.get(key)
+        return request if request is not None and request.issued.attempt == attempt else None
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def leases(self) -> tuple[HeldLease, ...]:
+        """As the census hears of them."""
+        held = [
+            HeldLease(
+                key,
+                request.issued.attempt,
+                LeaseStage.RUNNING if request.is_running else LeaseStage.WAITING,
+                request.num_tokens,
+            )
+            for key, request in self._requests.items()
+        ]
+        return (*held, *self._failed.values())
+
+    def validate(self) -> None:
+        """Assert the invariants."""
+        assert self._running == {key for key, request in self._requests.items() if request.is_running}
+        assert self._waiting.keys() == self._requests.keys() - self._running
+        assert not (self._requests.keys() & self._failed.keys())
+        assert self._failed.keys() <= self._ended.keys()
+        known = {key for keys in self._keys.values() for key in keys}
+        assert known == self._requests.keys() | self._ended.keys()
+        assert not any(group_id in self._settled for group_id in self._keys)

@@ -120,7 +120,7 @@ class Shell:
         self._hears = hears
         self._observer = observer
         self._ids = itertools.count(1)
-        self._effects: list[tuple[AnyCommand, int, bytes]] = []
+        self._effects: list[tuple[list[AnyCommand], int, bytes]] = []
         self._packs: dict[str, list[Outgoing]] = {}
         self._links: dict[str, int] = {}
         self._received: dict[tuple[str, int], int] = {}
@@ -139,14 +139,18 @@ class Shell:
 
     def on_frame(self, header: Header, event: Event) -> None:
         """One decoded event of a peer."""
-        if not self.membership.admits(header.sender, header.epoch):
-            self.num_fenced += 1
-            return
-        self._note_member(header.sender, header.epoch)
+        membership = self.membership
+        if membership.epoch_of(header.sender) != header.epoch:
+            if not membership.admits(header.sender, header.epoch):
+                self.num_fenced += 1
+                return
+            self._note_member(header.sender, header.epoch)
         self._note_link(header)
-        if isinstance(event, LeasesAsked):
+        if type(event) is LeasesAsked:
             self._answer_census(event, header)
-        elif self.delivery.accepts(event, header.sender, header.epoch, header.message_id):
+        elif event.delivery is Kind.LOSSY or self.delivery.accepts(
+            event, header.sender, header.epoch, header.message_id
+        ):
             self._handle(event, header)
 
     def on_local(self, event: Event) -> None:
@@ -172,10 +176,11 @@ class Shell:
 
     def next_timer_s(self) -> float:
         """When ``fire_timers`` is due next, on the host's clock."""
-        while self._timer_heap and self._timers.get(self._timer_heap[0][2]) != self._timer_heap[0][1]:
-            heapq.heappop(self._timer_heap)
+        heap = self._timer_heap
+        while heap and self._timers.get(heap[0][2]) != heap[0][1]:
+            heapq.heappop(heap)
         beat_s = max(self._next_beat_s, min(self.delivery.next_due_s, self._next_beat_s + IDLE_S))
-        return min(self._timer_heap[0][0], beat_s) if self._timer_heap else beat_s
+        return heap[0][0] if heap and heap[0][0] < beat_s else beat_s
 
     def fire_timers(self) -> None:
         """Handle every timer that has run out, and look for what is overdue."""
@@ -195,15 +200,24 @@ class Shell:
 
     def end_turn(self) -> None:
         """Make the turn's records durable, then let its effects happen, one pack for each peer."""
-        effects, self._effects = self._effects, []
-        records = [entry for command, _, _ in effects if isinstance(command, Record) for entry in command.entries]
-        if records:
-            self._host.commit(records)
-        for command, cause, trace in effects:
-            self._carry_out(command, cause, trace)
-        packs, self._packs = self._packs, {}
-        for to, outgoing in packs.items():
-            self._host.transmit(to, [self._envelope(item) for item in _newest(outgoing)])
+        if self._effects:
+            effects, self._effects = self._effects, []
+            records = [
+                entry
+                for commands, _, _ in effects
+                for command in commands
+                if type(command) is Record
+                for entry in command.entries
+            ]
+            if records:
+                self._host.commit(records)
+            for commands, cause, trace in effects:
+                for command in commands:
+                    self._carry_out(command, cause, trace)
+        if self._packs:
+            packs, self._packs = self._packs, {}
+            for to, outgoing in packs.items():
+                self._host.transmit(to, [self._envelope(item) for item in _newest(outgoing)])
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
@@ -231,8 +245,9 @@ class Shell:
         if self.settings.validate:
             self.machine.validate()
             self.membership.validate()
-        cause, trace = (0, b"") if header is None else (header.message_id, header.trace)
-        self._effects.extend((command, cause, trace) for command in commands)
+        if commands:
+            cause, trace = (0, b"") if header is None else (header.message_id, header.trace)
+            self._effects.append((commands, cause, trace))
 
     def _handle_if_heard(self, event: Event) -> None:
         if type(event) in self._hears:
@@ -244,9 +259,12 @@ class Shell:
 
     def _note_link(self, header: Header) -> None:
         link = (header.sender, header.epoch)
-        if header.link_sequence > self._received.get(link, 0) + 1:
+        received = self._received.get(link, 0)
+        if header.link_sequence <= received:
+            return  # overtaken, or a double
+        if header.link_sequence > received + 1:
             self.num_gaps += 1
-        self._received[link] = max(header.link_sequence, self._received.get(link, 0))
+        self._received[link] = header.link_sequence
 
     def _answer_census(self, asked: LeasesAsked, header: Header) -> None:
         for member in asked.lost:
@@ -261,7 +279,7 @@ class Shell:
             settled_sequence=self.delivery.settled.sequence,
             leases=(*self.machine.leases(), *self.delivery.leases()),
         )
-        self._effects.append((Send(header.sender, answer), header.message_id, b""))
+        self._effects.append(([Send(header.sender, answer)], header.message_id, b""))
 
     def _carry_out(self, command: AnyCommand, cause: int, trace: bytes) -> None:
         match command:
@@ -281,13 +299,14 @@ class Shell:
 
     def _send(self, send: Send, cause: int, trace: bytes) -> None:
         event = send.event
-        if isinstance(event, LeasesAsked):
+        if type(event) is LeasesAsked:
             event = msgspec.structs.replace(event, lost=self.membership.lost_members())
         if self._observer is not None:
             trace = self._observer.trace_of(send.event, trace)
         outgoing = Outgoing(send.to, event, next(self._ids), cause, trace)
-        self.delivery.sent(outgoing, self._host.now_s())
-        self._queue([outgoing])
+        if event.delivery is not Kind.LOSSY:
+            self.delivery.sent(outgoing, self._host.now_s())
+        self._packs.setdefault(send.to, []).append(outgoing)
 
     def _queue(self, outgoing: list[Outgoing]) -> None:
         for item in outgoing:
@@ -302,6 +321,8 @@ class Shell:
 
 def _newest(outgoing: list[Outgoing]) -> list[Outgoing]:
     """Without the control events that a later one in the same pack replaces."""
+    if len(outgoing) == 1:
+        return outgoing
     last: dict[str, int] = {}
     for item in outgoing:
         if item.event.delivery is Kind.CONTROL:

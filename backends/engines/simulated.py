@@ -290,8 +290,20 @@ class _Request:
     """One request and how far it has come, in tokens from the start of its response."""
 
     __slots__ = (
-        "attempt", "ended", "fails", "key", "last", "made", "next_tokens", "num_prefix", "num_reported", "spans",
-        "start", "version",
+        "attempt",
+        "ended",
+        "fails",
+        "key",
+        "last",
+        "logprobs",
+        "made",
+        "next_tokens",
+        "num_prefix",
+        "num_reported",
+        "spans",
+        "start",
+        "tokens",
+        "version",
     )  # fmt: skip
 
     def __init__(self, command: Generate, num_tokens: int, failure_rate: float) -> None:
@@ -302,6 +314,7 @@ class _Request:
         self.spans = [] if prefix is None else list(prefix.spans)
         self.made = self.num_reported = self.next_tokens = self.num_prefix
         self.last = max(num_tokens, self.num_prefix)
+        self.tokens, self.logprobs = _token_table(_rounded(self.last)), _logprob_table(_rounded(self.last))
         self.fails = failure_rate > 0 and uniform(command.seed, _FAILS, command.attempt) < failure_rate
         if self.fails:
             share = uniform(command.seed, _FAILS_AT, command.attempt)
@@ -329,8 +342,8 @@ class _Request:
     def part_from(self, first: int) -> Part:
         """The tokens from ``first`` to what there is."""
         return Part(
-            tokens=_tokens(self.made)[first * TOKEN_BYTES : self.made * TOKEN_BYTES],
-            logprobs=_logprobs(self.made)[first * LOGPROB_BYTES : self.made * LOGPROB_BYTES],
+            tokens=self.tokens[first * TOKEN_BYTES : self.made * TOKEN_BYTES],
+            logprobs=self.logprobs[first * LOGPROB_BYTES : self.made * LOGPROB_BYTES],
             spans=_spans_from(self.spans, first),
         )
 
@@ -347,25 +360,18 @@ def _spans_from(spans: list[VersionSpan], first: int) -> tuple[VersionSpan, ...]
     return tuple(kept)
 
 
-def _tokens(num_tokens: int) -> bytes:
-    """int32 ids ``[≥ num_tokens]`` of every response."""
-    return _token_table(_rounded(num_tokens))
-
-
-def _logprobs(num_tokens: int) -> bytes:
-    """float32 ``[≥ num_tokens]`` of every response."""
-    return _logprob_table(_rounded(num_tokens))
-
-
-def _rounded(num_tokens: int) -> int:
-    return max(1024, 1 << num_tokens.bit_length())
-
-
 @lru_cache(maxsize=32)
 def _token_table(size: int) -> bytes:
+    """int32 ids ``[size]`` of every response."""
     return pack_tokens(t % 1000 for t in range(size))
 
 
 @lru_cache(maxsize=32)
 def _logprob_table(size: int) -> bytes:
+    """float32 ``[size]`` of every response."""
     return pack_floats(-(1 + t % 7) / 10 for t in range(size))
+
+
+def _rounded(num_tokens: int) -> int:
+    """A size that has room, so that there are few tables."""
+    return max(1024, 1 << num_tokens.bit_length())

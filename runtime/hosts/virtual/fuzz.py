@@ -59,8 +59,8 @@ def run_trial(trial: Trial, *, with_digest: bool = True) -> Outcome:
     Raises:
         AssertionError: something is wrong; the note says who was doing what.
     """
-    log = EventDigest() if with_digest else None
-    host = VirtualHost(trial.names, trial.casting(), trial.host, log=log)
+    digest = EventDigest() if with_digest else None
+    host = VirtualHost(trial.names, trial.casting(), trial.host, digest=digest)
     oracle = Oracle(rules_of(trial), host)
     host.watch(oracle)
     inject(host, trial.faults)
@@ -78,7 +78,7 @@ def run_trial(trial: Trial, *, with_digest: bool = True) -> Outcome:
         raise NeedlessError(f"{oracle.num_regenerated} samples of admitted groups were issued again")
     _await_quiet(host, ending.at_s)
     return Outcome(
-        digest=log.digest if log is not None else "",
+        digest="" if digest is None else digest.digest,
         num_events=host.num_events,
         end_s=ending.at_s,
         max_staleness=oracle.max_staleness_seen,

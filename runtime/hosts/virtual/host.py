@@ -88,7 +88,7 @@ class VirtualHost:
         casting: Casting,
         settings: HostSettings | None = None,
         *,
-        log: EventDigest | None = None,
+        digest: EventDigest | None = None,
     ) -> None:
         self.names = tuple(names)
         self.settings = settings = settings or HostSettings()
@@ -106,15 +106,18 @@ class VirtualHost:
         self.num_events = 0
         """Events that reached an actor."""
         self._casting = casting
-        self._log = log
+        self._digest = digest
         self._watchers: list[Watcher] = []
+        self._event_watchers: list[Watcher] = []
         self._message_ids = itertools.count(1)
         for name in self.names:
             self.supervisor.start(name)
 
-    def watch(self, watcher: Watcher) -> None:
-        """From now on this one watches too."""
+    def watch(self, watcher: Watcher, *, events: bool = True) -> None:
+        """From now on this one watches too; without ``events`` it is not told what the actors handle."""
         self._watchers.append(watcher)
+        if events:
+            self._event_watchers.append(watcher)
 
     def run(self, until_s: float) -> Ending | None:
         """Go on until the run ends or the clock shows ``until_s``; how it ended, or None when it has not."""
@@ -133,6 +136,10 @@ class VirtualHost:
             header = Header(SUPERVISOR, 0, message_id, message_id, 0)
             self.clock.at(self.clock.now_s, deliver, process, [Envelope(header, event)])
 
+    def fail(self, story: str) -> None:
+        """End the run here, for this reason."""
+        self._fail_run(story)
+
     def story(self) -> str:
         """What everyone is doing: the first thing to read when a run stands still."""
         return "\n".join(_line(process) for _, process in sorted(self.supervisor.processes.items()))
@@ -141,6 +148,8 @@ class VirtualHost:
 
     def commit(self, process: Process, entries: Sequence[LedgerEntry]) -> None:
         """See :class:`penstock.runtime.hosts.virtual.process.Surroundings`."""
+        if self._digest is not None:
+            self._digest.record(entries)
         for watcher in self._watchers:
             watcher.committed(process, entries)
 
@@ -167,7 +176,7 @@ class VirtualHost:
             resend_after_s=self.settings.resend_after_s,
             validate=self.settings.validate,
         )
-        observer = _Observer(self, self._log, self._watchers)
+        observer = _Observer(self, self._digest, self._event_watchers)
         observer.process = process = Process(name, epoch, self, self._casting, settings, observer)
         return process
 
@@ -223,12 +232,12 @@ def _line(process: Process) -> str:
 class _Observer:
     """Hands what one shell does to the log and to the watchers."""
 
-    __slots__ = ("_epoch", "_host", "_log", "_name", "_watchers", "process")
+    __slots__ = ("_digest", "_host", "_watchers", "process")
 
-    def __init__(self, host: VirtualHost, log: EventDigest | None, watchers: list[Watcher]) -> None:
+    def __init__(self, host: VirtualHost, digest: EventDigest | None, watchers: list[Watcher]) -> None:
         self.process: Process | None = None
         self._host = host
-        self._log = log
+        self._digest = digest
         self._watchers = watchers
 
     def handled(
@@ -238,8 +247,8 @@ class _Observer:
         host, process = self._host, self.process
         assert process is not None
         host.num_events += 1
-        if self._log is not None:
-            self._log.add(host.clock.now_s, process.name, process.epoch, header, event)
+        if self._digest is not None:
+            self._digest.add(host.clock.now_s, process.name, process.epoch, header, event)
         for watcher in self._watchers:
             watcher.handled(process, event, header, commands)
 

@@ -1,0 +1,246 @@
+"""``penstock simulate``: a scenario on the virtual clock, with modelled engines and learner.
+
+The same machines as in a real run, from the same wiring. Nothing is read but the scenario, and nothing is written
+unless a folder is named.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from rich.markup import escape
+
+from penstock.messages.training import RunFinished
+from penstock.runtime.errors import RunFolderError, ScenarioError
+from penstock.runtime.hosts.virtual.accounting import RunAccounts
+from penstock.runtime.hosts.virtual.event_digest import EventDigest
+from penstock.runtime.hosts.virtual.host import HostSettings, VirtualHost
+from penstock.runtime.hosts.virtual.process import Player
+from penstock.runtime.hosts.virtual.simulate_view import ProgressView, Result, result_table
+from penstock.runtime.hosts.virtual.supervisor import SupervisionModel
+from penstock.runtime.observability.figures import RunFigures
+from penstock.runtime.observability.recorder import RunFacts, RunRecorder
+from penstock.runtime.observability.report import SCENARIO_FILE
+from penstock.runtime.observability.summary import machine_facts
+from penstock.runtime.observability.texts import duration_text
+from penstock.runtime.observability.trackers import EVENTS_FILE, EventLog
+from penstock.runtime.scenario import Scenario, dump_scenario
+from penstock.runtime.wiring import RunPlan, actor_names, build_machine, hears, inbox_union, open_backend
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.console import Console
+
+    from penstock.backends.timers import Timers
+    from penstock.messages.training import StepReported
+    from penstock.runtime.hosts.virtual.host import Ending
+    from penstock.runtime.hosts.virtual.process import Casting
+
+PATIENCE_S: Final = 7 * 24 * 3600.0
+"""Virtual seconds without a step after which a run counts as hanging."""
+SLICE_S: Final = 600.0
+_MADE_ROWS: Final = re.compile(r"(?:lines|reasoning_gym:\w+):(\d+)")
+_MANY_ROWS: Final = 1 << 40
+
+
+def simulate_scenario(scenario: Scenario, *, seed: int, console: Console, run_folder: Path | None) -> int:
+    """Run a resolved scenario to its end on the virtual clock and print what it came to.
+
+    Args:
+        scenario: with simulated engines and a simulated learner.
+        seed: of lengths, latencies and delays; takes the place of ``run.seed``.
+        console: where progress and result go.
+        run_folder: where event log, metrics and report go; None writes nothing.
+
+    Returns:
+        The exit code: 0 when the run completed.
+
+    Raises:
+        ScenarioError: the scenario cannot be simulated; it says which override to give.
+        RunFolderError: the folder cannot be written.
+    """
+    _check(scenario)
+    scenario = msgspec.structs.replace(scenario, run=msgspec.structs.replace(scenario.run, seed=seed))
+    simulation = Simulation(scenario, run_folder)
+    began_s = time.perf_counter()
+    try:
+        ending = simulation.run(console)
+    finally:
+        simulation.abandon()
+    took_s = time.perf_counter() - began_s
+    console.print(result_table(simulation.result(ending, took_s)))
+    if run_folder is not None:
+        console.print(f"report, metrics and event log: {escape(str(run_folder))}", highlight=False, soft_wrap=True)
+    if not ending.completed:
+        console.print(f"[red]not completed:[/] {escape(ending.story)}", highlight=False, soft_wrap=True)
+    return 0 if ending.completed else 1
+
+
+class Simulation:
+    """One scenario on one virtual host."""
+
+    def __init__(self, scenario: Scenario, run_folder: Path | None = None) -> None:
+        """
+        Raises:
+            RunFolderError: the folder cannot be written.
+        """
+        self.scenario = scenario
+        runtime = scenario.runtime
+        settings = HostSettings(
+            seed=scenario.run.seed,
+            supervision=SupervisionModel(
+                heartbeat_timeout_s=runtime.heartbeat_timeout_s, max_restarts=runtime.max_restarts
+            ),
+            heartbeat_s=runtime.heartbeat_s,
+            resend_after_s=runtime.resend_after_s,
+        )
+        self.digest = EventDigest()
+        self.host = VirtualHost(actor_names(scenario), casting_of(scenario), settings, digest=self.digest)
+        self._recorder, self._events = _open_folder(scenario, run_folder)
+        progress_tokens = scenario.engines.progress_tokens
+        self.figures = RunFigures(progress_tokens=progress_tokens) if self._recorder is None else self._recorder.figures
+        self._view: ProgressView | None = None
+        self.accounts = RunAccounts(
+            self.host.clock, self.figures, recorder=self._recorder, events=self._events, on_step=self._tell
+        )
+        self.host.watch(self.accounts, events=self._events is not None)
+
+    def run(self, console: Console | None = None) -> Ending:
+        """Go on to the end of the run."""
+        host = self.host
+        if console is None:
+            return self._run()
+        with ProgressView(console, host, self.scenario.run.num_steps) as self._view:
+            return self._run()
+
+    def _run(self) -> Ending:
+        host, accounts = self.host, self.accounts
+        while (ending := host.run(host.clock.now_s + SLICE_S)) is None:
+            if host.clock.now_s - accounts.progress_s > PATIENCE_S:
+                host.fail(f"no step for {duration_text(PATIENCE_S)} of virtual time\n{host.story()}")
+            if self._view is not None:
+                self._view.show()
+        accounts.close()
+        self._finish(ending)
+        return ending
+
+    def _tell(self, report: StepReported) -> None:
+        if self._view is not None:
+            self._view.step(report.version)
+
+    def _finish(self, ending: Ending) -> None:
+        if self._recorder is not None and self._events is not None:
+            self._events.close()
+            self._recorder.training_begins(0.0)
+            self._recorder.finish(self.last_word(ending), ending.at_s)
+
+    def abandon(self) -> None:
+        """Close the files as they are; after a run that ended it does nothing."""
+        if self._recorder is not None and self._events is not None:
+            self._recorder.abandon()
+
+    def last_word(self, ending: Ending) -> RunFinished:
+        """What the Buffer said at the end, or what is known without it."""
+        if ending.finished is not None:
+            return ending.finished
+        figures = self.figures
+        return RunFinished(
+            completed=False,
+            story=ending.story,
+            version=figures.version,
+            max_staleness=figures.max_staleness,
+            balance=figures.balance,
+        )
+
+    def result(self, ending: Ending, took_s: float) -> Result:
+        """What the run came to."""
+        figures, accounts, finished = self.figures, self.accounts, self.last_word(ending)
+        times = accounts.step_times
+        num_gaps = len(times) - 1
+        return Result(
+            scenario=self.scenario.run.name,
+            completed=ending.completed,
+            digest=self.digest.digest,
+            num_events=self.host.num_events,
+            took_s=took_s,
+            virtual_s=ending.at_s,
+            num_steps=len(times),
+            step_s=(times[-1] - times[0]) / num_gaps if num_gaps > 0 else None,
+            engines=accounts.shares_of(engines=True),
+            learner=accounts.shares_of(engines=False),
+            mean_staleness=figures.mean_staleness,
+            max_staleness=finished.max_staleness,
+            bound=self.scenario.staleness.max_staleness or 0,
+            balance=finished.balance,
+            tokens_generated=figures.tokens_generated,
+            num_restarts=self.host.supervisor.num_restarts,
+        )
+
+
+def casting_of(scenario: Scenario) -> Casting:
+    """Who plays whom: the machines and the simulated backends of the wiring."""
+    plan = RunPlan(scenario=scenario, run_id="simulated", run_folder="", model_folder="", num_rows=num_rows(scenario))
+
+    def cast(name: str, epoch: int, timers: Timers) -> Player:
+        return Player(
+            machine=build_machine(name, plan, epoch=epoch),
+            hears=hears(name),
+            inbox=inbox_union(name),
+            backend=open_backend(name, plan, epoch=epoch, timers=timers),
+        )
+
+    return cast
+
+
+def num_rows(scenario: Scenario) -> int:
+    """How many rows the dataset has. Simulated prompts have no text, so no file is read for it.
+
+    Raises:
+        ScenarioError: the run ends with the dataset, and its size is not known without reading it.
+    """
+    made = _MADE_ROWS.fullmatch(scenario.data.path)
+    if made is not None:
+        return int(made.group(1))
+    if scenario.data.num_epochs is not None:
+        raise ScenarioError(
+            f"data.num_epochs: {scenario.data.num_epochs} ends the run with the dataset, and a simulation reads none; "
+            f"add the override data.path=lines:N for {scenario.data.path} with N rows, or data.num_epochs=null"
+        )
+    return _MANY_ROWS
+
+
+def _check(scenario: Scenario) -> None:
+    backends = {"engines.backend": scenario.engines.backend, "learner.backend": scenario.learner.backend}
+    real = [key for key, backend in backends.items() if backend != "simulated"]
+    if real:
+        raise ScenarioError(
+            f"{real[0]}: a simulation models engines and learner, found {backends[real[0]]}; add the overrides "
+            f"{' '.join(f'{key}=simulated' for key in real)}"
+        )
+
+
+def _open_folder(scenario: Scenario, folder: Path | None) -> tuple[RunRecorder | None, EventLog | None]:
+    if folder is None:
+        return None, None
+    facts = RunFacts(
+        scenario=scenario.run.name,
+        seed=scenario.run.seed,
+        policy=scenario.staleness.policy,
+        staleness_bound=scenario.staleness.max_staleness or 0,
+        num_steps=scenario.run.num_steps,
+        progress_tokens=scenario.engines.progress_tokens,
+        machine=machine_facts(),
+        report=scenario.observability.report,
+    )
+    try:
+        if folder.exists() and any(folder.iterdir()):
+            raise RunFolderError(f"{folder}: not empty; name a folder that is, or one that is not there yet")
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / SCENARIO_FILE).write_text(dump_scenario(scenario), encoding="utf-8")
+        return RunRecorder(folder, facts), EventLog(folder / EVENTS_FILE)
+    except OSError as error:
+        raise RunFolderError(f"{folder}: cannot be written: {error.strerror}") from error

@@ -406,7 +406,7 @@ def test_a_reward_that_is_no_number_stops_before_the_weights_change(launch: Call
     learner.ask(OpenLearner(), LearnerOpened)
     learner.ask(PublishWeights(version=0, publish=0), WeightsPublished)
     error = learner.error(train_command(groups=make_groups(((math.nan, 0.0),))))
-    assert "the loss is nan" in str(error)
+    assert "step 1: the loss is nan" in str(error)
     assert "the weights were not changed" in str(error)
 
 

@@ -47,12 +47,13 @@ class MasterAdamW:
             fused=True,
         )
 
-    def step(self, learning_rate: float, *, loss: float) -> float:
+    def step(self, learning_rate: float, *, loss: float, name: str) -> float:
         """Clip, change the weights, forget the gradients.
 
         Args:
             learning_rate: of this step.
             loss: of this step, for the check and the message.
+            name: of this step, for the message.
 
         Returns:
             The norm of the gradient before clipping.
@@ -64,7 +65,7 @@ class MasterAdamW:
         if not (math.isfinite(norm) and math.isfinite(loss)):
             self.forget_gradients()
             raise NonFiniteStepError(
-                f"the loss is {loss} and the gradient norm {norm}, both must be finite; the weights were not changed. "
+                f"{name}: the loss is {loss} and the gradient norm {norm}, both must be finite; the weights were not changed. "
                 "Lower learner.learning_rate or learner.max_grad_norm, or look at the rewards of this batch"
             )
         for group in self._adamw.param_groups:

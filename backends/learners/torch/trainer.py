@@ -139,7 +139,7 @@ class GrpoTrainer:
             num_steps=self._num_steps,
             schedule=self._options.lr_schedule,
         )
-        norm = self._optimizer.step(rate, loss=figures["train/loss"])
+        norm = self._optimizer.step(rate, loss=figures["train/loss"], name=f"step {step + 1}")
         return {**figures, "train/grad_norm": norm, "train/lr-pg_0": rate}
 
     def _micro_batch(self, packed: PackedTokens, terms: SampleTerms) -> ObjectiveTerms:

@@ -69,7 +69,7 @@ def warm_start(
             num_steps=block.num_steps,
             schedule="linear",
         )
-        optimizer.step(rate, loss=loss)
+        optimizer.step(rate, loss=loss, name=f"warm-start step {step + 1}")
         report((step + 1) / block.num_steps, loss)
     optimizer.close()
 

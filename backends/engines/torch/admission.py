@@ -6,6 +6,8 @@ Invariants:
   requests whose prompt no slot holds, one a round is admitted and computes it; the others follow a step later.
 * The last token of a context is not prefilled: the decode step feeds it. So every drawn token comes out of a decode
   step, whatever came before.
+* Prompt and prefix are two stretches, whether the prompt is held or not, and attention sees each only beside others
+  whose padded shape is the same. So what a request computes does not depend on what is admitted with it.
 * Copies from slots that are about to be written over happen before the writing.
 
 What fits into one pass rides along with the decode step: its rows share the matrix products, which for a few short
@@ -14,11 +16,12 @@ prompts cost little more than the step alone.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
-from penstock.backends.engines.torch.attention import ContinuedAttention, FreshAttention, RaggedRows
+from penstock.backends.engines.torch.attention import ContinuedAttention, FreshAttention, RaggedRows, Segments
 from penstock.backends.engines.torch.cache import round_up
 from penstock.backends.engines.torch.model import Rows
 
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
 MAX_PREFILL_TOKENS: Final = 2048
 """Padded tokens of one pass; a longer context has a pass of its own."""
 MAX_CONTINUED_TOKENS: Final = 512
-"""Tokens by which one pass continues a context; it bounds the mask ``[tokens, reach]``."""
+"""Longest stretch of a continued context; it bounds the mask ``[tokens, reach]``."""
 
 
 class Stretch(NamedTuple):
@@ -44,11 +47,21 @@ class Stretch(NamedTuple):
     tokens: list[int]
 
 
+class Shape(NamedTuple):
+    """What stretches must have in common to be attended together, in the order in which passes are made: a stretch
+    that continues another one of its slot reaches further."""
+
+    reach: int
+    """Beyond the last position, rounded up; 0 for fresh contexts."""
+    padded_length: int
+
+
 class Prefill(NamedTuple):
     """One pass over packed contexts."""
 
     rows: Rows
-    attention: Attention
+    parts: list[tuple[int, Attention]]
+    """Number of rows and attention of each group."""
 
 
 class Admission:
@@ -62,60 +75,81 @@ class Admission:
 
     def fill(self, newcomers: Sequence[tuple[int, Running]]) -> Prefill | None:
         """Bring the context of each (slot, request), but for its last token, into the cache, up to the pass that is
-        returned, which the caller has to make. No two of them may have a prompt that no slot holds yet."""
-        fresh: list[Stretch] = []
-        continued: list[Stretch] = []
+        returned, which the caller has to make.
+
+        A slot is entered as holding its prompt at once when that was copied, and at the end when it is still to be
+        computed: so nobody copies what is not there. Should two of them want a prompt whose only holder is written
+        over by a third, both compute it.
+        """
+        stretches: list[Stretch] = []
+        computing: list[tuple[int, bytes]] = []
         for slot, running in newcomers:
             prompt = running.request.prompt
             source = self._prompts.find(prompt, {slot})
-            num_held = 0 if source is None else len(running.prompt_tokens) - 1
-            if source is not None and source != slot:
+            num_held = len(running.prompt_tokens) - 1
+            if source is None:
+                self._prompts.put(slot, None)
+                computing.append((slot, prompt))
+                if num_held:
+                    stretches.append(Stretch(slot, 0, running.prompt_tokens[:-1]))
+            elif source != slot:
                 self._model.cache.copy(source, slot, num_held)
+                self._prompts.put(slot, prompt)
+            if running.prefix_tokens:
+                rest = running.prompt_tokens[-1:] + running.prefix_tokens[:-1]
+                for begin in range(0, len(rest), MAX_CONTINUED_TOKENS):
+                    tokens = rest[begin : begin + MAX_CONTINUED_TOKENS]
+                    stretches.append(Stretch(slot, num_held + begin, tokens))
+        for slot, prompt in computing:
             self._prompts.put(slot, prompt)
-            tokens = running.prompt_tokens + running.prefix_tokens
-            if len(tokens) - 1 > num_held:
-                (continued if num_held else fresh).append(Stretch(slot, num_held, tokens[num_held:-1]))
-        waiting: Prefill | None = None
-        for prefill in self._passes(fresh, continued):
-            if waiting is not None:
-                self._model.hidden_states(waiting.rows, waiting.attention)
-            waiting = prefill
-        return waiting
+        passes = list(_passes(stretches))
+        for groups in passes[:-1]:
+            prefill = self._packed(groups)
+            self._model.hidden_states(prefill.rows, Segments(prefill.parts))
+        return self._packed(passes[-1]) if passes else None
 
-    def _passes(self, fresh: list[Stretch], continued: list[Stretch]) -> Iterator[Prefill]:
-        config = self._model.weights.config
-        for batch in _batches(fresh):
-            ragged, rows, _ = self._packed(batch)
-            yield Prefill(rows, FreshAttention(config, ragged))
-        while continued:
-            for batch in _batches([s._replace(tokens=s.tokens[:MAX_CONTINUED_TOKENS]) for s in continued]):
-                ragged, rows, slots = self._packed(batch)
-                starts = torch.tensor([stretch.start for stretch in batch], device=slots.device)
-                reach = round_up(max(stretch.start + len(stretch.tokens) for stretch in batch))
-                yield Prefill(rows, ContinuedAttention(config, ragged, self._model.cache, slots, starts, reach))
-            continued = [
-                Stretch(s.slot, s.start + MAX_CONTINUED_TOKENS, s.tokens[MAX_CONTINUED_TOKENS:])
-                for s in continued
-                if len(s.tokens) > MAX_CONTINUED_TOKENS
-            ]
-
-    def _packed(self, batch: list[Stretch]) -> tuple[RaggedRows, Rows, torch.Tensor]:
-        device = self._model.weights.device
-        ragged = RaggedRows.pack([s.tokens for s in batch], [s.start for s in batch], device)
-        slots = torch.tensor([stretch.slot for stretch in batch], device=device)
-        slot_of_row = slots.index_select(0, ragged.places // ragged.longest)
-        addresses = self._model.cache.addresses(slot_of_row, ragged.positions)
-        self.num_prefilled += ragged.tokens.shape[0]
-        return ragged, Rows(ragged.tokens, ragged.positions, addresses, num_kept=0), slots
+    def _packed(self, groups: list[tuple[Shape, list[Stretch]]]) -> Prefill:
+        config, cache, device = self._model.weights.config, self._model.cache, self._model.weights.device
+        tokens: list[torch.Tensor] = []
+        positions: list[torch.Tensor] = []
+        addresses: list[torch.Tensor] = []
+        parts: list[tuple[int, Attention]] = []
+        for shape, stretches in groups:
+            starts = [stretch.start for stretch in stretches]
+            ragged = RaggedRows.pack([stretch.tokens for stretch in stretches], starts, device)
+            slots = torch.tensor([stretch.slot for stretch in stretches], device=device)
+            slot_of_row = slots.index_select(0, ragged.places // ragged.padded_length)
+            attention: Attention = FreshAttention(config, ragged)
+            if shape.reach:
+                first = torch.tensor(starts, device=device)
+                attention = ContinuedAttention(config, ragged, cache, slots, first, shape.reach)
+            tokens.append(ragged.tokens)
+            positions.append(ragged.positions)
+            addresses.append(cache.addresses(slot_of_row, ragged.positions))
+            parts.append((ragged.num_rows, attention))
+        rows = Rows(torch.cat(tokens), torch.cat(positions), torch.cat(addresses), num_kept=0)
+        self.num_prefilled += rows.tokens.shape[0]
+        return Prefill(rows, parts)
 
 
-def _batches(stretches: Sequence[Stretch]) -> Iterator[list[Stretch]]:
-    """Stretches of similar length together, at most :data:`MAX_PREFILL_TOKENS` padded tokens each."""
-    batch: list[Stretch] = []
-    for stretch in sorted(stretches, key=lambda s: len(s.tokens), reverse=True):
-        if batch and len(batch[0].tokens) * (len(batch) + 1) > MAX_PREFILL_TOKENS:
-            yield batch
-            batch = []
-        batch.append(stretch)
-    if batch:
-        yield batch
+def _passes(stretches: Sequence[Stretch]) -> Iterator[list[tuple[Shape, list[Stretch]]]]:
+    """Groups of stretches of one shape each; a pass has at most :data:`MAX_PREFILL_TOKENS` padded tokens."""
+    by_shape: defaultdict[Shape, list[Stretch]] = defaultdict(list)
+    for stretch in stretches:
+        reach = round_up(stretch.start + len(stretch.tokens)) if stretch.start else 0
+        by_shape[Shape(reach, round_up(len(stretch.tokens)))].append(stretch)
+    groups: list[tuple[Shape, list[Stretch]]] = []
+    room = MAX_PREFILL_TOKENS
+    for shape in sorted(by_shape):
+        left = by_shape[shape]
+        while left:
+            num_taken = room // shape.padded_length
+            if not num_taken and groups:
+                yield groups
+                groups, room = [], MAX_PREFILL_TOKENS
+                continue
+            taken, left = left[: max(1, num_taken)], left[max(1, num_taken) :]
+            groups.append((shape, taken))
+            room -= shape.padded_length * len(taken)
+    if groups:
+        yield groups

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 import torch
 import torch.nn.functional as F  # noqa: N812  # the name that every reader of torch code knows
 
+from penstock.backends.engines.torch.cache import round_up
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -122,34 +124,37 @@ class RaggedRows(NamedTuple):
     places: torch.Tensor
     """``[N]``: index of each row in ``[B·T]``."""
     num_sequences: int
-    longest: int
+    padded_length: int
+    """T, a multiple of :data:`~penstock.backends.engines.torch.cache.BLOCK`."""
 
     @staticmethod
     def pack(sequences: Sequence[Sequence[int]], starts: Sequence[int], device: torch.device) -> RaggedRows:
         """Pack B token sequences, of which sequence ``b`` begins at position ``starts[b]`` of its context."""
-        longest = max(len(sequence) for sequence in sequences)
+        padded_length = round_up(max(len(sequence) for sequence in sequences))
         tokens: list[int] = []
         positions: list[int] = []
         places: list[int] = []
         for row, (sequence, start) in enumerate(zip(sequences, starts, strict=True)):
             tokens.extend(sequence)
             positions.extend(range(start, start + len(sequence)))
-            places.extend(range(row * longest, row * longest + len(sequence)))
+            places.extend(range(row * padded_length, row * padded_length + len(sequence)))
         packed = torch.tensor((tokens, positions, places), dtype=torch.int64).to(device)
-        return RaggedRows(packed[0], packed[1], packed[2], len(sequences), longest)
+        return RaggedRows(packed[0], packed[1], packed[2], len(sequences), padded_length)
+
+    @property
+    def num_rows(self) -> int:
+        """N."""
+        return self.tokens.shape[0]
 
     def spread(self, rows: torch.Tensor) -> torch.Tensor:
         """``[N, heads, D]`` to ``[B, heads, T, D]``, zeros where there is no row."""
-        if self.num_sequences == 1:
-            return rows.transpose(0, 1).unsqueeze(0)
-        padded = rows.new_zeros(self.num_sequences * self.longest, *rows.shape[1:])
+        padded = rows.new_zeros(self.num_sequences * self.padded_length, *rows.shape[1:])
         padded.index_copy_(0, self.places, rows)
-        return padded.view(self.num_sequences, self.longest, *rows.shape[1:]).transpose(1, 2)
+        return padded.view(self.num_sequences, self.padded_length, *rows.shape[1:]).transpose(1, 2)
 
     def collect(self, padded: torch.Tensor) -> torch.Tensor:
         """``[B, heads, T, D]`` to ``[N, heads·D]``."""
-        flat = padded.transpose(1, 2).flatten(0, 1).flatten(1)
-        return flat if self.num_sequences == 1 else flat.index_select(0, self.places)
+        return padded.transpose(1, 2).flatten(0, 1).flatten(1).index_select(0, self.places)
 
 
 class FreshAttention:
@@ -162,8 +167,9 @@ class FreshAttention:
     def __call__(self, layer: int, heads: torch.Tensor) -> torch.Tensor:
         num_heads, num_kv_heads = self._config.num_heads, self._config.num_kv_heads
         spread = self._rows.spread(heads)
-        queries = spread[:, :num_heads]
-        keys, values = spread[:, num_heads : num_heads + num_kv_heads], spread[:, num_heads + num_kv_heads :]
+        queries = spread.narrow(1, 0, num_heads)
+        keys = spread.narrow(1, num_heads, num_kv_heads)
+        values = spread.narrow(1, num_heads + num_kv_heads, num_kv_heads)
         context = F.scaled_dot_product_attention(
             queries, _per_query(keys, self._config), _per_query(values, self._config), is_causal=True
         )
@@ -171,7 +177,8 @@ class FreshAttention:
 
 
 class ContinuedAttention:
-    """Further tokens of contexts whose first ``starts[b]`` positions are in the cache already."""
+    """Further tokens of contexts whose first ``starts[b]`` positions are in the cache already, or are stored by
+    other rows of the same pass."""
 
     def __init__(
         self, config: ModelConfig, rows: RaggedRows, cache: KeyValueCache, slots: torch.Tensor, starts: torch.Tensor,
@@ -184,7 +191,7 @@ class ContinuedAttention:
         self._slots = slots
         self._reach = reach
         device = slots.device
-        last_seen = starts[:, None] + torch.arange(rows.longest, device=device)
+        last_seen = starts[:, None] + torch.arange(rows.padded_length, device=device)
         self._mask = (torch.arange(reach, device=device) <= last_seen[..., None])[:, None]
 
     def __call__(self, layer: int, heads: torch.Tensor) -> torch.Tensor:
@@ -196,19 +203,23 @@ class ContinuedAttention:
         return self._rows.collect(context)
 
 
-class DecodeAndPrefill:
-    """Decode rows first, the rows of a prefill after them; given only the former, it computes only those."""
+class Segments:
+    """Several attentions, each over its own successive rows of one pass. Given the rows of the first few only, as in
+    the last layer, it computes those."""
 
-    def __init__(self, decode: DecodeAttention, prefill: Attention) -> None:
-        self._decode = decode
-        self._prefill = prefill
+    def __init__(self, parts: Sequence[tuple[int, Attention]]) -> None:
+        """``(number of rows, attention)`` in the order of the rows."""
+        self._parts = parts
 
     def __call__(self, layer: int, heads: torch.Tensor) -> torch.Tensor:
-        num_running = self._decode.num_running
-        if heads.shape[0] == num_running:
-            return self._decode(layer, heads)
-        decoded = self._decode(layer, heads[:num_running])
-        return torch.cat((decoded, self._prefill(layer, heads[num_running:])))
+        contexts: list[torch.Tensor] = []
+        begin = 0
+        for num_rows, part in self._parts:
+            if begin == heads.shape[0]:
+                break
+            contexts.append(part(layer, heads.narrow(0, begin, num_rows)))
+            begin += num_rows
+        return contexts[0] if len(contexts) == 1 else torch.cat(contexts)
 
 
 def _per_query(heads: torch.Tensor, config: ModelConfig) -> torch.Tensor:

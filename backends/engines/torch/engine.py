@@ -22,10 +22,10 @@ import torch
 
 from penstock.backends.engines.torch.admission import Admission
 from penstock.backends.engines.torch.attention import (
-    DecodeAndPrefill,
     DecodeAttention,
     FreshAttention,
     RaggedRows,
+    Segments,
     SlotRange,
 )
 from penstock.backends.engines.torch.cache import BLOCK, KeyValueCache, round_up
@@ -42,7 +42,7 @@ from penstock.backends.engines.torch.requests import (
     new_spans,
 )
 from penstock.backends.engines.torch.sampling import Sampler
-from penstock.backends.engines.torch.slots import PromptIndex, RunningSlots, SlotState
+from penstock.backends.engines.torch.slots import MIN_ROWS, PromptIndex, RunningSlots, SlotState
 from penstock.backends.engines.torch.stopping import EndReason, StopStrings, StopStringWatch
 from penstock.backends.engines.torch.weights import FusedWeights
 from penstock.messages.arrays import tokens_view
@@ -115,9 +115,10 @@ class TorchEngine:
         with torch.inference_mode():
             fold = dtype == torch.float32 and device.type == "cpu"
             self._weights = FusedWeights(config, dtype, device, fold=fold)
-            self._cache = KeyValueCache(config, settings.num_slots, settings.max_context, dtype, device)
+            num_slots = max(settings.num_slots, MIN_ROWS)
+            self._cache = KeyValueCache(config, num_slots, settings.max_context, dtype, device)
             self._model = DecoderModel(self._weights, self._cache, settings.max_context)
-            self._slots = SlotState(settings.num_slots, self._cache, dtype, device)
+            self._slots = SlotState(num_slots, self._cache, dtype, device)
             self._stops = torch.zeros(config.vocab_size, dtype=torch.bool, device=device)
             self._stops[sorted(settings.stop_token_ids)] = True
         self._prompts = PromptIndex(settings.num_slots)
@@ -350,12 +351,13 @@ class TorchEngine:
     def _decode(self, n: int, prefill: Prefill | None) -> tuple[list[int], list[int]]:
         """One step of the first ``n`` slots: which of them ended, and the drawn tokens if someone watches them."""
         state = self._running_slots(n)
-        decoding = self._attention.prepare(self._ranges(n), state.mask.scatter_(1, state.at, 0.0))
+        num_rows = state.fed.shape[0]
+        decoding = self._attention.prepare(self._ranges(num_rows), state.mask.scatter_(1, state.at, 0.0))
         attention: Attention = decoding
-        rows = Rows(state.fed, state.position, (state.first_address + state.at).view(-1), n)
+        rows = Rows(state.fed, state.position, (state.first_address + state.at).view(-1), num_rows)
         if prefill is not None:
             rows = _with_prefill(rows, prefill.rows)
-            attention = DecodeAndPrefill(decoding, prefill.attention)
+            attention = Segments([(num_rows, decoding), *prefill.parts])
         logits = self._model.logits(self._model.hidden_states(rows, attention))
         drawn, logprobs = self.settings.sampler(logits, state.uniform.gather(1, state.at))
         state.tokens.scatter_(1, state.at, drawn)
@@ -363,21 +365,21 @@ class TorchEngine:
         ids = drawn.view(-1)
         state.fed.copy_(ids)
         over = (state.position == state.last).logical_or_(self._stops.index_select(0, ids))
-        state.position.add_(1)
+        state.advancing.add_(1)
         tokens = _integers(ids) if self.settings.stop_strings is not None else []
-        return _integers(over.nonzero()), tokens
+        return _integers(over.narrow(0, 0, n).nonzero()), tokens
 
     def _running_slots(self, n: int) -> RunningSlots:
-        if self._window is None or self._window.position.shape[0] != n:
+        if self._window is None or self._window.num_running != n:
             self._window = self._slots.running(n)
         return self._window
 
-    def _ranges(self, n: int) -> list[SlotRange]:
+    def _ranges(self, num_rows: int) -> list[SlotRange]:
         """How attention is split: the front with its long contexts apart, where that saves more than a call costs."""
         front, back = (round_up(offset + self._clock) for offset in self._reach_offsets)
-        if (n - self._num_front) * (front - back) < MIN_SAVED_POSITIONS:
-            return [SlotRange(0, n, max(front, back))]
-        return [SlotRange(0, self._num_front, front), SlotRange(self._num_front, n, back)]
+        if (num_rows - self._num_front) * (front - back) < MIN_SAVED_POSITIONS:
+            return [SlotRange(0, num_rows, max(front, back))]
+        return [SlotRange(0, self._num_front, front), SlotRange(self._num_front, num_rows, back)]
 
     def _end_drawn(self, slot: int) -> Ended:
         """End the request in this slot, which the last step brought to a stop token or to its limit."""

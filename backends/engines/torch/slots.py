@@ -5,6 +5,8 @@ Legend: S slots, n of them running, C positions, m newcomers.
 Invariants:
 
 * The running requests occupy slots 0 … n−1, so a step works on the slice ``[:n]`` of every tensor here.
+* An idle slot that a step feeds writes behind the context that it held: keys and values of that context's prompt stay
+  good for copies.
 * Row ``s`` of ``tokens`` and ``logprobs`` belongs to the context in slot ``s``, by position; nothing is fetched from
   the device before someone asks for it.
 """
@@ -25,30 +27,37 @@ if TYPE_CHECKING:
     from penstock.backends.engines.torch.requests import Running
 
 MASKED: Final = float("-inf")
+MIN_ROWS: Final = 4
+"""A step feeds at least so many slots. Matrix products of fewer rows go through other kernels, with other rounding;
+from here on a row's result does not depend on the number of rows (with MKL on AVX-512; elsewhere it may)."""
 
 
 class RunningSlots(NamedTuple):
-    """Views on the state of the slots 0 … n−1. Made once for each n: at one request a view costs as much as a small
-    matrix product."""
+    """Views on the state of the slots 0 … m−1, of which n ≤ m run. Made once for each n: at one request a view costs as
+    much as a small matrix product."""
 
+    num_running: int
+    """n"""
     fed: torch.Tensor
-    """int64 ``[n]``"""
+    """int64 ``[m]``"""
     position: torch.Tensor
-    """int64 ``[n]``"""
+    """int64 ``[m]``"""
+    advancing: torch.Tensor
+    """int64 ``[n]``: the positions of those that run."""
     at: torch.Tensor
-    """int64 ``[n, 1]``: the same."""
+    """int64 ``[m, 1]``: the positions of all."""
     last: torch.Tensor
-    """int64 ``[n]``"""
+    """int64 ``[m]``"""
     first_address: torch.Tensor
-    """int64 ``[n, 2K]``: of the slots' keys and values in the cache."""
+    """int64 ``[m, 2K]``: of the slots' keys and values in the cache."""
     mask: torch.Tensor
-    """``[n, C]``"""
+    """``[m, C]``"""
     uniform: torch.Tensor
-    """float64 ``[n, C]``"""
+    """float64 ``[m, C]``"""
     tokens: torch.Tensor
-    """int64 ``[n, C]``"""
+    """int64 ``[m, C]``"""
     logprobs: torch.Tensor
-    """float32 ``[n, C]``"""
+    """float32 ``[m, C]``"""
 
 
 class SlotState:
@@ -90,18 +99,21 @@ class SlotState:
         self.uniform.index_copy_(0, slots, torch.as_tensor(drawn).to(self._device))
 
     def running(self, n: int) -> RunningSlots:
-        """The first ``n`` slots."""
-        position = self.position[:n]
+        """The first ``n`` slots, and idle ones to make up :data:`MIN_ROWS`."""
+        m = max(n, MIN_ROWS)
+        position = self.position[:m]
         return RunningSlots(
-            fed=self.fed[:n],
+            num_running=n,
+            fed=self.fed[:m],
             position=position,
+            advancing=position[:n],
             at=position[:, None],
-            last=self.last[:n],
-            first_address=self._cache.first_addresses(n),
-            mask=self.mask[:n],
-            uniform=self.uniform[:n],
-            tokens=self.tokens[:n],
-            logprobs=self.logprobs[:n],
+            last=self.last[:m],
+            first_address=self._cache.first_addresses(m),
+            mask=self.mask[:m],
+            uniform=self.uniform[:m],
+            tokens=self.tokens[:m],
+            logprobs=self.logprobs[:m],
         )
 
     def move(self, source: int, target: int, num_positions: int) -> None:

@@ -12,7 +12,13 @@ from penstock.messages.names import BUFFER, LEARNER, SCORER, Role, engine_name
 from penstock.runtime.hosts.ray.boot import log_name
 from penstock.runtime.hosts.ray.control import Address, ProcessBeat, ProcessStarted
 from penstock.runtime.hosts.ray.directory import Directory
-from penstock.runtime.hosts.ray.incarnations import LINE_GRACE_S, START_TIMEOUT_S, STOPPED_GRACE_S, Incarnation
+from penstock.runtime.hosts.ray.incarnations import (
+    IMPORT_SILENCE_S,
+    LINE_GRACE_S,
+    START_TIMEOUT_S,
+    STOPPED_GRACE_S,
+    Incarnation,
+)
 from penstock.runtime.hosts.ray.placement import gpu_shares
 from penstock.runtime.hosts.ray.processes import ProcessFacts, facts_of, is_running, start_ticks_of
 from penstock.runtime.hosts.ray.restarts import AFTER_LOSS, MAX_PAUSE_S, AfterLoss, Restarts, after_loss_of
@@ -112,6 +118,7 @@ class Watched:
     def __init__(self, *, is_local: bool = True) -> None:
         self.incarnation = Incarnation(SCORER, 1, 0.0)
         self.incarnation.process = started()
+        self.incarnation.has_reported = True
         self.is_local = is_local
 
     def cause(self, now_s: float, facts: ProcessFacts | None = RUNNING) -> str:
@@ -155,6 +162,13 @@ def test_who_is_not_heard_within_the_deadline_is_given_up() -> None:
     watched = Watched()
     assert watched.cause(TIMEOUT_S - 0.1) == ""
     assert watched.cause(TIMEOUT_S + 0.6) == "it was not heard for 11 s"
+
+
+def test_who_still_imports_is_given_longer() -> None:
+    watched = Watched()
+    watched.incarnation.has_reported = False
+    assert watched.cause(IMPORT_SILENCE_S - 0.1) == ""
+    assert watched.cause(IMPORT_SILENCE_S + 0.6) == "it was not heard for 61 s"
 
 
 def test_a_cut_line_counts_only_when_nothing_is_heard_either() -> None:

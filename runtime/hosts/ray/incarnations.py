@@ -20,6 +20,8 @@ STOPPED_GRACE_S: Final = 0.5
 LINE_GRACE_S: Final = 3.0
 """A line that was cut comes back within this time if the process lives."""
 START_TIMEOUT_S: Final = 120.0
+IMPORT_SILENCE_S: Final = 60.0
+"""While a process imports torch on a busy machine its heartbeat thread may not get the interpreter for long."""
 STUCK_AFTER_S: Final = 300.0
 """The longest turn. Backends work on threads of their own, so a turn takes milliseconds."""
 
@@ -34,6 +36,8 @@ class Incarnation:
         """None until it has announced itself."""
         self.beat: ProcessBeat | None = None
         self.directory_sent_s = now_s
+        self.has_reported = False
+        """Its loop runs: everything heavy is imported."""
         self._heard_s = now_s
         self._since_s = now_s
         self._down_since_s: float | None = None
@@ -74,7 +78,7 @@ class Incarnation:
                 return "its process was killed"
             if self._is_stopped(now_s, facts):
                 return "its process was stopped"
-        if now_s - self._heard_s > timeout_s:
+        if now_s - self._heard_s > (timeout_s if self.has_reported else max(timeout_s, IMPORT_SILENCE_S)):
             return f"it was not heard for {now_s - self._heard_s:.0f} s"
         down_s = self._down_since_s
         if down_s is not None and now_s - down_s > LINE_GRACE_S and self._heard_s <= down_s:

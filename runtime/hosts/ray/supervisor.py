@@ -239,6 +239,7 @@ class Supervisor:
             case RunFailureAsked():
                 self._conclude(OutcomeKind.FAILED, event.story)
             case ActorReported():
+                incarnation.has_reported = True
                 self._sink.on_report(event)
             case StepReported():
                 if self._delivery.accepts(event, header.sender, header.epoch, header.message_id):
@@ -255,6 +256,7 @@ class Supervisor:
         if change is None:
             return
         incarnation.process = started
+        self._yard.announced(started)
         self._links.connect(started.address)
         self._broadcast(change, but=incarnation.name)
         self._send_whole(incarnation, now_s)

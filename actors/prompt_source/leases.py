@@ -8,11 +8,12 @@ Invariants:
 * The load of an engine is the number of leases ISSUED to it; those of an incarnation that was lost count until a
   census has said what became of them.
 * A lease that is ISSUED names an engine; any other names none.
-* The engines with room are those that are ready and have it.
+* Every engine that has room has one valid entry in the heap of those that have.
 """
 
 from __future__ import annotations
 
+import heapq
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -94,6 +95,8 @@ class EngineView(msgspec.Struct):
     """0 until it is ready."""
     version: int = -1
     load: int = 0
+    entry: int = 0
+    """Number of its valid entry in the heap of engines with room."""
 
     @property
     def has_room(self) -> bool:
@@ -107,7 +110,9 @@ class LeaseTable:
     def __init__(self) -> None:
         self.groups: dict[int, LeasedGroup] = {}
         self.engines: dict[str, EngineView] = {}
-        self._with_room: dict[str, EngineView] = {}
+        self._by_load: list[tuple[float, str, int]] = []
+        """Heap of (share of its slots that is taken, name, number of the entry), with entries that are out of date."""
+        self._num_entries = 0
 
     def lease(self, key: SampleKey) -> Lease | None:
         """The lease of a sample, if it is out."""
@@ -131,10 +136,24 @@ class LeaseTable:
             self._note_room(view)
 
     def _note_room(self, view: EngineView) -> None:
+        self._num_entries = view.entry = self._num_entries + 1
         if view.has_room:
-            self._with_room[view.name] = view
-        else:
-            self._with_room.pop(view.name, None)
+            heapq.heappush(self._by_load, (view.load / view.num_slots, view.name, view.entry))
+        if len(self._by_load) > 64 + 4 * len(self.engines):
+            self._by_load = [entry for entry in self._by_load if self._is_valid(entry)]
+            heapq.heapify(self._by_load)
+
+    def _is_valid(self, entry: tuple[float, str, int]) -> bool:
+        view = self.engines.get(entry[1])
+        return view is not None and view.entry == entry[2]
+
+    def least_loaded(self) -> EngineView | None:
+        """Of the engines with room."""
+        while self._by_load:
+            if self._is_valid(self._by_load[0]):
+                return self.engines[self._by_load[0][1]]
+            heapq.heappop(self._by_load)
+        return None
 
     def forget(self, group_ids: Iterable[int]) -> None:
         """These groups are settled."""
@@ -147,7 +166,6 @@ class LeaseTable:
         """A new incarnation of an engine. What was on the old one stays in its load until a census moves it."""
         load = sum(1 for _, lease in self.all_leases() if lease.engine == name)
         self.engines[name] = EngineView(name, epoch, load=load)
-        self._with_room.pop(name, None)
 
     def engine_ready(self, name: str, epoch: int, num_slots: int) -> None:
         """This incarnation takes requests."""
@@ -159,7 +177,6 @@ class LeaseTable:
     def lose_engine(self, name: str) -> None:
         """An engine is gone. Its leases stay ISSUED until a census has said what became of them."""
         self.engines.pop(name, None)
-        self._with_room.pop(name, None)
         for group in self.groups.values():
             if group.engine == name:
                 group.engine = ""
@@ -169,12 +186,11 @@ class LeaseTable:
         own = self.engines.get(group.engine)
         if own is not None and own.has_room:
             return own
-        least_loaded = min(
-            self._with_room.values(),
-            key=lambda view: (view.version < group.min_version, view.load / view.num_slots, view.name),
-            default=None,
-        )
-        return least_loaded
+        first = self.least_loaded()
+        if first is None or first.version >= group.min_version:
+            return first
+        serving = (view for view in self.engines.values() if view.has_room and view.version >= group.min_version)
+        return min(serving, key=lambda view: (view.load / view.num_slots, view.name), default=first)
 
     def validate(self) -> None:
         """Assert the invariants."""
@@ -184,4 +200,6 @@ class LeaseTable:
             if lease.engine in loads:
                 loads[lease.engine] += 1
         assert loads == {name: view.load for name, view in self.engines.items()}, loads
-        assert self._with_room == {name: view for name, view in self.engines.items() if view.has_room}
+        valid = [entry for entry in self._by_load if self._is_valid(entry)]
+        with_room = [view for view in self.engines.values() if view.has_room]
+        assert sorted(valid) == sorted((view.load / view.num_slots, view.name, view.entry) for view in with_room)

@@ -252,7 +252,7 @@ class PromptSource:
 
     def _dispatch(self) -> None:
         """Send queued samples to engines, in order, as long as there is room."""
-        while self._queue and self._may_issue:
+        while self._queue and self._may_issue and self.table.least_loaded() is not None:
             key = self._queue[0]
             group, lease = self.table.groups.get(key.group_id), self.table.lease(key)
             if group is None or lease is None or group.prompt is None or lease.state is not LeaseState.QUEUED:

@@ -27,13 +27,10 @@ Phases of an engine:
 
 from __future__ import annotations
 
-import math
-from enum import StrEnum
-from typing import TYPE_CHECKING, Final, assert_never, final
-
-import msgspec
+from typing import TYPE_CHECKING, assert_never, final
 
 from penstock.actors.canary import canary_difference
+from penstock.actors.weight_publisher.engines import EngineTable, Phase
 from penstock.messages.commands import FailRun, ReplaceActor, Send, StartTimer, StopTimer
 from penstock.messages.local import Started, TimerFired
 from penstock.messages.membership import EngineJoined, EngineLost
@@ -53,47 +50,10 @@ from penstock.messages.weights import (
 )
 
 if TYPE_CHECKING:
+    from penstock.actors.weight_publisher.engines import EngineState
     from penstock.actors.weight_publisher.settings import WeightPublisherSettings
     from penstock.messages.commands import AnyCommand
     from penstock.messages.inboxes import WeightPublisherEvent
-
-
-ROUNDING: Final = 1e-9
-"""0.55 · 20 is a little more than 11 in floating point."""
-
-
-class Phase(StrEnum):
-    """What the publisher waits for from one engine."""
-
-    STARTING = "starting"
-    IDLE = "idle"
-    STAGING = "staging"
-    STAGED = "staged"
-    COMMITTING = "committing"
-    QUARANTINED = "quarantined"
-
-
-class EngineState(msgspec.Struct):
-    """One engine incarnation."""
-
-    name: str
-    epoch: int
-    phase: Phase = Phase.STARTING
-    version: int = -1
-    publish: int = -1
-    """What it serves; −1: nothing yet."""
-    target: WeightsExported | None = None
-    """What it is staging or committing."""
-    num_fetch_errors: int = 0
-
-    def takes(self, publish: int) -> bool:
-        """Whether this is what it is staging or committing."""
-        return self.target is not None and self.target.manifest.publish == publish
-
-    def lacks(self, manifest: WeightManifest) -> bool:
-        """Whether these are newer than what it serves. A learner that goes over old batches again publishes old
-        versions under new numbers; engines do not go back to them."""
-        return self.publish < manifest.publish and self.version <= manifest.version
 
 
 @final
@@ -102,7 +62,7 @@ class WeightPublisher:
 
     def __init__(self, settings: WeightPublisherSettings) -> None:
         self.settings = settings
-        self.engines: dict[str, EngineState] = {}
+        self.engines = EngineTable()
         self.latest: WeightsExported | None = None
         self.announced = -1
         self.learner_version = 0
@@ -113,12 +73,16 @@ class WeightPublisher:
         self._canaries: dict[int, str] = {}
         self._num_failures: dict[int, int] = {}
         self._told: VersionAnnounced | None = None
+        self._touched: dict[str, None] = {}
+        """Engines that may have something to do next."""
+        self._serving_changed = False
+        """Since PromptSource was told."""
         self._out: list[AnyCommand] = []
 
     @property
     def state(self) -> str:
         """For people."""
-        return "idle" if all(e.phase is Phase.IDLE for e in self.engines.values()) else "publishing"
+        return "idle" if all(e.phase is Phase.IDLE for e in self.engines.by_name.values()) else "publishing"
 
     def leases(self) -> tuple[()]:
         """The publisher holds no samples."""
@@ -134,17 +98,17 @@ class WeightPublisher:
             case WeightsApplied():
                 self._on_applied(event)
             case DrainFinished():
-                engine = self._engine(event.engine, event.engine_epoch)
+                engine = self.engines.live(event.engine, event.engine_epoch)
                 if engine is not None and engine.phase is Phase.COMMITTING and engine.takes(event.publish):
                     self._out.append(StartTimer(engine.name, self.settings.commit_timeout_s))
             case EngineReady():
-                engine = self._engine(event.engine, event.engine_epoch)
+                engine = self.engines.live(event.engine, event.engine_epoch)
                 if engine is not None and engine.phase is Phase.STARTING:
-                    engine.phase = Phase.IDLE
+                    self._turn(engine, Phase.IDLE)
             case EngineJoined():
                 self._on_joined(event)
             case EngineLost():
-                engine = self.engines.get(event.name)
+                engine = self.engines.by_name.get(event.name)
                 if engine is not None and engine.epoch == event.epoch:
                     self._drop(engine)
             case StepFinished():
@@ -162,46 +126,52 @@ class WeightPublisher:
 
     # --- events -----------------------------------------------------------------------------------------------
 
-    def _engine(self, name: str, epoch: int) -> EngineState | None:
-        """The live incarnation, if that is the one meant and it is not given up."""
-        engine = self.engines.get(name)
-        if engine is None or engine.epoch != epoch or engine.phase is Phase.QUARANTINED:
-            return None
-        return engine
+    def _turn(self, engine: EngineState, phase: Phase, target: WeightsExported | None = None) -> None:
+        self.engines.turn(engine, phase, target)
+        if phase in (Phase.IDLE, Phase.STAGED):
+            self._touched[engine.name] = None
+
+    def _touch_all(self) -> None:
+        self._touched = dict.fromkeys(self.engines.by_name)
 
     def _on_joined(self, event: EngineJoined) -> None:
-        engine = self.engines.get(event.name)
+        engine = self.engines.by_name.get(event.name)
         if engine is not None:
             if engine.epoch >= event.epoch:
                 return
             self._drop(engine)
-        self.engines[event.name] = EngineState(event.name, event.epoch)
+        self.engines.join(event.name, event.epoch)
 
     def _drop(self, engine: EngineState) -> None:
-        del self.engines[engine.name]
+        self.engines.drop(engine)
+        self._serving_changed = True
         self._out.append(StopTimer(engine.name))
         self._free_canary(engine.name)
 
     def _free_canary(self, name: str) -> None:
         for publish in [publish for publish, canary in self._canaries.items() if canary == name]:
             del self._canaries[publish]
+            self._touch_all()
 
     def _on_exported(self, event: WeightsExported) -> None:
         if self.latest is None or event.manifest.publish > self.latest.manifest.publish:
             self.latest = event
             self._exports[event.manifest.publish] = event
+            self._touch_all()
+            self._forget_old()
 
     def _on_fetched(self, event: WeightsFetched) -> None:
-        engine = self._engine(event.engine, event.engine_epoch)
+        engine = self.engines.live(event.engine, event.engine_epoch)
         if engine is None or engine.phase is not Phase.STAGING or not engine.takes(event.publish):
             return
         assert engine.target is not None
         if not event.error and event.digest == engine.target.manifest.digest:
-            engine.phase, engine.num_fetch_errors = Phase.STAGED, 0
+            engine.num_fetch_errors = 0
+            self._turn(engine, Phase.STAGED, engine.target)
             self._out.append(StopTimer(engine.name))
             return
         superseded = engine.target is not self.latest
-        engine.phase, engine.target = Phase.IDLE, None  # again, with the newest
+        self._turn(engine, Phase.IDLE)  # again, with the newest
         self._out.append(StopTimer(engine.name))
         if not superseded:
             engine.num_fetch_errors += 1
@@ -209,7 +179,7 @@ class WeightPublisher:
                 self._quarantine(engine, f"cannot fetch version {event.version}: {event.error or 'wrong digest'}")
 
     def _on_applied(self, event: WeightsApplied) -> None:
-        engine = self._engine(event.engine, event.engine_epoch)
+        engine = self.engines.live(event.engine, event.engine_epoch)
         if engine is None or event.publish < engine.publish:
             return
         export = self._exports.get(event.publish)
@@ -218,16 +188,18 @@ class WeightPublisher:
             return
         if engine.takes(event.publish):  # also while it is staging: it has served them before this publisher was there
             self._out.append(StopTimer(engine.name))
-            engine.phase, engine.target = Phase.IDLE, None
+            self._turn(engine, Phase.IDLE)
         wrong = self._what_is_wrong(export.manifest, event)
         if wrong:
             self._on_wrong(engine, export.manifest, wrong)
             return
-        engine.version, engine.publish = event.version, event.publish
-        self._passed.add(event.publish)
+        self.engines.serves(engine, event.version, event.publish)
+        self._serving_changed = True
+        if event.publish not in self._passed:
+            self._passed.add(event.publish)
+            self._touch_all()
         self._num_failures.pop(event.version, None)
         self._canaries.pop(event.publish, None)
-        self._forget_old()
 
     def _what_is_wrong(self, manifest: WeightManifest, event: WeightsApplied) -> str:
         if event.digest != manifest.digest:
@@ -247,7 +219,7 @@ class WeightPublisher:
             )
 
     def _on_late(self, name: str) -> None:
-        engine = self.engines.get(name)
+        engine = self.engines.by_name.get(name)
         if engine is None or engine.phase not in (Phase.STAGING, Phase.COMMITTING) or engine.target is None:
             return
         version = engine.target.manifest.version
@@ -255,7 +227,8 @@ class WeightPublisher:
         self._quarantine(engine, f"late with {doing} version {version}")
 
     def _quarantine(self, engine: EngineState, cause: str) -> None:
-        engine.phase, engine.target = Phase.QUARANTINED, None
+        self._turn(engine, Phase.QUARANTINED)
+        self._serving_changed = True
         self._out.append(StopTimer(engine.name))
         self._free_canary(engine.name)
         self._out.append(ReplaceActor(engine.name, engine.epoch, cause))
@@ -266,12 +239,13 @@ class WeightPublisher:
     # --- what follows from the state --------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """Stage and commit what can be; idempotent."""
+        """Stage and commit what can be."""
+        touched, self._touched = self._touched, {}
         if self.latest is None:
             return
-        for engine in self.engines.values():
+        for engine in [self.engines.by_name[name] for name in touched if name in self.engines.by_name]:
             if engine.phase is Phase.IDLE and engine.lacks(self.latest.manifest):
-                engine.phase, engine.target = Phase.STAGING, self.latest
+                self._turn(engine, Phase.STAGING, self.latest)
                 self._out.append(Send(engine.name, WeightsStaged(manifest=self.latest.manifest)))
                 self._out.append(StartTimer(engine.name, self.settings.stage_timeout_s))
             if engine.phase is Phase.STAGED and engine.target is not None:
@@ -282,7 +256,7 @@ class WeightPublisher:
         has_passed = manifest.publish in self._passed
         if not has_passed and self._canaries.setdefault(manifest.publish, engine.name) != engine.name:
             return  # another engine goes first
-        engine.phase = Phase.COMMITTING
+        self._turn(engine, Phase.COMMITTING, export)
         committed = WeightsCommitted(version=manifest.version, publish=manifest.publish, update_mode=export.update_mode)
         drains = export.update_mode is UpdateMode.DRAIN
         timeout_s = self.settings.drain_timeout_s if drains else self.settings.commit_timeout_s
@@ -290,21 +264,21 @@ class WeightPublisher:
         self._out.append(StartTimer(engine.name, timeout_s))
 
     def _announce(self) -> None:
-        """Announce the newest version that enough engines serve, and who serves what, when either has changed."""
-        ready = [e for e in self.engines.values() if e.phase not in (Phase.STARTING, Phase.QUARANTINED)]
-        serving = tuple(ServingEngine(e.name, e.version) for e in ready if e.version >= 0)
-        if not serving:
+        """Announce the newest version that enough engines serve. PromptSource also hears who serves what once no engine
+        is on its way: with a thousand engines it would otherwise hear of each of a thousand swaps."""
+        newest = self.engines.served_by(self.settings.announce_fraction)
+        is_new = newest > self.announced
+        if not is_new and (self.engines.num_moving or not self._serving_changed or self.announced < 0):
             return
-        needed = max(1, math.ceil(self.settings.announce_fraction * len(ready) - ROUNDING))
-        versions = sorted((engine.version for engine in serving), reverse=True)
-        if len(versions) >= needed:
-            self.announced = max(self.announced, versions[needed - 1])
-        if self.announced < 0:
-            return
-        publish = max((e.publish for e in ready if e.version <= self.announced), default=-1)
-        event = VersionAnnounced(version=self.announced, publish=publish, serving=serving)
-        if event != self._told:
-            is_new = self._told is None or self._told.version != event.version
+        self._serving_changed = False
+        self.announced = max(self.announced, newest)
+        ready = self.engines.ready()
+        event = VersionAnnounced(
+            version=self.announced,
+            publish=max((e.publish for e in ready if e.version <= self.announced), default=-1),
+            serving=tuple(ServingEngine(e.name, e.version) for e in ready if e.version >= 0),
+        )
+        if event != self._told and event.serving:
             self._told = event
             self._out.append(Send(PROMPT_SOURCE, event))
             if is_new:
@@ -312,8 +286,8 @@ class WeightPublisher:
 
     def _forget_old(self) -> None:
         """Drop exports that no engine serves or takes any more."""
-        used = {e.publish for e in self.engines.values()}
-        used |= {e.target.manifest.publish for e in self.engines.values() if e.target is not None}
+        used = {e.publish for e in self.engines.by_name.values()}
+        used |= {e.target.manifest.publish for e in self.engines.by_name.values() if e.target is not None}
         latest = -1 if self.latest is None else self.latest.manifest.publish
         for publish in [publish for publish in self._exports if publish not in used and publish != latest]:
             del self._exports[publish]
@@ -321,11 +295,10 @@ class WeightPublisher:
 
     def validate(self) -> None:
         """Assert the invariants."""
-        for engine in self.engines.values():
-            moving = engine.phase in (Phase.STAGING, Phase.STAGED, Phase.COMMITTING)
-            assert moving == (engine.target is not None), engine
+        self.engines.validate()
+        for engine in self.engines.by_name.values():
             if engine.phase is Phase.COMMITTING and engine.target is not None:
                 publish = engine.target.manifest.publish
                 assert publish in self._passed or self._canaries.get(publish) == engine.name, engine
         for publish, canary in self._canaries.items():
-            assert canary in self.engines, (publish, canary)
+            assert canary in self.engines.by_name, (publish, canary)

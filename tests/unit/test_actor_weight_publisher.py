@@ -281,6 +281,16 @@ def test_prompt_source_alone_hears_when_only_those_who_serve_have_changed() -> N
     assert serving == (ServingEngine("engine/0", 4), ServingEngine("engine/1", 4))
 
 
+def test_who_serves_what_is_told_when_nobody_is_on_the_way_any_more() -> None:
+    """Not after each of a thousand swaps."""
+    bench = PublisherBench(announce_fraction=0.1)
+    bench.ready(0, 1, 2)
+    bench.export(0)
+    assert drive.sent(bench.takes(0, 0), VersionAnnounced, to="prompt_source") != []
+    assert drive.sent(bench.takes(0, 1), VersionAnnounced) == []
+    assert len(drive.one_sent(bench.takes(0, 2), VersionAnnounced, to="prompt_source").serving) == 3
+
+
 def test_the_announced_version_never_goes_down() -> None:
     bench = PublisherBench(announce_fraction=1.0)
     bench.ready(0, 1)
@@ -504,10 +514,9 @@ def test_an_engine_in_the_middle_of_a_swap_is_found_again() -> None:
 def test_nothing_is_kept_of_publishes_that_nobody_serves_or_takes() -> None:
     bench = PublisherBench(announce_fraction=1.0)
     bench.ready(0, 1)
-    bench.export(0)
-    bench.takes(0, 0, 1)
-    before = len(str(drive.snapshot(bench.publisher)))
+    sizes: list[int] = []
     for publish in range(1, 9):
         bench.export(publish)
         bench.takes(publish, 0, 1)
-    assert len(str(drive.snapshot(bench.publisher))) == before
+        sizes.append(len(str(drive.snapshot(bench.publisher))))
+    assert set(sizes[2:]) == {sizes[2]}

@@ -1,0 +1,137 @@
+"""The engines as the WeightPublisher sees them: what it waits for from each, and how many serve which version.
+
+Invariants: every count equals what counting the engines gives; an engine that is on its way has a target, any other
+has none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from penstock.messages.weights import WeightsExported
+
+if TYPE_CHECKING:
+    from penstock.messages.weights import WeightManifest
+
+ROUNDING: Final = 1e-9
+"""0.55 · 20 is a little more than 11 in floating point."""
+
+
+class Phase(StrEnum):
+    """What the publisher waits for from one engine."""
+
+    STARTING = "starting"
+    IDLE = "idle"
+    STAGING = "staging"
+    STAGED = "staged"
+    COMMITTING = "committing"
+    QUARANTINED = "quarantined"
+
+
+class EngineState(msgspec.Struct):
+    """One engine incarnation."""
+
+    name: str
+    epoch: int
+    phase: Phase = Phase.STARTING
+    version: int = -1
+    publish: int = -1
+    """What it serves; −1: nothing yet."""
+    target: WeightsExported | None = None
+    """What it is staging or committing."""
+    num_fetch_errors: int = 0
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it counts among those that serve, or will."""
+        return self.phase not in (Phase.STARTING, Phase.QUARANTINED)
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether it is on its way to other weights."""
+        return self.target is not None
+
+    def takes(self, publish: int) -> bool:
+        """Whether this is what it is staging or committing."""
+        return self.target is not None and self.target.manifest.publish == publish
+
+    def lacks(self, manifest: WeightManifest) -> bool:
+        """Whether these are newer than what it serves. A learner that goes over old batches again publishes old
+        versions under new numbers; engines do not go back to them."""
+        return self.publish < manifest.publish and self.version <= manifest.version
+
+
+class EngineTable:
+    """All engines by name."""
+
+    def __init__(self) -> None:
+        self.by_name: dict[str, EngineState] = {}
+        self.num_moving = 0
+        self._num_ready = 0
+        self._num_serving: Counter[int] = Counter()
+        """Ready engines by the version that they serve."""
+
+    def live(self, name: str, epoch: int) -> EngineState | None:
+        """This incarnation, if it is there and not given up."""
+        engine = self.by_name.get(name)
+        if engine is None or engine.epoch != epoch or engine.phase is Phase.QUARANTINED:
+            return None
+        return engine
+
+    def ready(self) -> list[EngineState]:
+        """Those that serve, or will."""
+        return [engine for engine in self.by_name.values() if engine.is_ready]
+
+    def join(self, name: str, epoch: int) -> None:
+        """A new incarnation, which is starting."""
+        assert name not in self.by_name
+        self.by_name[name] = EngineState(name, epoch)
+
+    def drop(self, engine: EngineState) -> None:
+        """It is gone."""
+        self._count(engine, -1)
+        del self.by_name[engine.name]
+
+    def turn(self, engine: EngineState, phase: Phase, target: WeightsExported | None = None) -> None:
+        """The only way in which an engine changes its phase."""
+        self._count(engine, -1)
+        engine.phase, engine.target = phase, target
+        self._count(engine, 1)
+
+    def serves(self, engine: EngineState, version: int, publish: int) -> None:
+        """The only way in which an engine changes what it serves."""
+        self._count(engine, -1)
+        engine.version, engine.publish = version, publish
+        self._count(engine, 1)
+
+    def served_by(self, fraction: float) -> int:
+        """The newest version that this share of the ready engines serves, or a newer one; −1: none."""
+        missing = max(1, math.ceil(fraction * self._num_ready - ROUNDING))
+        for version in sorted(self._num_serving, reverse=True):
+            missing -= self._num_serving[version]
+            if missing <= 0:
+                return version
+        return -1
+
+    def _count(self, engine: EngineState, sign: int) -> None:
+        self.num_moving += sign * engine.is_moving
+        if engine.is_ready:
+            self._num_ready += sign
+            if engine.version >= 0:
+                self._num_serving[engine.version] += sign
+                if not self._num_serving[engine.version]:
+                    del self._num_serving[engine.version]
+
+    def validate(self) -> None:
+        """Assert the invariants."""
+        for engine in self.by_name.values():
+            assert engine.is_moving == (engine.phase in (Phase.STAGING, Phase.STAGED, Phase.COMMITTING)), engine
+        ready = self.ready()
+        assert self._num_ready == len(ready)
+        assert self.num_moving == sum(engine.is_moving for engine in self.by_name.values())
+        assert self._num_serving == Counter(engine.version for engine in ready if engine.version >= 0)

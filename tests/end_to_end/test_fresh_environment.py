@@ -76,6 +76,8 @@ def test_every_command_of_the_readme_works(clone: Path) -> None:
         if words[1] == "run":
             own = "local_model" in command
             words += ["run.num_steps=2", "learner.groups_per_batch=4"] if own else [*QUICK, *SMALL]
+        elif words[1] == "simulate":
+            words += ["run.num_steps=2", "learner.groups_per_batch=32", "engines.count=64"]
         shell(clone, shlex.join([".venv/bin/penstock", *words[1:]]), timeout_s=1200)
     assert list(clone.glob("runs/local_model-*/report.html"))
 

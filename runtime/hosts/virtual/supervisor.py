@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from penstock.messages.names import is_engine
 from penstock.runtime.hosts.ray.restarts import AfterLoss, Restarts, after_loss_of
 from penstock.runtime.hosts.virtual.process import Process, Status
 
@@ -62,6 +63,8 @@ class Supervisor:
         self._spawn = spawn
         self._fail_run = fail_run
         self._on_lost = on_lost
+        self._singles: dict[str, Process] = {}
+        """Those of ``processes`` that are no engines."""
         self._members: dict[str, int] = {}
         self._fences: dict[str, int] = {}
         """Highest epoch that was given up, by name."""
@@ -76,6 +79,8 @@ class Supervisor:
     def start_now(self, name: str, epoch: int) -> None:
         """The process is up: hand it the directory, and announce it to the others."""
         process = self.processes[name] = self._spawn(name, epoch)
+        if not is_engine(name):
+            self._singles[name] = process
         self._members[name] = epoch
         process.start(self._introduce)
         if process.status is not Status.DEAD:
@@ -84,19 +89,24 @@ class Supervisor:
     def _introduce(self, process: Process) -> None:
         for name, epoch in self._fences.items():
             process.shell.on_lost(name, epoch)
-        for name, epoch in self._members.items():
-            if name != process.name:
-                process.peers[name] = self.processes[name]
-                process.shell.on_returned(name, epoch)
+        for peer in self._those_concerned_by(process.name):
+            if peer.name in self._members:
+                process.peers[peer.name] = peer
+                process.shell.on_returned(peer.name, peer.epoch)
 
     def _announce(self, name: str, epoch: int, process: Process | None) -> None:
         """Tell everyone that an incarnation is there (``process``) or given up (None)."""
-        for listener in self.processes.values():
-            if listener.name == name or listener.status is Status.DEAD or self.is_given_up(listener):
+        for listener in self._those_concerned_by(name):
+            if listener.status is Status.DEAD or self.is_given_up(listener):
                 continue
             at_s = self._clock.now_s + self._random.random() * self.model.announce_s
             at_s = listener.informed_s = max(at_s, listener.informed_s)
             self._clock.at(at_s, _hear, listener, (name, epoch, process))
+
+    def _those_concerned_by(self, name: str) -> list[Process]:
+        """Who ever speaks with this actor: engines do not among each other, and there may be thousands of them."""
+        others = self.processes if not is_engine(name) else self._singles
+        return [process for process in others.values() if process.name != name]
 
     # --- loss -------------------------------------------------------------------------------------------------
 

@@ -175,5 +175,9 @@ class EchoRun:
         return Counter(group_id for step in self.witness.steps for group_id in step.group_ids)
 
 
-def is_alive(process: ProcessStarted) -> bool:
-    return is_running(process.pid, process.start_ticks)
+def wait_for_the_end_of(process: ProcessStarted) -> None:
+    """A process that was sent SIGKILL is gone a moment later."""
+    end_s = time.monotonic() + 10.0
+    while is_running(process.pid, process.start_ticks):
+        assert time.monotonic() < end_s, f"process {process.pid} is still there"
+        time.sleep(0.01)

@@ -6,14 +6,15 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 from host_echo import RunPlan
 from host_launched import HERE, Launched
-from ray.cluster_utils import Cluster
 
 from penstock.runtime.hosts.ray.cluster import make_temp_folder
 from penstock.runtime.hosts.ray.processes import is_running, start_ticks_of
@@ -31,14 +32,18 @@ def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Two Ray nodes on this machine, started by somebody else than the run."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")])))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    arguments: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 80 << 20, "include_dashboard": False}
     temp_folder = make_temp_folder()
     (temp_folder / "ray").mkdir()
     monkeypatch.setenv("RAY_TMPDIR", str(temp_folder))
-    made: Any = Cluster(initialize_head=True, head_node_args=arguments)
-    made.add_node(num_cpus=1, object_store_memory=80 << 20)
-    yield str(made.address)
-    made.shutdown()
+    cluster = subprocess.Popen(
+        [sys.executable, str(HERE / "host_two_nodes.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert cluster.stdout is not None
+    assert cluster.stdin is not None
+    yield cluster.stdout.readline().strip()
+    cluster.stdin.close()
+    cluster.wait(60.0)
+    cluster.stdout.close()
     shutil.rmtree(temp_folder, ignore_errors=True)
 
 
@@ -59,7 +64,7 @@ def test_a_stopped_actor_on_another_node_is_killed_there_and_replaced(
     ticks = start_ticks_of(pid)
     os.kill(pid, signal.SIGSTOP)
     wait_for(lambda: f"{far} 2 is process" in log_of(run))
-    assert not is_running(pid, ticks)
+    wait_for(lambda: not is_running(pid, ticks))
     run.process.send_signal(signal.SIGINT)
     assert run.end() == (130, "penstock: stopped by SIGINT\n")
     wait_for(lambda: not [command for command in run.members().values() if "ray::" in command])

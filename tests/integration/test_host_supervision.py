@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import host_echo
 import pytest
 from host_echo import ENGINE, RunPlan
-from host_harness import EchoRun, is_alive
+from host_harness import EchoRun, wait_for_the_end_of
 
 from penstock.messages.names import BUFFER, FILTER, LEARNER, PROMPT_SOURCE, SCORER
 from penstock.runtime.hosts.ray.boot import EndKind
@@ -73,7 +73,7 @@ def test_a_stopped_actor_is_noticed_killed_and_replaced(cluster: RayCluster, tmp
     assert run.play(blow).kind is OutcomeKind.COMPLETED
     assert run.witness.losses == [(SCORER, "its process was stopped")]
     assert blow.victim is not None
-    assert not is_alive(blow.victim)
+    wait_for_the_end_of(blow.victim)
     assert_every_group_arrived_once(run)
 
 
@@ -116,7 +116,7 @@ def test_a_zombie_that_wakes_up_behind_its_fence_does_no_harm_and_ends(cluster: 
     assert cause.startswith(("it was not heard for", "its line was cut"))
     assert has_woken
     assert blow.victim is not None
-    assert not is_alive(blow.victim)
+    wait_for_the_end_of(blow.victim)
     assert_every_group_arrived_once(run)
 
 
@@ -184,7 +184,7 @@ def test_an_actor_that_does_not_end_when_asked_is_killed(cluster: RayCluster, tm
             seen[FILTER] = process
 
     assert run.play(act).kind is OutcomeKind.COMPLETED
-    assert not is_alive(seen[FILTER])
+    wait_for_the_end_of(seen[FILTER])
     assert (FILTER, 1, "ended") not in run.witness.states
 
 

@@ -14,11 +14,14 @@ Invariants:
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import shutil
+import sys
 import tempfile
 import time
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,7 +34,7 @@ from penstock.runtime.hosts.ray.ports import EndedProcess
 from penstock.runtime.hosts.ray.wakeup import Wakeup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Generator, Mapping
 
     from penstock.runtime.hosts.ray.control import ProcessStarted
 
@@ -42,6 +45,8 @@ MAX_TEMP_PATH: Final = 40
 """Ray puts sockets below it, whose paths may have 107 bytes."""
 KILL_TIMEOUT_S: Final = 2.0
 
+_log: Final = logging.getLogger(__name__)
+
 
 class RayStartError(RuntimeError):
     """Ray could not be started, or the cluster could not be reached."""
@@ -49,6 +54,7 @@ class RayStartError(RuntimeError):
 
 def prepare_environment(ray_address: str | None) -> None:
     """Set what Ray reads when it is imported, for this process and all that it starts."""
+    assert "ray" not in sys.modules, "Ray was imported before its environment was set"
     os.environ.update(
         RAY_worker_niceness="0",  # Ray runs workers at nice 15, where any busy neighbour starves them
         RAY_USAGE_STATS_ENABLED="0",
@@ -104,10 +110,13 @@ class RayCluster:
         else:
             options["address"] = address
         try:
-            ray.init(**options)
+            with _lean_head() if address is None else nullcontext():
+                ray.init(**options)
         except (RuntimeError, ConnectionError, OSError, ValueError, TimeoutError) as error:
             where = "Ray could not be started" if address is None else f"runtime.ray_address: {address}"
-            raise RayStartError(f"{where}: {str(error).strip() or type(error).__name__}") from error
+            _log.exception("%s", where)
+            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+            raise RayStartError(f"{where}: {reason}") from error
         self._owned = self._owned_processes()
         self.node_id = str(ray.get_runtime_context().get_node_id())
 
@@ -157,6 +166,27 @@ class RayCluster:
         return [(name, info.process) for name in ("gcs_server", "raylet") for info in found[name]]
 
 
+@contextmanager
+def _lean_head() -> Generator[None]:
+    """Within the block Ray starts neither its autoscaler nor its log monitor: 160 MB and a second of CPU for services
+    that a run on one machine does not use. Where a version of Ray starts them by other means, it just starts them."""
+    from ray._private.node import Node
+
+    names = [name for name in ("start_monitor", "start_log_monitor") if hasattr(Node, name)]
+    originals = {name: getattr(Node, name) for name in names}
+    for name in names:
+        setattr(Node, name, _start_nothing)
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(Node, name, original)
+
+
+def _start_nothing(node: object) -> None:
+    """In place of a method of Ray's node."""
+
+
 class RayYard:
     """Starts each process as a Ray actor, and kills it. Implements ``penstock.runtime.hosts.ray.ports.Yard``."""
 
@@ -198,6 +228,10 @@ class RayYard:
 
     def make_spare(self) -> None:
         self._spare.remote()  # Ray keeps the worker that ran it, idle, and makes it the next actor
+
+    def announced(self, process: ProcessStarted) -> None:
+        if not self.is_local(process):
+            self._killer_of(process.node_id)
 
     def is_local(self, process: ProcessStarted) -> bool:
         return process.node_id == self._cluster.node_id

@@ -38,6 +38,10 @@ class Yard(Protocol):
         """Start a process; returns at once."""
         ...
 
+    def announced(self, process: ProcessStarted) -> None:
+        """A process is there: have ready what it takes to kill it."""
+        ...
+
     def is_local(self, process: ProcessStarted) -> bool:
         """Whether this process is on this machine, where ``/proc`` shows it."""
         ...

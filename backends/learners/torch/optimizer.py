@@ -65,8 +65,8 @@ class MasterAdamW:
         if not (math.isfinite(norm) and math.isfinite(loss)):
             self.forget_gradients()
             raise NonFiniteStepError(
-                f"{name}: the loss is {loss} and the gradient norm {norm}, both must be finite; the weights were not changed. "
-                "Lower learner.learning_rate or learner.max_grad_norm, or look at the rewards of this batch"
+                f"{name}: the loss is {loss} and the gradient norm {norm}, both must be finite; the weights were not "
+                "changed. Lower learner.learning_rate or learner.max_grad_norm, or look at the rewards of this batch"
             )
         for group in self._adamw.param_groups:
             group["lr"] = learning_rate

@@ -45,6 +45,7 @@ from penstock.messages.ledger import (
     VersionRecorded,
 )
 from penstock.messages.local import Started, TimerFired
+from penstock.messages.membership import HeldLease, LeaseStage
 from penstock.messages.names import BUFFER, FILTER, LEARNER, PROMPT_SOURCE, SCORER, SUPERVISOR
 from penstock.messages.samples import Group, SampleEnd, TerminalState
 from penstock.messages.training import (
@@ -66,7 +67,7 @@ if TYPE_CHECKING:
     from penstock.actors.buffer.settings import BufferSettings
     from penstock.messages.commands import AnyCommand
     from penstock.messages.inboxes import BufferEvent
-    from penstock.messages.membership import HeldLease
+    from penstock.messages.samples import SampleKey
     from penstock.messages.training import StepReported
 
 SETTLE_TIMER = "settle"
@@ -96,6 +97,8 @@ class Buffer:
         self._num_rejected_since_batch = 0
         self._phase = "filling"
         self._settle_due = False
+        self._untold: list[tuple[SampleKey, ...]] = []
+        """Samples of the groups that came in since settlements were last told."""
         self._out: list[AnyCommand] = []
 
     @property
@@ -104,8 +107,8 @@ class Buffer:
         return self._phase
 
     def leases(self) -> tuple[HeldLease, ...]:
-        """Nothing: what the Buffer has taken in is settled."""
-        return ()
+        """What came in since settlements were last told: those who sent it may have died, and nobody else knows yet."""
+        return tuple(HeldLease(key, 0, LeaseStage.PASSED_ON) for keys in self._untold for key in keys)
 
     def handle(self, event: BufferEvent) -> list[AnyCommand]:
         """Take one event; see :class:`penstock.actors.machine.Machine`."""
@@ -154,6 +157,7 @@ class Buffer:
         self.table.admit(group, deadline)
         self.settled.add(group.group_id)
         self._out.append(Record((GroupRecorded(group=group, deadline_version=deadline),)))
+        self._untold.append(tuple(sample.key for sample in group.samples))
         self._settle_soon()
         if self.policy.on_stale is OnStale.MASK:
             self._expire()  # it may be old throughout; what else expires does so with the version
@@ -163,6 +167,8 @@ class Buffer:
         if tracked is None or tracked.status is not Status.GRANTED:
             return
         self._close(tracked, event.ended)
+        came = (end for end in event.ended if end.state is not TerminalState.CANCELLED)
+        self._untold.append(tuple(end.key for end in came))
         self.grants.ended(tracked.ordinal)
         self._num_rejected_since_batch += 1
         limit = self.settings.max_rejected_batches * self.settings.groups_per_batch
@@ -412,11 +418,13 @@ class Buffer:
             self._out.append(StartTimer(SETTLE_TIMER, self.settings.settle_delay_s))
 
     def _tell_settled(self) -> None:
+        self._untold = []
         event = SamplesSettled(settled=self.settled.snapshot())
         keepers = (PROMPT_SOURCE, SCORER, FILTER, *self.settings.engines)
         self._out.extend(Send(keeper, event) for keeper in keepers)
 
     def _tell_demand(self) -> None:
+        self._untold = []
         snapshot = self.settled.snapshot()
         spans = self.grants.snapshot(snapshot.floor)
         self._out.append(Send(PROMPT_SOURCE, DemandGranted(total=self.grants.total, spans=spans, settled=snapshot)))

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.messages.membership import LeaseStage
+
 if TYPE_CHECKING:
     from penstock.actors.settled import KnownSettled
     from penstock.messages.membership import HeldLease, LeasesHeld
@@ -63,16 +65,20 @@ class Census:
         return settled_sequence >= max((a.settled_sequence for a in self._answers.values()), default=0)
 
     def close(self) -> dict[SampleKey, Found]:
-        """End the round: who holds what. Of several holders the one with the latest attempt counts, and of those the
-        one that is furthest down the line (answers come in the order of the line: engines first)."""
+        """End the round: who holds what. The record of a failure counts only where nobody holds the sample; of several
+        holders the one with the latest attempt counts, and of those the one that is furthest down the line."""
         self.is_open = False
         held: dict[SampleKey, Found] = {}
         for name in sorted(self._answers, key=lambda name: (not name.startswith("engine/"), name)):
             for lease in self._answers[name].leases:
                 known = held.get(lease.key)
-                if known is None or lease.attempt >= known[1].attempt:
+                if known is None or _weight(lease) >= _weight(known[1]):
                     held[lease.key] = (name, lease)
         return held
+
+
+def _weight(lease: HeldLease) -> tuple[bool, int]:
+    return lease.stage is not LeaseStage.FAILED, lease.attempt
 
 
 class Inheritance:

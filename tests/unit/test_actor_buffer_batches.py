@@ -176,6 +176,24 @@ def test_a_group_is_settled_when_it_is_recorded_and_not_when_it_is_trained() -> 
     assert bench.buffer.settled.snapshot() == before == SettledState(2, 2, ())
 
 
+def test_what_was_recorded_and_not_told_yet_is_held_by_the_buffer() -> None:
+    """If Filter and Scorer die now, nobody else knows that these samples need not be generated again."""
+    bench = Bench(eta=2, groups_per_batch=2).started()
+    bench.admit(1)
+    assert {(lease.key.group_id, lease.key.index) for lease in bench.buffer.leases()} == {(1, 0), (1, 1)}
+    bench.hear(TimerFired(key=SETTLE_TIMER))
+    assert bench.buffer.leases() == ()
+
+
+def test_a_grant_tells_what_is_settled_too() -> None:
+    bench = Bench(eta=2, groups_per_batch=2, num_prompts=6).started()
+    bench.reject(0)
+    assert [lease.key.group_id for lease in bench.buffer.leases()] == [0, 0]
+    other = Bench(eta=2, groups_per_batch=2).started()
+    other.reject(0)
+    assert other.buffer.leases() == ()
+
+
 # --- over-sampling ----------------------------------------------------------------------------------------------------
 
 

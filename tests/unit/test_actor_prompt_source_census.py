@@ -351,6 +351,14 @@ def test_a_replacement_knows_nothing_of_the_failures_before_it_and_gives_the_who
     assert drive.one_sent(bench.failed("engine/0", FIRST, attempt=5), SampleFailed).key == FIRST
 
 
+def test_the_record_of_a_failure_is_outweighed_by_whoever_holds_the_sample() -> None:
+    """The predecessor gave the sample up: the Filter knows that it failed, and the engine still has the record."""
+    bench = SourceBench(epoch=1).started()
+    bench.grant(1)
+    passed_on = (held(0, 0, LeaseStage.PASSED_ON), held(0, 1, LeaseStage.PASSED_ON))
+    assert keys(bench.answers(engine_0=(held(0, 0, LeaseStage.FAILED, attempt=2),), filter=passed_on)) == []
+
+
 def test_what_was_found_waits_for_groups_that_are_not_known_yet() -> None:
     bench = SourceBench(epoch=1).started()
     assert keys(bench.answers(engine_0=(held(0, 0),))) == []

@@ -1,0 +1,204 @@
+"""Tiny random checkpoints that transformers wrote, and what transformers computes with them."""
+
+# transformers is typed in part only:
+# pyright: reportUnknownMemberType=false
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from penstock.backends.engines.torch.checkpoint import CheckpointTensors
+from penstock.backends.engines.torch.config import read_model_config
+from penstock.backends.engines.torch.engine import EngineSettings, TorchEngine
+from penstock.backends.engines.torch.requests import Advanced, Ended, GenerationRequest
+from penstock.backends.models.make import END_ID, SYMBOLS, character_tokenizer
+from penstock.backends.models.terminal import quiet_transformers
+from penstock.messages.arrays import floats_view, pack_floats, pack_tokens, tokens_view
+from penstock.messages.samples import Part, VersionSpan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from transformers import PreTrainedModel
+
+
+VOCAB_SIZE = len(SYMBOLS)
+CONTEXT = 1536
+
+torch.set_num_threads(1)
+
+
+def _qwen3_tied() -> PreTrainedModel:
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=VOCAB_SIZE, hidden_size=48, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, head_dim=16, max_position_embeddings=CONTEXT, tie_word_embeddings=True,
+            eos_token_id=END_ID,
+        )
+    )  # fmt: skip
+
+
+def _qwen3_untied() -> PreTrainedModel:
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=VOCAB_SIZE, hidden_size=40, intermediate_size=80, num_hidden_layers=3, num_attention_heads=3,
+            num_key_value_heads=1, head_dim=16, max_position_embeddings=CONTEXT, tie_word_embeddings=False,
+            attention_bias=True, eos_token_id=END_ID,
+        )
+    )  # fmt: skip
+
+
+def _llama_untied() -> PreTrainedModel:
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCAB_SIZE, hidden_size=64, intermediate_size=112, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=4, max_position_embeddings=CONTEXT, tie_word_embeddings=False, attention_bias=True,
+            mlp_bias=True, eos_token_id=END_ID,
+            rope_parameters={
+                "rope_type": "llama3", "rope_theta": 500_000.0, "factor": 8.0, "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
+            },
+        )
+    )  # fmt: skip
+
+
+def _llama_tied() -> PreTrainedModel:
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCAB_SIZE, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
+            num_key_value_heads=2, max_position_embeddings=CONTEXT, tie_word_embeddings=True, eos_token_id=END_ID,
+            rope_parameters={"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0},
+        )
+    )  # fmt: skip
+
+
+def _qwen2_tied() -> PreTrainedModel:
+    return Qwen2ForCausalLM(
+        Qwen2Config(
+            vocab_size=VOCAB_SIZE, hidden_size=48, intermediate_size=96, num_hidden_layers=2, num_attention_heads=3,
+            num_key_value_heads=1, max_position_embeddings=CONTEXT, tie_word_embeddings=True, eos_token_id=END_ID,
+        )
+    )  # fmt: skip
+
+
+MODELS: dict[str, Callable[[], PreTrainedModel]] = {
+    "qwen3_tied": _qwen3_tied,
+    "qwen3_untied": _qwen3_untied,
+    "llama_untied": _llama_untied,
+    "llama_tied": _llama_tied,
+    "qwen2_tied": _qwen2_tied,
+}
+
+
+class Case(NamedTuple):
+    """A checkpoint folder and the model that wrote it."""
+
+    folder: Path
+    model: PreTrainedModel
+
+
+def make_case(name: str, folder: Path, *, seed: int = 0, max_shard_size: str = "1GB") -> Case:
+    """A model with weights that are all random, gains and biases too (their usual start hides mistakes)."""
+    with torch.random.fork_rng(devices=[]), quiet_transformers():
+        torch.manual_seed(seed)
+        model = MODELS[name]().eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.05)
+        model.save_pretrained(folder, max_shard_size=max_shard_size)
+    character_tokenizer().save(str(folder / "tokenizer.json"))
+    return Case(folder, model)
+
+
+def weights_of(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """The model's parameters by name, copied."""
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def open_engine(case: Case, *, version: int = 0, **settings: object) -> TorchEngine:
+    """An engine with the weights of the case's folder; ``settings`` are fields of ``EngineSettings``."""
+    engine = TorchEngine(read_model_config(case.folder), replace(EngineSettings(num_slots=4), **settings))
+    with CheckpointTensors(case.folder) as tensors:
+        engine.load(tensors, version)
+    return engine
+
+
+def reference_logprobs(model: PreTrainedModel, tokens: list[int], temperature: float = 1.0) -> torch.Tensor:
+    """Float32 ``[T − 1]``: what transformers' forward pass gives each token but the first."""
+    with torch.no_grad():
+        logits = cast(torch.Tensor, model(torch.tensor([tokens])).logits)[0, :-1].float() / temperature
+    return torch.log_softmax(logits, -1).gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
+
+
+def greedy_reference(model: PreTrainedModel, prompt: list[int], max_new_tokens: int) -> list[int]:
+    """What ``generate`` takes as the likeliest tokens, up to the end token."""
+    generate = cast("Callable[..., torch.Tensor]", model.generate)
+    ids = generate(
+        input_ids=torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+        do_sample=False,
+        max_new_tokens=max_new_tokens,
+        eos_token_id=END_ID,
+        pad_token_id=0,
+    )
+    return cast("list[int]", ids[0, len(prompt) :].tolist())
+
+
+def part_of(model: PreTrainedModel, prompt: list[int], tokens: list[int], version: int = 0) -> Part:
+    """A response that transformers has scored."""
+    logprobs = reference_logprobs(model, prompt + tokens)[len(prompt) - 1 :]
+    spans = (VersionSpan(version, len(tokens)),)
+    return Part(tokens=pack_tokens(tokens), logprobs=pack_floats(logprobs.tolist()), spans=spans)
+
+
+def request(tag: int, prompt: list[int], max_new_tokens: int, seed: int | None = None) -> GenerationRequest:
+    """A request whose seed is its tag unless given."""
+    return GenerationRequest(
+        tag=tag, prompt=pack_tokens(prompt), seed=tag if seed is None else seed, max_new_tokens=max_new_tokens
+    )
+
+
+def run_all(engine: TorchEngine, requests: Iterable[GenerationRequest]) -> dict[int, Ended]:
+    """Submit all and step until all have ended."""
+    ended = [early for wanted in requests if (early := engine.submit(wanted)) is not None]
+    while engine.num_running or engine.num_queued:
+        ended += engine.step().ended
+    return {cast(int, end.tag): end for end in ended}
+
+
+def run_steps(engine: TorchEngine, num_steps: int) -> tuple[list[Ended], list[Advanced]]:
+    """So many steps, and what they brought about."""
+    ended: list[Ended] = []
+    advanced: list[Advanced] = []
+    for _ in range(num_steps):
+        tick = engine.step()
+        ended += tick.ended
+        advanced += tick.advanced
+    return ended, advanced
+
+
+def tokens_of(part: Part) -> list[int]:
+    """Token ids of a part."""
+    return tokens_view(part.tokens).tolist()
+
+
+def logprobs_of(part: Part) -> torch.Tensor:
+    """Float32 ``[T]`` log-probs of a part."""
+    return torch.tensor(floats_view(part.logprobs).tolist())
+
+
+def largest_error(case: Case, prompt: list[int], part: Part, temperature: float = 1.0) -> float:
+    """Largest difference between the part's log-probs and those of transformers."""
+    expected = reference_logprobs(case.model, prompt + tokens_of(part), temperature)[len(prompt) - 1 :]
+    return float((expected - logprobs_of(part)).abs().max())
+
+
+def random_tokens(count: int, seed: int) -> list[int]:
+    """Ids of ordinary symbols."""
+    generator = torch.Generator().manual_seed(seed)
+    return cast("list[int]", torch.randint(2, VOCAB_SIZE, (count,), generator=generator).tolist())

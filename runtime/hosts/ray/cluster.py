@@ -20,7 +20,6 @@ import secrets
 import shutil
 import sys
 import tempfile
-import time
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -39,11 +38,14 @@ if TYPE_CHECKING:
     from penstock.runtime.hosts.ray.control import ProcessStarted
 
 NUM_CPUS: Final = 2
-"""Only decides how many workers Ray starts in advance; every actor asks for none."""
+"""Decides only how many workers Ray starts in advance, since every actor asks for none. More of them delay its own
+start by more than they save later."""
 OBJECT_STORE_BYTES: Final = 80 << 20
 MAX_TEMP_PATH: Final = 40
 """Ray puts sockets below it, whose paths may have 107 bytes."""
 KILL_TIMEOUT_S: Final = 2.0
+SPREAD: Final = "SPREAD"
+SPARE: Final = "spare"
 
 _log: Final = logging.getLogger(__name__)
 
@@ -208,26 +210,24 @@ class RayYard:
         self._actor_class: Any = ray.remote(ActorProcess)
         self._killer_class: Any = ray.remote(NodeKiller)
         self._killers: dict[str, Any] = {}
-        self._spare: Any = ray.remote(num_cpus=0, max_retries=0)(_import_process)
+        self._spare: Any = None
 
     def fileno(self) -> int:
         """See :class:`~penstock.runtime.hosts.ray.ports.Yard`, as for the other methods."""
         return self._ended.fileno()
 
     def launch(self, boot: Boot) -> None:
-        key = (boot.name, boot.epoch)
-        actor = self._actor_class.options(
-            num_cpus=0,
-            num_gpus=self._gpus.get(boot.name, 0),
-            max_restarts=0,
-            scheduling_strategy=self._strategy(boot.name),
-        ).remote()
-        self._handles[key] = actor  # Ray ends an actor that nobody refers to
+        if self._spare is not None and self._may_be_spare(boot.name):
+            actor, self._spare = self._spare, None
+        else:
+            actor = self._actor(self._gpus.get(boot.name, 0), self._strategy(boot.name))
+        self._handles[boot.name, boot.epoch] = actor  # Ray ends an actor that nobody refers to
         result = actor.run.remote(msgspec.msgpack.encode(boot))
         result.future().add_done_callback(self._on_done(boot.name, boot.epoch))
 
     def make_spare(self) -> None:
-        self._spare.remote()  # Ray keeps the worker that ran it, idle, and makes it the next actor
+        if self._spare is None:
+            self._spare = self._actor(0, self._strategy(SPARE))
 
     def announced(self, process: ProcessStarted) -> None:
         if not self.is_local(process):
@@ -265,11 +265,20 @@ class RayYard:
 
         return done
 
+    def _actor(self, num_gpus: float, strategy: Any) -> Any:  # noqa: ANN401 - types of Ray's
+        return self._actor_class.options(
+            num_cpus=0, num_gpus=num_gpus, max_restarts=0, scheduling_strategy=strategy
+        ).remote()
+
+    def _may_be_spare(self, name: str) -> bool:
+        """Whether the spare process is where this actor belongs, and has all that it needs."""
+        return name not in self._gpus and (self._cluster.is_embedded or self._strategy(name) != SPREAD)
+
     def _strategy(self, name: str) -> Any:  # noqa: ANN401 - a type of Ray's
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         if is_engine(name) or name == LEARNER:
-            return "SPREAD"
+            return SPREAD
         # The Buffer's ledger has to be on the driver's disk, and the rest of the control plane talks with it most.
         # All of it ends with the driver anyway, so another node would only add ways to fail.
         return NodeAffinitySchedulingStrategy(self._cluster.node_id, soft=False)
@@ -281,10 +290,3 @@ class RayYard:
             strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
             self._killers[node_id] = self._killer_class.options(num_cpus=0, scheduling_strategy=strategy).remote()
         return self._killers[node_id]
-
-
-def _import_process() -> float:
-    """Runs in an idle worker: what every actor imports is there when the worker becomes one."""
-    import penstock.runtime.hosts.ray.process  # noqa: F401  # pyright: ignore[reportUnusedImport]
-
-    return time.monotonic()

@@ -63,7 +63,7 @@ class Session:
         self._clock = RunClock(self._started_unix_s)
         self._folder = Path(job.run_folder)
         self._up: set[str] = set()
-        self._names: tuple[str, ...] = ()
+        self._names = job.names or _names_of(job)
         self._is_training = False
         self._last_step: StepReported | None = None
 
@@ -126,7 +126,6 @@ class Session:
 
     def _supervise(self, cluster: RayCluster, plan: bytes) -> Outcome:
         job, runtime = self._job, self._job.scenario.runtime
-        self._names = job.names or _names_of(job)
         links = Links(
             client_keys=make_keys() if runtime.encrypt else None, host=cluster.node_host, wakes_on_changes=True
         )

@@ -7,6 +7,7 @@ Invariants:
 * No effect of a turn happens before every record of that turn is durable.
 * An event of a fenced incarnation never reaches the actor. The first event of a higher epoch changes the membership
   before it is handled.
+* A timer that an event starts anew or stops does not fire later in the same turn.
 * The shell reads no clock but its host's.
 """
 
@@ -248,6 +249,17 @@ class Shell:
         if commands:
             cause, trace = (0, b"") if header is None else (header.message_id, header.trace)
             self._effects.append((commands, cause, trace))
+            for command in commands:
+                if isinstance(command, StartTimer | StopTimer):
+                    self._set_timer(command)
+
+    def _set_timer(self, command: StartTimer | StopTimer) -> None:
+        """At once, not at the end of the turn: what would fire within it is outdated."""
+        if isinstance(command, StopTimer):
+            self._timers.pop(command.key, None)
+        else:
+            timer_id = self._timers[command.key] = next(self._timer_ids)
+            heapq.heappush(self._timer_heap, (self._host.now_s() + command.delay_s, timer_id, command.key))
 
     def _handle_if_heard(self, event: Event) -> None:
         if type(event) in self._hears:
@@ -285,13 +297,8 @@ class Shell:
         match command:
             case Send():
                 self._send(command, cause, trace)
-            case Record():
-                pass
-            case StartTimer():
-                timer_id = self._timers[command.key] = next(self._timer_ids)
-                heapq.heappush(self._timer_heap, (self._host.now_s() + command.delay_s, timer_id, command.key))
-            case StopTimer():
-                self._timers.pop(command.key, None)
+            case Record() | StartTimer() | StopTimer():
+                pass  # done by now
             case ReplaceActor() | FailRun():
                 self._host.ask_supervisor(command)
             case _:

@@ -65,6 +65,8 @@ class HostSettings(msgspec.Struct, frozen=True, kw_only=True):
     supervision: SupervisionModel = SupervisionModel()
     heartbeat_s: float = 1.0
     resend_after_s: float = 5.0
+    turn_s: float = 0.0
+    """How long a turn of any process takes; what arrives meanwhile is taken in together."""
     validate: bool = False
     """Assert the invariants of every actor after every event."""
 
@@ -178,6 +180,7 @@ class VirtualHost:
         )
         observer = _Observer(self, self._digest, self._event_watchers)
         observer.process = process = Process(name, epoch, self, self._casting, settings, observer)
+        process.turn_s = self.settings.turn_s
         return process
 
     def hear(self, process: Process, what: list[Envelope] | ReplaceActor | FailRun) -> None:

@@ -141,7 +141,7 @@ class Oracle:
                 assert event.min_version == group.min_version
                 if event.key in self.issued and self._processes[process.name] is process:
                     self.num_regenerated += group.payload is not None
-                    self.num_needless += self._is_passed_on(event.key)
+                    self.num_needless += event.key in self._finished and self._is_passed_on(event.key)
                 self.issued.add(event.key)
             case SampleGenerated():
                 self._on_generated(event.sample)
@@ -199,6 +199,9 @@ class Oracle:
         """See :class:`penstock.runtime.hosts.virtual.host.Watcher`."""
         granted = False
         for entry in entries:
+            if granted and not isinstance(entry, GroupsGranted):  # grants belong together, and to what was before them
+                self._assert_grants_within_bound()
+                granted = False
             match entry:
                 case GroupsGranted():
                     self._on_granted(entry.span)

@@ -102,6 +102,11 @@ class Process:
         """Its backend takes so many times as long."""
         self.effects_to_live: int | None = None
         """It dies before the effect after so many more."""
+        self.turn_s = 0.0
+        """How long a turn takes. What arrives meanwhile waits and is taken in together, in one turn."""
+        self._busy_until_s = 0.0
+        self._waiting: list[tuple[Callable[[Any, Any], None], object]] = []
+        self._is_draining = False
         self.num_stops = 0
         self.survives_sigkill = False
         """It cannot be reached by who gives it up: it stays stopped, and later goes on as a zombie."""
@@ -202,12 +207,31 @@ class Process:
     # --- turns ------------------------------------------------------------------------------------------------
 
     def is_up(self, act: Callable[[Any, Any], None], what: object) -> bool:
-        """Whether it can do this now; a stopped process does it later, a dead one never."""
-        if self.status is Status.RUNNING:
+        """Whether it can do this now; a busy or stopped process does it later, a dead one never."""
+        if not self._is_awake(act, what):
+            return False
+        if self._clock.now_s >= self._busy_until_s or self._is_draining:
             return True
+        if not self._waiting:
+            self._clock.at(self._busy_until_s, drain, self, None)
+        self._waiting.append((act, what))
+        return False
+
+    def _is_awake(self, act: Callable[[Any, Any], None], what: object) -> bool:
         if self.status is Status.STOPPED:
             self._backlog.append((act, what))
-        return False
+        return self.status is Status.RUNNING
+
+    def drain(self) -> None:
+        """Take in at once what came while a turn lasted."""
+        if not self._is_awake(drain, None):
+            return
+        waiting, self._waiting = self._waiting, []
+        self._is_draining = True
+        for act, what in waiting:
+            act(self, what)
+        self._is_draining = False
+        self.finish_turn()
 
     def decode(self, frame: bytes) -> list[Envelope]:
         """As its socket would; what cannot be read is counted and dropped."""
@@ -217,6 +241,9 @@ class Process:
 
     def finish_turn(self) -> None:
         """Carry out what the turn has brought, and take in what the backend answered at once."""
+        if self._is_draining:
+            return
+        self._busy_until_s = self._clock.now_s + self.turn_s
         shell, answers = self.shell, self._answers
         try:
             while True:
@@ -246,13 +273,18 @@ class Process:
 
 def deliver(process: Process, what: list[Envelope] | bytes) -> None:
     """A pack arrives."""
-    if process.status is not Status.RUNNING and not process.is_up(deliver, what):
+    if not process.is_up(deliver, what):
         return
     pack = what if isinstance(what, list) else process.decode(what)
     on_frame = process.shell.on_frame
     for envelope in pack:
         on_frame(envelope.header, envelope.event)
     process.finish_turn()
+
+
+def drain(process: Process, _: None) -> None:
+    """A turn is over, and things have come meanwhile."""
+    process.drain()
 
 
 def call(process: Process, callback: Callable[[], None]) -> None:

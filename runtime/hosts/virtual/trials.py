@@ -93,6 +93,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     supervision: SupervisionModel = SupervisionModel()
     bad_weights_rate: float = 0.0
     """Share of engine incarnations whose first fetch, or first swap, goes wrong."""
+    turn_s: float = 0.0
     faults: tuple[Fault, ...] = ()
 
     @property
@@ -119,7 +120,9 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def host(self) -> HostSettings:
         """What the host is told."""
-        return HostSettings(seed=self.seed, link=self.link, supervision=self.supervision, validate=True)
+        return HostSettings(
+            seed=self.seed, link=self.link, supervision=self.supervision, turn_s=self.turn_s, validate=True
+        )
 
     @property
     def plan(self) -> RunPlan:
@@ -279,6 +282,7 @@ def draw_trial(policy: str, seed: int) -> Trial:
         ),
         link=_draw_link(rng, weather),
         supervision=_draw_supervision(rng),
+        turn_s=rng.choice((0.0, 0.0, 0.001, 0.2)),
         bad_weights_rate=0.2 if rng.random() < 0.1 else 0.0,
     )
     return msgspec.structs.replace(trial, faults=_draw_faults(rng, trial, weather))

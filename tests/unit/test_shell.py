@@ -1,0 +1,370 @@
+"""The shell: fences, order of effects, timers, the census and what peers hear again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from penstock.messages.commands import Record, ReleaseWeights, ReplaceActor, Send, StartTimer, StopTimer
+from penstock.messages.flow import SampleGenerated, SamplesSettled, SettledState
+from penstock.messages.ledger import VersionRecorded
+from penstock.messages.local import Started, TimerFired, WeightsPublished
+from penstock.messages.membership import (
+    ActorEpoch,
+    ActorLost,
+    ActorReturned,
+    EngineJoined,
+    EngineLost,
+    HeldLease,
+    LeasesAsked,
+    LeasesHeld,
+    LeaseStage,
+)
+from penstock.messages.samples import Completed, Part, Prompt, Sample, SampleKey
+from penstock.messages.training import NoticeGiven, StopAsked
+from penstock.messages.weights import VersionAnnounced, WeightManifest
+from penstock.messages.wire import Envelope, Header
+from penstock.runtime.shell import IDLE_S, Shell, ShellSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.messages.base import Event
+    from penstock.messages.commands import AnyCommand, BackendCommand, FailRun
+    from penstock.messages.ledger import LedgerEntry
+
+RECORD = Record((VersionRecorded(version=1),))
+PEERS = frozenset((ActorLost, ActorReturned, EngineJoined, EngineLost))
+
+
+class Scripted:
+    """A machine that answers each event with what the test wrote down for its class, and remembers what it heard."""
+
+    def __init__(self) -> None:
+        self.answers: dict[type[Event], list[AnyCommand]] = {}
+        self.heard: list[Event] = []
+        self.held: tuple[HeldLease, ...] = ()
+        self.is_valid = True
+
+    def handle(self, event: Event) -> list[AnyCommand]:
+        self.heard.append(event)
+        return list(self.answers.get(type(event), []))
+
+    def validate(self) -> None:
+        assert self.is_valid
+
+    def leases(self) -> tuple[HeldLease, ...]:
+        return self.held
+
+    @property
+    def state(self) -> str:
+        return "scripted"
+
+
+class Journal:
+    """A host that writes down, in order, what its shell asks of it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.done: list[tuple[str, object]] = []
+        self.packs: list[tuple[str, list[Envelope]]] = []
+
+    def now_s(self) -> float:
+        return self.now
+
+    def commit(self, entries: Sequence[LedgerEntry]) -> None:
+        self.done.append(("commit", tuple(entries)))
+
+    def transmit(self, to: str, envelopes: list[Envelope]) -> None:
+        self.done.append((to, envelopes))
+        self.packs.append((to, envelopes))
+
+    def execute(self, command: BackendCommand) -> None:
+        self.done.append(("execute", command))
+
+    def ask_supervisor(self, command: ReplaceActor | FailRun) -> None:
+        self.done.append(("supervisor", command))
+
+    def sent(self, to: str) -> list[Event]:
+        """Every event that went to this peer."""
+        return [envelope.event for name, pack in self.packs if name == to for envelope in pack]
+
+    def headers(self, to: str) -> list[Header]:
+        return [envelope.header for name, pack in self.packs if name == to for envelope in pack]
+
+
+class Bench:
+    """A shell between a scripted machine and a journal."""
+
+    def __init__(self, *, name: str = "weight_publisher", hears: frozenset[type[Event]] = PEERS) -> None:
+        self.machine, self.host = Scripted(), Journal()
+        settings = ShellSettings(name=name, epoch=1, heartbeat_s=1.0, resend_after_s=5.0, validate=True)
+        self.shell = Shell(self.machine, self.host, settings=settings, hears=hears)
+        self._message_ids: dict[str, int] = {}
+
+    def start(self) -> None:
+        self.shell.start()
+        self.shell.end_turn()
+
+    def hear(self, sender: str, event: Event, epoch: int = 0, *, message_id: int = 0, link_sequence: int = 0) -> None:
+        known = self._message_ids.get(sender, 0) + 1
+        self._message_ids[sender] = known
+        self.shell.on_frame(Header(sender, epoch, link_sequence or known, message_id or known, 0), event)
+
+    def local(self, event: Event) -> None:
+        self.shell.on_local(event)
+        self.shell.end_turn()
+
+    def advance(self, now_s: float) -> None:
+        self.host.now = now_s
+        self.shell.fire_timers()
+        self.shell.end_turn()
+
+    def fired(self) -> list[str]:
+        return [event.key for event in self.machine.heard if isinstance(event, TimerFired)]
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def announced(version: int) -> VersionAnnounced:
+    return VersionAnnounced(version=version, publish=version, serving=())
+
+
+def generated(group_id: int) -> SampleGenerated:
+    sample = Sample(key=SampleKey(group_id, 0), parts=(Part(),), outcome=Completed())
+    return SampleGenerated(sample=sample, group_size=1, prompt=Prompt(row=0, epoch=0, tokens=b""))
+
+
+def published() -> WeightsPublished:
+    manifest = WeightManifest(version=0, publish=0, learner_epoch=0, transport="", location="", size_bytes=0, digest="")
+    return WeightsPublished(manifest=manifest)
+
+
+# --- order of effects -------------------------------------------------------------------------------------------------
+
+
+def test_every_record_of_a_turn_is_durable_before_any_effect_of_the_turn(bench: Bench) -> None:
+    bench.machine.answers[Started] = [Send("buffer", announced(1)), ReleaseWeights(1)]
+    bench.machine.answers[WeightsPublished] = [RECORD, Send("buffer", StopAsked(reason=""))]
+    bench.shell.start()
+    bench.shell.on_local(published())
+    bench.shell.end_turn()
+    assert [what for what, _ in bench.host.done] == ["commit", "execute", "buffer"]
+    assert bench.host.done[0] == ("commit", RECORD.entries)
+
+
+def test_what_one_turn_sends_to_a_peer_is_one_pack_in_order(bench: Bench) -> None:
+    bench.machine.answers[Started] = [
+        Send("buffer", announced(1)),
+        Send("learner", announced(1)),
+        Send("buffer", StopAsked(reason="")),
+    ]
+    bench.start()
+    assert [what for what, _ in bench.host.done] == ["buffer", "learner"]
+    assert bench.host.sent("buffer") == [announced(1), StopAsked(reason="")]
+
+
+def test_control_event_that_a_later_one_of_the_same_turn_replaces_is_not_sent(bench: Bench) -> None:
+    bench.machine.answers[Started] = [Send("buffer", announced(1)), Send("buffer", announced(2))]
+    bench.start()
+    assert bench.host.sent("buffer") == [announced(2)]
+
+
+def test_cause_of_an_event_is_what_was_being_handled(bench: Bench) -> None:
+    bench.machine.answers[StopAsked] = [Send("learner", announced(1))]
+    bench.hear("buffer", StopAsked(reason=""), message_id=41)
+    bench.shell.end_turn()
+    bench.machine.answers[WeightsPublished] = [Send("learner", announced(2))]
+    bench.local(published())
+    assert [header.cause for header in bench.host.headers("learner")] == [41, 0]
+
+
+def test_requests_to_the_supervisor_go_to_the_host(bench: Bench) -> None:
+    asked = ReplaceActor("engine/0", 3, "late")
+    bench.machine.answers[Started] = [asked]
+    bench.start()
+    assert bench.host.done == [("supervisor", asked)]
+
+
+def test_broken_invariant_of_the_machine_is_raised_at_the_event_that_broke_it(bench: Bench) -> None:
+    bench.start()
+    bench.machine.is_valid = False
+    with pytest.raises(AssertionError):
+        bench.shell.on_local(published())
+
+
+# --- membership -------------------------------------------------------------------------------------------------------
+
+
+def test_first_frame_of_a_higher_epoch_changes_the_membership_before_it_is_handled(bench: Bench) -> None:
+    bench.hear("engine/0", StopAsked(reason="old"), epoch=0)
+    bench.hear("engine/0", StopAsked(reason="new"), epoch=1)
+    assert bench.machine.heard == [
+        EngineJoined(name="engine/0", epoch=0),
+        StopAsked(reason="old"),
+        EngineLost(name="engine/0", epoch=0),
+        EngineJoined(name="engine/0", epoch=1),
+        StopAsked(reason="new"),
+    ]
+
+
+def test_incarnation_that_was_given_up_is_not_heard(bench: Bench) -> None:
+    bench.shell.on_returned("engine/0", 0)
+    bench.shell.on_lost("engine/0", 0)
+    bench.machine.heard.clear()
+    bench.hear("engine/0", StopAsked(reason=""), epoch=0)
+    assert bench.machine.heard == []
+    assert bench.shell.num_fenced == 1
+
+
+def test_news_that_a_machine_does_not_hear_still_fence() -> None:
+    bench = Bench(hears=frozenset())
+    bench.shell.on_lost("engine/0", 2)
+    bench.hear("engine/0", StopAsked(reason=""), epoch=2)
+    assert bench.machine.heard == []
+
+
+def test_news_of_oneself_are_ignored(bench: Bench) -> None:
+    bench.shell.on_returned("weight_publisher", 1)
+    bench.shell.on_lost("weight_publisher", 1)
+    assert bench.machine.heard == []
+
+
+def test_gaps_in_a_link_are_counted_and_overtaking_is_not_a_second_gap(bench: Bench) -> None:
+    for sequence in (1, 2, 5, 4, 3, 6):
+        bench.hear("buffer", NoticeGiven(name="", text=""), link_sequence=sequence)
+    assert bench.shell.num_gaps == 1
+
+
+# --- what peers hear again --------------------------------------------------------------------------------------------
+
+
+def test_peer_that_returned_hears_again_what_is_not_settled_once_it_is_reachable(bench: Bench) -> None:
+    bench.machine.answers[Started] = [Send("scorer", generated(0)), Send("scorer", announced(3))]
+    bench.start()
+    bench.host.packs.clear()
+    bench.hear("scorer", NoticeGiven(name="", text=""), epoch=1)  # known now, but not how to reach it
+    bench.shell.end_turn()
+    assert bench.host.sent("scorer") == []
+    bench.shell.on_returned("scorer", 1)
+    bench.shell.end_turn()
+    assert bench.host.sent("scorer") == [generated(0), announced(3)]
+
+
+def test_repeated_announcement_of_the_same_incarnation_repeats_nothing(bench: Bench) -> None:
+    bench.machine.answers[Started] = [Send("scorer", announced(3))]
+    bench.start()
+    for _ in range(3):
+        bench.shell.on_returned("scorer", 0)
+        bench.shell.end_turn()
+    assert bench.host.sent("scorer") == [announced(3)] * 2
+
+
+def test_event_that_is_sent_again_keeps_its_message_id(bench: Bench) -> None:
+    bench.machine.answers[Started] = [Send("scorer", generated(0))]
+    bench.start()
+    bench.advance(5.0)
+    first, second = bench.host.headers("scorer")
+    assert first.message_id == second.message_id
+    assert (first.link_sequence, second.link_sequence) == (1, 2)
+
+
+# --- timers -----------------------------------------------------------------------------------------------------------
+
+
+def test_timer_fires_once_when_it_runs_out(bench: Bench) -> None:
+    bench.machine.answers[Started] = [StartTimer("a", 2.5)]
+    bench.start()
+    for now_s in (1.0, 2.4, 2.5, 9.0):
+        bench.advance(now_s)
+    assert bench.fired() == ["a"]
+
+
+def test_timer_started_anew_runs_from_then_on(bench: Bench) -> None:
+    bench.machine.answers[Started] = [StartTimer("a", 2.0)]
+    bench.machine.answers[WeightsPublished] = [StartTimer("a", 2.0)]
+    bench.start()
+    bench.host.now = 1.5
+    bench.local(published())
+    bench.advance(2.0)
+    assert bench.fired() == []
+    bench.advance(3.5)
+    assert bench.fired() == ["a"]
+
+
+@pytest.mark.parametrize("command", [StartTimer("a", 2.0), StopTimer("a")])
+def test_timer_that_an_event_restarts_or_stops_does_not_fire_later_in_the_same_turn(
+    bench: Bench, command: StartTimer | StopTimer
+) -> None:
+    bench.machine.answers[Started] = [StartTimer("a", 2.0)]
+    bench.machine.answers[WeightsPublished] = [command]
+    bench.start()
+    bench.host.now = 2.0
+    bench.shell.on_local(published())
+    bench.shell.fire_timers()
+    bench.shell.end_turn()
+    assert bench.fired() == []
+
+
+def test_next_timer_is_the_earliest_of_timers_and_repeats(bench: Bench) -> None:
+    bench.start()
+    assert bench.shell.next_timer_s() == 1.0 + IDLE_S
+    bench.machine.answers[WeightsPublished] = [Send("scorer", generated(0)), StartTimer("a", 30.0)]
+    bench.local(published())
+    assert bench.shell.next_timer_s() == 5.0
+    bench.machine.answers[WeightsPublished] = [StartTimer("b", 0.5), StartTimer("c", 0.1), StopTimer("c")]
+    bench.local(published())
+    assert bench.shell.next_timer_s() == 0.5
+
+
+# --- the census -------------------------------------------------------------------------------------------------------
+
+
+def ask(bench: Bench, *members: ActorEpoch, lost: tuple[ActorEpoch, ...] = (), epoch: int = 0) -> LeasesHeld:
+    bench.hear("prompt_source", LeasesAsked(round=4, members=members, lost=lost), epoch=epoch)
+    bench.shell.end_turn()
+    answer = bench.host.sent("prompt_source")[-1]
+    assert isinstance(answer, LeasesHeld)
+    return answer
+
+
+def test_answer_to_a_census_has_what_is_worked_on_and_what_is_kept(bench: Bench) -> None:
+    bench.machine.held = (HeldLease(SampleKey(7, 0), 1, LeaseStage.RUNNING, 9),)
+    bench.machine.answers[Started] = [Send("scorer", generated(3))]
+    bench.start()
+    bench.hear("buffer", SamplesSettled(settled=SettledState(5, 2, ())))
+    answer = ask(bench, epoch=2)
+    assert answer == LeasesHeld(
+        actor=ActorEpoch("weight_publisher", 1),
+        round=4,
+        asker_epoch=2,
+        settled_sequence=5,
+        leases=(*bench.machine.held, HeldLease(SampleKey(3, 0), 0, LeaseStage.PASSED_ON, 0)),
+    )
+    assert not [event for event in bench.machine.heard if isinstance(event, LeasesAsked)]
+
+
+def test_census_fences_whom_the_asker_knows_to_be_lost_before_it_is_answered(bench: Bench) -> None:
+    bench.shell.on_returned("engine/0", 0)
+    ask(bench, ActorEpoch("engine/1", 0), lost=(ActorEpoch("engine/0", 0),))
+    assert EngineLost(name="engine/0", epoch=0) in bench.machine.heard
+    assert EngineJoined(name="engine/1", epoch=0) in bench.machine.heard
+    assert not bench.shell.membership.admits("engine/0", 0)
+
+
+def test_census_of_someone_who_has_not_heard_of_an_engine_yet_does_not_fence_it(bench: Bench) -> None:
+    bench.shell.on_lost("engine/0", 0)
+    bench.shell.on_returned("engine/0", 1)
+    ask(bench, lost=(ActorEpoch("engine/0", 0),))
+    assert bench.shell.membership.epoch_of("engine/0") == 1
+
+
+def test_census_that_is_sent_names_who_was_given_up(bench: Bench) -> None:
+    bench.shell.on_lost("engine/0", 3)
+    bench.machine.answers[Started] = [Send("scorer", LeasesAsked(round=1, members=()))]
+    bench.start()
+    assert bench.host.sent("scorer") == [LeasesAsked(round=1, members=(), lost=(ActorEpoch("engine/0", 3),))]

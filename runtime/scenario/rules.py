@@ -149,17 +149,6 @@ def _timing(s: Scenario) -> Iterator[Broken]:
             f"{s.runtime.heartbeat_timeout_s:g} s is less than two heartbeats of {s.runtime.heartbeat_s:g} s: healthy "
             "actors would be replaced; raise it",
         )
-    if s.learner.warmup_steps > s.run.num_steps:
-        yield (
-            ("learner", "warmup_steps"),
-            f"a warm-up of {s.learner.warmup_steps} steps does not fit into run.num_steps = {s.run.num_steps}",
-        )
-    warm_start = s.learner.warm_start
-    if warm_start is not None and warm_start.warmup_steps > warm_start.num_steps:
-        yield (
-            ("learner", "warm_start", "warmup_steps"),
-            f"a warm-up of {warm_start.warmup_steps} steps does not fit into num_steps = {warm_start.num_steps}",
-        )
 
 
 def _without_effect(s: Scenario) -> Iterator[Broken]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 HOUSE = Path(__file__).parents[2]
-QUICK = ("run.num_steps=2", "learner.warm_start.num_steps=5", "learner.warm_start.warmup_steps=1")
+QUICK = ("run.num_steps=2", "learner.warm_start.num_steps=5")
 SMALL = ("learner.groups_per_batch=4", "data.path=lines:200")
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(3600)]

@@ -271,12 +271,6 @@ def test_what_the_block_says_beats_the_policy_s_default(scenario_file: Path) -> 
         (["filter.min_group_size=9"], "filter.min_group_size", "samples_per_group is 8"),
         (["sampling.temperature=0"], "sampling.temperature", "nothing to learn from"),
         (["runtime.heartbeat_timeout_s=1.5"], "runtime.heartbeat_timeout_s", "less than two heartbeats"),
-        (["learner.warmup_steps=101"], "learner.warmup_steps", "run.num_steps = 100"),
-        (
-            ["learner.warm_start.path=lines:9", "learner.warm_start.num_steps=3"],
-            "learner.warm_start.warmup_steps",
-            "num_steps = 3",
-        ),
         (["observability.tracing=false", "observability.otlp_endpoint=x"], "observability.otlp_endpoint", "no effect"),
         (["run.name=a/b"], "run.name", "names a folder"),
         (["engines.device=gpu"], "engines.device", "must be auto, cpu, cuda or cuda:N; found 'gpu'"),

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack, cast
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from transformers import PreTrainedModel
+
+    from penstock.backends.engines.torch.sampling import Sampler
+    from penstock.backends.engines.torch.stopping import StopStrings
 
 
 VOCAB_SIZE = len(SYMBOLS)
@@ -106,7 +109,7 @@ def make_case(name: str, folder: Path, *, seed: int = 0, max_shard_size: str = "
     """A model with weights that are all random, gains and biases too (their usual start hides mistakes)."""
     with torch.random.fork_rng(devices=[]), quiet_transformers():
         torch.manual_seed(seed)
-        model = MODELS[name]().eval()
+        model = MODELS[name]()
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter) * 0.05)
@@ -120,8 +123,20 @@ def weights_of(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
 
-def open_engine(case: Case, *, version: int = 0, **settings: object) -> TorchEngine:
-    """An engine with the weights of the case's folder; ``settings`` are fields of ``EngineSettings``."""
+class Settings(TypedDict, total=False):
+    """The fields of ``EngineSettings``."""
+
+    num_slots: int
+    max_context: int
+    dtype: torch.dtype
+    sampler: Sampler
+    stop_token_ids: frozenset[int]
+    stop_strings: StopStrings | None
+    progress_tokens: int | None
+
+
+def open_engine(case: Case, *, version: int = 0, **settings: Unpack[Settings]) -> TorchEngine:
+    """An engine with the weights of the case's folder."""
     engine = TorchEngine(read_model_config(case.folder), replace(EngineSettings(num_slots=4), **settings))
     with CheckpointTensors(case.folder) as tensors:
         engine.load(tensors, version)
@@ -151,9 +166,19 @@ def greedy_reference(model: PreTrainedModel, prompt: list[int], max_new_tokens: 
 
 def part_of(model: PreTrainedModel, prompt: list[int], tokens: list[int], version: int = 0) -> Part:
     """A response that transformers has scored."""
-    logprobs = reference_logprobs(model, prompt + tokens)[len(prompt) - 1 :]
+    logprobs = as_list(reference_logprobs(model, prompt + tokens)[len(prompt) - 1 :])
     spans = (VersionSpan(version, len(tokens)),)
-    return Part(tokens=pack_tokens(tokens), logprobs=pack_floats(logprobs.tolist()), spans=spans)
+    return Part(tokens=pack_tokens(tokens), logprobs=pack_floats(logprobs), spans=spans)
+
+
+def expected_logprobs(case: Case, context: list[int], tokens: list[int]) -> list[float]:
+    """What transformers gives each of ``tokens`` after ``context``, except one that nothing stands before."""
+    return as_list(reference_logprobs(case.model, context + tokens)[max(0, len(context) - 1) :])
+
+
+def as_list(tensor: torch.Tensor) -> list[float]:
+    """The numbers of a tensor ``[T]``."""
+    return cast("list[float]", tensor.tolist())
 
 
 def request(tag: int, prompt: list[int], max_new_tokens: int, seed: int | None = None) -> GenerationRequest:

@@ -268,7 +268,7 @@ def test_a_swap_in_flight_goes_on_with_the_cache_of_the_old_weights(case: Case, 
         part = ended[tag].part
         assert part.spans == (VersionSpan(7, 12), VersionSpan(8, 18))
         logits = _logits_across_a_swap(case, other, prompt + tokens_of(part), len(prompt) + 11)[len(prompt) - 1 :]
-        assert logits.argmax(-1).tolist() == tokens_of(part)
+        assert torch.equal(logits.argmax(-1), torch.tensor(tokens_of(part)))
         expected = torch.log_softmax(logits, -1).gather(1, torch.tensor(tokens_of(part))[:, None])[:, 0]
         assert (logprobs_of(part) - expected).abs().max() < TOLERANCE
 
@@ -392,7 +392,7 @@ def test_scoring_leaves_running_requests_alone(case: Case) -> None:
     run_steps(engine, 6)
     tokens = random_tokens(50, seed=9)
     assert (engine.score(tokens) - reference_logprobs(case.model, tokens)).abs().max() < TOLERANCE
-    assert engine.score([5]).tolist() == []
+    assert engine.score([5]).shape == (0,)
     with pytest.raises(RequestError, match="tokens to score"):
         engine.score([5, 79])
     assert run_all(engine, []) == alone

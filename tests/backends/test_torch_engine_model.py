@@ -90,17 +90,17 @@ def test_long_prompts_are_prefilled_in_several_passes(qwen: Case) -> None:
 
 
 def test_folded_weights_compute_the_same_function(case: Case) -> None:
-    config, tokens = read_model_config(case.folder), torch.tensor(random_tokens(50, seed=3))
+    config, tokens = read_model_config(case.folder), random_tokens(50, seed=3)
     logits: list[torch.Tensor] = []
     for fold in (True, False):
         weights = FusedWeights(config, torch.float32, torch.device("cpu"), fold=fold)
         weights.load(weights_of(case.model))
         cache = KeyValueCache(config, 1, 64, torch.float32, torch.device("cpu"))
         model = DecoderModel(weights, cache, 64)
-        ragged = RaggedRows.pack([tokens.tolist()], [0], torch.device("cpu"))
+        ragged = RaggedRows.pack([tokens], [0], torch.device("cpu"))
         rows = Rows(ragged.tokens, ragged.positions, None, num_kept=50)
         logits.append(model.logits(model.hidden_states(rows, FreshAttention(config, ragged))))
-    assert torch.allclose(*logits, atol=TOLERANCE, rtol=0)
+    assert torch.allclose(logits[0], logits[1], atol=TOLERANCE, rtol=0)
 
 
 def test_bfloat16_weights_stay_near_float32(case: Case) -> None:

@@ -1,0 +1,440 @@
+"""The embedded engine behind its queue: commands in, local events out, with weights from a real transport."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, TypeVar
+
+import pytest
+import torch
+from engine_cases import (
+    CONTEXT,
+    Case,
+    expected_logprobs,
+    make_case,
+    open_engine,
+    random_tokens,
+    request,
+    run_all,
+    tokens_of,
+    weights_of,
+)
+
+from penstock.backends.engines.options import EnginesOptions, SamplingOptions
+from penstock.backends.engines.torch import CAPABILITIES, open_torch_engine
+from penstock.backends.protocol import Capability
+from penstock.backends.weights.transports import open_exporter, open_fetcher
+from penstock.messages.arrays import floats_view, pack_floats, pack_tokens
+from penstock.messages.commands import (
+    AbortGeneration,
+    ApplyWeights,
+    FetchWeights,
+    Generate,
+    InterruptGenerations,
+    OpenEngine,
+)
+from penstock.messages.local import (
+    EngineOpened,
+    GenerationAdvanced,
+    GenerationEnded,
+    LocalEvent,
+    WeightsStagedLocally,
+    WeightsSwapped,
+)
+from penstock.messages.samples import (
+    Cancelled,
+    Completed,
+    InfraError,
+    Part,
+    Prompt,
+    Purpose,
+    SampleKey,
+    StopReason,
+    Truncated,
+    VersionSpan,
+)
+from penstock.messages.training import UpdateMode
+from penstock.messages.weights import Canary, WeightManifest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from penstock.backends.protocol import Backend
+    from penstock.backends.weights.protocol import FetchedWeights, WeightExporter, WeightFetcher
+    from penstock.messages.commands import EngineCommand
+
+WAIT_S = 60.0
+PROMPT = random_tokens(6, seed=3)
+LONG = (1, 5, 7)
+"""Indices of samples whose responses have more than eight tokens, after which progress is reported."""
+NUM_MADE = (8, 7, 7)
+"""Tokens they have when the first of them reports: the others wait a step for it to compute their prompt."""
+EventT = TypeVar("EventT", bound=LocalEvent)
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return make_case("qwen3_tied", tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return make_case("qwen3_tied", tmp_path_factory.mktemp("other"), seed=1)
+
+
+@dataclass
+class Bench:
+    """An engine, what it said, and the learner's end of its weights."""
+
+    engine: Backend[EngineCommand]
+    exporter: WeightExporter
+    said: SimpleQueue[LocalEvent | BaseException]
+    then: dict[type[LocalEvent], list[EngineCommand]]
+    """Given to the engine at the first event of this kind, on the engine's own thread: so it takes all of them before
+    its next step."""
+    publish: int = 0
+
+    def emit(self, event: LocalEvent) -> None:
+        for command in self.then.pop(type(event), ()):
+            self.engine.execute(command)
+        self.said.put(event)
+
+    def hear(self, kind: type[EventT]) -> EventT:
+        """The next thing said, which must be of this kind."""
+        event = self.said.get(timeout=WAIT_S)
+        assert isinstance(event, kind), event
+        return event
+
+    def export(self, tensors: dict[str, torch.Tensor], version: int, canary: Canary | None = None) -> WeightManifest:
+        self.publish += 1
+        return self.exporter.export(tensors, version=version, publish=self.publish, canary=canary)
+
+    def stage(self, case: Case, version: int, canary: Canary | None = None) -> WeightManifest:
+        manifest = self.export(weights_of(case.model), version, canary)
+        self.engine.execute(FetchWeights(manifest))
+        staged = self.hear(WeightsStagedLocally)
+        assert (staged.version, staged.publish, staged.error) == (version, self.publish, "")
+        assert staged.digest == manifest.digest
+        return manifest
+
+    def serve(self, case: Case, version: int = 0, mode: UpdateMode = UpdateMode.DRAIN) -> WeightsSwapped:
+        self.engine.execute(ApplyWeights(self.stage(case, version), mode))
+        return self.hear(WeightsSwapped)
+
+    def generate(self, index: int, prompt: list[int] | None = None, prefix: Part | None = None) -> None:
+        self.engine.execute(_generate(index, prompt, prefix))
+
+    def hear_ends(self, count: int) -> dict[int, GenerationEnded]:
+        """So many ends by index; reports of progress are passed over."""
+        ends: dict[int, GenerationEnded] = {}
+        while len(ends) < count:
+            event = self.said.get(timeout=WAIT_S)
+            if isinstance(event, GenerationEnded):
+                ends[event.key.index] = event
+            else:
+                assert isinstance(event, GenerationAdvanced), event
+        return ends
+
+
+def _generate(index: int, prompt: list[int] | None = None, prefix: Part | None = None) -> Generate:
+    tokens = pack_tokens(PROMPT if prompt is None else prompt)
+    return Generate(
+        key=SampleKey(0, index),
+        attempt=0,
+        purpose=Purpose.TRAIN,
+        prompt=Prompt(row=0, epoch=0, tokens=tokens),
+        seed=index,
+        deadline_version=9,
+        prefix=prefix,
+    )
+
+
+class BenchFactory:
+    """Opens benches and closes them at the end of the test."""
+
+    def __init__(self, case: Case, folder: Path) -> None:
+        self.case = case
+        self.folder = folder
+        self.benches: list[Bench] = []
+
+    def __call__(
+        self, *, max_response_tokens: int = 40, stop: tuple[str, ...] = (), fetcher: WeightFetcher | None = None
+    ) -> Bench:
+        engine = open_torch_engine(
+            model_folder=self.case.folder,
+            options=EnginesOptions(slots=4, device="cpu", progress_tokens=8),
+            sampling=SamplingOptions(max_response_tokens=max_response_tokens, stop=stop),
+            max_context=64,
+            dtype="float32",
+            fetcher=open_fetcher() if fetcher is None else fetcher,
+        )
+        exporter = open_exporter("disk", run_id="engine", learner_epoch=0, folder=self.folder)
+        bench = Bench(engine, exporter, SimpleQueue(), {})
+        self.benches.append(bench)
+        engine.start(bench.emit, bench.said.put)
+        engine.execute(OpenEngine())
+        assert bench.hear(EngineOpened).num_slots == 4
+        return bench
+
+
+@pytest.fixture
+def open_bench(case: Case, tmp_path: Path) -> Iterator[BenchFactory]:
+    factory = BenchFactory(case, tmp_path / "weights")
+    yield factory
+    for bench in factory.benches:
+        bench.engine.close(timeout_s=WAIT_S)
+        bench.exporter.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("torch-engine")]
+
+
+def _alone(case: Case, index: int, limit: int = 40) -> list[int]:
+    """The response of the sample with this index, of at most so many tokens; the end token is 1."""
+    engine = open_engine(case, stop_token_ids=frozenset({1}), max_context=64)
+    return tokens_of(run_all(engine, [request(index, PROMPT, limit)])[index].part)
+
+
+def test_responses_are_those_of_the_engine_and_progress_adds_up(case: Case, open_bench: BenchFactory) -> None:
+    bench = open_bench()
+    bench.serve(case, version=3)
+    for index in range(6):
+        bench.generate(index)
+    chunks: dict[int, list[GenerationAdvanced]] = {index: [] for index in range(6)}
+    ends: dict[int, GenerationEnded] = {}
+    while len(ends) < 6:
+        event = bench.said.get(timeout=WAIT_S)
+        if isinstance(event, GenerationAdvanced):
+            chunks[event.key.index].append(event)
+        elif isinstance(event, GenerationEnded):
+            ends[event.key.index] = event
+    for index, end in ends.items():
+        tokens = _alone(case, index)
+        assert tokens_of(end.part) == tokens
+        assert end.part.spans == (VersionSpan(3, len(tokens)),)
+        assert end.outcome == (Completed(stop=StopReason.END_TOKEN) if tokens[-1] == 1 else Truncated())
+        assert [chunk.from_token for chunk in chunks[index]] == [8 * k for k in range(len(chunks[index]))]
+        reported = b"".join(chunk.chunk.tokens for chunk in chunks[index])
+        assert reported == end.part.tokens[: len(reported)]
+        assert len(tokens) - len(reported) // 4 <= 8
+    gauges = {metric.name: metric.value for metric in bench.engine.gauges()}
+    assert gauges == {
+        "engine/running": 0,
+        "engine/queued": 0,
+        "engine/occupancy": 0,
+        "engine/generated_tokens": sum(end.part.num_tokens for end in ends.values()),
+        "engine/prefill_tokens": len(PROMPT) - 1,
+    }
+
+
+def test_a_swap_answers_with_digest_and_canary(case: Case, other: Case, open_bench: BenchFactory) -> None:
+    bench, tokens = open_bench(), random_tokens(20, seed=1)
+    for version, served in enumerate((case, other)):
+        canary = Canary(tokens=pack_tokens(tokens), logprobs=pack_floats(expected_logprobs(served, [], tokens)))
+        manifest = bench.stage(served, version, canary)
+        bench.engine.execute(ApplyWeights(manifest, UpdateMode.DRAIN))
+        swapped = bench.hear(WeightsSwapped)
+        assert (swapped.version, swapped.publish, swapped.digest) == (version, version + 1, manifest.digest)
+        ours, theirs = floats_view(swapped.canary_logprobs).tolist(), floats_view(canary.logprobs).tolist()
+        assert ours == pytest.approx(theirs, abs=1e-5)
+
+
+def test_a_swap_in_flight_stamps_both_versions(case: Case, other: Case, open_bench: BenchFactory) -> None:
+    bench = open_bench()
+    first, second = bench.stage(case, 1), bench.stage(other, 2)
+    bench.then[WeightsSwapped] = [_generate(index) for index in LONG]
+    bench.then[GenerationAdvanced] = [ApplyWeights(second, UpdateMode.IN_FLIGHT)]
+    bench.engine.execute(ApplyWeights(first, UpdateMode.DRAIN))
+    assert bench.hear(WeightsSwapped).version == 1
+    while not isinstance(event := bench.said.get(timeout=WAIT_S), WeightsSwapped):
+        assert isinstance(event, GenerationAdvanced)
+    assert event.version == 2
+    for (index, end), num_before in zip(sorted(bench.hear_ends(3).items()), NUM_MADE, strict=True):
+        assert end.part.spans == (VersionSpan(1, num_before), VersionSpan(2, end.part.num_tokens - num_before))
+        assert tokens_of(end.part)[:num_before] == _alone(case, index)[:num_before]
+
+
+def test_interrupted_samples_go_on_after_the_swap_under_new_weights(
+    case: Case, other: Case, open_bench: BenchFactory
+) -> None:
+    bench = open_bench()
+    first, second = bench.stage(case, 1), bench.stage(other, 2)
+    bench.then[WeightsSwapped] = [_generate(index) for index in LONG]
+    bench.then[GenerationAdvanced] = [InterruptGenerations(), ApplyWeights(second, UpdateMode.INTERRUPT)]
+    bench.engine.execute(ApplyWeights(first, UpdateMode.DRAIN))
+    assert bench.hear(WeightsSwapped).version == 1
+    ends = bench.hear_ends(3)
+    assert bench.hear(WeightsSwapped).version == 2
+    for (index, end), num_before in zip(sorted(ends.items()), NUM_MADE, strict=True):
+        assert end.outcome == Cancelled(cause="interrupted")
+        assert end.part.spans == (VersionSpan(1, num_before),)
+        bench.generate(index, prefix=end.part)
+    for index, end in bench.hear_ends(3).items():
+        prefix, made = ends[index].part, floats_view(end.part.logprobs).tolist()
+        assert end.part.tokens.startswith(prefix.tokens)
+        assert end.part.spans == (*prefix.spans, VersionSpan(2, end.part.num_tokens - prefix.num_tokens))
+        expected = expected_logprobs(other, PROMPT, tokens_of(end.part))
+        assert made[prefix.num_tokens :] == pytest.approx(expected[prefix.num_tokens :], abs=1e-5)
+
+
+def test_an_abort_ends_one_sample_and_is_deaf_to_the_ended(case: Case, open_bench: BenchFactory) -> None:
+    bench, (kept, aborted, later) = open_bench(), LONG
+    bench.then[WeightsSwapped] = [_generate(kept), _generate(aborted)]
+    bench.then[GenerationAdvanced] = [AbortGeneration(SampleKey(0, aborted), 0)]
+    bench.serve(case)
+    ends = bench.hear_ends(2)
+    assert tokens_of(ends[kept].part) == _alone(case, kept)
+    assert ends[aborted].outcome == Cancelled(cause="aborted")
+    assert tokens_of(ends[aborted].part) == _alone(case, aborted)[: NUM_MADE[1]]
+    bench.engine.execute(AbortGeneration(SampleKey(0, aborted), 0))
+    bench.generate(later)
+    assert bench.hear_ends(1).keys() == {later}
+
+
+def test_what_cannot_be_served_ends_as_infra_error_and_others_go_on(case: Case, open_bench: BenchFactory) -> None:
+    bench = open_bench()
+    bench.generate(0)
+    early = bench.hear(GenerationEnded)
+    assert early.outcome == InfraError(detail="sample 0/0: the engine has no weights yet")
+    bench.serve(case)
+    bench.generate(1)
+    bench.generate(2, prompt=[5, 79])
+    bench.generate(3, prompt=[5] * 64)
+    ends = bench.hear_ends(3)
+    for index, text in ((2, "token 1 of the prompt has id 79"), (3, "a prompt must have 1 to 63 tokens")):
+        outcome = ends[index].outcome
+        assert isinstance(outcome, InfraError)
+        assert text in outcome.detail
+    assert tokens_of(ends[1].part) == _alone(case, 1)
+
+
+def test_the_context_limits_the_response(case: Case, open_bench: BenchFactory) -> None:
+    bench = open_bench(max_response_tokens=1000)
+    bench.serve(case)
+    bench.generate(0, prompt=[5] * 60)
+    end = bench.hear(GenerationEnded)
+    assert end.part.num_tokens <= 4
+    assert isinstance(end.outcome, Truncated if end.part.num_tokens == 4 else Completed)
+
+
+def test_a_stop_string_is_told_apart(case: Case, open_bench: BenchFactory) -> None:
+    tokenizer_text = [chr(code) for code in range(ord("a"), ord("z") + 1)]
+    bench = open_bench(stop=tuple(tokenizer_text))
+    bench.serve(case)
+    for index in range(4):
+        bench.generate(index)
+    outcomes = [end.outcome for end in bench.hear_ends(4).values()]
+    assert Completed(stop=StopReason.STOP_STRING) in outcomes
+
+
+def test_context_of_a_later_turn_stands_in_for_the_prompt(case: Case, open_bench: BenchFactory) -> None:
+    bench, context = open_bench(), random_tokens(12, seed=8)
+    bench.serve(case)
+    bench.generate(0, prefix=Part(context_tokens=pack_tokens(context)))
+    end = bench.hear_ends(1)[0]
+    assert end.part.context_tokens == pack_tokens(context)
+    expected = expected_logprobs(case, context, tokens_of(end.part))
+    assert floats_view(end.part.logprobs).tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_weights_that_cannot_be_served_are_refused_when_they_are_staged(case: Case, open_bench: BenchFactory) -> None:
+    bench = open_bench()
+    good = weights_of(case.model)
+    lacking = {name: tensor for name, tensor in good.items() if "layers.1.mlp.up_proj" not in name}
+    spoilt = good | {"model.norm.weight": torch.full_like(good["model.norm.weight"], float("nan"))}
+    for tensors, text in (
+        (lacking, "lack model.layers.1.mlp.up_proj.weight"),
+        (spoilt, "model.norm.weight holds values that are not finite: the learner has diverged"),
+    ):
+        bench.engine.execute(FetchWeights(bench.export(tensors, 1)))
+        staged = bench.hear(WeightsStagedLocally)
+        assert staged.digest == ""
+        assert text in staged.error
+    gone = bench.export(good, 1)
+    bench.exporter.close()
+    bench.engine.execute(FetchWeights(gone))
+    assert "is gone" in bench.hear(WeightsStagedLocally).error
+
+
+def test_swaps_that_nobody_may_ask_for_end_the_engine(case: Case, open_bench: BenchFactory) -> None:
+    unfetched = open_bench()
+    unfetched.engine.execute(ApplyWeights(unfetched.export(weights_of(case.model), 4), UpdateMode.DRAIN))
+    story = unfetched.said.get(timeout=WAIT_S)
+    assert isinstance(story, RuntimeError)
+    assert "version 4, publish 1, was to be applied unfetched" in str(story)
+    busy = open_bench()
+    busy.serve(case)
+    busy.then[GenerationAdvanced] = [ApplyWeights(busy.stage(case, 1), UpdateMode.DRAIN)]
+    busy.generate(LONG[0])
+    while isinstance(story := busy.said.get(timeout=WAIT_S), GenerationAdvanced):
+        pass
+    assert isinstance(story, RuntimeError)
+    assert "1 requests run at a swap in mode drain" in str(story)
+
+
+class CountingFetcher:
+    """A real fetcher that keeps what it fetched in sight."""
+
+    def __init__(self) -> None:
+        self.fetched: list[FetchedWeights] = []
+
+    def fetch(self, manifest: WeightManifest) -> FetchedWeights:
+        weights = open_fetcher().fetch(manifest)
+        self.fetched.append(weights)
+        return weights
+
+    @property
+    def num_held(self) -> int:
+        return sum(bool(weights.tensors) for weights in self.fetched)
+
+
+def test_fetched_weights_are_let_go_of(case: Case, open_bench: BenchFactory) -> None:
+    fetcher = CountingFetcher()
+    bench = open_bench(fetcher=fetcher)
+    manifests = [bench.stage(case, version) for version in range(4)]
+    bench.engine.execute(ApplyWeights(manifests[2], UpdateMode.DRAIN))
+    assert bench.hear(WeightsSwapped).version == 2
+    assert fetcher.num_held == 1  # the newest, which may be applied next
+    bench.engine.execute(ApplyWeights(manifests[3], UpdateMode.DRAIN))
+    bench.hear(WeightsSwapped)
+    assert fetcher.num_held == 0
+    bench.stage(case, 4)
+    bench.engine.close(timeout_s=WAIT_S)
+    assert fetcher.num_held == 0
+
+
+def test_closing_ends_requests_in_the_middle(case: Case, open_bench: BenchFactory) -> None:
+    bench = open_bench()
+    bench.serve(case)
+    for index in range(8):
+        bench.generate(index)
+    bench.engine.close(timeout_s=WAIT_S)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("torch-engine")]
+
+
+def test_an_engine_can_do_all_there_is() -> None:
+    assert set(CAPABILITIES) == set(Capability)
+
+
+@pytest.mark.parametrize(
+    ("options", "dtype", "max_context", "message"),
+    [
+        (EnginesOptions(device="tpu"), "float32", 64, "engines.device must be auto, cpu, cuda or cuda:N, got 'tpu'"),
+        (EnginesOptions(device="cuda:99"), "float32", 64, "engines.device is cuda:99, but torch sees"),
+        (EnginesOptions(), "float16", 64, "dtype must be one of float32, bfloat16, got 'float16'"),
+        (EnginesOptions(), "float32", CONTEXT + 1, f"max_context must be at most {CONTEXT}"),
+    ],
+)
+def test_options_that_cannot_be_served_are_refused(
+    case: Case, options: EnginesOptions, dtype: str, max_context: int, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        open_torch_engine(
+            model_folder=case.folder,
+            options=options,
+            sampling=SamplingOptions(),
+            max_context=max_context,
+            dtype=dtype,
+            fetcher=open_fetcher(),
+        )

@@ -7,6 +7,7 @@ Invariants:
 * No effect of a turn happens before every record of that turn is durable.
 * An event of a fenced incarnation never reaches the actor. The first event of a higher epoch changes the membership
   before it is handled.
+* What is said once to an incarnation that is known and cannot be reached yet waits until it can.
 * A timer that an event starts anew or stops does not fire later in the same turn.
 * The shell reads no clock but its host's.
 """
@@ -24,6 +25,7 @@ from penstock.messages.base import Event, Metric
 from penstock.messages.commands import FailRun, Record, ReplaceActor, Send, StartTimer, StopTimer
 from penstock.messages.local import Started, TimerFired
 from penstock.messages.membership import ActorEpoch, LeasesAsked, LeasesHeld
+from penstock.messages.names import SUPERVISOR
 from penstock.messages.wire import Envelope, Header
 from penstock.runtime.delivery import Delivery, Outgoing
 from penstock.runtime.membership import Membership
@@ -126,6 +128,9 @@ class Shell:
         self._links: dict[str, int] = {}
         self._received: dict[tuple[str, int], int] = {}
         self._reachable: dict[str, int] = {}
+        self._unreached: dict[str, list[Outgoing]] = {}
+        """Lossy events to a peer whose first frame came before the word on where it is. What is kept until settled, and
+        the newest of each topic, it hears again anyway."""
         self._timers: dict[str, int] = {}
         self._timer_heap: list[tuple[float, int, str]] = []
         self._timer_ids = itertools.count(1)
@@ -167,12 +172,14 @@ class Shell:
         if self._reachable.get(name, -1) < epoch:
             self._reachable[name] = epoch
             self._queue(self.delivery.returned(name, self._host.now_s()))
+            self._queue(self._unreached.pop(name, []))
 
     def on_lost(self, name: str, epoch: int) -> None:
         """The supervisor has given this incarnation up."""
         if name == self.settings.name:
             return
         for event in self.membership.lost(name, epoch):
+            self._unreached.pop(name, None)
             self._handle_if_heard(event)
 
     def next_timer_s(self) -> float:
@@ -218,7 +225,11 @@ class Shell:
         if self._packs:
             packs, self._packs = self._packs, {}
             for to, outgoing in packs.items():
-                self._host.transmit(to, [self._envelope(item) for item in _newest(outgoing)])
+                if self._is_reachable(to):
+                    self._host.transmit(to, [self._envelope(item) for item in _newest(outgoing)])
+                else:
+                    lossy = [item for item in outgoing if item.event.delivery is Kind.LOSSY]
+                    self._unreached.setdefault(to, []).extend(lossy)
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
@@ -267,6 +278,7 @@ class Shell:
 
     def _note_member(self, name: str, epoch: int) -> None:
         for event in self.membership.returned(name, epoch):
+            self._unreached.pop(name, None)
             self._handle_if_heard(event)
 
     def _note_link(self, header: Header) -> None:
@@ -314,6 +326,10 @@ class Shell:
         if event.delivery is not Kind.LOSSY:
             self.delivery.sent(outgoing, self._host.now_s())
         self._packs.setdefault(send.to, []).append(outgoing)
+
+    def _is_reachable(self, name: str) -> bool:
+        epoch = self.membership.epoch_of(name)
+        return epoch is None or self._reachable.get(name) == epoch or name == SUPERVISOR
 
     def _queue(self, outgoing: list[Outgoing]) -> None:
         for item in outgoing:

@@ -255,6 +255,39 @@ def test_peer_that_returned_hears_again_what_is_not_settled_once_it_is_reachable
     assert bench.host.sent("scorer") == [generated(0), announced(3)]
 
 
+def test_what_is_said_once_waits_until_the_peer_can_be_reached(bench: Bench) -> None:
+    """The first frame of a new engine overtakes the word on where it is; what it is told then must not be lost."""
+    notices = [NoticeGiven(name="", text=str(n)) for n in range(3)]
+    bench.hear("engine/0", StopAsked(reason=""), epoch=1)
+    for notice in notices[:2]:
+        bench.machine.answers[WeightsPublished] = [Send("engine/0", notice), Send("engine/0", announced(1))]
+        bench.local(published())
+    assert bench.host.sent("engine/0") == []
+    bench.shell.on_returned("engine/0", 1)
+    bench.shell.end_turn()
+    assert bench.host.sent("engine/0") == [announced(1), *notices[:2]]
+    bench.machine.answers[WeightsPublished] = [Send("engine/0", notices[2])]
+    bench.local(published())
+    assert bench.host.sent("engine/0") == [announced(1), *notices]
+
+
+def test_what_waited_for_an_incarnation_is_not_told_to_its_successor(bench: Bench) -> None:
+    bench.hear("engine/0", StopAsked(reason=""), epoch=1)
+    bench.machine.answers[WeightsPublished] = [Send("engine/0", NoticeGiven(name="", text="for epoch 1"))]
+    bench.local(published())
+    bench.shell.on_lost("engine/0", 1)
+    bench.shell.on_returned("engine/0", 2)
+    bench.shell.end_turn()
+    assert bench.host.sent("engine/0") == []
+
+
+def test_supervisor_can_always_be_reached(bench: Bench) -> None:
+    bench.hear("supervisor", StopAsked(reason=""))
+    bench.machine.answers[WeightsPublished] = [Send("supervisor", NoticeGiven(name="", text=""))]
+    bench.local(published())
+    assert bench.host.sent("supervisor") == [NoticeGiven(name="", text="")]
+
+
 def test_repeated_announcement_of_the_same_incarnation_repeats_nothing(bench: Bench) -> None:
     bench.machine.answers[Started] = [Send("scorer", announced(3))]
     bench.start()
@@ -325,6 +358,7 @@ def test_next_timer_is_the_earliest_of_timers_and_repeats(bench: Bench) -> None:
 
 
 def ask(bench: Bench, *members: ActorEpoch, lost: tuple[ActorEpoch, ...] = (), epoch: int = 0) -> LeasesHeld:
+    bench.shell.on_returned("prompt_source", epoch)
     bench.hear("prompt_source", LeasesAsked(round=4, members=members, lost=lost), epoch=epoch)
     bench.shell.end_turn()
     answer = bench.host.sent("prompt_source")[-1]

@@ -53,38 +53,50 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     num_restarts: int
 
 
-def run_trial(trial: Trial, *, with_digest: bool = True) -> Outcome:
-    """Run a trial to its end and to quiet after it.
+class TrialRun:
+    """One trial under the oracle; others may watch it too."""
 
-    Raises:
-        AssertionError: something is wrong; the note says who was doing what.
-    """
-    digest = EventDigest() if with_digest else None
-    host = VirtualHost(trial.names, trial.casting(), trial.host, digest=digest)
-    oracle = Oracle(rules_of(trial), host)
-    host.watch(oracle)
-    inject(host, trial.faults)
-    while host.run(host.clock.now_s + PATIENCE_S / 4) is None:
-        if host.clock.now_s - oracle.progress_s > PATIENCE_S:
-            raise StalledError(f"no step since {oracle.progress_s:.1f} s, now {host.clock.now_s:.1f} s\n{host.story()}")
-    ending = host.ending
-    assert ending is not None
-    if not ending.completed:
-        raise UnfinishedError(f"{ending.story}\n{host.story()}")
-    oracle.assert_ended()
-    if trial.is_quick and oracle.num_needless:
-        raise NeedlessError(f"{oracle.num_needless} samples were issued again while somebody had them finished")
-    if trial.loses_nothing and oracle.num_regenerated:
-        raise NeedlessError(f"{oracle.num_regenerated} samples of admitted groups were issued again")
-    _await_quiet(host, ending.at_s)
-    return Outcome(
-        digest="" if digest is None else digest.digest,
-        num_events=host.num_events,
-        end_s=ending.at_s,
-        max_staleness=oracle.max_staleness_seen,
-        num_generated_twice=oracle.num_generated_twice,
-        num_restarts=host.supervisor.num_restarts,
-    )
+    def __init__(self, trial: Trial, *, with_digest: bool = True) -> None:
+        self.trial = trial
+        self.digest = EventDigest() if with_digest else None
+        self.host = VirtualHost(trial.names, trial.casting(), trial.host, digest=self.digest)
+        self.oracle = Oracle(rules_of(trial), self.host)
+        self.host.watch(self.oracle)
+        inject(self.host, trial.faults)
+
+    def run(self) -> Outcome:
+        """Go on to the end of the run and to quiet after it.
+
+        Raises:
+            AssertionError: something is wrong; the note says who was doing what.
+        """
+        host, oracle, trial = self.host, self.oracle, self.trial
+        while (ending := host.run(host.clock.now_s + PATIENCE_S / 4)) is None:
+            if host.clock.now_s - oracle.progress_s > PATIENCE_S:
+                raise StalledError(
+                    f"no step since {oracle.progress_s:.1f} s, now {host.clock.now_s:.1f} s\n{host.story()}"
+                )
+        if not ending.completed:
+            raise UnfinishedError(f"{ending.story}\n{host.story()}")
+        oracle.assert_ended()
+        if trial.is_quick and oracle.num_needless:
+            raise NeedlessError(f"{oracle.num_needless} samples were issued again while somebody had them finished")
+        if trial.loses_nothing and oracle.num_regenerated:
+            raise NeedlessError(f"{oracle.num_regenerated} samples of admitted groups were issued again")
+        _await_quiet(host, ending.at_s)
+        return Outcome(
+            digest="" if self.digest is None else self.digest.digest,
+            num_events=host.num_events,
+            end_s=ending.at_s,
+            max_staleness=oracle.max_staleness_seen,
+            num_generated_twice=oracle.num_generated_twice,
+            num_restarts=host.supervisor.num_restarts,
+        )
+
+
+def run_trial(trial: Trial, *, with_digest: bool = True) -> Outcome:
+    """Run a trial under the oracle; see :meth:`TrialRun.run`."""
+    return TrialRun(trial, with_digest=with_digest).run()
 
 
 def rules_of(trial: Trial) -> Rules:

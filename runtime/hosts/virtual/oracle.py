@@ -99,6 +99,8 @@ class Oracle:
         """Samples issued again while somebody alive had them finished."""
         self.num_regenerated = 0
         """Samples issued again after their group was admitted."""
+        self.checkpoint_version = -1
+        """Of the newest recorded checkpoint."""
         self.progress_s = 0.0
         """When the run last came closer to its end."""
         self.trained: list[tuple[int, tuple[int, ...]]] = []
@@ -220,6 +222,7 @@ class Oracle:
                     self.progress_s = self._clock.now_s
                 case CheckpointRecorded():
                     assert entry.version <= self.version, "a checkpoint is recorded before its receipt"
+                    self.checkpoint_version = max(self.checkpoint_version, entry.version)
                 case PolicyRecorded():
                     self._eta, self._on_stale = entry.max_staleness, entry.on_stale
         if granted:
@@ -386,6 +389,7 @@ class Oracle:
         size = self.rules.samples_per_group
         lost = [key for key in self.issued if key not in self.ends and key.index < size]
         assert not lost, f"samples {lost} were issued and have no end"
+        assert self.checkpoint_version == self.version, "the run ended before its last checkpoint was recorded"
 
 
 def kept_by(processes: Iterable[Process]) -> list[str]:

@@ -83,6 +83,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     on_failed_sample: Literal["refill", "shrink", "reject"] = "refill"
     drop_zero_spread: bool = False
     num_retries: int = 2
+    max_engine_losses: int = 5
+    lease_timeout_s: float = 40.0
     announce_fraction: float = 0.5
     judging: JudgingModel = JudgingModel()
     latency: LatencyOptions = LatencyOptions(
@@ -175,7 +177,11 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
                 announce_fraction=self.announce_fraction,
                 max_failed_publishes=1000,
             ),
-            prompt_source=PromptSourceOptions(num_retries=self.num_retries, lease_timeout_s=40.0),
+            prompt_source=PromptSourceOptions(
+                num_retries=self.num_retries,
+                max_engine_losses=self.max_engine_losses,
+                lease_timeout_s=self.lease_timeout_s,
+            ),
             runtime=RuntimeOptions(),
         )
 

@@ -105,14 +105,18 @@ def test_a_part_of_ray_is_killed(launched: Callable[..., Launched], part: str) -
     assert summary.version > 3
 
 
-def test_the_launcher_is_killed(launched: Callable[..., Launched]) -> None:
+@pytest.mark.parametrize("moment", ["while Ray starts", "while the actors run"])
+def test_the_launcher_is_killed(launched: Callable[..., Launched], moment: str) -> None:
     run = launched(ENDLESS)
-    run.wait_for_steps()
+    if moment == "while Ray starts":
+        run.wait_for_member("gcs_server")
+    else:
+        run.wait_for_steps()
     run.process.kill()
     run.process.communicate()
     end_s = time.monotonic() + END_DEADLINE_S
-    while run.members():
-        assert time.monotonic() < end_s, f"still there: {run.members()}"
+    while run.members() or run.temp_folder.exists():
+        assert time.monotonic() < end_s, f"still there: {run.members()}, {run.temp_folder}"
         time.sleep(0.05)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
 import sys
 import time
@@ -22,10 +23,13 @@ import msgspec
 from penstock.runtime.errors import UserError
 from penstock.runtime.hosts.ray.job import STORY_PIPE_VARIABLE, DriverEnd, DriverJob, DriverReady, DriverWord, read_job
 from penstock.runtime.hosts.ray.ports import OutcomeKind
-from penstock.runtime.hosts.ray.processes import be_subreaper, end_with_parent
+from penstock.runtime.hosts.ray.processes import be_subreaper, end_with_parent, kill_descendants
 from penstock.runtime.observability.live import LiveView
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
     from rich.console import Console
 
     from penstock.runtime.hosts.ray.ports import Outcome
@@ -33,6 +37,7 @@ if TYPE_CHECKING:
 
 DRIVER_LOG: Final = "logs/driver.log"
 STDIN: Final = 0
+LEFTOVERS_S: Final = 2.0
 
 _log: Final = logging.getLogger(__name__)
 
@@ -71,9 +76,10 @@ def run_scenario(scenario: Scenario, scenario_path: Path, run_folder: Path, cons
 
 def main() -> None:
     """The driver's process; never returns."""
+    job = read_job(STDIN)
+    signal.signal(signal.SIGTERM, _end_at_once(job))  # until Ray is up and the supervisor takes over
     end_with_parent(signal.SIGTERM)
     be_subreaper()
-    job = read_job(STDIN)
     story_pipe = int(os.environ[STORY_PIPE_VARIABLE])
     os.set_inheritable(story_pipe, False)
     terminal = _take_terminal(Path(job.run_folder) / DRIVER_LOG)
@@ -85,9 +91,21 @@ def main() -> None:
         exit_code = end.exit_code
     except Exception:  # the edge of the process: the launcher tells where the story is
         _log.exception("the driver failed")
-    terminal.file.flush()
-    logging.shutdown()
-    os._exit(exit_code)
+    finally:  # also when Ray's own handler of SIGTERM has raised SystemExit
+        terminal.file.flush()
+        logging.shutdown()
+        os._exit(exit_code)
+
+
+def _end_at_once(job: DriverJob) -> Callable[[int, FrameType | None], None]:
+    """A handler for a driver whose actors do not run yet: nothing deserves a goodbye."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        kill_descendants(timeout_s=LEFTOVERS_S)
+        shutil.rmtree(job.temp_folder, ignore_errors=True)
+        os._exit(128 + number)
+
+    return end
 
 
 class _Speaker:

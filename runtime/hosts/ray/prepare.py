@@ -11,6 +11,7 @@ driver ── DriverJob, msgpack, on stdin ──► this process ── one JSO
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
@@ -20,14 +21,13 @@ import msgspec
 from penstock.messages.base import Value
 from penstock.runtime.errors import PreflightError, UserError
 from penstock.runtime.hosts.ray.job import DriverJob
+from penstock.runtime.hosts.ray.processes import end_with_parent
 from penstock.runtime.wiring import RunPlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 MODEL_FOLDER: Final = "model"
-SIMULATED_ROWS: Final = 1 << 20
-"""Simulated prompts are made as they are asked for."""
 
 
 class PhaseBegun(Value, frozen=True, tag=True):
@@ -80,7 +80,9 @@ def prepare(job: DriverJob, tell: Callable[[str], None]) -> RunPlan:
 def _num_rows(job: DriverJob, folder: Path, tell: Callable[[str], None]) -> int:
     scenario = job.scenario
     if scenario.engines.backend == "simulated":
-        return SIMULATED_ROWS
+        from penstock.runtime.hosts.virtual.simulate import num_rows
+
+        return num_rows(scenario)  # so that a simulation of this scenario sees the same
     tell("reading the dataset")
     from penstock.backends.data.dataset import load_dataset
 
@@ -102,6 +104,7 @@ def _transport(job: DriverJob, folder: Path) -> Literal["shared_memory", "disk"]
 
 def main() -> int:
     """Prepare the job on stdin."""
+    end_with_parent(signal.SIGKILL)
     out = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what libraries print belongs to the log, not to the protocol
     job = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=DriverJob)

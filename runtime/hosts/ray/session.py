@@ -9,6 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import logging
+import shutil
 import time
 from contextlib import ExitStack
 from datetime import UTC, datetime
@@ -76,6 +77,7 @@ class Session:
         """
         job, scenario = self._job, self._job.scenario
         with ExitStack() as stack:
+            stack.callback(shutil.rmtree, job.temp_folder, ignore_errors=True)
             stack.callback(kill_descendants, timeout_s=LEFTOVERS_S)
             preparation = PreparationProcess(job) if job.plan is None else None
             prepare_environment(scenario.runtime.ray_address)
@@ -90,7 +92,11 @@ class Session:
             if preparation is not None:
                 plan = msgspec.msgpack.encode(preparation.finish(self._view.phase))
             assert plan is not None
-            outcome = self._supervise(cluster, plan)
+            # Until here SIGTERM raises SystemExit, as Ray has it; from here to the end of the process a signal is
+            # something that the supervisor reads.
+            signals = Signals()
+            signals.install()
+            outcome = self._supervise(cluster, signals, plan)
         self._finish(outcome)
         return outcome
 
@@ -124,7 +130,7 @@ class Session:
 
     # --- the run ----------------------------------------------------------------------------------------------
 
-    def _supervise(self, cluster: RayCluster, plan: bytes) -> Outcome:
+    def _supervise(self, cluster: RayCluster, signals: Signals, plan: bytes) -> Outcome:
         job, runtime = self._job, self._job.scenario.runtime
         links = Links(
             client_keys=make_keys() if runtime.encrypt else None, host=cluster.node_host, wakes_on_changes=True
@@ -133,22 +139,21 @@ class Session:
         settings = SupervisorSettings(
             names=self._names, heartbeat_timeout_s=runtime.heartbeat_timeout_s, max_restarts=runtime.max_restarts
         )
-        with Signals() as signals:  # after ray.init, which takes SIGTERM for itself
-            supervisor = Supervisor(
-                settings,
-                boot_of=self._boots(links, cluster, plan),
-                links=links,
-                yard=yard,
-                sink=self,
-                signals=signals,
-                lifeline=STDIN,
-            )
-            self._on_ready()
-            self._tell_start()
-            try:
-                return supervisor.run()
-            finally:
-                links.close(linger_ms=0)
+        supervisor = Supervisor(
+            settings,
+            boot_of=self._boots(links, cluster, plan),
+            links=links,
+            yard=yard,
+            sink=self,
+            signals=signals,
+            lifeline=STDIN,
+        )
+        self._on_ready()
+        self._tell_start()
+        try:
+            return supervisor.run()
+        finally:
+            links.close(linger_ms=0)
 
     def _boots(self, links: Links, cluster: RayCluster, plan: bytes) -> Callable[[str, int], Boot]:
         job, runtime, observability = self._job, self._job.scenario.runtime, self._job.scenario.observability

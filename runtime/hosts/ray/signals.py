@@ -18,16 +18,20 @@ HANDLED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Signals:
-    """Catches SIGINT, SIGTERM and SIGHUP between ``__enter__`` and ``__exit__``. For the main thread."""
+    """Catches SIGINT, SIGTERM and SIGHUP: within a ``with`` block, or from ``install`` on. For the main thread."""
 
     def __init__(self) -> None:
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)
 
-    def __enter__(self) -> Self:
+    def install(self) -> None:
+        """From here on, signals go to the descriptor."""
         self._old_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         self._old = {number: signal.signal(number, _ignore) for number in HANDLED}
+
+    def __enter__(self) -> Self:
+        self.install()
         return self
 
     def __exit__(

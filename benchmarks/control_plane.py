@@ -116,15 +116,15 @@ def _medians(rates: list[Rate]) -> dict[str, float]:
 
 
 def _print(report: ControlPlaneReport, console: Console) -> None:
-    table = Table(title="8 × 512 tokens a group, seven actors, two engines, ledger on disk")
+    table = Table(title="8 × 512 tokens a group, ledger on disk")
     for heading in ("", "groups/s", "CPU-ms a group"):
         table.add_column(heading, justify="left" if not heading else "right")
     for name, rate in report.groups_per_s.items():
         table.add_row(name, f"{rate:,.0f}", f"{sum(report.cpu_ms_per_group[name].values()):.2f}")
     console.print(table)
     first = VARIANTS[0].name
-    profile = Table(title=f"where the time goes ({first})")
-    profile.add_column("actor")
+    profile = Table(title="where the time goes")
+    profile.add_column("actor", no_wrap=True)
     profile.add_column("CPU-ms a group", justify="right")
     for actor, cost in sorted(report.cpu_ms_per_group[first].items(), key=lambda item: -item[1]):
         profile.add_row(actor, f"{cost:.3f}")

@@ -127,8 +127,8 @@ def _median(arms: list[Arm]) -> Arm:
 
 def _print(report: UtilisationReport, console: Console) -> None:
     table = Table(title="one engine, one learner, the same sampled tokens")
-    for heading in ("policy", "step s", "bound s", "of the bound", "engine busy", "learner busy", "speed-up"):
-        table.add_column(heading, justify="left" if heading == "policy" else "right")
+    for heading in ("policy", "step s", "bound s", "reached", "engine busy", "learner busy", "speed-up"):
+        table.add_column(heading, justify="left" if heading == "policy" else "right", no_wrap=heading == "policy")
     slowest = report.arms["sync"].step_s
     for policy, arm in report.arms.items():
         bound = report.bound_s[policy]

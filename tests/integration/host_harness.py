@@ -69,6 +69,9 @@ class Witness:
     def on_lost(self, name: str, cause: str) -> None:
         self.losses.append((name, cause))
 
+    def on_slow(self, name: str, turn_s: float) -> None:
+        raise AssertionError(f"{name} has been in one turn for {turn_s} s")
+
     def on_turn(self) -> None:
         assert time.monotonic() < self.deadline_s, f"the run hangs: {self.states}, {len(self.steps)} steps"
         if self.act is not None:

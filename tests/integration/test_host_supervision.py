@@ -205,5 +205,13 @@ def test_reports_carry_state_time_accounting_and_figures_of_the_backend(cluster:
     assert scorer.activities == ()
 
 
+def test_a_process_shows_where_its_threads_are_and_goes_on(cluster: RayCluster, tmp_path: Path) -> None:
+    run = EchoRun(cluster, tmp_path, RunPlan(num_groups=100))
+    assert run.play(Blow(SCORER, signal.SIGUSR1)).kind is OutcomeKind.COMPLETED
+    log = (tmp_path / "logs" / "scorer-1.log").read_text()
+    assert "in poll" in log
+    assert run.witness.losses == []
+
+
 def test_ends_of_processes_are_told_apart() -> None:
     assert {kind.value for kind in EndKind} == {"asked", "dismissed", "crashed", "user_error"}

@@ -194,6 +194,15 @@ def test_a_loop_that_is_stuck_in_one_turn_is_given_up_although_its_heart_beats()
     assert watched.cause(400.0) == "its loop has been stuck in one turn for 301 s"
 
 
+def test_a_slow_turn_is_told_once() -> None:
+    incarnation = Incarnation(SCORER, 1, 0.0)
+    told: list[bool] = []
+    for num_turns, turn_s in [(5, 19.0), (5, 21.0), (5, 22.0), (6, 0.0), (6, 30.0), (6, 31.0)]:
+        incarnation.beat = ProcessBeat(num_turns=num_turns, turn_s=turn_s, directory_sequence=0)
+        told.append(incarnation.has_become_slow())
+    assert told == [False, True, False, False, True, False]
+
+
 def test_a_supervisor_that_was_asleep_blames_nobody() -> None:
     watched = Watched()
     watched.incarnation.line_is(1.0, up=False)

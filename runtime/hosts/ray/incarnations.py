@@ -22,8 +22,11 @@ LINE_GRACE_S: Final = 3.0
 START_TIMEOUT_S: Final = 120.0
 IMPORT_SILENCE_S: Final = 60.0
 """While a process imports torch on a busy machine its heartbeat thread may not get the interpreter for long."""
+SLOW_AFTER_S: Final = 20.0
+"""A turn that takes so long is worth a word and a look at what the loop does. Backends work on threads of their own,
+so a turn takes milliseconds."""
 STUCK_AFTER_S: Final = 300.0
-"""The longest turn. Backends work on threads of their own, so a turn takes milliseconds."""
+"""The longest turn."""
 
 
 class Incarnation:
@@ -36,6 +39,7 @@ class Incarnation:
         """None until it has announced itself."""
         self.beat: ProcessBeat | None = None
         self.directory_sent_s = now_s
+        self._slow_turn = -1
         self.has_reported = False
         """Its loop runs: everything heavy is imported."""
         self._heard_s = now_s
@@ -60,6 +64,14 @@ class Incarnation:
         self._stopped_since_s = None
         if self._down_since_s is not None:
             self._down_since_s = now_s
+
+    def has_become_slow(self) -> bool:
+        """Whether its loop is in a turn that takes too long; true once for each such turn."""
+        beat = self.beat
+        if beat is None or beat.turn_s < SLOW_AFTER_S or beat.num_turns == self._slow_turn:
+            return False
+        self._slow_turn = beat.num_turns
+        return True
 
     def cause_of_loss(self, now_s: float, facts: ProcessFacts | None, *, timeout_s: float, is_local: bool) -> str:
         """Why this incarnation has to be given up; empty while it looks alive.

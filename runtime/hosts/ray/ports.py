@@ -86,6 +86,10 @@ class RunSink(Protocol):
         """An actor was given up, and why."""
         ...
 
+    def on_slow(self, name: str, turn_s: float) -> None:
+        """The loop of an actor has been busy with one turn for so long."""
+        ...
+
     def on_turn(self) -> None:
         """Called several times a second."""
         ...

@@ -233,6 +233,9 @@ class Session:
     def on_lost(self, name: str, cause: str) -> None:
         self._recorder.lost(name, f"{name} was lost: {cause}")
 
+    def on_slow(self, name: str, turn_s: float) -> None:
+        self._view.note(f"{name} has been busy with one thing for {turn_s:.0f} s; its log shows with what")
+
     def on_turn(self) -> None:
         """The view draws by itself."""
 

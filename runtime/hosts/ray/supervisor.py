@@ -24,6 +24,7 @@ from __future__ import annotations
 import logging
 import os
 import select
+import signal
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -49,7 +50,7 @@ from penstock.runtime.hosts.ray.directory import Directory
 from penstock.runtime.hosts.ray.incarnations import Incarnation
 from penstock.runtime.hosts.ray.links import LineState, Links
 from penstock.runtime.hosts.ray.ports import Outcome, OutcomeKind
-from penstock.runtime.hosts.ray.processes import facts_of
+from penstock.runtime.hosts.ray.processes import facts_of, kill
 from penstock.runtime.hosts.ray.restarts import AfterLoss, Restarts, after_loss_of
 
 if TYPE_CHECKING:
@@ -135,6 +136,7 @@ class Supervisor:
             self._turn(self._pause_s())
         self._stop()
         self._end()
+        _log.info("frames dropped: %d malformed, %d of given-up incarnations", self.num_malformed, self.num_fenced)
         return msgspec.structs.replace(self._outcome, finished=self._finished)
 
     def _stop(self) -> None:
@@ -268,9 +270,18 @@ class Supervisor:
 
     def _on_beat(self, incarnation: Incarnation, beat: ProcessBeat, now_s: float) -> None:
         incarnation.beat = beat
+        if incarnation.has_become_slow():
+            self._tell_slow(incarnation, beat)
         is_behind = beat.num_turns > 0 and beat.directory_sequence < self._directory.sequence
         if is_behind and now_s - incarnation.directory_sent_s > MISSED_CHANGE_S:
             self._send_whole(incarnation, now_s)
+
+    def _tell_slow(self, incarnation: Incarnation, beat: ProcessBeat) -> None:
+        process = incarnation.process
+        self._sink.on_slow(incarnation.name, beat.turn_s)
+        _log.warning("%s %d has been in one turn for %.0f s", incarnation.name, incarnation.epoch, beat.turn_s)
+        if process is not None and self._yard.is_local(process):
+            kill(process.pid, process.start_ticks, signal.SIGUSR1)  # its log then shows where every thread is
 
     def _on_replacement_asked(self, asker: str, asked: ReplacementAsked) -> None:
         incarnation = self._crew.get(asked.name)

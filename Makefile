@@ -22,7 +22,7 @@ test: .venv/.ready-test ## Everything but the slow tests
 	$(PYTEST) -m "ray and not slow" $(ARGS)
 
 test-all: test ## The slow tests as well (tens of minutes)
-	$(PYTEST) -m slow --timeout 3600 $(ARGS)
+	$(PYTEST) -m slow --timeout 3600 -o faulthandler_timeout=3600 $(ARGS)
 
 lint: .venv/.ready-test .venv/.ready-lint ## Style, spelling and types
 	$(BIN)/ruff check .

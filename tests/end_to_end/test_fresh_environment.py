@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 HOUSE = Path(__file__).parents[2]
-QUICK = ("run.num_steps=2", "learner.warm_start.num_steps=5")
+QUICK = ("run.num_steps=2", "learner.warm_start.num_steps=5", "filter.drop_zero_spread=false")
 SMALL = ("learner.groups_per_batch=4", "data.path=lines:200")
+OWN = ("run.num_steps=2", "learner.groups_per_batch=4", "model.max_context=256", "sampling.max_response_tokens=32")
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(3600)]
 
@@ -75,7 +76,7 @@ def test_every_command_of_the_readme_works(clone: Path) -> None:
         words = shlex.split(command)
         if words[1] == "run":
             own = "local_model" in command
-            words += ["run.num_steps=2", "learner.groups_per_batch=4"] if own else [*QUICK, *SMALL]
+            words += list(OWN) if own else [*QUICK, *SMALL]
         elif words[1] == "simulate":
             words += ["run.num_steps=2", "learner.groups_per_batch=32", "engines.count=64"]
         shell(clone, shlex.join([".venv/bin/penstock", *words[1:]]), timeout_s=1200)

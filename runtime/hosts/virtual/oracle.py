@@ -232,7 +232,7 @@ class Oracle:
     def _on_granted(self, span: GrantSpan) -> None:
         assert span.first_group == len(self.groups), "group ids are issued in order"
         assert span.min_version == self.announced, f"groups may start with {span.min_version}, not {self.announced}"
-        assert span.deadline_version == span.min_version + self._eta
+        assert span.deadline_version == span.min_version + self._eta, f"the deadline is not that of the bound: {span}"
         for offset in range(span.num_groups):
             group_id, ordinal = span.first_group + offset, span.first_ordinal + offset
             self.groups[group_id] = WatchedGroup(group_id, span.min_version, span.deadline_version, self._eta)

@@ -172,9 +172,10 @@ def test_a_continued_response_is_the_uninterrupted_one(
         replace(wanted, prefix=_cut(alone[cast(int, wanted.tag)].part, draw.randrange(wanted.max_new_tokens)))
         for wanted in mixed
     ]
+    is_exact = _rows_are_independent()
     for tag, end in run_all(open_engine(case, num_slots=num_slots), continued).items():
         _assert_same(end, alone[tag])
-        assert end.part.spans == (VersionSpan(0, end.part.num_tokens),)
+        assert not is_exact or end == alone[tag]
 
 
 def _cut(part: Part, length: int) -> Part:

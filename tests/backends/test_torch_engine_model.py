@@ -108,6 +108,11 @@ def test_bfloat16_weights_stay_near_float32(case: Case) -> None:
     engine = open_engine(case, dtype=torch.bfloat16)
     ended = run_all(engine, [request(tag, prompt, 30) for tag, prompt in prompts.items()])
     assert all(largest_error(case, prompt, ended[tag].part) < 0.15 for tag, prompt in prompts.items())
+    prompt, tokens = random_tokens(9, seed=1), random_tokens(600, seed=2)
+    prefix = part_of(case.model, prompt, tokens)
+    engine = open_engine(case, dtype=torch.bfloat16, max_context=CONTEXT)
+    ended = run_all(engine, [replace(request(tag, prompt, 620), prefix=prefix) for tag in range(2)])
+    assert all(largest_error(case, prompt, end.part) < 0.15 for end in ended.values())
 
 
 def test_shards_are_read_like_one_file(qwen: Case, tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ Invariants:
   step, whatever came before.
 * Prompt and prefix are two stretches, whether the prompt is held or not, and attention sees each only beside others
   whose padded shape is the same. So what a request computes does not depend on what is admitted with it.
+* On a CPU in float32 a prefix is computed by the products of the decode steps that first made it, so a response goes on
+  from the bits that it would have had.
 * Copies from slots that are about to be written over happen before the writing.
 
 What fits into one pass rides along with the decode step: its rows share the matrix products, which for a few short
@@ -21,7 +23,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
-from penstock.backends.engines.torch.attention import ContinuedAttention, FreshAttention, RaggedRows, Segments
+from penstock.backends.engines.torch.attention import (
+    ContinuedAttention,
+    FreshAttention,
+    RaggedRows,
+    ReplayedAttention,
+    Segments,
+    SlotRange,
+)
 from penstock.backends.engines.torch.cache import round_up
 from penstock.backends.engines.torch.model import Rows
 
@@ -45,6 +54,8 @@ class Stretch(NamedTuple):
     slot: int
     start: int
     tokens: list[int]
+    is_fresh: bool
+    """Nothing stands before it, and it is no part of a response."""
 
 
 class Shape(NamedTuple):
@@ -91,7 +102,7 @@ class Admission:
                 self._prompts.put(slot, None)
                 computing.append((slot, prompt))
                 if num_held:
-                    stretches.append(Stretch(slot, 0, running.prompt_tokens[:-1]))
+                    stretches.append(Stretch(slot, 0, running.prompt_tokens[:-1], is_fresh=True))
             elif source != slot:
                 self._model.cache.copy(source, slot, num_held)
                 self._prompts.put(slot, prompt)
@@ -99,7 +110,7 @@ class Admission:
                 rest = running.prompt_tokens[-1:] + running.prefix_tokens[:-1]
                 for begin in range(0, len(rest), MAX_CONTINUED_TOKENS):
                     tokens = rest[begin : begin + MAX_CONTINUED_TOKENS]
-                    stretches.append(Stretch(slot, num_held + begin, tokens))
+                    stretches.append(Stretch(slot, num_held + begin, tokens, is_fresh=False))
         for slot, prompt in computing:
             self._prompts.put(slot, prompt)
         passes = list(_passes(stretches))
@@ -119,8 +130,16 @@ class Admission:
             ragged = RaggedRows.pack([stretch.tokens for stretch in stretches], starts, device)
             slots = torch.tensor([stretch.slot for stretch in stretches], device=device)
             slot_of_row = slots.index_select(0, ragged.places // ragged.padded_length)
-            attention: Attention = FreshAttention(config, ragged)
-            if shape.reach:
+            attention: Attention
+            if not shape.reach:
+                attention = FreshAttention(config, ragged)
+            elif cache.is_plain:
+                parts_of_slots = [
+                    (SlotRange(stretch.slot, stretch.slot + 1, shape.reach), stretch.start, len(stretch.tokens))
+                    for stretch in stretches
+                ]
+                attention = ReplayedAttention(config, cache, parts_of_slots)
+            else:
                 first = torch.tensor(starts, device=device)
                 attention = ContinuedAttention(config, ragged, cache, slots, first, shape.reach)
             tokens.append(ragged.tokens)
@@ -136,7 +155,7 @@ def _passes(stretches: Sequence[Stretch]) -> Iterator[list[tuple[Shape, list[Str
     """Groups of stretches of one shape each; a pass has at most :data:`MAX_PREFILL_TOKENS` padded tokens."""
     by_shape: defaultdict[Shape, list[Stretch]] = defaultdict(list)
     for stretch in stretches:
-        reach = round_up(stretch.start + len(stretch.tokens)) if stretch.start else 0
+        reach = 0 if stretch.is_fresh else round_up(stretch.start + len(stretch.tokens))
         by_shape[Shape(reach, round_up(len(stretch.tokens)))].append(stretch)
     groups: list[tuple[Shape, list[Stretch]]] = []
     room = MAX_PREFILL_TOKENS

@@ -57,7 +57,7 @@ class RangeAttention:
         self._scale = config.head_dim**-0.5
         self._num_rows = slots.end - slots.begin
         self._grouped = (self._num_rows * config.num_kv_heads, config.group_size, config.head_dim)
-        self._is_fused = cache.dtype != torch.float32 or cache.device.type != "cpu"
+        self._is_fused = not cache.is_plain
         views = cache.views(slots.begin, slots.end, slots.reach)
         if self._is_fused:
             self._views = [(keys.unsqueeze(1), values.unsqueeze(1)) for keys, values in views]
@@ -201,6 +201,39 @@ class ContinuedAttention:
             queries, _per_query(keys, self._config), _per_query(values, self._config), attn_mask=self._mask
         )
         return self._rows.collect(context)
+
+
+class ReplayedAttention:
+    """The same as :class:`ContinuedAttention`, by the very products that decoding one token after the other makes, so
+    that keys and values come out with the same bits. For a CPU in float32; it costs what the decode steps cost."""
+
+    def __init__(
+        self, config: ModelConfig, cache: KeyValueCache, stretches: Sequence[tuple[SlotRange, int, int]]
+    ) -> None:
+        """Per sequence its slot with the reach, the position of its first row, and its number of rows."""
+        self._config = config
+        self._scale = config.head_dim**-0.5
+        self._stretches: list[tuple[int, torch.Tensor, list[tuple[torch.Tensor, torch.Tensor]]]] = []
+        for slots, start, num_rows in stretches:
+            seen = torch.arange(slots.reach) <= torch.arange(start, start + num_rows)[:, None]
+            mask = torch.zeros(num_rows, slots.reach).masked_fill_(~seen, float("-inf")).unsqueeze(1)
+            self._stretches.append((num_rows, mask, cache.views(slots.begin, slots.end, slots.reach)))
+
+    def __call__(self, layer: int, heads: torch.Tensor) -> torch.Tensor:
+        c = self._config
+        queries = heads.narrow(1, 0, c.num_heads).reshape(-1, c.num_kv_heads, c.group_size, c.head_dim)
+        context = torch.empty_like(queries)
+        begin = 0
+        for num_rows, mask, views in self._stretches:
+            keys, values = views[layer]
+            for head in range(c.num_kv_heads):
+                rows = queries[begin : begin + num_rows, head]
+                transposed = keys[head].t().expand(num_rows, -1, -1)
+                scores = torch.baddbmm(mask, rows, transposed, alpha=self._scale)
+                weights = torch.softmax(scores, -1)
+                context[begin : begin + num_rows, head] = torch.bmm(weights, values[head].expand(num_rows, -1, -1))
+            begin += num_rows
+        return context.flatten(1)
 
 
 class Segments:

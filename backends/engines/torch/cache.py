@@ -33,8 +33,8 @@ class KeyValueCache:
     def __init__(
         self, config: ModelConfig, num_slots: int, max_context: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.dtype = dtype
-        self.device = device
+        self.is_plain = dtype == torch.float32 and device.type == "cpu"
+        """Whether attention over it is made of plain products: SDPA is slower there for few queries."""
         self.num_kv_heads = config.num_kv_heads
         self.capacity = round_up(max_context)
         num_rows = num_slots * config.num_kv_heads

@@ -14,7 +14,6 @@ Not thread-safe: one thread calls everything.
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, cast
 
@@ -26,9 +25,8 @@ from penstock.backends.engines.torch.attention import (
     FreshAttention,
     RaggedRows,
     Segments,
-    SlotRange,
 )
-from penstock.backends.engines.torch.cache import BLOCK, KeyValueCache, round_up
+from penstock.backends.engines.torch.cache import KeyValueCache
 from penstock.backends.engines.torch.model import DecoderModel, Rows
 from penstock.backends.engines.torch.requests import (
     Advanced,
@@ -36,12 +34,12 @@ from penstock.backends.engines.torch.requests import (
     GenerationRequest,
     RequestError,
     Running,
-    VersionMark,
     checked_tokens,
     joined,
     new_spans,
 )
 from penstock.backends.engines.torch.sampling import Sampler
+from penstock.backends.engines.torch.seating import Seating
 from penstock.backends.engines.torch.slots import MIN_ROWS, PromptIndex, RunningSlots, SlotState
 from penstock.backends.engines.torch.stopping import EndReason, StopStrings, StopStringWatch
 from penstock.backends.engines.torch.weights import FusedWeights
@@ -57,11 +55,6 @@ if TYPE_CHECKING:
 
 MAX_SCORED_ROWS: Final = 512
 """Rows of logits that ``score`` holds at once."""
-FRONT_SHARE: Final = 8
-"""One slot in so many is in the front, where long contexts gather, so that the short ones behind do not have to attend
-as far as the longest."""
-MIN_SAVED_POSITIONS: Final = 512
-"""Attention is split where it spares so many masked positions: what a further call costs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,26 +116,23 @@ class TorchEngine:
             self._stops[sorted(settings.stop_token_ids)] = True
         self._prompts = PromptIndex(settings.num_slots)
         self._admission = Admission(self._model, self._prompts)
-        self._queue: deque[Running] = deque()
-        self._running: list[Running | None] = []
-        """By slot; None where a request has ended since the last step."""
+        self._seating = Seating(settings.num_slots, self._slots, self._admission, self._prompts)
         self._clock = 0
-        self._num_front = settings.num_slots // FRONT_SHARE
-        self._reach_offsets = (0, 0)
-        """So many tokens more than the clock shows has the longest context in the front, and the longest behind it."""
+        """Decode steps since the start."""
         self._next_report = 0
+        """No running request has a report due before."""
         self._attention = DecodeAttention(config, self._cache)
         self._window: RunningSlots | None = None
 
     @property
     def num_running(self) -> int:
         """Requests in slots."""
-        return sum(running is not None for running in self._running)
+        return sum(running is not None for running in self._seating.running)
 
     @property
     def num_queued(self) -> int:
         """Requests that wait for a slot."""
-        return len(self._queue)
+        return len(self._seating.queue)
 
     @property
     def num_prefilled(self) -> int:
@@ -159,7 +149,7 @@ class TorchEngine:
             self._weights.load(tensors)
         self.version = version
         self._prompts.clear()
-        for running in self._running:
+        for running in self._seating.running:
             if running is not None:
                 running.mark_version(version, self._clock)
 
@@ -173,16 +163,16 @@ class TorchEngine:
         reason = self._already_over(running)
         if reason is not None:
             return Ended(request.tag, reason, request.prefix)
-        self._queue.append(running)
+        self._seating.queue.append(running)
         return None
 
     def abort(self, tag: Hashable) -> Ended | None:
         """End this request; None when there is none of this tag."""
-        for running in self._queue:
+        for running in self._seating.queue:
             if running.request.tag == tag:
-                self._queue.remove(running)
+                self._seating.queue.remove(running)
                 return Ended(tag, EndReason.ABORTED, running.request.prefix)
-        for slot, occupant in enumerate(self._running):
+        for slot, occupant in enumerate(self._seating.running):
             if occupant is not None and occupant.request.tag == tag:
                 return self._end(slot, occupant, EndReason.ABORTED)
         return None
@@ -191,18 +181,18 @@ class TorchEngine:
         """End everything that runs or waits, with what there is."""
         ended = [
             self._end(slot, running, EndReason.INTERRUPTED)
-            for slot, running in enumerate(self._running)
+            for slot, running in enumerate(self._seating.running)
             if running is not None
         ]
-        ended += [Ended(r.request.tag, EndReason.INTERRUPTED, r.request.prefix) for r in self._queue]
-        self._queue.clear()
+        ended += [Ended(r.request.tag, EndReason.INTERRUPTED, r.request.prefix) for r in self._seating.queue]
+        self._seating.queue.clear()
         return ended
 
     def step(self) -> Tick:
         """Admit what fits and draw one token for each running request."""
         with torch.inference_mode():
-            prefill = self._admit()
-            n = len(self._running)
+            prefill = self._seating.admit(self._clock, self.version)
+            n = len(self._seating.running)
             if not n:
                 return Tick([], [])
             ended_slots, tokens = self._decode(n, prefill)
@@ -255,7 +245,7 @@ class TorchEngine:
         if request.max_new_tokens > room:
             raise RequestError(f"max_new_tokens must be at most {room} after this prompt, got {request.max_new_tokens}")
         watch = None if self.settings.stop_strings is None else StopStringWatch(self.settings.stop_strings)
-        return Running(request, prompt, prefix, 0, [], watch)
+        return Running(request, prompt, prefix, watch)
 
     def _already_over(self, running: Running) -> EndReason | None:
         prefix = running.prefix_tokens
@@ -265,94 +255,13 @@ class TorchEngine:
             return EndReason.STOP_STRING
         return EndReason.LENGTH if len(prefix) >= running.request.max_new_tokens else None
 
-    def _admit(self) -> Prefill | None:
-        """Let the queue have what slots there are and close the gaps; the prefill that is returned is still to be
-        made."""
-        if None in self._running:
-            self._fill_front()
-        alive = {slot for slot, running in enumerate(self._running) if running is not None}
-        chosen = self._choose(self.settings.num_slots - len(alive)) if self._queue else []
-        if not chosen and len(alive) == len(self._running):
-            return None
-        size = len(alive) + len(chosen)
-        free = set(range(size)) - alive
-        self._running += [None] * (size - len(self._running))
-        newcomers = [(self._seat(running, free), running) for running in chosen]
-        prefill = self._admission.fill(newcomers) if newcomers else None
-        if newcomers:
-            self._slots.place(newcomers)
-        for source, target in zip(sorted(slot for slot in alive if slot >= size), sorted(free), strict=True):
-            self._move(source, target)
-        del self._running[size:]
-        self._remeasure()
-        return prefill
-
-    def _fill_front(self) -> None:
-        """Move long contexts from the back into free slots of the front."""
-        for target in range(min(self._num_front, len(self._running))):
-            if self._running[target] is None:
-                lengths = [
-                    (running.position_at(self._clock), slot)
-                    for slot, running in enumerate(self._running[self._num_front :], self._num_front)
-                    if running is not None
-                ]
-                length, source = max(lengths, default=(0, 0))
-                if length < BLOCK:
-                    return
-                self._move(source, target)
-                self._running[source] = None
-
-    def _choose(self, num_free: int) -> list[Running]:
-        """The next requests from the queue. One whose prompt another of them is about to compute keeps its place
-        for the next step, when it can be copied."""
-        chosen: list[Running] = []
-        deferred: list[Running] = []
-        computed: set[bytes] = set()
-        while self._queue and len(chosen) + len(deferred) < num_free:
-            running = self._queue.popleft()
-            prompt = running.request.prompt
-            if prompt in computed:
-                deferred.append(running)
-                continue
-            if self._prompts.find(prompt, set()) is None:
-                computed.add(prompt)
-            chosen.append(running)
-        self._queue.extendleft(reversed(deferred))
-        return chosen
-
-    def _seat(self, running: Running, free: set[int]) -> int:
-        """Put a request into one of the free slots, best into one that holds its prompt."""
-        held = self._prompts.find(running.request.prompt, free)
-        slot = held if held in free else max(free)
-        free.remove(slot)
-        assert self.version is not None
-        running.born = self._clock
-        running.marks = [VersionMark(self.version, 0)]
-        self._running[slot] = running
-        return slot
-
-    def _move(self, source: int, target: int) -> None:
-        running = self._running[source]
-        assert running is not None
-        self._slots.move(source, target, running.position_at(self._clock))
-        self._running[target] = running
-        self._prompts.put(target, self._prompts.prompt_in(source))
-
-    def _remeasure(self) -> None:
-        ends = [running.position_at(self._clock) + 1 for running in self._running if running is not None]
-        front, back = ends[: self._num_front], ends[self._num_front :]
-        self._reach_offsets = (max(front, default=0) - self._clock, max(back, default=0) - self._clock)
-        self._plan_reports()
-
-    def _plan_reports(self) -> None:
-        due = (self._report_due(running) for running in self._running if running is not None)
-        self._next_report = min(due, default=self._next_report)
-
     def _decode(self, n: int, prefill: Prefill | None) -> tuple[list[int], list[int]]:
         """One step of the first ``n`` slots: which of them ended, and the drawn tokens if someone watches them."""
         state = self._running_slots(n)
         num_rows = state.fed.shape[0]
-        decoding = self._attention.prepare(self._ranges(num_rows), state.mask.scatter_(1, state.at, 0.0))
+        decoding = self._attention.prepare(
+            self._seating.ranges(num_rows, self._clock), state.mask.scatter_(1, state.at, 0.0)
+        )
         attention: Attention = decoding
         rows = Rows(state.fed, state.position, (state.first_address + state.at).view(-1), num_rows)
         if prefill is not None:
@@ -374,16 +283,9 @@ class TorchEngine:
             self._window = self._slots.running(n)
         return self._window
 
-    def _ranges(self, num_rows: int) -> list[SlotRange]:
-        """How attention is split: the front with its long contexts apart, where that saves more than a call costs."""
-        front, back = (round_up(offset + self._clock) for offset in self._reach_offsets)
-        if (num_rows - self._num_front) * (front - back) < MIN_SAVED_POSITIONS:
-            return [SlotRange(0, num_rows, max(front, back))]
-        return [SlotRange(0, self._num_front, front), SlotRange(self._num_front, num_rows, back)]
-
     def _end_drawn(self, slot: int) -> Ended:
         """End the request in this slot, which the last step brought to a stop token or to its limit."""
-        running = self._running[slot]
+        running = self._seating.running[slot]
         assert running is not None
         ended = self._end(slot, running, EndReason.LENGTH)
         if tokens_view(ended.part.tokens)[-1] in self.settings.stop_token_ids:
@@ -393,14 +295,14 @@ class TorchEngine:
     def _watch(self, tokens: list[int]) -> list[Ended]:
         """Show every running request its new token; those that now have a stop string end."""
         ended: list[Ended] = []
-        for slot, running in enumerate(self._running):
+        for slot, running in enumerate(self._seating.running):
             if running is not None and running.watch is not None and running.watch.push(tokens[slot]):
                 ended.append(self._end(slot, running, EndReason.STOP_STRING))
         return ended
 
     def _end(self, slot: int, running: Running, reason: EndReason) -> Ended:
         new = self._new_tokens(slot, running, 0, running.num_new(self._clock))
-        self._running[slot] = None
+        self._seating.running[slot] = None
         return Ended(running.request.tag, reason, joined(running.request.prefix, new))
 
     def _new_tokens(self, slot: int, running: Running, begin: int, end: int) -> Part:
@@ -408,20 +310,21 @@ class TorchEngine:
         tokens, logprobs = self._slots.drawn(slot, first + begin, first + end)
         return Part(tokens=tokens, logprobs=logprobs, spans=tuple(new_spans(running.marks, begin, end)))
 
-    def _report_due(self, running: Running) -> int:
-        return running.born + running.num_reported + (self.settings.progress_tokens or 0)
-
     def _reports(self) -> list[Advanced]:
-        if self.settings.progress_tokens is None or self._clock < self._next_report:
+        num_tokens = self.settings.progress_tokens
+        if num_tokens is None or self._clock < self._next_report:
             return []
         reports: list[Advanced] = []
-        for slot, running in enumerate(self._running):
-            if running is not None and self._clock >= self._report_due(running):
-                begin, end = running.num_reported, running.num_new(self._clock)
-                running.num_reported = end
+        self._next_report = self._clock + num_tokens
+        for slot, running in enumerate(self._seating.running):
+            if running is None:
+                continue
+            begin, end = running.num_reported, running.num_new(self._clock)
+            if end - begin >= num_tokens:
                 chunk = self._new_tokens(slot, running, begin, end)
                 reports.append(Advanced(running.request.tag, len(running.prefix_tokens) + begin, chunk))
-        self._plan_reports()
+                running.num_reported = begin = end
+            self._next_report = min(self._next_report, running.born + begin + num_tokens)
         return reports
 
 

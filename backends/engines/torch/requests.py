@@ -73,12 +73,19 @@ class Running:
     request: GenerationRequest
     prompt_tokens: list[int]
     prefix_tokens: list[int]
-    born: int
-    """Clock of the engine when it was admitted; it gains one token per tick from there."""
-    marks: list[VersionMark]
     watch: StopStringWatch | None
+    born: int = 0
+    """Clock of the engine when it was admitted; it gains one token per tick from there."""
+    offset: int = 0
+    """Its position is the clock and so much more."""
+    marks: list[VersionMark] = field(default_factory=list[VersionMark])
     num_reported: int = 0
     """New tokens (beyond the prefix) that were reported."""
+
+    def begin(self, clock: int, version: int) -> None:
+        """It is admitted; ``version`` makes its next token."""
+        self.born, self.offset = clock, self.first_position - clock
+        self.marks = [VersionMark(version, 0)]
 
     @property
     def last_token(self) -> int:
@@ -101,7 +108,7 @@ class Running:
 
     def position_at(self, clock: int) -> int:
         """Position of the token that it feeds next; so many positions are in the cache."""
-        return self.first_position + self.num_new(clock)
+        return self.offset + clock
 
     def mark_version(self, version: int, clock: int) -> None:
         """Tokens from here on are made by ``version``."""

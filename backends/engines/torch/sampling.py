@@ -13,10 +13,11 @@ Invariants:
 Cut-offs apply in this order, each on what the one before left, renormalised: top-k, top-p, min-p. Tokens as likely
 as the last one that is kept are kept as well, so the order of equal tokens never matters.
 
-What is guaranteed about repetition: equal uniforms always; equal tokens as long as no uniform falls between two
-roundings of a cumulated probability. Sums inside the matrix products depend on the number of rows, so log-probs of
-the same token in another batch differ by about 1e-6 in float32, and a token changes about once in a million draws;
-in bfloat16 about once in a hundred.
+What is guaranteed about repetition. Always: equal uniforms. On a CPU in float32, where a row of a matrix product has
+the same bits however many rows stand beside it (MKL from four rows on; the rest of the engine sees to its part): a
+sample that is issued again, or continued from any prefix, under the same weights comes out bit for bit the same,
+whatever runs beside it. Elsewhere log-probs differ in their last bits, and a token changes where a uniform falls
+between two roundings of a cumulated probability: in float32 a few times in a million draws, in bfloat16 more often.
 """
 
 from __future__ import annotations

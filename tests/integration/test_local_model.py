@@ -1,5 +1,7 @@
 """A checkpoint folder that transformers wrote, on a JSONL file that is not ours, with a reward of the user's own."""
 
+# pyright: reportUnknownMemberType=false
+# transformers and torch leave parts of their types open.
 from __future__ import annotations
 
 import json
@@ -30,7 +32,9 @@ def write_checkpoint(folder: Path) -> None:
     alphabet = ["<pad>", "</s>", *"0123456789+-= abcdefghijklmnopqrstuvwxyz?"]
     tokenizer = Tokenizer(WordLevel({symbol: index for index, symbol in enumerate(alphabet)}, unk_token="<pad>"))
     tokenizer.pre_tokenizer = Split("", "isolated")
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", pad_token="<pad>")
+    fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]  # transformers leaves it untyped
+        tokenizer_object=tokenizer, eos_token="</s>", pad_token="<pad>"
+    )
     fast.save_pretrained(folder)
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -70,7 +74,7 @@ def test_the_saved_result_of_a_local_model_loads_in_transformers(tmp_path: Path)
     assert summary.checkpoint
     trained = AutoModelForCausalLM.from_pretrained(summary.checkpoint)
     before = AutoModelForCausalLM.from_pretrained(model)
-    assert type(trained) is LlamaForCausalLM
+    assert isinstance(trained, LlamaForCausalLM)
     moved = [not torch.equal(a, b) for a, b in zip(trained.parameters(), before.parameters(), strict=True)]
     assert any(moved), "training has left the weights as they were"
     assert AutoTokenizer.from_pretrained(summary.checkpoint)("1+1=").input_ids

@@ -316,7 +316,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--slots", type=int, default=64, help="of the engine, quickstart's batch (default: 64)")
     parser.add_argument("--repetitions", type=int, default=3, help="of each measurement (default: 3)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, default=Path("bench-engine.json"), help="JSON (default: %(default)s)")
+    parser.add_argument("--output", type=Path, default=None, help="write the report here as JSON")
     options = parser.parse_args(argv)
     report = run(
         size=options.size,

@@ -418,22 +418,23 @@ def test_an_engine_can_do_all_there_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "dtype", "max_context", "message"),
+    ("device", "stop_token_ids", "dtype", "max_context", "message"),
     [
-        (EnginesOptions(device="tpu"), "float32", 64, "engines.device must be auto, cpu, cuda or cuda:N, got 'tpu'"),
-        (EnginesOptions(device="cuda:99"), "float32", 64, "engines.device is cuda:99, but torch sees"),
-        (EnginesOptions(), "float16", 64, "dtype must be one of float32, bfloat16, got 'float16'"),
-        (EnginesOptions(), "float32", CONTEXT + 1, f"max_context must be at most {CONTEXT}"),
+        ("tpu", (), "float32", 64, "engines.device must be auto, cpu, cuda or cuda:N, got 'tpu'"),
+        ("cuda:99", (), "float32", 64, "engines.device is cuda:99, but torch sees"),
+        ("cpu", (), "float16", 64, "dtype must be one of float32, bfloat16, got 'float16'"),
+        ("cpu", (), "float32", CONTEXT + 1, f"max_context must be at most .* {CONTEXT}, got {CONTEXT + 1}"),
+        ("cpu", (5, 79), "float32", 64, r"stop_token_ids must be below .* 79, got \[79\]"),
     ],
 )
 def test_options_that_cannot_be_served_are_refused(
-    case: Case, options: EnginesOptions, dtype: str, max_context: int, message: str
+    case: Case, device: str, stop_token_ids: tuple[int, ...], dtype: str, max_context: int, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         open_torch_engine(
             model_folder=case.folder,
-            options=options,
-            sampling=SamplingOptions(),
+            options=EnginesOptions(device=device),
+            sampling=SamplingOptions(stop_token_ids=stop_token_ids),
             max_context=max_context,
             dtype=dtype,
             fetcher=open_fetcher(),

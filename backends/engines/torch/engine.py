@@ -72,6 +72,21 @@ class EngineSettings:
     progress_tokens: int | None = None
     """A running request reports its tokens after every so many; None: never."""
 
+    def check(self, config: ModelConfig) -> None:
+        """Raise where the model does not allow them.
+
+        Raises:
+            ValueError: ``max_context`` is beyond what the model was made for, or a stop token outside its vocabulary.
+        """
+        if self.max_context > config.max_positions:
+            raise ValueError(
+                f"max_context must be at most the model's max_position_embeddings, {config.max_positions},"
+                f" got {self.max_context}"
+            )
+        outside = sorted(token for token in self.stop_token_ids if not 0 <= token < config.vocab_size)
+        if outside:
+            raise ValueError(f"stop_token_ids must be below the vocabulary's size, {config.vocab_size}, got {outside}")
+
 
 @dataclass(frozen=True, slots=True)
 class Tick:
@@ -88,16 +103,9 @@ class TorchEngine:
         """Allocates everything; the weights are unset.
 
         Raises:
-            ValueError: ``max_context`` is beyond what the model was made for, or a stop token outside its vocabulary.
+            ValueError: see :meth:`EngineSettings.check`.
         """
-        if settings.max_context > config.max_positions:
-            raise ValueError(
-                f"max_context must be at most the model's max_position_embeddings, {config.max_positions},"
-                f" got {settings.max_context}"
-            )
-        outside = sorted(t for t in settings.stop_token_ids if not 0 <= t < config.vocab_size)
-        if outside:
-            raise ValueError(f"stop_token_ids must be below the vocabulary's size, {config.vocab_size}, got {outside}")
+        settings.check(config)
         self.config = config
         self.settings = settings
         self.version: int | None = None

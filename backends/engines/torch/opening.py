@@ -51,11 +51,6 @@ def open_torch_engine(
     config = read_model_config(model_folder)
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
-    if max_context > config.max_positions:
-        raise ValueError(
-            f"model.max_context must be at most {config.max_positions} (max_position_embeddings of {model_folder}),"
-            f" got {max_context}"
-        )
     settings = EngineSettings(
         num_slots=options.slots,
         max_context=max_context,
@@ -68,6 +63,7 @@ def open_torch_engine(
         stop_strings=StopStrings(sampling.stop, read_tokenizer(model_folder)) if sampling.stop else None,
         progress_tokens=options.progress_tokens,
     )
+    settings.check(config)
     return TorchEngineBackend(
         config,
         settings,

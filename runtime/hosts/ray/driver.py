@@ -160,7 +160,7 @@ def exit_code_of(outcome: Outcome) -> int:
             return 128 + (outcome.signal or signal.SIGTERM)
         case OutcomeKind.USER_ERROR:
             return 2
-        case OutcomeKind.FAILED:
+        case OutcomeKind.FAILED | OutcomeKind.ABANDONED:
             return 1
 
 

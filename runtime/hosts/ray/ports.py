@@ -102,6 +102,8 @@ class OutcomeKind(StrEnum):
     FAILED = "failed"
     STOPPED = "stopped"
     USER_ERROR = "user_error"
+    ABANDONED = "abandoned"
+    """Whoever started the run is gone; nobody waits for a last word."""
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):

@@ -97,7 +97,8 @@ class Session:
             signals = Signals()
             signals.install()
             outcome = self._supervise(cluster, signals, plan)
-        self._finish(outcome)
+        if outcome.kind is not OutcomeKind.ABANDONED:
+            self._finish(outcome)
         return outcome
 
     def _open_recorder(self, stack: ExitStack) -> RunRecorder:

@@ -201,7 +201,7 @@ class Supervisor:
             self._links.poller.unregister(lifeline)
             self._lifeline = None
             self._is_hurried = True
-            self._conclude(OutcomeKind.FAILED, "the process that started the run is gone")
+            self._conclude(OutcomeKind.ABANDONED, "the process that started the run is gone")
 
     def _conclude(self, kind: OutcomeKind, story: str, number: SignalNumber | None = None) -> None:
         if self._outcome is None:

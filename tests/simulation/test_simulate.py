@@ -1,0 +1,143 @@
+"""``penstock simulate``: what it prints, what it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from penstock.messages.training import Activity
+from penstock.runtime.errors import RunFolderError, ScenarioError
+from penstock.runtime.hosts.virtual.simulate import Simulation, num_rows, simulate_scenario
+from penstock.runtime.observability.shares import Shares
+from penstock.runtime.observability.summary import read_summary
+from penstock.runtime.observability.trackers import read_activity, read_run_events, read_steps
+from penstock.runtime.scenario import load_scenario
+
+if TYPE_CHECKING:
+    from penstock.runtime.scenario import Scenario
+
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
+SMALL = (
+    "engines.count=8",
+    "learner.groups_per_batch=8",
+    "run.num_steps=5",
+)
+
+
+def scenario(*overrides: str) -> Scenario:
+    return load_scenario(SCENARIOS / "simulated_1024_engines.yaml", [*SMALL, *overrides])
+
+
+def simulate(one: Scenario, *, seed: int = 7, folder: Path | None = None) -> tuple[int, str]:
+    out = io.StringIO()
+    console = Console(file=out, width=120, no_color=True)
+    return simulate_scenario(one, seed=seed, console=console, run_folder=folder), out.getvalue()
+
+
+def test_same_seed_prints_the_same_digest_and_another_seed_another_one() -> None:
+    digests = [re.findall(r"digest\W+([0-9a-f]{32})", simulate(scenario(), seed=seed)[1]) for seed in (7, 7, 8)]
+    assert len(digests[0]) == 1
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_result_says_what_people_look_for() -> None:
+    code, text = simulate(scenario())
+    assert code == 0
+    for words in ("events/s", "of virtual time", "staleness", "issued =", "goodput", "% working", "step time"):
+        assert words in text, words
+
+
+def test_times_of_engines_and_learner_divide_without_remainder() -> None:
+    simulation = Simulation(scenario())
+    ending = simulation.run()
+    result = simulation.result(ending, 1.0)
+    assert result.engines.total_s == pytest.approx(8 * ending.at_s)
+    assert result.learner.total_s == pytest.approx(ending.at_s)
+    for shares in (result.engines, result.learner):
+        assert sum(shares.percentages().values()) == pytest.approx(100.0)
+    assert result.learner.seconds[Activity.WORKING] == pytest.approx(5 * 3.0)
+    assert result.balance.is_balanced
+    assert 0 < (result.goodput or 0) <= 1
+
+
+def test_folder_has_what_a_real_run_leaves(tmp_path: Path) -> None:
+    folder = tmp_path / "simulated"
+    code, _ = simulate(scenario("engines.count=3"), folder=folder)
+    assert code == 0
+    summary = read_summary(folder)
+    assert summary is not None
+    assert (summary.completed, summary.version, summary.seed) == (True, 5, 7)
+    assert summary.balance.is_balanced
+    steps = read_steps(folder)
+    assert [step.version for step in steps] == [1, 2, 3, 4, 5]
+    lanes = read_activity(folder)
+    assert set(lanes) == {"learner", "engine/0", "engine/1", "engine/2"}
+    for lane in lanes.values():
+        assert Shares(lane).total_s == pytest.approx(summary.wall_s)
+    events = read_run_events(folder)
+    assert events[0].at_s <= events[-1].at_s <= summary.wall_s
+    assert {event.actor for event in events} >= {"buffer", "scorer", "engine/0"}
+    assert (folder / "report.html").stat().st_size > 1000
+    assert load_scenario(folder / "scenario.yaml", []).run.seed == 7
+
+
+def test_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("")
+    with pytest.raises(RunFolderError, match="not empty"):
+        simulate(scenario(), folder=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["fully_async", "sync", "quickstart"])
+def test_scenario_with_real_backends_names_the_overrides_to_give(name: str) -> None:
+    real = load_scenario(SCENARIOS / f"{name}.yaml", [])
+    with pytest.raises(ScenarioError, match=r"engines\.backend=simulated learner\.backend=simulated"):
+        simulate(real)
+
+
+@pytest.mark.parametrize("name", ["sync", "one_step_off", "fully_async"])
+def test_every_policy_keeps_its_bound(name: str) -> None:
+    one = scenario(f"staleness.policy={name}", "staleness.max_staleness=null")
+    simulation = Simulation(one)
+    result = simulation.result(simulation.run(), 1.0)
+    assert result.completed
+    assert result.max_staleness <= result.bound
+    assert result.bound == {"sync": 0, "one_step_off": 1, "fully_async": 2}[name]
+
+
+def test_asynchronous_run_is_faster_on_the_same_cluster_and_the_same_tokens() -> None:
+    step_s: list[float] = []
+    for name in ("sync", "one_step_off", "fully_async"):
+        simulation = Simulation(scenario(f"staleness.policy={name}", "staleness.max_staleness=null", "run.num_steps=8"))
+        step_s.append(simulation.result(simulation.run(), 1.0).step_s or 0.0)
+    assert step_s[0] > step_s[1] > step_s[2]
+
+
+def test_run_that_ends_otherwise_has_another_exit_code_and_its_story() -> None:
+    """Rewards are all alike, so every group is turned away."""
+    one = scenario("staleness.max_rejected_batches=1", "filter.min_response_tokens=8192")
+    code, text = simulate(one)
+    assert code == 1
+    assert "not completed" in text
+    assert "turned away" in text
+
+
+def test_rows_of_made_data_are_known_and_those_of_files_are_not_needed() -> None:
+    assert num_rows(scenario("data.path=lines:500")) == 500
+    one = scenario("data.num_epochs=1")
+    files = msgspec.structs.replace(one, data=msgspec.structs.replace(one.data, path="rows.jsonl"))
+    with pytest.raises(ScenarioError, match=r"data\.path=lines:N for rows\.jsonl"):
+        num_rows(files)
+
+
+def test_dataset_that_ends_ends_the_run() -> None:
+    simulation = Simulation(scenario("data.path=lines:20", "data.num_epochs=1", "run.num_steps=50"))
+    result = simulation.result(simulation.run(), 1.0)
+    assert result.completed
+    assert result.balance.issued == 20 * 8
+    assert result.balance.in_system == 0

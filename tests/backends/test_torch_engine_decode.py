@@ -404,3 +404,56 @@ def test_nothing_to_do_is_no_error(case: Case) -> None:
     nothing: Sequence[Ended] = engine.step().ended
     assert list(nothing) == []
     assert engine.interrupt() == []
+
+
+# --- everything at once ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_schedule_ends_each_request_once_with_the_tokens_of_its_weights(
+    case: Case, other: Case, mixed: list[GenerationRequest], seed: int
+) -> None:
+    draw = random.Random(seed)
+    models = (case, other)
+    engine = open_engine(case, num_slots=draw.choice((2, 5, 16, 40)), progress_tokens=7)
+    waiting = draw.sample(mixed, len(mixed))
+    ended: dict[int, Ended] = {}
+    aborted: set[int] = set()
+    version = 0
+
+    def take(ends: Sequence[Ended]) -> None:
+        for end in ends:
+            tag = cast(int, end.tag)
+            assert tag not in ended
+            if end.reason is EndReason.INTERRUPTED:
+                waiting.append(replace(mixed[tag], prefix=end.part))
+            else:
+                ended[tag] = end
+
+    while len(ended) < len(mixed):
+        match draw.randrange(40):
+            case 0:
+                take(engine.interrupt())
+            case 1:
+                version += 1
+                engine.load(weights_of(models[version % 2].model), version)
+            case 2:
+                gone = engine.abort(tag := draw.randrange(len(mixed)))
+                aborted |= set() if gone is None else {tag}
+                take([] if gone is None else [gone])
+            case choice if choice < 20 and waiting:
+                early = engine.submit(waiting.pop(draw.randrange(len(waiting))))
+                take([] if early is None else [early])
+            case _:
+                take(engine.step().ended)
+    assert (engine.num_running, engine.num_queued) == (0, 0)
+    alone = [open_engine(model, num_slots=1) for model in models]
+    for tag, end in ended.items():
+        assert end.reason is (EndReason.ABORTED if tag in aborted else EndReason.LENGTH)
+        assert sum(span.num_tokens for span in end.part.spans) == end.part.num_tokens
+        made_by = {span.version % 2 for span in end.part.spans}
+        if len(made_by) == 1 and end.part.spans[0].version == end.part.spans[-1].version:
+            expected = run_all(alone[made_by.pop()], [mixed[tag]])[tag]
+            assert tokens_of(end.part) == tokens_of(expected.part)[: end.part.num_tokens]
+            made = logprobs_of(end.part)
+            assert torch.allclose(made, logprobs_of(expected.part)[: len(made)], atol=TOLERANCE, rtol=0)

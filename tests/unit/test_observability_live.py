@@ -331,7 +331,9 @@ def test_an_exception_leaves_the_terminal_as_it_was() -> None:
 
 
 PROGRAM = """
+import signal
 import time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in what it starts in the background
 from rich.console import Console
 from penstock.runtime.observability.live import LiveView
 with LiveView("quickstart", 80, Console()) as view:

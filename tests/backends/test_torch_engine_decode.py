@@ -399,6 +399,12 @@ def test_scoring_leaves_running_requests_alone(case: Case) -> None:
     assert run_all(engine, []) == alone
 
 
+def test_what_is_scored_may_be_longer_than_the_context(case: Case) -> None:
+    tokens = random_tokens(300, seed=9)
+    scored = open_engine(case, max_context=32).score(tokens)
+    assert (scored - reference_logprobs(case.model, tokens)).abs().max() < TOLERANCE
+
+
 def test_nothing_to_do_is_no_error(case: Case) -> None:
     engine: TorchEngine = open_engine(case)
     nothing: Sequence[Ended] = engine.step().ended

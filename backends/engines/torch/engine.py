@@ -54,7 +54,8 @@ if TYPE_CHECKING:
     from penstock.backends.engines.torch.config import ModelConfig
 
 MAX_SCORED_ROWS: Final = 512
-"""Rows of logits that ``score`` holds at once."""
+"""Rows of logits that ``score`` holds at once; so many tokens can be scored whatever ``max_context`` is, if the model
+allows them: a canary may be longer than the responses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +119,8 @@ class TorchEngine:
             self._weights = FusedWeights(config, dtype, device, fold=fold)
             num_slots = max(settings.num_slots, MIN_ROWS)
             self._cache = KeyValueCache(config, num_slots, settings.max_context, dtype, device)
-            self._model = DecoderModel(self._weights, self._cache, settings.max_context)
+            self._max_scored = min(config.max_positions, max(settings.max_context, MAX_SCORED_ROWS))
+            self._model = DecoderModel(self._weights, self._cache, self._max_scored)
             self._slots = SlotState(num_slots, self._cache, dtype, device)
             self._stops = torch.zeros(config.vocab_size, dtype=torch.bool, device=device)
             self._stops[sorted(settings.stop_token_ids)] = True
@@ -220,9 +222,10 @@ class TorchEngine:
         ids = list(tokens)
         if self.version is None:
             raise RequestError("no weights were loaded yet")
-        if len(ids) > self.settings.max_context or any(not 0 <= t < self.config.vocab_size for t in ids):
+        if len(ids) > self._max_scored or any(not 0 <= t < self.config.vocab_size for t in ids):
             raise RequestError(
-                f"tokens to score must be below {self.config.vocab_size} and at most {self.settings.max_context}"
+                f"tokens to score must be ids below {self.config.vocab_size}, at most {self._max_scored} of them,"
+                f" got {len(ids)}"
             )
         if len(ids) < 2:
             return torch.zeros(0)

@@ -101,6 +101,7 @@ class RayCluster:
         ray._private.worker._worker_logs_enabled = False  # a kilobyte on the terminal for each process that dies
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
         if address is None:
+            processes.be_subreaper()  # Ray's agents outlive its raylet; as orphans they come here, for ``stop`` to find
             options |= {
                 "address": "local",
                 "num_cpus": NUM_CPUS,

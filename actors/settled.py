@@ -1,6 +1,8 @@
 """What is settled, as far as one actor knows.
 
 Invariants: it only grows; a state that is not newer changes nothing.
+
+On the virtual host a thousand engines hear the very same state; so the last set that was made of one is remembered.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ class KnownSettled:
         """Take over a newer state; False when this one is not newer."""
         if state.sequence <= self.sequence:
             return False
-        self.sequence, self._floor, self._above = state.sequence, state.floor, frozenset(state.above)
+        self.sequence, self._floor, self._above = state.sequence, state.floor, _exceptions.of(state.above)
         return True
 
     def newly(self, state: SettledState, groups: Collection[int]) -> list[int]:
@@ -36,6 +38,22 @@ class KnownSettled:
         floor, above = self._floor, self._above
         if not self.update(state):
             return []
-        if self._floor - floor >= len(groups):  # a first state may pass millions
+        if self._floor - floor + len(self._above) >= len(groups):  # a first state may pass millions
             return [group_id for group_id in groups if group_id in self]
         return [group_id for group_id in (*range(floor, self._floor), *(self._above - above)) if group_id in groups]
+
+
+class _LastExceptions:
+    """What lies above the floor as a set, made once for each state that is heard many times in one process."""
+
+    def __init__(self) -> None:
+        self._above: tuple[int, ...] = ()
+        self._set: frozenset[int] = frozenset()
+
+    def of(self, above: tuple[int, ...]) -> frozenset[int]:
+        if above is not self._above:
+            self._above, self._set = above, frozenset(above)
+        return self._set
+
+
+_exceptions = _LastExceptions()

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from penstock.actors.settled import KnownSettled
 from penstock.messages.base import Delivery as Kind
 from penstock.messages.base import Event
 from penstock.messages.flow import (
@@ -47,7 +48,7 @@ MAX_BACKOFF: Final = 12.0
 """The longest pause between two repeats, as a multiple of ``resend_after_s``."""
 
 
-class Outgoing(msgspec.Struct, frozen=True):
+class Outgoing(msgspec.Struct, frozen=True, gc=False):
     """One event to one receiver, with the id that it keeps when it is sent again."""
 
     to: str
@@ -57,32 +58,10 @@ class Outgoing(msgspec.Struct, frozen=True):
     trace: bytes = b""
 
 
-class _Kept(msgspec.Struct):
+class _Kept(msgspec.Struct, gc=False):
     outgoing: Outgoing
     due_s: float
     pause_s: float
-
-
-class Settled:
-    """What is settled, as far as this actor knows."""
-
-    def __init__(self) -> None:
-        self._state = SettledState(0, 0, ())
-        self._above: frozenset[int] = frozenset()
-
-    @property
-    def sequence(self) -> int:
-        return self._state.sequence
-
-    def __contains__(self, group_id: int) -> bool:
-        return group_id < self._state.floor or group_id in self._above
-
-    def update(self, state: SettledState) -> bool:
-        """Take over a newer state; False when this one is not newer."""
-        if state.sequence <= self._state.sequence:
-            return False
-        self._state, self._above = state, frozenset(state.above)
-        return True
 
 
 class Delivery:
@@ -98,7 +77,7 @@ class Delivery:
         """Attempt of the first result, by group id and index (−1 for the group itself)."""
         self._heard: dict[tuple[str, str], tuple[int, int]] = {}
         """Newest (epoch, message id) by sender and topic."""
-        self.settled = Settled()
+        self.settled = KnownSettled()
         self.next_due_s = math.inf
         """Nothing is overdue before this."""
         self.num_duplicates = 0

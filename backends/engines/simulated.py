@@ -19,12 +19,11 @@ import itertools
 import math
 import threading
 from collections import deque
-from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from penstock.backends.draws import normal, uniform
+from penstock.backends.draws import normal
+from penstock.backends.engines.simulated_request import LENGTH, SLACK, SimulatedRequest
 from penstock.backends.learners.simulated import canary_logprobs
-from penstock.messages.arrays import LOGPROB_BYTES, TOKEN_BYTES, pack_floats, pack_tokens
 from penstock.messages.base import Metric
 from penstock.messages.commands import (
     AbortGeneration,
@@ -41,7 +40,7 @@ from penstock.messages.local import (
     WeightsStagedLocally,
     WeightsSwapped,
 )
-from penstock.messages.samples import Cancelled, Completed, InfraError, Part, Truncated, VersionSpan
+from penstock.messages.samples import Cancelled, Completed, InfraError, Truncated
 from penstock.messages.training import UpdateMode
 
 if TYPE_CHECKING:
@@ -53,11 +52,6 @@ if TYPE_CHECKING:
     from penstock.messages.commands import EngineCommand
     from penstock.messages.samples import Outcome, SampleKey
     from penstock.messages.weights import WeightManifest
-
-_LENGTH, _FAILS, _FAILS_AT = range(3)
-"""Streams of random numbers of one sample."""
-_SLACK: Final = 1e-6
-"""Of a token: what rounding may do to the shared count."""
 
 
 class SimulatedEngine:
@@ -76,10 +70,10 @@ class SimulatedEngine:
         self._lock = threading.RLock()
         self._version = -1
         self._fetched: set[tuple[int, int]] = set()
-        self._queued: deque[_Request] = deque()
-        self._requests: dict[tuple[SampleKey, int], _Request] = {}
-        self._running: dict[_Request, None] = {}
-        self._next: list[tuple[float, int, _Request]] = []
+        self._queued: deque[SimulatedRequest] = deque()
+        self._requests: dict[tuple[SampleKey, int], SimulatedRequest] = {}
+        self._running: dict[SimulatedRequest, None] = {}
+        self._next: list[tuple[float, int, SimulatedRequest]] = []
         self._order = itertools.count()
         self._count = 0.0
         """Tokens that a request would have made that ran from the start."""
@@ -131,14 +125,14 @@ class SimulatedEngine:
     def _generate(self, command: Generate) -> None:
         if self._version < 0:
             raise RuntimeError(f"sample {command.key} was to be generated before any weights were loaded")
-        request = _Request(command, self._num_tokens(command.seed), self._model.failure_rate)
+        request = SimulatedRequest(command, self._num_tokens(command.seed), self._model.failure_rate)
         self._requests[command.key, command.attempt] = request
         self._queued.append(request)
         self._fill_slots()
 
     def _num_tokens(self, seed: int) -> int:
         model = self._model
-        drawn = model.response_tokens_median * math.exp(model.response_tokens_sigma * normal(seed, _LENGTH))
+        drawn = model.response_tokens_median * math.exp(model.response_tokens_sigma * normal(seed, LENGTH))
         return max(1, min(self._max_tokens, int(drawn)))
 
     def _fill_slots(self) -> None:
@@ -153,14 +147,14 @@ class SimulatedEngine:
             self._plan(request)
         self._arm()
 
-    def _plan(self, request: _Request) -> None:
+    def _plan(self, request: SimulatedRequest) -> None:
         """Enter the next moment at which there is something to say about this request."""
         report = request.num_reported + self._progress_tokens
         request.next_tokens = min(report, request.last)
         at = request.start + request.next_tokens - request.num_prefix
         heapq.heappush(self._next, (at, next(self._order), request))
 
-    def _cancel(self, requests: list[_Request], cause: str) -> None:
+    def _cancel(self, requests: list[SimulatedRequest], cause: str) -> None:
         self._advance()
         for request in requests:
             if request in self._running:
@@ -170,7 +164,7 @@ class SimulatedEngine:
         self._fill_slots()
         self._arm()
 
-    def _end(self, request: _Request, outcome: Outcome) -> None:
+    def _end(self, request: SimulatedRequest, outcome: Outcome) -> None:
         request.ended = True
         self._running.pop(request, None)
         del self._requests[request.key, request.attempt]
@@ -212,14 +206,14 @@ class SimulatedEngine:
             if self._paused:
                 return
             self._advance()
-            while self._next and self._next[0][0] <= self._count + _SLACK:
+            while self._next and self._next[0][0] <= self._count + SLACK:
                 request = heapq.heappop(self._next)[2]
                 if not request.ended:
                     self._reach(request)
             self._fill_slots()
             self._arm()
 
-    def _reach(self, request: _Request) -> None:
+    def _reach(self, request: SimulatedRequest) -> None:
         """The request has made the tokens that it was planned for: it ends, or reports and goes on."""
         request.make(request.next_tokens)
         if request.made == request.last:
@@ -284,94 +278,3 @@ class SimulatedEngine:
                 act(manifest)
 
         self._timers.call_later(delay_s, call)
-
-
-class _Request:
-    """One request and how far it has come, in tokens from the start of its response."""
-
-    __slots__ = (
-        "attempt",
-        "ended",
-        "fails",
-        "key",
-        "last",
-        "logprobs",
-        "made",
-        "next_tokens",
-        "num_prefix",
-        "num_reported",
-        "spans",
-        "start",
-        "tokens",
-        "version",
-    )  # fmt: skip
-
-    def __init__(self, command: Generate, num_tokens: int, failure_rate: float) -> None:
-        prefix = command.prefix
-        self.key = command.key
-        self.attempt = command.attempt
-        self.num_prefix = 0 if prefix is None else prefix.num_tokens
-        self.spans = [] if prefix is None else list(prefix.spans)
-        self.made = self.num_reported = self.next_tokens = self.num_prefix
-        self.last = max(num_tokens, self.num_prefix)
-        self.tokens, self.logprobs = _token_table(_rounded(self.last)), _logprob_table(_rounded(self.last))
-        self.fails = failure_rate > 0 and uniform(command.seed, _FAILS, command.attempt) < failure_rate
-        if self.fails:
-            share = uniform(command.seed, _FAILS_AT, command.attempt)
-            self.last = self.num_prefix + int(share * (self.last - self.num_prefix))
-        self.start = 0.0
-        self.version = -1
-        self.ended = False
-
-    def tokens_at(self, count: float) -> int:
-        """Tokens that there are at this count; those planned for next are never passed."""
-        made = self.num_prefix + max(0, int(count - self.start + _SLACK))
-        return max(self.made, min(self.next_tokens, made))
-
-    def make(self, num_tokens: int) -> None:
-        """There are ``num_tokens`` now; what is new was made by the version that the request runs under."""
-        new = num_tokens - self.made
-        if not new:
-            return
-        if self.spans and self.spans[-1].version == self.version:
-            self.spans[-1] = VersionSpan(self.version, self.spans[-1].num_tokens + new)
-        else:
-            self.spans.append(VersionSpan(self.version, new))
-        self.made = num_tokens
-
-    def part_from(self, first: int) -> Part:
-        """The tokens from ``first`` to what there is."""
-        return Part(
-            tokens=self.tokens[first * TOKEN_BYTES : self.made * TOKEN_BYTES],
-            logprobs=self.logprobs[first * LOGPROB_BYTES : self.made * LOGPROB_BYTES],
-            spans=_spans_from(self.spans, first),
-        )
-
-
-def _spans_from(spans: list[VersionSpan], first: int) -> tuple[VersionSpan, ...]:
-    if not first:
-        return tuple(spans)
-    kept: list[VersionSpan] = []
-    end = 0
-    for span in spans:
-        end += span.num_tokens
-        if end > first:
-            kept.append(VersionSpan(span.version, min(span.num_tokens, end - first)))
-    return tuple(kept)
-
-
-@lru_cache(maxsize=32)
-def _token_table(size: int) -> bytes:
-    """int32 ids ``[size]`` of every response."""
-    return pack_tokens(t % 1000 for t in range(size))
-
-
-@lru_cache(maxsize=32)
-def _logprob_table(size: int) -> bytes:
-    """float32 ``[size]`` of every response."""
-    return pack_floats(-(1 + t % 7) / 10 for t in range(size))
-
-
-def _rounded(num_tokens: int) -> int:
-    """A size that has room, so that there are few tables."""
-    return max(1024, 1 << num_tokens.bit_length())

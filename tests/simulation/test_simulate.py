@@ -141,3 +141,16 @@ def test_dataset_that_ends_ends_the_run() -> None:
     assert result.completed
     assert result.balance.issued == 20 * 8
     assert result.balance.in_system == 0
+
+
+def test_target_that_adapts_is_as_fast_as_the_full_bound_at_less_than_half_its_staleness() -> None:
+    quick = ("engines.simulated.token_s=0.001", "engines.slots=64", "run.num_steps=40", "staleness.max_staleness=8")
+    adapting = Simulation(scenario(*quick))
+    full = Simulation(scenario(*quick, f"staleness.target_outstanding={9 * 8}"))
+    auto, bound = adapting.result(adapting.run(), 1.0), full.result(full.run(), 1.0)
+    assert auto.step_s is not None
+    assert bound.step_s is not None
+    assert auto.mean_staleness is not None
+    assert bound.mean_staleness is not None
+    assert bound.step_s / auto.step_s >= 0.97
+    assert auto.mean_staleness < bound.mean_staleness / 2

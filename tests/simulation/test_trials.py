@@ -23,7 +23,8 @@ from penstock.messages.training import OnStale, UpdateMode
 from penstock.runtime.hosts.virtual.fuzz import StalledError, failures, rules_of, run_trial
 from penstock.runtime.hosts.virtual.host import VirtualHost
 from penstock.runtime.hosts.virtual.oracle import Oracle
-from penstock.runtime.hosts.virtual.trials import Trial, draw_trial
+from penstock.runtime.hosts.virtual.trial_draws import draw_trial
+from penstock.runtime.hosts.virtual.trials import Trial
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -54,7 +55,7 @@ def test_same_seed_gives_the_same_run_event_for_event(policy: str, seed: int) ->
 def test_run_does_not_depend_on_the_hash_seed_of_the_process() -> None:
     code = (
         "from penstock.runtime.hosts.virtual.fuzz import run_trial\n"
-        "from penstock.runtime.hosts.virtual.trials import draw_trial\n"
+        "from penstock.runtime.hosts.virtual.trial_draws import draw_trial\n"
         "print([run_trial(draw_trial('fully_async', seed)).digest for seed in range(12)])"
     )
     outputs = {

@@ -17,11 +17,14 @@ import msgspec
 from penstock.runtime.hosts.virtual.event_digest import EventDigest
 from penstock.runtime.hosts.virtual.faults import inject
 from penstock.runtime.hosts.virtual.host import VirtualHost
-from penstock.runtime.hosts.virtual.oracle import Oracle, Rules, kept_by
-from penstock.runtime.hosts.virtual.trials import Trial, draw_trial
+from penstock.runtime.hosts.virtual.oracle import Oracle
+from penstock.runtime.hosts.virtual.oracle_checks import Rules, kept_by
+from penstock.runtime.hosts.virtual.trial_draws import draw_trial
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    from penstock.runtime.hosts.virtual.trials import Trial
 
 PATIENCE_S: Final = 2000.0
 """Virtual seconds without a step after which a run counts as hanging: many times the longest pause between two

@@ -16,11 +16,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from penstock.messages.arrays import tokens_view
 from penstock.messages.commands import Generate, Send, Train
 from penstock.messages.flow import SampleGenerated, SampleIssued
 from penstock.messages.ledger import (
@@ -34,8 +31,16 @@ from penstock.messages.ledger import (
     VersionRecorded,
 )
 from penstock.messages.names import PROMPT_SOURCE, is_engine
-from penstock.messages.samples import Group, Sample, SampleKey, TerminalState
+from penstock.messages.samples import Sample, SampleKey, TerminalState
 from penstock.messages.training import OnStale, RunFinished
+from penstock.runtime.hosts.virtual.oracle_checks import (
+    Rules,
+    WatchedGroup,
+    assert_places,
+    assert_ramp,
+    assert_whole,
+    versions_of,
+)
 from penstock.runtime.hosts.virtual.process import Process, Status
 
 if TYPE_CHECKING:
@@ -49,35 +54,6 @@ if TYPE_CHECKING:
     from penstock.messages.training import Balance
     from penstock.messages.wire import Header
     from penstock.runtime.hosts.virtual.host import VirtualHost
-
-TOKENS_MODULUS: Final = 1000
-"""Token ``t`` of every simulated response is ``t`` modulo this."""
-
-
-class Rules(msgspec.Struct, frozen=True, kw_only=True):
-    """What this run was told, as far as it says what must be true."""
-
-    num_steps: int
-    groups_per_batch: int
-    samples_per_group: int
-    max_staleness: int
-    on_stale: OnStale
-    over_sampling: float = 1.0
-    max_concurrent: int | None = None
-    max_requeues: int = 0
-    num_prompts: int | None = None
-
-
-class WatchedGroup(msgspec.Struct):
-    """One granted group, in the oracle's books."""
-
-    group_id: int
-    min_version: int
-    deadline: int
-    max_staleness: int
-    payload: Group | None = None
-    is_leased: bool = False
-    is_closed: bool = False
 
 
 class Oracle:
@@ -390,43 +366,3 @@ class Oracle:
         lost = [key for key in self.issued if key not in self.ends and key.index < size]
         assert not lost, f"samples {lost} were issued and have no end"
         assert self.checkpoint_version == self.version, "the run ended before its last checkpoint was recorded"
-
-
-def kept_by(processes: Iterable[Process]) -> list[str]:
-    """Who still keeps or works on something."""
-    found: list[str] = []
-    for process in processes:
-        if process.status is not Status.RUNNING:
-            continue
-        kept = [lease.key for lease in process.shell.delivery.leases()]
-        held = [lease.key for lease in process.shell.machine.leases()]
-        if process.shell.delivery.num_kept or held:
-            found.append(f"{process.name} keeps {kept}, works on {held}")
-    return found
-
-
-def assert_places(keys: Sequence[SampleKey], group: WatchedGroup, rules: Rules) -> None:
-    """Every sample of the group stands there once; a replacement only beside the failed one that it replaces."""
-    assert len(set(keys)) == len(keys), f"group {group.group_id} has a sample twice"
-    assert all(key.group_id == group.group_id for key in keys)
-    indices = {key.index for key in keys}
-    assert set(range(rules.samples_per_group)) <= indices, f"group {group.group_id} lacks samples: {sorted(indices)}"
-    for index in indices:
-        assert index < rules.samples_per_group or index - rules.samples_per_group in indices
-
-
-def assert_whole(sample: Sample) -> None:
-    """The response has no hole, no repeat, and a version for every token."""
-    for part in sample.parts:
-        assert_ramp(part.tokens, str(sample.key))
-
-
-def assert_ramp(tokens: bytes, what: str) -> None:
-    """Simulated responses count upwards."""
-    view = tokens_view(tokens)
-    assert all(token == t % TOKENS_MODULUS for t, token in enumerate(view)), f"{what} has a hole or a repeat"
-
-
-def versions_of(samples: Iterable[Sample]) -> list[int]:
-    """The version of every stretch of tokens."""
-    return [span.version for sample in samples for part in sample.parts for span in part.spans if span.num_tokens]

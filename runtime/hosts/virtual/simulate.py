@@ -33,7 +33,7 @@ from penstock.runtime.scenario import Scenario, dump_scenario
 from penstock.runtime.wiring import RunPlan, actor_names, build_machine, hears, inbox_union, open_backend
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
     from pathlib import Path
 
     from rich.console import Console
@@ -185,7 +185,7 @@ class Simulation:
 
 
 @contextmanager
-def _rare_collections() -> Iterator[None]:
+def _rare_collections() -> Generator[None]:
     """Messages cannot contain themselves, so the collector finds nothing; looking for it costs a third of the time."""
     thresholds = gc.get_threshold()
     gc.set_threshold(200_000, 50, 100)

@@ -1,0 +1,115 @@
+"""One request of a simulated engine: how far it has come, and the arrays of what it made.
+
+Invariants:
+
+* Token ``t`` of any response is ``t % 1000``, so a hole or a repeat shows.
+* The spans add up to the tokens there are.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+from penstock.backends.draws import uniform
+from penstock.messages.arrays import LOGPROB_BYTES, TOKEN_BYTES, pack_floats, pack_tokens
+from penstock.messages.samples import Part, VersionSpan
+
+if TYPE_CHECKING:
+    from penstock.messages.commands import Generate
+
+LENGTH, _FAILS, _FAILS_AT = range(3)
+"""Streams of random numbers of one sample."""
+SLACK: Final = 1e-6
+"""Of a token: what rounding may do to the shared count."""
+
+
+class SimulatedRequest:
+    """One request and how far it has come, in tokens from the start of its response."""
+
+    __slots__ = (
+        "attempt",
+        "ended",
+        "fails",
+        "key",
+        "last",
+        "logprobs",
+        "made",
+        "next_tokens",
+        "num_prefix",
+        "num_reported",
+        "spans",
+        "start",
+        "tokens",
+        "version",
+    )  # fmt: skip
+
+    def __init__(self, command: Generate, num_tokens: int, failure_rate: float) -> None:
+        prefix = command.prefix
+        self.key = command.key
+        self.attempt = command.attempt
+        self.num_prefix = 0 if prefix is None else prefix.num_tokens
+        self.spans = [] if prefix is None else list(prefix.spans)
+        self.made = self.num_reported = self.next_tokens = self.num_prefix
+        self.last = max(num_tokens, self.num_prefix)
+        self.tokens, self.logprobs = _token_table(_rounded(self.last)), _logprob_table(_rounded(self.last))
+        self.fails = failure_rate > 0 and uniform(command.seed, _FAILS, command.attempt) < failure_rate
+        if self.fails:
+            share = uniform(command.seed, _FAILS_AT, command.attempt)
+            self.last = self.num_prefix + int(share * (self.last - self.num_prefix))
+        self.start = 0.0
+        self.version = -1
+        self.ended = False
+
+    def tokens_at(self, count: float) -> int:
+        """Tokens that there are at this count; those planned for next are never passed."""
+        made = self.num_prefix + max(0, int(count - self.start + SLACK))
+        return max(self.made, min(self.next_tokens, made))
+
+    def make(self, num_tokens: int) -> None:
+        """There are ``num_tokens`` now; what is new was made by the version that the request runs under."""
+        new = num_tokens - self.made
+        if not new:
+            return
+        if self.spans and self.spans[-1].version == self.version:
+            self.spans[-1] = VersionSpan(self.version, self.spans[-1].num_tokens + new)
+        else:
+            self.spans.append(VersionSpan(self.version, new))
+        self.made = num_tokens
+
+    def part_from(self, first: int) -> Part:
+        """The tokens from ``first`` to what there is."""
+        return Part(
+            tokens=self.tokens[first * TOKEN_BYTES : self.made * TOKEN_BYTES],
+            logprobs=self.logprobs[first * LOGPROB_BYTES : self.made * LOGPROB_BYTES],
+            spans=_spans_from(self.spans, first),
+        )
+
+
+def _spans_from(spans: list[VersionSpan], first: int) -> tuple[VersionSpan, ...]:
+    if not first:
+        return tuple(spans)
+    kept: list[VersionSpan] = []
+    end = 0
+    for span in spans:
+        end += span.num_tokens
+        if end > first:
+            kept.append(VersionSpan(span.version, min(span.num_tokens, end - first)))
+    return tuple(kept)
+
+
+@lru_cache(maxsize=32)
+def _token_table(size: int) -> bytes:
+    """int32 ids ``[size]`` of every response."""
+    return pack_tokens(t % 1000 for t in range(size))
+
+
+@lru_cache(maxsize=32)
+def _logprob_table(size: int) -> bytes:
+    """float32 ``[size]`` of every response."""
+    return pack_floats(-(1 + t % 7) / 10 for t in range(size))
+
+
+def _rounded(num_tokens: int) -> int:
+    """A size that has room, so that there are few tables."""
+    return max(1024, 1 << num_tokens.bit_length())

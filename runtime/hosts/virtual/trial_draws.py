@@ -1,0 +1,163 @@
+"""Draws trials: every knob and every fault from one integer.
+
+Invariants:
+
+* A trial is a pure function of the policy and its seed, so a seed reproduces a failure exactly.
+* Every trial can complete: what is drawn never makes a run impossible.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from penstock.actors.buffer.policies import BUILTIN
+from penstock.backends.engines.options import LatencyOptions
+from penstock.backends.learners.options import SimulatedLearnerOptions
+from penstock.backends.rewards.simulated import JudgingModel
+from penstock.messages.names import FILTER, LEARNER, PROMPT_SOURCE, SCORER, WEIGHT_PUBLISHER
+from penstock.messages.training import OnStale
+from penstock.runtime.hosts.virtual.faults import Fault, FaultKind
+from penstock.runtime.hosts.virtual.links import LinkModel
+from penstock.runtime.hosts.virtual.supervisor import SupervisionModel
+from penstock.runtime.hosts.virtual.trials import Trial
+
+if TYPE_CHECKING:
+    from typing import Any
+
+REPLACED: Final = (PROMPT_SOURCE, SCORER, FILTER, WEIGHT_PUBLISHER)
+
+
+def draw_trial(policy: str, seed: int) -> Trial:
+    """The trial of this policy with this seed."""
+    rng = random.Random(f"{policy} {seed}")
+    eta = rng.randint(1, 8) if policy == "fully_async" else BUILTIN[policy].max_staleness
+    groups_per_batch = rng.randint(1, 4)
+    num_steps = rng.randint(3, 6)
+    num_engines = rng.randint(1, 4)
+    weather = rng.choice(("calm", "calm", "slow", "rough"))
+    trial = Trial(
+        seed=seed,
+        policy=policy,
+        max_staleness=eta,
+        update_mode=rng.choice(BUILTIN[policy].update_modes),
+        on_stale=OnStale.WAIT if rng.random() < 0.55 else rng.choice(list(OnStale)),
+        rank=rng.choice(("policy", "policy", "newest", "shortest", "shuffled")),
+        num_steps=num_steps,
+        groups_per_batch=groups_per_batch,
+        samples_per_group=rng.randint(2, 4),
+        num_engines=num_engines,
+        num_slots=rng.randint(1, 6),
+        num_rows=rng.choice((3, 17, 1000)),
+        num_epochs=rng.randint(1, 4) if rng.random() < 0.15 else None,
+        target_outstanding=_maybe(rng, 0.4, lambda: rng.randint(groups_per_batch, 9 * groups_per_batch)),
+        max_concurrent=_maybe(rng, 0.25, lambda: rng.randint(1, 2 * groups_per_batch)),
+        over_sampling=rng.choice((1.25, 1.5, 2.0)) if rng.random() < 0.2 else 1.0,
+        publish_every=rng.randint(1, min(3, eta + 1)),
+        max_requeues=rng.randint(0, 2),
+        on_failed_sample=rng.choice(("refill", "shrink", "reject")),
+        drop_zero_spread=rng.random() < 0.2,
+        num_retries=rng.randint(0, 2),
+        announce_fraction=rng.choice((0.01, 0.5, 1.0)),
+        judging=_draw_judging(rng),
+        latency=_draw_latency(rng),
+        learner=SimulatedLearnerOptions(
+            step_s=rng.choice((0.2, 1.0, 4.0)), publish_s=rng.choice((0.05, 1.0)), jitter_sigma=rng.choice((0.0, 0.8))
+        ),
+        link=_draw_link(rng, weather),
+        supervision=_draw_supervision(rng),
+        turn_s=rng.choice((0.0, 0.0, 0.001, 0.2)),
+        bad_weights_rate=0.2 if rng.random() < 0.1 else 0.0,
+    )
+    return msgspec.structs.replace(trial, faults=_draw_faults(rng, trial, weather))
+
+
+def _maybe(rng: random.Random, share: float, draw: Any) -> Any:  # noqa: ANN401 - hands on what ``draw`` returns
+    return draw() if rng.random() < share else None
+
+
+def _draw_link(rng: random.Random, weather: str) -> LinkModel:
+    """``calm``: quick and safe; ``slow``: safe; ``rough``: with loss, doubles and overtaking as well."""
+    longest_s = 0.002 if weather == "calm" else rng.choice((0.002, 0.2, 2.0, 9.0))
+    is_rough = weather == "rough"
+    return LinkModel(
+        min_delay_s=0.0005,
+        max_delay_s=longest_s,
+        drop=0.005 if is_rough and rng.random() < 0.6 else 0.0,
+        duplicate=0.1 if is_rough and rng.random() < 0.5 else 0.0,
+        reorder=0.2 if is_rough and rng.random() < 0.5 else 0.0,
+        through_codec=rng.random() < 0.1,
+    )
+
+
+def _draw_judging(rng: random.Random) -> JudgingModel:
+    return JudgingModel(
+        latency_s=rng.choice((0.01, 0.5)),
+        success_rate=0.5,
+        failure_rate=0.15 if rng.random() < 0.25 else 0.0,
+        hang_rate=0.05 if rng.random() < 0.15 else 0.0,
+        rejection_rate=0.3 if rng.random() < 0.25 else 0.0,
+    )
+
+
+def _draw_latency(rng: random.Random) -> LatencyOptions:
+    return LatencyOptions(
+        response_tokens_median=rng.choice((6.0, 14.0)),
+        response_tokens_sigma=rng.choice((0.3, 1.2)),
+        prefill_s=0.05,
+        token_s=rng.choice((0.02, 0.1)),
+        token_load_s=rng.choice((0.0, 0.01)),
+        apply_weights_s=rng.choice((0.05, 2.0)),
+        fetch_weights_s=rng.choice((0.05, 3.0)),
+        failure_rate=0.15 if rng.random() < 0.25 else 0.0,
+    )
+
+
+def _draw_supervision(rng: random.Random) -> SupervisionModel:
+    return SupervisionModel(
+        heartbeat_timeout_s=10.0,
+        max_restarts=1000,
+        start_s=rng.choice((0.1, 3.0)),
+        notice_s=rng.choice((0.01, 10.0)),
+        announce_s=rng.choice((0.005, 0.005, 5.0)),
+    )
+
+
+def _draw_faults(rng: random.Random, trial: Trial, weather: str) -> tuple[Fault, ...]:
+    num_faults = rng.choice((0, 1, 1, 2, 3, 5))
+    span_s = trial.num_steps * (trial.learner.step_s + 2.0 + 3 * trial.link.max_delay_s)
+    kinds: tuple[str, ...] = ("kill", "kill", "kill_within", "kill_within", "stop_short", "stop_long", "slow")
+    if weather == "rough":
+        kinds = (*kinds, "link", "link", "link")
+    return tuple(_draw_fault(rng, trial, rng.choice(kinds), rng.uniform(0.0, span_s)) for _ in range(num_faults))
+
+
+def _draw_fault(rng: random.Random, trial: Trial, kind: str, at_s: float) -> Fault:
+    replaced = rng.choice((*REPLACED, PROMPT_SOURCE, rng.choice(trial.engines), rng.choice(trial.engines)))
+    match kind:
+        case "kill":
+            return Fault(at_s=at_s, kind=FaultKind.KILL, target=replaced)
+        case "kill_within":
+            return Fault(at_s=at_s, kind=FaultKind.KILL, target=replaced, after_effects=rng.randint(0, 8))
+        case "stop_short":
+            target = rng.choice(trial.names)
+            return Fault(at_s=at_s, kind=FaultKind.STOP, target=target, duration_s=rng.uniform(0.1, 9.0))
+        case "stop_long":
+            zombie, duration_s = rng.random() < 0.7, 10 + rng.expovariate(0.2)
+            return Fault(at_s=at_s, kind=FaultKind.STOP, target=replaced, duration_s=duration_s, as_zombie=zombie)
+        case "slow":
+            target = rng.choice((*trial.engines, LEARNER, SCORER))
+            return Fault(at_s=at_s, kind=FaultKind.SLOW, target=target, amount=5.0, duration_s=rng.uniform(1.0, 30.0))
+        case _:
+            return _draw_link_fault(rng, trial, at_s)
+
+
+def _draw_link_fault(rng: random.Random, trial: Trial, at_s: float) -> Fault:
+    kinds = (FaultKind.CUT, FaultKind.DROP, FaultKind.DUPLICATE, FaultKind.REORDER, FaultKind.DELAY)
+    kind = rng.choice(kinds)
+    sender = rng.choice(trial.names)
+    peer = rng.choice([name for name in trial.names if name != sender]) if rng.random() < 0.7 else ""
+    amount = rng.uniform(1.0, 9.0) if kind is FaultKind.DELAY else rng.uniform(0.2, 0.6)
+    return Fault(at_s=at_s, kind=kind, target=sender, peer=peer, amount=amount, duration_s=rng.uniform(0.5, 20.0))

@@ -135,8 +135,13 @@ class JudgeGroup(Command, frozen=True):
 # --- of the learner -------------------------------------------------------------------------------------------
 
 
-class OpenLearner(Command, frozen=True):
-    """Load model and optimizer, warm-start if the scenario says so; answered by ``LearnerOpened``."""
+class OpenLearner(Command, frozen=True, kw_only=True):
+    """Load model, optimizer and the state of random numbers from a checkpoint; without one load the model of the
+    scenario, and warm-start if the scenario says so. Answered by ``LearnerOpened``."""
+
+    version: int = 0
+    path: str = ""
+    """Of the checkpoint; empty: none."""
 
 
 class Train(Command, frozen=True, kw_only=True):
@@ -168,11 +173,36 @@ class SaveCheckpoint(Command, frozen=True):
     version: int
 
 
+class DeleteCheckpoints(Command, frozen=True):
+    """Checkpoints of versions below this one may go; not answered."""
+
+    below_version: int
+
+
+# --- of the Buffer --------------------------------------------------------------------------------------------
+
+
+class FetchBatch(Command, frozen=True):
+    """Read the payloads of these groups from the ledger, in this order; answered by ``BatchFetched``."""
+
+    version: int
+    group_ids: tuple[int, ...]
+
+
+class ArchiveSamples(Command, frozen=True):
+    """Write the samples of these batches to a file that outlives the ledger's payloads; answered by
+    ``SamplesArchived``."""
+
+    first_version: int
+    last_version: int
+
+
 PromptCommand = FetchPrompts
 EngineCommand = OpenEngine | Generate | AbortGeneration | InterruptGenerations | FetchWeights | ApplyWeights
 ScorerCommand = Score
 FilterCommand = JudgeGroup
-LearnerCommand = OpenLearner | Train | PublishWeights | ReleaseWeights | SaveCheckpoint
-BackendCommand = PromptCommand | EngineCommand | ScorerCommand | FilterCommand | LearnerCommand
+LearnerCommand = OpenLearner | Train | PublishWeights | ReleaseWeights | SaveCheckpoint | DeleteCheckpoints
+BufferCommand = FetchBatch | ArchiveSamples
+BackendCommand = PromptCommand | EngineCommand | ScorerCommand | FilterCommand | LearnerCommand | BufferCommand
 ShellCommand = Send | Record | StartTimer | StopTimer | ReplaceActor | FailRun
 AnyCommand = ShellCommand | BackendCommand

@@ -21,6 +21,7 @@ from penstock.messages.flow import (
     ScoringFailed,
 )
 from penstock.messages.local import (
+    BatchFetched,
     BatchTrained,
     CheckpointWritten,
     EngineOpened,
@@ -30,6 +31,7 @@ from penstock.messages.local import (
     LearnerOpened,
     PromptsFetched,
     SampleJudged,
+    SamplesArchived,
     Started,
     TimerFired,
     WeightsPublished,
@@ -48,7 +50,9 @@ from penstock.messages.training import (
     ActorReported,
     BatchReady,
     CheckpointDemanded,
+    CheckpointNamed,
     CheckpointSaved,
+    CheckpointsKept,
     LearnerReady,
     NoticeGiven,
     PolicyChanged,
@@ -60,6 +64,7 @@ from penstock.messages.training import (
 from penstock.messages.weights import (
     DrainFinished,
     EngineReady,
+    PublishFailed,
     VersionAnnounced,
     WeightsApplied,
     WeightsCommitted,
@@ -125,9 +130,11 @@ BufferEvent = (
     | StopAsked
     | Started
     | TimerFired
+    | BatchFetched
+    | SamplesArchived
 )
 
-LearnerWire = BatchReady | CheckpointDemanded | VersionAnnounced
+LearnerWire = BatchReady | CheckpointNamed | CheckpointsKept | CheckpointDemanded | VersionAnnounced | PublishFailed
 LearnerEvent = LearnerWire | Started | TimerFired | LearnerOpened | BatchTrained | WeightsPublished | CheckpointWritten
 
 WeightPublisherWire = StepFinished | WeightsExported | WeightsFetched | WeightsApplied | DrainFinished | EngineReady

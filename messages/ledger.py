@@ -1,11 +1,28 @@
-"""The entries of the ledger. The Buffer returns them in ``Record``; a store makes them durable."""
+"""The entries of the ledger. The Buffer returns them in ``Record``; a store makes them durable.
+
+Invariants:
+
+* The entries in their order are the whole state of the run, as far as the Buffer owns it: a Buffer that is built from
+  them goes on where its predecessor stopped.
+* A store may drop payloads (``GroupRecorded.payload``) that were released; every other field stays for ever.
+"""
 
 from __future__ import annotations
 
-from penstock.messages.base import Entry
+from penstock.messages.base import Entry, Value
 from penstock.messages.flow import GrantSpan
 from penstock.messages.samples import Group, SampleEnd
 from penstock.messages.training import OnStale, UpdateMode
+
+
+class RunRecorded(Entry, frozen=True, kw_only=True):
+    """The first entry: what must be the same when the run is resumed, or group ids would mean other prompts."""
+
+    seed: int
+    num_rows: int
+    shuffle: bool
+    samples_per_group: int
+    groups_per_batch: int
 
 
 class GroupsGranted(Entry, frozen=True, kw_only=True):
@@ -13,13 +30,34 @@ class GroupsGranted(Entry, frozen=True, kw_only=True):
 
     span: GrantSpan
     total: int
+    max_staleness: int
+    """η of the policy that they were granted under."""
+
+
+class SampleNote(Value, frozen=True, array_like=True):
+    """What the ledger keeps of a sample when its payload has gone."""
+
+    index: int
+    attempt: int
+    engine: str
+    outcome: str
+    num_tokens: int
+    oldest_version: int | None
+    newest_version: int | None
+    reward: float | None
 
 
 class GroupRecorded(Entry, frozen=True, kw_only=True):
-    """A group was admitted, with its payload and the deadline that it has from here on."""
+    """A group was admitted, with the deadline that it has from here on."""
 
-    group: Group
+    group_id: int
     deadline_version: int
+    samples: tuple[SampleNote, ...]
+    """Those to be trained."""
+    ended: tuple[SampleEnd, ...] = ()
+    """Those of its samples that ended otherwise."""
+    payload: Group | None = None
+    """Always there when it is written."""
 
 
 class GroupClosed(Entry, frozen=True, kw_only=True):
@@ -27,13 +65,19 @@ class GroupClosed(Entry, frozen=True, kw_only=True):
 
     group_id: int
     ended: tuple[SampleEnd, ...]
+    is_requeued: bool = False
+    """Its prompt will be granted anew."""
 
 
 class BatchLeased(Entry, frozen=True, kw_only=True):
-    """The batch that makes this version, fixed for good."""
+    """The batch that makes this version, fixed for good; with what its offer said, so that it can be said again."""
 
     version: int
     group_ids: tuple[int, ...]
+    max_staleness: int
+    mask_stale: bool = False
+    update_mode: UpdateMode
+    is_last: bool = False
 
 
 class StepRecorded(Entry, frozen=True, kw_only=True):
@@ -42,6 +86,7 @@ class StepRecorded(Entry, frozen=True, kw_only=True):
     version: int
     group_ids: tuple[int, ...]
     num_trained_tokens: int
+    num_masked_tokens: int = 0
     max_staleness: int
 
 
@@ -50,6 +95,12 @@ class CheckpointRecorded(Entry, frozen=True, kw_only=True):
 
     version: int
     path: str
+
+
+class PayloadsReleased(Entry, frozen=True, kw_only=True):
+    """No checkpoint that the run can be resumed from needs the payloads of the batches up to this version."""
+
+    through_version: int
 
 
 class VersionRecorded(Entry, frozen=True, kw_only=True):
@@ -68,12 +119,14 @@ class PolicyRecorded(Entry, frozen=True, kw_only=True):
 
 
 LedgerEntry = (
-    GroupsGranted
+    RunRecorded
+    | GroupsGranted
     | GroupRecorded
     | GroupClosed
     | BatchLeased
     | StepRecorded
     | CheckpointRecorded
+    | PayloadsReleased
     | VersionRecorded
     | PolicyRecorded
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from penstock.messages.base import Delivery, Event, Metric, Value
-from penstock.messages.samples import Outcome, Part, Prompt, Reward, SampleKey
+from penstock.messages.samples import Group, Outcome, Part, Prompt, Reward, SampleKey
 from penstock.messages.weights import WeightManifest
 
 
@@ -104,8 +104,21 @@ class GroupJudged(LocalEvent, frozen=True, kw_only=True):
     cause: str = ""
 
 
+class BatchFetched(LocalEvent, frozen=True, kw_only=True):
+    """Answer to ``FetchBatch``."""
+
+    version: int
+    groups: tuple[Group, ...]
+
+
+class SamplesArchived(LocalEvent, frozen=True, kw_only=True):
+    """Answer to ``ArchiveSamples``: they are on disk."""
+
+    last_version: int
+
+
 class LearnerOpened(LocalEvent, frozen=True, kw_only=True):
-    """Answer to ``OpenLearner``: model and optimizer are there, the warm start is done."""
+    """Answer to ``OpenLearner``: model and optimizer are there as at this version."""
 
     version: int
 

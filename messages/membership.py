@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import ClassVar
 
 from penstock.messages.base import Delivery, Event, Value
-from penstock.messages.samples import SampleKey
+from penstock.messages.samples import Part, SampleKey
 
 
 class ActorEpoch(Value, frozen=True, array_like=True):
@@ -68,6 +68,8 @@ class HeldLease(Value, frozen=True, array_like=True):
     attempt: int
     stage: LeaseStage
     num_tokens: int = 0
+    prefix: Part | None = None
+    """At an engine: what there is of the response, so that a new PromptSource can let another engine go on."""
 
 
 class LeasesAsked(Event, frozen=True, kw_only=True):

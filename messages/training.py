@@ -34,10 +34,29 @@ class OnStale(StrEnum):
 
 
 class LearnerReady(Event, frozen=True, kw_only=True):
-    """Learner → Buffer: a Learner has started and stands at this version."""
+    """Learner → Buffer: a Learner has started (version −1: it has loaded nothing and waits for ``CheckpointNamed``), or
+    stands at this version."""
 
     epoch: int
     version: int
+
+
+class CheckpointNamed(Event, frozen=True, kw_only=True):
+    """Buffer → Learner: load this one and no other, whatever lies on the disk."""
+
+    learner_epoch: int
+    """The incarnation that asked."""
+    version: int
+    path: str
+    """Empty: there is no checkpoint yet; start from the model of the scenario, at version 0."""
+    announced_version: int
+    """The newest version that engines were told of; −1: none. Nothing older needs to be published."""
+
+
+class CheckpointsKept(Event, frozen=True, kw_only=True):
+    """Buffer → Learner: the run may be resumed from this checkpoint and newer ones; older ones may go."""
+
+    oldest_version: int
 
 
 class BatchReady(Event, frozen=True, kw_only=True):
@@ -72,7 +91,7 @@ class StepFinished(Event, frozen=True, kw_only=True):
 
 
 class CheckpointDemanded(Event, frozen=True, kw_only=True):
-    """Buffer → Learner: save the state at this version (the last receipt is recorded, the run is to end)."""
+    """Buffer → Learner: save as soon as you stand at this version or a later one; the run is to end."""
 
     version: int
 

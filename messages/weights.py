@@ -102,6 +102,15 @@ class ServingEngine(Value, frozen=True, array_like=True):
     version: int
 
 
+class PublishFailed(Event, frozen=True, kw_only=True):
+    """WeightPublisher → Learner: an engine loaded this publish and computes something else with it than the Learner does.
+    Publish the current version again."""
+
+    version: int
+    publish: int
+    cause: str
+
+
 class VersionAnnounced(Event, frozen=True, kw_only=True):
     """WeightPublisher → Buffer, PromptSource, Learner: enough engines serve it."""
 

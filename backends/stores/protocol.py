@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from penstock.messages.ledger import LedgerEntry
+    from penstock.messages.samples import Group
 
 
 class LedgerStoreError(RuntimeError):
@@ -47,10 +48,19 @@ class LedgerStore(Protocol):
         ...
 
     def entries(self) -> Iterable[LedgerEntry]:
-        """All entries, oldest first. Needs no claim.
+        """All entries, oldest first; with the payloads of those groups that have neither been trained nor closed, and
+        without those of the others. Needs no claim.
 
         Raises:
             LedgerStoreError: the ledger cannot be read; raised while iterating.
+        """
+        ...
+
+    def payloads(self, group_ids: Sequence[int]) -> tuple[Group, ...]:
+        """The payloads of these groups, in this order. Needs no claim.
+
+        Raises:
+            LedgerStoreError: one was never recorded or has been released, or cannot be read.
         """
         ...
 

@@ -103,8 +103,8 @@ class ServingEngine(Value, frozen=True, array_like=True):
 
 
 class PublishFailed(Event, frozen=True, kw_only=True):
-    """WeightPublisher → Learner: an engine loaded this publish and computes something else with it than the Learner does.
-    Publish the current version again."""
+    """WeightPublisher → Learner: an engine loaded this publish and computes something else with it than the Learner
+    does. Publish the current version again."""
 
     version: int
     publish: int

@@ -20,6 +20,8 @@ class RunOptions(Options, frozen=True, kw_only=True):
     """Batches to train."""
     folder: str = "runs"
     """Runs are written to ``folder/name-<time>``."""
+    keep_samples: bool = False
+    """Write trained samples to ``samples/*.parquet`` in the run's folder before the ledger drops them."""
 
 
 class RuntimeOptions(Options, frozen=True, kw_only=True):
@@ -38,6 +40,10 @@ class RuntimeOptions(Options, frozen=True, kw_only=True):
     """What is not settled by then is sent again, then after twice the time, and so on."""
     settle_delay_s: Seconds = 0.1
     """Settlements are collected for this long before they are told."""
+    stop_timeout_s: Seconds = 30.0
+    """After SIGTERM or Ctrl-C a checkpoint is written first; it may take so long. A second signal ends at once."""
+    overdue_after_s: Seconds = 120.0
+    """A wait that has lasted so long is reported, with who waits for whom."""
 
 
 class ObservabilityOptions(Options, frozen=True, kw_only=True):

@@ -74,11 +74,9 @@ class LearnerOptions(Options, frozen=True, kw_only=True):
     publish_every: Annotated[int, Meta(ge=1)] = 1
     """Batches between two publishes; at most ``staleness.max_staleness + 1``."""
     save_every: Annotated[int, Meta(ge=1)] = 20
-    """Batches between two checkpoints. After the loss of the learner the batches since the last one are trained again."""
+    """Batches between two checkpoints. After the loss of the learner those since the last one are trained again."""
     keep_checkpoints: Annotated[int, Meta(ge=1)] = 2
     """Checkpoints that the run can be resumed from; older ones are removed, and the samples that they do not need."""
-    keep_samples: bool = False
-    """Write the samples of trained batches to ``samples/*.parquet`` in the run's folder before the ledger drops them."""
     warm_start: WarmStartOptions | None = None
     step_timeout_s: Positive = 3600.0
     """A step that lasts longer ends the learner; another one takes its place."""

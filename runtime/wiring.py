@@ -24,20 +24,24 @@ from penstock.actors.scorer.machine import Scorer
 from penstock.actors.scorer.settings import ScorerSettings
 from penstock.actors.weight_publisher.machine import WeightPublisher
 from penstock.actors.weight_publisher.settings import WeightPublisherSettings
+from penstock.backends.stores.backend import LedgerBackend
 from penstock.messages import inboxes
 from penstock.messages.base import Value
+from penstock.messages.ledger import RunRecorded
 from penstock.messages.names import BUFFER, LEARNER, Role, engine_name, is_engine, role_of
 from penstock.runtime.scenario import Scenario
 from penstock.runtime.shell import classes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from penstock.actors.buffer.policies import StalenessPolicy
     from penstock.actors.machine import Machine
     from penstock.backends.protocol import Backend
+    from penstock.backends.stores.protocol import LedgerStore
     from penstock.backends.timers import Timers
     from penstock.messages.base import Event
+    from penstock.messages.ledger import LedgerEntry
 
 
 class RunPlan(Value, frozen=True, kw_only=True):
@@ -91,8 +95,12 @@ def hears(name: str) -> frozenset[type[Event]]:
 # --- machines -----------------------------------------------------------------------------------------------------
 
 
-def build_machine(name: str, plan: RunPlan, *, epoch: int = 0) -> Machine[Any]:
-    """The actor of this name, in its first state."""
+def build_machine(name: str, plan: RunPlan, *, epoch: int = 0, records: Iterable[LedgerEntry] = ()) -> Machine[Any]:
+    """The actor of this name, in its first state; the Buffer in that which the ledger's records give.
+
+    Raises:
+        OtherRunError: the records are those of another run.
+    """
     match role_of(name):
         case Role.PROMPT_SOURCE:
             return PromptSource(_prompt_source(plan, epoch))
@@ -109,11 +117,17 @@ def build_machine(name: str, plan: RunPlan, *, epoch: int = 0) -> Machine[Any]:
         case Role.FILTER:
             return Filter(_filter(plan))
         case Role.BUFFER:
-            return Buffer(_buffer(plan), staleness_policy(plan.scenario))
+            return Buffer(_buffer(plan), staleness_policy(plan.scenario), records)
         case Role.LEARNER:
             options = plan.scenario.learner
             return Learner(
-                LearnerSettings(epoch=epoch, publish_every=options.publish_every, step_timeout_s=options.step_timeout_s)
+                LearnerSettings(
+                    epoch=epoch,
+                    publish_every=options.publish_every,
+                    save_every=options.save_every,
+                    saves_first=options.warm_start is not None,
+                    step_timeout_s=options.step_timeout_s,
+                )
             )
         case Role.WEIGHT_PUBLISHER:
             return WeightPublisher(_weight_publisher(plan))
@@ -195,6 +209,15 @@ def _buffer(plan: RunPlan) -> BufferSettings:
         max_requeues=staleness.max_requeues,
         max_rejected_batches=staleness.max_rejected_batches,
         settle_delay_s=scenario.runtime.settle_delay_s,
+        keep_checkpoints=scenario.learner.keep_checkpoints,
+        keep_samples=scenario.run.keep_samples,
+        identity=RunRecorded(
+            seed=scenario.run.seed,
+            num_rows=plan.num_rows,
+            shuffle=scenario.data.shuffle,
+            samples_per_group=num_samples,
+            groups_per_batch=scenario.learner.groups_per_batch,
+        ),
     )
 
 
@@ -214,19 +237,26 @@ def _weight_publisher(plan: RunPlan) -> WeightPublisherSettings:
 # --- backends -----------------------------------------------------------------------------------------------------
 
 
-def open_backend(name: str, plan: RunPlan, *, epoch: int = 0, timers: Timers | None = None) -> Backend[Any] | None:
+def open_backend(
+    name: str, plan: RunPlan, *, epoch: int = 0, timers: Timers | None = None, store: LedgerStore | None = None
+) -> Backend[Any] | None:
     """What carries out the commands of this actor, not started yet; None for an actor that has no such commands.
 
-    ``timers`` is the clock of simulated backends; a scenario without such needs none.
+    ``timers`` is the clock of simulated backends; a scenario without such needs none. ``store`` is the ledger, for the
+    Buffer.
     """
     scenario = plan.scenario
+    if name == BUFFER:
+        assert store is not None, "the Buffer reads from its ledger"
+        archive = Path(plan.run_folder) / "samples" if scenario.run.keep_samples else None
+        return LedgerBackend(store, archive)
     is_simulated = scenario.engines.backend == "simulated"
     if is_engine(name):
         return _simulated(name, plan, epoch, timers) if is_simulated else _engine(plan)
     if name == LEARNER:
         simulates = scenario.learner.backend == "simulated"
         return _simulated(name, plan, epoch, timers) if simulates else _learner(plan, epoch)
-    if name == BUFFER or role_of(name) is Role.WEIGHT_PUBLISHER:
+    if role_of(name) is Role.WEIGHT_PUBLISHER:
         return None
     return _simulated(name, plan, epoch, timers) if is_simulated else _rows_and_rewards(name, plan)
 

@@ -18,7 +18,7 @@ from penstock.messages.training import Balance, CauseCount
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from penstock.messages.samples import Sample
+    from penstock.messages.ledger import SampleNote
 
 
 class SettledGroups:
@@ -69,12 +69,12 @@ class Accounts:
         self._issued += num_groups * self._samples_per_group
         self.num_open_groups += num_groups
 
-    def trained(self, samples: Iterable[Sample], others: Iterable[SampleEnd]) -> None:
+    def trained(self, samples: Iterable[SampleNote], others: Iterable[SampleEnd]) -> None:
         """A group was trained: its samples, and those that had ended otherwise."""
         indices: list[int] = []
         for sample in samples:
             self._count(TerminalState.TRAINED, "", sample.num_tokens)
-            indices.append(sample.key.index)
+            indices.append(sample.index)
         self._close_with(others, indices)
 
     def closed(self, ended: Iterable[SampleEnd]) -> None:

@@ -11,6 +11,7 @@ Invariants:
 from __future__ import annotations
 
 from collections import Counter, deque
+from itertools import chain, count, islice
 from typing import TYPE_CHECKING
 
 from penstock.messages.flow import GrantSpan
@@ -43,25 +44,35 @@ class Grants:
         """Prompts that were granted anew and have not ended."""
         return len(self._num_requeued)
 
-    def grant(self, number: int, *, min_version: int, deadline_version: int) -> list[GrantSpan]:
-        """Grant so many groups; the spans are new ones, for the ledger."""
+    def next_spans(self, number: int, *, min_version: int, deadline_version: int) -> list[GrantSpan]:
+        """What to grant next: so many groups, first the prompts that are granted anew. Changes nothing."""
         new: list[GrantSpan] = []
-        for _ in range(number):
-            ordinal = self._again.popleft() if self._again else self._take_ordinal()
-            self._append(new, GrantSpan(self.total, 1, ordinal, min_version, deadline_version))
-            self.total += 1
-        for span in new:
-            self._append(self._spans, span)
+        again = islice(self._again, number)
+        fresh = count(self._next_ordinal)
+        for group_id, ordinal in zip(range(self.total, self.total + number), chain(again, fresh), strict=False):
+            self._append(new, GrantSpan(group_id, 1, ordinal, min_version, deadline_version))
         return new
 
-    def requeue(self, ordinal: int) -> bool:
-        """Grant this prompt again, unless it has been granted again often enough."""
-        if self._num_requeued[ordinal] >= self._max_requeues:
-            self.ended(ordinal)
-            return False
+    def take(self, span: GrantSpan) -> None:
+        """These groups are granted, with the ordinals that ``next_spans`` gave them."""
+        assert span.first_group == self.total, (span, self.total)
+        for _, ordinal in groups_of(span):
+            if self._again and self._again[0] == ordinal:
+                self._again.popleft()
+            else:
+                assert ordinal == self._next_ordinal, (span, self._next_ordinal)
+                self._next_ordinal += 1
+        self.total += span.num_groups
+        self._append(self._spans, span)
+
+    def may_requeue(self, ordinal: int) -> bool:
+        """Whether this prompt has not been granted again often enough."""
+        return self._num_requeued[ordinal] < self._max_requeues
+
+    def requeue(self, ordinal: int) -> None:
+        """Grant this prompt again."""
         self._num_requeued[ordinal] += 1
         self._again.append(ordinal)
-        return True
 
     def ended(self, ordinal: int) -> None:
         """This prompt will not be granted again."""
@@ -72,10 +83,6 @@ class Grants:
         while self._spans and self._spans[0].first_group + self._spans[0].num_groups <= floor:
             self._spans.popleft()
         return tuple(self._spans)
-
-    def _take_ordinal(self) -> int:
-        ordinal, self._next_ordinal = self._next_ordinal, self._next_ordinal + 1
-        return ordinal
 
     def _append(self, spans: list[GrantSpan] | deque[GrantSpan], span: GrantSpan) -> None:
         if spans:

@@ -5,53 +5,57 @@ Invariants:
 * Every group below ``total`` is settled or outstanding, or both; a group is admitted, leased and trained once.
 * Grants keep ``outstanding ≤ (s + η + 1 − v)·B``; batches keep the look-ahead rule (``selection.py``). Under ``wait``
   no group ever passes its deadline.
-* At most one batch is out: that which makes ``v + 1``. It is offered unchanged until its receipt is recorded.
+* What the Buffer knows for good is in its books (``books.py``) and in the ledger, entry by entry the same; a Buffer
+  that is built from the ledger of its predecessor goes on where that one stopped.
+* A recorded batch is never formed anew. It is offered, unchanged, to whatever Learner stands before it.
 * Whatever the Buffer says about a group follows the record of it.
 
 States: ``filling`` (no announced version, or no Learner), ``running``, ``ending`` (the last receipt is recorded, the
-checkpoint is demanded), ``ended``, ``stopped`` (on demand).
+checkpoint is demanded), ``archiving`` (the last samples are written to a file), ``stopping`` (on demand, the checkpoint
+is demanded), ``ended``, ``stopped``.
 
 | waits for | who ends it |
 |---|---|
 | the first ``VersionAnnounced`` | WeightPublisher; its deadlines are those of staging and committing |
-| ``LearnerReady`` | the Learner when it has started; the supervisor's start deadline |
+| ``LearnerReady`` | the Learner when it has started, and when it has loaded; its start deadline |
 | ready groups for a batch | Filter: it admits or rejects every granted group; failed samples travel as samples do |
-| the receipt of the open batch | the Learner; its own step deadline |
-| ``CheckpointSaved`` at the end | the Learner; the same deadline |
+| the payloads of a batch that is trained again | the ledger behind it, which reads them from the disk |
+| the receipt of a batch | the Learner; its own step deadline |
+| ``CheckpointSaved`` at the end or on a stop | the Learner; the same deadline, and the supervisor's for a stop |
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, assert_never, final
 
-from penstock.actors.buffer.accounts import Accounts, SettledGroups
 from penstock.actors.buffer.batching import expired, form_batch, unfit
-from penstock.actors.buffer.grants import Grants, groups_of
+from penstock.actors.buffer.books import Books, recorded
+from penstock.actors.buffer.learner_side import LearnerSide
 from penstock.actors.buffer.pacing import AutoTarget, bound, num_grantable
-from penstock.actors.buffer.policies import BufferState, builtin_policy, refusal
+from penstock.actors.buffer.policies import BufferState, refusal
 from penstock.actors.buffer.report import closed_ends, step_report
-from penstock.actors.buffer.table import GroupTable, Status, TrackedGroup
+from penstock.actors.buffer.table import Status, TrackedGroup
 from penstock.messages.base import Metric
-from penstock.messages.commands import FailRun, Record, Send, StartTimer
+from penstock.messages.commands import ArchiveSamples, FailRun, FetchBatch, Record, Send, StartTimer
 from penstock.messages.flow import DemandGranted, GroupAdmitted, GroupRejected, SamplesSettled
 from penstock.messages.ledger import (
     BatchLeased,
     CheckpointRecorded,
     GroupClosed,
-    GroupRecorded,
     GroupsGranted,
+    PayloadsReleased,
     PolicyRecorded,
     StepRecorded,
     VersionRecorded,
 )
-from penstock.messages.local import Started, TimerFired
+from penstock.messages.local import BatchFetched, SamplesArchived, Started, TimerFired
 from penstock.messages.membership import HeldLease, LeaseStage
 from penstock.messages.names import BUFFER, FILTER, LEARNER, PROMPT_SOURCE, SCORER, SUPERVISOR
 from penstock.messages.samples import Group, SampleEnd, TerminalState
 from penstock.messages.training import (
-    BatchReady,
     CheckpointDemanded,
     CheckpointSaved,
+    CheckpointsKept,
     LearnerReady,
     NoticeGiven,
     OnStale,
@@ -63,12 +67,15 @@ from penstock.messages.training import (
 from penstock.messages.weights import VersionAnnounced
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from penstock.actors.buffer.policies import StalenessPolicy
     from penstock.actors.buffer.settings import BufferSettings
     from penstock.messages.commands import AnyCommand
     from penstock.messages.inboxes import BufferEvent
+    from penstock.messages.ledger import LedgerEntry
     from penstock.messages.samples import SampleKey
-    from penstock.messages.training import StepReported
+    from penstock.messages.training import BatchReady, StepReported
 
 SETTLE_TIMER = "settle"
 
@@ -77,25 +84,30 @@ SETTLE_TIMER = "settle"
 class Buffer:
     """The Buffer's state machine."""
 
-    def __init__(self, settings: BufferSettings, policy: StalenessPolicy) -> None:
+    def __init__(self, settings: BufferSettings, policy: StalenessPolicy, records: Iterable[LedgerEntry] = ()) -> None:
+        """
+        Args:
+            settings: of the run.
+            policy: that of the scenario; a recorded change of policy takes its place.
+            records: the ledger of the run so far, oldest first.
+
+        Raises:
+            OtherRunError: the ledger is that of another run.
+        """
         self.settings = settings
-        self.policy = policy
-        self.version = 0
-        self.announced: int | None = None
-        self.table = GroupTable()
-        self.settled = SettledGroups()
-        self.accounts = Accounts(settings.samples_per_group)
-        self.grants = Grants(num_prompts=settings.num_prompts, max_requeues=settings.max_requeues)
+        self.books = Books(settings, policy)
+        for entry in records:
+            self.books.apply(entry)
         self.target = AutoTarget.of(settings.pacing)
+        self.learner = LearnerSide(self.books)
         self.open_batch: BatchReady | None = None
-        self.max_staleness_seen = 0
-        self._learner_ready = False
-        self._learner_waits = False
-        self._num_trained = 0
-        self._checkpoint_version = -1
-        """Of the newest recorded checkpoint."""
+        """As it was offered; None also after a restart, until it is offered again."""
         self._num_rejected_since_batch = 0
         self._phase = "filling"
+        self._stop_reason = ""
+        self._archived_through = self.books.released_through
+        self._early_checkpoint: CheckpointSaved | None = None
+        """Of a version whose receipt has not come yet."""
         self._settle_due = False
         self._untold: list[tuple[SampleKey, ...]] = []
         """Samples of the groups that came in since settlements were last told."""
@@ -103,8 +115,20 @@ class Buffer:
 
     @property
     def state(self) -> str:
-        """For people: the phase, or what the Learner waits for."""
+        """For people: the phase, or what is done again."""
+        if self._phase == "running" and self.learner.stand is not None and not self.learner.is_level:
+            return f"batch {self.learner.stand + 1} of {self.books.version} again"
         return self._phase
+
+    @property
+    def version(self) -> int:
+        """Batches trained and recorded."""
+        return self.books.version
+
+    @property
+    def policy(self) -> StalenessPolicy:
+        """Which new grants follow."""
+        return self.books.policy
 
     def leases(self) -> tuple[HeldLease, ...]:
         """What came in since settlements were last told: those who sent it may have died, and nobody else knows yet."""
@@ -118,14 +142,18 @@ class Buffer:
             case GroupRejected():
                 self._on_rejected(event)
             case VersionAnnounced():
-                self._on_announced(event.version)
+                if self.books.announced is None or event.version > self.books.announced:
+                    self._note(VersionRecorded(version=event.version))
             case StepFinished():
                 self._on_step(event)
             case LearnerReady():
-                self._learner_ready = self._learner_waits = True
-                self._phase = "running" if self._phase == "filling" else self._phase
+                self._on_learner(event)
+            case BatchFetched():
+                self._on_fetched(event)
             case CheckpointSaved():
                 self._on_checkpoint(event)
+            case SamplesArchived():
+                self._on_archived(event.last_version)
             case PolicyChanged():
                 self._on_policy(event)
             case StopAsked():
@@ -134,17 +162,30 @@ class Buffer:
                 self._settle_due = False
                 self._tell_settled()
             case Started():
-                pass
+                self._on_started()
             case _:
                 assert_never(event)
         self._advance()
         out, self._out = self._out, []
         return out
 
+    def _note(self, *entries: LedgerEntry) -> None:
+        """Enter these in the books and in the ledger."""
+        for entry in entries:
+            self.books.apply(entry)
+        self._out.append(Record(entries))
+
+    def _on_started(self) -> None:
+        if self.books.identity is None and self.settings.identity is not None:
+            self._note(self.settings.identity)
+        if self.books.grants.total:  # keepers and PromptSource may know less than the ledger, or nothing
+            self._tell_settled()
+            self._tell_demand()
+
     # --- groups come in ---------------------------------------------------------------------------------------
 
     def _on_admitted(self, group: Group) -> None:
-        tracked = self.table.get(group.group_id)
+        tracked = self.books.table.get(group.group_id)
         if tracked is None or tracked.status is not Status.GRANTED:
             return
         oldest = group.oldest_version
@@ -154,22 +195,19 @@ class Buffer:
             )
             return
         deadline = tracked.deadline if oldest is None else max(tracked.deadline, oldest + tracked.max_staleness)
-        self.table.admit(group, deadline)
-        self.settled.add(group.group_id)
-        self._out.append(Record((GroupRecorded(group=group, deadline_version=deadline),)))
+        self._note(recorded(group, deadline))
         self._untold.append(tuple(sample.key for sample in group.samples))
         self._settle_soon()
         if self.policy.on_stale is OnStale.MASK:
             self._expire()  # it may be old throughout; what else expires does so with the version
 
     def _on_rejected(self, event: GroupRejected) -> None:
-        tracked = self.table.get(event.group_id)
+        tracked = self.books.table.get(event.group_id)
         if tracked is None or tracked.status is not Status.GRANTED:
             return
         self._close(tracked, event.ended)
         came = (end for end in event.ended if end.state is not TerminalState.CANCELLED)
         self._untold.append(tuple(end.key for end in came))
-        self.grants.ended(tracked.ordinal)
         self._num_rejected_since_batch += 1
         limit = self.settings.max_rejected_batches * self.settings.groups_per_batch
         if self._num_rejected_since_batch >= limit and self._phase == "running":
@@ -179,97 +217,165 @@ class Buffer:
                 f"look at filter.* and at the rewards, or raise staleness.max_rejected_batches"
             )
 
-    # --- versions, receipts, ends -----------------------------------------------------------------------------
+    # --- the Learner ------------------------------------------------------------------------------------------
 
-    def _on_announced(self, version: int) -> None:
-        if self.announced is None or version > self.announced:
-            self.announced = version
-            self._out.append(Record((VersionRecorded(version=version),)))
+    def _on_learner(self, event: LearnerReady) -> None:
+        if event.version < 0:
+            self._out.append(Send(LEARNER, self.learner.started(event.epoch)))
+            if self._phase == "stopping":
+                self._stopped(self._stop_reason)  # what was to be saved is gone; it is trained again on resumption
+            return
+        self._stands_at(event.version)
+        if self._phase == "filling":
+            self._phase = "running"
+
+    def _stands_at(self, version: int) -> None:
+        if version > self.books.version:
+            self._fail(f"the Learner stands at version {version}, and the ledger at {self.books.version}")
+            return
+        self.learner.stands_at(version)
 
     def _on_step(self, event: StepFinished) -> None:
-        batch = self.open_batch
-        if batch is None or event.version != batch.version:
-            return  # a receipt that is recorded already
-        group_ids = tuple(group.group_id for group in batch.groups)
-        if event.group_ids != group_ids:
+        books, lease = self.books, self.books.open_lease
+        if lease is None or event.version != lease.version:
+            if event.version > books.checkpoint_version:  # it was recorded before; the Learner has come to it again
+                self._stands_at(event.version)
+            return
+        if event.group_ids != lease.group_ids:
             self._fail(f"the receipt of version {event.version} names other groups than its batch")
             return
-        self._out.append(
-            Record(
-                (
-                    StepRecorded(
-                        version=event.version,
-                        group_ids=group_ids,
-                        num_trained_tokens=event.num_trained_tokens,
-                        max_staleness=event.max_staleness,
-                    ),
-                )
+        groups = tuple(map(books.payload, lease.group_ids))
+        self._note(
+            StepRecorded(
+                version=event.version,
+                group_ids=event.group_ids,
+                num_trained_tokens=event.num_trained_tokens,
+                num_masked_tokens=event.num_masked_tokens,
+                max_staleness=event.max_staleness,
             )
         )
-        for group in batch.groups:
-            self.grants.ended(self.table.remove(group.group_id).ordinal)
-            self.accounts.trained(group.samples, group.ended)
-        self.version, self.open_batch, self._learner_waits = event.version, None, True
-        self._num_trained += len(group_ids)
-        self.max_staleness_seen = max(self.max_staleness_seen, event.max_staleness)
-        self._out.append(Send(SUPERVISOR, self._report(batch, event)))
+        self.open_batch = None
+        self.learner.stands_at(event.version)
+        self._out.append(Send(SUPERVISOR, self._report(groups, event)))
         self._expire()
-        if batch.is_last:
-            self._end()
+        early, self._early_checkpoint = self._early_checkpoint, None
+        if early is not None:
+            self._on_checkpoint(early)
 
-    def _report(self, batch: BatchReady, receipt: StepFinished) -> StepReported:
+    def _report(self, groups: tuple[Group, ...], receipt: StepFinished) -> StepReported:
+        table = self.books.table
         gauges = (
-            Metric("buffer/ready_groups", self.table.num_ready),
-            Metric("buffer/outstanding_groups", self.table.num_outstanding),
+            Metric("buffer/ready_groups", table.num_ready),
+            Metric("buffer/outstanding_groups", table.num_outstanding),
             Metric("buffer/target_outstanding", self.settings.pacing.target_outstanding or self.target.value),
-            Metric("buffer/announced_lag", receipt.version - (self.announced or 0)),
+            Metric("buffer/announced_lag", receipt.version - (self.books.announced or 0)),
         )
-        return step_report(batch, receipt, gauges, num_steps=self.settings.num_steps, balance=self.accounts.balance())
+        balance = self.books.accounts.balance()
+        return step_report(groups, receipt, gauges, num_steps=self.settings.num_steps, balance=balance)
 
-    def _ends(self, tracked: TrackedGroup, state: TerminalState, cause: str) -> tuple[SampleEnd, ...]:
-        return closed_ends(tracked, state, cause, samples_per_group=self.settings.samples_per_group)
+    def _on_fetched(self, event: BatchFetched) -> None:
+        lease = self.books.leases.get(event.version)
+        if lease is not None and self.learner.wants(event.version):
+            self._out.append(Send(LEARNER, self.learner.batch(lease, event.groups)))
+
+    # --- checkpoints ------------------------------------------------------------------------------------------
+
+    def _on_checkpoint(self, event: CheckpointSaved) -> None:
+        books = self.books
+        if event.version > books.version:
+            self._early_checkpoint = event  # ahead of its receipt
+            return
+        if event.version > books.checkpoint_version:
+            self._note(CheckpointRecorded(version=event.version, path=event.path))
+            if self.learner.stand is not None and self.learner.stand < event.version:
+                self.learner.stands_at(event.version)
+            self._release()
+        self._finish_if_saved()
+
+    def _release(self) -> None:
+        """Let go of what no checkpoint that is kept needs, once it is archived if it is to be."""
+        books = self.books
+        if self.settings.keep_samples and self._archived_through < books.checkpoint_version:
+            self._out.append(ArchiveSamples(self._archived_through + 1, books.checkpoint_version))
+            return
+        oldest = books.checkpoints[0].version
+        if oldest > books.released_through:
+            self._note(PayloadsReleased(through_version=oldest))
+        self._out.append(Send(LEARNER, CheckpointsKept(oldest_version=oldest)))
+
+    def _on_archived(self, last_version: int) -> None:
+        self._archived_through = max(self._archived_through, last_version)
+        if self.books.checkpoints:
+            self._release()
+        self._finish_if_saved()
+
+    def _finish_if_saved(self) -> None:
+        """End the run, or the stop, when the checkpoint of all that is trained is recorded."""
+        books = self.books
+        if self._phase not in ("ending", "stopping") or books.checkpoint_version < books.version:
+            return
+        if self.settings.keep_samples and self._archived_through < books.checkpoint_version:
+            return
+        if self._phase == "stopping":
+            self._stopped(self._stop_reason)
+            return
+        self._phase = "ended"
+        story = f"{self.version} batches trained"
+        if self.version < self.settings.num_steps:
+            story += f" of {self.settings.num_steps}: the dataset ended"
+        self._finish(story, completed=True)
+
+    # --- ends -------------------------------------------------------------------------------------------------
 
     def _end(self) -> None:
         """The last receipt is recorded: close what is left over and ask for the last checkpoint."""
         self._phase = "ending"
-        for tracked in list(self.table.outstanding()):
+        for tracked in list(self.books.table.outstanding()):
             self._close(tracked, self._ends(tracked, TerminalState.CANCELLED, "run_end"))
         self._tell_settled()
-        self._out.append(Send(LEARNER, CheckpointDemanded(version=self.version)))
+        self._demand_checkpoint()
 
-    def _on_checkpoint(self, event: CheckpointSaved) -> None:
-        if event.version > self.version:
-            return  # ahead of its receipt: it is demanded when that is recorded
-        if event.version > self._checkpoint_version:
-            self._checkpoint_version = event.version
-            self._out.append(Record((CheckpointRecorded(version=event.version, path=event.path),)))
-        if self._phase == "ending" and event.version == self.version:
-            self._phase = "ended"
-            story = f"{self.version} batches trained"
-            if self.version < self.settings.num_steps:
-                story += f" of {self.settings.num_steps}: the dataset ended"
-            self._finish(story, completed=True, checkpoint=event.path)
+    def _demand_checkpoint(self) -> None:
+        if self.books.checkpoint_version == self.version:
+            self._release()
+            self._finish_if_saved()
+        else:
+            self._out.append(Send(LEARNER, CheckpointDemanded(version=self.version)))
 
     def _on_stop(self, reason: str) -> None:
-        if self._phase not in ("ended", "stopped"):
-            self._phase = "stopped"
-            self._finish(reason, completed=False, checkpoint="")
+        """Save what is trained, if that can be done now. A Learner that is still behind has nothing to add."""
+        if self._phase in ("ending", "ended", "stopped", "stopping"):
+            return  # it ends anyway
+        if self._phase == "filling" or not self.learner.is_level:
+            self._stopped(reason)
+            return
+        self._phase, self._stop_reason = "stopping", reason
+        if self.books.open_lease is not None or self.books.checkpoint_version < self.version:
+            self._out.append(Send(LEARNER, CheckpointDemanded(version=self.version)))
+        else:
+            self._finish_if_saved()
 
-    def _finish(self, story: str, *, completed: bool, checkpoint: str) -> None:
+    def _stopped(self, reason: str) -> None:
+        self._phase = "stopped"
+        self._finish(reason, completed=False)
+
+    def _finish(self, story: str, *, completed: bool) -> None:
+        books = self.books
         finished = RunFinished(
             completed=completed,
             story=story,
-            version=self.version,
-            max_staleness=self.max_staleness_seen,
-            balance=self.accounts.balance(),
-            checkpoint=checkpoint,
+            version=books.version,
+            max_staleness=books.max_staleness_seen,
+            balance=books.accounts.balance(),
+            checkpoint=books.checkpoints[-1].path if books.checkpoints else "",
         )
         self._out.append(Send(SUPERVISOR, finished))
 
     def _fail(self, story: str) -> None:
-        self._phase = "stopped"
-        self._finish(story, completed=False, checkpoint="")
+        self._stopped(story)
         self._out.append(FailRun(story))
+
+    # --- the policy -------------------------------------------------------------------------------------------
 
     def _on_policy(self, event: PolicyChanged) -> None:
         reason = refusal(event, publish_every=self.settings.publish_every)
@@ -278,18 +384,16 @@ class Buffer:
             return
         if event.on_stale is OnStale.WAIT and self.policy.on_stale is not OnStale.WAIT:
             # The old policy took batches without looking ahead; what it left over could make the new one wait for ever.
-            for tracked in unfit(self.table, self.settings.pacing, taken_at=self._taken_at):
+            for tracked in unfit(self.books.table, self.settings.pacing, taken_at=self.books.taken_at):
                 self._close(tracked, self._ends(tracked, TerminalState.STALE, "past_deadline"))
-        self.policy = builtin_policy(
-            event.policy, max_staleness=event.max_staleness, update_mode=event.update_mode, on_stale=event.on_stale
+        self._note(
+            PolicyRecorded(
+                policy=event.policy,
+                max_staleness=event.max_staleness,
+                update_mode=event.update_mode,
+                on_stale=event.on_stale,
+            )
         )
-        recorded = PolicyRecorded(
-            policy=event.policy,
-            max_staleness=event.max_staleness,
-            update_mode=event.update_mode,
-            on_stale=event.on_stale,
-        )
-        self._out.append(Record((recorded,)))
         self._notice(f"new grants follow {event.policy} with max_staleness {event.max_staleness}")
 
     def _notice(self, text: str) -> None:
@@ -298,116 +402,131 @@ class Buffer:
     # --- what follows from the state --------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """Form a batch if one is allowed, then grant what may be granted. Idempotent."""
-        if self._phase != "running" or self.announced is None:
+        """Offer the next batch if there is one, then grant what may be granted. Idempotent."""
+        if self._phase not in ("filling", "running", "ending", "stopping"):
             return
-        self._offer()
-        self._grant()
-        if self._is_exhausted() and self.table.num_outstanding == 0:
+        self._repeat()
+        if self._phase in ("ending", "stopping"):
+            return
+        if self._is_over():
             self._end()
+            self._repeat()
+        elif self._phase == "running" and self.books.announced is not None:
+            self._offer()
+            self._grant()
+
+    def _is_over(self) -> bool:
+        """Whether nothing more can be trained."""
+        books = self.books
+        return books.version >= self.settings.num_steps or (books.is_exhausted and not books.table.num_outstanding)
+
+    def _repeat(self) -> None:
+        """Offer a recorded batch to a Learner that has not trained it."""
+        lease = self.learner.to_repeat()
+        if lease is None:
+            return
+        if lease is self.books.open_lease:
+            if self._phase == "stopping":
+                return  # the checkpoint is wanted, and not another step before it
+            self.open_batch = self.learner.batch(lease, tuple(map(self.books.payload, lease.group_ids)))
+            self._out.append(Send(LEARNER, self.open_batch))
+        else:
+            self._out.append(FetchBatch(lease.version, lease.group_ids))
 
     def _offer(self) -> None:
-        if self.open_batch is not None or not self._learner_ready:
+        """Form a new batch, if the Learner has trained all that is recorded and one is allowed."""
+        books, pacing = self.books, self.settings.pacing
+        if books.open_lease is not None or not self.learner.is_level:
             return
-        pacing = self.settings.pacing
-        batch = form_batch(self.table, self.policy, pacing, version=self.version, is_exhausted=self._is_exhausted())
-        if batch is None:
-            starved = self.table.num_ready < self.settings.groups_per_batch  # more groups do not hasten a late one
-            if self._learner_waits and starved:
+        formed = form_batch(books.table, self.policy, pacing, version=self.version, is_exhausted=books.is_exhausted)
+        if formed is None:
+            starved = books.table.num_ready < self.settings.groups_per_batch  # more groups do not hasten a late one
+            if self.learner.waits and starved:
                 self.target.learner_waited(self._bound())
-                self._learner_waits = False
+                self.learner.waits = False
             return
-        groups = self.table.lease(batch)
-        self._learner_waits, self._num_rejected_since_batch = False, 0
-        self.target.batch_taken(self.table.num_ready)
-        is_last = self.version + 1 == self.settings.num_steps or (self._is_exhausted() and not self.table.num_unleased)
-        self.open_batch = BatchReady(
-            version=self.version + 1,
-            groups=groups,
-            announced_version=self.announced or 0,
-            max_staleness=max(self.table.tracked(group.group_id).max_staleness for group in groups),
-            mask_stale=self.policy.on_stale is OnStale.MASK,
-            update_mode=self.policy.update_mode,
-            is_last=is_last,
-            num_waiting_groups=self.table.num_ready,
+        groups = tuple(map(books.payload, formed))
+        self._num_rejected_since_batch = 0
+        is_short = books.is_exhausted and books.table.num_unleased == len(formed)
+        self._note(
+            BatchLeased(
+                version=self.version + 1,
+                group_ids=tuple(formed),
+                max_staleness=max(books.table.tracked(group_id).max_staleness for group_id in formed),
+                mask_stale=self.policy.on_stale is OnStale.MASK,
+                update_mode=self.policy.update_mode,
+                is_last=self.version + 1 == self.settings.num_steps or is_short,
+            )
         )
-        self._out.append(Record((BatchLeased(version=self.version + 1, group_ids=tuple(batch)),)))
+        assert books.open_lease is not None
+        self.target.batch_taken(books.table.num_ready)
+        self.learner.offers(self.version + 1)
+        self.open_batch = self.learner.batch(books.open_lease, groups)
         self._out.append(Send(LEARNER, self.open_batch))
         self._expire()
 
-    def _is_exhausted(self) -> bool:
-        """The dataset has nothing left to grant."""
-        return self.grants.num_left == 0
-
-    @property
-    def _taken_at(self) -> int:
-        """The version at which the next batch is taken."""
-        return self.version + (self.open_batch is not None)
-
     def _bound(self) -> int:
         return bound(
-            announced=self.announced or 0,
-            taken_at=self._taken_at,
-            num_leased=self.table.num_leased,
+            announced=self.books.announced or 0,
+            taken_at=self.books.taken_at,
+            num_leased=self.books.table.num_leased,
             max_staleness=self.policy.max_staleness,
             settings=self.settings.pacing,
         )
 
     def _limit(self) -> int:
         """How many groups may be outstanding: the policy's target, cut at the bound, never below one batch."""
-        pacing = self.settings.pacing
+        pacing, table = self.settings.pacing, self.books.table
         view = BufferState(
             version=self.version,
-            announced_version=self.announced or 0,
+            announced_version=self.books.announced or 0,
             groups_per_batch=pacing.groups_per_batch,
-            outstanding=self.table.num_outstanding,
-            ready=self.table.num_ready,
+            outstanding=table.num_outstanding,
+            ready=table.num_ready,
             target_outstanding=pacing.target_outstanding or self.target.value,
         )
         wanted = max(self.policy.target(view), pacing.groups_per_batch)
         return min(int(wanted * pacing.over_sampling), self._bound())
 
     def _grant(self) -> None:
+        books = self.books
         number = num_grantable(
             limit=self._limit(),
-            outstanding=self.table.num_outstanding,
-            in_generation=self.table.num_in_generation,
-            trained=self._num_trained,
-            num_left=self.grants.num_left,
+            outstanding=books.table.num_outstanding,
+            in_generation=books.table.num_in_generation,
+            trained=books.num_trained_groups,
+            num_left=books.grants.num_left,
             settings=self.settings.pacing,
         )
-        if number == 0 or self.announced is None:
+        if number == 0 or books.announced is None:
             return
         eta = self.policy.max_staleness
-        spans = self.grants.grant(number, min_version=self.announced, deadline_version=self.announced + eta)
-        for span in spans:
-            for group_id, ordinal in groups_of(span):
-                self.table.grant(TrackedGroup(group_id, ordinal, self.announced, self.announced + eta, eta))
-        self.accounts.granted(number)
-        self._out.append(Record(tuple(GroupsGranted(span=span, total=self.grants.total) for span in spans)))
+        spans = books.grants.next_spans(number, min_version=books.announced, deadline_version=books.announced + eta)
+        totals = (span.first_group + span.num_groups for span in spans)
+        self._note(
+            *(GroupsGranted(span=s, total=total, max_staleness=eta) for s, total in zip(spans, totals, strict=True))
+        )
         self._tell_demand()
+
+    def _ends(self, tracked: TrackedGroup, state: TerminalState, cause: str) -> tuple[SampleEnd, ...]:
+        return closed_ends(tracked, state, cause, samples_per_group=self.settings.samples_per_group)
 
     def _expire(self) -> None:
         """End the groups that can no longer be trained in time."""
         expiry, found = expired(
-            self.table,
+            self.books.table,
             self.policy,
             self.settings.pacing,
             version=self.version,
-            taken_at=self._taken_at,
+            taken_at=self.books.taken_at,
         )
         for tracked in found:
-            if expiry.is_requeued:
-                self.grants.requeue(tracked.ordinal)
-            self._close(tracked, self._ends(tracked, expiry.state, expiry.cause))
+            again = expiry.is_requeued and self.books.grants.may_requeue(tracked.ordinal)
+            self._close(tracked, self._ends(tracked, expiry.state, expiry.cause), is_requeued=again)
 
-    def _close(self, tracked: TrackedGroup, ended: tuple[SampleEnd, ...]) -> None:
+    def _close(self, tracked: TrackedGroup, ended: tuple[SampleEnd, ...], *, is_requeued: bool = False) -> None:
         """Every sample of the group is terminal, and not by training."""
-        self.table.remove(tracked.group_id)
-        self.accounts.closed(ended)
-        self._out.append(Record((GroupClosed(group_id=tracked.group_id, ended=ended),)))
-        if tracked.group_id not in self.settled:
-            self.settled.add(tracked.group_id)
+        self._note(GroupClosed(group_id=tracked.group_id, ended=ended, is_requeued=is_requeued))
         self._settle_soon()
 
     # --- telling ----------------------------------------------------------------------------------------------
@@ -419,23 +538,19 @@ class Buffer:
 
     def _tell_settled(self) -> None:
         self._untold = []
-        event = SamplesSettled(settled=self.settled.snapshot())
+        event = SamplesSettled(settled=self.books.settled.snapshot())
         keepers = (PROMPT_SOURCE, SCORER, FILTER, *self.settings.engines)
         self._out.extend(Send(keeper, event) for keeper in keepers)
 
     def _tell_demand(self) -> None:
         self._untold = []
-        snapshot = self.settled.snapshot()
-        spans = self.grants.snapshot(snapshot.floor)
-        self._out.append(Send(PROMPT_SOURCE, DemandGranted(total=self.grants.total, spans=spans, settled=snapshot)))
+        grants, snapshot = self.books.grants, self.books.settled.snapshot()
+        spans = grants.snapshot(snapshot.floor)
+        self._out.append(Send(PROMPT_SOURCE, DemandGranted(total=grants.total, spans=spans, settled=snapshot)))
 
     def validate(self) -> None:
         """Assert the invariants."""
-        self.table.validate()
-        self.settled.validate()
-        balance = self.accounts.balance()
-        assert balance.is_balanced, f"the accounts do not balance: {balance}"
-        assert self.accounts.num_open_groups == self.table.num_outstanding
+        self.books.validate()
         if self.policy.on_stale is OnStale.WAIT:
-            late = unfit(self.table, self.settings.pacing, taken_at=self._taken_at)
+            late = unfit(self.books.table, self.settings.pacing, taken_at=self.books.taken_at)
             assert not late, f"under wait these can no longer be trained in time: {late}"

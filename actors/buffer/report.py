@@ -11,40 +11,43 @@ from penstock.messages.training import StepReported
 if TYPE_CHECKING:
     from penstock.actors.buffer.table import TrackedGroup
     from penstock.messages.samples import Group
-    from penstock.messages.training import Balance, BatchReady, StepFinished
+    from penstock.messages.training import Balance, StepFinished
 
 
 def closed_ends(
     tracked: TrackedGroup, state: TerminalState, cause: str, *, samples_per_group: int
 ) -> tuple[SampleEnd, ...]:
     """The ends of all samples of a group that is given up. What had failed before keeps its own end."""
-    payload = tracked.payload
-    if payload is None:
+    record = tracked.record
+    if record is None:
         keys = (SampleKey(tracked.group_id, index) for index in range(samples_per_group))
         return tuple(SampleEnd(key=key, state=state, cause=cause) for key in keys)
-    given_up = (SampleEnd(key=s.key, state=state, cause=cause, num_tokens=s.num_tokens) for s in payload.samples)
-    return (*given_up, *payload.ended)
+    given_up = (
+        SampleEnd(key=SampleKey(tracked.group_id, note.index), state=state, cause=cause, num_tokens=note.num_tokens)
+        for note in record.samples
+    )
+    return (*given_up, *record.ended)
 
 
-def ages(batch: BatchReady) -> list[int]:
-    """Age of each sample of a batch that has tokens, in versions, when it is consumed."""
-    consumed_at = batch.version - 1
-    samples = (sample for group in batch.groups for sample in group.samples)
+def ages(groups: tuple[Group, ...], version: int) -> list[int]:
+    """Age of each sample that has tokens, in versions, when its batch is consumed to make ``version``."""
+    consumed_at = version - 1
+    samples = (sample for group in groups for sample in group.samples)
     return [consumed_at - oldest for sample in samples if (oldest := sample.oldest_version) is not None]
 
 
 def step_report(
-    batch: BatchReady, receipt: StepFinished, gauges: tuple[Metric, ...], *, num_steps: int, balance: Balance
+    groups: tuple[Group, ...], receipt: StepFinished, gauges: tuple[Metric, ...], *, num_steps: int, balance: Balance
 ) -> StepReported:
     """The report of a recorded step: the Learner's metrics, the batch's own figures, and ``gauges``."""
-    sample_ages = ages(batch)
+    sample_ages = ages(groups, receipt.version)
     counts = [0] * (max(sample_ages, default=0) + 1)
     for age in sample_ages:
         counts[age] += 1
     own = (
         Metric("buffer/staleness_mean", sum(sample_ages) / max(1, len(sample_ages))),
         Metric("buffer/staleness_max", receipt.max_staleness),
-        Metric("rollout/raw_reward", _mean_reward(batch.groups)),
+        Metric("rollout/raw_reward", _mean_reward(groups)),
         Metric("train/num_tokens", receipt.num_trained_tokens),
         Metric("train/num_masked_tokens", receipt.num_masked_tokens),
     )
@@ -55,7 +58,7 @@ def step_report(
         group_ids=receipt.group_ids,
         metrics=tuple(named.values()),
         staleness_counts=tuple(counts),
-        response_lengths=tuple(sample.num_tokens for group in batch.groups for sample in group.samples),
+        response_lengths=tuple(sample.num_tokens for group in groups for sample in group.samples),
         balance=balance,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from penstock.actors.buffer.pacing import PacingSettings
 from penstock.messages.base import Value
+from penstock.messages.ledger import RunRecorded
 
 
 class BufferSettings(Value, frozen=True, kw_only=True):
@@ -19,6 +20,11 @@ class BufferSettings(Value, frozen=True, kw_only=True):
     max_requeues: int = 1
     max_rejected_batches: int = 20
     settle_delay_s: float = 0.1
+    keep_checkpoints: int = 1
+    keep_samples: bool = False
+    """Archive trained samples before their payloads go."""
+    identity: RunRecorded | None = None
+    """What a ledger must say of its run; None takes any."""
 
     @property
     def num_steps(self) -> int:

@@ -3,7 +3,7 @@
 A group is GRANTED until it is admitted, READY until it is in a batch, LEASED until its batch is trained; then it leaves
 the table. It may also leave from GRANTED or READY, when it is rejected, cancelled or stale.
 
-Invariants: every count equals what counting the groups gives; a payload is there for READY and LEASED groups only.
+Invariants: every count equals what counting the groups gives; a record is there for READY and LEASED groups only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock.actors.buffer.policies import RankedGroup
-from penstock.messages.samples import Group
+from penstock.messages.ledger import GroupRecorded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -42,9 +42,7 @@ class TrackedGroup(msgspec.Struct):
     max_staleness: int
     """η of the policy that it was granted under."""
     status: Status = Status.GRANTED
-    payload: Group | None = None
-    newest_version: int | None = None
-    """Of its tokens; looked up when it is first asked for."""
+    record: GroupRecorded | None = None
 
 
 class GroupTable:
@@ -64,31 +62,28 @@ class GroupTable:
         self._groups[tracked.group_id] = tracked
         self._unleased[tracked.deadline] += 1
 
-    def admit(self, group: Group, deadline: int) -> None:
+    def admit(self, record: GroupRecorded) -> None:
         """GRANTED → READY, with a deadline that is no earlier than the granted one."""
-        tracked = self._groups[group.group_id]
+        tracked, deadline = self._groups[record.group_id], record.deadline_version
         assert tracked.status is Status.GRANTED
         assert deadline >= tracked.deadline
         _decrement(self._unleased, tracked.deadline)
         self._unleased[deadline] += 1
         self._ready_deadlines[deadline] += 1
-        tracked.status, tracked.payload, tracked.deadline = Status.READY, group, deadline
-        self._ready[group.group_id] = RankedGroup(
-            group_id=group.group_id, deadline_version=deadline, num_tokens=group.num_tokens
+        tracked.status, tracked.record, tracked.deadline = Status.READY, record, deadline
+        num_tokens = sum(note.num_tokens for note in record.samples)
+        self._ready[record.group_id] = RankedGroup(
+            group_id=record.group_id, deadline_version=deadline, num_tokens=num_tokens
         )
 
-    def lease(self, group_ids: Sequence[int]) -> tuple[Group, ...]:
-        """READY → LEASED; the payloads in this order."""
-        groups: list[Group] = []
+    def lease(self, group_ids: Sequence[int]) -> None:
+        """READY → LEASED."""
         for group_id in group_ids:
             tracked = self._groups[group_id]
             assert tracked.status is Status.READY
-            assert tracked.payload is not None
             self._leave(tracked)
             tracked.status = Status.LEASED
             self._num_leased += 1
-            groups.append(tracked.payload)
-        return tuple(groups)
 
     def remove(self, group_id: int) -> TrackedGroup:
         """A group leaves, from whatever status."""
@@ -160,9 +155,7 @@ class GroupTable:
         found: list[TrackedGroup] = []
         for group_id in self._ready:
             tracked = self._groups[group_id]
-            if tracked.newest_version is None:
-                tracked.newest_version = _newest_version(tracked.payload)
-            if tracked.newest_version < version:
+            if _newest_version(tracked.record) < version:
                 found.append(tracked)
         return found
 
@@ -180,7 +173,7 @@ class GroupTable:
         assert ready == self._ready_deadlines, (ready, self._ready_deadlines)
         assert self._num_leased == sum(1 for t in self._groups.values() if t.status is Status.LEASED)
         assert set(self._ready) == {t.group_id for t in self._groups.values() if t.status is Status.READY}
-        assert all((t.payload is None) == (t.status is Status.GRANTED) for t in self._groups.values())
+        assert all((t.record is None) == (t.status is Status.GRANTED) for t in self._groups.values())
 
 
 def _decrement(counts: Counter[int], key: int) -> None:
@@ -189,8 +182,7 @@ def _decrement(counts: Counter[int], key: int) -> None:
         del counts[key]
 
 
-def _newest_version(group: Group | None) -> int:
+def _newest_version(record: GroupRecorded | None) -> int:
     """A group without tokens is never too old."""
-    assert group is not None
-    spans = [span for sample in group.samples for part in sample.parts for span in part.spans if span.num_tokens]
-    return max((span.version for span in spans), default=NEVER_OLD)
+    assert record is not None
+    return max((n.newest_version for n in record.samples if n.newest_version is not None), default=NEVER_OLD)

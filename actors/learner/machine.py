@@ -6,14 +6,19 @@ Invariants:
 * A batch is trained if it makes ``version + 1``. One that is trained already is answered with its receipt.
 * No token beyond the bound is trained: a batch that holds one stops the run, unless the policy masks such tokens.
 * The backend does one thing at a time, in the order asked for: a version is exported before the next batch changes it.
+* It loads the checkpoint that the Buffer names, and no other.
+* A version that engines were told of, or a newer one, is published by this incarnation before it waits for batches
+  made with it; an older one is never published.
 
-States: ``starting`` → ``idle`` ⇄ ``training`` → ``publishing`` → ``idle``; ``idle`` ⇄ ``checkpointing``.
+States: ``starting`` (until a checkpoint is named) → ``opening`` → ``idle`` ⇄ ``training`` → ``publishing`` → ``idle``;
+``idle`` ⇄ ``checkpointing``.
 
 | waits for | who ends it |
 |---|---|
-| its backend to open (model, warm start) | the backend; ``start_timeout_s`` |
+| the name of a checkpoint | the Buffer; ``start_timeout_s``, then another Learner takes its place |
+| its backend to open (model, warm start) | the backend; ``start_timeout_s``, likewise |
 | a batch | the Buffer |
-| a step, an export, a checkpoint | the backend; ``step_timeout_s`` |
+| a step, an export, a checkpoint | the backend; ``step_timeout_s``, likewise |
 """
 
 from __future__ import annotations
@@ -22,10 +27,12 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final, assert_never, final
 
 from penstock.messages.commands import (
+    DeleteCheckpoints,
     FailRun,
     OpenLearner,
     PublishWeights,
     ReleaseWeights,
+    ReplaceActor,
     SaveCheckpoint,
     Send,
     StartTimer,
@@ -40,17 +47,19 @@ from penstock.messages.local import (
     TimerFired,
     WeightsPublished,
 )
-from penstock.messages.names import BUFFER, WEIGHT_PUBLISHER
+from penstock.messages.names import BUFFER, LEARNER, WEIGHT_PUBLISHER
 from penstock.messages.training import (
     Activity,
     BatchReady,
     CheckpointDemanded,
+    CheckpointNamed,
     CheckpointSaved,
+    CheckpointsKept,
     LearnerReady,
     StepFinished,
     UpdateMode,
 )
-from penstock.messages.weights import VersionAnnounced, WeightsExported
+from penstock.messages.weights import PublishFailed, VersionAnnounced, WeightsExported
 
 if TYPE_CHECKING:
     from penstock.actors.learner.settings import LearnerSettings
@@ -66,6 +75,7 @@ class Phase(StrEnum):
     """What the backend does."""
 
     STARTING = "starting"
+    OPENING = "opening"
     IDLE = "idle"
     TRAINING = "training"
     PUBLISHING = "publishing"
@@ -79,17 +89,22 @@ class Learner:
     def __init__(self, settings: LearnerSettings) -> None:
         self.settings = settings
         self.phase = Phase.STARTING
-        self.version = 0
+        self.version = -1
+        """−1: nothing is loaded."""
         self.published_version = -1
         self._publish = settings.epoch * PUBLISHES_PER_EPOCH
         self._update_mode = UpdateMode.DRAIN
         self._announced = -1
+        """The newest version that engines were told of, as far as is known here."""
+        self._must_publish = False
         self._batch: BatchReady | None = None
         """In training."""
         self._next: BatchReady | None = None
         """Came while the backend was busy."""
         self._receipt: StepFinished | None = None
-        self._checkpoint_due: int | None = None
+        self._demanded: int | None = None
+        """A checkpoint of this version or a later one is wanted."""
+        self._save_due = False
         self._saved: CheckpointSaved | None = None
         self._out: list[AnyCommand] = []
 
@@ -102,7 +117,7 @@ class Learner:
     def activity(self) -> Activity:
         """What the learner's time is spent on."""
         match self.phase:
-            case Phase.STARTING:
+            case Phase.STARTING | Phase.OPENING:
                 return Activity.STARTING
             case Phase.IDLE:
                 return Activity.WAITING_FOR_SAMPLES
@@ -136,25 +151,24 @@ class Learner:
             case CheckpointDemanded():
                 self._on_demand(event)
             case CheckpointWritten():
-                self._done()
-                self._saved = CheckpointSaved(version=event.version, path=event.path)
-                self._out.append(Send(BUFFER, self._saved))
-                if self._checkpoint_due == event.version:
-                    self._checkpoint_due = None  # demanded again while it was written
+                self._on_written(event)
+            case CheckpointsKept():
+                self._out.append(DeleteCheckpoints(event.oldest_version))
             case VersionAnnounced():
                 if event.version > self._announced:
                     self._announced = event.version
                     self._out.append(ReleaseWeights(event.version))
+            case PublishFailed():
+                self._must_publish |= event.publish == self._publish - 1
+            case CheckpointNamed():
+                self._on_named(event)
             case LearnerOpened():
-                self._done()
-                self.version = event.version
-                self._out.append(Send(BUFFER, LearnerReady(epoch=self.settings.epoch, version=event.version)))
-                self._start_publish()
+                self._on_opened(event.version)
             case Started():
-                self._out.extend((OpenLearner(), StartTimer(DEADLINE, self.settings.start_timeout_s)))
+                self._out.append(Send(BUFFER, LearnerReady(epoch=self.settings.epoch, version=-1)))
+                self._out.append(StartTimer(DEADLINE, self.settings.start_timeout_s))
             case TimerFired():
-                if self.phase is not Phase.IDLE:  # it ran out while what it was for came to its end
-                    self._out.append(FailRun(f"the learner is {self.phase.value} for longer than it may; see its log"))
+                self._on_late()
             case _:
                 assert_never(event)
         self._advance()
@@ -163,10 +177,31 @@ class Learner:
 
     # --- events -----------------------------------------------------------------------------------------------
 
+    def _on_named(self, event: CheckpointNamed) -> None:
+        if self.phase is not Phase.STARTING or event.learner_epoch != self.settings.epoch:
+            return  # said again, or to a predecessor
+        self.phase = Phase.OPENING
+        self._announced = max(self._announced, event.announced_version)
+        self._out.append(OpenLearner(version=event.version, path=event.path))
+
+    def _on_opened(self, version: int) -> None:
+        self._done()
+        self.version = version
+        self._out.append(Send(BUFFER, LearnerReady(epoch=self.settings.epoch, version=version)))
+        self._must_publish = version >= self._announced
+        self._save_due = version == 0 and self.settings.saves_first
+
+    def _on_late(self) -> None:
+        if self.phase is not Phase.IDLE:  # otherwise it ran out while what it was for came to its end
+            cause = f"it is {self.phase.value} for longer than it may"
+            self._out.append(ReplaceActor(LEARNER, self.settings.epoch, cause))
+
     def _on_batch(self, event: BatchReady) -> None:
+        if self.version < 0:
+            return  # offered to a predecessor; what this one is to train comes when it has loaded
         if event.version <= self.version:
-            if self._receipt is not None and self._receipt.version == event.version:
-                self._out.append(Send(BUFFER, self._receipt))
+            stand = self._receipt or LearnerReady(epoch=self.settings.epoch, version=self.version)
+            self._out.append(Send(BUFFER, stand))
         elif event.version == self.version + 1 and (self._batch is None or self._batch.version != event.version):
             self._next = event
 
@@ -186,11 +221,12 @@ class Learner:
         )
         self._out.extend((Send(BUFFER, self._receipt), Send(WEIGHT_PUBLISHER, self._receipt)))
         self._update_mode = batch.update_mode
+        self._announced = max(self._announced, batch.announced_version)
         due = self.version - self.published_version >= self.settings.publish_every
-        # An engine may have been told of a version that this incarnation has not published: off the grid, then.
-        missing = self.version >= batch.announced_version > self.published_version
-        if (due or missing) and not batch.is_last:
-            self._start_publish()
+        # Engines may have been told of a version that this incarnation has not published: off the grid, then.
+        missing = self._announced > self.published_version
+        self._must_publish |= (due or missing) and self.version >= self._announced and not batch.is_last
+        self._save_due |= self.version % self.settings.save_every == 0 and not batch.is_last
 
     def _on_published(self, event: WeightsPublished) -> None:
         self._done()
@@ -199,23 +235,37 @@ class Learner:
         self._out.append(Send(WEIGHT_PUBLISHER, exported))
 
     def _on_demand(self, event: CheckpointDemanded) -> None:
-        if self._saved is not None and self._saved.version == event.version:
+        if self._saved is not None and self._saved.version == self.version >= event.version:
             self._out.append(Send(BUFFER, self._saved))
         else:
-            self._checkpoint_due = event.version
+            self._demanded = event.version
+
+    def _on_written(self, event: CheckpointWritten) -> None:
+        self._done()
+        self._saved = CheckpointSaved(version=event.version, path=event.path)
+        self._out.append(Send(BUFFER, self._saved))
 
     # --- what follows from the state --------------------------------------------------------------------------
 
     def _advance(self) -> None:
         if self.phase is not Phase.IDLE:
             return
-        if self._next is not None:
+        is_demanded = self._demanded is not None and self.version >= self._demanded
+        if self._must_publish:
+            self._start_publish()
+        elif self._save_due or is_demanded:
+            self._save()
+        elif self._next is not None:
             batch, self._next = self._next, None
             self._train(batch)
-        elif self._checkpoint_due == self.version:
-            self._checkpoint_due = None
-            self._start(Phase.CHECKPOINTING)
-            self._out.append(SaveCheckpoint(self.version))
+
+    def _save(self) -> None:
+        self._demanded, self._save_due = None, False
+        if self._saved is not None and self._saved.version == self.version:
+            self._out.append(Send(BUFFER, self._saved))
+            return
+        self._start(Phase.CHECKPOINTING)
+        self._out.append(SaveCheckpoint(self.version))
 
     def _train(self, batch: BatchReady) -> None:
         bound = batch.max_staleness
@@ -228,6 +278,7 @@ class Learner:
         self._out.append(Train(version=batch.version, groups=batch.groups, min_token_version=oldest))
 
     def _start_publish(self) -> None:
+        self._must_publish = False
         self._start(Phase.PUBLISHING)
         self._out.append(PublishWeights(self.version, self._publish))
         self._publish += 1
@@ -244,7 +295,7 @@ class Learner:
         """Assert the invariants."""
         assert (self.phase is Phase.TRAINING) == (self._batch is not None)
         assert self._batch is None or self._batch.version == self.version + 1
-        assert self.published_version <= self.version
+        assert self.published_version <= self.version or self.version < 0
 
 
 def oldest_age(batch: BatchReady) -> int:

@@ -1,0 +1,206 @@
+"""The books of the run: everything that the Buffer knows for good, as the fold of the ledger's entries.
+
+Invariants:
+
+* ``apply`` is the only way in which the books change, and every entry that is applied is recorded. So a Buffer that
+  applies the entries of its predecessor stands where that one stood, whatever had been done with the last of them.
+* Every group below ``grants.total`` is settled or in the table, or both.
+* At most one batch is leased and not trained: that which makes ``version + 1``.
+* ``leases`` holds every batch after the newest checkpoint: those that a Learner which comes back trains again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, assert_never
+
+from penstock.actors.buffer.accounts import Accounts, SettledGroups
+from penstock.actors.buffer.grants import Grants, groups_of
+from penstock.actors.buffer.policies import builtin_policy
+from penstock.actors.buffer.table import GroupTable, Status, TrackedGroup
+from penstock.messages.ledger import (
+    BatchLeased,
+    CheckpointRecorded,
+    GroupClosed,
+    GroupRecorded,
+    GroupsGranted,
+    PayloadsReleased,
+    PolicyRecorded,
+    RunRecorded,
+    SampleNote,
+    StepRecorded,
+    VersionRecorded,
+)
+
+if TYPE_CHECKING:
+    from penstock.actors.buffer.policies import StalenessPolicy
+    from penstock.actors.buffer.settings import BufferSettings
+    from penstock.messages.ledger import LedgerEntry
+    from penstock.messages.samples import Group, Sample
+
+
+class OtherRunError(ValueError):
+    """The ledger is that of a run with another seed, dataset or shape."""
+
+
+class Books:
+    """Grants, groups, batches, versions and checkpoints of one run."""
+
+    def __init__(self, settings: BufferSettings, policy: StalenessPolicy) -> None:
+        self.settings = settings
+        self.policy = policy
+        self.identity: RunRecorded | None = None
+        self.version = 0
+        """Batches trained."""
+        self.announced: int | None = None
+        self.table = GroupTable()
+        self.settled = SettledGroups()
+        self.accounts = Accounts(settings.samples_per_group)
+        self.grants = Grants(num_prompts=settings.num_prompts, max_requeues=settings.max_requeues)
+        self.open_lease: BatchLeased | None = None
+        self.leases: dict[int, BatchLeased] = {}
+        self.checkpoints: list[CheckpointRecorded] = []
+        """Those that the run can be resumed from, the newest last."""
+        self.released_through = 0
+        self.num_trained_groups = 0
+        self.max_staleness_seen = 0
+
+    @property
+    def checkpoint_version(self) -> int:
+        """Of the newest checkpoint; −1: there is none."""
+        return self.checkpoints[-1].version if self.checkpoints else -1
+
+    @property
+    def is_exhausted(self) -> bool:
+        """The dataset has nothing left to grant."""
+        return self.grants.num_left == 0
+
+    @property
+    def taken_at(self) -> int:
+        """The version at which the next batch is taken."""
+        return self.version + (self.open_lease is not None)
+
+    def apply(self, entry: LedgerEntry) -> None:
+        """Enter one record.
+
+        Raises:
+            OtherRunError: the first entry says that this is the ledger of another run.
+        """
+        match entry:
+            case GroupsGranted():
+                self._grant(entry)
+            case GroupRecorded():
+                self.table.admit(entry)
+                self.settled.add(entry.group_id)
+            case GroupClosed():
+                self._close(entry)
+            case BatchLeased():
+                self.table.lease(entry.group_ids)
+                self.open_lease = self.leases[entry.version] = entry
+            case StepRecorded():
+                self._step(entry)
+            case VersionRecorded():
+                self.announced = entry.version
+            case CheckpointRecorded():
+                self.checkpoints = [*self.checkpoints, entry][-self.settings.keep_checkpoints :]
+                self.leases = {v: lease for v, lease in self.leases.items() if v > entry.version}
+            case PayloadsReleased():
+                self.released_through = entry.through_version
+            case PolicyRecorded():
+                self.policy = builtin_policy(
+                    entry.policy,
+                    max_staleness=entry.max_staleness,
+                    update_mode=entry.update_mode,
+                    on_stale=entry.on_stale,
+                )
+            case RunRecorded():
+                self._identify(entry)
+            case _:
+                assert_never(entry)
+
+    def _identify(self, entry: RunRecorded) -> None:
+        expected = self.settings.identity
+        if expected is not None and expected != entry:
+            names = [name for name in entry.__struct_fields__ if getattr(entry, name) != getattr(expected, name)]
+            found = ", ".join(f"{name} {getattr(expected, name)} (was {getattr(entry, name)})" for name in names)
+            raise OtherRunError(
+                f"the run cannot go on with {found}: its group ids would mean other prompts. Take the scenario and the "
+                f"dataset that it was begun with, or begin a new run"
+            )
+        self.identity = entry
+
+    def _grant(self, entry: GroupsGranted) -> None:
+        span = entry.span
+        self.grants.take(span)
+        for group_id, ordinal in groups_of(span):
+            self.table.grant(
+                TrackedGroup(group_id, ordinal, span.min_version, span.deadline_version, entry.max_staleness)
+            )
+        self.accounts.granted(span.num_groups)
+
+    def _close(self, entry: GroupClosed) -> None:
+        tracked = self.table.remove(entry.group_id)
+        self.accounts.closed(entry.ended)
+        if entry.is_requeued:
+            self.grants.requeue(tracked.ordinal)
+        else:
+            self.grants.ended(tracked.ordinal)
+        if entry.group_id not in self.settled:
+            self.settled.add(entry.group_id)
+
+    def _step(self, entry: StepRecorded) -> None:
+        for group_id in entry.group_ids:
+            tracked = self.table.remove(group_id)
+            assert tracked.record is not None
+            self.grants.ended(tracked.ordinal)
+            self.accounts.trained(tracked.record.samples, tracked.record.ended)
+        self.version, self.open_lease = entry.version, None
+        self.num_trained_groups += len(entry.group_ids)
+        self.max_staleness_seen = max(self.max_staleness_seen, entry.max_staleness)
+
+    def payload(self, group_id: int) -> Group:
+        """Of a group that is ready or leased."""
+        record = self.table.tracked(group_id).record
+        assert record is not None
+        assert record.payload is not None
+        return record.payload
+
+    def validate(self) -> None:
+        """Assert the invariants."""
+        self.table.validate()
+        self.settled.validate()
+        balance = self.accounts.balance()
+        assert balance.is_balanced, f"the accounts do not balance: {balance}"
+        assert self.accounts.num_open_groups == self.table.num_outstanding
+        open_lease = self.open_lease
+        assert open_lease is None or open_lease.version == self.version + 1
+        leased = () if open_lease is None else open_lease.group_ids
+        assert self.table.num_leased == len(leased)
+        assert all(self.table.tracked(group_id).status is Status.LEASED for group_id in leased)
+        since = range(max(0, self.checkpoint_version) + 1, self.taken_at + 1)
+        assert list(self.leases) == list(since), (list(self.leases), since)
+
+
+def recorded(group: Group, deadline_version: int) -> GroupRecorded:
+    """The entry for a group that is admitted."""
+    return GroupRecorded(
+        group_id=group.group_id,
+        deadline_version=deadline_version,
+        samples=tuple(map(note_of, group.samples)),
+        ended=group.ended,
+        payload=group,
+    )
+
+
+def note_of(sample: Sample) -> SampleNote:
+    """What the ledger keeps of a sample for good."""
+    versions = [span.version for part in sample.parts for span in part.spans if span.num_tokens]
+    return SampleNote(
+        sample.key.index,
+        sample.attempt,
+        sample.engine,
+        type(sample.outcome).__struct_config__.tag,  # as it is called on the wire
+        sample.num_tokens,
+        min(versions, default=None),
+        max(versions, default=None),
+        sample.reward,
+    )

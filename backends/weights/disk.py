@@ -19,6 +19,7 @@ import torch
 
 from penstock.backends.weights.digest import StreamDigest
 from penstock.backends.weights.fetched import MappedWeights, check_size, checked_digest
+from penstock.backends.weights.keeping import released, superseded
 from penstock.backends.weights.protocol import WeightExportError, WeightFetchError
 from penstock.backends.weights.tensor_file import lay_out, parse_layout, tensor_bytes, tensor_views
 from penstock.messages.weights import WeightManifest
@@ -41,18 +42,20 @@ class _Export(NamedTuple):
     version: int
     publish: int
     path: Path
+    is_partial: bool = False
+    """Its exporter was killed, or writes it now."""
 
 
 class DiskExporter:
-    """The learner's end. A new incarnation keeps the whole exports of its predecessors until its own first one."""
+    """The learner's end. What earlier incarnations left stays as :mod:`~penstock.backends.weights.keeping` says."""
 
     def __init__(self, folder: Path, learner_epoch: int) -> None:
         self._folder = folder.absolute()
         self._epoch = learner_epoch
-        self._exports: list[_Export] = []
+        self._own: list[_Export] = []
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._take_over()
+            self._remove([export for export in self._inherited(with_partial=True) if export.is_partial])
         except OSError as error:
             raise WeightExportError(f"{self._folder} cannot be used for weights: {error.strerror}") from error
 
@@ -69,7 +72,9 @@ class DiskExporter:
             raise WeightExportError(
                 f"version {version} ({layout.size_bytes:,} bytes) cannot be written to {place}: {error.strerror}"
             ) from error
-        self._adopt(_Export(self._epoch, version, publish, place))
+        self._own = [export for export in self._own if export.path != place]
+        self._own.append(_Export(self._epoch, version, publish, place))
+        self._remove(superseded(self._inherited(), version))
         return WeightManifest(
             version=version,
             publish=publish,
@@ -83,11 +88,11 @@ class DiskExporter:
 
     def release(self, below_version: int) -> None:
         """See :class:`~penstock.backends.weights.protocol.WeightExporter`."""
-        self._remove([export for export in self._exports[:-1] if export.version < below_version])
+        self._remove(released(self._own, self._inherited(), below_version))
 
     def close(self) -> None:
-        """Remove everything that was exported."""
-        self._remove(list(self._exports))
+        """See :class:`~penstock.backends.weights.protocol.WeightExporter`."""
+        self._remove([*self._inherited(with_partial=True), *self._own])
 
     @staticmethod
     def _write_beside(partial: Path, place: Path, layout: Layout, tensors: Mapping[str, torch.Tensor]) -> str:
@@ -102,25 +107,19 @@ class DiskExporter:
             raise
         return digest
 
-    def _take_over(self) -> None:
-        for path in self._folder.iterdir():
-            match = _EXPORT.fullmatch(path.name)
-            if match and match["partial"]:
-                shutil.rmtree(path, ignore_errors=True)
-            elif match:
+    def _inherited(self, *, with_partial: bool = False) -> list[_Export]:
+        # Looked up each time: a predecessor that was only asleep may have added to it.
+        found: list[_Export] = []
+        for path in self._folder.iterdir() if self._folder.is_dir() else ():
+            if match := _EXPORT.fullmatch(path.name):
                 epoch, version, publish = (int(match[field]) for field in ("epoch", "version", "publish"))
-                self._exports.append(_Export(epoch, version, publish, path))
-        self._exports.sort()
-
-    def _adopt(self, newest: _Export) -> None:
-        self._exports = [export for export in self._exports if export.path != newest.path]
-        self._exports.append(newest)
-        self._remove([export for export in self._exports if export.epoch != newest.epoch])
+                found.append(_Export(epoch, version, publish, path, bool(match["partial"])))
+        return [export for export in found if export.epoch < self._epoch and (with_partial or not export.is_partial)]
 
     def _remove(self, exports: list[_Export]) -> None:
         for export in exports:
             shutil.rmtree(export.path, ignore_errors=True)
-            self._exports.remove(export)
+        self._own = [export for export in self._own if export not in exports]
 
 
 def fetch_disk(manifest: WeightManifest) -> MappedWeights:

@@ -7,7 +7,10 @@ Invariants:
 
 * What ``export`` returned a manifest for is whole: nobody can see a part of it.
 * ``fetch`` returns only what has the manifest's digest, computed over the bytes that it read.
-* The newest export outlives every ``release``.
+* The newest export outlives every ``release``, and the exporter that is never closed: engines that start before the
+  next learner has published still find it.
+* An incarnation removes what earlier ones left when it has exported the same version or a later one itself, or when
+  a ``release`` covers it. What a later incarnation exported it never touches.
 """
 
 from __future__ import annotations
@@ -51,11 +54,13 @@ class WeightExporter(Protocol):
         ...
 
     def release(self, below_version: int) -> None:
-        """What was exported for versions below this one may go. The newest export always stays."""
+        """What was exported for versions below this one may go. The newest export always stays: the last of this
+        incarnation or, as long as it has none, that of the highest version which earlier ones left."""
         ...
 
     def close(self) -> None:
-        """Remove everything that was exported."""
+        """Remove everything that was exported, by earlier incarnations too. For the normal end of a run only: a
+        learner that fails leaves the exporter unclosed."""
         ...
 
 

@@ -4,6 +4,7 @@ Invariants:
 
 * A segment is named ``penstock-<run id>-<learner epoch>-<version>-<publish>``. Three numbers end the name, so no run's
   names are taken for those of another whose id they begin with.
+* While it is written its name ends in ``.partial``, so a segment without that is whole.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from typing import Final, NamedTuple
 SHARED_FOLDER: Final = Path("/dev/shm")
 
 _RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_SEGMENT: Final = re.compile(r"penstock-(?P<run_id>.+)-(?P<epoch>\d+)-(?P<version>\d+)-(?P<publish>\d+)")
+_SEGMENT: Final = re.compile(
+    r"penstock-(?P<run_id>.+)-(?P<epoch>\d+)-(?P<version>\d+)-(?P<publish>\d+)(?P<partial>\.partial)?"
+)
 
 
 class Segment(NamedTuple):
@@ -27,6 +30,8 @@ class Segment(NamedTuple):
     version: int
     publish: int
     path: Path
+    is_partial: bool = False
+    """Its exporter was killed, or writes it now."""
 
 
 def sweep(run_id: str, folder: Path = SHARED_FOLDER) -> int:
@@ -38,14 +43,14 @@ def sweep(run_id: str, folder: Path = SHARED_FOLDER) -> int:
 
 
 def segments_of(run_id: str, folder: Path = SHARED_FOLDER) -> list[Segment]:
-    """The segments of this run and of no other; none where there is no such folder."""
+    """The segments of this run and of no other, partial ones among them; none where there is no such folder."""
     found: list[Segment] = []
     with contextlib.suppress(FileNotFoundError):
         for entry in os.scandir(folder):
             match = _SEGMENT.fullmatch(entry.name)
             if match and match["run_id"] == run_id:
                 epoch, version, publish = (int(match[field]) for field in ("epoch", "version", "publish"))
-                found.append(Segment(epoch, version, publish, Path(entry.path)))
+                found.append(Segment(epoch, version, publish, Path(entry.path), bool(match["partial"])))
     return found
 
 
@@ -61,5 +66,6 @@ def segment_name(run_id: str, epoch: int, version: int, publish: int) -> str:
 
 
 def is_segment_name(name: str) -> bool:
-    """Whether a file of this name can be a segment of some run."""
-    return _SEGMENT.fullmatch(name) is not None
+    """Whether a file of this name can be a whole segment of some run."""
+    match = _SEGMENT.fullmatch(name)
+    return match is not None and not match["partial"]

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.backends.weights.digest import digest_of
 from penstock.backends.weights.fetched import MappedWeights, check_size, checked_digest
+from penstock.backends.weights.keeping import released, superseded
 from penstock.backends.weights.protocol import WeightExportError, WeightFetchError
 from penstock.backends.weights.segments import (
     SHARED_FOLDER,
@@ -45,15 +46,16 @@ SHARED_MEMORY: Final = "shared_memory"
 
 
 class SharedMemoryExporter:
-    """The learner's end. A new incarnation takes over the segments of its predecessors and removes them with its
-    first export, so engines that start in between still find weights."""
+    """The learner's end. What earlier incarnations left stays as :mod:`~penstock.backends.weights.keeping` says, so
+    engines that start in between still find weights."""
 
     def __init__(self, run_id: str, learner_epoch: int, folder: Path = SHARED_FOLDER) -> None:
         check_run_id(run_id)
         self._run_id = run_id
         self._epoch = learner_epoch
         self._folder = folder
-        self._segments = sorted(segments_of(run_id, folder))
+        self._own: list[Segment] = []
+        self._remove([segment for segment in self._inherited(with_partial=True) if segment.is_partial])
 
     def export(
         self, tensors: Mapping[str, torch.Tensor], *, version: int, publish: int, canary: Canary | None
@@ -66,7 +68,9 @@ class SharedMemoryExporter:
             for tensor_name, view in written_views(layout, mapping):
                 view.copy_(tensors[tensor_name].detach())
             digest = digest_of(memoryview(mapping))
-        self._adopt(Segment(self._epoch, version, publish, path))
+        self._own = [segment for segment in self._own if segment.path != path]
+        self._own.append(Segment(self._epoch, version, publish, path))
+        self._remove(superseded(self._inherited(), version))
         return WeightManifest(
             version=version,
             publish=publish,
@@ -80,21 +84,24 @@ class SharedMemoryExporter:
 
     def release(self, below_version: int) -> None:
         """See :class:`~penstock.backends.weights.protocol.WeightExporter`."""
-        self._remove([segment for segment in self._segments[:-1] if segment.version < below_version])
+        self._remove(released(self._own, self._inherited(), below_version))
 
     def close(self) -> None:
-        """Remove everything that was exported."""
-        self._remove(list(self._segments))
+        """See :class:`~penstock.backends.weights.protocol.WeightExporter`."""
+        self._remove([*self._inherited(with_partial=True), *self._own])
 
-    def _adopt(self, newest: Segment) -> None:
-        self._segments = [segment for segment in self._segments if segment.path != newest.path]
-        self._segments.append(newest)
-        self._remove([segment for segment in self._segments if segment.epoch != newest.epoch])
+    def _inherited(self, *, with_partial: bool = False) -> list[Segment]:
+        # Looked up each time: a predecessor that was only asleep may have added to it.
+        return [
+            segment
+            for segment in segments_of(self._run_id, self._folder)
+            if segment.epoch < self._epoch and (with_partial or not segment.is_partial)
+        ]
 
     def _remove(self, segments: list[Segment]) -> None:
         for segment in segments:
             segment.path.unlink(missing_ok=True)
-            self._segments.remove(segment)
+        self._own = [segment for segment in self._own if segment not in segments]
 
 
 def fetch_shared_memory(manifest: WeightManifest) -> MappedWeights:
@@ -128,16 +135,19 @@ def fetch_shared_memory(manifest: WeightManifest) -> MappedWeights:
 
 @contextlib.contextmanager
 def _created(path: Path, size_bytes: int) -> Generator[mmap.mmap]:
-    """A new segment, mapped; removed again when the block raises. The mapping ends with its last view."""
+    """A new segment, mapped; there under its name when the block is done, and gone when it raises. The mapping ends
+    with its last view."""
+    partial = path.with_name(f"{path.name}.partial")
     try:
-        path.unlink(missing_ok=True)  # left by a killed process; whoever maps it keeps it
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        partial.unlink(missing_ok=True)  # left by a killed process
+        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise WeightExportError(f"{path} cannot be made: {error.strerror}") from error
     try:
         yield _reserved(descriptor, path, size_bytes)
+        partial.rename(path)  # whoever maps an older one of this name keeps it
     except BaseException:
-        path.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
         raise
     finally:
         os.close(descriptor)

@@ -173,6 +173,24 @@ def test_release_keeps_versions_at_the_bound(exporter: WeightExporter) -> None:
     assert [path_of(manifest).exists() for manifest in manifests] == [False, True, True]
 
 
+def test_a_segment_that_a_killed_learner_had_half_written_is_no_export(run_id: str) -> None:
+    half = SHARED_FOLDER / f"penstock-{run_id}-1-8-4.partial"
+    old = SharedMemoryExporter(run_id, 1).export(weights(0), version=7, publish=3, canary=None)
+    half.write_bytes(b"half")
+    with pytest.raises(WeightFetchError, match="no shared-memory segment"):
+        open_fetcher().fetch(msgspec.structs.replace(old, location=str(half)))
+    successor = SharedMemoryExporter(run_id, 2)
+    successor.release(below_version=100)
+    assert not half.exists()
+    assert_same(open_fetcher().fetch(old).tensors, weights(0))
+
+
+def test_sweep_removes_half_written_segments(run_id: str) -> None:
+    (SHARED_FOLDER / f"penstock-{run_id}-1-8-4.partial").write_bytes(b"half")
+    assert sweep(run_id) == 1
+    assert not segments_of(run_id)
+
+
 def test_what_was_fetched_outlives_its_release(exporter: WeightExporter) -> None:
     fetched = open_fetcher().fetch(exporter.export(weights(0), version=0, publish=0, canary=None))
     exporter.export(weights(1), version=1, publish=1, canary=None)
@@ -202,16 +220,70 @@ def test_an_empty_set_and_an_unknown_dtype_are_refused(exporter: WeightExporter)
         exporter.export({"z": torch.zeros(2, dtype=torch.complex64)}, version=0, publish=0, canary=None)
 
 
-def test_a_new_incarnation_keeps_the_old_exports_until_its_first_own(exporter: WeightExporter, run_id: str) -> None:
+def successor_of(exporter: WeightExporter, run_id: str, manifest: WeightManifest, epoch: int) -> WeightExporter:
+    """What a later incarnation of the learner opens while, or after, this one exports."""
+    transport = "disk" if manifest.transport == "disk" else "shared_memory"
+    folder = Path(manifest.location).parent
+    return open_exporter(transport, run_id=run_id, learner_epoch=epoch, folder=folder)
+
+
+def test_a_new_incarnation_keeps_an_old_export_until_it_has_exported_that_version(
+    exporter: WeightExporter, run_id: str
+) -> None:
     old = exporter.export(weights(0), version=7, publish=3, canary=None)
-    folder = Path(old.location).parent
-    on_disk = old.transport == "disk"
-    successor = DiskExporter(folder, 2) if on_disk else SharedMemoryExporter(run_id, 2)
+    successor = successor_of(exporter, run_id, old, 2)
     assert_same(open_fetcher().fetch(old).tensors, weights(0))
-    new = successor.export(weights(1), version=5, publish=0, canary=None)
+    successor.export(weights(1), version=6, publish=10, canary=None)
+    assert_same(open_fetcher().fetch(old).tensors, weights(0))
+    new = successor.export(weights(2), version=7, publish=11, canary=None)
     with pytest.raises(WeightFetchError, match="gone"):
         open_fetcher().fetch(old)
-    assert_same(open_fetcher().fetch(new).tensors, weights(1))
+    assert_same(open_fetcher().fetch(new).tensors, weights(2))
+
+
+def test_a_release_frees_what_earlier_incarnations_left(exporter: WeightExporter, run_id: str) -> None:
+    first = exporter.export(weights(0), version=6, publish=3, canary=None)
+    second = exporter.export(weights(1), version=7, publish=4, canary=None)
+    successor = successor_of(exporter, run_id, first, 2)
+    own = successor.export(weights(2), version=5, publish=10, canary=None)
+    successor.release(below_version=7)
+    assert [path_of(manifest).exists() for manifest in (first, second, own)] == [False, True, True]
+
+
+def test_an_incarnation_without_an_export_of_its_own_never_releases_the_newest_it_found(
+    exporter: WeightExporter, run_id: str
+) -> None:
+    highest = exporter.export(weights(0), version=7, publish=3, canary=None)
+    second = successor_of(exporter, run_id, highest, 2)
+    lower = second.export(weights(1), version=5, publish=10, canary=None)
+    third = successor_of(exporter, run_id, highest, 3)
+    third.release(below_version=100)
+    assert [path_of(manifest).exists() for manifest in (highest, lower)] == [True, False]
+
+
+def test_a_predecessor_that_wakes_up_takes_nothing_of_its_successor(exporter: WeightExporter, run_id: str) -> None:
+    old = exporter.export(weights(0), version=7, publish=3, canary=None)
+    new = successor_of(exporter, run_id, old, 2).export(weights(1), version=7, publish=10, canary=None)
+    late = exporter.export(weights(2), version=8, publish=4, canary=None)
+    exporter.release(below_version=9)
+    exporter.close()
+    assert [path_of(manifest).exists() for manifest in (new, late)] == [True, False]
+
+
+def test_what_a_predecessor_exported_after_its_loss_goes_too(exporter: WeightExporter, run_id: str) -> None:
+    old = exporter.export(weights(0), version=7, publish=3, canary=None)
+    successor = successor_of(exporter, run_id, old, 2)
+    late = exporter.export(weights(2), version=8, publish=4, canary=None)
+    successor.export(weights(1), version=8, publish=10, canary=None)
+    assert not path_of(late).exists()
+
+
+def test_close_removes_what_earlier_incarnations_left(exporter: WeightExporter, run_id: str) -> None:
+    old = exporter.export(weights(0), version=7, publish=3, canary=None)
+    successor = successor_of(exporter, run_id, old, 2)
+    own = successor.export(weights(1), version=5, publish=10, canary=None)
+    successor.close()
+    assert [path_of(manifest).exists() for manifest in (old, own)] == [False, False]
 
 
 def test_a_transport_that_nobody_knows_is_named(exporter: WeightExporter) -> None:

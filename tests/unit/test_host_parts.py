@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from penstock.messages.membership import ActorEpoch
-from penstock.messages.names import BUFFER, LEARNER, SCORER, Role, engine_name
+from penstock.messages.names import BUFFER, LEARNER, SCORER, engine_name
+from penstock.messages.training import Activity, ActivitySpan, ActorReported
 from penstock.runtime.hosts.ray.boot import log_name
 from penstock.runtime.hosts.ray.control import Address, ProcessBeat, ProcessStarted
 from penstock.runtime.hosts.ray.directory import Directory
@@ -21,7 +22,7 @@ from penstock.runtime.hosts.ray.incarnations import (
 )
 from penstock.runtime.hosts.ray.placement import gpu_shares
 from penstock.runtime.hosts.ray.processes import ProcessFacts, facts_of, is_running, start_ticks_of
-from penstock.runtime.hosts.ray.restarts import AFTER_LOSS, MAX_PAUSE_S, AfterLoss, Restarts, after_loss_of
+from penstock.runtime.hosts.ray.restarts import MAX_PAUSE_S, Restarts
 from penstock.runtime.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -78,12 +79,6 @@ def test_a_late_loss_of_an_earlier_incarnation_leaves_the_present_one_alone() ->
 
 
 # --- restarts ---------------------------------------------------------------------------------------------------
-
-
-def test_every_actor_has_a_rule_for_its_loss_and_the_supervisor_has_none() -> None:
-    assert set(AFTER_LOSS) == set(Role) - {Role.SUPERVISOR}
-    assert after_loss_of(engine_name(3)) is AfterLoss.REPLACE
-    assert after_loss_of(BUFFER) is after_loss_of(LEARNER) is AfterLoss.STOP
 
 
 def test_the_first_restart_is_at_once_and_each_further_one_waits_twice_as_long() -> None:
@@ -192,6 +187,16 @@ def test_a_loop_that_is_stuck_in_one_turn_is_given_up_although_its_heart_beats()
     assert watched.cause(400.0) == ""
     watched.incarnation.beat = ProcessBeat(num_turns=5, turn_s=301.0, directory_sequence=0)
     assert watched.cause(400.0) == "its loop has been stuck in one turn for 301 s"
+
+
+def test_an_actor_is_ready_when_it_has_reported_and_does_not_load_any_more() -> None:
+    incarnation = Incarnation(LEARNER, 1, 0.0)
+    told = [incarnation.is_ready]
+    for activities in ((), (Activity.STARTING,), (Activity.STARTING, Activity.WAITING_FOR_SAMPLES), ()):
+        spans = tuple(ActivitySpan(activity, 0.0, 1.0) for activity in activities)
+        incarnation.reported(ActorReported(name=LEARNER, epoch=1, state="", activities=spans))
+        told.append(incarnation.is_ready)
+    assert told == [False, True, False, True, True]
 
 
 def test_a_slow_turn_is_told_once() -> None:

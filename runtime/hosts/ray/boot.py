@@ -11,12 +11,16 @@ from penstock.runtime.hosts.ray.control import Address
 from penstock.runtime.hosts.ray.keys import KeyPair
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import msgspec
 
     from penstock.actors.machine import Machine
     from penstock.backends.protocol import Backend
+    from penstock.backends.stores.protocol import LedgerStore
     from penstock.backends.timers import Timers
     from penstock.messages.base import Event
+    from penstock.messages.ledger import LedgerEntry
 
 
 class Wiring(Protocol):
@@ -25,8 +29,16 @@ class Wiring(Protocol):
     RunPlan: type[msgspec.Struct]
     """What every process of a run knows about it; travels as msgpack."""
 
-    def build_machine(self, name: str, plan: Any, /, *, epoch: int) -> Machine[Any]:  # noqa: ANN401 - of the wiring
-        """The actor of this name."""
+    def build_machine(
+        self,
+        name: str,
+        plan: Any,  # noqa: ANN401 - of the wiring
+        /,
+        *,
+        epoch: int,
+        records: Iterable[LedgerEntry] = (),
+    ) -> Machine[Any]:
+        """The actor of this name. The Buffer gets the ledger's entries and goes on where they end."""
         ...
 
     def open_backend(
@@ -37,8 +49,10 @@ class Wiring(Protocol):
         *,
         epoch: int,
         timers: Timers,
+        store: LedgerStore | None,
     ) -> Backend[Any] | None:
-        """What carries out its commands, not started yet; None when it has none. Simulated ones run on ``timers``."""
+        """What carries out its commands, not started yet; None when it has none. Simulated ones run on ``timers``, that
+        of the Buffer reads ``store``."""
         ...
 
     def hears(self, name: str, /) -> frozenset[type[Event]]:
@@ -103,6 +117,10 @@ class EndKind(StrEnum):
     """An exception in the actor, in its backend or in the host."""
     USER_ERROR = "user_error"
     """Something that the user gave cannot be used; starting again would end the same."""
+    LEDGER_FAILED = "ledger_failed"
+    """The ledger could not be written or read; starting again would end the same."""
+    SUPERSEDED = "superseded"
+    """Somebody else has claimed the ledger since."""
 
 
 class ProcessEnd(Value, frozen=True, kw_only=True):

@@ -11,7 +11,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from penstock.messages.training import Activity
+
 if TYPE_CHECKING:
+    from penstock.messages.training import ActorReported
     from penstock.runtime.hosts.ray.control import ProcessBeat, ProcessStarted
     from penstock.runtime.hosts.ray.processes import ProcessFacts
 
@@ -42,6 +45,8 @@ class Incarnation:
         self._slow_turn = -1
         self.has_reported = False
         """Its loop runs: everything heavy is imported."""
+        self.activity: Activity | None = None
+        """The last one that it reported; None for an actor whose time is not accounted."""
         self._heard_s = now_s
         self._since_s = now_s
         self._down_since_s: float | None = None
@@ -50,6 +55,17 @@ class Incarnation:
     def heard(self, now_s: float) -> None:
         """Something came from it."""
         self._heard_s = now_s
+
+    def reported(self, report: ActorReported) -> None:
+        """It says what it does."""
+        self.has_reported = True
+        if report.activities:
+            self.activity = report.activities[-1].activity
+
+    @property
+    def is_ready(self) -> bool:
+        """Its loop runs, and what it had to load is loaded."""
+        return self.has_reported and self.activity is not Activity.STARTING
 
     def line_is(self, now_s: float, *, up: bool) -> None:
         """The line to it was cut, or is there again."""

@@ -15,11 +15,13 @@ from typing import Final
 import msgspec
 
 from penstock.messages.base import Value
-from penstock.runtime.hosts.ray.ports import OutcomeKind
+from penstock.runtime.hosts.ray.ports import FIRST_EPOCH, OutcomeKind
 from penstock.runtime.scenario import Scenario
 
 RUN_ID_VARIABLE: Final = "PENSTOCK_RUN_ID"
-"""In the environment of every process of a run."""
+"""In the environment of every process of a run but its launcher."""
+RUN_FOLDER_VARIABLE: Final = "PENSTOCK_RUN_FOLDER"
+"""Beside it: runs of different folders may have one name."""
 STORY_PIPE_VARIABLE: Final = "PENSTOCK_STORY_PIPE"
 """Number of the descriptor that the driver writes to."""
 _LENGTH: Final = struct.Struct("<I")
@@ -43,6 +45,10 @@ class DriverJob(Value, frozen=True, kw_only=True):
     """Every actor; empty takes those of the scenario."""
     plan: bytes | None = None
     """The wiring's ``RunPlan`` as msgpack; None prepares one from the scenario."""
+    first_epoch: int = FIRST_EPOCH
+    """Of every actor. Above all epochs of earlier drives of this run."""
+    started_unix_s: float | None = None
+    """When the first drive of this run began; None: now."""
 
 
 class DriverReady(Value, frozen=True, tag=True):

@@ -7,11 +7,12 @@ Invariants:
 * The driver lives in a session of its own, so that a signal to the terminal's group reaches Ray through nobody but
   the driver, in the right order.
 * A driver whose launcher is gone learns it in two ways: its parent-death signal, and the end of its standard input.
-* After a stop was asked for, everything is gone within ``STOP_TIMEOUT_S``, cooperating or not.
+* After a stop was asked for, everything is gone within ``stop_timeout_s`` (a checkpoint is written) and
+  ``END_TIMEOUT_S``, cooperating or not; after a second signal within ``END_TIMEOUT_S``.
 
 | waits for | who ends it |
 |---|---|
-| the driver's end | the driver; once a stop is asked for, ``STOP_TIMEOUT_S``, then SIGKILL |
+| the driver's end | the driver; once a stop is asked for, its time limit, then SIGKILL |
 | the end of what the driver left | SIGKILL, ``SWEEP_TIMEOUT_S`` |
 """
 
@@ -31,6 +32,7 @@ import zmq
 
 from penstock.backends.weights.segments import sweep
 from penstock.runtime.hosts.ray.job import (
+    RUN_FOLDER_VARIABLE,
     RUN_ID_VARIABLE,
     STORY_PIPE_VARIABLE,
     DriverEnd,
@@ -39,7 +41,7 @@ from penstock.runtime.hosts.ray.job import (
     write_job,
 )
 from penstock.runtime.hosts.ray.ports import OutcomeKind
-from penstock.runtime.hosts.ray.processes import be_subreaper, children_of, kill_descendants
+from penstock.runtime.hosts.ray.processes import be_subreaper, children_of, is_stopped, kill_descendants
 from penstock.runtime.hosts.ray.signals import Signals
 
 if TYPE_CHECKING:
@@ -47,7 +49,7 @@ if TYPE_CHECKING:
 
     from penstock.runtime.hosts.ray.job import DriverJob
 
-STOP_TIMEOUT_S: Final = 4.5
+END_TIMEOUT_S: Final = 4.5
 SWEEP_TIMEOUT_S: Final = 2.0
 DRIVER_COMMAND: Final = (sys.executable, "-m", "penstock.runtime.hosts.ray.driver")
 
@@ -90,7 +92,12 @@ class _Driver:
             stdin=subprocess.PIPE,
             start_new_session=True,
             pass_fds=(story_writer,),
-            env=os.environ | {RUN_ID_VARIABLE: self._job.run_id, STORY_PIPE_VARIABLE: str(story_writer)},
+            env=os.environ
+            | {
+                RUN_ID_VARIABLE: self._job.run_id,
+                RUN_FOLDER_VARIABLE: self._job.run_folder,
+                STORY_PIPE_VARIABLE: str(story_writer),
+            },
         )
         os.close(story_writer)
         assert self._process.stdin is not None
@@ -126,9 +133,12 @@ class _Driver:
         return self._end or self._story_of_death(self._process.returncode)
 
     def _pass_on(self, number: signal.Signals) -> None:
+        limit_s = END_TIMEOUT_S
         if self._asked is None:
             self._asked = number
-            self._deadline_s = time.monotonic() + STOP_TIMEOUT_S
+            if not is_stopped(self._process.pid):
+                limit_s += self._job.scenario.runtime.stop_timeout_s
+        self._deadline_s = min(self._deadline_s, time.monotonic() + limit_s)
         if self._is_ready:
             self._process.send_signal(number)
         else:

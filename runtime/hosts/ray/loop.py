@@ -7,6 +7,8 @@ Invariants:
   one commit, without a timer and without delay.
 * No frame of a peer is handled before the directory has said who is given up.
 * A frame that cannot be read is counted and dropped; the first of each kind is written to the log.
+* The Buffer is built from the ledger's entries, read after its claim. When a commit fails, nothing of that turn is
+  said to anybody and the process ends.
 
 | waits for | who ends it |
 |---|---|
@@ -129,11 +131,16 @@ class ActorLoop:
         self._held: list[tuple[Header, Event]] = []
         self._next_report_s = self._next_lines_s = 0.0
         self._store = SqliteStore(Path(boot.run_folder) / LEDGER_FILE) if boot.name == BUFFER else None
-        if self._store is not None:
-            self._store.claim(boot.epoch)
         self._timers = ThreadTimers(self._fail)
-        self._backend: Backend[Any] | None = wiring.open_backend(boot.name, plan, epoch=boot.epoch, timers=self._timers)
-        self._machine: Machine[Any] = wiring.build_machine(boot.name, plan, epoch=boot.epoch)
+        self._machine: Machine[Any]
+        if self._store is None:
+            self._machine = wiring.build_machine(boot.name, plan, epoch=boot.epoch)
+        else:
+            self._store.claim(boot.epoch)  # from here on nobody else adds to what is read next
+            self._machine = wiring.build_machine(boot.name, plan, epoch=boot.epoch, records=self._store.entries())
+        self._backend: Backend[Any] | None = wiring.open_backend(
+            boot.name, plan, epoch=boot.epoch, timers=self._timers, store=self._store
+        )
         is_accounted = boot.name == LEARNER or is_engine(boot.name)
         self._accounted = cast("Accounted", self._machine) if is_accounted else None
         self._activities = ActivityClock(clock.now_s()) if is_accounted else None
@@ -159,6 +166,8 @@ class ActorLoop:
 
         Raises:
             NoDirectoryError: the supervisor never answered.
+            StaleEpochError: somebody else has claimed the ledger.
+            LedgerStoreError: it cannot be written or read.
             Exception: whatever the actor or its backend raised.
         """
         self._await_directory()

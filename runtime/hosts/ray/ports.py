@@ -90,6 +90,10 @@ class RunSink(Protocol):
         """The loop of an actor has been busy with one turn for so long."""
         ...
 
+    def on_stopping(self, limit_s: float) -> None:
+        """The run is to end, and waits this long at most for the checkpoint that it can be resumed from."""
+        ...
+
     def on_turn(self) -> None:
         """Called several times a second."""
         ...
@@ -124,3 +128,5 @@ class SupervisorSettings(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_timeout_s: float
     max_restarts: int
     first_epoch: int = FIRST_EPOCH
+    stop_timeout_s: float = 30.0
+    """How long the last checkpoint may take once the run is to end."""

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from penstock.backends.stores.protocol import LedgerStoreError, StaleEpochError
 from penstock.messages.names import SUPERVISOR
 from penstock.messages.wire import Envelope, Header, encode_pack
 from penstock.runtime.errors import UserError
@@ -123,6 +124,10 @@ def _announce(boot: Boot, links: Links, node_id: str) -> None:
 
 
 def _story_of(error: Exception) -> ProcessEnd:
+    if isinstance(error, StaleEpochError):
+        return ProcessEnd(kind=EndKind.SUPERSEDED, error=f"another process drives this run: {error}")
+    if isinstance(error, LedgerStoreError):
+        return ProcessEnd(kind=EndKind.LEDGER_FAILED, error=str(error))
     # Errors that are the user's to mend are subclasses of ValueError of our own; elsewhere a ValueError is a bug.
     is_users = isinstance(error, UserError) or (
         isinstance(error, ValueError) and type(error).__module__.startswith("penstock.")

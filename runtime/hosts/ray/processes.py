@@ -68,6 +68,12 @@ def is_running(pid: int, start_ticks: int) -> bool:
     return facts is not None and facts.start_ticks == start_ticks and facts.state not in "ZX"
 
 
+def is_stopped(pid: int) -> bool:
+    """Whether a signal has stopped this process (SIGSTOP, Ctrl-Z)."""
+    facts = facts_of(pid)
+    return facts is not None and facts.state == "T"
+
+
 def kill(pid: int, start_ticks: int, number: signal.Signals = signal.SIGKILL) -> bool:
     """Signal this very process; False when it is gone."""
     try:

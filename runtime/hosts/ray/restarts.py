@@ -1,4 +1,4 @@
-"""What follows the loss of an actor: who is replaced, how soon, how often.
+"""What follows the loss of an actor: how soon it is replaced, and how often.
 
 Pure: time comes in as an argument.
 """
@@ -6,42 +6,15 @@ Pure: time comes in as an argument.
 from __future__ import annotations
 
 from collections import deque
-from enum import StrEnum
 from typing import TYPE_CHECKING, Final
-
-from penstock.messages.names import Role, role_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-class AfterLoss(StrEnum):
-    """What the supervisor does when it has given an incarnation up."""
-
-    REPLACE = "replace"
-    """Another incarnation takes its place; its peers send again what is not settled."""
-    STOP = "stop"
-    """The run stops with its story: the state of this actor is nowhere else."""
-
-
-AFTER_LOSS: Final[Mapping[Role, AfterLoss]] = {
-    Role.PROMPT_SOURCE: AfterLoss.REPLACE,
-    Role.ENGINE_WORKER: AfterLoss.REPLACE,
-    Role.SCORER: AfterLoss.REPLACE,
-    Role.FILTER: AfterLoss.REPLACE,
-    Role.WEIGHT_PUBLISHER: AfterLoss.REPLACE,
-    Role.BUFFER: AfterLoss.STOP,
-    Role.LEARNER: AfterLoss.STOP,
-}
-
 WINDOW_S: Final = 600.0
 FIRST_PAUSE_S: Final = 0.25
 MAX_PAUSE_S: Final = 30.0
-
-
-def after_loss_of(name: str) -> AfterLoss:
-    """What follows the loss of the actor of this name."""
-    return AFTER_LOSS[role_of(name)]
 
 
 class Restarts:

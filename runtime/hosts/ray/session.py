@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock.messages.names import LEARNER, SUPERVISOR
-from penstock.messages.training import Activity, Balance, RunFinished
+from penstock.messages.training import Activity, RunFinished
 from penstock.runtime.errors import PreflightError
 from penstock.runtime.hosts.ray.boot import Boot
 from penstock.runtime.hosts.ray.cluster import RayCluster, RayStartError, RayYard, prepare_environment
@@ -60,13 +60,12 @@ class Session:
         self._job = job
         self._view = view
         self._on_ready = on_ready
-        self._started_unix_s = time.time()
+        self._started_unix_s = time.time() if job.started_unix_s is None else job.started_unix_s
         self._clock = RunClock(self._started_unix_s)
         self._folder = Path(job.run_folder)
         self._up: set[str] = set()
         self._names = job.names or _names_of(job)
         self._is_training = False
-        self._last_step: StepReported | None = None
 
     def run(self) -> Outcome:
         """From the start to the end.
@@ -138,7 +137,11 @@ class Session:
         )
         yard = RayYard(cluster, resources=gpu_shares(job.scenario, cluster.num_gpus()))
         settings = SupervisorSettings(
-            names=self._names, heartbeat_timeout_s=runtime.heartbeat_timeout_s, max_restarts=runtime.max_restarts
+            names=self._names,
+            heartbeat_timeout_s=runtime.heartbeat_timeout_s,
+            max_restarts=runtime.max_restarts,
+            first_epoch=job.first_epoch,
+            stop_timeout_s=runtime.stop_timeout_s,
         )
         supervisor = Supervisor(
             settings,
@@ -188,23 +191,19 @@ class Session:
 
     def _last_word(self) -> RunFinished:
         """What the last step said, for a Buffer that can say nothing any more."""
-        step = self._last_step
-        if step is None:
-            empty = Balance(issued=0, in_system=0, ended=())
-            return RunFinished(completed=False, story="", version=0, max_staleness=0, balance=empty)
+        figures = self._recorder.figures
         return RunFinished(
             completed=False,
             story="",
-            version=step.version,
-            max_staleness=self._recorder.figures.max_staleness,
-            balance=step.balance,
+            version=figures.version,
+            max_staleness=figures.max_staleness,
+            balance=figures.balance,
         )
 
     # --- what the supervisor tells ----------------------------------------------------------------------------
 
     def on_step(self, report: StepReported) -> None:
         """See :class:`~penstock.runtime.hosts.ray.ports.RunSink`, as for the other methods."""
-        self._last_step = report
         self._recorder.step(report, self._clock.now_s())
 
     def on_report(self, report: ActorReported) -> None:
@@ -236,6 +235,9 @@ class Session:
 
     def on_slow(self, name: str, turn_s: float) -> None:
         self._view.note(f"{name} has been busy with one thing for {turn_s:.0f} s; its log shows with what")
+
+    def on_stopping(self, limit_s: float) -> None:
+        self._view.note(f"a checkpoint is written first, which may take {limit_s:g} s; a second signal ends at once")
 
     def on_turn(self) -> None:
         """The view draws by itself."""

@@ -1,4 +1,4 @@
-"""The supervisor: starts every actor, notices who is gone, starts a successor or stops the run with its story.
+"""The supervisor: starts every actor, notices who is gone, starts a successor, ends the run with its story.
 
 Invariants:
 
@@ -15,7 +15,7 @@ Invariants:
 | a new process: ``ProcessStarted`` | the process; else ``START_TIMEOUT_S`` |
 | a heartbeat | the process; else ``heartbeat_timeout_s`` |
 | a restart that is due | the clock |
-| ``RunFinished``, once it is asked for | the Buffer; else ``STOP_TIMEOUT_S`` |
+| ``RunFinished``, once it is asked for | the Buffer, when a checkpoint is recorded; else ``stop_timeout_s`` |
 | the end of every process, once it is asked for | the processes; else ``END_TIMEOUT_S``, then SIGKILL |
 """
 
@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import zmq
 
-from penstock.messages.names import BUFFER, SUPERVISOR
+from penstock.messages.names import BUFFER, LEARNER, SUPERVISOR
 from penstock.messages.training import ActorReported, NoticeGiven, RunFinished, StepReported, StopAsked
 from penstock.messages.wire import Envelope, Header, InboxDecoder, WireError, encode_pack
 from penstock.runtime.delivery import Delivery
@@ -51,7 +51,7 @@ from penstock.runtime.hosts.ray.incarnations import Incarnation
 from penstock.runtime.hosts.ray.links import LineState, Links
 from penstock.runtime.hosts.ray.ports import Outcome, OutcomeKind
 from penstock.runtime.hosts.ray.processes import facts_of, kill
-from penstock.runtime.hosts.ray.restarts import AfterLoss, Restarts, after_loss_of
+from penstock.runtime.hosts.ray.restarts import Restarts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -66,7 +66,6 @@ TURN_S: Final = 0.2
 """How often processes are looked at when nothing arrives."""
 JUMP_S: Final = 2.0
 """A turn that comes so much late means that the supervisor itself was stopped."""
-STOP_TIMEOUT_S: Final = 2.0
 END_TIMEOUT_S: Final = 2.0
 MISSED_CHANGE_S: Final = 2.0
 MAX_FRAMES_A_TURN: Final = 256
@@ -140,17 +139,27 @@ class Supervisor:
         return msgspec.structs.replace(self._outcome, finished=self._finished)
 
     def _stop(self) -> None:
-        """Let the Buffer close its books, unless the run is finished or the Buffer is gone."""
+        """Let the Buffer have a checkpoint written and close its books, unless there is nobody who could."""
         assert self._outcome is not None
-        deadline_s = time.monotonic() + STOP_TIMEOUT_S
-        buffer = self._crew.get(BUFFER)
-        if buffer is not None and buffer.process is not None and self._finished is None:
-            self._say(BUFFER, StopAsked(reason=self._outcome.story))
-            while self._finished is None and BUFFER in self._crew and not self._is_hurried:
-                left_s = deadline_s - time.monotonic()
-                if left_s <= 0 or self._yard.broken():
-                    break
-                self._turn(min(left_s, TURN_S))
+        if not self._may_save():
+            return
+        limit_s = self.settings.stop_timeout_s
+        deadline_s = time.monotonic() + limit_s
+        self._sink.on_stopping(limit_s)
+        self._say(BUFFER, StopAsked(reason=self._outcome.story))
+        while self._may_save():
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                text = f"no checkpoint was recorded within {limit_s:g} s (runtime.stop_timeout_s)"
+                self._sink.on_notice(SUPERVISOR, text)
+                break
+            self._turn(min(left_s, TURN_S))
+
+    def _may_save(self) -> bool:
+        """Whether a last checkpoint is still to come: who writes it and who records it are there and have started."""
+        if self._finished is not None or self._is_hurried or self._yard.broken():
+            return False
+        return all(name in self._crew and self._crew[name].is_ready for name in (BUFFER, LEARNER))
 
     def _end(self) -> None:
         """End every process: first ask, then kill."""
@@ -241,7 +250,7 @@ class Supervisor:
             case RunFailureAsked():
                 self._conclude(OutcomeKind.FAILED, event.story)
             case ActorReported():
-                incarnation.has_reported = True
+                incarnation.reported(event)
                 self._sink.on_report(event)
             case StepReported():
                 if self._delivery.accepts(event, header.sender, header.epoch, header.message_id):
@@ -290,6 +299,8 @@ class Supervisor:
 
     def _on_finished(self, finished: RunFinished) -> None:
         self._finished = finished
+        if finished.completed and self._outcome is not None and self._outcome.kind is OutcomeKind.STOPPED:
+            self._outcome = None  # its last step was under way when it was asked to stop
         kind = OutcomeKind.COMPLETED if finished.completed else OutcomeKind.FAILED
         self._conclude(kind, finished.story)
 
@@ -302,6 +313,9 @@ class Supervisor:
             self._give_up(incarnation, "its process was killed")
         elif end.kind is EndKind.USER_ERROR:
             self._conclude(OutcomeKind.USER_ERROR, end.error)
+            self._give_up(incarnation, end.error)
+        elif end.kind in (EndKind.LEDGER_FAILED, EndKind.SUPERSEDED):
+            self._conclude(OutcomeKind.FAILED, end.error)
             self._give_up(incarnation, end.error)
         elif end.kind is EndKind.CRASHED:
             _log.error("%s %d crashed\n%s", ended.name, ended.epoch, end.traceback)
@@ -350,9 +364,6 @@ class Supervisor:
         if self._outcome is not None:
             return
         self._sink.on_lost(name, cause)
-        if after_loss_of(name) is AfterLoss.STOP:
-            self._conclude(OutcomeKind.FAILED, f"{name} was lost, and nobody can take its place: {cause}")
-            return
         now_s = time.monotonic()
         pause_s = self.restarts.pause_s(name, now_s)
         if pause_s is None:

@@ -1,0 +1,58 @@
+"""The reward function of a run under chaos: the scenario's own, which misbehaves when it is told to.
+
+Loaded by the processes that call reward functions, as ``rewards.py:Misbehaving``. It is told through files in a
+folder: whoever of these processes manages to remove a file does what its name says, once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Final
+
+from penstock.backends.rewards.functions import NAMES, REWARD, load_function
+
+FUNCTION_VARIABLE: Final = "PENSTOCK_CHAOS_REWARD"
+"""The scenario's reward function."""
+ORDERS_VARIABLE: Final = "PENSTOCK_CHAOS_ORDERS"
+"""Folder with the orders."""
+HANG_S: Final = 3600.0
+
+
+class MisbehavingError(RuntimeError):
+    """Raised because chaos wants it."""
+
+
+class Misbehaving:
+    """Calls the scenario's function, but for the calls that are to fail."""
+
+    def __init__(self) -> None:
+        self._loaded = load_function(REWARD, os.environ[FUNCTION_VARIABLE])
+        self._orders = Path(os.environ[ORDERS_VARIABLE])
+
+    def __call__(self, **arguments: object) -> object:
+        match self._order():
+            case "reward_hang":
+                time.sleep(HANG_S)
+            case "reward_throw":
+                raise MisbehavingError("the reward function was told to raise")
+            case "reward_nan":
+                return float("nan")
+            case "reward_exit":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case _:
+                pass
+        names = self._loaded.names
+        return self._loaded.function(**{name: arguments[name] for name in names if name in NAMES[REWARD]})
+
+    def _order(self) -> str:
+        for order in self._orders.iterdir():
+            try:
+                order.unlink()
+            except FileNotFoundError:  # another process was quicker
+                continue
+            return order.name.partition("-")[0]
+        return ""
+

@@ -1,0 +1,228 @@
+"""What a run under chaos came to: taken from its folder, after its end.
+
+Invariants:
+
+* The verdict is clean only if every fault was brought about and every rule held.
+* The ledger is asked twice: by ``penstock audit``'s own rules, and here by a count of what was trained and issued.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from penstock.backends.stores.audit import audit_ledger
+from penstock.backends.stores.protocol import LedgerStoreError
+from penstock.backends.stores.tables import LEDGER_FILE
+from penstock.messages.ledger import GroupClosed, GroupRecorded, LedgerEntry, StepRecorded
+from penstock.runtime.chaos.throughput import Throughput, window_of
+from penstock.runtime.observability.jsonl import read_rows
+from penstock.runtime.observability.summary import read_summary
+from penstock.runtime.observability.trackers import EVENTS_FOLDER, EventRow, read_steps
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from penstock.runtime.chaos.injector import Injected
+    from penstock.runtime.chaos.watch import WatchedRun
+
+CHAOS_FILE: Final = "chaos.json"
+SETTLE_GRACE_S: Final = 0.5
+"""An engine may be handed a sample of a group that was admitted a moment ago: the word is still on its way."""
+MIN_ADVANCES_A_STEP: Final = 8
+"""Fewer reports of progress than this say little about the speed."""
+
+_ENTRIES: Final[msgspec.msgpack.Decoder[LedgerEntry]] = msgspec.msgpack.Decoder(LedgerEntry)
+
+
+class FaultVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """One fault."""
+
+    fault: str
+    version: int
+    """Steps that were recorded when it came."""
+    at_s: float | None
+    """On the run's clock; None when the run was over before it could come."""
+    pid: int | None
+    duration_s: float
+    restored_after_s: float | None
+    """Until the run was at 80 % of its usual speed again; None when it was over first."""
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What the run came to."""
+
+    completed: bool
+    exit_codes: tuple[int, ...]
+    """Of each drive: that of ``penstock run``, then those of ``penstock resume``."""
+    version: int
+    num_steps: int
+    problems: tuple[str, ...]
+    """What must not be; empty for a clean run."""
+    max_staleness: int
+    staleness_bound: int
+    issued: int
+    trained: int
+    duplicate_groups: int
+    """Trained under more than one version."""
+    generated_again: int
+    """Samples that were issued after their group had been admitted."""
+    tokens_generated: int
+    tokens_wasted: int
+    tokens_lost_estimate: int
+    restarts: dict[str, int]
+    usual_tokens_per_s: float | None
+    faults: tuple[FaultVerdict, ...]
+    hits: dict[str, int]
+    """Frames and connections that faults of links have touched, by kind."""
+
+    @property
+    def is_clean(self) -> bool:
+        return self.completed and not self.problems
+
+
+class _History:
+    """What the ledger says, entry by entry."""
+
+    def __init__(self, path: Path) -> None:
+        self.trained: Counter[int] = Counter()
+        self.versions: list[int] = []
+        self.max_staleness = 0
+        self.settled_unix_s: dict[int, float] = {}
+        with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as database:
+            rows = database.execute("SELECT written_at, body FROM entries ORDER BY sequence").fetchall()
+        database.close()
+        for written_at, body in rows:
+            match _ENTRIES.decode(body):
+                case StepRecorded() as step:
+                    self.trained.update(step.group_ids)
+                    self.versions.append(step.version)
+                    self.max_staleness = max(self.max_staleness, step.max_staleness)
+                case GroupRecorded(group_id=group_id) | GroupClosed(group_id=group_id):
+                    self.settled_unix_s.setdefault(group_id, written_at)
+                case _:
+                    pass
+
+
+def judge(
+    run: WatchedRun,
+    injected: Sequence[Injected],
+    *,
+    num_steps: int,
+    staleness_bound: int,
+    progress_tokens: int,
+    in_time: bool,
+    hits: dict[str, int] | None = None,
+) -> Verdict:
+    """The verdict on a run that has ended, also written to ``chaos.json`` in its folder."""
+    folder = run.folder
+    history = _History(folder / LEDGER_FILE)
+    summary = read_summary(folder)
+    steps, events = read_steps(folder), list(_engine_events(folder))
+    started_unix_s = min((step.seen_unix_s - step.at_s for step in run.steps), default=0.0)
+    speed, usual = _speed(run, events, injected, started_unix_s, progress_tokens)
+    again = _generated_again(events, history, started_unix_s)
+    twice = sum(1 for count in history.trained.values() if count > 1)
+    completed = in_time and summary is not None and summary.completed and run.exit_codes[-1:] == [0]
+    balance = summary.balance if summary is not None else steps[-1].balance if steps else None
+    verdict = Verdict(
+        completed=completed,
+        exit_codes=tuple(run.exit_codes),
+        version=max(history.versions, default=0),
+        num_steps=num_steps,
+        problems=tuple(_problems(folder, history, injected, twice, again, staleness_bound, in_time=in_time)),
+        max_staleness=history.max_staleness,
+        staleness_bound=staleness_bound,
+        issued=0 if balance is None else balance.issued,
+        trained=0 if balance is None else sum(c.num_samples for c in balance.ended if c.state == "trained"),
+        duplicate_groups=twice,
+        generated_again=again,
+        tokens_generated=0 if summary is None else summary.tokens_generated,
+        tokens_wasted=0 if summary is None else sum(waste.num_tokens for waste in summary.tokens_wasted),
+        tokens_lost_estimate=0 if summary is None else summary.tokens_lost_estimate,
+        restarts=dict(Counter(loss.name for loss in run.losses)),
+        usual_tokens_per_s=usual,
+        faults=tuple(_fault(one, speed, usual, started_unix_s) for one in injected),
+        hits=hits or {},
+    )
+    (folder / CHAOS_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(verdict), indent=2) + b"\n")
+    return verdict
+
+
+def _problems(
+    folder: Path,
+    history: _History,
+    injected: Sequence[Injected],
+    twice: int,
+    again: int,
+    bound: int,
+    *,
+    in_time: bool,
+) -> Iterator[str]:
+    if not in_time:
+        yield "the run was still going on when its time was over"
+    try:
+        yield from audit_ledger(folder / LEDGER_FILE).problems
+    except LedgerStoreError as error:
+        yield f"audit: {error}"
+    if twice:
+        yield f"{twice} groups were trained under more than one version"
+    if again:
+        yield f"{again} samples were issued again after their group was admitted"
+    if history.versions != sorted(set(history.versions)):
+        yield "the recorded versions do not rise by one"
+    if history.max_staleness > bound:
+        yield f"a token of age {history.max_staleness} was trained, the bound is {bound}"
+    missed = [str(one.fault) for one in injected if one.unix_s is None]
+    if missed:
+        yield f"the run was over before these faults could come: {', '.join(missed)}"
+
+
+def _engine_events(folder: Path) -> Iterator[EventRow]:
+    for path in sorted((folder / EVENTS_FOLDER).glob("engine-*.jsonl")):
+        yield from read_rows(path, EventRow)
+
+
+def _generated_again(events: Sequence[EventRow], history: _History, started_unix_s: float) -> int:
+    """Samples that an engine was handed although their group had been settled for some time."""
+    count = 0
+    for row in events:
+        if row.event == "SampleIssued":
+            settled_s = history.settled_unix_s.get(int(row.summary.partition("/")[0]))
+            count += settled_s is not None and started_unix_s + row.at_s > settled_s + SETTLE_GRACE_S
+    return count
+
+
+def _speed(
+    run: WatchedRun,
+    events: Sequence[EventRow],
+    injected: Sequence[Injected],
+    started_unix_s: float,
+    progress_tokens: int,
+) -> tuple[Throughput, float | None]:
+    """The run's speed in tokens, and what was usual before the first fault."""
+    advances = sorted(row.at_s for row in events if row.event == "GenerationAdvanced")
+    points = [(at_s, float(progress_tokens)) for at_s in advances]
+    if len(points) < MIN_ADVANCES_A_STEP * len(run.steps):
+        points = [(step.at_s, float(step.num_tokens)) for step in run.steps]
+    speed = Throughput(points, window_s=window_of(run.step_s()))
+    first_s = min((one.unix_s for one in injected if one.unix_s is not None), default=None)
+    until_s = first_s - started_unix_s if first_s is not None else points[-1][0] if points else 0.0
+    return speed, speed.median_rate(until_s)
+
+
+def _fault(one: Injected, speed: Throughput, usual: float | None, started_unix_s: float) -> FaultVerdict:
+    at_s = None if one.unix_s is None else one.unix_s - started_unix_s
+    restored_s = None if at_s is None or not usual else speed.restored_after_s(at_s, usual)
+    return FaultVerdict(
+        fault=str(one.fault),
+        version=one.version,
+        at_s=at_s,
+        pid=one.pid,
+        duration_s=one.fault.duration_s,
+        restored_after_s=restored_s,
+    )

@@ -30,6 +30,7 @@ import msgspec
 from penstock.backends.stores.protocol import LedgerStoreError, StaleEpochError
 from penstock.messages.names import SUPERVISOR
 from penstock.messages.wire import Envelope, Header, encode_pack
+from penstock.runtime.chaos.rerouting import announced_address
 from penstock.runtime.errors import UserError
 from penstock.runtime.hosts.ray import processes
 from penstock.runtime.hosts.ray.boot import Boot, EndKind, ProcessEnd, log_name
@@ -115,7 +116,7 @@ def _run_actor(boot: Boot, links: Links, pulse: Pulse) -> EndKind:
 def _announce(boot: Boot, links: Links, node_id: str) -> None:
     links.connect(boot.supervisor)
     started = ProcessStarted(
-        address=Address(boot.name, boot.epoch, links.endpoint, links.server_key),
+        address=announced_address(boot, Address(boot.name, boot.epoch, links.endpoint, links.server_key)),
         pid=os.getpid(),
         start_ticks=processes.start_ticks_of(os.getpid()),
         node_id=node_id,

@@ -109,6 +109,8 @@ class BatchFetched(LocalEvent, frozen=True, kw_only=True):
 
     version: int
     groups: tuple[Group, ...]
+    is_gone: bool = False
+    """They were released."""
 
 
 class SamplesArchived(LocalEvent, frozen=True, kw_only=True):

@@ -198,7 +198,7 @@ def note_of(sample: Sample) -> SampleNote:
         sample.key.index,
         sample.attempt,
         sample.engine,
-        type(sample.outcome).__struct_config__.tag,  # as it is called on the wire
+        str(type(sample.outcome).__struct_config__.tag),  # as it is called on the wire
         sample.num_tokens,
         min(versions, default=None),
         max(versions, default=None),

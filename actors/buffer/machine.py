@@ -275,7 +275,11 @@ class Buffer:
 
     def _on_fetched(self, event: BatchFetched) -> None:
         lease = self.books.leases.get(event.version)
-        if lease is not None and self.learner.wants(event.version):
+        if lease is None or not self.learner.wants(event.version):
+            return
+        if event.is_gone:
+            self._fail(f"batch {event.version} is to be trained again, and its samples are no longer in the ledger")
+        else:
             self._out.append(Send(LEARNER, self.learner.batch(lease, event.groups)))
 
     # --- checkpoints ------------------------------------------------------------------------------------------

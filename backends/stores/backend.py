@@ -1,15 +1,24 @@
-"""What the Buffer asks of its ledger: the payloads of batches that are trained again, and an archive of samples.
+"""The Buffer's backend: batches read back from the ledger, and samples kept for good.
 
-Invariants:
+A batch is read on the caller's thread and with the caller's handle: its answer says what the ledger holds after
+everything that was committed before. An archive takes long (the first one loads pyarrow), so it has a thread and a
+handle of its own; its payloads stay until it is acknowledged, because only then the Buffer releases them.
 
-* A command is carried out on the thread that gives it, and is answered by exactly one event.
+| waits for | who ends it |
+|---|---|
+| the archive under way, in ``close`` | its thread; after the timeout it is left to end with the process |
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, assert_never
+import threading
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
-from penstock.messages.commands import ArchiveSamples, BufferCommand, FetchBatch
+from penstock.backends.stores.archive import archive_samples
+from penstock.backends.stores.protocol import PayloadGoneError
+from penstock.messages.base import Metric
+from penstock.messages.commands import ArchiveSamples, FetchBatch
 from penstock.messages.local import BatchFetched, SamplesArchived
 
 if TYPE_CHECKING:
@@ -17,33 +26,75 @@ if TYPE_CHECKING:
 
     from penstock.backends.protocol import Emit, Fail
     from penstock.backends.stores.protocol import LedgerStore
-    from penstock.messages.base import Metric
+    from penstock.messages.commands import BufferCommand
 
 
 class LedgerBackend:
-    """Carries out the Buffer's commands on a ledger."""
+    """Carries out the Buffer's commands on its ledger. Implements ``penstock.backends.protocol.Backend``."""
 
     def __init__(self, store: LedgerStore, archive_folder: Path | None) -> None:
+        """
+        Args:
+            store: the handle that the Buffer's process commits to; it stays the caller's to close.
+            archive_folder: where Parquet files of trained samples go; None keeps none.
+        """
         self._store = store
-        self._archive_folder = archive_folder
+        self._folder = archive_folder
+        self._asked: SimpleQueue[ArchiveSamples | None] = SimpleQueue()
+        self._num_waiting = 0
+        self._thread: threading.Thread | None = None
 
     def start(self, emit: Emit, fail: Fail) -> None:
         """See :class:`penstock.backends.protocol.Backend`."""
         self._emit = emit
+        self._fail = fail
 
     def execute(self, command: BufferCommand, /) -> None:
-        """See :class:`penstock.backends.protocol.Backend`."""
+        """See :class:`penstock.backends.protocol.Backend`. A batch is read before this returns.
+
+        Raises:
+            LedgerStoreError: the ledger cannot be read.
+        """
         match command:
             case FetchBatch():
-                self._emit(BatchFetched(version=command.version, groups=self._store.payloads(command.group_ids)))
-            case ArchiveSamples():
+                self._emit(self._fetch(command))
+            case ArchiveSamples() if self._folder is None or command.first_version > command.last_version:
                 self._emit(SamplesArchived(last_version=command.last_version))
-            case _:
-                assert_never(command)
+            case ArchiveSamples():
+                self._begin(command, self._folder)
+
+    def _fetch(self, command: FetchBatch) -> BatchFetched:
+        try:
+            return BatchFetched(version=command.version, groups=self._store.payloads(command.group_ids))
+        except PayloadGoneError:  # a checkpoint that covers the batch was recorded in the turn that asked for it
+            return BatchFetched(version=command.version, groups=(), is_gone=True)
 
     def gauges(self) -> tuple[Metric, ...]:
-        """See :class:`penstock.backends.protocol.Backend`."""
-        return ()
+        """Archives that are asked for and not written yet."""
+        return (Metric("ledger/archives_waiting", self._num_waiting),)
 
     def close(self, timeout_s: float) -> None:
-        """The ledger belongs to the host."""
+        """Let the archive under way come to its end."""
+        if self._thread is not None:
+            self._asked.put(None)
+            self._thread.join(timeout_s)
+
+    def _begin(self, command: ArchiveSamples, folder: Path) -> None:
+        self._num_waiting += 1
+        self._asked.put(command)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._archive, args=(folder,), name="archive", daemon=True)
+            self._thread.start()
+
+    def _archive(self, folder: Path) -> None:
+        try:
+            reader = self._store.reader()
+            try:
+                while (command := self._asked.get()) is not None:
+                    archive_samples(reader, folder, command.first_version, command.last_version)
+                    self._num_waiting -= 1
+                    self._emit(SamplesArchived(last_version=command.last_version))
+            finally:
+                reader.close()
+        except BaseException as error:
+            self._fail(error)

@@ -15,7 +15,6 @@ import threading
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
-from penstock.backends.stores.archive import archive_samples
 from penstock.backends.stores.protocol import PayloadGoneError
 from penstock.messages.base import Metric
 from penstock.messages.commands import ArchiveSamples, FetchBatch
@@ -41,7 +40,8 @@ class LedgerBackend:
         self._store = store
         self._folder = archive_folder
         self._asked: SimpleQueue[ArchiveSamples | None] = SimpleQueue()
-        self._num_waiting = 0
+        self._num_asked = 0
+        self._num_written = 0
         self._thread: threading.Thread | None = None
 
     def start(self, emit: Emit, fail: Fail) -> None:
@@ -71,7 +71,7 @@ class LedgerBackend:
 
     def gauges(self) -> tuple[Metric, ...]:
         """Archives that are asked for and not written yet."""
-        return (Metric("ledger/archives_waiting", self._num_waiting),)
+        return (Metric("ledger/archives_waiting", self._num_asked - self._num_written),)
 
     def close(self, timeout_s: float) -> None:
         """Let the archive under way come to its end."""
@@ -80,19 +80,21 @@ class LedgerBackend:
             self._thread.join(timeout_s)
 
     def _begin(self, command: ArchiveSamples, folder: Path) -> None:
-        self._num_waiting += 1
+        self._num_asked += 1
         self._asked.put(command)
         if self._thread is None:
             self._thread = threading.Thread(target=self._archive, args=(folder,), name="archive", daemon=True)
             self._thread.start()
 
     def _archive(self, folder: Path) -> None:
+        from penstock.backends.stores.archive import archive_samples  # numpy and pyarrow: the Buffer starts without
+
         try:
             reader = self._store.reader()
             try:
                 while (command := self._asked.get()) is not None:
                     archive_samples(reader, folder, command.first_version, command.last_version)
-                    self._num_waiting -= 1
+                    self._num_written += 1
                     self._emit(SamplesArchived(last_version=command.last_version))
             finally:
                 reader.close()

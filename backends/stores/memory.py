@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.backends.stores.protocol import LedgerStoreError, StaleEpochError
-from penstock.messages.ledger import BatchLeased, GroupClosed, GroupRecorded, PayloadsReleased, StepRecorded
+from penstock.backends.stores.protocol import PayloadGoneError, StaleEpochError
+from penstock.messages.ledger import GroupClosed, GroupRecorded, PayloadsReleased, StepRecorded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,34 +23,11 @@ class MemoryLedger:
         self.epoch = -1
         self.entries: list[LedgerEntry] = []
         """Without payloads."""
-        self.payloads: dict[int, Group] = {}
-        self.open: set[int] = set()
-        """Groups with a payload that have neither been trained nor closed."""
-        self.batches: dict[int, tuple[int, ...]] = {}
-        """Groups of each batch whose payloads are here."""
-
-    def append(self, entry: LedgerEntry) -> None:
-        """Enter one record."""
-        match entry:
-            case GroupRecorded():
-                if entry.payload is not None:
-                    self.payloads[entry.group_id] = entry.payload
-                self.open.add(entry.group_id)
-                entry = msgspec.structs.replace(entry, payload=None)
-            case GroupClosed():
-                self.open.discard(entry.group_id)
-                self.payloads.pop(entry.group_id, None)
-            case BatchLeased():
-                self.batches[entry.version] = entry.group_ids
-            case StepRecorded():
-                self.open.difference_update(entry.group_ids)
-            case PayloadsReleased():
-                for version in [version for version in self.batches if version <= entry.through_version]:
-                    for group_id in self.batches.pop(version):
-                        self.payloads.pop(group_id, None)
-            case _:
-                pass
-        self.entries.append(entry)
+        self.open: dict[int, Group] = {}
+        """Payloads of groups that are neither trained nor closed."""
+        self.trained: dict[int, dict[int, Group]] = {}
+        """Payloads of trained groups, by version and group."""
+        self.receipts: dict[int, StepRecorded] = {}
 
 
 class MemoryStore:
@@ -70,29 +47,67 @@ class MemoryStore:
 
     def commit(self, entries: Sequence[LedgerEntry]) -> None:
         """See :class:`~penstock.backends.stores.protocol.LedgerStore`."""
+        ledger = self._ledger
         if self._epoch is None:
             raise StaleEpochError("the ledger was not claimed by this handle")
-        if self._epoch != self._ledger.epoch:
-            raise StaleEpochError(f"the ledger is claimed with epoch {self._ledger.epoch}; this is epoch {self._epoch}")
+        if self._epoch != ledger.epoch:
+            raise StaleEpochError(f"the ledger is claimed with epoch {ledger.epoch}; this is epoch {self._epoch}")
         for entry in entries:
-            self._ledger.append(entry)
+            assert not isinstance(entry, GroupRecorded) or entry.payload is not None, "written without its payload"
+        for entry in entries:
+            ledger.entries.append(self._keep(entry))
 
     def entries(self) -> Iterator[LedgerEntry]:
-        """See :class:`~penstock.backends.stores.protocol.LedgerStore`."""
-        ledger = self._ledger
-        for entry in tuple(ledger.entries):
-            if isinstance(entry, GroupRecorded) and entry.group_id in ledger.open:
-                yield msgspec.structs.replace(entry, payload=ledger.payloads.get(entry.group_id))
+        """See :class:`~penstock.backends.stores.protocol.LedgerReader`."""
+        opened = self._ledger.open
+        for entry in tuple(self._ledger.entries):
+            if isinstance(entry, GroupRecorded) and entry.group_id in opened:
+                yield msgspec.structs.replace(entry, payload=opened[entry.group_id])
             else:
                 yield entry
 
     def payloads(self, group_ids: Sequence[int]) -> tuple[Group, ...]:
+        """See :class:`~penstock.backends.stores.protocol.LedgerReader`."""
+        return tuple(self._payload(group_id) for group_id in group_ids)
+
+    def receipts(self, first_version: int, last_version: int) -> tuple[StepRecorded, ...]:
+        """See :class:`~penstock.backends.stores.protocol.LedgerReader`."""
+        receipts = self._ledger.receipts
+        return tuple(receipts[version] for version in range(first_version, last_version + 1) if version in receipts)
+
+    def reader(self) -> MemoryStore:
         """See :class:`~penstock.backends.stores.protocol.LedgerStore`."""
-        missing = [group_id for group_id in group_ids if group_id not in self._ledger.payloads]
-        if missing:
-            raise LedgerStoreError(f"the ledger has no payloads of the groups {missing}: they were released")
-        return tuple(self._ledger.payloads[group_id] for group_id in group_ids)
+        return MemoryStore(self._ledger)
 
     def close(self) -> None:
         """Let go of the ledger; others may hold it."""
         self._epoch = None
+
+    def _keep(self, entry: LedgerEntry) -> LedgerEntry:
+        """Do to the payloads what the entry says; returns what stays in the log."""
+        ledger = self._ledger
+        match entry:
+            case GroupRecorded():
+                assert entry.payload is not None
+                ledger.open[entry.group_id] = entry.payload
+                return msgspec.structs.replace(entry, payload=None)
+            case GroupClosed():
+                ledger.open.pop(entry.group_id, None)
+            case StepRecorded():
+                ledger.receipts[entry.version] = entry
+                trained = ((group_id, ledger.open.pop(group_id, None)) for group_id in entry.group_ids)
+                ledger.trained[entry.version] = {group_id: group for group_id, group in trained if group is not None}
+            case PayloadsReleased():
+                for version in [version for version in ledger.trained if version <= entry.through_version]:
+                    del ledger.trained[version]
+            case _:
+                pass
+        return entry
+
+    def _payload(self, group_id: int) -> Group:
+        if (group := self._ledger.open.get(group_id)) is not None:
+            return group
+        for groups in self._ledger.trained.values():
+            if group_id in groups:
+                return groups[group_id]
+        raise PayloadGoneError(f"the payload of group {group_id} was never recorded or has been released")

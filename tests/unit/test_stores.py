@@ -8,13 +8,20 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, get_args
 
+import msgspec
 import pytest
 
 from penstock.backends.stores.memory import MemoryLedger, MemoryStore
 from penstock.backends.stores.protocol import LedgerStoreError, StaleEpochError
-from penstock.backends.stores.sqlite import SqliteStore
+from penstock.backends.stores.sqlite import (
+    ENTRIES_A_PAGE,
+    PAGE_BYTES,
+    SqliteReader,
+    SqliteStore,
+    open_read_only,
+)
 from penstock.messages.arrays import pack_floats, pack_tokens
 from penstock.messages.flow import GrantSpan
 from penstock.messages.ledger import (
@@ -24,7 +31,10 @@ from penstock.messages.ledger import (
     GroupRecorded,
     GroupsGranted,
     LedgerEntry,
+    PayloadsReleased,
     PolicyRecorded,
+    RunRecorded,
+    SampleNote,
     StepRecorded,
     VersionRecorded,
 )
@@ -69,19 +79,48 @@ def sample(group_id: int, index: int) -> Sample:
     return Sample(key=SampleKey(group_id, index), parts=(part,), outcome=Completed(reward=Reward(value=0.5)))
 
 
+def group(group_id: int) -> Group:
+    prompt = Prompt(row=0, epoch=0, tokens=pack_tokens([1]))
+    return Group(group_id=group_id, prompt=prompt, samples=(sample(group_id, 0),))
+
+
+def recorded(group_id: int) -> GroupRecorded:
+    notes = (SampleNote(0, 0, "engine_worker/0", "completed", 2, 3, 3, 0.5),)
+    return GroupRecorded(group_id=group_id, deadline_version=3, samples=notes, payload=group(group_id))
+
+
+def closed(group_id: int) -> GroupClosed:
+    end = SampleEnd(key=SampleKey(group_id, 0), state=TerminalState.FILTERED, cause="zero_spread", num_tokens=3)
+    return GroupClosed(group_id=group_id, ended=(end,))
+
+
+def leased(version: int, *group_ids: int) -> BatchLeased:
+    return BatchLeased(version=version, group_ids=group_ids, max_staleness=3, update_mode=UpdateMode.DRAIN)
+
+
+def trained(version: int, *group_ids: int) -> StepRecorded:
+    return StepRecorded(version=version, group_ids=group_ids, num_trained_tokens=2, max_staleness=0)
+
+
 def every_kind() -> list[LedgerEntry]:
-    group = Group(group_id=1, prompt=Prompt(row=0, epoch=0, tokens=pack_tokens([1])), samples=(sample(1, 0),))
-    ended = (SampleEnd(key=SampleKey(2, 0), state=TerminalState.FILTERED, cause="zero_spread", num_tokens=3),)
+    """One of each; group 1 is admitted and stays open."""
     return [
-        GroupsGranted(span=GrantSpan(0, 2, 0, 0, 2), total=2),
-        GroupRecorded(group=group, deadline_version=3),
-        GroupClosed(group_id=2, ended=ended),
-        BatchLeased(version=1, group_ids=(1,)),
-        StepRecorded(version=1, group_ids=(1,), num_trained_tokens=2, max_staleness=0),
-        CheckpointRecorded(version=1, path="checkpoints/1"),
-        VersionRecorded(version=1),
+        RunRecorded(seed=0, num_rows=9, shuffle=True, samples_per_group=1, groups_per_batch=1),
         PolicyRecorded(policy="sync", max_staleness=0, update_mode=UpdateMode.DRAIN, on_stale=OnStale.WAIT),
+        GroupsGranted(span=GrantSpan(0, 3, 0, 0, 2), total=3, max_staleness=2),
+        recorded(0),
+        recorded(1),
+        closed(2),
+        leased(1, 0),
+        trained(1, 0),
+        CheckpointRecorded(version=1, path="checkpoints/1"),
+        PayloadsReleased(through_version=1),
+        VersionRecorded(version=1),
     ]
+
+
+def without_payload(entry: LedgerEntry) -> LedgerEntry:
+    return msgspec.structs.replace(entry, payload=None) if isinstance(entry, GroupRecorded) else entry
 
 
 def test_entries_of_every_kind_come_back_in_order_to_any_handle(open_store: Open) -> None:
@@ -90,8 +129,10 @@ def test_entries_of_every_kind_come_back_in_order_to_any_handle(open_store: Open
     store.commit(every_kind()[:3])
     store.commit([])
     store.commit(every_kind()[3:])
-    assert list(store.entries()) == every_kind()
-    assert list(open_store().entries()) == every_kind()
+    expected = [entry if entry == recorded(1) else without_payload(entry) for entry in every_kind()]
+    assert {type(entry) for entry in expected} == set(get_args(LedgerEntry))
+    assert list(store.entries()) == expected
+    assert list(open_store().entries()) == expected
 
 
 def test_nothing_is_written_without_a_claim(open_store: Open) -> None:
@@ -136,6 +177,77 @@ def test_a_closed_handle_may_be_closed_again(open_store: Open) -> None:
     with pytest.raises(LedgerStoreError):
         store.commit([VersionRecorded(version=1)])
 
+
+# --- payloads ---------------------------------------------------------------------------------------------------
+
+
+def payload_ids(store: LedgerStore) -> set[int]:
+    return {e.group_id for e in store.entries() if isinstance(e, GroupRecorded) and e.payload is not None}
+
+
+def test_entries_have_the_payloads_of_open_groups_and_of_no_others(open_store: Open) -> None:
+    store = open_store()
+    store.claim(1)
+    store.commit([recorded(group_id) for group_id in range(4)])
+    assert payload_ids(store) == {0, 1, 2, 3}
+    store.commit([leased(1, 0, 1)])
+    assert payload_ids(store) == {0, 1, 2, 3}
+    store.commit([trained(1, 0, 1), closed(2)])
+    assert payload_ids(open_store()) == {3}
+
+
+def test_payloads_come_in_the_order_asked_for_while_a_batch_may_be_trained_again(open_store: Open) -> None:
+    store = open_store()
+    store.claim(1)
+    store.commit([recorded(group_id) for group_id in range(3)])
+    store.commit([leased(1, 2, 0), trained(1, 2, 0)])
+    assert open_store().payloads((2, 0, 1)) == (group(2), group(0), group(1))
+    assert store.payloads(()) == ()
+
+
+def test_a_release_drops_what_was_trained_up_to_its_version_and_nothing_else(open_store: Open) -> None:
+    store = open_store()
+    store.claim(1)
+    store.commit([recorded(group_id) for group_id in range(4)])
+    for version in (1, 2):
+        store.commit([leased(version, version), trained(version, version)])
+    store.commit([leased(3, 3), PayloadsReleased(through_version=1)])
+    assert store.payloads((0, 2, 3)) == (group(0), group(2), group(3))
+    with pytest.raises(LedgerStoreError, match="payload of group 1 was never recorded or has been released"):
+        store.payloads((0, 1))
+
+
+def test_a_closed_group_has_no_payload_and_one_that_never_came_has_none(open_store: Open) -> None:
+    store = open_store()
+    store.claim(1)
+    store.commit([recorded(0), closed(0)])
+    for group_id in (0, 7):
+        with pytest.raises(LedgerStoreError, match=f"payload of group {group_id} was never"):
+            store.payloads((group_id,))
+
+
+def test_receipts_are_found_by_version(open_store: Open) -> None:
+    store = open_store()
+    store.claim(1)
+    for version in range(1, 5):
+        store.commit([recorded(version), leased(version, version), trained(version, version)])
+    assert open_store().receipts(2, 3) == (trained(2, 2), trained(3, 3))
+    assert store.receipts(4, 99) == (trained(4, 4),)
+    assert store.receipts(5, 4) == ()
+
+
+def test_a_reader_of_its_own_sees_what_was_committed_and_goes_on_when_the_writer_closes(open_store: Open) -> None:
+    store = open_store()
+    store.claim(1)
+    reader = store.reader()
+    store.commit([recorded(0)])
+    assert list(reader.entries()) == [recorded(0)]
+    store.close()
+    assert reader.payloads((0,)) == (group(0),)
+    reader.close()
+
+
+# --- only the file ----------------------------------------------------------------------------------------------
 
 COMMIT_FOREVER = """
     import sys
@@ -182,8 +294,8 @@ def test_a_transaction_that_fails_leaves_nothing_and_the_store_goes_on(tmp_path:
     store = SqliteStore(path)
     store.claim(1)
     other = sqlite3.connect(path, isolation_level=None)
-    other.execute("CREATE TRIGGER full BEFORE INSERT ON entries BEGIN SELECT RAISE(ABORT, 'disk is full'); END")
-    with pytest.raises(LedgerStoreError, match=r"ledger\.sqlite: the ledger cannot be written: disk is full"):
+    other.execute("CREATE TRIGGER full BEFORE INSERT ON entries BEGIN SELECT RAISE(ABORT, 'no room'); END")
+    with pytest.raises(LedgerStoreError, match=r"ledger\.sqlite: the ledger cannot be written: no room"):
         store.commit(every_kind())
     other.execute("DROP TRIGGER full")
     other.close()
@@ -202,7 +314,8 @@ def damage(path: Path, statement: str) -> None:
     ("statement", "message"),
     [
         ("UPDATE entries SET body = x'c1'", r"entry 1 \(VersionRecorded\) cannot be read"),
-        ("PRAGMA user_version = 99", "has form 99"),
+        ("PRAGMA user_version = 99", "a newer penstock wrote this ledger: it has form 99, this one reads form 2"),
+        ("PRAGMA user_version = 1", "an older penstock wrote this ledger: it has form 1"),
     ],
 )
 def test_a_ledger_that_cannot_be_read_says_where(tmp_path: Path, statement: str, message: str) -> None:
@@ -231,3 +344,154 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(LedgerStoreError, match="nowhere"):
         SqliteStore(tmp_path / "nowhere" / "ledger.sqlite")
     assert not os.path.exists(tmp_path / "nowhere")
+
+
+def test_a_reader_of_a_missing_file_makes_none(tmp_path: Path) -> None:
+    with pytest.raises(LedgerStoreError, match=r"ledger\.sqlite: the ledger cannot be opened: unable to open"):
+        SqliteReader(tmp_path / "ledger.sqlite")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_reader_cannot_write(tmp_path: Path) -> None:
+    SqliteStore(tmp_path / "ledger.sqlite").close()
+    database = open_read_only(tmp_path / "ledger.sqlite")
+    with pytest.raises(sqlite3.OperationalError, match="readonly"):
+        database.execute("DELETE FROM entries")
+    database.close()
+
+
+def test_a_reader_between_two_pages_holds_back_neither_writer_nor_truncation(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    store = SqliteStore(path)
+    store.claim(1)
+    store.commit([VersionRecorded(version=version) for version in range(2 * ENTRIES_A_PAGE)])
+    entries = SqliteReader(path).entries()
+    assert next(entries) == VersionRecorded(version=0)
+    store.commit([VersionRecorded(version=-1)])
+    other = sqlite3.connect(path, isolation_level=None)
+    is_blocked, _, _ = other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    other.close()
+    assert not is_blocked
+    assert list(entries)[-1] == VersionRecorded(version=-1)
+
+
+def test_a_full_file_refuses_the_whole_commit_and_keeps_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    store = SqliteStore(path, max_pages=64)
+    store.claim(1)
+    num_committed = 0
+    with pytest.raises(LedgerStoreError, match="cannot be written: the disk is full"):  # noqa: PT012 - the one that fails
+        while num_committed < 100_000:
+            store.commit([recorded(num_committed + k) for k in range(50)])
+            num_committed += 50
+    assert 0 < num_committed < 100_000
+    found = [entry.group_id for entry in SqliteReader(path).entries() if isinstance(entry, GroupRecorded)]
+    assert found == list(range(num_committed))
+    store.close()
+    wider = SqliteStore(path)
+    wider.claim(2)
+    wider.commit([recorded(num_committed)])
+    assert len(payload_ids(wider)) == num_committed + 1
+
+
+NO_SPACE = """
+    import resource, signal, sys
+    from pathlib import Path
+    from penstock.backends.stores.protocol import LedgerStoreError
+    from penstock.backends.stores.sqlite import SqliteStore
+    from penstock.messages.ledger import CheckpointRecorded
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    store = SqliteStore(Path(sys.argv[1]))
+    store.claim(1)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, resource.RLIM_INFINITY))
+    version = 0
+    try:
+        while True:
+            store.commit([CheckpointRecorded(version=version + k, path="x" * 1000) for k in range(2)])
+            version += 2
+    except LedgerStoreError as error:
+        print(version, error)
+"""
+
+
+def test_a_write_that_the_system_refuses_leaves_nothing_of_its_commit(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    command = [sys.executable, "-c", textwrap.dedent(NO_SPACE), str(path)]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=True).stdout
+    assert "the ledger cannot be written" in said
+    versions = [entry.version for entry in SqliteReader(path).entries() if isinstance(entry, CheckpointRecorded)]
+    assert versions == list(range(int(said.split()[0])))
+
+
+def test_damage_in_the_middle_of_the_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    store = SqliteStore(path)
+    store.claim(1)
+    store.commit([CheckpointRecorded(version=version, path="x" * 1000) for version in range(200)])
+    store.close()
+    with path.open("r+b") as file:
+        file.seek(3 * PAGE_BYTES)
+        file.write(b"\xff" * (path.stat().st_size - 3 * PAGE_BYTES))
+    with pytest.raises(LedgerStoreError, match=r"ledger\.sqlite: .*damaged"):
+        list(SqliteReader(path).entries())
+
+
+def test_a_file_that_is_no_ledger_is_named(tmp_path: Path) -> None:
+    damage(tmp_path / "other.sqlite", "CREATE TABLE t (a)")
+    with pytest.raises(LedgerStoreError, match=r"other\.sqlite: this file holds no ledger"):
+        SqliteReader(tmp_path / "other.sqlite")
+
+
+def test_the_claimed_epoch_can_be_asked_for(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "ledger.sqlite")
+    assert store.claimed_epoch() == -1
+    store.claim(1001)
+    assert SqliteReader(tmp_path / "ledger.sqlite").claimed_epoch() == 1001
+
+
+def test_the_tables_say_what_the_log_says(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "ledger.sqlite")
+    store.claim(1)
+    store.commit(every_kind())
+    database = open_read_only(tmp_path / "ledger.sqlite")
+    groups = database.execute("SELECT group_id, state, version, position FROM groups ORDER BY group_id").fetchall()
+    assert groups == [(0, "trained", 1, 0), (1, "admitted", None, None), (2, "closed", None, None)]
+    samples = database.execute("SELECT group_id, state, cause, num_tokens FROM samples ORDER BY group_id").fetchall()
+    assert samples == [(0, "trained", "", 2), (1, None, None, 2), (2, "filtered", "zero_spread", 3)]
+    assert database.execute("SELECT version, is_kept FROM checkpoints").fetchall() == [(1, 1)]
+    balance = database.execute("SELECT * FROM balance ORDER BY state, cause").fetchall()
+    assert balance == [
+        ("filtered", "zero_spread", 1, 3),
+        ("in the system", "admitted", 1, 2),
+        ("in the system", "granted", 0, 0),
+        ("trained", "", 1, 2),
+    ]
+    database.close()
+
+
+def test_the_file_does_not_grow_with_payloads_that_were_released(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "ledger.sqlite")
+    store.claim(1)
+    tokens = bytes(40_000)
+    part = Part(tokens=tokens, logprobs=tokens, spans=(VersionSpan(0, 10_000),))
+
+    def train(version: int) -> None:
+        big = Sample(key=SampleKey(version, 0), parts=(part,), outcome=Completed())
+        entry = msgspec.structs.replace(
+            recorded(version), payload=msgspec.structs.replace(group(version), samples=(big,))
+        )
+        store.commit([entry, leased(version, version), trained(version, version)])
+        store.commit([PayloadsReleased(through_version=version - 2)])
+
+    def num_pages() -> int:
+        database = sqlite3.connect(tmp_path / "ledger.sqlite")
+        (pages,) = database.execute("PRAGMA page_count").fetchone()
+        database.close()
+        return int(pages)
+
+    for version in range(10):
+        train(version)
+    before = num_pages()
+    for version in range(10, 60):
+        train(version)
+    assert num_pages() <= before + 3

@@ -1,0 +1,192 @@
+"""Trained samples as Parquet files that outlive the ledger's payloads.
+
+Invariants:
+
+* A file is written beside its name and renamed when every byte is on disk, so whoever sees the name sees a whole file.
+* A batch is in one file: a file takes the place of those whose steps it covers, which a crash before the
+  acknowledgement may have left.
+* One batch at a time is in memory.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from penstock.messages.samples import Completed, PolicyError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from penstock.backends.stores.protocol import LedgerReader
+    from penstock.messages.ledger import StepRecorded
+    from penstock.messages.samples import Group, Part, Sample
+
+_NAME: Final = re.compile(r"steps-(\d{7,})-(\d{7,})\.parquet")
+
+COLUMNS: Final = {
+    "group_id": "int64; the group",
+    "sample_index": "int32; in its group",
+    "version": "int32; the version that training it made",
+    "staleness": "int32; age of its oldest token when it was trained, in versions; null without tokens",
+    "attempt": "int32; how often it was issued again",
+    "engine": "string; which engine finished it",
+    "row": "int64; of the dataset, from 0",
+    "epoch": "int32; pass over the dataset",
+    "prompt": "string; the prompt's text, where the dataset had one",
+    "prompt_tokens": "list of int32",
+    "label": "string; what the reward function compared with",
+    "metadata": "string; the row's further columns as JSON",
+    "response_tokens": "list of int32; all parts, one after the other",
+    "logprobs": "list of float; of the response tokens, as the engine sampled them",
+    "loss_mask": "list of uint8; 0 where the model did not make the token; null: it made all",
+    "spans": "list of {version, num_tokens}; which weights made which tokens",
+    "part_lengths": "list of int32; response tokens of each part; one part unless it was an episode",
+    "part_contexts": "list of lists of int32; what stands before each part; null: the prompt before all",
+    "outcome": "string; `completed`, `truncated` or `policy_error`",
+    "outcome_detail": "string; why a completed one stopped, what a policy error was",
+    "reward": "double",
+    "reward_components": "map of string to double",
+}
+"""Name, and type with meaning."""
+
+
+def file_name(first_version: int, last_version: int) -> str:
+    """Of the samples that these steps trained; names sort as steps do."""
+    return f"steps-{first_version:07d}-{last_version:07d}.parquet"
+
+
+def archive_samples(reader: LedgerReader, folder: Path, first_version: int, last_version: int) -> Path | None:
+    """Write the samples that these steps trained to a file in ``folder``; None when there is no such step.
+
+    Raises:
+        LedgerStoreError: their payloads cannot be read.
+        OSError: the file cannot be written. None of its name is left.
+    """
+    receipts = reader.receipts(first_version, last_version)
+    if not receipts:
+        return None
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / file_name(receipts[0].version, receipts[-1].version)
+    partial = folder / f".{target.name}.partial"
+    _write(partial, reader, receipts)
+    _sync(partial)
+    partial.replace(target)
+    _sync(folder)
+    for covered in _covered(folder, target):
+        covered.unlink()
+    return target
+
+
+def _write(path: Path, reader: LedgerReader, receipts: Sequence[StepRecorded]) -> None:
+    import pyarrow as pa  # takes long to load, and most runs keep no samples
+    import pyarrow.parquet as pq
+
+    schema = _schema(pa)
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        for receipt in receipts:
+            rows = list(_rows(receipt.version, reader.payloads(receipt.group_ids)))
+            writer.write_table(pa.Table.from_pylist(rows, schema=schema))
+
+
+def _schema(pa: Any) -> Any:  # noqa: ANN401 - pyarrow has no types
+    tokens = pa.list_(pa.int32())
+    types = {
+        "group_id": pa.int64(), "sample_index": pa.int32(), "version": pa.int32(), "staleness": pa.int32(),
+        "attempt": pa.int32(), "engine": pa.string(), "row": pa.int64(), "epoch": pa.int32(), "prompt": pa.string(),
+        "prompt_tokens": tokens, "label": pa.string(), "metadata": pa.string(), "response_tokens": tokens,
+        "logprobs": pa.list_(pa.float32()), "loss_mask": pa.list_(pa.uint8()),
+        "spans": pa.list_(pa.struct([("version", pa.int32()), ("num_tokens", pa.int32())])),
+        "part_lengths": tokens, "part_contexts": pa.list_(tokens), "outcome": pa.string(),
+        "outcome_detail": pa.string(), "reward": pa.float64(), "reward_components": pa.map_(pa.string(), pa.float64()),
+    }  # fmt: skip
+    return pa.schema([(name, types[name]) for name in COLUMNS])
+
+
+def _rows(version: int, groups: Sequence[Group]) -> Iterator[dict[str, Any]]:
+    for group in groups:
+        prompt = group.prompt
+        shared = {
+            "group_id": group.group_id,
+            "version": version,
+            "row": prompt.row,
+            "epoch": prompt.epoch,
+            "prompt": prompt.text,
+            "prompt_tokens": np.frombuffer(prompt.tokens, dtype="<i4"),
+            "label": prompt.label,
+            "metadata": prompt.metadata.decode(),
+        }
+        for sample in group.samples:
+            yield shared | _row(sample, version)
+
+
+def _row(sample: Sample, version: int) -> dict[str, Any]:
+    parts, outcome, oldest = sample.parts, sample.outcome, sample.oldest_version
+    reward = outcome.reward
+    return {
+        "sample_index": sample.key.index,
+        "staleness": None if oldest is None else version - 1 - oldest,
+        "attempt": sample.attempt,
+        "engine": sample.engine,
+        "response_tokens": np.frombuffer(b"".join(part.tokens for part in parts), dtype="<i4"),
+        "logprobs": np.frombuffer(b"".join(part.logprobs for part in parts), dtype="<f4"),
+        "loss_mask": _loss_mask(parts),
+        "spans": [{"version": s.version, "num_tokens": s.num_tokens} for part in parts for s in part.spans],
+        "part_lengths": [part.num_tokens for part in parts],
+        "part_contexts": _contexts(parts),
+        "outcome": outcome.__struct_config__.tag,
+        "outcome_detail": _detail(sample),
+        "reward": None if reward is None else reward.value,
+        "reward_components": [] if reward is None else [(item.name, item.value) for item in reward.components],
+    }
+
+
+def _loss_mask(parts: Sequence[Part]) -> Any:  # noqa: ANN401 - an array or nothing
+    if not any(part.loss_mask for part in parts):
+        return None
+    whole = (part.loss_mask or b"\x01" * part.num_tokens for part in parts)
+    return np.frombuffer(b"".join(whole), dtype="u1")
+
+
+def _contexts(parts: Sequence[Part]) -> list[Any] | None:
+    if not any(part.context_tokens for part in parts):
+        return None
+    return [np.frombuffer(part.context_tokens, dtype="<i4") for part in parts]
+
+
+def _detail(sample: Sample) -> str:
+    match sample.outcome:
+        case Completed(stop=stop):
+            return stop.value
+        case PolicyError(detail=detail):
+            return detail
+        case _:
+            return ""
+
+
+def _covered(folder: Path, target: Path) -> list[Path]:
+    """Other files all of whose steps are in this one."""
+    first, last = _range(target.name) or (0, -1)
+    found: list[Path] = []
+    for path in folder.iterdir():
+        steps = _range(path.name)
+        if steps is not None and path != target and first <= steps[0] and steps[1] <= last:
+            found.append(path)
+    return found
+
+
+def _range(name: str) -> tuple[int, int] | None:
+    match = _NAME.fullmatch(name)
+    return None if match is None else (int(match[1]), int(match[2]))
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,174 @@
+"""From an entry of the log to the tables that follow from it.
+
+Invariants:
+
+* It judges nothing: an entry that contradicts earlier ones is written down as well as it can be; the audit names it.
+* Every statement finds its rows by key, so a commit costs the same in a long run as in a short one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, assert_never
+
+import msgspec
+
+from penstock.messages.ledger import (
+    BatchLeased,
+    CheckpointRecorded,
+    GroupClosed,
+    GroupRecorded,
+    GroupsGranted,
+    PayloadsReleased,
+    PolicyRecorded,
+    RunRecorded,
+    StepRecorded,
+    VersionRecorded,
+)
+
+if TYPE_CHECKING:
+    import sqlite3
+    from collections.abc import Iterable, Iterator
+
+    from penstock.messages.ledger import LedgerEntry
+    from penstock.messages.samples import Sample, SampleEnd
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+
+_GRANT: Final = (
+    "INSERT OR REPLACE INTO groups (group_id, ordinal, min_version, deadline_version, max_staleness, state, granted_at)"
+    " VALUES (?, ?, ?, ?, ?, 'granted', ?)"
+)
+_PAYLOAD: Final = "INSERT OR REPLACE INTO payloads (group_id, body) VALUES (?, ?)"
+_ADMIT: Final = (
+    "INSERT INTO groups (group_id, deadline_version, state, admitted_at) VALUES (?, ?, 'admitted', ?) "
+    "ON CONFLICT (group_id) DO UPDATE SET deadline_version = excluded.deadline_version, state = excluded.state, "
+    "admitted_at = excluded.admitted_at"
+)
+_SAMPLE: Final = (
+    "INSERT OR REPLACE INTO samples (group_id, sample_index, attempt, engine, outcome, num_tokens, num_given_tokens, "
+    "oldest_version, newest_version, reward) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_END: Final = (
+    "INSERT INTO samples (group_id, sample_index, num_tokens, state, cause) VALUES (?, ?, ?, ?, ?) "
+    "ON CONFLICT (group_id, sample_index) DO UPDATE SET num_tokens = excluded.num_tokens, state = excluded.state, "
+    "cause = excluded.cause"
+)
+_CLOSE: Final = (
+    "INSERT INTO groups (group_id, state, is_requeued, ended_at) VALUES (?, 'closed', ?, ?) "
+    "ON CONFLICT (group_id) DO UPDATE SET state = excluded.state, is_requeued = excluded.is_requeued, "
+    "ended_at = excluded.ended_at"
+)
+_LEASE: Final = "UPDATE groups SET state = 'leased', version = ?, position = ? WHERE group_id = ?"
+_TRAIN_GROUP: Final = "UPDATE groups SET state = 'trained', version = ?, ended_at = ? WHERE group_id = ?"
+_TRAIN_SAMPLES: Final = (
+    "UPDATE samples SET state = 'trained', cause = '', version = ? WHERE group_id = ? AND state IS NULL"
+)
+# Walks the payloads that are there, which are few, not the groups of the whole run.
+_RELEASE: Final = (
+    "DELETE FROM payloads WHERE group_id IN (SELECT p.group_id FROM payloads p CROSS JOIN groups g USING (group_id) "
+    "WHERE g.state = 'trained' AND g.version <= ?)"
+)
+
+
+def number(value: float | None) -> float | None:
+    """As SQLite keeps it: it has no NaN."""
+    return None if value is None or value != value else value
+
+
+class Projection:
+    """Writes the tables of one file, inside the caller's transaction."""
+
+    def __init__(self, database: sqlite3.Connection) -> None:
+        self._database = database
+
+    def apply(self, sequence: int, entry: LedgerEntry, now_s: float) -> None:
+        """Bring the tables up to this entry.
+
+        Raises:
+            sqlite3.Error: it cannot be written.
+        """
+        execute = self._database.execute
+        match entry:
+            case GroupsGranted():
+                self._database.executemany(_GRANT, _granted(entry, now_s))
+            case GroupRecorded():
+                self._admit(entry, now_s)
+            case GroupClosed():
+                execute("DELETE FROM payloads WHERE group_id = ?", (entry.group_id,))
+                execute(_CLOSE, (entry.group_id, entry.is_requeued, now_s))
+                self._database.executemany(_END, _ends(entry.ended))
+            case BatchLeased():
+                self._lease(entry, now_s)
+            case StepRecorded():
+                self._train(sequence, entry, now_s)
+            case CheckpointRecorded():
+                execute("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, 1, ?)", (entry.version, entry.path, now_s))
+            case PayloadsReleased():
+                execute(_RELEASE, (entry.through_version,))
+                execute("UPDATE checkpoints SET is_kept = 0 WHERE version < ?", (entry.through_version,))
+            case VersionRecorded():
+                execute("INSERT OR REPLACE INTO versions VALUES (?, ?)", (entry.version, now_s))
+            case PolicyRecorded():
+                policy = (entry.policy, entry.max_staleness, entry.update_mode.value, entry.on_stale.value)
+                execute("INSERT INTO policies VALUES (?, ?, ?, ?, ?, ?)", (sequence, *policy, now_s))
+            case RunRecorded():
+                row = (entry.seed, entry.num_rows, entry.shuffle, entry.samples_per_group, entry.groups_per_batch)
+                execute("INSERT OR REPLACE INTO run VALUES (0, ?, ?, ?, ?, ?)", row)
+            case _:
+                assert_never(entry)
+
+    def _admit(self, entry: GroupRecorded, now_s: float) -> None:
+        assert entry.payload is not None, "written without its payload"
+        given = {sample.key.index: _num_given(sample) for sample in entry.payload.samples}
+        self._database.execute(_PAYLOAD, (entry.group_id, _ENCODER.encode(entry.payload)))
+        self._database.execute(_ADMIT, (entry.group_id, entry.deadline_version, now_s))
+        rows = [
+            (
+                entry.group_id, note.index, note.attempt, note.engine, note.outcome, note.num_tokens,
+                given.get(note.index, 0), note.oldest_version, note.newest_version, number(note.reward),
+            )
+            for note in entry.samples
+        ]  # fmt: skip
+        self._database.executemany(_SAMPLE, rows)
+        if entry.ended:
+            self._database.executemany(_END, _ends(entry.ended))
+
+    def _lease(self, entry: BatchLeased, now_s: float) -> None:
+        self._database.execute(
+            "INSERT OR REPLACE INTO batches VALUES (?, 'leased', ?, ?, ?, ?, ?, ?)",
+            (
+                entry.version, len(entry.group_ids), entry.max_staleness, entry.mask_stale, entry.update_mode.value,
+                entry.is_last, now_s,
+            ),
+        )  # fmt: skip
+        places = ((entry.version, position, group_id) for position, group_id in enumerate(entry.group_ids))
+        self._database.executemany(_LEASE, places)
+
+    def _train(self, sequence: int, entry: StepRecorded, now_s: float) -> None:
+        self._database.execute(
+            "INSERT OR REPLACE INTO steps VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (
+                entry.version, sequence, len(entry.group_ids), entry.num_trained_tokens, entry.num_masked_tokens,
+                entry.max_staleness, now_s,
+            ),
+        )  # fmt: skip
+        self._database.execute("UPDATE batches SET state = 'trained' WHERE version = ?", (entry.version,))
+        ids = entry.group_ids
+        self._database.executemany(_TRAIN_GROUP, ((entry.version, now_s, group_id) for group_id in ids))
+        self._database.executemany(_TRAIN_SAMPLES, ((entry.version, group_id) for group_id in ids))
+
+
+def _granted(entry: GroupsGranted, now_s: float) -> Iterator[tuple[int | float, ...]]:
+    span = entry.span
+    for offset in range(span.num_groups):
+        place = (span.first_group + offset, span.first_ordinal + offset)
+        yield (*place, span.min_version, span.deadline_version, entry.max_staleness, now_s)
+
+
+def _ends(ended: Iterable[SampleEnd]) -> list[tuple[int | str, ...]]:
+    return [(end.key.group_id, end.key.index, end.num_tokens, end.state.value, end.cause) for end in ended]
+
+
+def _num_given(sample: Sample) -> int:
+    """Tokens that the environment wrote, not the model."""
+    return sum(part.loss_mask.count(0) for part in sample.parts)

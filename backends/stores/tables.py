@@ -1,0 +1,227 @@
+"""The tables of a ledger file, with what they mean: the one place that the file, ``penstock ledger`` and
+``docs/ledger.md`` are made from.
+
+Invariants:
+
+* ``entries`` is the truth: every other table but ``payloads`` and ``claims`` follows from it, is written in the same
+  transaction, and is there so that people can ask questions without decoding anything.
+* Times are Unix seconds of the machine that wrote them. They are for people; nothing is decided by them.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+SCHEMA_VERSION: Final = 2
+LEDGER_FILE: Final = "ledger.sqlite"
+"""In the folder of a run."""
+GRANTED: Final = "granted"
+ADMITTED: Final = "admitted"
+LEASED: Final = "leased"
+TRAINED: Final = "trained"
+CLOSED: Final = "closed"
+
+
+class Column(NamedTuple):
+    """One column."""
+
+    name: str
+    declaration: str
+    meaning: str
+
+
+class Table(NamedTuple):
+    """One table."""
+
+    name: str
+    meaning: str
+    columns: tuple[Column, ...]
+    key: str = ""
+    """Of several columns; the table then has no row ids."""
+
+
+TABLES: Final = (
+    Table(
+        "entries",
+        "The log, in the order in which it was written: all that the run has decided. Everything else follows from it.",
+        (
+            Column("sequence", "INTEGER PRIMARY KEY", "Counts from 1, without gaps."),
+            Column("epoch", "INTEGER NOT NULL", "Incarnation of the Buffer that wrote it."),
+            Column("written_at", "REAL NOT NULL", "Time of the transaction."),
+            Column("kind", "TEXT NOT NULL", "Name of the entry's struct in messages/ledger.py."),
+            Column("body", "BLOB NOT NULL", "The entry as msgpack, without payload; `entry_json(body)` shows it."),
+        ),
+    ),
+    Table(
+        "payloads",
+        "Prompt and samples of the groups that may have to be trained (again): admitted ones that are not trained, and "
+        "those of the batches since the oldest checkpoint that is kept.",
+        (
+            Column("group_id", "INTEGER PRIMARY KEY", "The group."),
+            Column("body", "BLOB NOT NULL", "The group with its tokens and log-probs, as msgpack."),
+        ),
+    ),
+    Table(
+        "claims",
+        "Who has written to this ledger. Only the highest epoch may.",
+        (
+            Column("epoch", "INTEGER PRIMARY KEY", "Incarnation of the Buffer: 1000 n + k is the k-th of drive n."),
+            Column("claimed_at", "REAL NOT NULL", "When it became the writer."),
+        ),
+    ),
+    Table(
+        "run",
+        "One row: what must be the same whenever the run is resumed.",
+        (
+            Column("only", "INTEGER PRIMARY KEY CHECK (only = 0)", "Always 0."),
+            Column("seed", "INTEGER NOT NULL", "`run.seed`."),
+            Column("num_rows", "INTEGER NOT NULL", "Of the dataset."),
+            Column("shuffle", "INTEGER NOT NULL", "1: the rows are shuffled, each epoch anew."),
+            Column("samples_per_group", "INTEGER NOT NULL", "Samples drawn for a prompt."),
+            Column("groups_per_batch", "INTEGER NOT NULL", "Groups that a step trains."),
+        ),
+    ),
+    Table(
+        "groups",
+        "Every group that was granted.",
+        (
+            Column("group_id", "INTEGER PRIMARY KEY", "Counts from 0, without gaps; never used again."),
+            Column("ordinal", "INTEGER", "Place of its prompt in the endless stream of prompts."),
+            Column("min_version", "INTEGER", "Engines start it with this version or a newer one."),
+            Column("deadline_version", "INTEGER", "The last learner version at which a batch may take it."),
+            Column("max_staleness", "INTEGER", "Bound of the policy that it was granted under."),
+            Column("state", "TEXT NOT NULL", "`granted`, `admitted`, `leased` (in a batch), `trained` or `closed`."),
+            Column("is_requeued", "INTEGER NOT NULL DEFAULT 0", "1: closed, and its prompt is granted anew."),
+            Column("version", "INTEGER", "Of the batch that has it: the version that training it makes."),
+            Column("position", "INTEGER", "In that batch, from 0."),
+            Column("granted_at", "REAL", "When it was granted."),
+            Column("admitted_at", "REAL", "When it was admitted."),
+            Column("ended_at", "REAL", "When it was trained or closed."),
+        ),
+    ),
+    Table(
+        "samples",
+        "Every sample that has come to the Buffer. Those of groups in state `granted` have no row yet: they are in the "
+        "system, `run.samples_per_group` for each group.",
+        (
+            Column("group_id", "INTEGER NOT NULL", "Its group."),
+            Column("sample_index", "INTEGER NOT NULL", "In its group; i + n replaces a failed i of a group of n."),
+            Column("attempt", "INTEGER", "How often it was issued again. NULL, as the next two: no response came."),
+            Column("engine", "TEXT", "Which engine finished it."),
+            Column("outcome", "TEXT", "`completed`, `truncated` or `policy_error`."),
+            Column("num_tokens", "INTEGER NOT NULL", "Of the response."),
+            Column("num_given_tokens", "INTEGER NOT NULL DEFAULT 0", "Of these, tokens that the model did not make."),
+            Column("oldest_version", "INTEGER", "The oldest weights that made one of its tokens."),
+            Column("newest_version", "INTEGER", "The newest ones."),
+            Column("reward", "REAL", "As scored."),
+            Column("state", "TEXT", "Terminal state; NULL while it is in the system."),
+            Column("cause", "TEXT", "Why it ended so; empty when it was trained."),
+            Column("version", "INTEGER", "The version that training it made."),
+        ),
+        key="group_id, sample_index",
+    ),
+    Table(
+        "batches",
+        "Leases: each batch as it was fixed for good. Its groups are those with its `version`, by `position`.",
+        (
+            Column("version", "INTEGER PRIMARY KEY", "The version that training it makes."),
+            Column("state", "TEXT NOT NULL", "`leased` or `trained`."),
+            Column("num_groups", "INTEGER NOT NULL", "Groups in it."),
+            Column("max_staleness", "INTEGER NOT NULL", "The bound that it has to keep."),
+            Column("mask_stale", "INTEGER NOT NULL", "1: older tokens get no loss."),
+            Column("update_mode", "TEXT NOT NULL", "How engines take the version that it makes."),
+            Column("is_last", "INTEGER NOT NULL", "1: the last one of the run."),
+            Column("leased_at", "REAL NOT NULL", "When it was fixed."),
+        ),
+    ),
+    Table(
+        "steps",
+        "Receipts: what the Learner has trained.",
+        (
+            Column("version", "INTEGER PRIMARY KEY", "The version that was made."),
+            Column("sequence", "INTEGER NOT NULL", "Of its entry."),
+            Column("num_groups", "INTEGER NOT NULL", "Groups that were trained."),
+            Column("num_trained_tokens", "INTEGER NOT NULL", "Tokens with a loss."),
+            Column("num_masked_tokens", "INTEGER NOT NULL", "Tokens that were too old to have one."),
+            Column("max_staleness", "INTEGER NOT NULL", "Age of the oldest trained token, in versions."),
+            Column("recorded_at", "REAL NOT NULL", "When the receipt was written down."),
+        ),
+    ),
+    Table(
+        "checkpoints",
+        "Checkpoints that were saved.",
+        (
+            Column("version", "INTEGER PRIMARY KEY", "The version that it holds."),
+            Column("path", "TEXT NOT NULL", "Its folder."),
+            Column("is_kept", "INTEGER NOT NULL", "1: the run can be resumed from it; 0: it may have been deleted."),
+            Column("recorded_at", "REAL NOT NULL", "When it was written down."),
+        ),
+    ),
+    Table(
+        "versions",
+        "Versions that enough engines have come to serve.",
+        (
+            Column("version", "INTEGER PRIMARY KEY", "The version."),
+            Column("announced_at", "REAL NOT NULL", "When that was written down."),
+        ),
+    ),
+    Table(
+        "policies",
+        "Changes of the staleness policy while the run goes on.",
+        (
+            Column("sequence", "INTEGER PRIMARY KEY", "Of its entry; what is granted after it follows the policy."),
+            Column("policy", "TEXT NOT NULL", "Its name."),
+            Column("max_staleness", "INTEGER NOT NULL", "Its bound."),
+            Column("update_mode", "TEXT NOT NULL", "How engines take new weights."),
+            Column("on_stale", "TEXT NOT NULL", "What is done about groups that could become too old."),
+            Column("recorded_at", "REAL NOT NULL", "When it was written down."),
+        ),
+    ),
+)
+
+BALANCE: Final = Table(
+    "balance",
+    "A view: every issued sample once, by what became of it. Adding up `num_samples` gives what was issued.",
+    (
+        Column("state", "", "Terminal state, or `in the system`."),
+        Column("cause", "", "Why."),
+        Column("num_samples", "", "Samples."),
+        Column("num_tokens", "", "Their tokens, as far as they have been reported."),
+    ),
+)
+
+_BALANCE_QUERY: Final = """
+SELECT state, cause, count(*) AS num_samples, sum(num_tokens) AS num_tokens FROM samples
+    WHERE state IS NOT NULL GROUP BY state, cause
+UNION ALL
+SELECT 'in the system', 'admitted', count(*), coalesce(sum(num_tokens), 0) FROM samples WHERE state IS NULL
+UNION ALL
+SELECT 'in the system', 'granted', count(*) * coalesce((SELECT samples_per_group FROM run), 0), 0 FROM groups
+    WHERE state = 'granted'
+"""
+
+
+def schema_statements() -> list[str]:
+    """What makes an empty file a ledger."""
+    made: list[str] = []
+    for table in TABLES:
+        columns = [f"{column.name} {column.declaration}" for column in table.columns]
+        if table.key:
+            columns.append(f"PRIMARY KEY ({table.key})")
+        options = "STRICT, WITHOUT ROWID" if table.key else "STRICT"
+        made.append(f"CREATE TABLE IF NOT EXISTS {table.name} ({', '.join(columns)}) {options}")
+    made.append(f"CREATE VIEW IF NOT EXISTS {BALANCE.name} AS {_BALANCE_QUERY}")
+    return made
+
+
+def tables_markdown() -> str:
+    """The reference of tables and columns in ``docs/ledger.md``."""
+    parts: list[str] = []
+    for table in (*TABLES, BALANCE):
+        rows = "".join(f"| `{column.name}` | {_type(column)} | {column.meaning} |\n" for column in table.columns)
+        parts.append(f"### `{table.name}`\n\n{table.meaning}\n\n| column | type | meaning |\n|---|---|---|\n{rows}")
+    return "\n".join(parts)
+
+
+def _type(column: Column) -> str:
+    return column.declaration.partition(" ")[0].lower()

@@ -52,10 +52,16 @@ class Assembly(msgspec.Struct):
 
     @property
     def is_complete(self) -> bool:
-        """Every place is filled or given up."""
+        """Every place is filled or given up, and what a replacement stands for is on the record too: after the loss of a
+        Filter, word of the failure may come later than the replacement."""
         if len(self.samples) + len(self.given_up) < self.size:
             return False
-        return len({index % self.size for index in self.samples} | self.given_up) == self.size
+        if len({index % self.size for index in self.samples} | self.given_up) < self.size:
+            return False
+        return all(self._is_known(index - self.size) for index in self.samples if index >= self.size)
+
+    def _is_known(self, index: int) -> bool:
+        return index in self.failed or index in self.samples
 
     def group(self) -> Group:
         """What is there, as a group."""

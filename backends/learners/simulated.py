@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Final
 from penstock.backends.draws import normal
 from penstock.messages.arrays import pack_floats, pack_tokens, tokens_view
 from penstock.messages.base import Metric
-from penstock.messages.commands import OpenLearner, PublishWeights, ReleaseWeights, SaveCheckpoint, Train
+from penstock.messages.commands import (
+    DeleteCheckpoints,
+    OpenLearner,
+    PublishWeights,
+    ReleaseWeights,
+    SaveCheckpoint,
+    Train,
+)
 from penstock.messages.local import BatchTrained, CheckpointWritten, LearnerOpened, WeightsPublished
 from penstock.messages.weights import Canary, WeightManifest
 
@@ -71,8 +78,8 @@ class SimulatedLearner:
                 path = f"simulated/checkpoint-{command.version}"
                 self._finish_after(self._model.publish_s, CheckpointWritten(version=command.version, path=path))
             case OpenLearner():
-                self._finish_after(0.0, LearnerOpened(version=0))
-            case ReleaseWeights():
+                self._finish_after(0.0, LearnerOpened(version=command.version))
+            case ReleaseWeights() | DeleteCheckpoints():
                 pass  # nothing was kept
 
     def gauges(self) -> tuple[Metric, ...]:
@@ -115,6 +122,18 @@ class SimulatedLearner:
             digest=digest,
             canary=Canary(tokens=tokens, logprobs=canary_logprobs(tokens, digest)),
         )
+
+
+def checkpoint_path(version: int) -> str:
+    """What stands for the checkpoint of a version."""
+    return f"simulated/checkpoint-{version}"
+
+
+def _opened(command: OpenLearner) -> LearnerOpened:
+    expected = checkpoint_path(command.version) if command.version or command.path else ""
+    if command.path != expected:
+        raise ValueError(f"OpenLearner: expected {expected!r} for version {command.version}, found {command.path!r}")
+    return LearnerOpened(version=command.version)
 
 
 def _trained(command: Train) -> BatchTrained:

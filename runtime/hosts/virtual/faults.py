@@ -47,6 +47,8 @@ class FaultKind(StrEnum):
     """A share ``amount`` of the packs may be overtaken."""
     DELAY = "delay"
     """Every pack takes ``amount`` seconds longer."""
+    MACHINE = "machine"
+    """Every process and everything on its way is gone at once; the run is resumed."""
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -77,6 +79,8 @@ def inject(host: VirtualHost, faults: Iterable[Fault]) -> None:
 
 def _begin(host: VirtualHost, fault: Fault) -> None:
     match fault.kind:
+        case FaultKind.MACHINE:
+            host.lose_machine()
         case FaultKind.KILL | FaultKind.STOP | FaultKind.CONTINUE | FaultKind.SLOW:
             process = host.supervisor.processes.get(fault.target)
             if process is not None and process.status is not Status.DEAD:
@@ -133,7 +137,7 @@ def _change(link: LinkFaults, fault: Fault, *, begins: bool) -> None:
             link.reorder += amount
         case FaultKind.DELAY:
             link.extra_delay_s += amount
-        case FaultKind.KILL | FaultKind.STOP | FaultKind.CONTINUE | FaultKind.SLOW:
+        case FaultKind.KILL | FaultKind.STOP | FaultKind.CONTINUE | FaultKind.SLOW | FaultKind.MACHINE:
             raise AssertionError(fault)
         case _:
             assert_never(fault.kind)

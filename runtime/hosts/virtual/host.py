@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from penstock.backends.stores.memory import MemoryLedger, MemoryStore
 from penstock.messages.commands import ReplaceActor
-from penstock.messages.names import SUPERVISOR
+from penstock.messages.names import BUFFER, SUPERVISOR
 from penstock.messages.training import RunFinished
 from penstock.messages.wire import Envelope, Header
 from penstock.runtime.hosts.virtual.clock import VirtualClock
@@ -104,6 +105,8 @@ class VirtualHost:
             fail_run=self._fail_run,
             on_lost=self._on_lost,
         )
+        self.ledger = MemoryLedger()
+        """On a disk that nothing breaks."""
         self.ending: Ending | None = None
         self.num_events = 0
         """Events that reached an actor."""
@@ -138,6 +141,13 @@ class VirtualHost:
             header = Header(SUPERVISOR, 0, message_id, message_id, 0)
             self.clock.at(self.clock.now_s, deliver, process, [Envelope(header, event)])
 
+    def lose_machine(self) -> None:
+        """Every process is gone at once, with all that was on its way; somebody resumes the run."""
+        for name in self.supervisor.forget_all():
+            self._on_lost(name, "the machine was lost")
+        for name in self.names:
+            self.supervisor.start(name, self.supervisor.first_epoch)
+
     def fail(self, story: str) -> None:
         """End the run here, for this reason."""
         self._fail_run(story)
@@ -148,8 +158,18 @@ class VirtualHost:
 
     # --- what processes need ----------------------------------------------------------------------------------
 
+    def open_store(self, process: Process) -> MemoryStore | None:
+        """See :class:`penstock.runtime.hosts.virtual.process.Surroundings`."""
+        if process.name != BUFFER:
+            return None
+        store = MemoryStore(self.ledger)
+        store.claim(process.epoch)
+        return store
+
     def commit(self, process: Process, entries: Sequence[LedgerEntry]) -> None:
         """See :class:`penstock.runtime.hosts.virtual.process.Surroundings`."""
+        if process.store is not None:
+            process.store.commit(entries)
         if self._digest is not None:
             self._digest.record(entries)
         for watcher in self._watchers:

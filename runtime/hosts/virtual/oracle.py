@@ -26,7 +26,9 @@ from penstock.messages.ledger import (
     GroupClosed,
     GroupRecorded,
     GroupsGranted,
+    PayloadsReleased,
     PolicyRecorded,
+    RunRecorded,
     StepRecorded,
     VersionRecorded,
 )
@@ -36,6 +38,7 @@ from penstock.messages.training import OnStale, RunFinished
 from penstock.runtime.hosts.virtual.oracle_checks import (
     Rules,
     WatchedGroup,
+    assert_noted,
     assert_places,
     assert_ramp,
     assert_whole,
@@ -77,6 +80,7 @@ class Oracle:
         """Samples issued again after their group was admitted."""
         self.checkpoint_version = -1
         """Of the newest recorded checkpoint."""
+        self.checkpoints: list[int] = []
         self.progress_s = 0.0
         """When the run last came closer to its end."""
         self.trained: list[tuple[int, tuple[int, ...]]] = []
@@ -90,6 +94,9 @@ class Oracle:
         self._num_in_generation = 0
         self._num_trained_groups = 0
         self._lease: BatchLeased | None = None
+        self._leases: dict[int, tuple[int, ...]] = {}
+        """Groups of every batch that was ever leased, by the version that it makes."""
+        self._writer_epoch = -1
         self._ordinals: Counter[int] = Counter()
         self._finished: dict[SampleKey, int] = {}
         """Attempt that finished a sample first."""
@@ -151,12 +158,9 @@ class Oracle:
 
     def _on_train(self, command: Train) -> None:
         """What the Learner's backend is told to train."""
-        lease = self._lease
+        lease = self._leases.get(command.version)
         group_ids = tuple(group.group_id for group in command.groups)
-        assert lease is not None, f"version {command.version} is trained without a lease"
-        assert (command.version, group_ids) == (lease.version, lease.group_ids), (
-            f"version {command.version} of {group_ids} is trained, the lease is {lease}"
-        )
+        assert lease == group_ids, f"version {command.version} of {group_ids} is trained, the lease is {lease}"
         assert self._trained_versions.setdefault(command.version, group_ids) == group_ids
         consumed_at = command.version - 1
         for group in command.groups:
@@ -175,6 +179,8 @@ class Oracle:
 
     def committed(self, process: Process, entries: Sequence[LedgerEntry]) -> None:
         """See :class:`penstock.runtime.hosts.virtual.host.Watcher`."""
+        assert process.epoch >= self._writer_epoch, f"{process.name} {process.epoch} writes after a successor"
+        self._writer_epoch = process.epoch
         granted = False
         for entry in entries:
             if granted and not isinstance(entry, GroupsGranted):  # grants belong together, and to what was before them
@@ -183,6 +189,7 @@ class Oracle:
             match entry:
                 case GroupsGranted():
                     self._on_granted(entry.span)
+                    assert entry.total == len(self.groups)
                     granted = True
                 case GroupRecorded():
                     self._on_recorded(entry)
@@ -198,7 +205,14 @@ class Oracle:
                     self.progress_s = self._clock.now_s
                 case CheckpointRecorded():
                     assert entry.version <= self.version, "a checkpoint is recorded before its receipt"
-                    self.checkpoint_version = max(self.checkpoint_version, entry.version)
+                    assert entry.version > self.checkpoint_version, "checkpoints go back"
+                    self.checkpoint_version = entry.version
+                    self.checkpoints.append(entry.version)
+                    self.progress_s = self._clock.now_s
+                case PayloadsReleased():
+                    self._on_released(entry)
+                case RunRecorded():
+                    assert not self.groups, "the run is named after it began"
                 case PolicyRecorded():
                     self._eta, self._on_stale = entry.max_staleness, entry.on_stale
         if granted:
@@ -243,14 +257,17 @@ class Oracle:
             assert count <= room, f"{count} groups are due by {deadline} at v={standing}: {deadlines}"
 
     def _on_recorded(self, entry: GroupRecorded) -> None:
-        group = self._open(entry.group.group_id)
+        group, payload = self._open(entry.group_id), entry.payload
+        assert payload is not None
+        assert payload.group_id == entry.group_id
         assert group.payload is None, f"group {group.group_id} is admitted twice"
         assert entry.deadline_version >= group.deadline, "a deadline went down"
-        group.payload, group.deadline = entry.group, entry.deadline_version
+        group.payload, group.deadline = payload, entry.deadline_version
         self._num_in_generation -= 1
-        samples = entry.group.samples
+        samples = payload.samples
         assert samples, f"group {group.group_id} is admitted without a sample"
-        assert_places([*(s.key for s in samples), *(e.key for e in entry.group.ended)], group, self.rules)
+        assert_noted(entry)
+        assert_places([*(s.key for s in samples), *(e.key for e in payload.ended)], group, self.rules)
         for sample in samples:
             assert sample.reward in (0.0, 1.0), f"{sample.key} has the reward {sample.reward}"
             assert_whole(sample)
@@ -292,7 +309,9 @@ class Oracle:
             group.is_leased = True
             if self._on_stale is not OnStale.MASK:
                 assert group.deadline >= self.version, f"group {group_id} was due at {group.deadline}"
+        assert entry.version not in self._leases, f"batch {entry.version} is leased twice"
         self._lease = entry
+        self._leases[entry.version] = entry.group_ids
         if self._on_stale is OnStale.WAIT and rules.over_sampling == 1.0:
             self._assert_sound()
 
@@ -311,6 +330,12 @@ class Oracle:
             for sample in group.payload.samples:
                 self._end_sample(sample.key, TerminalState.TRAINED)
             self._end_group(group, group.payload.ended)
+
+    def _on_released(self, entry: PayloadsReleased) -> None:
+        """No checkpoint that is kept needs what goes."""
+        kept = self.checkpoints[-self.rules.keep_checkpoints :]
+        assert kept, "payloads go, and there is no checkpoint"
+        assert entry.through_version <= kept[0], f"payloads up to {entry.through_version} go, {kept} need them"
 
     # --- the books --------------------------------------------------------------------------------------------
 

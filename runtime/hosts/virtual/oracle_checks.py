@@ -14,6 +14,7 @@ from penstock.runtime.hosts.virtual.process import Status
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from penstock.messages.ledger import GroupRecorded
     from penstock.messages.samples import Sample, SampleKey
     from penstock.runtime.hosts.virtual.process import Process
 
@@ -33,6 +34,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     max_concurrent: int | None = None
     max_requeues: int = 0
     num_prompts: int | None = None
+    keep_checkpoints: int = 1
 
 
 class WatchedGroup(msgspec.Struct):
@@ -68,6 +70,18 @@ def assert_places(keys: Sequence[SampleKey], group: WatchedGroup, rules: Rules) 
     assert set(range(rules.samples_per_group)) <= indices, f"group {group.group_id} lacks samples: {sorted(indices)}"
     for index in indices:
         assert index < rules.samples_per_group or index - rules.samples_per_group in indices
+
+
+def assert_noted(entry: GroupRecorded) -> None:
+    """What the ledger keeps for good of a group's samples is what the payload says."""
+    assert entry.payload is not None
+    assert entry.ended == entry.payload.ended
+    for note, sample in zip(entry.samples, entry.payload.samples, strict=True):
+        versions = versions_of([sample])
+        assert (note.index, note.attempt, note.engine) == (sample.key.index, sample.attempt, sample.engine)
+        assert (note.num_tokens, note.reward) == (sample.num_tokens, sample.reward)
+        expected = (min(versions, default=None), max(versions, default=None))
+        assert (note.oldest_version, note.newest_version) == expected
 
 
 def assert_whole(sample: Sample) -> None:

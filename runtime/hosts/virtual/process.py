@@ -4,6 +4,7 @@ Invariants:
 
 * A stopped process does nothing: what arrives waits in its backlog, timers and its backend's answers too.
 * A killed process does nothing ever again, and takes with it what it had not carried out.
+* A Buffer that another has followed dies when it writes: the ledger refuses its epoch.
 * It knows its peers from the supervisor's announcements alone, so what it sends to an incarnation that is gone is lost.
 """
 
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Protocol
 
+from penstock.backends.stores.protocol import StaleEpochError
 from penstock.messages.names import SUPERVISOR
 from penstock.messages.wire import Envelope, InboxDecoder
 from penstock.runtime.shell import Observer, Shell, ShellSettings
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
     from penstock.actors.machine import Machine
     from penstock.backends.protocol import Backend
+    from penstock.backends.stores.protocol import LedgerStore
     from penstock.backends.timers import Timers
     from penstock.messages.base import Event
     from penstock.messages.commands import BackendCommand, FailRun, ReplaceActor
@@ -55,8 +58,8 @@ class Player:
 class Casting(Protocol):
     """Who plays whom."""
 
-    def __call__(self, name: str, epoch: int, timers: Timers) -> Player:
-        """A new incarnation of this actor."""
+    def __call__(self, name: str, epoch: int, timers: Timers, store: LedgerStore | None) -> Player:
+        """A new incarnation of this actor; the Buffer gets the ledger, which it has claimed."""
         ...
 
 
@@ -67,8 +70,16 @@ class Surroundings(Protocol):
     def clock(self) -> VirtualClock: ...
     @property
     def links(self) -> Links: ...
+    def open_store(self, process: Process) -> LedgerStore | None:
+        """The ledger, claimed for the Buffer; None for everyone else."""
+        ...
+
     def commit(self, process: Process, entries: Sequence[LedgerEntry]) -> None:
-        """Write entries of the ledger."""
+        """Write entries of the ledger.
+
+        Raises:
+            StaleEpochError: another incarnation has claimed it.
+        """
         ...
 
     def tell_supervisor(self, process: Process, what: list[Envelope] | ReplaceActor | FailRun) -> None:
@@ -119,7 +130,8 @@ class Process:
         self._backlog: list[tuple[Callable[[Any, Any], None], object]] = []
         self._answers: deque[LocalEvent] = deque()
         self._timer_s = math.inf
-        player = casting(name, epoch, self)
+        self.store = host.open_store(self)
+        player = casting(name, epoch, self, self.store)
         self.backend = player.backend
         self.shell = Shell(player.machine, self, settings=settings, hears=player.hears, observer=observer)
         self._decoder: InboxDecoder[Event] = InboxDecoder(player.inbox)
@@ -133,7 +145,10 @@ class Process:
     def commit(self, entries: Sequence[LedgerEntry]) -> None:
         """See :class:`penstock.runtime.shell.Host`."""
         self._live_on()
-        self._host.commit(self, entries)
+        try:
+            self._host.commit(self, entries)
+        except StaleEpochError as error:
+            raise _KilledError from error  # a real process ends here too
 
     def transmit(self, to: str, envelopes: list[Envelope]) -> None:
         """See :class:`penstock.runtime.shell.Host`."""

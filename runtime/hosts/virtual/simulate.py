@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from penstock.backends.stores.protocol import LedgerStore
     from penstock.backends.timers import Timers
     from penstock.messages.training import StepReported
     from penstock.runtime.hosts.virtual.host import Ending
@@ -199,12 +200,12 @@ def casting_of(scenario: Scenario) -> Casting:
     """Who plays whom: the machines and the simulated backends of the wiring."""
     plan = RunPlan(scenario=scenario, run_id="simulated", run_folder="", model_folder="", num_rows=num_rows(scenario))
 
-    def cast(name: str, epoch: int, timers: Timers) -> Player:
+    def cast(name: str, epoch: int, timers: Timers, store: LedgerStore | None) -> Player:
         return Player(
-            machine=build_machine(name, plan, epoch=epoch),
+            machine=build_machine(name, plan, epoch=epoch, records=() if store is None else store.entries()),
             hears=hears(name),
             inbox=inbox_union(name),
-            backend=open_backend(name, plan, epoch=epoch, timers=timers),
+            backend=open_backend(name, plan, epoch=epoch, timers=timers, store=store),
         )
 
     return cast

@@ -6,24 +6,28 @@ Invariants:
   its successor starts, and the successor has the next epoch.
 * A process learns of the others from here alone: from the directory that it is started with, and from announcements,
   which reach it in order.
-* Who is replaced, how soon and how often is decided as on real machines (:mod:`penstock.runtime.hosts.ray.restarts`).
+* How soon and how often a process is replaced is decided as on real machines
+  (:mod:`penstock.runtime.hosts.ray.restarts`).
+* After the loss of the machine everything starts anew, with epochs above all that were; nothing of before is heard.
 """
 
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from penstock.messages.names import is_engine
-from penstock.runtime.hosts.ray.restarts import AfterLoss, Restarts, after_loss_of
+from penstock.runtime.hosts.ray.restarts import Restarts
 from penstock.runtime.hosts.virtual.process import Process, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.runtime.hosts.virtual.clock import VirtualClock
+
+EPOCHS_PER_DRIVE: Final = 1000
 
 
 class SupervisionModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +67,7 @@ class Supervisor:
         self._spawn = spawn
         self._fail_run = fail_run
         self._on_lost = on_lost
+        self._drive = 0
         self._singles: dict[str, Process] = {}
         """Those of ``processes`` that are no engines."""
         self._members: dict[str, int] = {}
@@ -74,7 +79,7 @@ class Supervisor:
     def start(self, name: str, epoch: int = 0) -> None:
         """Start an incarnation; it is announced when it is up."""
         at_s = self._clock.now_s + self._random.random() * self.model.start_s
-        self._clock.at(at_s, _start, self, (name, epoch))
+        self._clock.at(at_s, _start, self, (name, epoch, self._drive))
 
     def start_now(self, name: str, epoch: int) -> None:
         """The process is up: hand it the directory, and announce it to the others."""
@@ -134,9 +139,6 @@ class Supervisor:
         if not process.survives_sigkill:
             process.kill()
         self._announce(name, epoch, None)
-        if after_loss_of(name) is AfterLoss.STOP:
-            self._fail_run(f"{name} was lost ({cause}), and a run cannot go on without it")
-            return
         pause_s = self._restarts.pause_s(name, self._clock.now_s)
         if pause_s is None:
             self._fail_run(
@@ -145,7 +147,27 @@ class Supervisor:
             )
             return
         self._on_lost(name, cause)
-        self._clock.at(self._clock.now_s + pause_s, _restart, self, (name, epoch + 1))
+        self._clock.at(self._clock.now_s + pause_s, _restart, self, (name, epoch + 1, self._drive))
+
+    def forget_all(self) -> list[str]:
+        """Every process is gone, and so is the memory of who is given up; the names of those that were there."""
+        gone = [name for name, process in self.processes.items() if process.status is not Status.DEAD]
+        dead = list(self.processes.values())
+        for table in (self.processes, self._singles, self._members, self._fences):
+            table.clear()
+        self._drive += 1
+        for process in dead:
+            process.kill()
+        return gone
+
+    @property
+    def first_epoch(self) -> int:
+        """With which everyone starts: above all epochs before the machine was lost."""
+        return self._drive * EPOCHS_PER_DRIVE
+
+    def is_current(self, drive: int) -> bool:
+        """Whether the machine has not been lost since this drive began."""
+        return drive == self._drive
 
     @property
     def num_restarts(self) -> int:
@@ -153,12 +175,16 @@ class Supervisor:
         return sum(self._restarts.totals.values())
 
 
-def _start(supervisor: Supervisor, what: tuple[str, int]) -> None:
-    supervisor.start_now(*what)
+def _start(supervisor: Supervisor, what: tuple[str, int, int]) -> None:
+    name, epoch, drive = what
+    if supervisor.is_current(drive):
+        supervisor.start_now(name, epoch)
 
 
-def _restart(supervisor: Supervisor, what: tuple[str, int]) -> None:
-    supervisor.start(*what)
+def _restart(supervisor: Supervisor, what: tuple[str, int, int]) -> None:
+    name, epoch, drive = what
+    if supervisor.is_current(drive):
+        supervisor.start(name, epoch)
 
 
 def _notice(supervisor: Supervisor, what: tuple[Process, str]) -> None:

@@ -17,7 +17,7 @@ from penstock.actors.buffer.policies import BUILTIN
 from penstock.backends.engines.options import LatencyOptions
 from penstock.backends.learners.options import SimulatedLearnerOptions
 from penstock.backends.rewards.simulated import JudgingModel
-from penstock.messages.names import FILTER, LEARNER, PROMPT_SOURCE, SCORER, WEIGHT_PUBLISHER
+from penstock.messages.names import BUFFER, FILTER, LEARNER, PROMPT_SOURCE, SCORER, WEIGHT_PUBLISHER
 from penstock.messages.training import OnStale
 from penstock.runtime.hosts.virtual.faults import Fault, FaultKind
 from penstock.runtime.hosts.virtual.links import LinkModel
@@ -27,7 +27,7 @@ from penstock.runtime.hosts.virtual.trials import Trial
 if TYPE_CHECKING:
     from typing import Any
 
-REPLACED: Final = (PROMPT_SOURCE, SCORER, FILTER, WEIGHT_PUBLISHER)
+SINGLES: Final = (PROMPT_SOURCE, SCORER, FILTER, BUFFER, LEARNER, WEIGHT_PUBLISHER)
 
 
 def draw_trial(policy: str, seed: int) -> Trial:
@@ -56,6 +56,8 @@ def draw_trial(policy: str, seed: int) -> Trial:
         max_concurrent=_maybe(rng, 0.25, lambda: rng.randint(1, 2 * groups_per_batch)),
         over_sampling=rng.choice((1.25, 1.5, 2.0)) if rng.random() < 0.2 else 1.0,
         publish_every=rng.randint(1, min(3, eta + 1)),
+        save_every=rng.randint(1, 4),
+        keep_checkpoints=rng.randint(1, 3),
         max_requeues=rng.randint(0, 2),
         on_failed_sample=rng.choice(("refill", "shrink", "reject")),
         drop_zero_spread=rng.random() < 0.2,
@@ -126,17 +128,21 @@ def _draw_supervision(rng: random.Random) -> SupervisionModel:
 
 
 def _draw_faults(rng: random.Random, trial: Trial, weather: str) -> tuple[Fault, ...]:
-    num_faults = rng.choice((0, 1, 1, 2, 3, 5))
+    num_faults = rng.choice((0, 1, 1, 2, 3, 5, 10))
     span_s = trial.num_steps * (trial.learner.step_s + 2.0 + 3 * trial.link.max_delay_s)
     kinds: tuple[str, ...] = ("kill", "kill", "kill_within", "kill_within", "stop_short", "stop_long", "slow")
     if weather == "rough":
         kinds = (*kinds, "link", "link", "link")
+    if rng.random() < 0.25:
+        kinds = (*kinds, "machine")
     return tuple(_draw_fault(rng, trial, rng.choice(kinds), rng.uniform(0.0, span_s)) for _ in range(num_faults))
 
 
 def _draw_fault(rng: random.Random, trial: Trial, kind: str, at_s: float) -> Fault:
-    replaced = rng.choice((*REPLACED, PROMPT_SOURCE, rng.choice(trial.engines), rng.choice(trial.engines)))
+    replaced = rng.choice((*SINGLES, PROMPT_SOURCE, BUFFER, rng.choice(trial.engines), rng.choice(trial.engines)))
     match kind:
+        case "machine":
+            return Fault(at_s=at_s, kind=FaultKind.MACHINE, target="")
         case "kill":
             return Fault(at_s=at_s, kind=FaultKind.KILL, target=replaced)
         case "kill_within":

@@ -38,12 +38,13 @@ from penstock.runtime.hosts.virtual.process import Casting, Player
 from penstock.runtime.hosts.virtual.supervisor import SupervisionModel
 from penstock.runtime.options import RunOptions, RuntimeOptions
 from penstock.runtime.scenario import Scenario
-from penstock.runtime.wiring import RunPlan, actor_names, build_machine, engine_names, hears, inbox_union
+from penstock.runtime.wiring import RunPlan, actor_names, build_machine, engine_names, hears, inbox_union, open_backend
 
 if TYPE_CHECKING:
     from typing import Any
 
     from penstock.backends.protocol import Backend
+    from penstock.backends.stores.protocol import LedgerStore
     from penstock.backends.timers import Timers
 
 MAX_TOKENS: Final = 48
@@ -71,6 +72,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     max_concurrent: int | None = None
     over_sampling: float = 1.0
     publish_every: int = 1
+    save_every: int = 2
+    keep_checkpoints: int = 2
     max_requeues: int = 1
     on_failed_sample: Literal["refill", "shrink", "reject"] = "refill"
     drop_zero_spread: bool = False
@@ -160,6 +163,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
                 backend="simulated",
                 groups_per_batch=self.groups_per_batch,
                 publish_every=self.publish_every,
+                save_every=self.save_every,
+                keep_checkpoints=self.keep_checkpoints,
                 simulated=self.learner,
             ),
             weights=WeightsOptions(
@@ -183,18 +188,21 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         """Who plays whom in this trial."""
         plan = self.plan
 
-        def cast(name: str, epoch: int, timers: Timers) -> Player:
-            machine = build_machine(name, plan, epoch=epoch)
+        def cast(name: str, epoch: int, timers: Timers, store: LedgerStore | None) -> Player:
+            machine = build_machine(name, plan, epoch=epoch, records=() if store is None else store.entries())
             if isinstance(machine, Buffer) and self.rank != "policy":
-                machine.policy = self._ranked_policy()
-            backend = self._backend(name, plan.scenario, epoch, timers)
+                machine.books.policy = self._ranked_policy()
+            backend = self._backend(name, plan, epoch, timers, store)
             return Player(machine=machine, hears=hears(name), inbox=inbox_union(name), backend=backend)
 
         return cast
 
-    def _backend(self, name: str, scenario: Scenario, epoch: int, timers: Timers) -> Backend[Any] | None:
+    def _backend(
+        self, name: str, plan: RunPlan, epoch: int, timers: Timers, store: LedgerStore | None
+    ) -> Backend[Any] | None:
         if name in (BUFFER, WEIGHT_PUBLISHER):
-            return None
+            return open_backend(name, plan, epoch=epoch, store=store)
+        scenario = plan.scenario
         backend = open_simulated(
             role_of(name),
             engines=scenario.engines,

@@ -67,6 +67,15 @@ class SampleIssued(Event, frozen=True, kw_only=True):
     """What an earlier attempt had generated; generation goes on after it."""
 
 
+class SampleRevoked(Event, frozen=True, kw_only=True):
+    """PromptSource → EngineWorker: this attempt has stood still and goes on elsewhere; stop it. When this is lost, the
+    attempt ends with the settlement of its group."""
+
+    delivery: ClassVar[Delivery] = Delivery.LOSSY
+    key: SampleKey
+    attempt: int
+
+
 class GenerationProgressed(Event, frozen=True, kw_only=True):
     """EngineWorker → PromptSource: tokens since the last report; with an outcome it is the last one."""
 

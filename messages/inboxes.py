@@ -16,6 +16,7 @@ from penstock.messages.flow import (
     SampleFailed,
     SampleGenerated,
     SampleIssued,
+    SampleRevoked,
     SampleScored,
     SamplesSettled,
     ScoringFailed,
@@ -87,9 +88,10 @@ PromptSourceEvent = (
     PromptSourceWire | Started | TimerFired | PromptsFetched | EngineJoined | EngineLost | ActorLost | ActorReturned
 )
 
-EngineWorkerWire = SampleIssued | SamplesSettled | WeightsStaged | WeightsCommitted | LeasesAsked
+EngineWorkerWire = SampleIssued | SampleRevoked | SamplesSettled | WeightsStaged | WeightsCommitted | LeasesAsked
 EngineWorkerEvent = (
     SampleIssued
+    | SampleRevoked
     | SamplesSettled
     | WeightsStaged
     | WeightsCommitted

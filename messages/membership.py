@@ -56,7 +56,7 @@ class LeaseStage(StrEnum):
     RUNNING = "running"
     """At an engine, being generated; or at the Scorer, being scored."""
     FAILED = "failed"
-    """Ended as ``infra_error``; PromptSource decides what next."""
+    """Ended as ``infra_error``, or was revoked; PromptSource decides what next."""
     PASSED_ON = "passed_on"
     """Finished here and sent on, kept until it is settled."""
 
@@ -69,7 +69,8 @@ class HeldLease(Value, frozen=True, array_like=True):
     stage: LeaseStage
     num_tokens: int = 0
     prefix: Part | None = None
-    """At an engine: what there is of the response, so that a new PromptSource can let another engine go on."""
+    """At an engine, and only if it was asked for: what was reported of the response, so that a new PromptSource can let
+    another engine go on."""
 
 
 class LeasesAsked(Event, frozen=True, kw_only=True):
@@ -83,6 +84,9 @@ class LeasesAsked(Event, frozen=True, kw_only=True):
     lost: tuple[ActorEpoch, ...] = ()
     """The newest incarnation of each actor that was given up; filled in by the runtime. Who is merely missing from
     ``members`` may be new and not known there yet."""
+    with_prefixes: bool = False
+    """Whether the asker, who has just taken another's place, needs what there is of each response. Those who were there
+    before have heard it."""
 
 
 class LeasesHeld(Event, frozen=True, kw_only=True):

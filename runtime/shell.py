@@ -204,6 +204,10 @@ class Shell:
             self._next_beat_s = now_s + self.settings.heartbeat_s
             self._queue(self.delivery.overdue(now_s))
 
+    def on_line_restored(self, name: str) -> None:
+        """The line to a peer carries again after it was cut: what was said meanwhile need not wait for its turn."""
+        self._queue(self.delivery.returned(name, self._host.now_s()))
+
     # --- what goes out ----------------------------------------------------------------------------------------
 
     def end_turn(self) -> None:
@@ -296,12 +300,15 @@ class Shell:
         for member in asked.members:
             if member.name != self.settings.name:
                 self._note_member(member.name, member.epoch)
+        leases = self.machine.leases()
+        if not asked.with_prefixes:
+            leases = tuple(msgspec.structs.replace(lease, prefix=None) if lease.prefix else lease for lease in leases)
         answer = LeasesHeld(
             actor=ActorEpoch(self.settings.name, self.settings.epoch),
             round=asked.round,
             asker_epoch=header.epoch,
             settled_sequence=self.delivery.settled.sequence,
-            leases=(*self.machine.leases(), *self.delivery.leases()),
+            leases=(*leases, *self.delivery.leases()),
         )
         self._effects.append(([Send(header.sender, answer)], header.message_id, b""))
 

@@ -49,6 +49,7 @@ from penstock.messages.flow import (
     GenerationProgressed,
     SampleGenerated,
     SampleIssued,
+    SampleRevoked,
     SamplesSettled,
 )
 from penstock.messages.local import (
@@ -146,7 +147,7 @@ class EngineWorker:
 
     def leases(self) -> tuple[HeldLease, ...]:
         """Requests that wait or run here, and those that failed here."""
-        return self.requests.leases()
+        return self.requests.leases(are_paused=self.phase is Phase.APPLYING)
 
     # --- events -----------------------------------------------------------------------------------------------
 
@@ -159,6 +160,8 @@ class EngineWorker:
                 self._on_advanced(event)
             case GenerationEnded():
                 self._on_ended(event)
+            case SampleRevoked():
+                self._on_revoked(event)
             case SamplesSettled():
                 for request in self.requests.settle(event.settled):
                     self._abort(request)
@@ -201,6 +204,12 @@ class EngineWorker:
             self._abort(self.requests.remove(event.key))  # issued again: PromptSource goes on from what it knows
             self.requests.add(event)
 
+    def _on_revoked(self, event: SampleRevoked) -> None:
+        request = self.requests.current(event.key, event.attempt)
+        if request is not None:
+            self._abort(request)
+            self.requests.fail(request, request.num_tokens)  # a PromptSource that was replaced asks what became of it
+
     def _submit(self) -> None:
         """Give waiting requests to the engine while it serves and has slots."""
         num_places = self.num_slots - self.requests.num_running
@@ -227,7 +236,7 @@ class EngineWorker:
         self._report(request, event.from_token, event.chunk)
 
     def _report(self, request: Request, from_token: int, chunk: Part) -> None:
-        request.num_tokens = from_token + chunk.num_tokens
+        request.reported(from_token, chunk)
         progressed = GenerationProgressed(
             engine=self.settings.name,
             key=request.issued.key,

@@ -4,6 +4,7 @@ Invariants:
 
 * A request waits or runs. Those that wait are submitted in the order in which they came, interrupted ones first.
 * An attempt that is over here is remembered until its group is settled; nothing is remembered of settled groups.
+* What is known of a response here is what PromptSource was told of it, token for token.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from penstock.actors.parts import join
 from penstock.actors.settled import KnownSettled
 from penstock.messages.flow import SampleIssued
 from penstock.messages.membership import HeldLease, LeaseStage
@@ -31,11 +33,27 @@ class Request(msgspec.Struct):
     prefix: Part | None
     num_tokens: int
     """That PromptSource knows of."""
+    chunks: list[Part]
+    """They, in order, as they came."""
     is_running: bool = False
 
     @property
     def key(self) -> SampleKey:
         return self.issued.key
+
+    def reported(self, from_token: int, chunk: Part) -> None:
+        """PromptSource is told of these tokens."""
+        assert from_token == self.num_tokens, f"{self.key}: tokens from {from_token} on, {self.num_tokens} are known"
+        self.num_tokens += chunk.num_tokens
+        self.chunks.append(chunk)
+
+    def response(self) -> Part | None:
+        """What PromptSource was told of, as one part."""
+        if not self.chunks:
+            return None
+        if len(self.chunks) > 1:
+            self.chunks = [join(self.chunks)]
+        return self.chunks[0]
 
 
 class RequestTable:
@@ -48,7 +66,7 @@ class RequestTable:
         self._ended: dict[SampleKey, int] = {}
         """The last attempt that is over here."""
         self._failed: dict[SampleKey, HeldLease] = {}
-        """Those of them that ended as ``infra_error``, for the census."""
+        """Those of them that ended as ``infra_error`` or were revoked, for the census."""
         self._keys: dict[int, dict[SampleKey, None]] = {}
         """Everything above, by group."""
         self._settled = KnownSettled()
@@ -66,7 +84,8 @@ class RequestTable:
         """A request comes in, and waits."""
         key, prefix = issued.key, issued.prefix
         self._failed.pop(key, None)
-        self._requests[key] = Request(issued, prefix, 0 if prefix is None else prefix.num_tokens)
+        num_tokens = 0 if prefix is None else prefix.num_tokens
+        self._requests[key] = Request(issued, prefix, num_tokens, [] if prefix is None else [prefix])
         self._waiting[key] = None
         self._keys.setdefault(key.group_id, {})[key] = None
 
@@ -95,7 +114,7 @@ class RequestTable:
         self._ended[request.key] = request.issued.attempt
 
     def fail(self, request: Request, num_tokens: int) -> None:
-        """It is, and PromptSource decides what next."""
+        """It is, without a response, and PromptSource decides what next."""
         self.end(request)
         self._failed[request.key] = HeldLease(request.key, request.issued.attempt, LeaseStage.FAILED, num_tokens)
 
@@ -132,14 +151,23 @@ class RequestTable:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
-    def leases(self) -> tuple[HeldLease, ...]:
-        """As the census hears of them."""
+    def running(self) -> list[Request]:
+        """In the order in which they came."""
+        return [request for request in self._requests.values() if request.is_running]
+
+    def waiting(self) -> list[Request]:
+        """In the order in which they will be submitted."""
+        return [self._requests[key] for key in self._waiting]
+
+    def leases(self, *, are_paused: bool) -> tuple[HeldLease, ...]:
+        """As the census hears of them; ``are_paused``: those that run stand still until new weights are there."""
         held = [
             HeldLease(
                 key,
                 request.issued.attempt,
-                LeaseStage.RUNNING if request.is_running else LeaseStage.WAITING,
+                LeaseStage.RUNNING if request.is_running and not are_paused else LeaseStage.WAITING,
                 request.num_tokens,
+                request.response(),
             )
             for key, request in self._requests.items()
         ]
@@ -151,6 +179,8 @@ class RequestTable:
         assert self._waiting.keys() == self._requests.keys() - self._running
         assert not (self._requests.keys() & self._failed.keys())
         assert self._failed.keys() <= self._ended.keys()
+        for request in self._requests.values():
+            assert request.num_tokens == sum(chunk.num_tokens for chunk in request.chunks), request
         known = {key for keys in self._keys.values() for key in keys}
         assert known == self._requests.keys() | self._ended.keys()
         assert not any(group_id in self._settled for group_id in self._keys)

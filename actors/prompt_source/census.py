@@ -7,16 +7,20 @@ Invariants:
 * The answers may be judged when everyone who was asked has answered and the asker knows at least as much to be settled
   as any of them.
 * What was found for a group that is not known here yet waits for the group; a later census confirms it or strikes it.
+  So does what its engine has reported since.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from penstock.messages.membership import LeaseStage
 
 if TYPE_CHECKING:
     from penstock.actors.settled import KnownSettled
+    from penstock.messages.flow import GenerationProgressed
     from penstock.messages.membership import HeldLease, LeasesHeld
     from penstock.messages.samples import SampleKey
 
@@ -88,6 +92,15 @@ class Inheritance:
         self.round = 0
         """Of the last census that confirmed it."""
         self._found: dict[int, dict[int, Found]] = {}
+        self._progress: dict[SampleKey, list[GenerationProgressed]] = {}
+
+    def progressed(self, event: GenerationProgressed) -> None:
+        """A report on a sample whose lease is not known here yet."""
+        self._progress.setdefault(event.key, []).append(event)
+
+    def progress_of(self, key: SampleKey) -> list[GenerationProgressed]:
+        """What was reported of this sample; it is handed out once."""
+        return self._progress.pop(key, [])
 
     def take(self, held: dict[SampleKey, Found], census_round: int) -> None:
         """The first census is judged."""
@@ -99,7 +112,11 @@ class Inheritance:
         """A later one is: what nobody holds any more is struck."""
         known = self._found
         self._found = {}
-        of_known = {key: found for key, found in held.items() if key.index in known.get(key.group_id, {})}
+        of_known = {
+            key: _with_prefix_of(known[key.group_id][key.index], found)
+            for key, found in held.items()
+            if key.index in known.get(key.group_id, {})
+        }
         self.take(of_known, census_round)
 
     def of(self, group_id: int) -> dict[int, Found]:
@@ -109,3 +126,12 @@ class Inheritance:
     def forget(self, settled: KnownSettled) -> None:
         """Strike what is settled."""
         self._found = {group_id: found for group_id, found in self._found.items() if group_id not in settled}
+        self._progress = {key: events for key, events in self._progress.items() if key.group_id not in settled}
+
+
+def _with_prefix_of(before: Found, now: Found) -> Found:
+    """What the first census was told of a response holds on: later ones do not ask for it."""
+    (_, known), (holder, lease) = before, now
+    if lease.prefix is None and lease.attempt == known.attempt:
+        lease = msgspec.structs.replace(lease, prefix=known.prefix)
+    return holder, lease

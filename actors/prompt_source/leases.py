@@ -48,7 +48,13 @@ class Lease(msgspec.Struct):
     num_vanished: int = 0
     """Attempts that cost no retry: their engine was lost, or a message was, or they were another incarnation's."""
     sweep: int = 0
-    """Sweep of the overdue timer in which it last showed progress."""
+    """Sweep of the overdue timer in which it last showed progress, or somebody said that he holds it."""
+    num_seen: int = 0
+    """Tokens that its engine has said it has."""
+    running_since: int | None = None
+    """Sweep in which a census first found it running with ``num_seen`` tokens."""
+    avoids: str = ""
+    """The engine on which it stood still."""
     chunks: list[Part] = []
     num_tokens: int = 0
     """In ``chunks``."""
@@ -59,10 +65,28 @@ class Lease(msgspec.Struct):
             self.chunks.append(chunk)
             self.num_tokens += chunk.num_tokens
 
+    def has(self, num_tokens: int) -> bool:
+        """Its engine has so many tokens of it; whether that is progress."""
+        if num_tokens <= self.num_seen:
+            return False
+        self.num_seen, self.running_since = num_tokens, None
+        return True
+
+    def found_prefix(self, prefix: Part | None) -> None:
+        """Its engine has told what there is of it."""
+        if prefix is not None and prefix.num_tokens > self.num_tokens:
+            self.chunks, self.num_tokens = [prefix], prefix.num_tokens
+
+    def forget_response(self) -> None:
+        """What is known of it here is of no use any more."""
+        self.chunks, self.num_tokens = [], 0
+
     def catch_up(self, attempt: int) -> None:
-        """Somebody knows of this attempt, which is later than ours."""
-        self.num_vanished += attempt - self.attempt
-        self.attempt = attempt
+        """Somebody knows of this attempt, which may be later than ours; then ours may have had other tokens."""
+        if attempt > self.attempt:
+            self.num_vanished += attempt - self.attempt
+            self.attempt, self.num_seen, self.running_since = attempt, 0, None
+            self.forget_response()
 
     def prefix(self) -> Part | None:
         """What is known of the response so far, as one part."""
@@ -95,6 +119,8 @@ class EngineView(msgspec.Struct):
     """0 until it is ready."""
     version: int = -1
     load: int = 0
+    progressed: int = 0
+    """Sweep in which it was last heard to have made a token, or an end of one of its requests."""
     entry: int = 0
     """Number of its valid entry in the heap of engines with room."""
 
@@ -167,11 +193,11 @@ class LeaseTable:
         load = sum(1 for _, lease in self.all_leases() if lease.engine == name)
         self.engines[name] = EngineView(name, epoch, load=load)
 
-    def engine_ready(self, name: str, epoch: int, num_slots: int) -> None:
+    def engine_ready(self, name: str, epoch: int, num_slots: int, sweep: int) -> None:
         """This incarnation takes requests."""
         view = self.engines.get(name)
         if view is not None and view.epoch == epoch:
-            view.num_slots = num_slots
+            view.num_slots, view.progressed = num_slots, sweep
             self._note_room(view)
 
     def lose_engine(self, name: str) -> None:
@@ -181,16 +207,24 @@ class LeaseTable:
             if group.engine == name:
                 group.engine = ""
 
-    def choose_engine(self, group: LeasedGroup) -> EngineView | None:
-        """The group's own engine while it has room; otherwise the least loaded that serves the version, or will."""
+    def engine_progressed(self, name: str, sweep: int) -> None:
+        """Something has come of what this engine does."""
+        view = self.engines.get(name)
+        if view is not None:
+            view.progressed = sweep
+
+    def choose_engine(self, group: LeasedGroup, avoids: str = "") -> EngineView | None:
+        """The group's own engine while it has room; otherwise the least loaded that serves the version, or will. One on
+        which the sample stood still is taken only when no other has room."""
         own = self.engines.get(group.engine)
-        if own is not None and own.has_room:
+        if own is not None and own.has_room and own.name != avoids:
             return own
         first = self.least_loaded()
-        if first is None or first.version >= group.min_version:
+        if first is None or (first.version >= group.min_version and first.name != avoids):
             return first
-        serving = (view for view in self.engines.values() if view.has_room and view.version >= group.min_version)
-        return min(serving, key=lambda view: (view.load / view.num_slots, view.name), default=first)
+        others = [view for view in self.engines.values() if view.has_room and view.name != avoids]
+        serving = [view for view in others if view.version >= group.min_version]
+        return min(serving or others, key=lambda view: (view.load / view.num_slots, view.name), default=first)
 
     def validate(self) -> None:
         """Assert the invariants."""

@@ -3,8 +3,8 @@
 Invariants:
 
 * Every group that is granted and not settled is here, with a lease for each of its samples once its prompt is read.
-* A sample is issued again only after a census in which nobody held it, or after its attempt failed; never more often
-  than its budget.
+* A sample is issued again only after a census in which nobody held it, or after its attempt failed or stood still
+  (``stuck.py``); never more often than its budget.
 * A PromptSource that replaces another issues nothing before its first census is judged.
 * Row and seed of a sample are pure functions of the run's seed (``order.py``).
 
@@ -14,7 +14,8 @@ States: ``taking a census`` or ``issuing``.
 |---|---|
 | prompts of granted groups | its backend, which reads them from memory |
 | an engine with room | ``EngineReady`` (the supervisor's start deadline), ``GenerationClosed`` |
-| the end of a lease | settlement; after ``lease_timeout_s`` without progress a census |
+| the end of a lease | settlement; after ``lease_timeout_s`` without progress a census. When two of them find that it
+  runs and stands still, it goes on elsewhere, or its engine is replaced if nothing moves there |
 | the answers to a census | the keepers, asked again every ``census_timeout_s``; the supervisor replaces the silent |
 """
 
@@ -26,8 +27,10 @@ from typing import TYPE_CHECKING, Final, assert_never, final
 from penstock.actors.prompt_source.census import Census, Inheritance
 from penstock.actors.prompt_source.leases import Lease, LeasedGroup, LeaseState, LeaseTable
 from penstock.actors.prompt_source.order import row_of, sample_seed
+from penstock.actors.prompt_source.stuck import find_stuck, note_running
 from penstock.actors.settled import KnownSettled
-from penstock.messages.commands import FetchPrompts, PromptRequest, Send, StartTimer
+from penstock.messages.base import Metric
+from penstock.messages.commands import FetchPrompts, PromptRequest, ReplaceActor, Send, StartTimer
 from penstock.messages.flow import (
     DemandGranted,
     GenerationClosed,
@@ -35,6 +38,7 @@ from penstock.messages.flow import (
     RefillAsked,
     SampleFailed,
     SampleIssued,
+    SampleRevoked,
     SamplesSettled,
 )
 from penstock.messages.local import PromptsFetched, Started, TimerFired
@@ -56,6 +60,7 @@ from penstock.messages.weights import EngineReady, VersionAnnounced
 if TYPE_CHECKING:
     from penstock.actors.prompt_source.census import Found
     from penstock.actors.prompt_source.settings import PromptSourceSettings
+    from penstock.actors.prompt_source.stuck import StuckEngine
     from penstock.messages.commands import AnyCommand
     from penstock.messages.flow import GrantSpan, SettledState
     from penstock.messages.inboxes import PromptSourceEvent
@@ -78,6 +83,9 @@ class PromptSource:
         """Samples issued for the first time, by this incarnation."""
         self.num_reissued = 0
         self.num_salvaged_tokens = 0
+        """That another attempt went on from."""
+        self.num_lost_tokens = 0
+        """That a failed attempt had made and not reported."""
         self._members: dict[str, int] = {}
         self._total = 0
         self._settled = KnownSettled()
@@ -93,6 +101,16 @@ class PromptSource:
     def state(self) -> str:
         """For people."""
         return "issuing" if self._may_issue and not self.census.is_open else "taking a census"
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """Running totals of this incarnation."""
+        return (
+            Metric("prompt_source/issued", self.num_issued),
+            Metric("prompt_source/reissued", self.num_reissued),
+            Metric("prompt_source/salvaged_tokens", self.num_salvaged_tokens),
+            Metric("prompt_source/lost_tokens", self.num_lost_tokens),
+        )
 
     def leases(self) -> tuple[HeldLease, ...]:
         """Nothing: PromptSource asks the census, it does not answer it."""
@@ -120,7 +138,7 @@ class PromptSource:
                 self._refills = event.missing
                 self._open_refills()
             case EngineReady():
-                self.table.engine_ready(event.engine, event.engine_epoch, event.num_slots)
+                self.table.engine_ready(event.engine, event.engine_epoch, event.num_slots, self._sweep)
             case VersionAnnounced():
                 for serving in event.serving:
                     if serving.engine in self.table.engines:
@@ -183,6 +201,8 @@ class PromptSource:
         else:
             lease.round = self._inherited.round
             self._adopt(group, lease, *found)
+            for event in self._inherited.progress_of(lease.key):
+                self._take_progress(lease, event)
 
     def _on_settled(self, state: SettledState) -> None:
         self.table.forget(self._settled.newly(state, self.table.groups))
@@ -201,12 +221,21 @@ class PromptSource:
 
     def _on_progress(self, event: GenerationProgressed) -> None:
         lease = self.table.lease(event.key)
-        if lease is not None and event.attempt == lease.attempt:
+        self.table.engine_progressed(event.engine, self._sweep)
+        if lease is not None:
+            self._take_progress(lease, event)
+        elif event.key.group_id not in self._settled:
+            self._inherited.progressed(event)
+
+    def _take_progress(self, lease: Lease, event: GenerationProgressed) -> None:
+        if event.attempt == lease.attempt:
             lease.sweep = self._sweep
+            lease.has(event.num_tokens)
             lease.add_progress(event.from_token, event.chunk)
 
     def _on_closed(self, event: GenerationClosed) -> None:
         group, lease = self.table.groups.get(event.key.group_id), self.table.lease(event.key)
+        self.table.engine_progressed(event.engine, self._sweep)
         if group is None or lease is None or event.attempt < lease.attempt:
             return
         if lease.state not in (LeaseState.ISSUED, LeaseState.QUEUED):
@@ -215,14 +244,16 @@ class PromptSource:
         lease.sweep = self._sweep
         match event.outcome:
             case InfraError():
-                self._on_failure(group, lease, event.outcome.detail)
+                self._on_failure(group, lease, event.outcome.detail, event.num_tokens)
             case Cancelled():
                 pass  # asked for by a settlement; the lease ends with it
             case _:
-                lease.chunks, lease.num_tokens = [], 0
+                lease.forget_response()
                 self.table.move(lease, LeaseState.LEFT)
 
-    def _on_failure(self, group: LeasedGroup, lease: Lease, reason: str) -> None:
+    def _on_failure(self, group: LeasedGroup, lease: Lease, reason: str, num_tokens: int) -> None:
+        """``num_tokens``: that the attempt had made, as far as anybody knows."""
+        self.num_lost_tokens += max(0, num_tokens - lease.num_tokens)
         if lease.attempt < self.settings.num_retries + lease.num_vanished:
             if group.engine == lease.engine:
                 group.engine = ""  # the others of the group may have better luck elsewhere too
@@ -234,6 +265,7 @@ class PromptSource:
         lease.attempt += 1
         self.num_reissued += 1
         self.num_salvaged_tokens += lease.num_tokens
+        lease.running_since = None
         self.table.move(lease, LeaseState.QUEUED)
         self._queue.appendleft(lease.key)  # its group is older than what has never been issued
 
@@ -258,12 +290,13 @@ class PromptSource:
             if group is None or lease is None or group.prompt is None or lease.state is not LeaseState.QUEUED:
                 self._queue.popleft()  # settled, or queued twice
                 continue
-            view = self.table.choose_engine(group)
+            view = self.table.choose_engine(group, lease.avoids)
             if view is None:
                 return
             self._queue.popleft()
             group.engine = view.name
             lease.round, lease.sweep = self.census.round, self._sweep
+            lease.num_seen, lease.running_since = lease.num_tokens, None
             self.table.move(lease, LeaseState.ISSUED, view.name)
             issued = SampleIssued(
                 key=key,
@@ -308,7 +341,7 @@ class PromptSource:
         if not self.census.is_open:
             return
         members = tuple(ActorEpoch(name, epoch) for name, epoch in self._members.items())
-        asked = LeasesAsked(round=self.census.round, members=members)
+        asked = LeasesAsked(round=self.census.round, members=members, with_prefixes=not self._may_issue)
         self._out.extend(Send(name, asked) for name in self.census.missing())
         self._out.append(StartTimer(CENSUS_TIMER, self.settings.census_timeout_s))
 
@@ -344,10 +377,9 @@ class PromptSource:
                 self._adopt(group, lease, *found)
             elif lease.round < self.census.round and lease.state in (LeaseState.ISSUED, LeaseState.LEFT):
                 missing.append((group, lease))
-        for group, lease in reversed(missing):  # each goes to the front of the queue
-            self._reissue_missing(group, lease, was_on_lost=lease.engine in lost)
-        if missing:
-            self._notice(len(missing), lost)
+        self._reissue(missing, lost)
+        for engine in find_stuck(self.table, self._sweep):
+            self._on_stuck(engine)
 
     def _adopt(self, group: LeasedGroup, lease: Lease, holder: str, found: HeldLease) -> None:
         if found.attempt < lease.attempt:
@@ -356,14 +388,44 @@ class PromptSource:
         is_open = lease.state in (LeaseState.ISSUED, LeaseState.QUEUED)
         lease.catch_up(found.attempt)
         lease.sweep = self._sweep
+        if is_open:
+            lease.found_prefix(found.prefix)
         if found.stage is LeaseStage.FAILED:
             if is_open:
-                self._on_failure(group, lease, "generation failed")
+                self._on_failure(group, lease, "generation failed", found.num_tokens)
         elif is_engine(holder) and found.stage is not LeaseStage.PASSED_ON:
             if is_open:
                 self.table.move(lease, LeaseState.ISSUED, holder)
+                note_running(lease, found, self._sweep)
         elif lease.state is not LeaseState.FAILED:
             self.table.move(lease, LeaseState.LEFT)
+
+    def _reissue(self, missing: list[tuple[LeasedGroup, Lease]], lost: set[str]) -> None:
+        saved = self.num_salvaged_tokens
+        for group, lease in reversed(missing):  # each goes to the front of the queue
+            self._reissue_missing(group, lease, was_on_lost=lease.engine in lost)
+        if missing:
+            where = f" of {', '.join(sorted(lost))}" if lost else ""
+            self._notice(f"{len(missing)} samples{where} go on elsewhere", self.num_salvaged_tokens - saved)
+
+    def _on_stuck(self, stuck: StuckEngine) -> None:
+        """One of several that hang goes on elsewhere; an engine where nothing moves at all is given up."""
+        engine, count, period_s = stuck.view, len(stuck.leases), self.settings.lease_timeout_s
+        if not stuck.does_something:
+            for _, lease in stuck.leases:
+                lease.running_since = None  # its successor, or a later census, begins anew
+            self._out.append(
+                ReplaceActor(engine.name, engine.epoch, f"no progress on {count} samples for {period_s:g} s")
+            )
+            return
+        saved = self.num_salvaged_tokens
+        for group, lease in reversed(stuck.leases):
+            self._out.append(Send(engine.name, SampleRevoked(key=lease.key, attempt=lease.attempt)))
+            lease.avoids = engine.name
+            self._on_failure(group, lease, f"no progress for {period_s:g} s", lease.num_seen)
+        self._notice(
+            f"{count} samples of {engine.name} stood still and go on elsewhere", self.num_salvaged_tokens - saved
+        )
 
     def _reissue_missing(self, group: LeasedGroup, lease: Lease, *, was_on_lost: bool) -> None:
         lease.num_vanished += 1
@@ -373,9 +435,8 @@ class PromptSource:
         else:
             self._issue_again(lease)
 
-    def _notice(self, num_missing: int, lost: set[str]) -> None:
-        where = f" of {', '.join(sorted(lost))}" if lost else ""
-        text = f"{num_missing} samples{where} go on elsewhere"
+    def _notice(self, text: str, num_saved: int) -> None:
+        text += f", {num_saved:,} tokens saved" if num_saved else ""
         self._out.append(Send(SUPERVISOR, NoticeGiven(name=PROMPT_SOURCE, text=text)))
 
     def validate(self) -> None:

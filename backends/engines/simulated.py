@@ -62,6 +62,10 @@ class SimulatedEngine:
         """So many of the next fetches bring other bytes than the manifest says (a fault to inject)."""
         self.corrupt_swaps = 0
         """So many of the next swaps leave wrong weights in place (a fault to inject)."""
+        self.num_hangs = 0
+        """So many of the next requests stand still after their first report (a fault to inject)."""
+        self.is_frozen = False
+        """Nothing that runs makes a token any more (a fault to inject)."""
         self._model: LatencyOptions = options.simulated
         self._num_slots = options.slots
         self._progress_tokens = options.progress_tokens
@@ -126,6 +130,9 @@ class SimulatedEngine:
         if self._version < 0:
             raise RuntimeError(f"sample {command.key} was to be generated before any weights were loaded")
         request = SimulatedRequest(command, self._num_tokens(command.seed), self._model.failure_rate)
+        if self.num_hangs:
+            self.num_hangs -= 1
+            request.hangs = True
         self._requests[command.key, command.attempt] = request
         self._queued.append(request)
         self._fill_slots()
@@ -203,7 +210,7 @@ class SimulatedEngine:
             if wake_id != self._wake_id:
                 return  # an earlier one took its place
             self._wake_s = math.inf
-            if self._paused:
+            if self._paused or self.is_frozen:
                 return
             self._advance()
             while self._next and self._next[0][0] <= self._count + SLACK:
@@ -229,7 +236,8 @@ class SimulatedEngine:
             GenerationAdvanced(key=request.key, attempt=request.attempt, from_token=request.num_reported, chunk=chunk)
         )
         request.num_reported = request.made
-        self._plan(request)
+        if not request.hangs:
+            self._plan(request)
 
     # --- weights ----------------------------------------------------------------------------------------------
 

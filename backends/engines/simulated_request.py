@@ -31,6 +31,7 @@ class SimulatedRequest:
         "attempt",
         "ended",
         "fails",
+        "hangs",
         "key",
         "last",
         "logprobs",
@@ -57,6 +58,7 @@ class SimulatedRequest:
         if self.fails:
             share = uniform(command.seed, _FAILS_AT, command.attempt)
             self.last = self.num_prefix + int(share * (self.last - self.num_prefix))
+        self.hangs = False
         self.start = 0.0
         self.version = -1
         self.ended = False

@@ -6,18 +6,20 @@ import actor_driver as drive
 import pytest
 from engine_bench import EngineBench, issued, submitted
 
+from penstock.actors.parts import join
 from penstock.messages.commands import AbortGeneration, Generate, OpenEngine, Send
 from penstock.messages.flow import (
     GenerationClosed,
     GenerationProgressed,
     SampleGenerated,
+    SampleRevoked,
     SamplesSettled,
     SettledState,
 )
 from penstock.messages.local import EngineOpened, GenerationAdvanced, GenerationEnded, Started
 from penstock.messages.membership import HeldLease, LeaseStage
-from penstock.messages.samples import Completed, InfraError, PolicyError, Purpose, SampleKey, Truncated
-from penstock.messages.training import Activity
+from penstock.messages.samples import Cancelled, Completed, InfraError, Part, PolicyError, Purpose, SampleKey, Truncated
+from penstock.messages.training import Activity, UpdateMode
 from penstock.messages.weights import EngineReady
 
 FIRST = SampleKey(0, 0)
@@ -128,7 +130,7 @@ def test_progress_is_reported_with_a_running_total() -> None:
     assert drive.one_sent(bench.advance(0, 0, drive.part((0, 64))), GenerationProgressed).num_tokens == 64
     report = drive.one_sent(bench.advance(0, 64, drive.part((0, 10))), GenerationProgressed, to="prompt_source")
     assert (report.from_token, report.num_tokens, report.chunk) == (64, 74, drive.part((0, 10)))
-    assert bench.worker.leases() == (HeldLease(FIRST, 0, LeaseStage.RUNNING, 74),)
+    assert [(lease.key, lease.num_tokens) for lease in bench.worker.leases()] == [(FIRST, 74)]
 
 
 def test_what_an_engine_says_of_a_request_that_is_not_here_changes_nothing() -> None:
@@ -228,5 +230,78 @@ def test_the_census_hears_of_what_waits_runs_and_failed() -> None:
     assert set(bench.worker.leases()) == {
         HeldLease(SampleKey(0, 0), 0, LeaseStage.FAILED, 2),
         HeldLease(SampleKey(1, 0), 2, LeaseStage.RUNNING, 0),
-        HeldLease(SampleKey(2, 0), 0, LeaseStage.WAITING, 6),
+        HeldLease(SampleKey(2, 0), 0, LeaseStage.WAITING, 6, drive.part((0, 6))),
     }
+
+
+# --- what is known of responses -----------------------------------------------------------------------------------
+
+
+def prefixes(bench: EngineBench) -> dict[int, Part | None]:
+    return {lease.key.group_id: lease.prefix for lease in bench.worker.leases()}
+
+
+def test_the_census_hears_what_was_reported_of_each_response() -> None:
+    bench = EngineBench().serving(num_slots=1)
+    bench.issue(0)
+    bench.issue(1, prefix=drive.part((0, 3)))
+    bench.issue(2)
+    bench.advance(0, 0, drive.part((0, 2)))
+    assert prefixes(bench) == {0: drive.part((0, 2)), 1: drive.part((0, 3)), 2: None}
+    bench.advance(0, 2, drive.part((0, 1)))
+    assert [lease.num_tokens for lease in bench.worker.leases()] == [3, 3, 0]
+    assert prefixes(bench)[0] == join([drive.part((0, 2)), drive.part((0, 1))])
+
+
+def test_a_response_that_was_interrupted_is_known_with_the_versions_that_made_it() -> None:
+    bench = EngineBench().serving()
+    bench.issue(0)
+    bench.advance(0, 0, drive.part((0, 2)))
+    bench.stage(1)
+    bench.commit(1, UpdateMode.INTERRUPT)
+    bench.interrupted(0, drive.part((0, 5)))
+    bench.swap()
+    assert prefixes(bench)[0] == drive.part((0, 5))
+    bench.advance(0, 5, drive.part((1, 4)))
+    assert prefixes(bench) == {0: join([drive.part((0, 5)), drive.part((1, 4))])}
+
+
+def test_what_stands_still_while_weights_are_swapped_is_said_to_wait() -> None:
+    bench = EngineBench().serving()
+    bench.issue(0)
+    bench.stage(1)
+    bench.commit(1, UpdateMode.IN_FLIGHT)
+    assert [lease.stage for lease in bench.worker.leases()] == [LeaseStage.WAITING]
+    bench.swap()
+    assert [lease.stage for lease in bench.worker.leases()] == [LeaseStage.RUNNING]
+
+
+def test_an_attempt_that_is_revoked_is_aborted_and_gives_its_place_to_the_next() -> None:
+    bench = EngineBench().serving(num_slots=1)
+    bench.issue(0)
+    bench.issue(1)
+    commands = bench.hear(SampleRevoked(key=SampleKey(0, 0), attempt=0))
+    assert drive.one(commands, AbortGeneration) == AbortGeneration(SampleKey(0, 0), 0)
+    assert submitted(commands) == [1]
+    bench.driver.ignores(issued(0))
+    assert (
+        submitted(
+            bench.hear(
+                GenerationEnded(
+                    key=SampleKey(0, 0), attempt=0, outcome=Cancelled(cause="aborted"), part=drive.part((0, 4))
+                )
+            )
+        )
+        == []
+    )
+    assert {lease.key.group_id: lease.stage for lease in bench.worker.leases()} == {
+        0: LeaseStage.FAILED,
+        1: LeaseStage.RUNNING,
+    }
+
+
+def test_a_revocation_of_an_attempt_that_is_not_here_changes_nothing() -> None:
+    bench = EngineBench().serving()
+    bench.issue(0, attempt=1)
+    bench.driver.ignores(SampleRevoked(key=SampleKey(0, 0), attempt=0))
+    bench.driver.ignores(SampleRevoked(key=SampleKey(7, 0), attempt=0))

@@ -129,7 +129,7 @@ def test_what_nobody_holds_is_issued_again_with_its_prefix() -> None:
     commands = bench.answers()
     issued = drive.sent(commands, SampleIssued, to="engine/1")
     assert [(s.key, s.attempt, s.prefix) for s in issued] == [(FIRST, 1, drive.part((0, 5))), (SECOND, 1, None)]
-    assert drive.one_sent(commands, NoticeGiven).text == "2 samples of engine/0 go on elsewhere"
+    assert drive.one_sent(commands, NoticeGiven).text == "2 samples of engine/0 go on elsewhere, 5 tokens saved"
     assert (bench.source.num_reissued, bench.source.num_salvaged_tokens) == (2, 5)
 
 

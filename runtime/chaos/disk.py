@@ -37,8 +37,8 @@ def enter_namespace(arguments: Sequence[str]) -> None:
     found = shutil.which("unshare")
     if found is None or subprocess.run([*unshare, "true"], capture_output=True, timeout=_TIMEOUT_S).returncode != 0:
         raise PreflightError(
-            "disk_full needs a mount namespace of its own, and `unshare --mount true` fails here; leave this fault out, "
-            "or run as root"
+            "disk_full needs a mount namespace of its own, and `unshare --mount true` fails here; leave this fault "
+            "out, or run as root"
         )
     os.environ[NAMESPACE_VARIABLE] = "1"
     os.execv(found, [*unshare, sys.executable, *arguments])
@@ -75,3 +75,7 @@ class SmallDisk:
     def empty(self) -> None:
         """Make room again."""
         self._filler.unlink(missing_ok=True)
+
+    def keep(self, run_folder: Path, parent: Path) -> Path:
+        """Copy a run's folder to where it outlives the namespace; returns the copy."""
+        return shutil.copytree(run_folder, parent / run_folder.name)

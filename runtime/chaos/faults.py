@@ -39,7 +39,8 @@ class ChaosKind(StrEnum):
     CONTINUE = "continue"
     """SIGCONT."""
     SLOW = "slow"
-    """Stopped and continued in turn, for shorter than the supervisor takes for death; ``amount`` times as slow."""
+    """Stopped and continued in turn, for shorter than the supervisor takes for death: ``amount`` times as slow, at most
+    twice."""
     CUT = "cut"
     """The connections of a link are broken, and new ones too until its end."""
     RESTORE = "restore"
@@ -95,7 +96,7 @@ DEFAULT_POOL: Final = ("kill:*", "stop:*")
 _SHORT_S: Final = (0.05, 0.35)
 """Of a stop that the supervisor is to forgive."""
 _LONG_S: Final = (1.0, 3.0)
-_AMOUNTS: Final = {ChaosKind.SLOW: 4.0, ChaosKind.DELAY: 0.05}
+_AMOUNTS: Final = {ChaosKind.SLOW: 2.0, ChaosKind.DELAY: 0.05}
 _SHARE: Final = 0.3
 _FORM: Final = re.compile(
     r"(?P<kind>[a-z_]+)(:(?P<target>[a-z_*]+(/\d+)?)(>(?P<peer>[a-z_*]+(/\d+)?))?)?"
@@ -235,5 +236,3 @@ def _number(text: str, digits: str | None, *, at_most: float | None = None) -> f
     if at_most is not None and number > at_most:
         raise UserError(f"--faults: '{text}': {digits} is a share and cannot be above {at_most:g}")
     return number
-
-

@@ -19,6 +19,7 @@ import heapq
 import itertools
 import signal
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, assert_never
 
 import msgspec
@@ -36,8 +37,10 @@ if TYPE_CHECKING:
     from penstock.runtime.chaos.watch import WatchedRun
 
 POLL_S: Final = 0.02
-SLOW_PERIOD_S: Final = 0.3
-"""Shorter than the time for which a process may be stopped without being given up."""
+SLOW_STOP_S: Final = 0.25
+"""Half of the time for which a process may be stopped without being given up."""
+SLOW_GO_S: Final = 0.25
+"""At least so long it runs in between, longer than the supervisor's pause between two looks at it."""
 
 
 class Injected(msgspec.Struct, kw_only=True):
@@ -52,7 +55,8 @@ class Injected(msgspec.Struct, kw_only=True):
     """The process that was hit."""
 
 
-class Tools(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tools:
     """What some kinds of faults need; None where no such fault is planned."""
 
     switchboard: Switchboard | None = None
@@ -171,13 +175,13 @@ class Injector:
     def _slow(self, process: tuple[int, int], amount: float, until_s: float) -> None:
         if time.monotonic() >= until_s or not kill(*process, signal.SIGSTOP):
             return
-        stopped_s = SLOW_PERIOD_S * max(0.0, 1.0 - 1.0 / max(1.0, amount))
+        go_s = max(SLOW_GO_S, SLOW_STOP_S / max(1e-3, amount - 1.0))
 
         def go_on() -> None:
             _continue(process)
-            self._later(SLOW_PERIOD_S - stopped_s, lambda: self._slow(process, amount, until_s))
+            self._later(go_s, lambda: self._slow(process, amount, until_s))
 
-        self._later(stopped_s, go_on)
+        self._later(SLOW_STOP_S, go_on)
 
     def _hit_link(self, fault: ChaosFault) -> None:
         switchboard = self._tools.switchboard

@@ -32,7 +32,6 @@ import zmq
 
 from penstock.messages.wire import Header
 from penstock.runtime.chaos.faults import ChaosKind
-from penstock.runtime.hosts.ray.control import Address
 from penstock.runtime.hosts.ray.links import Links
 from penstock.runtime.hosts.ray.wakeup import Wakeup
 
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from concurrent.futures import Future
 
+    from penstock.runtime.hosts.ray.control import Address
     from penstock.runtime.hosts.ray.keys import KeyPair
 
 CHUNK_BYTES: Final = 65536
@@ -149,7 +149,9 @@ class FrameProxy:
         ready = threading.Event()
         self.endpoint = ""
         self.server_key = b""
-        self._thread = threading.Thread(target=self._run, args=(keys, ready), name=f"frames {address.name}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(keys, ready), name=f"frames {address.name}", daemon=True
+        )
         self._thread.start()
         ready.wait(JOIN_S)
         assert self.endpoint, f"no inbox for {address.name}"

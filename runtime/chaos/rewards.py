@@ -55,4 +55,3 @@ class Misbehaving:
                 continue
             return order.name.partition("-")[0]
         return ""
-

@@ -93,5 +93,3 @@ class Switchboard:
             last.close()
         frames = self._frames[name] = FrameProxy(asked.address, asked.client_keys, self.table)
         return Address(name, asked.address.epoch, self._bytes.before(name, frames.endpoint), frames.server_key)
-
-

@@ -74,6 +74,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     tokens_generated: int
     tokens_wasted: int
     tokens_lost_estimate: int
+    tokens_saved: int
+    """That lost engines had reported, and that others went on from."""
     restarts: dict[str, int]
     usual_tokens_per_s: float | None
     faults: tuple[FaultVerdict, ...]
@@ -144,6 +146,7 @@ def judge(
         tokens_generated=0 if summary is None else summary.tokens_generated,
         tokens_wasted=0 if summary is None else sum(waste.num_tokens for waste in summary.tokens_wasted),
         tokens_lost_estimate=0 if summary is None else summary.tokens_lost_estimate,
+        tokens_saved=run.num_saved_tokens,
         restarts=dict(Counter(loss.name for loss in run.losses)),
         usual_tokens_per_s=usual,
         faults=tuple(_fault(one, speed, usual, started_unix_s) for one in injected),

@@ -36,6 +36,7 @@ TERM_TIMEOUT_S: Final = 45.0
 """After SIGTERM a run writes a checkpoint first."""
 _STARTED: Final = re.compile(r"supervisor: (\S+) (\d+) is process (\d+) on node (\w+), (\S+)$")
 _LOST: Final = re.compile(r"supervisor: (\S+) (\d+) is lost: (.*)$")
+_SAVED: Final = re.compile(r"session: prompt_source: .* with (\d+) tokens saved$")
 _STAMP: Final = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}")
 
 
@@ -99,18 +100,21 @@ class _Tail:
 class WatchedRun:
     """One run, over as many drives as it takes. A context manager that leaves no process behind."""
 
-    def __init__(self, parent: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, parent: Path, runs: Path) -> None:
         """
         Args:
-            parent: the run's folder is made in here, and nothing else's.
-            environment: what is set for the run beside the environment of this process.
+            parent: what the run prints goes here.
+            runs: the run's folder is made in here, and nothing else's.
         """
         self.parent = parent
+        self._runs = runs
         self.losses: list[ActorLoss] = []
         self.steps: list[StepSeen] = []
         self.num_drives = 0
+        self.num_saved_tokens = 0
+        """That lost engines had reported and others went on from."""
         self.exit_codes: list[int] = []
-        self._environment = {**os.environ, **environment}
+        self._environment = dict(os.environ)
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: Path | None = None
         self._actors: dict[str, ActorFound] = {}
@@ -121,6 +125,14 @@ class WatchedRun:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def set_environment(self, variables: Mapping[str, str]) -> None:
+        """What is set for the run beside the environment of this process."""
+        self._environment |= variables
+
+    def end(self) -> None:
+        """End the run as Ctrl-C does, if it still goes on."""
         process = self._process
         if process is None or process.poll() is not None:
             return
@@ -137,7 +149,7 @@ class WatchedRun:
     def start(self, arguments: Sequence[str]) -> None:
         """``penstock run`` with these arguments."""
         self.parent.mkdir(parents=True, exist_ok=True)
-        self._spawn(("run", *arguments, f"run.folder={self.parent}"))
+        self._spawn(("run", *arguments, f"run.folder={self._runs}"))
 
     def resume(self) -> None:
         """``penstock resume`` of a run that has ended without being complete."""
@@ -177,7 +189,7 @@ class WatchedRun:
     def has_folder(self) -> bool:
         """Whether its folder is there yet."""
         if self._folder is None:
-            found = list(self.parent.glob("*/run.json"))
+            found = list(self._runs.glob("*/run.json"))
             if not found:
                 return False
             [record] = found
@@ -215,12 +227,12 @@ class WatchedRun:
             name, epoch, pid, node, endpoint = found.groups()
             facts = facts_of(int(pid))
             if facts is not None and self._is_of_run(int(pid)):
-                self._actors[name] = ActorFound(
-                    name, int(epoch), int(pid), facts.start_ticks, node, endpoint, unix_s
-                )
+                self._actors[name] = ActorFound(name, int(epoch), int(pid), facts.start_ticks, node, endpoint, unix_s)
         elif found := _LOST.search(line):
             name, epoch, cause = found.groups()
             self.losses.append(ActorLoss(name, int(epoch), cause, unix_s))
+        elif found := _SAVED.search(line):
+            self.num_saved_tokens += int(found[1])
 
     @property
     def version(self) -> int:

@@ -65,11 +65,14 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the resolved scenario and the placement, start nothing.")
     ] = False,
+    keep_samples: Annotated[
+        bool, typer.Option("--keep-samples", help="Keep every trained sample as Parquet; as run.keep_samples=true.")
+    ] = False,
 ) -> None:
     """Train: start the seven actors on this machine or a Ray cluster, and follow them to the end."""
     from penstock.runtime.scenario import load_scenario
 
-    loaded = load_scenario(scenario, overrides or [])
+    loaded = load_scenario(scenario, [*(overrides or []), *(["run.keep_samples=true"] if keep_samples else [])])
     if dry_run:
         from penstock.runtime.cli.dry_run import show_plan
 
@@ -98,6 +101,30 @@ def simulate(
     from penstock.runtime.hosts.virtual.simulate import simulate_scenario  # after the cheap checks: it takes longer
 
     raise typer.Exit(simulate_scenario(loaded, seed=seed, console=console, run_folder=out))
+
+
+@app.command(
+    epilog="[bold]Examples[/]\n\n"
+    "penstock resume\n\n"
+    "penstock resume runs/quickstart-20260801-120000\n\n"
+    "penstock resume runs/quickstart-20260801-120000 run.num_steps=200 engines.count=4"
+)
+def resume(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN] [KEY=VALUE]...",
+            help="A run's folder, the newest one under ./runs without it; then keys to change from here on: "
+            "run.num_steps, engines.*, runtime.*, observability.*.",
+        ),
+    ] = None,
+) -> None:
+    """Go on with a run that was stopped, failed or was killed, from its last checkpoint and its ledger."""
+    from penstock.runtime.cli.resume import resume as go_on
+
+    given = arguments or []
+    run = Path(given.pop(0)) if given and ("=" not in given[0] or Path(given[0]).is_dir()) else None
+    raise typer.Exit(go_on(_folder(run), given, console))
 
 
 @app.command()

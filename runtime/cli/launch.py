@@ -1,21 +1,36 @@
-"""``penstock run``: preflight, the run's folder, and then the host until the run has ended."""
+"""``penstock run``, and what it shares with ``penstock resume``: the run's folder, its lock, its record, one drive.
+
+Invariants:
+
+* Whoever drives a run holds its lock and has claimed its ledger before anything is started. So the epochs of a drive
+  are above all earlier ones, and a process that is left of an earlier drive writes nothing any more.
+"""
 
 from __future__ import annotations
 
+import os
+import shlex
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rich.markup import escape
 
-from penstock.runtime.cli.runs import SCENARIO_NAME, close_record, make_run_folder, open_record
-from penstock.runtime.errors import UserError
+from penstock.backends.stores.protocol import LedgerStoreError
+from penstock.backends.stores.sqlite import open_ledger
+from penstock.runtime.cli.runs import SCENARIO_NAME, close_record, hold_run, make_run_folder, open_record
+from penstock.runtime.errors import RunFolderError, UserError
 from penstock.runtime.scenario import dump_scenario
 from penstock.runtime.scenario.preflight import check_machine
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from penstock.runtime.cli.runs import RunRecord
     from penstock.runtime.scenario import Scenario
+
+EPOCHS_A_DRIVE: Final = 1000
+"""The n-th drive of a run, counted from 0, claims its ledger with n·1000; its actors begin with one more."""
 
 
 def launch(scenario: Scenario, scenario_path: Path, console: Console) -> int:
@@ -25,23 +40,120 @@ def launch(scenario: Scenario, scenario_path: Path, console: Console) -> int:
         UserError: something that the scenario needs is missing here. Nothing was started and no folder is left.
     """
     parent = Path(scenario.run.folder).expanduser().absolute()
+    check(scenario, parent, console)
+    folder = make_run_folder(parent, scenario.run.name)
+    write_scenario(folder, scenario)
+    console.print(f"run folder: {escape(str(folder))}")
+    with hold_run(folder):
+        return drive(folder, scenario, scenario_path, console)
+
+
+def check(scenario: Scenario, parent: Path, console: Console) -> None:
+    """Whether everything is there.
+
+    Raises:
+        PreflightError: something is missing.
+    """
     with console.status("checking that everything is there …"):
         check_machine(scenario, parent)
-    from penstock.runtime.hosts.ray.driver import run_scenario
 
-    folder = make_run_folder(parent, scenario.run.name)
-    (folder / SCENARIO_NAME).write_text(dump_scenario(scenario), encoding="utf-8")
-    console.print(f"run folder: {escape(str(folder))}")
-    record = open_record(folder, scenario.run.name)
+
+def write_scenario(folder: Path, scenario: Scenario) -> None:
+    """Write the scenario into the run's folder, whole or not at all."""
+    scratch = folder / f".{SCENARIO_NAME}.{os.getpid()}"
+    scratch.write_text(dump_scenario(scenario), encoding="utf-8")
+    scratch.replace(folder / SCENARIO_NAME)
+
+
+def drive(
+    folder: Path,
+    scenario: Scenario,
+    scenario_path: Path,
+    console: Console,
+    *,
+    before: RunRecord | None = None,
+    overrides: tuple[str, ...] = (),
+) -> int:
+    """Drive a run to its end, or as far as it comes; the exit code. Call it with the run's lock held.
+
+    Args:
+        folder: of the run, absolute.
+        scenario: resolved.
+        scenario_path: where it came from, for the log.
+        console: the terminal.
+        before: the record that the last drive left.
+        overrides: that changed the scenario since.
+
+    Raises:
+        UserError: something that the user gave cannot be used.
+    """
+    from penstock.runtime.hosts.ray.cluster import make_temp_folder
+    from penstock.runtime.hosts.ray.driver import run_job
+    from penstock.runtime.hosts.ray.job import DriverJob
+
+    first_epoch = claim_drive(folder) + 1
+    temp_folder = str(make_temp_folder())
+    record = open_record(folder, scenario.run.name, before=before, overrides=overrides, temp_folder=temp_folder)
+    job = DriverJob(
+        run_id=folder.name,
+        run_folder=str(folder),
+        temp_folder=temp_folder,
+        scenario=scenario,
+        scenario_path=str(scenario_path),
+        first_epoch=first_epoch,
+        started_unix_s=record.began_at,
+    )
     exit_code = 1
     try:
-        exit_code = run_scenario(scenario, scenario_path, folder, console)
+        exit_code = run_job(job, console)
     except KeyboardInterrupt:
         exit_code = 130
         raise
-    except UserError:
+    except UserError as error:
         exit_code = 2
+        if has_entries(folder):
+            raise UserError(f"{error}\nwhen that is mended: {resume_command(folder)}") from None
         raise
     finally:
         close_record(folder, record, exit_code)
+    if exit_code and has_entries(folder):
+        sys.stderr.write(f"to go on: {resume_command(folder)}\n")
     return exit_code
+
+
+def claim_drive(folder: Path) -> int:
+    """Claim the ledger for a new drive; the epoch that it was claimed with.
+
+    Raises:
+        RunFolderError: the ledger cannot be used.
+    """
+    try:
+        store = open_ledger(folder)
+        try:
+            claimed = store.claimed_epoch()
+            epoch = 0 if claimed < 0 else (claimed // EPOCHS_A_DRIVE + 1) * EPOCHS_A_DRIVE
+            store.claim(epoch)
+        finally:
+            store.close()
+    except LedgerStoreError as error:
+        raise RunFolderError(str(error)) from None
+    return epoch
+
+
+def has_entries(folder: Path) -> bool:
+    """Whether the run's ledger holds anything to go on from."""
+    try:
+        store = open_ledger(folder)
+        try:
+            return any(True for _ in store.entries())
+        finally:
+            store.close()
+    except LedgerStoreError:
+        return False
+
+
+def resume_command(folder: Path) -> str:
+    """What to type to go on with a run."""
+    here = Path.cwd()
+    path = folder.relative_to(here) if folder.is_relative_to(here) else folder
+    return shlex.join(("penstock", "resume", str(path)))

@@ -1,29 +1,49 @@
-"""The record that a run leaves in its folder: which process drives it and what became of it.
+"""The record that a run leaves in its folder: which process drives it, what became of it, and who drove it before.
 
 Invariants:
 
 * ``run.json`` is replaced whole, so a reader never sees half of it.
+* Who writes it holds the run's lock, from before the first write to the end of its process.
 * A process is named by its pid *and* its start time. A pid that was given to another process since is never
   signalled, and never taken for a living run.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import signal
 import time
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
 from penstock.runtime.errors import RunFolderError
 
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
 RECORD_NAME = "run.json"
 SCENARIO_NAME = "scenario.yaml"
+LOCK_NAME = "run.lock"
+LOCK_PAUSE_S: Final = 0.02
 
 State = Literal["running", "completed", "failed", "stopped"]
+
+
+class Drive(msgspec.Struct, frozen=True, kw_only=True):
+    """One process's part in a run."""
+
+    started_at: float
+    """Unix time, seconds."""
+    ended_at: float | None
+    """None for one that vanished: it was killed, or the machine went down."""
+    state: State
+    exit_code: int | None
+    overrides: tuple[str, ...] = ()
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,10 +57,21 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     boot_id: str
     """Of the machine's current uptime; ticks of another one mean nothing."""
     started_at: float
-    """Unix time, seconds."""
+    """Unix time, seconds; as the following, of the present drive."""
     state: State = "running"
     exit_code: int | None = None
     ended_at: float | None = None
+    overrides: tuple[str, ...] = ()
+    """That ``penstock resume`` was given."""
+    temp_folder: str = ""
+    """Of an embedded Ray; goes with the drive."""
+    earlier: tuple[Drive, ...] = ()
+    """The drives before this one, oldest first."""
+
+    @property
+    def began_at(self) -> float:
+        """When the first drive began; times of the run count from here."""
+        return self.earlier[0].started_at if self.earlier else self.started_at
 
 
 def make_run_folder(parent: Path, name: str) -> Path:
@@ -63,14 +94,52 @@ def make_run_folder(parent: Path, name: str) -> Path:
     raise RunFolderError(f"{parent}: a thousand runs of this second are there already")
 
 
-def open_record(folder: Path, name: str) -> RunRecord:
-    """Write and return the record of a run that this process begins to drive."""
+@contextmanager
+def hold_run(folder: Path, timeout_s: float = 0.0) -> Generator[None]:
+    """Be the only one who drives this run, within the block. The kernel lets go when the process ends, however.
+
+    Raises:
+        RunFolderError: somebody else is, for longer than ``timeout_s``.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    with (folder / LOCK_NAME).open("ab") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline_s:
+                    raise RunFolderError(f"{folder}: another penstock drives this run") from None
+                time.sleep(LOCK_PAUSE_S)
+        yield
+
+
+def open_record(
+    folder: Path,
+    name: str,
+    *,
+    before: RunRecord | None = None,
+    overrides: tuple[str, ...] = (),
+    temp_folder: str = "",
+) -> RunRecord:
+    """Write and return the record of a run that this process begins to drive.
+
+    Args:
+        folder: of the run.
+        name: of the run.
+        before: the record that the last drive left.
+        overrides: that change the scenario from here on.
+        temp_folder: of an embedded Ray.
+    """
     record = RunRecord(
         name=name,
         pid=os.getpid(),
         start_ticks=start_ticks(os.getpid()) or 0,
         boot_id=_boot_id(),
         started_at=time.time(),
+        overrides=overrides,
+        temp_folder=temp_folder,
+        earlier=() if before is None else (*before.earlier, _drive(before)),
     )
     _write(folder, record)
     return record
@@ -143,6 +212,16 @@ def start_ticks(pid: int) -> int | None:
         return None
     fields = stat.rpartition(")")[2].split()  # the name before it may contain anything
     return None if fields[0] in "ZX" else int(fields[19])
+
+
+def _drive(record: RunRecord) -> Drive:
+    return Drive(
+        started_at=record.started_at,
+        ended_at=record.ended_at,
+        state=record.state,
+        exit_code=record.exit_code,
+        overrides=record.overrides,
+    )
 
 
 def _boot_id() -> str:

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
+from penstock.runtime.cli.launch import resume_command
 from penstock.runtime.cli.runs import is_alive, read_record
 from penstock.runtime.errors import RunFolderError
+from penstock.runtime.hosts.ray.processes import is_stopped
 from penstock.runtime.observability.figures import REWARD
 from penstock.runtime.observability.jsonl import BadLineError
 from penstock.runtime.observability.summary import read_summary
@@ -33,8 +35,12 @@ def show_status(folder: Path, console: Console) -> int:
     alive = is_alive(record)
     console.print(f"[bold]{escape(record.name)}[/]  {escape(str(folder))}")
     console.print(f"  {_state(record, alive=alive)}")
-    for line in _progress(folder):
+    if record.earlier:
+        console.print(f"  {_earlier(record)}")
+    for line in _progress(folder, is_running=record.state == "running"):
         console.print(f"  {escape(line)}")
+    if not alive and record.state != "completed":
+        console.print(f"  to go on: {escape(resume_command(folder.absolute()))}")
     return 0 if record.state == "completed" or (record.state == "running" and alive) else 1
 
 
@@ -42,14 +48,24 @@ def _state(record: RunRecord, *, alive: bool) -> str:
     if record.ended_at is not None:
         return f"{record.state} after {duration(record.ended_at - record.started_at)}, exit code {record.exit_code}"
     since = duration(time.time() - record.started_at)
+    if alive and is_stopped(record.pid):
+        return (
+            f"running for {since}, but process {record.pid} is stopped; kill -CONT {record.pid} lets it go on, and "
+            "penstock resume takes its place"
+        )
     if alive:
         return f"running for {since}, process {record.pid}"
     return f"vanished: process {record.pid} ended without a word (killed, or the machine went down); began {since} ago"
 
 
-def _progress(folder: Path) -> Iterator[str]:
+def _earlier(record: RunRecord) -> str:
+    ends = ", ".join("vanished" if drive.ended_at is None else drive.state for drive in record.earlier)
+    return f"resumed; before: {ends}"
+
+
+def _progress(folder: Path, *, is_running: bool) -> Iterator[str]:
     try:
-        steps, summary = read_steps(folder), read_summary(folder)
+        steps, summary = read_steps(folder), None if is_running else read_summary(folder)
     except BadLineError as error:
         raise RunFolderError(str(error)) from None
     if not steps:

@@ -82,11 +82,15 @@ class ActivityClock:
 class LaneTiler:
     """Joins the spans of successive incarnations of one actor into one lane that begins at 0."""
 
-    def __init__(self) -> None:
-        self.end_s = 0.0
+    def __init__(self, before: ActivitySpan | None = None) -> None:
+        """
+        Args:
+            before: the last span of an earlier drive of the run; until the actor is heard of, it is down.
+        """
+        self.end_s = 0.0 if before is None else before.end_s
         """Up to where the lane is tiled."""
-        self._last: ActivitySpan | None = None
-        self._is_lost = False
+        self._last = before
+        self._is_lost = before is not None
 
     def add(self, spans: Iterable[ActivitySpan]) -> list[ActivitySpan]:
         """What these spans, in order, add to the lane: a gap before one is filled (``starting`` before the first,

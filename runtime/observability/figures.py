@@ -13,7 +13,10 @@ from penstock.messages.training import Balance
 from penstock.runtime.observability.summary import trained_tokens
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock.messages.training import ActorReported, StepReported
+    from penstock.runtime.observability.summary import RunSummary
     from penstock.runtime.observability.trackers import StepRow
 
 REWARD: Final = "rollout/raw_reward"
@@ -60,6 +63,10 @@ class RunningTotal:
         self.total = 0.0
         self._of: dict[str, tuple[int, float]] = {}
 
+    def restore(self, total: float) -> None:
+        """Go on from the total of earlier drives of the run."""
+        self.total += total
+
     def report(self, actor: str, epoch: int, value: float) -> None:
         """An incarnation counts so much; reports that come late or twice change nothing."""
         last_epoch, last = self._of.get(actor, (epoch, 0.0))
@@ -96,6 +103,25 @@ class RunFigures:
         self._running: dict[str, float] = {}
         self._cpu: dict[str, RunningTotal] = {}
 
+    def restore(self, rows: Sequence[StepRow], summary: RunSummary | None) -> None:
+        """Go on from earlier drives of the run.
+
+        Args:
+            rows: their steps, one a version, ascending.
+            summary: of the last of them that could write one; what those after it did besides steps is not known.
+        """
+        for row in rows:
+            self._count(row)
+            self.balance = row.balance
+        tokens = max((row.tokens_generated for row in rows[-1:]), default=0)
+        if summary is not None:
+            tokens = max(tokens, summary.tokens_generated)
+            self.lost_tokens = summary.tokens_lost_estimate
+            self.restarts = {restart.name: restart.count for restart in summary.restarts}
+            for cost in summary.costs:
+                self._cpu.setdefault(cost.name, RunningTotal()).restore(cost.cpu_s)
+        self._generated.restore(tokens)
+
     # --- what is reported -------------------------------------------------------------------------------------
 
     def actor(self, report: ActorReported, now_s: float) -> None:
@@ -113,18 +139,20 @@ class RunFigures:
         """A recorded step. A version that was trained again after the learner was lost counts once."""
         self.balance = report.balance
         self._trained_rate.add(row.at_s, self.tokens_trained)
-        if report.version <= self.version:
-            return
-        self.version = report.version
+        if row.version > self.version:
+            self._count(row)
+
+    def _count(self, row: StepRow) -> None:
+        self.version = row.version
         reward, diff = row.metrics.get(REWARD), row.metrics.get(LOGPROB_DIFF)
         if reward is not None and math.isfinite(reward):
             self.rewards.append(reward)
-            self.steps.append(report.version)
+            self.steps.append(row.version)
         if diff is not None and math.isfinite(diff):
             self.logprob_diffs.append(diff)
-        missing = len(report.staleness_counts) - len(self.staleness_counts)
+        missing = len(row.staleness_counts) - len(self.staleness_counts)
         self.staleness_counts.extend([0] * missing)
-        for age, count in enumerate(report.staleness_counts):
+        for age, count in enumerate(row.staleness_counts):
             self.staleness_counts[age] += count
 
     def lost(self, name: str) -> int:

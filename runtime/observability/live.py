@@ -28,13 +28,14 @@ from penstock.runtime.observability.summary_view import summary_panel
 from penstock.runtime.observability.texts import clock_text, duration_text, fixed, short_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import FrameType, TracebackType
 
     from rich.console import Console, RenderableType
 
     from penstock.messages.training import ActorReported, StepReported
     from penstock.runtime.observability.summary import RunSummary
+    from penstock.runtime.observability.trackers import StepRow
 
 REDRAWS_PER_S: Final = 2
 PLAIN_INTERVAL_S: Final = 5.0
@@ -121,14 +122,21 @@ class LiveView:
             if self._live is None and self._is_plain_due(now_s):
                 self._print(text)
 
+    def restore(self, rows: Sequence[StepRow], summary: RunSummary | None) -> None:
+        """The run goes on from these steps of earlier drives; see ``RunFigures.restore``."""
+        with self._lock:
+            self._state.restore(rows, summary)
+
     def actor(self, report: ActorReported) -> None:
         """An actor's report."""
         with self._lock:
             self._state.actor(report, self._clock_s())
-            if self._state.version == 0:
+            if not self._state.has_stepped:
                 fraction = next((metric.value for metric in report.metrics if metric.name == WARM_START), None)
                 if fraction is not None:  # some reports of the learner have no figures of its backend
-                    self.phase(f"warm start {100 * fraction:.0f} %" if fraction < 1 else "generating the first batch")
+                    first = "first" if self._state.version == 0 else "next"
+                    text = f"warm start {100 * fraction:.0f} %" if fraction < 1 else f"generating the {first} batch"
+                    self.phase(text)
 
     def actor_lost(self, name: str) -> None:
         """This actor was given up and is being replaced."""

@@ -11,7 +11,10 @@ from penstock.runtime.observability.shares import Shares
 from penstock.runtime.observability.trackers import StepRow
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock.messages.training import Activity, ActorReported, StepReported
+    from penstock.runtime.observability.summary import RunSummary
 
 PACE_STEPS: Final = 20
 """The time left is judged by the pace of so many last steps."""
@@ -43,6 +46,15 @@ class LiveState:
         """Mean age of the samples of the last step."""
         self._step_times: list[float] = []
         self._first_version = 0
+
+    def restore(self, rows: Sequence[StepRow], summary: RunSummary | None) -> None:
+        """Go on from earlier drives of the run; see ``RunFigures.restore``."""
+        self.figures.restore(rows, summary)
+
+    @property
+    def has_stepped(self) -> bool:
+        """Whether there was a step since the view began."""
+        return bool(self._step_times)
 
     @property
     def version(self) -> int:

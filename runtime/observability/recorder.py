@@ -21,11 +21,12 @@ from penstock.runtime.observability.summary import (
     ActorRestarts,
     MachineFacts,
     RunSummary,
+    set_summary_aside,
     trained_tokens,
     wasted_tokens,
     write_summary,
 )
-from penstock.runtime.observability.trackers import METRICS_FILE, ActivityLog, MetricsLog, StepRow
+from penstock.runtime.observability.trackers import METRICS_FILE, ActivityLog, MetricsLog, StepRow, read_steps
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,6 +63,7 @@ class RunRecorder:
         view: LiveView | None = None,
         metrics: RunMetrics | None = None,
         started_at: datetime | None = None,
+        resumes: bool = False,
     ) -> None:
         """
         Args:
@@ -70,6 +72,10 @@ class RunRecorder:
             view: the terminal, where there is one to show.
             metrics: what ``/metrics`` serves, where it is served.
             started_at: when the run began; now by default.
+            resumes: go on with the figures and files that an earlier drive of this run left.
+
+        Raises:
+            RunFolderError: what it left is damaged.
         """
         self.figures = RunFigures(progress_tokens=facts.progress_tokens)
         self._folder = run_folder
@@ -77,9 +83,20 @@ class RunRecorder:
         self._view = view
         self._metrics = metrics
         self._started_at = started_at or datetime.now(UTC).astimezone()
+        self._trained_before_s = 0.0
+        if resumes:
+            self._restore(run_folder)
         self._steps = MetricsLog(run_folder)
-        self._activity = ActivityLog(run_folder)
+        self._activity = ActivityLog(run_folder, resumes=resumes)
         self._training_began_s: float | None = None
+
+    def _restore(self, run_folder: Path) -> None:
+        rows, summary = read_steps(run_folder), set_summary_aside(run_folder)
+        self.figures.restore(rows, summary)
+        times = [0.0 if summary is None else summary.training_s, *(row.training_s for row in rows[-1:])]
+        self._trained_before_s = max(times)
+        if self._view is not None:
+            self._view.restore(rows, summary)
 
     def training_begins(self, now_s: float) -> None:
         """Every actor is up and the warm start is done; a second call changes nothing.
@@ -102,7 +119,9 @@ class RunRecorder:
 
     def step(self, report: StepReported, now_s: float) -> None:
         """A step is recorded."""
-        row = StepRow.of(now_s, report)
+        row = StepRow.of(
+            now_s, report, tokens_generated=self.figures.tokens_generated, training_s=self._training_s(now_s)
+        )
         self._steps.append(row)
         self._activity.flush()
         self.figures.step(report, row)
@@ -145,9 +164,12 @@ class RunRecorder:
         self._steps.close()
         self._activity.abandon()
 
+    def _training_s(self, now_s: float) -> float:
+        began_s = now_s if self._training_began_s is None else self._training_began_s
+        return self._trained_before_s + now_s - began_s
+
     def _summary(self, finished: RunFinished, now_s: float) -> RunSummary:
         facts, figures = self._facts, self.figures
-        began_s = now_s if self._training_began_s is None else self._training_began_s
         restarts = sorted(figures.restarts.items())
         return RunSummary(
             scenario=facts.scenario,
@@ -162,7 +184,7 @@ class RunRecorder:
             version=finished.version,
             num_steps=facts.num_steps,
             wall_s=now_s,
-            training_s=now_s - began_s,
+            training_s=self._training_s(now_s),
             first10_reward=figures.first_reward,
             last10_reward=figures.last_reward,
             mean_staleness=figures.mean_staleness,

@@ -157,6 +157,21 @@ def write_summary(run_folder: Path, summary: RunSummary) -> Path:
     return path
 
 
+def set_summary_aside(run_folder: Path) -> RunSummary | None:
+    """The summary of the last drive that wrote one, from here on under ``summary-<k>.json``; None when there is none.
+
+    Raises:
+        RunFolderError: the file is no summary.
+    """
+    path, number = run_folder / SUMMARY_FILE, 0
+    while _aside(run_folder, number).exists():
+        number += 1
+    if path.exists():
+        os.replace(path, _aside(run_folder, number))
+        number += 1
+    return _decode(_aside(run_folder, number - 1)) if number else None
+
+
 def read_summary(run_folder: Path) -> RunSummary | None:
     """The summary of a run; None when the run was cut off before it could write one.
 
@@ -164,8 +179,14 @@ def read_summary(run_folder: Path) -> RunSummary | None:
         RunFolderError: the file is no summary.
     """
     path = run_folder / SUMMARY_FILE
-    if not path.exists():
-        return None
+    return _decode(path) if path.exists() else None
+
+
+def _aside(run_folder: Path, number: int) -> Path:
+    return run_folder / f"summary-{number}.json"
+
+
+def _decode(path: Path) -> RunSummary:
     try:
         return msgspec.json.decode(path.read_bytes(), type=RunSummary)
     except msgspec.DecodeError as error:

@@ -49,9 +49,13 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     """Response tokens of each sample."""
     group_ids: tuple[int, ...]
     balance: Balance
+    tokens_generated: int = 0
+    """Since the start of the run."""
+    training_s: float = 0.0
+    """Time in which the run trained, up to here: without starts, and without the time between its drives."""
 
     @classmethod
-    def of(cls, at_s: float, report: StepReported) -> StepRow:
+    def of(cls, at_s: float, report: StepReported, *, tokens_generated: int = 0, training_s: float = 0.0) -> StepRow:
         """The row of a reported step."""
         return cls(
             version=report.version,
@@ -62,6 +66,8 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
             response_lengths=report.response_lengths,
             group_ids=report.group_ids,
             balance=report.balance,
+            tokens_generated=tokens_generated,
+            training_s=training_s,
         )
 
 
@@ -105,9 +111,18 @@ class MetricsLog:
 class ActivityLog:
     """Writes ``activity.jsonl`` from what engines and learner report."""
 
-    def __init__(self, run_folder: Path) -> None:
+    def __init__(self, run_folder: Path, *, resumes: bool = False) -> None:
+        """
+        Args:
+            run_folder: where the file is.
+            resumes: go on with the lanes that are in the file.
+        """
         self._lines = JsonLinesWriter(run_folder / ACTIVITY_FILE, lines_per_write=64)
         self._lanes: dict[str, tuple[LaneTiler, int]] = {}
+        for actor, rows in read_activity(run_folder).items() if resumes else ():
+            last = rows[-1]
+            span = ActivitySpan(last.activity, last.start_s, last.end_s, last.occupancy)
+            self._lanes[actor] = LaneTiler(span), last.epoch
 
     def append(self, report: ActorReported) -> list[ActivitySpan]:
         """Add the spans of a report; returns what was added to the actor's lane, gaps included."""

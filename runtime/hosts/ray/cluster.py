@@ -46,6 +46,7 @@ MAX_TEMP_PATH: Final = 40
 KILL_TIMEOUT_S: Final = 2.0
 SPREAD: Final = "SPREAD"
 SPARE: Final = "spare"
+TEMP_PREFIX: Final = "ps-"
 
 _log: Final = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ def make_temp_folder() -> Path:
     base = tempfile.gettempdir()
     if len(base) + len("/ps-12345678") > MAX_TEMP_PATH:
         base = "/tmp"
-    return Path(tempfile.mkdtemp(prefix="ps-", dir=base))
+    return Path(tempfile.mkdtemp(prefix=TEMP_PREFIX, dir=base))
 
 
 class RayCluster:

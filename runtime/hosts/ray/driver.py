@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from penstock.runtime.hosts.ray.ports import Outcome
-    from penstock.runtime.scenario import Scenario
 
 DRIVER_LOG: Final = "logs/driver.log"
 STDIN: Final = 0
@@ -42,28 +41,18 @@ LEFTOVERS_S: Final = 2.0
 _log: Final = logging.getLogger(__name__)
 
 
-def run_scenario(scenario: Scenario, scenario_path: Path, run_folder: Path, console: Console) -> int:
-    """Run a scenario on Ray until it has ended; the exit code.
+def run_job(job: DriverJob, console: Console) -> int:
+    """Drive a run on Ray until it has ended; the exit code.
 
     Args:
-        scenario: resolved.
-        scenario_path: where it came from, for the log.
-        run_folder: a folder for this run alone, absolute.
+        job: the run.
         console: the terminal. The driver draws on the same one; here only the last word is said.
 
     Raises:
         UserError: something that the user gave cannot be used.
     """
-    from penstock.runtime.hosts.ray.cluster import make_temp_folder
     from penstock.runtime.hosts.ray.launcher import launch
 
-    job = DriverJob(
-        run_id=run_folder.name,
-        run_folder=str(run_folder),
-        temp_folder=str(make_temp_folder()),
-        scenario=scenario,
-        scenario_path=str(scenario_path),
-    )
     end = launch(job)
     if console.is_terminal:
         console.show_cursor()  # a view that was killed has hidden it

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 import msgspec
 import zmq
 
-from penstock.backends.stores.sqlite import SqliteStore
+from penstock.backends.stores.sqlite import open_ledger
 from penstock.backends.timers import ThreadTimers
 from penstock.messages.base import Metric
 from penstock.messages.commands import FailRun, ReplaceActor
@@ -65,7 +65,6 @@ MAX_FRAMES_A_TURN: Final = 64
 DIRECTORY_TIMEOUT_S: Final = 60.0
 LINES_CHECK_S: Final = 1.0
 CLOSE_TIMEOUT_S: Final = 1.5
-LEDGER_FILE: Final = "ledger.sqlite"
 
 _log: Final = logging.getLogger(__name__)
 
@@ -130,7 +129,7 @@ class ActorLoop:
         self._has_directory = False
         self._held: list[tuple[Header, Event]] = []
         self._next_report_s = self._next_lines_s = 0.0
-        self._store = SqliteStore(Path(boot.run_folder) / LEDGER_FILE) if boot.name == BUFFER else None
+        self._store = open_ledger(Path(boot.run_folder)) if boot.name == BUFFER else None
         self._timers = ThreadTimers(self._fail)
         self._machine: Machine[Any]
         if self._store is None:

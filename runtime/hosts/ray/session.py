@@ -28,7 +28,7 @@ from penstock.runtime.hosts.ray.keys import make_keys
 from penstock.runtime.hosts.ray.links import Links
 from penstock.runtime.hosts.ray.loop import RunClock
 from penstock.runtime.hosts.ray.placement import gpu_shares
-from penstock.runtime.hosts.ray.ports import Outcome, OutcomeKind, SupervisorSettings
+from penstock.runtime.hosts.ray.ports import FIRST_EPOCH, Outcome, OutcomeKind, SupervisorSettings
 from penstock.runtime.hosts.ray.preparation import PreparationProcess
 from penstock.runtime.hosts.ray.processes import kill_descendants
 from penstock.runtime.hosts.ray.signals import Signals
@@ -126,7 +126,14 @@ class Session:
             report=scenario.observability.report,
         )
         started_at = datetime.fromtimestamp(self._started_unix_s, UTC).astimezone()
-        return RunRecorder(self._folder, facts, view=self._view, metrics=metrics, started_at=started_at)
+        return RunRecorder(
+            self._folder,
+            facts,
+            view=self._view,
+            metrics=metrics,
+            started_at=started_at,
+            resumes=self._job.first_epoch > FIRST_EPOCH,
+        )
 
     # --- the run ----------------------------------------------------------------------------------------------
 

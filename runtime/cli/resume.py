@@ -1,0 +1,137 @@
+"""``penstock resume``: go on with a run after the death of anything: of its launcher, its driver, the machine.
+
+Invariants:
+
+* At most one process drives a run. Whoever wants to holds the run's lock, and ends what is left of the last drive.
+* What must not change within a run cannot be overridden: the ledger's groups, and the batches that are trained again
+  after the last checkpoint, would mean something else.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from rich.markup import escape
+
+from penstock.backends.stores.protocol import LedgerStoreError
+from penstock.backends.stores.sqlite import open_ledger
+from penstock.runtime.cli.launch import check, drive, write_scenario
+from penstock.runtime.cli.runs import SCENARIO_NAME, hold_run, is_alive, read_record
+from penstock.runtime.errors import RunFolderError, ScenarioError
+from penstock.runtime.hosts.ray.leftovers import clear_leftovers, end_process
+from penstock.runtime.hosts.ray.processes import is_stopped
+from penstock.runtime.scenario import load_scenario
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from rich.console import Console
+
+    from penstock.runtime.cli.runs import RunRecord
+    from penstock.runtime.scenario import Scenario
+
+TAKE_OVER_S: Final = 5.0
+"""A process that was just killed lets go of the lock within this time."""
+NUM_STEPS: Final = "run.num_steps"
+FREE_BLOCKS: Final = ("engines", "runtime", "observability")
+REASONS: Final = {
+    "run": "the run keeps its name, its seed and its folder",
+    "data": "its groups were drawn from this dataset, in this order",
+    "model": "its checkpoints are of this model",
+    "sampling": "groups that were granted are completed as they were begun",
+    "staleness": "groups that were granted were promised this policy",
+    "learner": "batches since the last checkpoint are trained again, and would come out otherwise",
+}
+OTHER_REASON: Final = "samples before and after would not be alike"
+
+
+def resume(folder: Path, overrides: Sequence[str], console: Console) -> int:
+    """Go on with a run; its exit code.
+
+    Raises:
+        UserError: there is no such run, it is alive, or it cannot be resumed like this.
+    """
+    folder = folder.expanduser().absolute()
+    record = read_record(folder)
+    overridden(folder, load_scenario(folder / SCENARIO_NAME), overrides)  # refused before anything is ended
+    _take_from(folder, record)
+    with hold_run(folder, TAKE_OVER_S):
+        record = read_record(folder)  # anew: who held the lock may have changed it
+        before = load_scenario(folder / SCENARIO_NAME)
+        scenario = overridden(folder, before, overrides)
+        is_raised = scenario.run.num_steps > before.run.num_steps
+        if record.state == "completed" and not is_raised:
+            console.print(f"{escape(str(folder))}: completed; to train more, raise {NUM_STEPS}")
+            return 0
+        _clear(folder, record, console)
+        _check_num_steps(folder, scenario)
+        check(scenario, folder.parent, console)
+        if overrides:
+            write_scenario(folder, scenario)
+        console.print(f"run folder: {escape(str(folder))}")
+        path = folder / SCENARIO_NAME
+        return drive(folder, scenario, path, console, before=record, overrides=tuple(overrides))
+
+
+def overridden(folder: Path, before: Scenario, overrides: Sequence[str]) -> Scenario:
+    """The scenario of a run with these overrides.
+
+    Raises:
+        ScenarioError: one of them cannot be used, or not in a run that goes on.
+    """
+    for text in overrides:
+        key = text.partition("=")[0].strip()
+        block = key.partition(".")[0]
+        if key != NUM_STEPS and block not in FREE_BLOCKS:
+            raise ScenarioError(
+                f"override '{text}': cannot change in a run that goes on: {REASONS.get(block, OTHER_REASON)}. What "
+                f"can: {NUM_STEPS}, {', '.join(f'{block}.*' for block in FREE_BLOCKS)}; for another run: penstock run"
+            )
+    scenario = load_scenario(folder / SCENARIO_NAME, overrides)
+    was, now = before.engines.backend, scenario.engines.backend
+    if was != now and "simulated" in (was, now):
+        raise ScenarioError(f"engines.backend: {now} cannot go on with what {was} has begun")
+    return scenario
+
+
+def _take_from(folder: Path, record: RunRecord) -> None:
+    """Refuse a run that is driven; end the process of one that is stopped, and would hold the lock for ever."""
+    if not is_alive(record):
+        return
+    if not is_stopped(record.pid):
+        raise RunFolderError(
+            f"{folder}: is running, driven by process {record.pid}; to end it first: penstock stop {folder}"
+        )
+    if not end_process(record.pid, record.start_ticks):
+        raise RunFolderError(f"{folder}: process {record.pid} drives this run, is stopped, and cannot be killed")
+
+
+def _clear(folder: Path, record: RunRecord, console: Console) -> None:
+    num_killed, left = clear_leftovers(folder.name, folder, record.temp_folder)
+    if left:
+        raise RunFolderError(f"{folder}: processes of the last drive cannot be killed: {', '.join(map(str, left))}")
+    if num_killed:
+        console.print(f"ended {num_killed} processes that were left of the last drive")
+
+
+def _check_num_steps(folder: Path, scenario: Scenario) -> None:
+    trained = num_trained(folder)
+    if scenario.run.num_steps < trained:
+        raise ScenarioError(f"{NUM_STEPS}: {scenario.run.num_steps} is below the {trained} steps that are trained")
+
+
+def num_trained(folder: Path) -> int:
+    """How many batches the ledger of a run has the receipts of.
+
+    Raises:
+        RunFolderError: it cannot be read.
+    """
+    try:
+        store = open_ledger(folder)
+        try:
+            return max((receipt.version for receipt in store.receipts(0, 2**62)), default=0)
+        finally:
+            store.close()
+    except LedgerStoreError as error:
+        raise RunFolderError(str(error)) from None

@@ -354,10 +354,10 @@ class Buffer:
             self._stopped(reason)
             return
         self._phase, self._stop_reason = "stopping", reason
-        if self.books.open_lease is not None or self.books.checkpoint_version < self.version:
+        if self.books.open_lease is not None or max(0, self.books.checkpoint_version) < self.version:
             self._out.append(Send(LEARNER, CheckpointDemanded(version=self.version)))
         else:
-            self._finish_if_saved()
+            self._stopped(reason)
 
     def _stopped(self, reason: str) -> None:
         self._phase = "stopped"

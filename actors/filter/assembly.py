@@ -52,13 +52,13 @@ class Assembly(msgspec.Struct):
 
     @property
     def is_complete(self) -> bool:
-        """Every place is filled or given up, and what a replacement stands for is on the record too: after the loss of a
-        Filter, word of the failure may come later than the replacement."""
+        """Every place is filled or given up, and what a replacement stands for is known too: after the loss of a Filter,
+        word of the failure may come later than the replacement."""
         if len(self.samples) + len(self.given_up) < self.size:
             return False
         if len({index % self.size for index in self.samples} | self.given_up) < self.size:
             return False
-        return all(self._is_known(index - self.size) for index in self.samples if index >= self.size)
+        return all(self._is_known(i - self.size) for i in (*self.samples, *self.failed) if i >= self.size)
 
     def _is_known(self, index: int) -> bool:
         return index in self.failed or index in self.samples

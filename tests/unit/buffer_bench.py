@@ -96,15 +96,15 @@ class Bench:
     @property
     def granted(self) -> int:
         """Groups granted so far."""
-        return self.buffer.grants.total
+        return self.buffer.books.grants.total
 
     @property
     def outstanding(self) -> int:
-        return self.buffer.table.num_outstanding
+        return self.buffer.books.table.num_outstanding
 
     def admit(self, group_id: int, *spans: tuple[int, int]) -> list[AnyCommand]:
         """The Filter admits this group; its tokens are of the version that it was granted for, unless told."""
-        tracked = self.buffer.table.get(group_id)
+        tracked = self.buffer.books.table.get(group_id)
         version = 0 if tracked is None else tracked.min_version
         made = drive.group(group_id, *(spans or ((version, 4),)), size=NUM_SAMPLES)
         return self.hear(GroupAdmitted(group=made))
@@ -135,8 +135,8 @@ class Bench:
     def train_in_order(self, *, announces: bool = True) -> list[AnyCommand]:
         """Admit the oldest groups until there is a batch, train it, announce the version."""
         while self.buffer.open_batch is None:
-            table = self.buffer.table
-            self.admit(next(t.group_id for t in table.outstanding() if t.payload is None))
+            table = self.buffer.books.table
+            self.admit(next(t.group_id for t in table.outstanding() if t.record is None))
         commands = self.train()
         if announces:
             commands = [*commands, *self.hear(announced(self.buffer.version))]
@@ -156,4 +156,4 @@ def ends(group_id: int, state: TerminalState) -> tuple[SampleEnd, ...]:
 
 def states_of(bench: Bench) -> dict[tuple[str, str], int]:
     """Ended samples by state and cause."""
-    return {(count.state, count.cause): count.num_samples for count in bench.buffer.accounts.balance().ended}
+    return {(count.state, count.cause): count.num_samples for count in bench.buffer.books.accounts.balance().ended}

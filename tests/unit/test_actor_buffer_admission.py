@@ -71,7 +71,9 @@ def test_a_grant_is_recorded_before_it_is_sent() -> None:
         if isinstance(command, Record | Send)
     ]
     assert kinds == [[VersionRecorded], [GroupsGranted], DemandGranted]
-    assert drive.recorded(commands, GroupsGranted) == [GroupsGranted(span=GrantSpan(0, 6, 0, 0, 2), total=6)]
+    assert drive.recorded(commands, GroupsGranted) == [
+        GroupsGranted(span=GrantSpan(0, 6, 0, 0, 2), total=6, max_staleness=2)
+    ]
 
 
 def test_a_rejected_group_is_replaced_by_exactly_one() -> None:
@@ -109,7 +111,7 @@ def test_max_concurrent_limits_what_is_granted_and_not_admitted() -> None:
     bench = Bench(eta=8, groups_per_batch=2, max_concurrent=3).started()
     assert bench.outstanding == 3
     bench.admit(0)
-    assert (bench.outstanding, bench.buffer.table.num_in_generation) == (4, 3)
+    assert (bench.outstanding, bench.buffer.books.table.num_in_generation) == (4, 3)
 
 
 def test_the_auto_target_rises_when_the_learner_waits_and_falls_when_whole_batches_lie_ready() -> None:
@@ -154,23 +156,23 @@ def test_random_walks_keep_the_bound_and_always_come_to_the_next_batch(
     bench = Bench(eta=eta, groups_per_batch=groups_per_batch, policy=policy, num_steps=MANY).started()
     buffer = bench.buffer
     for move, choice in moves:
-        generating = [t.group_id for t in buffer.table.outstanding() if t.payload is None]
+        generating = [t.group_id for t in buffer.books.table.outstanding() if t.record is None]
         if move in (0, 1) and generating:
             bench.admit(generating[choice % len(generating)])
         elif move == 2 and generating:
             bench.reject(generating[choice % len(generating)])
         elif move == 3 and buffer.open_batch is not None:
             bench.train()
-        elif move == 4 and buffer.announced is not None and buffer.announced < buffer.version:
-            bench.hear(announced(buffer.announced + 1))
-        assert buffer.announced is not None
-        assert bench.outstanding == (buffer.announced + eta + 1 - buffer.version) * groups_per_batch
+        elif move == 4 and buffer.books.announced is not None and buffer.books.announced < buffer.version:
+            bench.hear(announced(buffer.books.announced + 1))
+        assert buffer.books.announced is not None
+        assert bench.outstanding == (buffer.books.announced + eta + 1 - buffer.version) * groups_per_batch
         opened = buffer.open_batch
         if opened is not None:
             assert all(opened.version - 1 - (group.oldest_version or 0) <= eta for group in opened.groups)
     bench.hear(announced(buffer.version))
-    for tracked in list(buffer.table.outstanding()):
-        if tracked.payload is None:
+    for tracked in list(buffer.books.table.outstanding()):
+        if tracked.record is None:
             bench.admit(tracked.group_id)
     assert buffer.open_batch is not None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import actor_driver as drive
+import pytest
 from buffer_bench import NUM_SAMPLES, Bench, LatestFirst, announced, ends, states_of
 
 from penstock.actors.buffer.machine import SETTLE_TIMER
@@ -22,6 +23,11 @@ from penstock.messages.training import (
     StepReported,
     UpdateMode,
 )
+
+
+def leased(version: int, *group_ids: int) -> BatchLeased:
+    return BatchLeased(version=version, group_ids=group_ids, max_staleness=2, update_mode=UpdateMode.IN_FLIGHT)
+
 
 # --- batches ----------------------------------------------------------------------------------------------------------
 
@@ -61,7 +67,7 @@ def test_the_lease_is_recorded_before_the_batch_is_offered() -> None:
     bench = Bench().started()
     bench.admit(1)
     commands = bench.admit(0)
-    assert drive.recorded(commands, BatchLeased) == [BatchLeased(version=1, group_ids=(0, 1))]
+    assert drive.recorded(commands, BatchLeased) == [leased(1, 0, 1)]
     offer = next(c for c in commands if isinstance(c, Send) and isinstance(c.event, BatchReady))
     lease = next(c for c in commands if isinstance(c, Record) and isinstance(c.entries[0], BatchLeased))
     admission = next(c for c in commands if isinstance(c, Record) and isinstance(c.entries[0], GroupRecorded))
@@ -84,7 +90,7 @@ def test_no_second_batch_is_leased_before_the_receipt_of_the_first() -> None:
     assert bench.batch() == (0,)
     assert drive.recorded(bench.admit(1), BatchLeased) == []
     assert bench.batch() == (0,)
-    assert drive.recorded(bench.train(), BatchLeased) == [BatchLeased(version=2, group_ids=(1,))]
+    assert drive.recorded(bench.train(), BatchLeased) == [leased(2, 1)]
 
 
 def test_a_receipt_is_recorded_once() -> None:
@@ -98,12 +104,15 @@ def test_a_receipt_is_recorded_once() -> None:
     assert states_of(bench) == {("trained", ""): 4}
 
 
-def test_a_receipt_of_a_batch_that_is_not_out_changes_nothing() -> None:
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_receipt_of_a_batch_that_was_never_leased_stops_the_run(version: int) -> None:
     bench = Bench().started()
-    bench.driver.ignores(StepFinished(version=1, group_ids=(0, 1), num_trained_tokens=1, max_staleness=0))
-    bench.admit(0)
-    bench.admit(1)
-    bench.driver.ignores(StepFinished(version=2, group_ids=(0, 1), num_trained_tokens=1, max_staleness=0))
+    if version == 2:
+        bench.admit(0)
+        bench.admit(1)
+    commands = bench.hear(StepFinished(version=version, group_ids=(0, 1), num_trained_tokens=1, max_staleness=0))
+    assert drive.recorded(commands, StepRecorded) == []
+    assert any(isinstance(command, FailRun) and "ledger at 0" in command.story for command in commands)
 
 
 def test_a_receipt_for_other_groups_than_the_batch_stops_the_run() -> None:
@@ -171,9 +180,9 @@ def test_a_group_is_settled_when_it_is_recorded_and_not_when_it_is_trained() -> 
     bench = Bench(eta=0).started()
     bench.admit(0)
     bench.admit(1)
-    before = bench.buffer.settled.snapshot()
+    before = bench.buffer.books.settled.snapshot()
     bench.train()
-    assert bench.buffer.settled.snapshot() == before == SettledState(2, 2, ())
+    assert bench.buffer.books.settled.snapshot() == before == SettledState(2, 2, ())
 
 
 def test_what_was_recorded_and_not_told_yet_is_held_by_the_buffer() -> None:
@@ -227,7 +236,7 @@ def test_with_over_sampling_the_surplus_is_what_exceeds_the_multiplied_bound() -
     bench.admit(0)
     bench.admit(4)
     assert bench.batch() == (0, 4)
-    assert [t.group_id for t in bench.buffer.table.outstanding()] == [0, 1, 2, 3, 4]
+    assert [t.group_id for t in bench.buffer.books.table.outstanding()] == [0, 1, 2, 3, 4]
     bench.train()
     bench.admit(3)
     bench.admit(2)

@@ -20,6 +20,7 @@ from penstock.messages.samples import Group, SampleEnd, SampleKey, TerminalState
 from penstock.messages.training import (
     CheckpointDemanded,
     CheckpointSaved,
+    LearnerReady,
     NoticeGiven,
     OnStale,
     PolicyChanged,
@@ -57,16 +58,16 @@ def test_drop_ends_ready_groups_too_with_their_tokens_on_the_books() -> None:
 
 def test_requeue_grants_the_prompt_anew_at_most_k_times() -> None:
     bench = Bench(eta=0, groups_per_batch=1, on_stale=OnStale.REQUEUE, over_sampling=2.0, max_requeues=1).started()
-    ordinals = [tracked.ordinal for tracked in bench.buffer.table.outstanding()]
+    ordinals = [tracked.ordinal for tracked in bench.buffer.books.table.outstanding()]
     assert ordinals == [0, 1]
     bench.admit(1)
     bench.train()
     bench.hear(announced(1))
-    assert [tracked.ordinal for tracked in bench.buffer.table.outstanding()] == [0, 2]
+    assert [tracked.ordinal for tracked in bench.buffer.books.table.outstanding()] == [0, 2]
     bench.admit(3)
     bench.train()
     bench.hear(announced(2))
-    assert [tracked.ordinal for tracked in bench.buffer.table.outstanding()] == [3, 4]
+    assert [tracked.ordinal for tracked in bench.buffer.books.table.outstanding()] == [3, 4]
     assert states_of(bench)["stale", "past_deadline"] == 2 * NUM_SAMPLES
 
 
@@ -161,9 +162,8 @@ def test_the_run_is_finished_when_the_checkpoint_of_the_last_receipt_is_recorded
     bench = Bench(eta=0, groups_per_batch=2, num_steps=1).started()
     bench.admit(0)
     bench.admit(1)
-    bench.driver.ignores(CheckpointSaved(version=1, path="c1"))  # ahead of its receipt
-    bench.train()
     assert drive.sent(bench.hear(CheckpointSaved(version=0, path="c0")), RunFinished) == []
+    assert drive.sent(bench.train(), RunFinished) == []
     commands = bench.hear(CheckpointSaved(version=1, path="c1"))
     assert isinstance(commands[0], Record)
     assert drive.recorded(commands, CheckpointRecorded) == [CheckpointRecorded(version=1, path="c1")]
@@ -172,6 +172,16 @@ def test_the_run_is_finished_when_the_checkpoint_of_the_last_receipt_is_recorded
     assert finished.balance.is_balanced
     assert finished.balance.in_system == 0
     bench.driver.ignores(CheckpointSaved(version=1, path="c1"))
+
+
+def test_a_checkpoint_ahead_of_its_receipt_is_recorded_when_that_is() -> None:
+    bench = Bench(eta=0, groups_per_batch=2, num_steps=1).started()
+    bench.admit(0)
+    bench.admit(1)
+    assert bench.hear(CheckpointSaved(version=1, path="c1")) == []
+    commands = bench.train()
+    assert drive.recorded(commands, CheckpointRecorded) == [CheckpointRecorded(version=1, path="c1")]
+    assert drive.one_sent(commands, RunFinished).completed
 
 
 def test_a_stopped_run_grants_and_offers_nothing_more_and_still_balances() -> None:
@@ -193,9 +203,38 @@ def test_the_receipt_of_a_batch_in_training_still_counts_after_a_stop() -> None:
     bench.admit(0)
     bench.admit(1)
     receipt = bench.receipt()
-    bench.hear(StopAsked(reason="ctrl-c"))
+    assert drive.one_sent(bench.hear(StopAsked(reason="ctrl-c")), CheckpointDemanded, to="learner").version == 0
     assert [entry.version for entry in drive.recorded(bench.hear(receipt), StepRecorded)] == [1]
-    assert bench.buffer.state == "stopped"
+    assert bench.buffer.state == "stopping"
+    finished = drive.one_sent(bench.hear(CheckpointSaved(version=1, path="c1")), RunFinished)
+    assert (finished.completed, finished.story, finished.checkpoint) == (False, "ctrl-c", "c1")
+
+
+def test_a_stop_with_nothing_to_save_ends_at_once() -> None:
+    bench = Bench(eta=0, groups_per_batch=2).started()
+    bench.admit(0)
+    bench.admit(1)
+    bench.train()
+    bench.hear(CheckpointSaved(version=1, path="c1"))
+    assert not drive.one_sent(bench.hear(StopAsked(reason="ctrl-c")), RunFinished).completed
+
+
+def test_a_stop_does_not_wait_for_a_learner_that_has_to_train_old_batches_first() -> None:
+    bench = Bench(eta=0, groups_per_batch=2).started()
+    bench.admit(0)
+    bench.admit(1)
+    bench.train()
+    bench.hear(LearnerReady(epoch=1, version=-1))
+    assert not drive.one_sent(bench.hear(StopAsked(reason="ctrl-c")), RunFinished).completed
+
+
+def test_a_learner_that_dies_while_it_was_to_save_ends_the_stop() -> None:
+    bench = Bench(eta=0, groups_per_batch=2).started()
+    bench.admit(0)
+    bench.admit(1)
+    bench.train()
+    assert drive.sent(bench.hear(StopAsked(reason="ctrl-c")), RunFinished) == []
+    assert not drive.one_sent(bench.hear(LearnerReady(epoch=1, version=-1)), RunFinished).completed
 
 
 def test_a_stop_of_a_run_that_has_ended_changes_nothing() -> None:
@@ -251,7 +290,7 @@ def test_after_a_switch_to_wait_no_group_is_left_that_cannot_be_trained_in_time(
     bench.admit(3)
     bench.train()
     bench.hear(announced(2))
-    assert [(t.group_id, t.deadline) for t in bench.buffer.table.outstanding()] == [(1, 2), (2, 2), (4, 4)]
+    assert [(t.group_id, t.deadline) for t in bench.buffer.books.table.outstanding()] == [(1, 2), (2, 2), (4, 4)]
     commands = bench.hear(PolicyChanged(policy="fully_async", max_staleness=2, update_mode=UpdateMode.IN_FLIGHT))
     closed = drive.recorded(commands, GroupClosed)
     assert [(entry.group_id, {e.state for e in entry.ended}) for entry in closed] == [(2, {TerminalState.STALE})]
@@ -275,7 +314,7 @@ def test_the_balance_holds_through_every_way_in_which_a_group_can_end() -> None:
     bench.hear(announced(1))
     bench.train_in_order()
     bench.hear(CheckpointSaved(version=2, path="c"))
-    balance = bench.buffer.accounts.balance()
+    balance = bench.buffer.books.accounts.balance()
     assert balance.is_balanced
     assert balance.in_system == 0
     ended = states_of(bench)

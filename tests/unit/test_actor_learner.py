@@ -12,11 +12,14 @@ from penstock.actors.learner.machine import DEADLINE, PUBLISHES_PER_EPOCH, Learn
 from penstock.actors.learner.settings import LearnerSettings
 from penstock.messages.base import Metric
 from penstock.messages.commands import (
+    DeleteCheckpoints,
     FailRun,
     OpenLearner,
     PublishWeights,
     ReleaseWeights,
+    ReplaceActor,
     SaveCheckpoint,
+    Send,
     StartTimer,
     StopTimer,
     Train,
@@ -33,12 +36,14 @@ from penstock.messages.training import (
     Activity,
     BatchReady,
     CheckpointDemanded,
+    CheckpointNamed,
     CheckpointSaved,
+    CheckpointsKept,
     LearnerReady,
     StepFinished,
     UpdateMode,
 )
-from penstock.messages.weights import VersionAnnounced, WeightsExported
+from penstock.messages.weights import PublishFailed, VersionAnnounced, WeightsExported
 
 if TYPE_CHECKING:
     from penstock.messages.base import Event
@@ -48,8 +53,17 @@ if TYPE_CHECKING:
 class LearnerBench:
     """A Learner; its backend and the Buffer are played by hand."""
 
-    def __init__(self, *, publish_every: int = 1, epoch: int = 0) -> None:
-        settings = LearnerSettings(epoch=epoch, publish_every=publish_every, step_timeout_s=50.0, start_timeout_s=900.0)
+    def __init__(
+        self, *, publish_every: int = 1, save_every: int = 1000, epoch: int = 0, saves_first: bool = False
+    ) -> None:
+        settings = LearnerSettings(
+            epoch=epoch,
+            publish_every=publish_every,
+            save_every=save_every,
+            saves_first=saves_first,
+            step_timeout_s=50.0,
+            start_timeout_s=900.0,
+        )
         self.driver = drive.Driver(Learner(settings))
 
     @property
@@ -64,9 +78,15 @@ class LearnerBench:
 
     def opened(self, version: int = 0) -> LearnerBench:
         """Open, with its first weights published."""
-        self.hear(Started(epoch=0), LearnerOpened(version=version))
+        self.loaded(version)
         self.published(version)
         return self
+
+    def loaded(self, version: int = 0, *, announced: int = -1) -> list[AnyCommand]:
+        """The Buffer names the checkpoint of this version, and it is loaded."""
+        epoch = self.learner.settings.epoch
+        named = CheckpointNamed(learner_epoch=epoch, version=version, path="c", announced_version=announced)
+        return self.hear(Started(epoch=epoch), named, LearnerOpened(version=version))
 
     def trained(self, version: int) -> list[AnyCommand]:
         return self.hear(
@@ -110,15 +130,58 @@ def batch(
 # --- start --------------------------------------------------------------------------------------------------------
 
 
-def test_a_learner_opens_its_backend_within_a_deadline() -> None:
-    assert LearnerBench().hear(Started(epoch=0)) == [OpenLearner(), StartTimer(DEADLINE, 900.0)]
+def named(epoch: int, version: int = 0, path: str = "", announced: int = -1) -> CheckpointNamed:
+    return CheckpointNamed(learner_epoch=epoch, version=version, path=path, announced_version=announced)
+
+
+def test_a_learner_asks_which_checkpoint_to_load_and_waits_for_it_within_a_deadline() -> None:
+    bench = LearnerBench(epoch=3)
+    assert bench.hear(Started(epoch=3)) == [
+        Send("buffer", LearnerReady(epoch=3, version=-1)),
+        StartTimer(DEADLINE, 900.0),
+    ]
+    assert bench.hear(named(3, 8, "c8", 9)) == [OpenLearner(version=8, path="c8")]
+    assert bench.activity() is Activity.STARTING
+
+
+def test_only_the_first_name_counts_and_only_for_the_incarnation_that_asked() -> None:
+    bench = LearnerBench(epoch=3)
+    bench.hear(Started(epoch=3))
+    bench.driver.ignores(named(2, 8, "c8"))
+    bench.hear(named(3, 8, "c8"))
+    bench.driver.ignores(named(3, 9, "c9"))
+
+
+def test_what_was_offered_to_a_predecessor_is_not_trained() -> None:
+    bench = LearnerBench(epoch=1)
+    bench.hear(Started(epoch=1))
+    bench.driver.ignores(batch(1))
+    bench.hear(named(1))
+    bench.driver.ignores(batch(1))
+
+
+def test_a_learner_that_is_older_than_what_engines_serve_publishes_nothing_until_it_has_caught_up() -> None:
+    bench = LearnerBench(epoch=1)
+    assert drive.every(bench.loaded(4, announced=6), PublishWeights) == []
+    assert not publishes(bench, 5, announced=6)
+    assert publishes(bench, 6, announced=6)
+
+
+def test_a_learner_that_stands_where_engines_are_publishes_at_once() -> None:
+    assert drive.one(LearnerBench(epoch=1).loaded(6, announced=6), PublishWeights).version == 6
+
+
+def test_a_long_way_to_version_0_is_saved() -> None:
+    bench = LearnerBench(saves_first=True)
+    bench.loaded(0)
+    assert drive.one(bench.published(0), SaveCheckpoint) == SaveCheckpoint(0)
 
 
 def test_when_it_is_open_it_says_where_it_stands_and_publishes_that() -> None:
     bench = LearnerBench(epoch=2)
-    bench.hear(Started(epoch=2))
-    commands = bench.hear(LearnerOpened(version=5))
-    assert commands[0] == StopTimer(DEADLINE)
+    commands = bench.loaded(5)
+    assert StopTimer(DEADLINE) in commands
+    commands = [command for command in commands if command != Send("buffer", LearnerReady(epoch=2, version=-1))]
     assert drive.one_sent(commands, LearnerReady, to="buffer") == LearnerReady(epoch=2, version=5)
     assert drive.one(commands, PublishWeights) == PublishWeights(5, 2 * PUBLISHES_PER_EPOCH)
     assert bench.activity() is Activity.PUBLISHING
@@ -127,13 +190,12 @@ def test_when_it_is_open_it_says_where_it_stands_and_publishes_that() -> None:
 def test_publish_numbers_go_up_over_incarnations_too() -> None:
     first, second = LearnerBench().opened(), LearnerBench(epoch=1)
     last = [drive.one(first.step(version), PublishWeights).publish for version in (1,)]
-    second.hear(Started(epoch=1))
-    assert drive.one(second.hear(LearnerOpened(version=0)), PublishWeights).publish > max(last)
+    assert drive.one(second.loaded(0), PublishWeights).publish > max(last)
 
 
 def test_a_batch_that_comes_while_the_first_weights_are_exported_is_trained_afterwards() -> None:
     bench = LearnerBench()
-    bench.hear(Started(epoch=0), LearnerOpened(version=0))
+    bench.loaded(0)
     assert bench.hear(batch(1)) == []
     assert drive.one(bench.published(0), Train).version == 1
 
@@ -181,10 +243,18 @@ def test_a_batch_that_is_being_trained_is_not_trained_twice() -> None:
     bench.driver.ignores(batch(1))
 
 
-@pytest.mark.parametrize("version", [0, 1, 2, 3, 5, 9])
-def test_a_batch_that_does_not_make_the_next_version_changes_nothing(version: int) -> None:
+@pytest.mark.parametrize("version", [5, 9])
+def test_a_batch_that_comes_too_early_changes_nothing(version: int) -> None:
     bench = LearnerBench().opened(version=3)
     bench.driver.ignores(batch(version))
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_a_batch_from_before_its_checkpoint_is_answered_with_where_it_stands(version: int) -> None:
+    bench = LearnerBench().opened(version=3)
+    assert bench.hear(batch(version)) == [Send("buffer", LearnerReady(epoch=0, version=3))]
+    receipt = drive.one_sent(bench.step(4), StepFinished, to="buffer")
+    assert bench.hear(batch(version)) == [Send("buffer", receipt)]
 
 
 @pytest.mark.parametrize("age", range(5))
@@ -288,7 +358,7 @@ def test_a_checkpoint_that_is_demanded_while_it_is_written_is_written_once() -> 
 
 def test_a_checkpoint_waits_for_the_export_that_runs() -> None:
     bench = LearnerBench()
-    bench.hear(Started(epoch=0), LearnerOpened(version=0))
+    bench.loaded(0)
     assert bench.hear(CheckpointDemanded(version=0)) == []
     assert drive.one(bench.published(0), SaveCheckpoint).version == 0
 
@@ -299,21 +369,53 @@ def test_a_checkpoint_of_a_version_to_come_waits_for_it() -> None:
     assert drive.one(bench.step(1), SaveCheckpoint).version == 1
 
 
+def test_every_nth_version_is_saved_after_it_is_published_and_before_the_next_batch() -> None:
+    bench = LearnerBench(save_every=2).opened()
+    assert drive.every([*bench.step(1), *bench.published(1)], SaveCheckpoint) == []
+    assert drive.every(bench.step(2), SaveCheckpoint) == []
+    commands = [*bench.hear(batch(3)), *bench.published(2)]
+    assert (drive.one(commands, SaveCheckpoint).version, drive.every(commands, Train)) == (2, [])
+    commands = bench.hear(CheckpointWritten(version=2, path="c2"))
+    assert drive.one_sent(commands, CheckpointSaved, to="buffer").version == 2
+    assert drive.one(commands, Train).version == 3
+
+
+def test_a_demand_made_while_a_batch_is_trained_saves_the_version_that_comes_of_it() -> None:
+    bench = LearnerBench(publish_every=9).opened()
+    bench.hear(batch(1))
+    assert bench.hear(CheckpointDemanded(version=0)) == []
+    assert drive.one(bench.trained(1), SaveCheckpoint).version == 1
+
+
+def test_older_checkpoints_go_when_the_buffer_says_so() -> None:
+    assert LearnerBench().opened().hear(CheckpointsKept(oldest_version=4)) == [DeleteCheckpoints(4)]
+
+
+def test_a_publish_that_failed_is_made_again_under_a_new_number() -> None:
+    bench = LearnerBench().opened()
+    commands = bench.hear(PublishFailed(version=0, publish=0, cause="canary"))
+    assert drive.one(commands, PublishWeights) == PublishWeights(0, 1)
+    bench.published(0)
+    bench.driver.ignores(PublishFailed(version=0, publish=0, cause="canary"))  # a newer one is on its way
+
+
 # --- deadlines ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("phase", ["starting", "training", "publishing", "checkpointing"])
-def test_a_backend_that_is_late_stops_the_run_with_what_it_was_doing(phase: str) -> None:
+@pytest.mark.parametrize("phase", ["starting", "opening", "training", "publishing", "checkpointing"])
+def test_a_learner_that_is_late_asks_to_be_replaced(phase: str) -> None:
     bench = LearnerBench()
     if phase == "starting":
         bench.hear(Started(epoch=0))
+    elif phase == "opening":
+        bench.hear(Started(epoch=0), named(0))
     elif phase == "publishing":
-        bench.hear(Started(epoch=0), LearnerOpened(version=0))
+        bench.loaded(0)
     else:
         bench.opened()
         bench.hear(batch(1) if phase == "training" else CheckpointDemanded(version=0))
-    story = drive.one(bench.hear(TimerFired(key=DEADLINE)), FailRun).story
-    assert story == f"the learner is {phase} for longer than it may; see its log"
+    asked = drive.one(bench.hear(TimerFired(key=DEADLINE)), ReplaceActor)
+    assert asked == ReplaceActor("learner", 0, f"it is {phase} for longer than it may")
 
 
 def test_a_deadline_that_runs_out_as_the_step_ends_stops_nothing() -> None:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.actors.buffer.accounts import Accounts, SettledGroups
+from penstock.actors.buffer.books import note_of
 from penstock.actors.buffer.grants import Grants
 from penstock.actors.buffer.pacing import AutoTarget, PacingSettings, bound, num_grantable
 from penstock.actors.buffer.policies import (
@@ -197,44 +198,61 @@ def test_the_auto_target_falls_while_whole_batches_lie_ready_and_never_below_two
 # --- grants -------------------------------------------------------------------------------------------------------
 
 
+def granted(grants: Grants, number: int, *, min_version: int, deadline_version: int) -> list[GrantSpan]:
+    """What is granted next, taken."""
+    spans = grants.next_spans(number, min_version=min_version, deadline_version=deadline_version)
+    for span in spans:
+        grants.take(span)
+    return spans
+
+
+def requeued(grants: Grants, ordinal: int) -> bool:
+    """Whether this prompt was granted anew."""
+    may = grants.may_requeue(ordinal)
+    if may:
+        grants.requeue(ordinal)
+    return may
+
+
 def test_grants_alike_are_one_span() -> None:
     grants = Grants(num_prompts=None, max_requeues=1)
-    assert grants.grant(3, min_version=0, deadline_version=2) == [GrantSpan(0, 3, 0, 0, 2)]
-    assert grants.grant(2, min_version=0, deadline_version=2) == [GrantSpan(3, 2, 3, 0, 2)]
-    assert grants.grant(1, min_version=1, deadline_version=3) == [GrantSpan(5, 1, 5, 1, 3)]
+    assert granted(grants, 3, min_version=0, deadline_version=2) == [GrantSpan(0, 3, 0, 0, 2)]
+    assert granted(grants, 2, min_version=0, deadline_version=2) == [GrantSpan(3, 2, 3, 0, 2)]
+    assert granted(grants, 1, min_version=1, deadline_version=3) == [GrantSpan(5, 1, 5, 1, 3)]
     assert grants.snapshot(0) == (GrantSpan(0, 5, 0, 0, 2), GrantSpan(5, 1, 5, 1, 3))
 
 
 def test_the_snapshot_keeps_every_span_that_reaches_above_the_floor() -> None:
     grants = Grants(num_prompts=None, max_requeues=1)
     for version in range(4):
-        grants.grant(2, min_version=version, deadline_version=version)
+        granted(grants, 2, min_version=version, deadline_version=version)
     assert [span.first_group for span in grants.snapshot(3)] == [2, 4, 6]
     assert [span.first_group for span in grants.snapshot(8)] == []
 
 
 def test_a_requeued_prompt_is_granted_anew_under_a_new_group_before_any_other() -> None:
     grants = Grants(num_prompts=10, max_requeues=1)
-    grants.grant(3, min_version=0, deadline_version=0)
-    assert grants.requeue(1)
+    granted(grants, 3, min_version=0, deadline_version=0)
+    assert requeued(grants, 1)
     assert grants.num_left == 8
-    assert grants.grant(2, min_version=1, deadline_version=1) == [GrantSpan(3, 1, 1, 1, 1), GrantSpan(4, 1, 3, 1, 1)]
+    assert granted(grants, 2, min_version=1, deadline_version=1) == [GrantSpan(3, 1, 1, 1, 1), GrantSpan(4, 1, 3, 1, 1)]
     assert grants.num_left == 6
 
 
 def test_a_prompt_is_requeued_at_most_so_many_times() -> None:
     grants = Grants(num_prompts=None, max_requeues=2)
-    assert [grants.requeue(7) for _ in range(3)] == [True, True, False]
-    assert Grants(num_prompts=None, max_requeues=0).requeue(7) is False
+    assert [requeued(grants, 7) for _ in range(3)] == [True, True, False]
+    assert Grants(num_prompts=None, max_requeues=0).may_requeue(7) is False
 
 
 def test_the_requeues_of_a_prompt_are_forgotten_when_it_has_ended() -> None:
     grants = Grants(num_prompts=None, max_requeues=1)
-    assert grants.requeue(3)
-    assert grants.requeue(4)
+    assert requeued(grants, 3)
+    assert requeued(grants, 4)
     assert grants.num_requeued == 2
     grants.ended(3)
-    assert grants.requeue(4) is False
+    assert requeued(grants, 4) is False
+    grants.ended(4)
     assert grants.num_requeued == 0
 
 
@@ -266,7 +284,7 @@ def test_every_sample_of_a_granted_group_is_in_the_system_until_the_group_ends()
     accounts = Accounts(samples_per_group=2)
     accounts.granted(3)
     assert (accounts.balance().issued, accounts.balance().in_system) == (6, 6)
-    accounts.trained(drive.group(0).samples, ())
+    accounts.trained(map(note_of, drive.group(0).samples), ())
     balance = accounts.balance()
     assert balance.is_balanced
     assert (balance.issued, balance.in_system) == (6, 4)
@@ -276,7 +294,8 @@ def test_every_sample_of_a_granted_group_is_in_the_system_until_the_group_ends()
 def test_replacements_of_failed_samples_are_issued_samples_too() -> None:
     accounts = Accounts(samples_per_group=2)
     accounts.granted(1)
-    accounts.trained([drive.sample(0, 1, reward=1.0), drive.sample(0, 2, reward=1.0)], [end(0, num_tokens=3)])
+    samples = drive.sample(0, 1, reward=1.0), drive.sample(0, 2, reward=1.0)
+    accounts.trained(map(note_of, samples), [end(0, num_tokens=3)])
     balance = accounts.balance()
     assert balance.is_balanced
     assert (balance.issued, balance.in_system) == (3, 0)

@@ -318,6 +318,7 @@ def _learner(plan: RunPlan, epoch: int) -> Backend[Any]:
         dtype=scenario.model.dtype,
         seed=scenario.run.seed,
         num_steps=scenario.run.num_steps,
+        epoch=epoch,
         exporter=open_exporter(plan.transport, run_id=plan.run_id, learner_epoch=epoch, folder=folder / "weights"),
         demonstrations=demonstrations,
     )

@@ -6,116 +6,30 @@
 from __future__ import annotations
 
 import math
-from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
+from learner_cases import RunningLearner, demonstrations, make_groups, open_learner, train_command
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from penstock.backends.learners.options import LearnerOptions, ObjectiveOptions, WarmStartOptions
-from penstock.backends.learners.torch.factory import choose_device, open_torch_learner
-from penstock.backends.models.make import END_ID, SYMBOLS, character_tokenizer, make_model
-from penstock.messages.arrays import floats_view, pack_floats, pack_tokens, tokens_view
+from penstock.backends.learners.torch.factory import choose_device
+from penstock.backends.models.make import make_model
+from penstock.messages.arrays import floats_view, tokens_view
 from penstock.messages.commands import (
     LearnerCommand,
     OpenLearner,
     PublishWeights,
     ReleaseWeights,
     SaveCheckpoint,
-    Train,
 )
-from penstock.messages.local import BatchTrained, CheckpointWritten, LearnerOpened, LocalEvent, WeightsPublished
-from penstock.messages.samples import (
-    Completed,
-    Group,
-    Part,
-    Prompt,
-    Reward,
-    Sample,
-    SampleKey,
-    Truncated,
-    VersionSpan,
-)
-from penstock.messages.weights import Canary, WeightManifest
+from penstock.messages.local import BatchTrained, CheckpointWritten, LearnerOpened, WeightsPublished
+from penstock.messages.samples import Completed, Group, Sample, SampleKey
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
-
-    from penstock.backends.protocol import Backend
-
-WAIT_S = 60.0
-EventT = TypeVar("EventT", bound=LocalEvent)
-
-
-class HeldWeights:
-    """An exporter that keeps a copy of each publish in memory."""
-
-    def __init__(self) -> None:
-        self.published: list[dict[str, torch.Tensor]] = []
-        self.canaries: list[Canary] = []
-        self.released: list[int] = []
-        self.num_closes = 0
-
-    def export(
-        self, tensors: Mapping[str, torch.Tensor], *, version: int, publish: int, canary: Canary | None
-    ) -> WeightManifest:
-        assert canary is not None
-        self.published.append({name: tensor.clone() for name, tensor in tensors.items()})
-        self.canaries.append(canary)
-        return WeightManifest(
-            version=version,
-            publish=publish,
-            learner_epoch=0,
-            transport="held",
-            location="",
-            size_bytes=0,
-            digest="",
-            canary=canary,
-        )
-
-    def release(self, below_version: int) -> None:
-        self.released.append(below_version)
-
-    def close(self) -> None:
-        self.num_closes += 1
-
-
-class RunningLearner:
-    """A started learner whose answers are read one by one."""
-
-    def __init__(self, backend: Backend[LearnerCommand], weights: HeldWeights) -> None:
-        self.backend = backend
-        self.weights = weights
-        self._closed = False
-        self._answers: SimpleQueue[LocalEvent | BaseException] = SimpleQueue()
-        backend.start(self._answers.put, self._answers.put)
-
-    def ask(self, command: LearnerCommand, answer: type[EventT]) -> EventT:
-        self.backend.execute(command)
-        event = self._answers.get(timeout=WAIT_S)
-        if isinstance(event, BaseException):
-            raise event
-        assert isinstance(event, answer)
-        return event
-
-    def error(self, *commands: LearnerCommand) -> BaseException:
-        for command in commands:
-            self.backend.execute(command)
-        while not isinstance(event := self._answers.get(timeout=WAIT_S), BaseException):
-            pass
-        return event
-
-    def close(self) -> None:
-        """Once, however often it is called; the worker has let go of the weights when it returns."""
-        if not self._closed:
-            self._closed = True
-            self.backend.close(WAIT_S)
-            assert self.weights.num_closes == 1
-
-    def gauge(self, name: str) -> float:
-        return {metric.name: metric.value for metric in self.backend.gauges()}[name]
 
 
 @pytest.fixture(scope="module")
@@ -130,56 +44,13 @@ def launch(folder: Path, tmp_path: Path) -> Iterator[Callable[..., RunningLearne
     """Starts learners and closes them at the end."""
     running: list[RunningLearner] = []
 
-    def start(
-        options: LearnerOptions | None = None,
-        *,
-        demonstrations: Sequence[tuple[Sequence[int], Sequence[int]]] | None = None,
-        dtype: str = "float32",
-        seed: int = 0,
-        temperature: float = 1.0,
-    ) -> RunningLearner:
-        weights = HeldWeights()
-        backend = open_torch_learner(
-            model_folder=folder,
-            checkpoints_folder=tmp_path / "checkpoints",
-            options=options or LearnerOptions(learning_rate=1e-3),
-            temperature=temperature,
-            dtype=dtype,
-            seed=seed,
-            num_steps=10,
-            exporter=weights,
-            demonstrations=demonstrations,
-        )
-        running.append(RunningLearner(backend, weights))
+    def start(options: LearnerOptions | None = None, **how: Any) -> RunningLearner:  # noqa: ANN401 - handed on
+        running.append(open_learner(folder, tmp_path / "checkpoints", options, **how))
         return running[-1]
 
     yield start
     for learner in running:
         learner.close()
-
-
-def make_groups(rewards: Sequence[Sequence[float]] = ((1.0, 0.0), (0.5, 0.5, 0.0))) -> tuple[Group, ...]:
-    """One group for each row of rewards; sample ``i`` has ``3 + i`` tokens, the last sample of a group is cut off."""
-    groups: list[Group] = []
-    for group_id, row in enumerate(rewards):
-        samples: list[Sample] = []
-        for index, reward in enumerate(row):
-            num_tokens = 3 + index
-            outcome = Truncated if index == len(row) - 1 else Completed
-            part = Part(
-                tokens=pack_tokens((2 + group_id + 5 * index + place) % len(SYMBOLS) for place in range(num_tokens)),
-                logprobs=pack_floats([-4.0] * num_tokens),
-                spans=(VersionSpan(0, 1), VersionSpan(1, num_tokens - 1)),
-            )
-            key = SampleKey(group_id, index)
-            samples.append(Sample(key=key, parts=(part,), outcome=outcome(reward=Reward(value=reward))))
-        prompt = Prompt(row=group_id, epoch=0, tokens=pack_tokens([10, 11 + group_id]))
-        groups.append(Group(group_id=group_id, prompt=prompt, samples=tuple(samples)))
-    return tuple(groups)
-
-
-def train_command(version: int = 1, min_token_version: int = 0, groups: tuple[Group, ...] | None = None) -> Train:
-    return Train(version=version, groups=groups or make_groups(), min_token_version=min_token_version)
 
 
 def figures_of(event: BatchTrained) -> dict[str, float]:
@@ -192,12 +63,6 @@ def plain_logprobs(folder: Path, tokens: Sequence[int]) -> torch.Tensor:
     ids = torch.tensor([list(tokens)])
     with torch.no_grad():
         return cast("torch.Tensor", model(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0])
-
-
-def demonstrations(text: str = "abA=Aab") -> list[tuple[list[int], list[int]]]:
-    tokenizer = character_tokenizer()
-    prompt, _, answer = text.partition("=")
-    return [(tokenizer.encode(prompt + "=").ids, [*tokenizer.encode(answer).ids, END_ID])] * 3
 
 
 def test_a_step_reports_what_the_batch_was_and_what_it_did(launch: Callable[..., RunningLearner]) -> None:
@@ -369,7 +234,7 @@ def test_a_checkpoint_loads_in_transformers_with_its_tokenizer(launch: Callable[
     assert tokenizer.decode(tokenizer("dbaB=")["input_ids"]) == "dbaB="
 
 
-def test_saving_again_replaces_the_checkpoint_and_leaves_nothing_else(
+def test_saving_again_gives_the_same_checkpoint_and_leaves_nothing_else(
     launch: Callable[..., RunningLearner], tmp_path: Path
 ) -> None:
     leftover = tmp_path / "checkpoints" / ".version-0000000.partial"
@@ -377,8 +242,8 @@ def test_saving_again_replaces_the_checkpoint_and_leaves_nothing_else(
     (leftover / "model.safetensors").write_bytes(b"half")
     learner = launch()
     learner.ask(OpenLearner(), LearnerOpened)
-    for _ in range(2):
-        learner.ask(SaveCheckpoint(version=0), CheckpointWritten)
+    first, again = (learner.ask(SaveCheckpoint(version=0), CheckpointWritten) for _ in range(2))
+    assert first == again
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["version-0000000"]
 
 

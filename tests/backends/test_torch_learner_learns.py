@@ -77,6 +77,7 @@ class Loop:
             dtype="float32",
             seed=0,
             num_steps=num_steps,
+            epoch=1,
             exporter=open_exporter("disk", run_id="learns", learner_epoch=0, folder=folder / "weights"),
             demonstrations=[demonstration(index) for index in range(4_000)],
         )

@@ -1,15 +1,20 @@
-"""The torch learner as a backend: one worker thread that carries out commands in order.
+"""The torch learner as a backend: one worker thread that carries out commands in order, one that writes checkpoints.
 
 Invariants:
 
 * Model, optimizer and exporter are touched by the worker thread only; ``execute`` puts a command in its queue.
-* Each command is answered by exactly one event, in the order of the commands; ``ReleaseWeights`` by none.
+* ``SaveCheckpoint`` copies the state between two steps; what follows does not wait for the disk. It is answered when
+  the checkpoint is durable. One is written at a time: the next ``SaveCheckpoint`` waits for it.
+* Each other command is answered by exactly one event, in the order of the commands; ``ReleaseWeights`` and
+  ``DeleteCheckpoints`` by none.
 * ``Train`` makes exactly the next version. What is published or saved is the current one.
-* An error ends the thread through ``fail``; nothing is answered after it.
+* An error ends both threads through ``fail``; nothing is answered after it. What was exported stays then, for engines
+  that start before the next learner has published.
 
 | wait | who ends it |
 |---|---|
 | worker, for a command | ``execute``, or ``close`` with the end mark |
+| worker, at a second checkpoint and at the end, for the writer | the writer; its thread ends with the process |
 | ``close``, for the worker | the worker, which looks for the end before each micro-batch; at the latest the timeout |
 """
 
@@ -19,21 +24,28 @@ Invariants:
 from __future__ import annotations
 
 import copy
+import logging
 import threading
+import time
 from dataclasses import dataclass
+from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, Final, assert_never
 
 import torch
+from safetensors.torch import load_file
 
 from penstock.backends.learners.metrics import as_metrics
 from penstock.backends.learners.sequences import demonstration_sequence
 from penstock.backends.learners.torch.canary import canary_under, choose_canary
-from penstock.backends.learners.torch.checkpoint import checkpoint_name, write_checkpoint
-from penstock.backends.learners.torch.model import PackedModel
+from penstock.backends.learners.torch.checkpoint import CheckpointFolder
+from penstock.backends.learners.torch.checkpoint_record import TENSORS_FILE, read_record
+from penstock.backends.learners.torch.model import CheckpointError, PackedModel
+from penstock.backends.learners.torch.snapshot import restore_random_state, take_snapshot
 from penstock.backends.learners.torch.trainer import GrpoTrainer
 from penstock.backends.learners.torch.warm_start import warm_start
 from penstock.messages.commands import (
+    DeleteCheckpoints,
     LearnerCommand,
     OpenLearner,
     PublishWeights,
@@ -45,9 +57,10 @@ from penstock.messages.local import BatchTrained, CheckpointWritten, LearnerOpen
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from penstock.backends.learners.options import LearnerOptions
+    from penstock.backends.learners.torch.checkpoint_record import CheckpointRecord
+    from penstock.backends.learners.torch.snapshot import LearnerSnapshot
     from penstock.backends.protocol import Emit, Fail
     from penstock.backends.weights.protocol import WeightExporter
     from penstock.messages.base import Metric
@@ -56,9 +69,11 @@ if TYPE_CHECKING:
 Demonstration = tuple["Sequence[int]", "Sequence[int]"]
 """Token ids of a prompt and of a response, the end token included."""
 
+_log: Final = logging.getLogger(__name__)
+
 
 class _LearnerClosed(Exception):  # noqa: N818  # no error: the way out of a long command
-    """Unwinds the worker when ``close`` was called; never leaves it."""
+    """Unwinds the worker when ``close`` was called or a checkpoint could not be written; never leaves it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +88,7 @@ class LearnerSetup:
     device: torch.device
     seed: int
     num_steps: int
+    epoch: int
     exporter: WeightExporter
     demonstrations: Sequence[Demonstration]
 
@@ -83,8 +99,10 @@ class _Opened:
 
     model: PackedModel
     trainer: GrpoTrainer
+    reference: PackedModel | None
     canary: tuple[int, ...]
     version: int = 0
+    trained_tokens: int = 0
 
 
 class TorchLearnerBackend:
@@ -92,15 +110,23 @@ class TorchLearnerBackend:
 
     def __init__(self, setup: LearnerSetup) -> None:
         self._setup = setup
+        self._checkpoints = CheckpointFolder(
+            setup.checkpoints_folder, epoch=setup.epoch, tokenizer_source=setup.model_folder
+        )
+        self._saved = CheckpointWritten(version=-1, path="")
+        """The newest that lies on disk whole: written by this incarnation, or opened by it."""
         self._commands: SimpleQueue[LearnerCommand | None] = SimpleQueue()
         self._closing = threading.Event()
+        self._failed = threading.Event()
         self._worker: threading.Thread | None = None
+        self._writer: threading.Thread | None = None
         self._opened: _Opened | None = None
         self._figures: dict[str, float] = {}
         self._gauges: tuple[Metric, ...] = ()
 
     def start(self, emit: Emit, fail: Fail) -> None:
-        self._worker = threading.Thread(target=self._work, args=(emit, fail), name="torch-learner", daemon=True)
+        self._emit, self._fail = emit, fail
+        self._worker = threading.Thread(target=self._work, name="torch-learner", daemon=True)
         self._worker.start()
 
     def execute(self, command: LearnerCommand, /) -> None:
@@ -112,31 +138,34 @@ class TorchLearnerBackend:
     def close(self, timeout_s: float) -> None:
         self._closing.set()
         self._commands.put(None)
-        if self._worker is None:
-            self._setup.exporter.close()
-        else:
+        if self._worker is not None:
             self._worker.join(timeout_s)
 
-    def _work(self, emit: Emit, fail: Fail) -> None:
+    def _work(self) -> None:
         torch.set_num_threads(self._setup.options.num_threads)
         try:
             while (command := self._commands.get()) is not None:
                 self._check_stop()
                 answer = self._carry_out(command)
                 if answer is not None:
-                    emit(answer)
+                    self._emit(answer)
         except _LearnerClosed:
             pass
         except BaseException as error:
             # The thread's only way to tell: an error that ended it silently would look like a step that never ends.
-            fail(error)
-        finally:
+            self._end_with(error)
+        self._await_writer()
+        if not self._failed.is_set():
             self._setup.exporter.close()
+
+    def _end_with(self, error: BaseException) -> None:
+        self._failed.set()
+        self._fail(error)
 
     def _carry_out(self, command: LearnerCommand) -> LocalEvent | None:
         match command:
             case OpenLearner():
-                return self._open()
+                return self._open(command)
             case Train():
                 return self._train(command)
             case PublishWeights():
@@ -146,20 +175,73 @@ class TorchLearnerBackend:
                 return None
             case SaveCheckpoint():
                 return self._save(command)
+            case DeleteCheckpoints():
+                self._checkpoints.delete_below(command.below_version)
+                return None
             case _:
                 assert_never(command)
 
-    def _open(self) -> LearnerOpened:
-        setup = self._setup
+    def _open(self, command: OpenLearner) -> LearnerOpened:
         if self._opened is not None:
             raise ValueError("OpenLearner came twice; a learner is opened once")
-        torch.manual_seed(setup.seed)
+        if not command.path and command.version:
+            raise ValueError(f"OpenLearner names version {command.version} and no checkpoint of it")
+        torch.manual_seed(self._setup.seed)
+        self._opened = self._resume(command) if command.path else self._begin()
+        return LearnerOpened(version=self._opened.version)
+
+    def _begin(self) -> _Opened:
+        setup = self._setup
         model = PackedModel.load(setup.model_folder, dtype=setup.dtype, device=setup.device)
         self._warm_start(model)
         reference = None
         if setup.options.objective.kl_coef:
             reference = PackedModel(copy.deepcopy(model.model).requires_grad_(requires_grad=False), model.device)
-        trainer = GrpoTrainer(
+        trainer = self._trainer(model, reference)
+        return _Opened(model=model, trainer=trainer, reference=reference, canary=choose_canary(model))
+
+    def _resume(self, command: OpenLearner) -> _Opened:
+        setup, folder = self._setup, Path(command.path)
+        record = read_record(folder, version=command.version)
+        if record.dtype != setup.dtype:
+            raise CheckpointError(
+                f"{folder}: expected a model of {setup.dtype}, as model.dtype says, found {record.dtype}; resume with "
+                f"model.dtype: {record.dtype}"
+            )
+        model = PackedModel.load(folder, dtype=setup.dtype, device=setup.device)
+        reference = self._stored_reference(folder, record)
+        trainer = self._trainer(model, reference)
+        tensors = load_file(folder / TENSORS_FILE)
+        trainer.restore(tensors)
+        restore_random_state(tensors, setup.device)
+        if folder.parent.resolve() == setup.checkpoints_folder.resolve():
+            self._checkpoints.reference = record.reference
+        self._saved = CheckpointWritten(version=record.version, path=str(folder))
+        self._report({"learner/trained_tokens": record.trained_tokens})
+        return _Opened(
+            model=model,
+            trainer=trainer,
+            reference=reference,
+            canary=record.canary,
+            version=record.version,
+            trained_tokens=record.trained_tokens,
+        )
+
+    def _stored_reference(self, folder: Path, record: CheckpointRecord) -> PackedModel | None:
+        setup = self._setup
+        if not setup.options.objective.kl_coef:
+            return None
+        if record.reference is None:
+            raise CheckpointError(
+                f"{folder}: learner.objective.kl_coef is {setup.options.objective.kl_coef}, and the checkpoint was "
+                "written without a reference because it was 0; resume with kl_coef: 0"
+            )
+        reference = PackedModel.load(folder.parent / record.reference.folder, dtype=setup.dtype, device=setup.device)
+        return PackedModel(reference.model.requires_grad_(requires_grad=False), reference.device)
+
+    def _trainer(self, model: PackedModel, reference: PackedModel | None) -> GrpoTrainer:
+        setup = self._setup
+        return GrpoTrainer(
             model,
             setup.options,
             temperature=setup.temperature,
@@ -167,8 +249,6 @@ class TorchLearnerBackend:
             reference=reference,
             check_stop=self._check_stop,
         )
-        self._opened = _Opened(model=model, trainer=trainer, canary=choose_canary(model))
-        return LearnerOpened(version=0)
 
     def _warm_start(self, model: PackedModel) -> None:
         block = self._setup.options.warm_start
@@ -199,8 +279,8 @@ class TorchLearnerBackend:
             command.groups, version=command.version, min_token_version=command.min_token_version
         )
         opened.version = command.version
-        trained_tokens = self._figures.get("learner/trained_tokens", 0.0) + result.num_trained_tokens
-        self._report({"learner/trained_tokens": trained_tokens, "learner/step_time_s": result.step_time_s})
+        opened.trained_tokens += result.num_trained_tokens
+        self._report({"learner/trained_tokens": opened.trained_tokens, "learner/step_time_s": result.step_time_s})
         return BatchTrained(
             version=command.version,
             num_trained_tokens=result.num_trained_tokens,
@@ -218,11 +298,43 @@ class TorchLearnerBackend:
         )
         return WeightsPublished(manifest=manifest)
 
-    def _save(self, command: SaveCheckpoint) -> CheckpointWritten:
+    def _save(self, command: SaveCheckpoint) -> CheckpointWritten | None:
         opened = self._ready(command.version, "SaveCheckpoint")
-        target = self._setup.checkpoints_folder / checkpoint_name(command.version)
-        write_checkpoint(opened.model, source=self._setup.model_folder, target=target)
-        return CheckpointWritten(version=command.version, path=str(target))
+        self._await_writer()
+        self._check_stop()
+        if self._saved.version == command.version:
+            return self._saved
+        began_s = time.perf_counter()
+        snapshot = take_snapshot(
+            opened.model,
+            opened.trainer,
+            opened.reference,
+            version=opened.version,
+            dtype=self._setup.dtype,
+            trained_tokens=opened.trained_tokens,
+            canary=opened.canary,
+        )
+        self._report({"learner/snapshot_time_s": time.perf_counter() - began_s})
+        self._writer = threading.Thread(target=self._write, args=(snapshot,), name="torch-checkpoint", daemon=True)
+        self._writer.start()
+        return None
+
+    def _write(self, snapshot: LearnerSnapshot) -> None:
+        began_s = time.perf_counter()
+        try:
+            path = self._checkpoints.write(snapshot)
+        except BaseException as error:
+            # As in the worker: whatever it is, the learner must not go on as if it had been saved.
+            self._end_with(error)
+            return
+        self._saved = CheckpointWritten(version=snapshot.version, path=str(path))
+        _log.info("%s: %d bytes written in %.2f s", path, snapshot.size_bytes, time.perf_counter() - began_s)
+        if not (self._closing.is_set() or self._failed.is_set()):
+            self._emit(self._saved)
+
+    def _await_writer(self) -> None:
+        if self._writer is not None:
+            self._writer.join()
 
     def _ready(self, version: int, command: str) -> _Opened:
         if self._opened is None:
@@ -237,5 +349,5 @@ class TorchLearnerBackend:
         self._gauges = as_metrics(self._figures)
 
     def _check_stop(self) -> None:
-        if self._closing.is_set():
+        if self._closing.is_set() or self._failed.is_set():
             raise _LearnerClosed

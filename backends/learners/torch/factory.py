@@ -27,6 +27,7 @@ def open_torch_learner(
     dtype: str,
     seed: int,
     num_steps: int,
+    epoch: int,
     exporter: WeightExporter,
     demonstrations: Sequence[Demonstration] | None,
 ) -> Backend[LearnerCommand]:
@@ -34,13 +35,14 @@ def open_torch_learner(
 
     Args:
         model_folder: config, weights and tokenizer in Hugging Face format.
-        checkpoints_folder: where ``SaveCheckpoint`` writes ``version-0000123``.
+        checkpoints_folder: where ``SaveCheckpoint`` writes ``version-0000123`` (``version-0000123-e4`` with epoch 4).
         options: the ``learner:`` block.
         temperature: of the sampling; 0 means 1, as engines then report log-probs of temperature 1.
         dtype: ``float32``, or ``bfloat16`` with float32 copies of the weights in the optimizer.
         seed: of the run.
         num_steps: batches of the run, for the schedule of the learning rate.
-        exporter: closed by the learner when it ends.
+        epoch: of this incarnation of the learner; no two of one run have the same.
+        exporter: closed by the learner at its normal end, and left as it is when the learner fails.
         demonstrations: for the warm start; given exactly when ``options.warm_start`` is.
 
     Raises:
@@ -60,6 +62,7 @@ def open_torch_learner(
             device=choose_device(options.device),
             seed=seed,
             num_steps=num_steps,
+            epoch=epoch,
             exporter=exporter,
             demonstrations=demonstrations or (),
         )

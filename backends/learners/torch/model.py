@@ -5,6 +5,8 @@ Invariants:
 * The model stays in evaluation mode: dropout would make the learner's log-probs differ from the engine's.
 * Sequences of a micro-batch do not see each other; this is checked with the loaded weights before anything is
   trained, so an architecture that mixes tokens outside attention is refused and not trained wrongly.
+* Weights are in memory that torch allocated, never on the mapping of a file: the bits of a matrix product depend on
+  the alignment, and a file that is removed or cut short would end the process.
 * A parameter that two layers share is exported and saved once, under the name that the checkpoint has.
 """
 
@@ -73,6 +75,7 @@ class PackedModel:
         if not (folder / "config.json").is_file():
             raise CheckpointError(f"{folder}: no config.json there; expected a folder that save_pretrained wrote")
         model = _load(folder, DTYPES[dtype])
+        _leave_files(model)
         packed = cls(model.to(device).eval(), device)  # type: ignore[arg-type]  # to() is decorated without types
         packed.check_isolation()
         return packed
@@ -171,6 +174,11 @@ class PackedModel:
             packed_rows=PackedRows.of(packed, self.device),
         )
         return cast("Tensor", output.logits)[0]
+
+
+def _leave_files(model: PreTrainedModel) -> None:
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.clone()
 
 
 def _load(folder: Path, dtype: torch.dtype) -> PreTrainedModel:

@@ -4,6 +4,7 @@ Invariants:
 
 * Gradients of all micro-batches are summed in float32. A bfloat16 model keeps a float32 copy of each weight, which
   is what the optimizer changes; the model holds its rounded value. (A step of 1e-6 is lost in bfloat16.)
+* What ``state`` gave and ``restore`` took makes the next step the same, bit for bit.
 * A step whose gradient is not finite changes nothing and raises.
 """
 
@@ -13,13 +14,21 @@ Invariants:
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import torch
 
+from penstock.backends.learners.torch.model import CheckpointError
+
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor, nn
     from torch.utils.hooks import RemovableHandle
+
+MASTER: Final = "master"
+MOMENTS: Final = ("step", "exp_avg", "exp_avg_sq")
+"""What AdamW keeps of a weight."""
 
 
 class NonFiniteStepError(RuntimeError):
@@ -32,7 +41,9 @@ class MasterAdamW:
     def __init__(
         self, model: nn.Module, *, betas: tuple[float, float], weight_decay: float, max_grad_norm: float
     ) -> None:
-        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self._names = list(trained)
+        self._parameters = list(trained.values())
         self._masters = [_master_of(parameter) for parameter in self._parameters]
         self._max_grad_norm = max_grad_norm
         self._hooks = [
@@ -78,6 +89,56 @@ class MasterAdamW:
     def forget_gradients(self) -> None:
         """Drop what the micro-batches of this step have added so far."""
         self._adamw.zero_grad(set_to_none=True)
+
+    def state(self) -> dict[str, Tensor]:
+        """What a step depends on beside the model and its gradients, not copied: ``exp_avg/NAME``, ``exp_avg_sq/NAME``
+        and ``step/NAME`` of each weight that was ever changed, ``master/NAME`` where the model holds a rounded one."""
+        tensors: dict[str, Tensor] = {}
+        for name, parameter, master in zip(self._names, self._parameters, self._masters, strict=True):
+            if master is not parameter:
+                tensors[f"{MASTER}/{name}"] = master
+            # Not indexing: that would make an empty state, as if there had been a step.
+            for kind, value in self._adamw.state.get(master, {}).items():
+                tensors[f"{kind}/{name}"] = value
+        return tensors
+
+    @torch.no_grad()
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over a copy of what ``state`` gave; entries of other kinds are not looked at.
+
+        Raises:
+            CheckpointError: it is that of a model with other weights.
+        """
+        state = self._checked(tensors)
+        for name, parameter, master in zip(self._names, self._parameters, self._masters, strict=True):
+            if master is not parameter:
+                master.copy_(state[f"{MASTER}/{name}"])
+            if f"{MOMENTS[0]}/{name}" in state:
+                # Copied, so that nothing stays on the mapping of a file; see the invariants of the model.
+                self._adamw.state[master] = {
+                    kind: state[f"{kind}/{name}"].to(device=master.device, dtype=torch.float32, copy=True)
+                    for kind in MOMENTS
+                }
+
+    def _checked(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        masters = dict(zip(self._names, self._masters, strict=True))
+        state = {key: tensor for key, tensor in tensors.items() if key.partition("/")[0] in (MASTER, *MOMENTS)}
+        for key, tensor in state.items():
+            kind, _, name = key.partition("/")
+            if name not in masters or (kind != "step" and masters[name].shape != tensor.shape):
+                found = list(masters[name].shape) if name in masters else "no such weight"
+                raise CheckpointError(
+                    f"the optimizer state has {key} with shape {list(tensor.shape)}, and the model has {found}; the "
+                    "checkpoint is of another model, or was written with another version of transformers"
+                )
+        for name, parameter, master in zip(self._names, self._parameters, self._masters, strict=True):
+            moments = [kind for kind in MOMENTS if f"{kind}/{name}" in state]
+            if len(moments) not in (0, len(MOMENTS)) or (master is not parameter and f"{MASTER}/{name}" not in state):
+                raise CheckpointError(
+                    f"the optimizer state of {name} is not whole: expected {', '.join((*MOMENTS, MASTER))} (the last "
+                    f"with bfloat16 only), found {', '.join(moments) or 'nothing'} of the first three"
+                )
+        return state
 
     def close(self) -> None:
         """Let go of the model, so that another optimizer can take it."""

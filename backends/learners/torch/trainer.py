@@ -27,7 +27,7 @@ from penstock.backends.learners.sequences import read_groups
 from penstock.backends.learners.torch.optimizer import MasterAdamW
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
 
@@ -115,6 +115,14 @@ class GrpoTrainer:
             step_time_s=step_time_s,
             metrics=as_metrics(figures),
         )
+
+    def state(self) -> dict[str, Tensor]:
+        """What the next step depends on beside the model and the version; see :meth:`.MasterAdamW.state`."""
+        return self._optimizer.state()
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on where ``state`` was taken; see :meth:`.MasterAdamW.restore`."""
+        self._optimizer.restore(tensors)
 
     def accumulate(self, batch: TrainBatch) -> dict[str, float]:
         """Add the gradient of the whole batch to the weights' gradients; returns the figures under ``train/``."""

@@ -1,0 +1,162 @@
+"""What a checkpoint says about itself: ``trainer_state/state.json``, and the check of a folder against it.
+
+Invariants:
+
+* The record names every other file of the checkpoint with its size and digest, and it has a digest of its own: what
+  was read is what was written, or it is refused.
+* It is JSON beside safetensors; nothing in a checkpoint is unpickled.
+* ``format_version`` is read before anything else, so that an older penstock refuses what a newer one wrote.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from penstock.backends.learners.torch.model import CheckpointError
+from penstock.backends.weights.digest import digest_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+FORMAT_VERSION: Final = 1
+STATE_FOLDER: Final = "trainer_state"
+RECORD_FILE: Final = f"{STATE_FOLDER}/state.json"
+TENSORS_FILE: Final = f"{STATE_FOLDER}/trainer.safetensors"
+
+_REMEDY: Final = (
+    "put the folder back as it was written, or start a new run from an older checkpoint beside it (model.path)"
+)
+
+
+class FileRecord(msgspec.Struct, frozen=True):
+    """One file as it was written."""
+
+    size_bytes: int
+    digest: str
+    """SHA-256 over the SHA-256 of each 8 MiB."""
+
+
+class ReferenceRecord(msgspec.Struct, frozen=True):
+    """The model that the KL term pulls to. It lies beside the checkpoints, once for all of them."""
+
+    folder: str
+    """Its name, in the folder that the checkpoint lies in."""
+    files: dict[str, FileRecord]
+
+
+class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What a checkpoint holds beside its tensors."""
+
+    version: int
+    epoch: int
+    """The incarnation that wrote it."""
+    dtype: str
+    """What the model computes in."""
+    trained_tokens: int
+    """Of the whole run so far."""
+    canary: tuple[int, ...]
+    """Token ids of the text whose log-probs are compared after a publish."""
+    reference: ReferenceRecord | None
+    files: dict[str, FileRecord]
+    """Path in the checkpoint → file."""
+
+
+class _Versioned(msgspec.Struct):
+    format_version: int
+
+
+class _Envelope(msgspec.Struct):
+    format_version: int
+    digest: str
+    """SHA-256 of the bytes of ``record``."""
+    record: msgspec.Raw
+
+
+def write_record(folder: Path, record: CheckpointRecord) -> None:
+    """Write the record of the checkpoint in ``folder``; everything else is there already."""
+    body = msgspec.json.encode(record)
+    envelope = _Envelope(FORMAT_VERSION, hashlib.sha256(body).hexdigest(), msgspec.Raw(body))
+    (folder / RECORD_FILE).write_bytes(msgspec.json.encode(envelope))
+
+
+def read_record(folder: Path, *, version: int) -> CheckpointRecord:
+    """Read the record of a checkpoint and check every file of it, the reference's too.
+
+    Raises:
+        CheckpointError: it is not there, not whole, of another version or of a newer format.
+    """
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"{folder}: the checkpoint of version {version} is not there, and the run goes on from this one; put the "
+            "folder back, or the whole run's folder if that was moved"
+        )
+    path = folder / RECORD_FILE
+    record = _decode(path)
+    if record.version != version:
+        raise CheckpointError(
+            f"{path}: expected version {version}, found {record.version}; was a checkpoint renamed? {_REMEDY}"
+        )
+    check_files(folder, record.files)
+    if record.reference is not None:
+        check_files(folder.parent / record.reference.folder, record.reference.files)
+    return record
+
+
+def files_of(folder: Path) -> dict[str, FileRecord]:
+    """Every file below ``folder``, by its path in it."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): _file_record(path) for path in paths}
+
+
+def check_files(folder: Path, files: Mapping[str, FileRecord]) -> None:
+    """
+    Raises:
+        CheckpointError: a file is missing or is not as it was written.
+    """
+    for name, expected in files.items():
+        path = folder / name
+        if not path.is_file():
+            raise CheckpointError(f"{path} is missing: the checkpoint is not whole; {_REMEDY}")
+        if (size_bytes := path.stat().st_size) != expected.size_bytes:
+            raise CheckpointError(
+                f"{path} is damaged: expected {expected.size_bytes:,} bytes, found {size_bytes:,}; {_REMEDY}"
+            )
+        if _file_record(path) != expected:
+            raise CheckpointError(f"{path} is damaged: its bytes do not have the recorded digest; {_REMEDY}")
+
+
+def _decode(path: Path) -> CheckpointRecord:
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{path} is missing: expected a checkpoint that penstock wrote, found a folder without the state of a "
+            f"trainer; {_REMEDY}"
+        ) from None
+    try:
+        found = msgspec.json.decode(data, type=_Versioned).format_version
+        if found != FORMAT_VERSION:
+            raise CheckpointError(
+                f"{path}: written in format {found}, and this penstock reads format {FORMAT_VERSION}; go on with the "
+                "version of penstock that wrote it"
+            )
+        envelope = msgspec.json.decode(data, type=_Envelope)
+        if hashlib.sha256(envelope.record).hexdigest() != envelope.digest:
+            raise CheckpointError(f"{path} is damaged: its record does not have the recorded digest; {_REMEDY}")
+        return msgspec.json.decode(envelope.record, type=CheckpointRecord)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}; {_REMEDY}") from error
+
+
+def _file_record(path: Path) -> FileRecord:
+    with path.open("rb") as file:
+        size_bytes = path.stat().st_size
+        if not size_bytes:  # mmap refuses it
+            return FileRecord(0, digest_of(memoryview(b"")))
+        with mmap.mmap(file.fileno(), size_bytes, access=mmap.ACCESS_READ) as mapping, memoryview(mapping) as data:
+            return FileRecord(size_bytes, digest_of(data))

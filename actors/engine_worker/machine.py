@@ -300,8 +300,8 @@ class EngineWorker:
             self._tell_fetched(manifest, self._staged.digest, "")
         elif self._fetching is None:
             self._fetch(manifest)
-        elif self._fetching.publish < manifest.publish:
-            self._wanted = manifest
+        else:  # the publisher knows best: also an older one, when the newer has failed elsewhere
+            self._wanted = None if self._fetching.publish == manifest.publish else manifest
 
     def _fetch(self, manifest: WeightManifest) -> None:
         self._fetching, self._wanted = manifest, None

@@ -42,6 +42,9 @@ class EngineState(msgspec.Struct):
     version: int = -1
     publish: int = -1
     """What it serves; −1: nothing yet."""
+    said_version: int = -1
+    """What it says it serves since before this publisher was there, which cannot be checked and counts for nothing. It
+    takes nothing older."""
     target: WeightsExported | None = None
     """What it is staging or committing."""
     num_fetch_errors: int = 0
@@ -63,7 +66,7 @@ class EngineState(msgspec.Struct):
     def lacks(self, manifest: WeightManifest) -> bool:
         """Whether these are newer than what it serves. A learner that goes over old batches again publishes old
         versions under new numbers; engines do not go back to them."""
-        return self.publish < manifest.publish and self.version <= manifest.version
+        return self.publish < manifest.publish and max(self.version, self.said_version) <= manifest.version
 
 
 class EngineTable:

@@ -6,6 +6,8 @@ Invariants:
   with it or this one is the canary (there is one canary for each publish).
 * The announced version never goes down. It is served by ``announce_fraction`` of the engines that are ready.
 * An engine that is late or wrong is handed to the supervisor once and takes part in nothing until it has returned.
+* A publish that the canary, or two engines one after the other, found wrong has failed: no engine is given it any more.
+  Until the Learner has published again the best that an engine has passed is served. Too many in a row end the run.
 
 Phases of an engine:
 
@@ -23,6 +25,7 @@ Phases of an engine:
 | a publish | the Learner |
 | an engine to fetch, to be idle, to swap | the engine; a timer for each, at whose end it is replaced |
 | the canary | its engine; the same timers, then another engine becomes the canary |
+| another publish after one that failed | the Learner, which is told until it has heard it |
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from typing import TYPE_CHECKING, assert_never, final
 
 from penstock.actors.canary import canary_difference
 from penstock.actors.weight_publisher.engines import EngineTable, Phase
+from penstock.actors.weight_publisher.exports import ExportTable
 from penstock.messages.commands import FailRun, ReplaceActor, Send, StartTimer, StopTimer
 from penstock.messages.local import Started, TimerFired
 from penstock.messages.membership import EngineJoined, EngineLost
@@ -39,6 +43,7 @@ from penstock.messages.training import NoticeGiven, StepFinished, UpdateMode
 from penstock.messages.weights import (
     DrainFinished,
     EngineReady,
+    PublishFailed,
     ServingEngine,
     VersionAnnounced,
     WeightManifest,
@@ -63,15 +68,12 @@ class WeightPublisher:
     def __init__(self, settings: WeightPublisherSettings) -> None:
         self.settings = settings
         self.engines = EngineTable()
-        self.latest: WeightsExported | None = None
+        self.exports = ExportTable()
         self.announced = -1
         self.learner_version = 0
-        self._exports: dict[int, WeightsExported] = {}
-        """By publish number: the newest, and older ones that an engine still serves or takes."""
-        self._passed: set[int] = set()
-        """Publishes with which an engine has passed the canary."""
         self._canaries: dict[int, str] = {}
-        self._num_failures: dict[int, int] = {}
+        self._suspects: set[str] = set()
+        """Engines that publishes failed on since the last that passed: it may be them, so another goes first."""
         self._told: VersionAnnounced | None = None
         self._touched: dict[str, None] = {}
         """Engines that may have something to do next."""
@@ -149,14 +151,12 @@ class WeightPublisher:
         self._free_canary(engine.name)
 
     def _free_canary(self, name: str) -> None:
-        for publish in [publish for publish, canary in self._canaries.items() if canary == name]:
-            del self._canaries[publish]
-            self._touch_all()
+        """Whoever waited for this engine to go first need not."""
+        self._canaries = {publish: canary for publish, canary in self._canaries.items() if canary != name}
+        self._touch_all()
 
     def _on_exported(self, event: WeightsExported) -> None:
-        if self.latest is None or event.manifest.publish > self.latest.manifest.publish:
-            self.latest = event
-            self._exports[event.manifest.publish] = event
+        if self.exports.add(event):
             self._touch_all()
             self._forget_old()
 
@@ -170,21 +170,35 @@ class WeightPublisher:
             self._turn(engine, Phase.STAGED, engine.target)
             self._out.append(StopTimer(engine.name))
             return
-        superseded = engine.target is not self.latest
-        self._turn(engine, Phase.IDLE)  # again, with the newest
+        target = engine.target
+        self._turn(engine, Phase.IDLE)  # again, with what is to be taken now
         self._out.append(StopTimer(engine.name))
-        if not superseded:
+        if self.exports.next_for(engine) is target:
             engine.num_fetch_errors += 1
             if engine.num_fetch_errors > self.settings.max_fetch_retries:
-                self._quarantine(engine, f"cannot fetch version {event.version}: {event.error or 'wrong digest'}")
+                self._on_unfetchable(engine, target, event.error or "wrong digest")
+
+    def _on_unfetchable(self, engine: EngineState, export: WeightsExported, error: str) -> None:
+        manifest = export.manifest
+        cause = f"cannot fetch version {manifest.version}: {error}"
+        engine.num_fetch_errors = 0
+        if export is not self.exports.newest:
+            # Weights of a Learner that is gone: they may have gone with it, and that is no fault of the engine.
+            self.exports.fails(manifest.publish)
+            self._give_back(manifest.publish)
+            self._notice(f"{engine.name} {cause}; the Learner's own are awaited")
+            return
+        self._quarantine(engine, cause)
+        if self.exports.unfetchable(manifest.publish) > 1 and not self.exports.has_passed(manifest.publish):
+            self._on_failed(engine, manifest, cause)
 
     def _on_applied(self, event: WeightsApplied) -> None:
         engine = self.engines.live(event.engine, event.engine_epoch)
         if engine is None or event.publish < engine.publish:
             return
-        export = self._exports.get(event.publish)
+        export = self.exports.get(event.publish)
         if export is None:
-            # Served before this publisher was there: it is not known to be whole, so nothing builds on it.
+            self._on_unknown(engine, event)
             return
         if engine.takes(event.publish):  # also while it is staging: it has served them before this publisher was there
             self._out.append(StopTimer(engine.name))
@@ -195,11 +209,18 @@ class WeightPublisher:
             return
         self.engines.serves(engine, event.version, event.publish)
         self._serving_changed = True
-        if event.publish not in self._passed:
-            self._passed.add(event.publish)
+        if self.exports.passes(event.publish):
+            self._suspects.clear()
             self._touch_all()
-        self._num_failures.pop(event.version, None)
         self._canaries.pop(event.publish, None)
+
+    def _on_unknown(self, engine: EngineState, event: WeightsApplied) -> None:
+        """Served since before this publisher was there: it is not known to be whole, so nothing builds on it. But the
+        engine does not go back behind it, so nothing that would be is waited for."""
+        engine.said_version = max(engine.said_version, event.version)
+        if engine.target is not None and engine.target.manifest.version < event.version:
+            self._out.append(StopTimer(engine.name))
+            self._turn(engine, Phase.IDLE)
 
     def _what_is_wrong(self, manifest: WeightManifest, event: WeightsApplied) -> str:
         if event.digest != manifest.digest:
@@ -212,11 +233,36 @@ class WeightPublisher:
 
     def _on_wrong(self, engine: EngineState, manifest: WeightManifest, wrong: str) -> None:
         self._quarantine(engine, f"version {manifest.version}: {wrong}")
-        failures = self._num_failures[manifest.version] = self._num_failures.get(manifest.version, 0) + 1
-        if manifest.publish not in self._passed and failures >= self.settings.max_failed_publishes:
-            self._out.append(
-                FailRun(f"version {manifest.version} failed on {failures} engines in a row, the last: {wrong}")
-            )
+        if not self.exports.has_passed(manifest.publish):
+            self._on_failed(engine, manifest, wrong)
+
+    def _on_failed(self, engine: EngineState, manifest: WeightManifest, wrong: str) -> None:
+        """No engine has passed with this publish, and one that should have did not: it may be the weights."""
+        exports, version = self.exports, manifest.version
+        if exports.has_failed(manifest.publish):
+            return
+        exports.fails(manifest.publish)
+        exports.num_failed_in_a_row += 1
+        self._suspects.add(engine.name)
+        self._give_back(manifest.publish)
+        num_failed = exports.num_failed_in_a_row
+        if num_failed >= self.settings.max_failed_publishes:
+            last = f"the last, version {version}, on {engine.name}: {wrong}"
+            self._out.append(FailRun(f"{num_failed} publishes in a row failed, {last}"))
+            return
+        best = exports.best()
+        served = "no version is served yet" if best is None else f"version {best.manifest.version} is served again"
+        self._notice(f"version {version} failed on {engine.name} ({wrong}); {served}, the Learner publishes again")
+        failed = PublishFailed(version=version, publish=manifest.publish, cause=f"{engine.name}: {wrong}")
+        self._out.append(Send(LEARNER, failed))
+
+    def _give_back(self, publish: int) -> None:
+        """Nobody is to take this publish any more."""
+        for engine in self.engines.by_name.values():
+            if engine.takes(publish):
+                self._out.append(StopTimer(engine.name))
+                self._turn(engine, Phase.IDLE)
+        self._touch_all()
 
     def _on_late(self, name: str) -> None:
         engine = self.engines.by_name.get(name)
@@ -232,29 +278,27 @@ class WeightPublisher:
         self._out.append(StopTimer(engine.name))
         self._free_canary(engine.name)
         self._out.append(ReplaceActor(engine.name, engine.epoch, cause))
-        self._out.append(
-            Send(SUPERVISOR, NoticeGiven(name=WEIGHT_PUBLISHER, text=f"{engine.name} is replaced: {cause}"))
-        )
+        self._notice(f"{engine.name} is replaced: {cause}")
+
+    def _notice(self, text: str) -> None:
+        self._out.append(Send(SUPERVISOR, NoticeGiven(name=WEIGHT_PUBLISHER, text=text)))
 
     # --- what follows from the state --------------------------------------------------------------------------
 
     def _advance(self) -> None:
         """Stage and commit what can be."""
         touched, self._touched = self._touched, {}
-        if self.latest is None:
-            return
         for engine in [self.engines.by_name[name] for name in touched if name in self.engines.by_name]:
-            if engine.phase is Phase.IDLE and engine.lacks(self.latest.manifest):
-                self._turn(engine, Phase.STAGING, self.latest)
-                self._out.append(Send(engine.name, WeightsStaged(manifest=self.latest.manifest)))
+            if engine.phase is Phase.IDLE and (export := self.exports.next_for(engine)) is not None:
+                self._turn(engine, Phase.STAGING, export)
+                self._out.append(Send(engine.name, WeightsStaged(manifest=export.manifest)))
                 self._out.append(StartTimer(engine.name, self.settings.stage_timeout_s))
             if engine.phase is Phase.STAGED and engine.target is not None:
                 self._commit(engine, engine.target)
 
     def _commit(self, engine: EngineState, export: WeightsExported) -> None:
         manifest = export.manifest
-        has_passed = manifest.publish in self._passed
-        if not has_passed and self._canaries.setdefault(manifest.publish, engine.name) != engine.name:
+        if not self.exports.has_passed(manifest.publish) and not self._is_canary(engine, manifest.publish):
             return  # another engine goes first
         self._turn(engine, Phase.COMMITTING, export)
         committed = WeightsCommitted(version=manifest.version, publish=manifest.publish, update_mode=export.update_mode)
@@ -262,6 +306,12 @@ class WeightPublisher:
         timeout_s = self.settings.drain_timeout_s if drains else self.settings.commit_timeout_s
         self._out.append(Send(engine.name, committed))
         self._out.append(StartTimer(engine.name, timeout_s))
+
+    def _is_canary(self, engine: EngineState, publish: int) -> bool:
+        is_suspect = publish not in self._canaries and engine.name in self._suspects
+        if is_suspect and any(other.name not in self._suspects for other in self.engines.ready()):
+            return False
+        return self._canaries.setdefault(publish, engine.name) == engine.name
 
     def _announce(self) -> None:
         """Announce the newest version that enough engines serve. PromptSource also hears who serves what once no engine
@@ -285,20 +335,19 @@ class WeightPublisher:
                 self._out.extend((Send(BUFFER, event), Send(LEARNER, event)))
 
     def _forget_old(self) -> None:
-        """Drop exports that no engine serves or takes any more."""
         used = {e.publish for e in self.engines.by_name.values()}
         used |= {e.target.manifest.publish for e in self.engines.by_name.values() if e.target is not None}
-        latest = -1 if self.latest is None else self.latest.manifest.publish
-        for publish in [publish for publish in self._exports if publish not in used and publish != latest]:
-            del self._exports[publish]
-            self._passed.discard(publish)
+        self.exports.forget_old(used)
 
     def validate(self) -> None:
         """Assert the invariants."""
         self.engines.validate()
+        self.exports.validate()
         for engine in self.engines.by_name.values():
             if engine.phase is Phase.COMMITTING and engine.target is not None:
                 publish = engine.target.manifest.publish
-                assert publish in self._passed or self._canaries.get(publish) == engine.name, engine
+                assert self.exports.has_passed(publish) or self._canaries.get(publish) == engine.name, engine
+        for engine in self.engines.by_name.values():
+            assert engine.target is None or not self.exports.has_failed(engine.target.manifest.publish), engine
         for publish, canary in self._canaries.items():
             assert canary in self.engines.by_name, (publish, canary)

@@ -289,3 +289,14 @@ def test_an_engine_that_is_told_not_to_checks_no_canary() -> None:
     bench.commit(0)
     bench.swap(canary_logprobs=b"")
     assert bench.worker.state == "serving"
+
+
+def test_the_publisher_may_go_back_to_an_older_publish_while_a_newer_one_is_fetched() -> None:
+    """The newer one has failed on another engine meanwhile."""
+    bench = EngineBench().opened()
+    bench.hear(WeightsStaged(manifest=manifest(5)))
+    assert bench.hear(WeightsStaged(manifest=manifest(4))) == []
+    commands = bench.fetched(5)
+    assert drive.one(commands, FetchWeights).manifest.publish == 4
+    bench.fetched(4)
+    assert applied(bench.commit(4)) == [4]

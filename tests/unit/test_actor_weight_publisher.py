@@ -18,6 +18,7 @@ from penstock.messages.training import NoticeGiven, StepFinished, UpdateMode
 from penstock.messages.weights import (
     DrainFinished,
     EngineReady,
+    PublishFailed,
     ServingEngine,
     VersionAnnounced,
     WeightsApplied,
@@ -80,12 +81,14 @@ class PublisherBench:
     ) -> list[AnyCommand]:
         return self.hear(WeightsExported(manifest=manifest(publish, version), update_mode=mode))
 
-    def fetched(self, index: int, publish: int, *, digest: str | None = None, error: str = "") -> list[AnyCommand]:
+    def fetched(
+        self, index: int, publish: int, *, digest: str | None = None, error: str = "", version: int | None = None
+    ) -> list[AnyCommand]:
         return self.hear(
             WeightsFetched(
                 engine=f"engine/{index}",
                 engine_epoch=self.epochs[f"engine/{index}"],
-                version=publish,
+                version=publish if version is None else version,
                 publish=publish,
                 digest=f"digest-{publish}" if digest is None else digest,
                 error=error,
@@ -100,12 +103,13 @@ class PublisherBench:
         digest: str | None = None,
         logprobs: bytes = CANARY.logprobs,
         epoch: int | None = None,
+        version: int | None = None,
     ) -> list[AnyCommand]:
         return self.hear(
             WeightsApplied(
                 engine=f"engine/{index}",
                 engine_epoch=self.epochs[f"engine/{index}"] if epoch is None else epoch,
-                version=publish,
+                version=publish if version is None else version,
                 publish=publish,
                 digest=f"digest-{publish}" if digest is None else digest,
                 canary_logprobs=logprobs,
@@ -226,8 +230,29 @@ def test_an_older_version_under_a_newer_number_is_not_staged_where_a_newer_one_i
     bench.export(5)
     bench.takes(5, 0)
     assert stages(bench.export(1_000_000, version=3)) == []
-    assert stages(bench.ready(1)) == [(1, 1_000_000)]
-    assert stages(bench.export(1_000_001, version=5)) == [(0, 1_000_001)]
+    assert stages(bench.ready(1)) == [(1, 5)], "a new engine takes the newest version, whoever published it"
+    bench.takes(5, 1)
+    assert stages(bench.export(1_000_001, version=5)) == [(0, 1_000_001), (1, 1_000_001)]
+
+
+def test_a_new_engine_takes_the_older_version_when_the_newer_one_has_gone_with_its_learner() -> None:
+    bench = PublisherBench()
+    bench.ready(0)
+    bench.export(5)
+    bench.takes(5, 0)
+    bench.export(1_000_000, version=3)
+    bench.ready(1)
+    for _ in range(2):
+        assert stages(bench.fetched(1, 5, error="gone")) == [(1, 5)]
+    commands = bench.fetched(1, 5, error="gone")
+    assert stages(commands) == [(1, 1_000_000)]
+    assert replaced(commands) == []
+    assert bench.publisher.announced == 5
+    bench.fetched(1, 1_000_000, version=3)
+    assert announcements(bench.applied(1, 1_000_000, version=3)) == []
+    assert bench.publisher.announced == 5, "announced never goes down"
+    bench.applied(0, 5)
+    assert stages(bench.ready(2)) == [(2, 1_000_000)], "what could not be fetched is not tried anew"
 
 
 def test_the_learners_version_is_known_from_its_receipts() -> None:
@@ -444,7 +469,76 @@ def test_an_engine_that_serves_something_else_than_was_exported_is_replaced_and_
     commands = bench.applied(0, 0, digest=digest, logprobs=logprobs)
     assert drive.one(commands, ReplaceActor).cause == f"version 0: {why}"
     assert announcements(commands) == []
-    assert commits(commands) == [1], "another engine goes first"
+    failed = drive.one_sent(commands, PublishFailed, to="learner")
+    assert (failed.version, failed.publish, failed.cause) == (0, 0, f"engine/0: {why}")
+    assert drive.sent(commands, NoticeGiven)[-1].text == (
+        f"version 0 failed on engine/0 ({why}); no version is served yet, the Learner publishes again"
+    )
+    assert commits(commands) == stages(commands) == [], "nobody is given it any more"
+
+
+def test_while_a_publish_has_failed_the_last_good_one_is_served_and_staged() -> None:
+    bench = PublisherBench(announce_fraction=1.0)
+    bench.ready(0, 1)
+    bench.export(0)
+    bench.takes(0, 0, 1)
+    bench.export(1)
+    bench.ready(2)
+    bench.fetched(0, 1)
+    commands = bench.applied(0, 1, logprobs=pack_floats([-9.0, -9.0]))
+    assert drive.sent(commands, NoticeGiven)[-1].text.endswith(
+        "; version 0 is served again, the Learner publishes again"
+    )
+    assert stages(commands) == [(2, 0)], "engine/2 was on its way to what failed; engine/1 serves the last good one"
+    assert stages(bench.ready(3)) == [(3, 0)], "and so does whoever joins"
+    bench.lose(0)
+    assert stages(bench.ready(0, epoch=1)) == [(0, 0)]
+    bench.fetched(1, 1)  # was on its way
+    assert commits(bench.takes(0, 0, 2, 3)) == [0, 2, 3]
+    assert bench.publisher.announced == 0
+    assert sorted(stages(bench.export(2, version=1))) == [(0, 2), (1, 2), (2, 2), (3, 2)]
+
+
+def test_an_engine_that_failed_does_not_go_first_again_while_there_is_another() -> None:
+    bench = PublisherBench()
+    bench.ready(0, 1)
+    bench.export(0)
+    bench.fetched(0, 0)
+    bench.applied(0, 0, digest="bad")
+    bench.lose(0)
+    bench.ready(0, epoch=1)
+    bench.export(1, version=0)
+    assert commits(bench.fetched(0, 1)) == []
+    assert commits(bench.fetched(1, 1, version=0)) == [1]
+    assert commits(bench.applied(1, 1, version=0)) == [0]
+
+
+def test_an_engine_that_failed_goes_first_when_the_other_is_lost() -> None:
+    bench = PublisherBench()
+    bench.ready(0, 1)
+    bench.export(0)
+    bench.fetched(0, 0)
+    bench.applied(0, 0, digest="bad")
+    bench.lose(0)
+    bench.ready(0, epoch=1)
+    bench.export(1, version=0)
+    bench.fetched(0, 1)
+    assert commits(bench.lose(1)) == [0]
+
+
+def test_a_publish_that_two_engines_cannot_fetch_has_failed() -> None:
+    bench = PublisherBench()
+    bench.ready(0)
+    bench.export(0)
+    for _ in range(3):
+        commands = bench.fetched(0, 0, error="the bytes were changed on the way")
+    assert replaced(commands) == [("engine/0", 0)]
+    assert drive.sent(commands, PublishFailed) == [], "it may be the engine"
+    bench.lose(0)
+    bench.ready(0, epoch=1)
+    for _ in range(3):
+        commands = bench.fetched(0, 0, error="the bytes were changed on the way")
+    assert drive.one_sent(commands, PublishFailed).publish == 0
 
 
 def test_without_a_check_of_canaries_the_digest_alone_decides() -> None:
@@ -455,15 +549,29 @@ def test_without_a_check_of_canaries_the_digest_alone_decides() -> None:
     assert announcements(bench.applied(0, 0, logprobs=b"")) == [0]
 
 
-def test_a_version_that_spoils_engine_after_engine_stops_the_run() -> None:
+def test_publishes_that_fail_one_after_the_other_stop_the_run() -> None:
     bench = PublisherBench(max_failed_publishes=2)
     bench.ready(0, 1)
     bench.export(0)
     bench.fetched(0, 0)
-    bench.fetched(1, 0)
     assert drive.every(bench.applied(0, 0, digest="bad"), FailRun) == []
-    story = drive.one(bench.applied(1, 0, digest="worse"), FailRun).story
-    assert story.startswith("version 0 failed on 2 engines in a row, the last: it loaded the digest worse")
+    bench.export(1, version=0)
+    bench.fetched(1, 1)
+    story = drive.one(bench.applied(1, 1, digest="worse"), FailRun).story
+    assert story.startswith("2 publishes in a row failed, the last, version 0, on engine/1: it loaded the digest worse")
+
+
+def test_a_publish_that_passes_between_two_that_fail_lets_the_run_go_on() -> None:
+    bench = PublisherBench(max_failed_publishes=2)
+    bench.ready(0, 1, 2)
+    for publish in range(0, 6, 2):
+        bench.export(publish)
+        bench.fetched(publish // 2, publish)
+        assert drive.every(bench.applied(publish // 2, publish, digest="bad"), FailRun) == []
+        bench.lose(publish // 2)
+        bench.export(publish + 1)
+        bench.ready(publish // 2, epoch=1)
+        bench.takes(publish + 1, 0, 1, 2)
 
 
 def test_an_engine_that_fails_where_others_have_passed_does_not_stop_the_run() -> None:
@@ -497,6 +605,18 @@ def test_what_it_hears_before_it_knows_the_publish_builds_nothing_and_is_asked_f
     assert bench.applied(0, 7) == []
     assert stages(bench.export(7)) == [(0, 7)]
     assert announcements(bench.applied(0, 7)) == [7]
+
+
+def test_an_engine_that_serves_something_newer_than_a_new_publisher_knows_is_not_waited_for() -> None:
+    """The Learner has gone back to a checkpoint, and the publisher that knew the newer version is gone too."""
+    bench = PublisherBench()
+    bench.ready(0)
+    assert stages(bench.export(1_000_000, version=5)) == [(0, 1_000_000)]
+    commands = bench.applied(0, 7)
+    assert commands == [StopTimer("engine/0")]
+    assert bench.publisher.announced == -1
+    assert stages(bench.export(1_000_001, version=6)) == []
+    assert stages(bench.export(1_000_002, version=7)) == [(0, 1_000_002)]
 
 
 def test_an_engine_in_the_middle_of_a_swap_is_found_again() -> None:

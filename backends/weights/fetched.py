@@ -20,8 +20,9 @@ class MappedWeights:
     """Tensors that are views on one buffer. The buffer goes when the last view on it does, so a view that was kept
     past ``close`` costs memory and never points at nothing."""
 
-    def __init__(self, tensors: dict[str, torch.Tensor], digest: str) -> None:
+    def __init__(self, tensors: dict[str, torch.Tensor], data: memoryview[int], digest: str) -> None:
         self._tensors = tensors
+        self._data: memoryview[int] | None = data
         self._digest = digest
 
     @property
@@ -34,8 +35,14 @@ class MappedWeights:
         """Of the bytes that were read."""
         return self._digest
 
+    def digest_now(self) -> str:
+        """Of the bytes as they are now."""
+        assert self._data is not None, "these weights were let go of"
+        return digest_of(self._data)
+
     def close(self) -> None:
         """Let go of the bytes."""
+        self._data = None
         self._tensors.clear()
 
 

@@ -78,6 +78,10 @@ class FetchedWeights(Protocol):
         """Of the bytes that were read; equal to the manifest's."""
         ...
 
+    def digest_now(self) -> str:
+        """Of the bytes as they are now. Memory that is shared may have been changed since it was read."""
+        ...
+
     def close(self) -> None:
         """Let go of the bytes. May be called more than once."""
         ...

@@ -8,7 +8,8 @@ Invariants:
 * All pages are reserved before the first byte is written: a full ``/dev/shm`` is an error here, and not a SIGBUS in
   whoever touches the page.
 * A mapping outlives the removal of its name, so a release takes nothing from an engine that has fetched.
-* Engines map privately: what an engine writes by mistake stays its own.
+* Engines map privately: what an engine writes by mistake stays its own. What somebody else writes into the segment does
+  reach a mapping that has not written there itself, so engines check the digest again when they have loaded.
 """
 
 from __future__ import annotations
@@ -130,7 +131,8 @@ def fetch_shared_memory(manifest: WeightManifest) -> MappedWeights:
     finally:
         os.close(descriptor)
     digest = checked_digest(manifest, memoryview(mapping))
-    return MappedWeights(tensor_views(parse_layout(memoryview(mapping)), mapping), digest)
+    data = memoryview(mapping)
+    return MappedWeights(tensor_views(parse_layout(data), mapping), data, digest)
 
 
 @contextlib.contextmanager

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, TypeVar
 
@@ -25,6 +27,7 @@ from engine_cases import (
 from penstock.backends.engines.options import EnginesOptions, SamplingOptions
 from penstock.backends.engines.torch import CAPABILITIES, open_torch_engine
 from penstock.backends.protocol import Capability
+from penstock.backends.weights.segments import SHARED_FOLDER
 from penstock.backends.weights.transports import open_exporter, open_fetcher
 from penstock.messages.arrays import floats_view, pack_floats, pack_tokens
 from penstock.messages.commands import (
@@ -60,7 +63,6 @@ from penstock.messages.weights import Canary, WeightManifest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from penstock.backends.protocol import Backend
     from penstock.backends.weights.protocol import FetchedWeights, WeightExporter, WeightFetcher
@@ -253,6 +255,32 @@ def test_a_swap_in_flight_stamps_both_versions(case: Case, other: Case, open_ben
     for (index, end), num_before in zip(sorted(bench.hear_ends(3).items()), NUM_MADE, strict=True):
         assert end.part.spans == (VersionSpan(1, num_before), VersionSpan(2, end.part.num_tokens - num_before))
         assert tokens_of(end.part)[:num_before] == _alone(case, index)[:num_before]
+
+
+@pytest.mark.skipif(not SHARED_FOLDER.is_dir(), reason="needs /dev/shm")
+def test_a_bit_that_is_flipped_after_the_fetch_is_caught_before_a_token_is_made(
+    case: Case, other: Case, open_bench: BenchFactory
+) -> None:
+    """The canary would not see it: it is the lowest bit of one weight."""
+    bench = open_bench()
+    bench.serve(case, 1)
+    bench.exporter = open_exporter("shared_memory", run_id=f"flip-{os.getpid()}", learner_epoch=0, folder=Path())
+    manifest = bench.stage(other, 2)
+    with Path(manifest.location).open("r+b") as segment:
+        segment.seek(manifest.size_bytes - 4)
+        byte = segment.read(1)[0]
+        segment.seek(manifest.size_bytes - 4)
+        segment.write(bytes([byte ^ 1]))
+    bench.then = {GenerationAdvanced: [ApplyWeights(manifest, UpdateMode.IN_FLIGHT)]}
+    for index in LONG:
+        bench.generate(index)
+    ends = bench.hear_ends(len(LONG))
+    swapped = bench.hear(WeightsSwapped)
+    assert swapped.version == 2
+    assert swapped.digest != manifest.digest
+    assert {end.outcome for end in ends.values()} == {Cancelled(cause="interrupted")}
+    assert {span.version for end in ends.values() for span in end.part.spans} == {1}
+    bench.exporter.close()
 
 
 def test_interrupted_samples_go_on_after_the_swap_under_new_weights(

@@ -8,6 +8,7 @@ Invariants:
   cannot be served, which touches no other.
 * Weights that were fetched are kept until they are applied or two newer ones were fetched: the actor commits the
   newest that it knows of, and the one before that may be on its way already.
+* What was loaded is hashed before the next step. If it is not what was exported, every request ends there.
 * Whatever else goes wrong ends the thread and is told through ``fail``.
 
 | waits for | who ends it |
@@ -283,7 +284,10 @@ class TorchEngineBackend:
         if staged is None:
             raise RuntimeError(f"version {manifest.version}, publish {manifest.publish}, was to be applied unfetched")
         engine.load(staged.weights.tensors, manifest.version)
-        digest = staged.weights.digest
+        digest = staged.weights.digest_now()
+        if digest != manifest.digest:  # changed since they were fetched: not one token is made with them
+            for ended in engine.interrupt():
+                self._answer(ended)
         self._release(list(self._staged).index(_identity(manifest)) + 1)
         canary = manifest.canary
         logprobs = b"" if canary is None else engine.score(tokens_view(canary.tokens)).numpy().tobytes()

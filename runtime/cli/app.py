@@ -195,6 +195,34 @@ def report(run: RunFolder = None) -> None:
 
 
 @app.command()
+def audit(run: RunFolder = None) -> None:
+    """Check that no sample or token was lost or counted twice, from the ledger; also of a run that goes on."""
+    from penstock.runtime.cli.audit import show_audit
+
+    raise typer.Exit(show_audit(_folder(run), console))
+
+
+@app.command(
+    epilog="[bold]Examples[/]\n\npenstock ledger\n\n"
+    'penstock ledger runs/quickstart-20260101-120000 --sql "SELECT * FROM balance"\n\n'
+    'penstock ledger --csv --sql "SELECT engine, count(*), avg(num_tokens) FROM samples GROUP BY engine"'
+)
+def ledger(
+    run: RunFolder = None,
+    sql: Annotated[str | None, typer.Option(help="A SELECT; without it the tables are listed.")] = None,
+    csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that the query may take.")] = 60.0,
+) -> None:
+    """Ask a run's ledger with SQL. It is opened so that nothing can change it; the run may go on meanwhile."""
+    from penstock.runtime.cli.ledger import ask_ledger, list_tables
+
+    if sql is None:
+        list_tables(console)
+        return
+    ask_ledger(_folder(run), sql, console, as_csv=csv, timeout_s=timeout)
+
+
+@app.command()
 def schema() -> None:
     """Print the JSON Schema of scenarios, for editors."""
     from penstock.runtime.scenario.schema import schema_text

@@ -1,0 +1,141 @@
+"""``penstock audit``: what became of every sample and token of a run, and whether its ledger agrees with itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from penstock.backends.stores.audit import audit_ledger
+from penstock.backends.stores.protocol import LedgerStoreError
+from penstock.backends.stores.tables import LEDGER_FILE
+from penstock.messages.samples import TerminalState
+from penstock.runtime.cli.runs import read_record
+from penstock.runtime.errors import RunFolderError
+from penstock.runtime.observability.summary import read_summary
+from penstock.runtime.observability.texts import NOTHING, count_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from rich.console import Console
+
+    from penstock.backends.stores.audit import AuditReport
+    from penstock.messages.training import CauseCount
+
+MAX_SHOWN: Final = 50
+"""Findings on the terminal: the first ones tell the story, the rest follows from them."""
+USEFUL: Final = (TerminalState.TRAINED, TerminalState.EVALUATED)
+
+
+def show_audit(folder: Path, console: Console) -> int:
+    """Audit the ledger of a run and print what it comes to; 0 when everything agrees, 1 when something does not.
+
+    Raises:
+        RunFolderError: the folder has no ledger, or it cannot be read.
+    """
+    try:
+        report = audit_ledger(ledger_file(folder))
+    except LedgerStoreError as error:
+        raise RunFolderError(str(error)) from None
+    console.print(f"[bold]{escape(str(folder))}[/]  {report.num_entries:,} entries\n")
+    console.print(_balance_table(report))
+    console.print(_waste_table(report, folder))
+    for line in _facts(report):
+        console.print(f"  {line}")
+    console.print()
+    if report.is_clean:
+        console.print("[green]clean[/]: log, tables, payloads and checkpoints agree")
+        return 0
+    for finding in report.findings[:MAX_SHOWN]:
+        place = f"entry {finding.sequence}: " if finding.sequence else ""
+        console.print(f"  [red]✗[/] {place}{escape(finding.text)}")
+    if (hidden := len(report.findings) - MAX_SHOWN) > 0:
+        console.print(f"  … and {hidden:,} more")
+    console.print(f"[bold red]{len(report.findings):,} disagreements[/]")
+    return 1
+
+
+def ledger_file(folder: Path) -> Path:
+    """The ledger in a run's folder.
+
+    Raises:
+        RunFolderError: there is none.
+    """
+    file = folder / LEDGER_FILE
+    if not file.is_file():
+        read_record(folder)  # says so when this is no run at all
+        raise RunFolderError(f"{folder}: the run has no {LEDGER_FILE}; its Buffer has not started yet")
+    return file
+
+
+def _balance_table(report: AuditReport) -> Table:
+    balance = report.balance
+    verdict = "[green]balanced[/]" if balance.is_balanced else "[bold red]not balanced[/]"
+    tokens = sum(count.num_tokens for count in balance.ended) + report.in_system_tokens
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_footer=True, padding=(0, 2, 0, 0))
+    table.add_column("state", footer="issued")
+    table.add_column("cause", footer=verdict)
+    table.add_column("samples", justify="right", footer=count_text(balance.issued))
+    table.add_column("share", justify="right")
+    table.add_column("tokens", justify="right", footer=count_text(tokens))
+    rows = [(count.state, count.cause, count.num_samples, count.num_tokens) for count in balance.ended]
+    rows.append(("in the system", "", balance.in_system, report.in_system_tokens))
+    for state, cause, num_samples, num_tokens in rows:
+        share = 100 * num_samples / max(1, balance.issued)
+        shown = count_text(num_tokens) if num_tokens else NOTHING
+        table.add_row(state, escape(cause), count_text(num_samples), f"{share:.1f} %", shown)
+    return table
+
+
+def _waste_table(report: AuditReport, folder: Path) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("waste by cause")
+    table.add_column("tokens", justify="right")
+    table.add_column("of all", justify="right")
+    total = max(1, sum(count.num_tokens for count in report.balance.ended) + report.in_system_tokens)
+    wasted = sorted(_wasted(report), key=lambda count: -count.num_tokens)
+    for count in wasted:
+        share = f"{100 * count.num_tokens / total:.1f} %"
+        table.add_row(escape(f"{count.state}: {count.cause}"), count_text(count.num_tokens), share)
+    if not wasted:
+        table.add_row("none in the ledger", NOTHING, NOTHING)
+    for text, num_tokens in _estimates(folder):
+        table.add_row(f"[dim]{escape(text)}[/]", f"[dim]≈ {count_text(num_tokens)}[/]", NOTHING)
+    return table
+
+
+def _wasted(report: AuditReport) -> Iterator[CauseCount]:
+    return (count for count in report.balance.ended if count.state not in USEFUL and count.num_tokens)
+
+
+def _estimates(folder: Path) -> Iterator[tuple[str, int]]:
+    """What no ledger can know, from what the driver wrote when the run ended."""
+    summary = read_summary(folder)
+    if summary is None:
+        return
+    yield "lost with engines that were killed, not reported", summary.tokens_lost_estimate
+    accounted = sum(count.num_tokens for count in summary.balance.ended)
+    beyond = summary.tokens_generated - accounted
+    if beyond > 0:
+        yield "generated and in no ended sample: in the system, duplicates", beyond
+
+
+def _facts(report: AuditReport) -> Iterator[str]:
+    receipts = f"{report.num_trained_tokens:,} tokens trained"
+    if report.num_masked_tokens:
+        receipts += f", {report.num_masked_tokens:,} too old for a loss"
+    if report.num_given_tokens:
+        receipts += f", {report.num_given_tokens:,} not made by the model"
+    yield f"receipts     version {report.version}; {receipts}; oldest token of age {report.max_staleness}"
+    announced = "none" if report.announced_version < 0 else str(report.announced_version)
+    leased = "none" if report.leased_version is None else str(report.leased_version)
+    yield f"versions     announced {announced}; batch that is out: {leased}"
+    groups = ", ".join(f"{count:,} {state}" for state, count in sorted(report.num_groups.items())) or "none"
+    yield f"groups       {groups}; payloads of {report.num_payloads:,}"
+    kept = ", ".join(f"{fact.version} ({fact.place})" for fact in report.checkpoints)
+    yield f"checkpoints  {kept or 'none: the run can only begin again from its model, with the same batches'}"
+    yield f"writers      {len(report.epochs)}, the last of epoch {max(report.epochs, default=-1)}"

@@ -258,8 +258,10 @@ class ByteProxy:
         self._server.close()
         for connection in list(self._connections):
             connection.abort()
-        for task in list(self._tasks):
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def cut(self, sender: str) -> None:
         """Break the connections of this peer; while its link is cut, later ones are refused as well."""
@@ -309,6 +311,8 @@ class ByteProxy:
                 self._pump(reader, far_writer, connection, is_forward=True),
                 self._pump(far_reader, writer, connection, is_forward=False),
             )
+        except asyncio.CancelledError:  # by ``stop``; whoever awaits this wants the end, not the exception
+            pass
         finally:
             self._connections.discard(connection)
             connection.abort()
@@ -369,6 +373,7 @@ class ByteProxies:
         """End every connection and the thread."""
         for proxy in self._proxies.values():
             self._do(proxy.stop())
+        self._do(asyncio.sleep(0))  # what aborted connections have left for the loop to do
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(JOIN_S)
         self._loop.close()

@@ -10,6 +10,7 @@ fault had. A fault that never brings it below that took no time.
 from __future__ import annotations
 
 import bisect
+import math
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -52,23 +53,28 @@ class Throughput:
         rates = sorted(self.rate(start_s) for start_s in _grid(self._times[0], until_s - self.window_s))
         return rates[len(rates) // 2] if rates else None
 
-    def restored_after_s(self, fault_s: float, usual: float) -> float | None:
+    def restored_after_s(self, fault_s: float, usual: float, *, next_s: float = math.inf) -> float | None:
         """How long after a fault the rate was back; None when that was not before the end.
 
         Args:
             fault_s: when it came.
             usual: the rate before any fault.
+            next_s: when the next fault came: a loss of speed that begins later is that one's doing.
         """
         if not self._times:
             return None
         last_s = self._times[-1] - self.window_s
         fallen_s = next(
-            (at_s for at_s in _grid(fault_s, min(fault_s + HORIZON_S, last_s)) if self.rate(at_s) < SHARE * usual), None
+            (at_s for at_s in _grid(fault_s, min(fault_s + HORIZON_S, next_s, last_s)) if self._is_slow(at_s, usual)),
+            None,
         )
         if fallen_s is None:
             return 0.0 if fault_s <= last_s else None
-        back_s = next((at_s for at_s in _grid(fallen_s, last_s) if self.rate(at_s) >= SHARE * usual), None)
+        back_s = next((at_s for at_s in _grid(fallen_s, last_s) if not self._is_slow(at_s, usual)), None)
         return None if back_s is None else back_s - fault_s
+
+    def _is_slow(self, start_s: float, usual: float) -> bool:
+        return self.rate(start_s) < SHARE * usual
 
 
 def window_of(step_s: float) -> float:

@@ -8,6 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections import Counter
 from typing import TYPE_CHECKING, Final
@@ -149,7 +150,7 @@ def judge(
         tokens_saved=run.num_saved_tokens,
         restarts=dict(Counter(loss.name for loss in run.losses)),
         usual_tokens_per_s=usual,
-        faults=tuple(_fault(one, speed, usual, started_unix_s) for one in injected),
+        faults=tuple(_fault(one, injected, speed, usual, started_unix_s) for one in injected),
         hits=hits or {},
     )
     (folder / CHAOS_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(verdict), indent=2) + b"\n")
@@ -169,7 +170,7 @@ def _problems(
     if not in_time:
         yield "the run was still going on when its time was over"
     try:
-        yield from audit_ledger(folder / LEDGER_FILE).problems
+        yield from (f"audit: {finding.text}" for finding in audit_ledger(folder / LEDGER_FILE).findings)
     except LedgerStoreError as error:
         yield f"audit: {error}"
     if twice:
@@ -218,9 +219,15 @@ def _speed(
     return speed, speed.median_rate(until_s)
 
 
-def _fault(one: Injected, speed: Throughput, usual: float | None, started_unix_s: float) -> FaultVerdict:
-    at_s = None if one.unix_s is None else one.unix_s - started_unix_s
-    restored_s = None if at_s is None or not usual else speed.restored_after_s(at_s, usual)
+def _fault(
+    one: Injected, injected: Sequence[Injected], speed: Throughput, usual: float | None, started_unix_s: float
+) -> FaultVerdict:
+    at_s = restored_s = None
+    if one.unix_s is not None:
+        at_s = one.unix_s - started_unix_s
+        later = [other.unix_s for other in injected if other.unix_s is not None and other.unix_s > one.unix_s]
+        next_s = min(later, default=math.inf) - started_unix_s
+        restored_s = speed.restored_after_s(at_s, usual, next_s=next_s) if usual else None
     return FaultVerdict(
         fault=str(one.fault),
         version=one.version,

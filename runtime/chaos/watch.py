@@ -36,7 +36,7 @@ TERM_TIMEOUT_S: Final = 45.0
 """After SIGTERM a run writes a checkpoint first."""
 _STARTED: Final = re.compile(r"supervisor: (\S+) (\d+) is process (\d+) on node (\w+), (\S+)$")
 _LOST: Final = re.compile(r"supervisor: (\S+) (\d+) is lost: (.*)$")
-_SAVED: Final = re.compile(r"session: prompt_source: .* with (\d+) tokens saved$")
+_SAVED: Final = re.compile(r"session: prompt_source: .*, ([\d,]+) tokens saved$")
 _STAMP: Final = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}")
 
 
@@ -232,7 +232,7 @@ class WatchedRun:
             name, epoch, cause = found.groups()
             self.losses.append(ActorLoss(name, int(epoch), cause, unix_s))
         elif found := _SAVED.search(line):
-            self.num_saved_tokens += int(found[1])
+            self.num_saved_tokens += int(found[1].replace(",", ""))
 
     @property
     def version(self) -> int:

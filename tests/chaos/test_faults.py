@@ -1,0 +1,122 @@
+"""How faults are named, read and drawn; and when a run counts as recovered."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.runtime.chaos.faults import (
+    FIRST_PROGRESS,
+    LAST_PROGRESS,
+    LINK_FAULTS,
+    PROCESS_FAULTS,
+    REWARD_FAULTS,
+    ChaosFault,
+    ChaosKind,
+    plan_faults,
+)
+from penstock.runtime.chaos.throughput import Throughput
+from penstock.runtime.errors import UserError
+from penstock.runtime.hosts.virtual.faults import FaultKind
+
+NAMES = (
+    "buffer",
+    "prompt_source",
+    "scorer",
+    "filter",
+    "weight_publisher",
+    "learner",
+    "engine/0",
+    "engine/1",
+)
+
+
+def plan(*texts: str, num_faults: int | None = None, seed: int = 0) -> tuple[ChaosFault, ...]:
+    return plan_faults(texts, num_faults=num_faults, seed=seed, names=NAMES)
+
+
+def test_what_the_virtual_host_can_do_has_the_same_name_on_the_real_one() -> None:
+    assert {kind.name: kind.value for kind in FaultKind}.items() <= {k.name: k.value for k in ChaosKind}.items()
+
+
+def test_every_kind_concerns_a_process_a_link_the_reward_or_the_run() -> None:
+    of_the_run = {ChaosKind.DISK_FULL, ChaosKind.MACHINE, ChaosKind.NODE_LOSS}
+    assert PROCESS_FAULTS | LINK_FAULTS | REWARD_FAULTS | of_the_run == set(ChaosKind)
+
+
+def test_what_is_written_is_taken_and_the_rest_is_drawn() -> None:
+    [stop] = plan("stop:engine/1@0.5+2.5")
+    assert (stop.kind, stop.target, stop.progress, stop.duration_s) == (ChaosKind.STOP, "engine/1", 0.5, 2.5)
+    [drop] = plan("drop:scorer>filter=0.25")
+    assert (drop.target, drop.peer, drop.amount) == ("scorer", "filter", 0.25)
+    assert FIRST_PROGRESS <= drop.progress <= LAST_PROGRESS
+    assert drop.duration_s > 0
+
+
+def test_the_same_seed_draws_the_same_plan_and_another_one_another() -> None:
+    pool = ("kill:*", "stop:*", "cut:*>*")
+    assert plan(*pool, num_faults=20, seed=3) == plan(*pool, num_faults=20, seed=3)
+    assert plan(*pool, num_faults=20, seed=3) != plan(*pool, num_faults=20, seed=4)
+
+
+def test_the_earliest_comes_first() -> None:
+    drawn = [fault.progress for fault in plan("kill:*", num_faults=30, seed=1)]
+    assert drawn == sorted(drawn)
+
+
+def test_drawn_targets_reach_every_role_before_one_comes_again() -> None:
+    hit = {fault.target.partition("/")[0] for fault in plan("kill:*", num_faults=7, seed=5)}
+    assert hit == {"buffer", "prompt_source", "scorer", "filter", "weight_publisher", "learner", "engine"}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("kil:buffer", "there is no 'kil'"),
+        ("kill", "kill takes an actor"),
+        ("kill:engine/7", "the run has no 'engine/7'"),
+        ("cut:scorer", "cut takes a sender and a receiver"),
+        ("stop:scorer>filter", "stop takes an actor"),
+        ("cut:scorer>scorer", "scorer does not send anything to itself"),
+        ("cut:driver>scorer", "the run has no 'driver'"),
+        ("drop:scorer>filter=1.5", "is a share"),
+        ("kill:buffer@1.5", "is a share"),
+        ("reward_nan:scorer", "reward_nan takes no target"),
+        ("kill buffer", "cannot read 'kill buffer'"),
+        ("stop:buffer+1.2.3", "1.2.3 is not a number"),
+    ],
+)
+def test_a_fault_that_makes_no_sense_is_refused_with_the_reason(text: str, told: str) -> None:
+    with pytest.raises(UserError, match=f"^--faults: .*{told}"):
+        plan(text)
+
+
+def steady(*, hole: tuple[float, float] = (0.0, 0.0), end_s: float = 60.0) -> Throughput:
+    """Ten tokens every tenth of a second, but for a hole."""
+    times = [i / 10 for i in range(int(end_s * 10))]
+    return Throughput([(at_s, 10.0) for at_s in times if not hole[0] <= at_s < hole[1]], window_s=2.0)
+
+
+def test_the_usual_rate_is_that_before_the_first_fault() -> None:
+    assert steady(hole=(30.0, 40.0)).median_rate(30.0) == pytest.approx(100.0)
+    assert Throughput([], window_s=1.0).median_rate(30.0) is None
+
+
+def test_a_fault_that_slows_nothing_down_took_no_time() -> None:
+    assert steady().restored_after_s(20.0, 100.0) == 0.0
+
+
+def test_the_rate_is_restored_when_a_whole_window_is_fast_again() -> None:
+    speed = steady(hole=(20.0, 25.0))
+    restored_s = speed.restored_after_s(20.0, 100.0)
+    assert restored_s is not None
+    assert restored_s == pytest.approx(5.0 - 0.2 * 2.0, abs=0.15)  # a window may have lost a fifth
+
+
+def test_a_rate_that_does_not_come_back_before_the_end_is_not_restored() -> None:
+    assert steady(hole=(20.0, 59.5)).restored_after_s(20.0, 100.0) is None
+    assert steady().restored_after_s(59.5, 100.0) is None
+
+
+def test_a_loss_of_speed_long_after_a_fault_is_not_its_doing() -> None:
+    assert steady(hole=(45.0, 50.0)).restored_after_s(20.0, 100.0) == 0.0
+    assert steady(hole=(25.0, 30.0)).restored_after_s(20.0, 100.0, next_s=22.0) == 0.0

@@ -105,6 +105,44 @@ def simulate(
 
 @app.command(
     epilog="[bold]Examples[/]\n\n"
+    "penstock chaos scenarios/quickstart.yaml --num-faults 8 --seed 3\n\n"
+    "penstock chaos scenarios/fully_async.yaml --faults kill:engine/0,stop:buffer@0.5+2,drop:scorer>filter=0.3"
+)
+def chaos(
+    scenario: ScenarioFile,
+    overrides: Overrides = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of which faults come when.")] = 0,
+    faults: Annotated[
+        str, typer.Option(help="KIND:TARGET[>PEER][@PROGRESS][+SECONDS][=AMOUNT], with commas; '*' is any actor.")
+    ] = "",
+    num_faults: Annotated[
+        int | None, typer.Option(min=1, help="Draw so many of --faults, by default of kill:* and stop:*.")
+    ] = None,
+    duration: Annotated[
+        float | None, typer.Option(min=0.01, help="Seconds that stops, cuts and the like last; drawn without it.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds for the whole.")] = 900.0,
+) -> None:
+    """Run a scenario, do harm to its processes and links, and give a verdict: what was lost, what came twice, how
+    long it took to recover."""
+    from penstock.runtime.scenario import load_scenario
+
+    loaded = load_scenario(scenario, overrides or [])
+    from penstock.runtime.chaos.faults import plan_faults
+    from penstock.runtime.cli.chaos import run_chaos
+    from penstock.runtime.wiring import actor_names
+
+    texts = [text for text in faults.split(",") if text.strip()]
+    if not texts and num_faults is None:
+        raise UserError("name the faults with --faults, or say how many to draw with --num-faults")
+    planned = plan_faults(texts, num_faults=num_faults, seed=seed, names=actor_names(loaded), duration_s=duration)
+    raise typer.Exit(
+        run_chaos(loaded, scenario, overrides or [], planned, seed=seed, timeout_s=timeout, console=console)
+    )
+
+
+@app.command(
+    epilog="[bold]Examples[/]\n\n"
     "penstock resume\n\n"
     "penstock resume runs/quickstart-20260801-120000\n\n"
     "penstock resume runs/quickstart-20260801-120000 run.num_steps=200 engines.count=4"

@@ -172,7 +172,9 @@ class RunFigures:
 
     @property
     def tokens_generated(self) -> int:
-        return int(self._generated.total)
+        """As the engines counted them; what was killed had not reported its last ones, so at least those of the samples
+        that ended."""
+        return max(int(self._generated.total), sum(count.num_tokens for count in self.balance.ended))
 
     @property
     def tokens_trained(self) -> int:

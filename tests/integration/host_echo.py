@@ -1,7 +1,8 @@
 """Small actors for tests of the host: a stream of groups from ``engine/0`` over Scorer and Filter into the Buffer.
 
 They use the real events, so that the real delivery has to carry them; the rest of the run (learning, weights) is left
-out. The Buffer ends the run when every group has arrived, and fails when one arrives twice.
+out. The Buffer ends the run when every group has arrived, and fails when one arrives twice; it is rebuilt from the
+ledger, with which it records each arrival before it settles it.
 
 ```
 engine/0 ──SampleGenerated──► scorer ──SampleScored──► filter ──GroupAdmitted──► buffer ──SamplesSettled──► all three
@@ -11,6 +12,7 @@ engine/0 ──SampleGenerated──► scorer ──SampleScored──► filte
 from __future__ import annotations
 
 import os
+import resource
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -19,7 +21,7 @@ import msgspec
 import numpy as np
 
 from penstock.messages.base import Event, Metric
-from penstock.messages.commands import FailRun, ReplaceActor, Send, StartTimer
+from penstock.messages.commands import FailRun, Record, ReplaceActor, Send, StartTimer
 from penstock.messages.flow import GroupAdmitted, SampleGenerated, SampleScored, SamplesSettled, SettledState
 from penstock.messages.inboxes import (
     BufferWire,
@@ -30,6 +32,7 @@ from penstock.messages.inboxes import (
     ScorerWire,
     WeightPublisherWire,
 )
+from penstock.messages.ledger import GroupRecorded
 from penstock.messages.local import LearnerOpened, Started, TimerFired
 from penstock.messages.membership import ActorLost, ActorReturned, EngineJoined, EngineLost
 from penstock.messages.names import BUFFER, FILTER, LEARNER, PROMPT_SOURCE, SCORER, SUPERVISOR, Role, role_of
@@ -48,9 +51,13 @@ from penstock.messages.training import Activity, Balance, CauseCount, RunFinishe
 from penstock.runtime.errors import PreflightError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from penstock.backends.protocol import Emit, Fail
+    from penstock.backends.stores.protocol import LedgerStore
     from penstock.backends.timers import Timers
     from penstock.messages.commands import AnyCommand
+    from penstock.messages.ledger import LedgerEntry
     from penstock.messages.membership import HeldLease
 
 ENGINE = "engine/0"
@@ -79,6 +86,8 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     """The backend of this actor does not close in time."""
     closes_books: bool = True
     """The Buffer answers ``StopAsked``."""
+    ledger_bytes: int = 0
+    """The Buffer's process can write no file beyond this size; 0: any."""
 
 
 class EchoMachine:
@@ -160,30 +169,40 @@ class EchoFilter(EchoMachine):
 class EchoBuffer(EchoMachine):
     """Settles each group as it comes, in whatever order."""
 
-    def __init__(self, name: str, plan: RunPlan) -> None:
+    def __init__(self, name: str, plan: RunPlan, records: Iterable[LedgerEntry] = ()) -> None:
         super().__init__(name, plan)
-        self.arrived: set[int] = set()
-        self.sequence = 0
+        self.recovered = {entry.group_id for entry in records if isinstance(entry, GroupRecorded)}
+        self.arrived = set(self.recovered)
+        self.sequence = len(self.arrived)
         self.has_ended = False
 
     def react(self, event: Event) -> list[AnyCommand]:
+        if isinstance(event, Started) and self.arrived:
+            return [*self.settle(), *self.end_if_complete()]
         if isinstance(event, StopAsked) and self.plan.closes_books and not self.has_ended:
             self.has_ended = True
             return [Send(SUPERVISOR, self.finished(completed=False, story=event.reason))]
         if not isinstance(event, GroupAdmitted):
             return []
         group_id = event.group.group_id
+        if group_id in self.recovered:
+            return []  # its sender had not heard of the settlement when the predecessor went
         assert group_id not in self.arrived, f"group {group_id} was handed in twice"
         self.arrived.add(group_id)
-        commands: list[AnyCommand] = [Send(SUPERVISOR, self.step(group_id)), *self.settle()]
+        recorded = GroupRecorded(group_id=group_id, deadline_version=0, samples=(), payload=event.group)
+        commands: list[AnyCommand] = [Record((recorded,)), Send(SUPERVISOR, self.step(group_id)), *self.settle()]
         if len(self.arrived) == self.plan.fail_after:
-            commands.append(FailRun("the Buffer has seen enough"))
+            self.has_ended, story = True, "the Buffer has seen enough"
+            commands += [Send(SUPERVISOR, self.finished(completed=False, story=story)), FailRun(story)]
         if len(self.arrived) == self.plan.replace_after:
             commands.append(ReplaceActor(ENGINE, 1, "it is late with its weights"))
-        if len(self.arrived) == self.plan.num_groups and not self.has_ended:
-            self.has_ended = True
-            commands.append(Send(SUPERVISOR, self.finished(completed=True, story="every group has arrived")))
-        return commands
+        return [*commands, *self.end_if_complete()]
+
+    def end_if_complete(self) -> list[AnyCommand]:
+        if len(self.arrived) < self.plan.num_groups or self.has_ended:
+            return []
+        self.has_ended = True
+        return [Send(SUPERVISOR, self.finished(completed=True, story="every group has arrived"))]
 
     def settle(self) -> list[AnyCommand]:
         self.sequence += 1
@@ -242,7 +261,6 @@ class EchoBackend:
 MACHINES: dict[Role, type[EchoMachine]] = {
     Role.SCORER: EchoScorer,
     Role.FILTER: EchoFilter,
-    Role.BUFFER: EchoBuffer,
 }
 
 UNIONS: dict[Role, Any] = {
@@ -256,15 +274,21 @@ UNIONS: dict[Role, Any] = {
 }
 
 
-def build_machine(name: str, plan: RunPlan, *, epoch: int) -> EchoMachine:
+def build_machine(name: str, plan: RunPlan, *, epoch: int, records: Iterable[LedgerEntry] = ()) -> EchoMachine:
     if plan.user_error == name:
         raise PreflightError("data.path: rows.jsonl:3: not a JSON object, found '['")
     if name == ENGINE:
         return EchoEngine(name, plan)  # further engines are idle
+    if name == BUFFER:
+        if plan.ledger_bytes:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (plan.ledger_bytes, plan.ledger_bytes))
+        return EchoBuffer(name, plan, records)
     return MACHINES.get(role_of(name), EchoMachine)(name, plan)
 
 
-def open_backend(name: str, plan: RunPlan, *, epoch: int, timers: Timers) -> EchoBackend | None:
+def open_backend(
+    name: str, plan: RunPlan, *, epoch: int, timers: Timers, store: LedgerStore | None
+) -> EchoBackend | None:
     return EchoBackend(name, plan) if name == LEARNER or name == plan.stubborn else None
 
 

@@ -51,6 +51,7 @@ class Witness:
         self.states: list[tuple[str, int, str]] = []
         self.losses: list[tuple[str, str]] = []
         self.notices: list[tuple[str, str]] = []
+        self.stops: list[float] = []
         self.act: Callable[[EchoRun], None] | None = None
         self.deadline_s = time.monotonic() + RUN_TIMEOUT_S
 
@@ -71,6 +72,9 @@ class Witness:
 
     def on_slow(self, name: str, turn_s: float) -> None:
         raise AssertionError(f"{name} has been in one turn for {turn_s} s")
+
+    def on_stopping(self, limit_s: float) -> None:
+        self.stops.append(limit_s)
 
     def on_turn(self) -> None:
         assert time.monotonic() < self.deadline_s, f"the run hangs: {self.states}, {len(self.steps)} steps"
@@ -93,6 +97,7 @@ class EchoRun:
         heartbeat_timeout_s: float = 10.0,
         max_restarts: int = 10,
         resend_after_s: float = 1.0,
+        stop_timeout_s: float = 10.0,
     ) -> None:
         self.folder = folder
         self.plan = plan
@@ -104,7 +109,10 @@ class EchoRun:
         self._started_unix_s = time.time()
         self.links = Links(client_keys=self.keys, wakes_on_changes=True)
         self._settings = SupervisorSettings(
-            names=names, heartbeat_timeout_s=heartbeat_timeout_s, max_restarts=max_restarts
+            names=names,
+            heartbeat_timeout_s=heartbeat_timeout_s,
+            max_restarts=max_restarts,
+            stop_timeout_s=stop_timeout_s,
         )
         self._is_stopping = False
         self.supervisor: Supervisor | None = None

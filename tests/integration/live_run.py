@@ -1,7 +1,8 @@
-"""A real run of ``penstock run`` in a process of its own, which a test can watch and interfere with."""
+"""A real run of ``penstock run`` or ``penstock resume`` in a process of its own, for a test to watch and disturb."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
@@ -24,13 +25,24 @@ class LiveRun:
     """One run; a context manager that leaves no process behind."""
 
     def __init__(self, scenario: str | Path, parent: Path, overrides: Sequence[str]) -> None:
+        path = scenario if isinstance(scenario, Path) else SCENARIOS / scenario
+        self._begin(parent, ["run", str(path), f"run.folder={parent}", *overrides])
+
+    @classmethod
+    def resumed(cls, folder: Path, overrides: Sequence[str] = ()) -> Self:
+        """``penstock resume`` of this run."""
+        run = cls.__new__(cls)
+        run._begin(folder.parent, ["resume", str(folder), *overrides])
+        return run
+
+    def _begin(self, parent: Path, arguments: Sequence[str]) -> None:
         self.parent = parent
         self._deadline_s = time.monotonic() + RUN_TIMEOUT_S
-        self._output = (parent / "output.txt").open("w+")
-        path = scenario if isinstance(scenario, Path) else SCENARIOS / scenario
-        arguments = ["-m", "penstock.runtime.cli", "run", str(path), f"run.folder={parent}", *overrides]
+        numbers = (number for number in itertools.count() if not (parent / f"output-{number}.txt").exists())
+        self._output_path = parent / f"output-{next(numbers)}.txt"
+        self._output = self._output_path.open("x")
         self.process = subprocess.Popen(
-            [sys.executable, *arguments],
+            [sys.executable, "-m", "penstock.runtime.cli", *arguments],
             stdout=self._output,
             stderr=subprocess.STDOUT,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -48,7 +60,7 @@ class LiveRun:
     @property
     def output(self) -> str:
         """Everything it has printed."""
-        return (self.parent / "output.txt").read_text()
+        return self._output_path.read_text()
 
     @property
     def folder(self) -> Path:

@@ -11,7 +11,10 @@ import pytest
 from host_echo import ENGINE, RunPlan
 from host_harness import EchoRun, wait_for_the_end_of
 
-from penstock.messages.names import BUFFER, FILTER, LEARNER, PROMPT_SOURCE, SCORER
+from penstock.backends.stores.sqlite import SqliteReader, SqliteStore
+from penstock.backends.stores.tables import LEDGER_FILE
+from penstock.messages.ledger import GroupRecorded
+from penstock.messages.names import BUFFER, FILTER, LEARNER, PROMPT_SOURCE, SCORER, SUPERVISOR
 from penstock.runtime.hosts.ray.boot import EndKind
 from penstock.runtime.hosts.ray.cluster import RayCluster, RayYard
 from penstock.runtime.hosts.ray.ports import OutcomeKind
@@ -57,7 +60,7 @@ def test_a_run_without_faults_completes(cluster: RayCluster, tmp_path: Path, enc
     assert_every_group_arrived_once(run)
 
 
-@pytest.mark.parametrize("name", [SCORER, FILTER, ENGINE, PROMPT_SOURCE])
+@pytest.mark.parametrize("name", [SCORER, FILTER, ENGINE, PROMPT_SOURCE, LEARNER])
 def test_nothing_is_lost_when_an_actor_is_killed(cluster: RayCluster, tmp_path: Path, name: str) -> None:
     run = EchoRun(cluster, tmp_path, RunPlan(num_groups=150))
     blow = Blow(name, signal.SIGKILL)
@@ -134,15 +137,72 @@ def test_the_run_fails_with_the_story_that_an_actor_tells(cluster: RayCluster, t
     assert outcome.finished.version >= 5
 
 
-@pytest.mark.parametrize("name", [BUFFER, LEARNER])
-def test_the_run_stops_when_an_actor_is_lost_that_nobody_can_replace(
-    cluster: RayCluster, tmp_path: Path, name: str
+def recorded_groups(run: EchoRun) -> list[int]:
+    reader = SqliteReader(run.folder / LEDGER_FILE)
+    try:
+        return [entry.group_id for entry in reader.entries() if isinstance(entry, GroupRecorded)]
+    finally:
+        reader.close()
+
+
+def test_a_buffer_that_is_killed_goes_on_from_its_ledger(cluster: RayCluster, tmp_path: Path) -> None:
+    run = EchoRun(cluster, tmp_path, RunPlan(num_groups=150))
+    assert run.play(Blow(BUFFER, signal.SIGKILL)).kind is OutcomeKind.COMPLETED
+    assert run.witness.losses == [(BUFFER, "its process was killed")]
+    assert sorted(recorded_groups(run)) == list(range(150))
+    assert max(run.groups().values()) == 1
+
+
+def test_a_ledger_that_cannot_be_written_stops_the_run_and_nothing_unrecorded_was_told(
+    cluster: RayCluster, tmp_path: Path
+) -> None:
+    run = EchoRun(cluster, tmp_path, RunPlan(num_groups=100_000, tick_s=0.002, ledger_bytes=1_500_000))
+    outcome = run.play()
+    assert outcome.kind is OutcomeKind.FAILED
+    assert "the ledger cannot be written" in outcome.story
+    assert run.witness.losses == []  # another Buffer would fare no better
+    assert set(run.groups()) <= set(recorded_groups(run))
+    assert run.num_steps > 10
+
+
+def test_a_run_whose_ledger_somebody_else_claims_ends_and_writes_nothing_more(
+    cluster: RayCluster, tmp_path: Path
 ) -> None:
     run = EchoRun(cluster, tmp_path, RunPlan(num_groups=100_000))
-    outcome = run.play(Blow(name, signal.SIGKILL))
+    before: list[list[int]] = []
+
+    def act(run: EchoRun) -> None:
+        if run.num_steps >= 20 and not before:
+            store = SqliteStore(run.folder / LEDGER_FILE)
+            store.claim(1000)
+            store.close()
+            before.append(recorded_groups(run))
+
+    outcome = run.play(act)
     assert outcome.kind is OutcomeKind.FAILED
-    assert outcome.story == f"{name} was lost, and nobody can take its place: its process was killed"
-    assert (outcome.finished is None) == (name == BUFFER)
+    assert outcome.story.startswith("another process drives this run")
+    assert run.witness.losses == []
+    assert [recorded_groups(run)] == before
+
+
+def test_a_stop_waits_for_the_last_checkpoint_and_no_longer_than_it_may(cluster: RayCluster, tmp_path: Path) -> None:
+    def stop_when_all_work(run: EchoRun) -> None:
+        who = [run.incarnation(name) for name in (BUFFER, LEARNER)]
+        if all(one is not None and one.is_ready for one in who):
+            run.stop()
+
+    patient = EchoRun(cluster, tmp_path / "answers", RunPlan(num_groups=100_000))
+    outcome = patient.play(stop_when_all_work)
+    assert (outcome.kind, outcome.finished is None) == (OutcomeKind.STOPPED, False)
+    assert patient.witness.stops == [10.0]
+    silent = EchoRun(
+        cluster, tmp_path / "is_silent", RunPlan(num_groups=100_000, closes_books=False), stop_timeout_s=0.5
+    )
+    outcome = silent.play(stop_when_all_work)
+    assert (outcome.kind, outcome.finished) == (OutcomeKind.STOPPED, None)
+    assert silent.witness.notices == [
+        (SUPERVISOR, "no checkpoint was recorded within 0.5 s (runtime.stop_timeout_s)"),
+    ]
 
 
 def test_past_the_restart_limit_the_run_stops_with_the_story(cluster: RayCluster, tmp_path: Path) -> None:
@@ -170,7 +230,7 @@ def test_what_the_user_has_to_mend_stops_the_run_at_once(cluster: RayCluster, tm
 def test_a_backend_that_fails_on_its_own_thread_ends_its_process_with_the_story(
     cluster: RayCluster, tmp_path: Path
 ) -> None:
-    outcome = EchoRun(cluster, tmp_path, RunPlan(break_backend=True)).play()
+    outcome = EchoRun(cluster, tmp_path, RunPlan(break_backend=True), max_restarts=0).play()
     assert outcome.kind is OutcomeKind.FAILED
     assert "MemoryError: the device is full" in outcome.story
 
@@ -214,4 +274,11 @@ def test_a_process_shows_where_its_threads_are_and_goes_on(cluster: RayCluster, 
 
 
 def test_ends_of_processes_are_told_apart() -> None:
-    assert {kind.value for kind in EndKind} == {"asked", "dismissed", "crashed", "user_error"}
+    assert {kind.value for kind in EndKind} == {
+        "asked",
+        "dismissed",
+        "crashed",
+        "user_error",
+        "ledger_failed",
+        "superseded",
+    }

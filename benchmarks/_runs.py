@@ -11,7 +11,7 @@ from penstock.runtime.observability.summary import read_summary
 from penstock.runtime.observability.trackers import read_activity, read_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from penstock.runtime.observability.summary import RunSummary
@@ -33,8 +33,16 @@ class FinishedRun:
         self.summary: RunSummary = summary
 
 
-def run(scenario: str, overrides: Sequence[str], folder: Path) -> FinishedRun:
+def run(
+    scenario: str, overrides: Sequence[str], folder: Path, *, environment: Mapping[str, str] | None = None
+) -> FinishedRun:
     """Run a scenario given as YAML text; ``folder`` is new and becomes the parent of the run's own.
+
+    Args:
+        scenario: as in a file.
+        overrides: over it.
+        folder: of the scenario and the run.
+        environment: variables beside those of this process.
 
     Raises:
         RuntimeError: the run failed; the message has the end of its output.
@@ -43,8 +51,8 @@ def run(scenario: str, overrides: Sequence[str], folder: Path) -> FinishedRun:
     file = folder / "scenario.yaml"
     file.write_text(scenario)
     command = [sys.executable, "-m", "penstock.runtime.cli", "run", str(file), f"run.folder={folder}", *overrides]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, env=environment, check=False)
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, env=variables, check=False)
     if done.returncode:
         raise RuntimeError(f"exit code {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
     (made,) = (path.parent for path in folder.glob("*/summary.json"))

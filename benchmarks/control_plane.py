@@ -7,6 +7,8 @@ How it is measured:
 * The rate is that of the steps after the first fifth, from the run's own ``metrics.jsonl``. CPU time is each process's
   own, so other load on the machine does not count.
 * With and without encryption in turn, several repetitions, medians. ``penstock bench hop`` compares one hop with Ray.
+* What the disk costs: the same run with a ledger in memory, in turn with that on disk (``--ledger both``). The ratio of
+  CPU times holds on a busy machine too; the ratio of rates needs a quiet one.
 """
 
 from __future__ import annotations
@@ -15,13 +17,17 @@ import argparse
 import statistics
 import tempfile
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from penstock.backends.stores.sqlite import MEMORY_VARIABLE
 from penstock.benchmarks._runs import FinishedRun, run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 REQUIRED_GROUPS_PER_S: Final = 600.0
 GROUPS_PER_BATCH: Final = 32
@@ -58,8 +64,11 @@ class Variant(msgspec.Struct, frozen=True):
 
     name: str
     overrides: tuple[str, ...]
+    in_memory: bool = False
+    """The ledger is lost with the Buffer's process."""
 
 
+IN_MEMORY: Final = Variant("CURVE, traces on, ledger in memory", (), in_memory=True)
 VARIANTS: Final = (
     Variant("CURVE, traces on", ()),
     Variant("CURVE, traces off", ("observability.tracing=false",)),
@@ -78,6 +87,10 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
 class ControlPlaneReport(msgspec.Struct, frozen=True, kw_only=True):
     """Medians over the repetitions, by variant."""
 
+    ledger_loss: float | None = None
+    """1 − rate with the ledger on disk ÷ rate with it in memory: the median over pairs of runs, one after the other."""
+    all_ledger_losses: list[float] = []
+
     groups_per_s: dict[str, float]
     all_groups_per_s: dict[str, list[float]]
     cpu_ms_per_group: dict[str, dict[str, float]]
@@ -94,16 +107,27 @@ def rate_of(finished: FinishedRun) -> Rate:
     return Rate(groups_per_s=num_groups / (last.at_s - first.at_s), cpu_ms_per_group=cpu)
 
 
-def measure(*, repetitions: int, num_steps: int) -> ControlPlaneReport:
+def variants_of(ledger: str) -> tuple[Variant, ...]:
+    """What is run in turn: ``file`` leaves the ledger in memory out, ``memory`` runs nothing else beside the first."""
+    first, *others = VARIANTS
+    return {"file": VARIANTS, "memory": (first, IN_MEMORY), "both": (first, IN_MEMORY, *others)}[ledger]
+
+
+def measure(*, repetitions: int, num_steps: int, variants: Sequence[Variant] = VARIANTS) -> ControlPlaneReport:
     """Run every variant in turn."""
-    rates: dict[str, list[Rate]] = {variant.name: [] for variant in VARIANTS}
+    rates: dict[str, list[Rate]] = {variant.name: [] for variant in variants}
     with tempfile.TemporaryDirectory() as parent:
         for repetition in range(repetitions):
-            for number, variant in enumerate(VARIANTS):
+            for number, variant in enumerate(variants):
                 folder = Path(parent) / f"{repetition}-{number}"
-                finished = run(SCENARIO, (f"run.num_steps={num_steps}", *variant.overrides), folder)
-                rates[variant.name].append(rate_of(finished))
+                overrides = (f"run.num_steps={num_steps}", *variant.overrides)
+                environment = {MEMORY_VARIABLE: ":memory:"} if variant.in_memory else {}
+                rates[variant.name].append(rate_of(run(SCENARIO, overrides, folder, environment=environment)))
+    pairs = zip(rates[VARIANTS[0].name], rates.get(IN_MEMORY.name, []), strict=False)
+    losses = [1 - on_disk.groups_per_s / in_memory.groups_per_s for on_disk, in_memory in pairs]
     return ControlPlaneReport(
+        ledger_loss=statistics.median(losses) if losses else None,
+        all_ledger_losses=losses,
         groups_per_s={name: statistics.median(rate.groups_per_s for rate in found) for name, found in rates.items()},
         all_groups_per_s={name: [rate.groups_per_s for rate in found] for name, found in rates.items()},
         cpu_ms_per_group={name: _medians(found) for name, found in rates.items()},
@@ -122,6 +146,13 @@ def _print(report: ControlPlaneReport, console: Console) -> None:
     for name, rate in report.groups_per_s.items():
         table.add_row(name, f"{rate:,.0f}", f"{sum(report.cpu_ms_per_group[name].values()):.2f}")
     console.print(table)
+    if report.ledger_loss is not None:
+        losses = ", ".join(f"{100 * loss:.1f}" for loss in report.all_ledger_losses)
+        cpu = [sum(report.cpu_ms_per_group[name].values()) for name in (VARIANTS[0].name, IN_MEMORY.name)]
+        console.print(
+            f"the ledger on disk costs {100 * report.ledger_loss:.1f} % of groups/s (pairs: {losses}) and "
+            f"{1000 * (cpu[0] - cpu[1]):.0f} µs of CPU a group, {100 * (cpu[0] / cpu[1] - 1):.1f} %"
+        )
     first = VARIANTS[0].name
     profile = Table(title="where the time goes")
     profile.add_column("actor", no_wrap=True)
@@ -136,9 +167,16 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="penstock bench control_plane", description=__doc__)
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument(
+        "--ledger",
+        choices=("both", "file", "memory"),
+        default="both",
+        help="compare the ledger on disk with one in memory, leave that out, or measure nothing else",
+    )
     parser.add_argument("--output", type=Path, default=None, help="write the report here as JSON")
     options = parser.parse_args(argv)
-    report = measure(repetitions=options.repetitions, num_steps=options.steps)
+    variants = variants_of(options.ledger)
+    report = measure(repetitions=options.repetitions, num_steps=options.steps, variants=variants)
     console = Console()
     _print(report, console)
     if options.output is not None:

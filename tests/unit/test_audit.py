@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import ledger_entries as make
 import msgspec
@@ -20,17 +21,35 @@ from typer.testing import CliRunner
 
 from penstock.backends.stores.audit import AuditReport, audit_ledger
 from penstock.backends.stores.audit_books import AuditBooks
+from penstock.backends.stores.memory import MemoryStore
 from penstock.backends.stores.protocol import LedgerStoreError
 from penstock.backends.stores.sqlite import SqliteStore
 from penstock.backends.stores.tables import LEDGER_FILE
 from penstock.messages.flow import GrantSpan
-from penstock.messages.ledger import CheckpointRecorded, GroupsGranted, LedgerEntry, PayloadsReleased, VersionRecorded
+from penstock.messages.ledger import (
+    CheckpointRecorded,
+    GroupsGranted,
+    LedgerEntry,
+    PayloadsReleased,
+    StepRecorded,
+    VersionRecorded,
+)
 from penstock.messages.samples import TerminalState
 from penstock.messages.training import CauseCount
 from penstock.runtime.cli.app import app
 from penstock.runtime.cli.audit import show_audit
 from penstock.runtime.cli.runs import open_record
 from penstock.runtime.errors import RunFolderError
+from penstock.runtime.hosts.virtual.fuzz import TrialRun
+from penstock.runtime.hosts.virtual.trial_draws import draw_trial
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.messages.base import Event
+    from penstock.messages.commands import AnyCommand
+    from penstock.messages.wire import Header
+    from penstock.runtime.hosts.virtual.process import Process
 
 TIMEOUT_S = 60
 
@@ -121,6 +140,40 @@ def test_masked_tokens_may_be_older_than_the_bound(tmp_path: Path) -> None:
     masked = make.trained(4, 0, 1, age=0, masked=4 * make.TOKENS)
     assert not fold([*entries, masked]).findings
     assert not audit_ledger(ledger_of([*entries, masked], tmp_path)).findings
+
+
+class Copyist:
+    """Watches a virtual run and writes what it commits to a file as well."""
+
+    def __init__(self, store: SqliteStore) -> None:
+        self._store = store
+        self._epoch = -1
+
+    def committed(self, process: Process, entries: Sequence[LedgerEntry]) -> None:
+        if process.epoch != self._epoch:
+            self._store.claim(process.epoch)
+            self._epoch = process.epoch
+        self._store.commit(entries)
+
+    def handled(self, process: Process, event: Event, header: Header | None, commands: list[AnyCommand]) -> None: ...
+    def heard(self, process: Process, event: Event) -> None: ...
+    def turned(self, process: Process) -> None: ...
+    def lost(self, name: str, cause: str) -> None: ...
+
+
+@pytest.mark.parametrize("policy", ["sync", "one_step_off", "fully_async"])
+def test_runs_with_faults_are_clean_and_the_same_in_both_stores(policy: str, tmp_path: Path) -> None:
+    for seed in range(12):
+        path = tmp_path / f"{seed}.sqlite"
+        store = SqliteStore(path)
+        trial = TrialRun(draw_trial(policy, seed), with_digest=False)
+        trial.host.watch(Copyist(store), events=False)
+        trial.run()
+        in_memory = list(MemoryStore(trial.host.ledger).entries())
+        assert list(store.entries()) == in_memory
+        assert sum(isinstance(entry, StepRecorded) for entry in in_memory) > 0
+        store.close()
+        assert not audit_ledger(path).findings, (policy, seed)
 
 
 # --- what is wrong with a log -----------------------------------------------------------------------------------

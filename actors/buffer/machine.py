@@ -106,8 +106,6 @@ class Buffer:
         self._phase = "filling"
         self._stop_reason = ""
         self._archived_through = self.books.released_through
-        self._early_checkpoint: CheckpointSaved | None = None
-        """Of a version whose receipt has not come yet."""
         self._settle_due = False
         self._untold: list[tuple[SampleKey, ...]] = []
         """Samples of the groups that came in since settlements were last told."""
@@ -258,9 +256,6 @@ class Buffer:
         self.learner.stands_at(event.version)
         self._out.append(Send(SUPERVISOR, self._report(groups, event)))
         self._expire()
-        early, self._early_checkpoint = self._early_checkpoint, None
-        if early is not None:
-            self._on_checkpoint(early)
 
     def _report(self, groups: tuple[Group, ...], receipt: StepFinished) -> StepReported:
         table = self.books.table
@@ -287,8 +282,7 @@ class Buffer:
     def _on_checkpoint(self, event: CheckpointSaved) -> None:
         books = self.books
         if event.version > books.version:
-            self._early_checkpoint = event  # ahead of its receipt
-            return
+            return  # ahead of its receipt; the last one is demanded when that is recorded
         if event.version > books.checkpoint_version:
             self._note(CheckpointRecorded(version=event.version, path=event.path))
             if self.learner.stand is not None and self.learner.stand < event.version:

@@ -52,8 +52,8 @@ class Assembly(msgspec.Struct):
 
     @property
     def is_complete(self) -> bool:
-        """Every place is filled or given up, and what a replacement stands for is known too: after the loss of a Filter,
-        word of the failure may come later than the replacement."""
+        """Every place is filled or given up, and what a replacement stands for is known too: after the loss of a
+        Filter, word of the failure may come later than the replacement."""
         if len(self.samples) + len(self.given_up) < self.size:
             return False
         if len({index % self.size for index in self.samples} | self.given_up) < self.size:

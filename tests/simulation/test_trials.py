@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from penstock.messages.samples import Group, Sample, SampleEnd
 
 POLICIES = ("sync", "one_step_off", "fully_async")
-TRIALS_PER_POLICY = 2000
+TRIALS_PER_POLICY = 6800
 CHUNK = 100
 
 

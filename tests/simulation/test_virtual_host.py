@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.backends.protocol import Emit, Fail
+    from penstock.backends.stores.protocol import LedgerStore
     from penstock.backends.timers import Timers
     from penstock.messages.base import Event, Metric
     from penstock.messages.commands import AnyCommand, FilterCommand
@@ -90,7 +91,7 @@ class Judge:
         pass
 
 
-def cast(name: str, epoch: int, timers: Timers) -> Player:
+def cast(name: str, epoch: int, timers: Timers, store: LedgerStore | None = None) -> Player:
     if name == SCORER:
         return Player(machine=Ticker(), hears=frozenset(), inbox=NoticeGiven)
     return Player(machine=Listener(), hears=frozenset(), inbox=NoticeGiven | CheckpointSaved, backend=Judge(timers))
@@ -200,7 +201,7 @@ def test_error_in_an_actor_ends_the_run_with_what_everyone_was_doing() -> None:
         def validate(self) -> None:
             assert self.num_ticks < 3, "three ticks are too many"
 
-    def cast_broken(name: str, epoch: int, timers: Timers) -> Player:
+    def cast_broken(name: str, epoch: int, timers: Timers, store: LedgerStore | None = None) -> Player:
         player = cast(name, epoch, timers)
         return player if name == FILTER else Player(machine=Broken(), hears=frozenset(), inbox=NoticeGiven)
 
@@ -365,7 +366,7 @@ def cast_asking(command: AnyCommand) -> Any:  # noqa: ANN401 - a casting
         def handle(self, event: Event) -> list[AnyCommand]:
             return [command] if isinstance(event, Started) else []
 
-    def cast_one(name: str, epoch: int, timers: Timers) -> Player:
+    def cast_one(name: str, epoch: int, timers: Timers, store: LedgerStore | None = None) -> Player:
         if name == SCORER and epoch == 0:
             return Player(machine=Asking(), hears=frozenset(), inbox=NoticeGiven)
         return cast(name, epoch, timers)
@@ -401,7 +402,7 @@ def test_actor_that_is_lost_too_often_ends_the_run() -> None:
 def test_event_that_cannot_be_read_is_counted_and_dropped() -> None:
     """Through the codec, the Filter reads what its inbox names and nothing else."""
 
-    def deaf(name: str, epoch: int, timers: Timers) -> Player:
+    def deaf(name: str, epoch: int, timers: Timers, store: LedgerStore | None = None) -> Player:
         player = cast(name, epoch, timers)
         return Player(machine=player.machine, hears=player.hears, inbox=NoticeGiven, backend=player.backend)
 

@@ -18,7 +18,7 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from penstock.messages.commands import Generate, Send, Train
+from penstock.messages.commands import Generate, OpenLearner, Send, Train
 from penstock.messages.flow import SampleGenerated, SampleIssued
 from penstock.messages.ledger import (
     BatchLeased,
@@ -114,6 +114,9 @@ class Oracle:
                     self._on_train(command)
                 case Generate():
                     self._on_generate(command)
+                case OpenLearner():
+                    known = command.version in self.checkpoints or not (command.version or self.checkpoints)
+                    assert known, f"version {command.version} is loaded, recorded are {self.checkpoints}"
                 case _:
                     pass
         self._assert_balanced()

@@ -1,0 +1,375 @@
+# ruff: noqa: ANN401 - what stands in for a part takes whatever the part took
+"""Bugs that are planted, one at a time, and found by the random trials of the suite.
+
+Each class of bug that the ledger, the oracle and the actors' own checks are there for is here, and each rule about
+going back to a checkpoint. ``test_protocol_rows.py`` has the other rules, each with the schedules that need it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import msgspec
+import pytest
+
+from penstock.actors.buffer import batching, machine
+from penstock.actors.buffer.accounts import Accounts, SettledGroups
+from penstock.actors.buffer.learner_side import LearnerSide
+from penstock.actors.buffer.machine import Buffer
+from penstock.actors.filter.assembly import Assembly
+from penstock.actors.filter.machine import Filter
+from penstock.actors.learner.machine import Learner
+from penstock.actors.prompt_source.machine import PromptSource
+from penstock.backends.stores.memory import MemoryStore
+from penstock.messages.flow import GroupAdmitted, ScoringFailed
+from penstock.messages.ledger import BatchLeased, GroupsGranted
+from penstock.messages.training import CheckpointNamed, StepFinished, UpdateMode
+from penstock.runtime.delivery import Delivery
+from penstock.runtime.hosts.virtual.faults import Fault, FaultKind
+from penstock.runtime.hosts.virtual.fuzz import run_trial
+from penstock.runtime.hosts.virtual.trial_draws import draw_trial
+from penstock.runtime.hosts.virtual.trials import Trial
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from penstock.messages.base import Event
+
+MAX_TRIALS = 400
+POLICIES = ("fully_async", "one_step_off", "sync")
+
+
+def without_validation() -> AbstractContextManager[Any]:
+    return patch.object(Buffer, "validate", lambda _: None)
+
+
+# --- classes of bugs --------------------------------------------------------------------------------------------------
+
+
+def counts_double() -> AbstractContextManager[Any]:
+    """A trained group counts twice."""
+    trained = Accounts.trained
+
+    def twice(self: Accounts, samples: Any, others: Any) -> None:
+        samples = list(samples)
+        trained(self, [*samples, *samples], others)
+
+    return patch.multiple(Accounts, trained=twice)
+
+
+def admits_twice() -> AbstractContextManager[Any]:
+    """A group that comes again is admitted again: the Buffer trusts that nobody repeats anything."""
+    handle = Buffer.handle
+
+    def credulous(self: Buffer, event: Any) -> Any:
+        if isinstance(event, GroupAdmitted):
+            tracked = self.books.table.get(event.group.group_id)
+            if tracked is not None and tracked.record is not None:
+                self._out.append(machine.Record((machine.recorded(event.group, tracked.deadline),)))  # pyright: ignore
+        return handle(self, event)
+
+    def accepts_all(self: Delivery, event: Event) -> bool:
+        return True
+
+    return _both(patch.object(Buffer, "handle", credulous), patch.object(Delivery, "_accepts_data", accepts_all))
+
+
+def loses_a_group() -> AbstractContextManager[Any]:
+    """Every fifth group that is complete goes nowhere."""
+    admit = Filter._admit  # pyright: ignore[reportPrivateUsage]
+
+    def forgetful(self: Filter, assembly: Assembly) -> None:
+        if assembly.group_id % 5 == 4:
+            self._forget(assembly.group_id)  # pyright: ignore[reportPrivateUsage]
+            self._gone.add(assembly.group_id)  # pyright: ignore[reportPrivateUsage]
+        else:
+            admit(self, assembly)
+
+    return patch.object(Filter, "_admit", forgetful)
+
+
+def loses_a_sample() -> AbstractContextManager[Any]:
+    """A group goes out without its last sample."""
+    whole = Assembly.group
+    return patch.object(
+        Assembly, "group", lambda self: msgspec.structs.replace(whole(self), samples=whole(self).samples[:-1])
+    )
+
+
+def bound_is_off_by_one() -> AbstractContextManager[Any]:
+    """A batch more is granted than can be trained in time."""
+    bound = machine.bound
+    return _both(
+        patch.object(machine, "bound", lambda **fields: bound(**{**fields, "taken_at": fields["taken_at"] - 1})),
+        without_validation(),
+    )
+
+
+def deadline_is_off_by_one() -> AbstractContextManager[Any]:
+    """Groups are taken one version too late."""
+    forced = batching.forced_counts
+    return _both(
+        patch.object(batching, "forced_counts", lambda counts, **f: forced({d + 1: n for d, n in counts.items()}, **f)),
+        without_validation(),
+    )
+
+
+def version_goes_down() -> AbstractContextManager[Any]:
+    """After a loss of the Learner the Buffer takes the checkpoint's version for its own."""
+    started = LearnerSide.started
+
+    def forgets(self: LearnerSide, epoch: int) -> CheckpointNamed:
+        named = started(self, epoch)
+        self._books.version = named.version  # pyright: ignore[reportPrivateUsage]
+        return named
+
+    return _both(patch.object(LearnerSide, "started", forgets), without_validation())
+
+
+def swallows_a_failure() -> AbstractContextManager[Any]:
+    """A sample without a reward is dropped, and nobody is told."""
+    handle = Filter.handle
+    return patch.object(
+        Filter, "handle", lambda self, event: [] if isinstance(event, ScoringFailed) else handle(self, event)
+    )
+
+
+def turns_failure_into_zero_tokens() -> AbstractContextManager[Any]:
+    """What is given up is forgotten instead of being closed."""
+    return patch.object(PromptSource, "_give_up", lambda self, group, lease, reason: None)
+
+
+def two_writers() -> AbstractContextManager[Any]:
+    """The ledger takes what any Buffer writes."""
+
+    commit = MemoryStore.commit
+
+    def trusting(self: MemoryStore, entries: Any) -> None:
+        self._epoch = self._ledger.epoch  # pyright: ignore[reportPrivateUsage]
+        commit(self, entries)
+
+    return patch.object(MemoryStore, "commit", trusting)
+
+
+def reads_before_it_claims() -> AbstractContextManager[Any]:
+    """A new Buffer does not become the only writer, it only reads."""
+
+    def meek(self: MemoryStore, epoch: int) -> None:
+        self._epoch = self._ledger.epoch = 0  # pyright: ignore[reportPrivateUsage]
+
+    return patch.object(MemoryStore, "claim", meek)
+
+
+def settles_too_early() -> AbstractContextManager[Any]:
+    """The floor is one too high."""
+    snapshot = SettledGroups.snapshot
+
+    def eager(self: SettledGroups) -> Any:
+        state = snapshot(self)
+        above = tuple(group_id for group_id in state.above if group_id > state.floor)
+        return msgspec.structs.replace(state, floor=state.floor + 1, above=above)
+
+    return patch.object(SettledGroups, "snapshot", eager)
+
+
+# --- rules about going back -------------------------------------------------------------------------------------------
+
+
+def forms_the_open_batch_anew() -> AbstractContextManager[Any]:
+    """A Buffer that comes back has forgotten the open lease."""
+    construct = Buffer.__init__
+
+    def forgetful(self: Buffer, settings: Any, policy: Any, records: Any = ()) -> None:
+        records = list(records)
+        trained = {entry.version for entry in records if type(entry).__name__ == "StepRecorded"}
+        construct(
+            self, settings, policy, [e for e in records if not isinstance(e, BatchLeased) or e.version in trained]
+        )
+
+    return _both(patch.object(Buffer, "__init__", forgetful), without_validation())
+
+
+def forgets_its_grants() -> AbstractContextManager[Any]:
+    """A Buffer that comes back has missed the last grant."""
+    construct = Buffer.__init__
+
+    def forgetful(self: Buffer, settings: Any, policy: Any, records: Any = ()) -> None:
+        records = list(records)
+        if records and isinstance(records[-1], GroupsGranted):
+            records.pop()
+        construct(self, settings, policy, records)
+
+    return patch.object(Buffer, "__init__", forgetful)
+
+
+def loads_what_it_finds() -> AbstractContextManager[Any]:
+    """The Learner takes the newest checkpoint there may be, not the recorded one."""
+    on_named = Learner._on_named  # pyright: ignore[reportPrivateUsage]
+
+    def takes_newest(self: Learner, event: CheckpointNamed) -> None:
+        on_named(self, msgspec.structs.replace(event, version=event.version + bool(event.path)))
+
+    return patch.object(Learner, "_on_named", takes_newest)
+
+
+def believes_that_the_learner_is_level() -> AbstractContextManager[Any]:
+    """Whoever has loaded a checkpoint is offered the next new batch."""
+    stands_at = LearnerSide.stands_at
+    return patch.object(
+        LearnerSide,
+        "stands_at",
+        lambda self, version: stands_at(self, self._books.version),
+    )
+
+
+def ends_without_the_last_checkpoint() -> AbstractContextManager[Any]:
+    def hasty(self: Buffer) -> None:
+        if self._phase == "ending":  # pyright: ignore[reportPrivateUsage]
+            self._phase = "ended"  # pyright: ignore[reportPrivateUsage]
+            self._finish("done", completed=True)  # pyright: ignore[reportPrivateUsage]
+
+    return _both(
+        patch.object(Buffer, "_finish_if_saved", hasty),
+        patch.object(Buffer, "_demand_checkpoint", lambda self: self._finish_if_saved()),
+    )
+
+
+def never_publishes_off_the_grid() -> AbstractContextManager[Any]:
+    """A Learner publishes every so many versions after the one that it has loaded, whatever engines were told of."""
+    on_opened, on_trained = Learner._on_opened, Learner._on_trained  # pyright: ignore[reportPrivateUsage]
+
+    def opened(self: Learner, version: int) -> None:
+        on_opened(self, version)
+        self.published_version = version
+
+    def on_the_grid(self: Learner, event: Any) -> None:
+        on_trained(self, event)
+        is_due = self.version - self.published_version >= self.settings.publish_every
+        self._must_publish = is_due  # pyright: ignore[reportPrivateUsage]
+
+    return _both(patch.object(Learner, "_on_opened", opened), patch.object(Learner, "_on_trained", on_the_grid))
+
+
+def releases_what_an_older_checkpoint_needs() -> AbstractContextManager[Any]:
+    """Payloads go with the newest checkpoint, although older ones are kept."""
+
+    def eager(self: Buffer) -> None:
+        self._note(machine.PayloadsReleased(through_version=self.books.checkpoint_version))  # pyright: ignore
+
+    return patch.object(Buffer, "_release", eager)
+
+
+def records_receipts_again() -> AbstractContextManager[Any]:
+    """The receipts of batches that are trained again count again."""
+    on_step = Buffer._on_step  # pyright: ignore[reportPrivateUsage]
+
+    def twice(self: Buffer, event: StepFinished) -> None:
+        if event.version <= self.books.version and self.learner.stand is not None:
+            entry = machine.StepRecorded(
+                version=event.version, group_ids=event.group_ids, num_trained_tokens=1, max_staleness=0
+            )
+            self._out.append(machine.Record((entry,)))  # pyright: ignore[reportPrivateUsage]
+        on_step(self, event)
+
+    return patch.object(Buffer, "_on_step", twice)
+
+
+def comes_back_without_telling_anyone() -> AbstractContextManager[Any]:
+    """A Buffer that comes back says neither what is granted nor what is settled."""
+    return patch.object(Buffer, "_on_started", lambda self: None)
+
+
+class _Both:
+    """Several plants as one context."""
+
+    def __init__(self, *contexts: AbstractContextManager[Any]) -> None:
+        self._contexts = contexts
+
+    def __enter__(self) -> None:
+        for context in self._contexts:
+            context.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        for context in reversed(self._contexts):
+            context.__exit__(*error)
+
+
+def _both(*contexts: AbstractContextManager[Any]) -> Any:
+    return _Both(*contexts)
+
+
+MUTATIONS = (
+    counts_double,
+    admits_twice,
+    loses_a_group,
+    loses_a_sample,
+    bound_is_off_by_one,
+    deadline_is_off_by_one,
+    version_goes_down,
+    swallows_a_failure,
+    turns_failure_into_zero_tokens,
+    two_writers,
+    reads_before_it_claims,
+    settles_too_early,
+    forms_the_open_batch_anew,
+    forgets_its_grants,
+    loads_what_it_finds,
+    believes_that_the_learner_is_level,
+    ends_without_the_last_checkpoint,
+    releases_what_an_older_checkpoint_needs,
+    records_receipts_again,
+    comes_back_without_telling_anyone,
+)
+
+
+def found_after(max_trials: int) -> int | None:
+    """How many trials it takes until one fails; None when none does."""
+    for number in range(max_trials):
+        if fails(draw_trial(POLICIES[number % len(POLICIES)], number)):
+            return number + 1
+    return None
+
+
+def fails(trial: Trial) -> bool:
+    """Whether anybody notices anything in this trial."""
+    try:
+        run_trial(trial, with_digest=False)
+    except (AssertionError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):
+        return True
+    return False
+
+
+@pytest.mark.parametrize("plant", MUTATIONS, ids=lambda plant: plant.__name__)
+def test_planted_bug_is_found(plant: Callable[[], AbstractContextManager[Any]]) -> None:
+    with plant():
+        assert found_after(MAX_TRIALS) is not None
+
+
+def test_without_a_planted_bug_the_same_trials_pass() -> None:
+    assert found_after(MAX_TRIALS) is None
+
+
+# --- rules that need schedules of their own ---------------------------------------------------------------------------
+
+
+def loses_the_machine(seed: int) -> Trial:
+    """Engines were told of version 4, the newest checkpoint is that of version 3, and nobody is left."""
+    return Trial(
+        seed=seed,
+        policy="fully_async",
+        max_staleness=4,
+        update_mode=UpdateMode.IN_FLIGHT,
+        num_steps=10,
+        publish_every=4,
+        save_every=3,
+        faults=(Fault(at_s=2 + seed / 4, kind=FaultKind.MACHINE, target=""),),
+    )
+
+
+def test_a_learner_publishes_what_engines_were_told_of_on_the_grid_or_off_it() -> None:
+    trials = [loses_the_machine(seed) for seed in range(40)]
+    assert not [trial.seed for trial in trials if fails(trial)]
+    with never_publishes_off_the_grid():
+        assert any(fails(trial) for trial in trials)

@@ -56,4 +56,6 @@ class ObservabilityOptions(Options, frozen=True, kw_only=True):
     """Send spans to this OTLP/HTTP endpoint as well as to the run's folder."""
     metrics_port: Annotated[int, Meta(ge=0, le=65535)] | None = None
     """Serve ``/metrics`` here; 0 takes a free port, null serves none."""
+    metrics_host: str = "127.0.0.1"
+    """Address that ``/metrics`` listens on. Any that other machines can reach needs the token in ``metrics.token``."""
     report: bool = True

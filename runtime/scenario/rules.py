@@ -7,12 +7,14 @@ of them asks which staleness policy is chosen; they see its numbers only.
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import re
 from typing import TYPE_CHECKING
 
 from penstock.backends.data.problems import DataError
 from penstock.backends.data.sources import parse_source
 from penstock.backends.rewards.builtin import BUILT_IN
+from penstock.runtime.options import ObservabilityOptions
 from penstock.runtime.scenario.capabilities import ENGINE_CAPABILITIES, lacking
 from penstock.runtime.scenario.paths import DATA_KEYS, FILTER_FUNCTION, REWARD_FUNCTION, is_user_code
 
@@ -151,6 +153,25 @@ def _timing(s: Scenario) -> Iterator[Broken]:
         )
 
 
+def _metrics(s: Scenario) -> Iterator[Broken]:
+    host = s.observability.metrics_host
+    if host == "localhost":
+        return
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        yield (
+            ("observability", "metrics_host"),
+            f"must be an address of this machine, such as 127.0.0.1 or 0.0.0.0 for every one; found '{host}'",
+        )
+        return
+    if host != ObservabilityOptions().metrics_host and s.observability.metrics_port is None:
+        yield (
+            ("observability", "metrics_host"),
+            "has no effect without observability.metrics_port; set it, or remove this one",
+        )
+
+
 def _without_effect(s: Scenario) -> Iterator[Broken]:
     if s.observability.otlp_endpoint is not None and not s.observability.tracing:
         yield ("observability", "otlp_endpoint"), "has no effect with observability.tracing=false; remove one of them"
@@ -168,5 +189,6 @@ RULES: tuple[Callable[[Scenario], Iterator[Broken]], ...] = (
     _staleness,
     _capabilities,
     _timing,
+    _metrics,
     _without_effect,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING
 
@@ -12,10 +13,19 @@ from prometheus_client.parser import text_string_to_metric_families
 from penstock.messages.base import Metric
 from penstock.messages.training import Activity, ActivitySpan, ActorReported, Balance, CauseCount, StepReported
 from penstock.runtime.errors import UserError
-from penstock.runtime.observability.metrics import MetricsPortError, PortInUseError, RunMetrics, serve_metrics
+from penstock.runtime.observability.metrics import (
+    TOKEN_FILE,
+    MetricsPortError,
+    PortInUseError,
+    RunMetrics,
+    is_loopback,
+    serve_metrics,
+    write_token,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 @pytest.fixture
@@ -161,7 +171,56 @@ def test_a_port_in_use_is_one_clear_error(metrics: RunMetrics) -> None:
 
 def test_an_address_that_is_not_ours_is_a_clear_error(metrics: RunMetrics) -> None:
     with pytest.raises(MetricsPortError, match=r"cannot listen on port 0 on 192\.0\.2\.1 \(.+\); choose another port"):
-        serve_metrics(0, metrics.registry, host="192.0.2.1")
+        serve_metrics(0, metrics.registry, host="192.0.2.1", token="t")
+
+
+NO_SECRET = -401
+"""Refused, and told no figure."""
+
+
+def status_of(url: str, token: str | None) -> int:
+    request = urllib.request.Request(url, headers={} if token is None else {"Authorization": token})
+    try:
+        with urllib.request.urlopen(request, timeout=10) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        return NO_SECRET if error.code == 401 and b"penstock" not in error.read() else error.code
+
+
+def test_beyond_this_machine_only_who_shows_the_token_of_the_run_learns_anything(
+    metrics: RunMetrics, tmp_path: Path
+) -> None:
+    token = write_token(tmp_path)
+    server = serve_metrics(0, metrics.registry, host="0.0.0.0", token=token)
+    url = f"http://127.0.0.1:{server.port}/metrics"
+    try:
+        assert status_of(url, f"Bearer {token}") == 200
+        refused = [None, "", "Bearer", f"Bearer {token}x", f"Bearer {token[:-1]}", token, f"Basic {token}", "Bearer é"]
+        assert [status_of(url, shown) for shown in refused] == [NO_SECRET] * len(refused)
+    finally:
+        server.close()
+
+
+def test_a_token_is_new_each_time_and_only_the_user_can_read_it(tmp_path: Path) -> None:
+    first = write_token(tmp_path)
+    path = tmp_path / TOKEN_FILE
+    path.chmod(0o644)
+    second = write_token(tmp_path)
+    assert first != second
+    assert path.read_text() == second + "\n"
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.1", "::", "example.org", ""])
+def test_nothing_is_served_to_other_machines_without_a_token(metrics: RunMetrics, host: str) -> None:
+    assert not is_loopback(host)
+    with pytest.raises(AssertionError, match="without a token"):
+        serve_metrics(0, metrics.registry, host=host)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+def test_this_machine_alone_needs_none(host: str) -> None:
+    assert is_loopback(host)
 
 
 def test_closing_frees_the_port(metrics: RunMetrics) -> None:

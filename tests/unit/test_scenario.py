@@ -107,6 +107,8 @@ def test_an_unknown_key_is_refused_with_its_line_and_the_nearest_key(
         ("runtime: {encrypt: on}", "must be true or false; found 'on'"),
         ("engines: {count: 2.0}", "must be a whole number from 1 to 65536; found 2.0"),
         ("engines: 2", "engines: must be a block of keys; found 2"),
+        ("observability: {metrics_host: my-host}", "metrics_host: must be an address of this machine"),
+        ("observability: {metrics_host: 0.0.0.0}", "metrics_host: has no effect without observability.metrics_port"),
         ("observability: {metrics_port: 70000}", "must be a whole number from 0 to 65535, or null; found 70000"),
     ],
 )

@@ -33,7 +33,14 @@ from penstock.runtime.hosts.ray.preparation import PreparationProcess
 from penstock.runtime.hosts.ray.processes import kill_descendants
 from penstock.runtime.hosts.ray.signals import Signals
 from penstock.runtime.hosts.ray.supervisor import SUPERVISOR_EPOCH, Supervisor
-from penstock.runtime.observability.metrics import MetricsPortError, RunMetrics, serve_metrics
+from penstock.runtime.observability.metrics import (
+    TOKEN_FILE,
+    MetricsPortError,
+    RunMetrics,
+    is_loopback,
+    serve_metrics,
+    write_token,
+)
 from penstock.runtime.observability.nvml import start_gpu_sampler
 from penstock.runtime.observability.recorder import RunFacts, RunRecorder
 from penstock.runtime.observability.summary import machine_facts
@@ -106,12 +113,15 @@ class Session:
         metrics = None
         if scenario.observability.metrics_port is not None:
             metrics = RunMetrics(scenario=run.name, policy=staleness.policy, num_steps=run.num_steps)
+            host = scenario.observability.metrics_host
+            token = None if is_loopback(host) else write_token(self._folder)
             try:
-                server = serve_metrics(scenario.observability.metrics_port, metrics.registry)
+                server = serve_metrics(scenario.observability.metrics_port, metrics.registry, host=host, token=token)
             except MetricsPortError as error:
                 raise PreflightError(str(error)) from error
             stack.callback(server.close)
-            self._view.note(f"metrics: http://127.0.0.1:{server.port}/metrics")
+            with_token = "" if token is None else f", with the token in {self._folder / TOKEN_FILE}"
+            self._view.note(f"metrics: http://{host}:{server.port}/metrics{with_token}")
         sampler = start_gpu_sampler(self._folder, now_s=self._clock.now_s)
         if sampler is not None:
             stack.callback(sampler.close, GPU_CLOSE_S)

@@ -54,12 +54,12 @@ def resume(folder: Path, overrides: Sequence[str], console: Console) -> int:
     """
     folder = folder.expanduser().absolute()
     record = read_record(folder)
-    overridden(folder, load_scenario(folder / SCENARIO_NAME), overrides)  # refused before anything is ended
+    _check_num_steps(folder, overridden(folder, overrides))  # refused before anything is ended
     _take_from(folder, record)
     with hold_run(folder, TAKE_OVER_S):
         record = read_record(folder)  # anew: who held the lock may have changed it
         before = load_scenario(folder / SCENARIO_NAME)
-        scenario = overridden(folder, before, overrides)
+        scenario = overridden(folder, overrides)
         is_raised = scenario.run.num_steps > before.run.num_steps
         if record.state == "completed" and not is_raised:
             console.print(f"{escape(str(folder))}: completed; to train more, raise {NUM_STEPS}")
@@ -74,7 +74,7 @@ def resume(folder: Path, overrides: Sequence[str], console: Console) -> int:
         return drive(folder, scenario, path, console, before=record, overrides=tuple(overrides))
 
 
-def overridden(folder: Path, before: Scenario, overrides: Sequence[str]) -> Scenario:
+def overridden(folder: Path, overrides: Sequence[str]) -> Scenario:
     """The scenario of a run with these overrides.
 
     Raises:
@@ -88,16 +88,12 @@ def overridden(folder: Path, before: Scenario, overrides: Sequence[str]) -> Scen
                 f"override '{text}': cannot change in a run that goes on: {REASONS.get(block, OTHER_REASON)}. What "
                 f"can: {NUM_STEPS}, {', '.join(f'{block}.*' for block in FREE_BLOCKS)}; for another run: penstock run"
             )
-    scenario = load_scenario(folder / SCENARIO_NAME, overrides)
-    was, now = before.engines.backend, scenario.engines.backend
-    if was != now and "simulated" in (was, now):
-        raise ScenarioError(f"engines.backend: {now} cannot go on with what {was} has begun")
-    return scenario
+    return load_scenario(folder / SCENARIO_NAME, overrides)
 
 
 def _take_from(folder: Path, record: RunRecord) -> None:
     """Refuse a run that is driven; end the process of one that is stopped, and would hold the lock for ever."""
-    if not is_alive(record):
+    if record.state != "running" or not is_alive(record):
         return
     if not is_stopped(record.pid):
         raise RunFolderError(

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from live_run import LiveRun
 
+from penstock.backends.stores.audit import audit_ledger
 from penstock.backends.stores.sqlite import SqliteReader
 from penstock.backends.stores.tables import LEDGER_FILE
 from penstock.backends.weights.segments import segments_of
@@ -125,6 +126,7 @@ def assert_complete(folder: Path, num_steps: int = NUM_STEPS) -> None:
     assert summary.balance.is_balanced
     assert summary.balance.in_system == 0
     assert trained_versions(folder) == list(range(1, num_steps + 1))  # each once, whatever was trained again
+    assert audit_ledger(folder / LEDGER_FILE).findings == ()
     shown = [row.version for row in read_steps(folder)]
     assert shown == sorted(set(shown))
     assert shown[-1] == num_steps
@@ -231,17 +233,18 @@ def test_a_lost(victim: str, scenario: Path, tmp_path: Path) -> None:
 @pytest.mark.timeout(3600)
 def test_twenty_deaths_of_the_driver_in_one_run(scenario: Path, tmp_path: Path) -> None:
     """Killed at random moments, also while it starts; each drive goes on where the ledger ends."""
-    draw, num_steps = random.Random(7), 120
-    with LiveRun(scenario, tmp_path, (f"run.num_steps={num_steps}",)) as run:
+    draw = random.Random(7)
+    with LiveRun(scenario, tmp_path, ("run.num_steps=100000",)) as run:
         until(lambda: bool(list(tmp_path.glob("*/run.json"))))
         folder = run.folder
     for _ in range(20):
         with LiveRun.resumed(folder) as run:
             until(lambda: bool(processes_of(folder.name, folder)))
             time.sleep(draw.uniform(0.0, 25.0))  # the moment is what is drawn here
-            if run.process.poll() is None:
-                os.kill(driver_of(folder), signal.SIGKILL)
-                run.process.wait(DEADLINE_S)
-    with LiveRun.resumed(folder) as run:
+            os.kill(driver_of(folder), signal.SIGKILL)
+            assert run.process.wait(DEADLINE_S) == 128 + signal.SIGKILL
+    num_steps = max(trained_versions(folder), default=0) + 10
+    with LiveRun.resumed(folder, (f"run.num_steps={num_steps}",)) as run:
         run.finish()
     assert_complete(folder, num_steps)
+    assert claims_of(folder) >= 21_000

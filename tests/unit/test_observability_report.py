@@ -248,6 +248,33 @@ def test_a_version_that_is_trained_again_counts_once() -> None:
     assert figures.tokens_trained == 640
 
 
+@pytest.mark.parametrize("was_killed", [True, False])
+def test_figures_add_up_over_the_drives_of_a_run(tmp_path: Path, was_killed: bool) -> None:
+    run(tmp_path, 6, None if was_killed else finished(6, completed=False))
+    recorder = RunRecorder(tmp_path, FACTS, resumes=True)
+    assert (recorder.figures.version, recorder.figures.tokens_generated) == (6, 1200)
+    assert read_summary(tmp_path) is None  # it is that of an earlier drive
+    recorder.training_begins(1010.0)
+    figures = (Metric("engine/generated_tokens", 300.0), Metric("process/cpu_s", 2.0))
+    recorder.actor(ActorReported(name="engine/0", epoch=1001, state="g", metrics=figures), 1011.0)
+    recorder.step(step(7), 1012.0)
+    summary = recorder.finish(finished(7), 1020.0)
+    assert summary.tokens_generated == 1500
+    assert summary.training_s == 10.0 + (5.0 if was_killed else 5.5)
+    assert [row.version for row in read_steps(tmp_path)] == [1, 2, 3, 4, 5, 6, 7]
+    assert summary.first10_reward == pytest.approx(4 / 25)
+    assert summary.mean_staleness == pytest.approx((6 * 8) / (7 * 8))
+    assert [(restart.name, restart.count) for restart in summary.restarts] == ([] if was_killed else [("engine/0", 1)])
+    assert (tmp_path / "summary-0.json").exists() != was_killed
+
+
+def test_tokens_of_samples_that_ended_count_although_their_engine_was_killed_before_it_said_so(tmp_path: Path) -> None:
+    recorder = RunRecorder(tmp_path, FACTS)
+    recorder.step(step(3), 1.0)
+    assert recorder.figures.tokens_generated == 3 * (160 + 30)
+    recorder.abandon()
+
+
 def test_the_machine_is_described() -> None:
     facts = machine_facts()
     assert facts.num_cpus >= 1

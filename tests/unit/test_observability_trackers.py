@@ -157,6 +157,25 @@ def test_lanes_span_incarnations_and_are_closed_at_the_end(tmp_path: Path) -> No
     assert lanes["learner"][-1].end_s == 5.0
 
 
+def test_lanes_of_a_later_drive_begin_where_the_earlier_one_ended(tmp_path: Path) -> None:
+    log = ActivityLog(tmp_path)
+    log.append(report("learner", 1, ActivitySpan(Activity.WORKING, 0.0, 4.0)))
+    log.append(report("engine/0", 1, ActivitySpan(Activity.WORKING, 0.0, 4.0)))
+    log.abandon()
+    log = ActivityLog(tmp_path, resumes=True)
+    log.append(report("learner", 1001, ActivitySpan(Activity.STARTING, 100.0, 101.0)))
+    log.close(102.0)
+    lanes = read_activity(tmp_path)
+    assert [(row.epoch, row.activity.value, row.start_s, row.end_s) for row in lanes["learner"]] == [
+        (1, "working", 0.0, 4.0),
+        (1001, "down", 4.0, 100.0),
+        (1001, "starting", 100.0, 101.0),
+        (1001, "starting", 101.0, 102.0),
+    ]
+    assert lanes["engine/0"][-1].activity is Activity.DOWN  # it is no part of this drive
+    assert lanes["engine/0"][-1].end_s == 102.0
+
+
 # --- events -----------------------------------------------------------------------------------------------------
 
 EVENTS = st.lists(

@@ -1,0 +1,258 @@
+"""What ``penstock resume`` refuses and clears away, before anything is started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from penstock.backends.stores.protocol import StaleEpochError
+from penstock.backends.stores.sqlite import SqliteStore
+from penstock.backends.stores.tables import LEDGER_FILE
+from penstock.messages.ledger import StepRecorded
+from penstock.runtime.cli.launch import claim_drive, has_entries, resume_command
+from penstock.runtime.cli.resume import num_trained, overridden, resume
+from penstock.runtime.cli.runs import close_record, hold_run, open_record, read_record, start_ticks
+from penstock.runtime.errors import RunFolderError, ScenarioError
+from penstock.runtime.hosts.ray.job import RUN_FOLDER_VARIABLE, RUN_ID_VARIABLE
+from penstock.runtime.hosts.ray.leftovers import clear_leftovers, end_process, processes_of
+from penstock.runtime.scenario import load_scenario
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+Child = subprocess.Popen[bytes]
+
+SCENARIO = """
+run: {name: example, num_steps: 10}
+data: {path: lines:100}
+engines: {backend: simulated, count: 2}
+learner: {backend: simulated}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The folder of a run that was stopped after four steps."""
+    made = tmp_path / "example-1"
+    made.mkdir()
+    (made / "scenario.yaml").write_text(SCENARIO)
+    close_record(made, open_record(made, "example"), 143)
+    store = SqliteStore(made / LEDGER_FILE)
+    store.claim(claim_drive(made) + 1)
+    for version in range(1, 5):
+        store.commit([StepRecorded(version=version, group_ids=(version,), num_trained_tokens=1, max_staleness=0)])
+    store.close()
+    return made
+
+
+def refused(folder: Path, *overrides: str) -> str:
+    """Why the run is not resumed."""
+    with pytest.raises((RunFolderError, ScenarioError)) as caught:
+        resume(folder, overrides, Console(file=StringIO()))
+    return str(caught.value)
+
+
+@contextmanager
+def child(**variables: str) -> Generator[Child]:
+    """A process that does nothing, with these variables in its environment."""
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=os.environ | variables)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(10)
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+# --- overrides --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("override", "reason"),
+    [
+        ("run.seed=3", "keeps its name, its seed and its folder"),
+        ("data.path=lines:5", "drawn from this dataset"),
+        ("sampling.samples_per_group=4", "completed as they were begun"),
+        ("staleness.max_staleness=4", "were promised this policy"),
+        ("learner.learning_rate=1.0", "would come out otherwise"),
+        ("filter.drop_zero_spread=false", "would not be alike"),
+        ("engines_count=3", "What can: run.num_steps, engines.*, runtime.*, observability.*"),
+    ],
+)
+def test_what_a_run_cannot_change_is_refused_with_the_reason(folder: Path, override: str, reason: str) -> None:
+    assert reason in refused(folder, override)
+
+
+def test_what_a_run_can_change_is_changed(folder: Path) -> None:
+    before = load_scenario(folder / "scenario.yaml")
+    overrides = ("run.num_steps=20", "engines.count=3", "runtime.encrypt=false", "observability.report=false")
+    after = overridden(folder, overrides)
+    assert (after.run.num_steps, after.engines.count) == (20, 3)
+    assert (after.runtime.encrypt, after.observability.report) == (False, False)
+    assert after.staleness == before.staleness
+
+
+def test_steps_that_are_trained_stay(folder: Path) -> None:
+    assert num_trained(folder) == 4
+    assert "run.num_steps: 3 is below the 4 steps that are trained" in refused(folder, "run.num_steps=3")
+    assert load_scenario(folder / "scenario.yaml").run.num_steps == 10  # as it was
+
+
+# --- who drives it ----------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_is_alive_is_refused_with_what_to_type(folder: Path) -> None:
+    open_record(folder, "example")
+    assert f"driven by process {os.getpid()}; to end it first: penstock stop {folder}" in refused(folder)
+
+
+def test_a_run_that_another_process_is_about_to_drive_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.runtime.cli.resume.TAKE_OVER_S", 0.05)
+    with hold_run(folder):
+        assert "another penstock drives this run" in refused(folder)
+
+
+def test_the_lock_goes_with_the_process_that_holds_it(folder: Path) -> None:
+    code = f"""
+import sys
+from pathlib import Path
+from penstock.runtime.cli.runs import hold_run
+with hold_run(Path({str(folder)!r})):
+    print("held", flush=True)
+    input()
+"""
+    holder = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    assert holder.stdin is not None
+    assert holder.stdout.readline() == b"held\n"
+    with pytest.raises(RunFolderError, match="another penstock"), hold_run(folder):
+        pass
+    holder.kill()
+    with hold_run(folder, timeout_s=10.0):
+        pass
+    holder.wait(10)
+    holder.stdin.close()
+    holder.stdout.close()
+
+
+def test_a_completed_run_says_so(folder: Path) -> None:
+    close_record(folder, open_record(folder, "example"), 0)
+    out = StringIO()
+    assert resume(folder, (), Console(file=out, width=200)) == 0
+    assert "completed; to train more, raise run.num_steps" in out.getvalue()
+
+
+def test_a_drive_claims_the_ledger_above_all_epochs_of_those_before_it(folder: Path) -> None:
+    left_over = SqliteStore(folder / LEDGER_FILE)
+    left_over.claim(17)  # the Buffer of the first drive was replaced a few times
+    assert claim_drive(folder) == 1000
+    assert claim_drive(folder) == 2000  # one that was killed before it came to anything counts as well
+    with pytest.raises(StaleEpochError):
+        left_over.commit([])
+    left_over.close()
+
+
+def test_a_ledger_that_cannot_be_opened_is_refused(folder: Path) -> None:
+    (folder / LEDGER_FILE).write_bytes(b"this is no database" * 1000)
+    with pytest.raises(RunFolderError, match=LEDGER_FILE):
+        claim_drive(folder)
+
+
+def test_only_a_run_with_a_ledger_to_go_on_from_can_be_resumed(folder: Path, tmp_path: Path) -> None:
+    assert has_entries(folder)
+    claim_drive(tmp_path)
+    assert not has_entries(tmp_path)
+
+
+def test_the_command_to_go_on_can_be_typed_where_one_stands(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert resume_command(folder) == "penstock resume example-1"
+    assert resume_command(Path("/runs/with a blank")) == "penstock resume '/runs/with a blank'"
+
+
+def test_the_record_names_every_drive(folder: Path) -> None:
+    first = read_record(folder)
+    second = open_record(folder, "example", before=first, overrides=("run.num_steps=20",), temp_folder="/tmp/ps-1")
+    third = open_record(folder, "example", before=second)
+    record = read_record(folder)
+    assert record == third
+    assert [(drive.state, drive.exit_code, drive.overrides) for drive in record.earlier] == [
+        ("stopped", 143, ()),
+        ("running", None, ("run.num_steps=20",)),
+    ]
+    assert record.began_at == first.started_at
+
+
+# --- what is left -----------------------------------------------------------------------------------------------
+
+
+def test_what_is_left_of_this_run_is_killed_and_nothing_else(folder: Path, tmp_path: Path) -> None:
+    mine = {RUN_ID_VARIABLE: folder.name, RUN_FOLDER_VARIABLE: str(folder)}
+    namesake = {RUN_ID_VARIABLE: folder.name, RUN_FOLDER_VARIABLE: str(tmp_path / "elsewhere" / folder.name)}
+    with child(**mine) as left, child(**namesake) as stranger, child() as bystander:
+        os.kill(left.pid, signal.SIGSTOP)
+        assert set(processes_of(folder.name, folder)) == {left.pid}
+        assert clear_leftovers(folder.name, folder) == (1, [])
+        assert left.wait(10) == -signal.SIGKILL
+        assert (stranger.poll(), bystander.poll()) == (None, None)
+    assert clear_leftovers(folder.name, folder) == (0, [])
+
+
+def test_what_a_process_of_the_run_has_started_belongs_to_it(folder: Path) -> None:
+    mine = {RUN_ID_VARIABLE: folder.name, RUN_FOLDER_VARIABLE: str(folder)}
+    code = "import subprocess, sys; p = subprocess.Popen(['sleep', '60'], env={}); print(p.pid, flush=True); p.wait()"
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=os.environ | mine)
+    assert parent.stdout is not None
+    grandchild = int(parent.stdout.readline())
+    assert set(processes_of(folder.name, folder)) == {parent.pid, grandchild}
+    assert clear_leftovers(folder.name, folder)[0] == 2
+    parent.wait(10)
+    parent.stdout.close()
+    assert start_ticks(grandchild) is None
+
+
+def test_only_a_temporary_folder_of_ray_is_removed(folder: Path, tmp_path: Path) -> None:
+    temp = Path("/tmp") / f"ps-test-{os.getpid()}"
+    temp.mkdir()
+    other = tmp_path / "ps-of-somebody"
+    other.mkdir()
+    for path in (temp, other):
+        clear_leftovers(folder.name, folder, str(path))
+    assert not temp.exists()
+    assert other.exists()
+
+
+def test_a_pid_that_means_another_process_is_not_ended() -> None:
+    with child() as stranger:
+        ticks = start_ticks(stranger.pid)
+        assert ticks is not None
+        assert end_process(stranger.pid, ticks - 1)
+        assert stranger.poll() is None
+
+
+def test_a_suspended_process_that_drives_a_run_is_ended(folder: Path) -> None:
+    from penstock.runtime.cli.resume import _take_from  # pyright: ignore[reportPrivateUsage]
+
+    with child() as driver:
+        ticks = start_ticks(driver.pid)
+        assert ticks is not None
+        record = msgspec.structs.replace(open_record(folder, "example"), pid=driver.pid, start_ticks=ticks)
+        with pytest.raises(RunFolderError, match="is running"):
+            _take_from(folder, record)
+        os.kill(driver.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, driver.pid, os.WSTOPPED)
+        _take_from(folder, record)
+        assert driver.wait(10) == -signal.SIGKILL

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
@@ -83,17 +83,17 @@ def archive_samples(reader: LedgerReader, folder: Path, first_version: int, last
 
 
 def _write(path: Path, reader: LedgerReader, receipts: Sequence[StepRecorded]) -> None:
-    import pyarrow as pa  # takes long to load, and most runs keep no samples
-    import pyarrow.parquet as pq
+    import pyarrow.parquet  # takes long to load, and most runs keep no samples
 
+    pa = cast("Any", pyarrow)  # it has no types
     schema = _schema(pa)
-    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+    with pa.parquet.ParquetWriter(path, schema, compression="zstd") as writer:
         for receipt in receipts:
             rows = list(_rows(receipt.version, reader.payloads(receipt.group_ids)))
             writer.write_table(pa.Table.from_pylist(rows, schema=schema))
 
 
-def _schema(pa: Any) -> Any:  # noqa: ANN401 - pyarrow has no types
+def _schema(pa: Any) -> Any:  # noqa: ANN401 - as above
     tokens = pa.list_(pa.int32())
     types = {
         "group_id": pa.int64(), "sample_index": pa.int32(), "version": pa.int32(), "staleness": pa.int32(),

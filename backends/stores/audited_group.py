@@ -80,6 +80,7 @@ def _sample_row(index: int, note: SampleNote | None, end: SampleEnd | None, grou
         assert end is not None
         return (index, None, None, None, end.num_tokens, None, None, None, end.state.value, end.cause, None)
     facts = (note.attempt, note.engine, note.outcome, note.num_tokens, note.oldest_version, note.newest_version)
+    fate: tuple[str | None, str | None, int | None]
     if end is not None:
         fate = (end.state.value, end.cause, None)
     elif group.state == TRAINED:

@@ -58,10 +58,11 @@ class LedgerBackend:
         match command:
             case FetchBatch():
                 self._emit(self._fetch(command))
-            case ArchiveSamples() if self._folder is None or command.first_version > command.last_version:
-                self._emit(SamplesArchived(last_version=command.last_version))
             case ArchiveSamples():
-                self._begin(command, self._folder)
+                if self._folder is None or command.first_version > command.last_version:
+                    self._emit(SamplesArchived(last_version=command.last_version))
+                else:
+                    self._begin(command, self._folder)
 
     def _fetch(self, command: FetchBatch) -> BatchFetched:
         try:

@@ -8,7 +8,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint format docs clean
+.PHONY: help demo test test-all chaos lint format docs clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -18,10 +18,13 @@ demo: .venv/.ready-run ## Train a small model from nothing, here and now (about 
 	@$(BIN)/penstock run scenarios/quickstart.yaml $(ARGS)
 
 test: .venv/.ready-test ## Everything but the slow tests
-	$(PYTEST) -n 2 -m "not slow and not ray" $(ARGS)
-	$(PYTEST) -m "ray and not slow" $(ARGS)
+	$(PYTEST) -n 2 -m "not slow and not ray and not chaos" $(ARGS)
+	$(PYTEST) -m "ray and not slow and not chaos" $(ARGS)
 
-test-all: test ## The slow tests as well (tens of minutes)
+chaos: .venv/.ready-test ## Kills and stops of everything, cut links, bad frames, full disks: the run survives or resumes
+	$(PYTEST) -m "chaos and not slow" --timeout 600 tests/chaos $(ARGS)
+
+test-all: test chaos ## The slow tests as well (tens of minutes)
 	$(PYTEST) -m slow --timeout 3600 -o faulthandler_timeout=3600 $(ARGS)
 
 lint: .venv/.ready-test .venv/.ready-lint ## Style, spelling and types

@@ -6,6 +6,8 @@ All of them survive pickling, so that they may cross a process boundary.
 
 from __future__ import annotations
 
+import errno
+
 
 class UserError(ValueError):
     """Something that the user gave cannot be used. The message says what to change."""
@@ -21,3 +23,11 @@ class PreflightError(UserError):
 
 class RunFolderError(UserError):
     """A folder that was given as that of a run is none, or belongs to a run in the wrong state."""
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether something could not be written because there is no room, or no more than the user's quota."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+DISK_FULL_STORY = "the disk is full, and nothing is acknowledged that cannot be written; make room, then resume the run"

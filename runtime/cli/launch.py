@@ -115,10 +115,17 @@ def drive(
             raise UserError(f"{error}\nwhen that is mended: {resume_command(folder)}") from None
         raise
     finally:
-        close_record(folder, record, exit_code)
+        _close_record(folder, record, exit_code)
     if exit_code and has_entries(folder):
         sys.stderr.write(f"to go on: {resume_command(folder)}\n")
     return exit_code
+
+
+def _close_record(folder: Path, record: RunRecord, exit_code: int) -> None:
+    try:
+        close_record(folder, record, exit_code)
+    except OSError as error:  # a full disk, above all; the run itself has told its story by now
+        sys.stderr.write(f"penstock: {folder}: cannot write down how the run ended: {error}\n")
 
 
 def claim_drive(folder: Path) -> int:

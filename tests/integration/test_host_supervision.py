@@ -279,6 +279,7 @@ def test_ends_of_processes_are_told_apart() -> None:
         "dismissed",
         "crashed",
         "user_error",
+        "disk_full",
         "ledger_failed",
         "superseded",
     }

@@ -119,6 +119,8 @@ class EndKind(StrEnum):
     """Something that the user gave cannot be used; starting again would end the same."""
     LEDGER_FAILED = "ledger_failed"
     """The ledger could not be written or read; starting again would end the same."""
+    DISK_FULL = "disk_full"
+    """There is no room for what it has to write; starting again would end the same."""
     SUPERSEDED = "superseded"
     """Somebody else has claimed the ledger since."""
 

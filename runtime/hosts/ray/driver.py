@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from penstock.runtime.errors import UserError
+from penstock.runtime.errors import DISK_FULL_STORY, UserError, is_disk_full
 from penstock.runtime.hosts.ray.job import STORY_PIPE_VARIABLE, DriverEnd, DriverJob, DriverReady, DriverWord, read_job
 from penstock.runtime.hosts.ray.ports import OutcomeKind
 from penstock.runtime.hosts.ray.processes import be_subreaper, end_with_parent, kill_descendants
@@ -136,6 +136,10 @@ def _drive(job: DriverJob, terminal: Console, say: _Speaker) -> DriverEnd:
             outcome = Session(job, view, on_ready=lambda: say(DriverReady())).run()
         except UserError as error:
             return DriverEnd(kind=OutcomeKind.USER_ERROR, story=str(error), exit_code=2)
+        except OSError as error:
+            if not is_disk_full(error):
+                raise
+            return DriverEnd(kind=OutcomeKind.FAILED, story=f"{DISK_FULL_STORY} ({error})", exit_code=1)
         _log.info("the run took %.1f s", time.monotonic() - started_s)
         return DriverEnd(kind=outcome.kind, story=outcome.story, exit_code=exit_code_of(outcome))
 

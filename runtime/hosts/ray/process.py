@@ -31,7 +31,7 @@ from penstock.backends.stores.protocol import LedgerStoreError, StaleEpochError
 from penstock.messages.names import SUPERVISOR
 from penstock.messages.wire import Envelope, Header, encode_pack
 from penstock.runtime.chaos.rerouting import announced_address
-from penstock.runtime.errors import UserError
+from penstock.runtime.errors import DISK_FULL_STORY, UserError, is_disk_full
 from penstock.runtime.hosts.ray import processes
 from penstock.runtime.hosts.ray.boot import Boot, EndKind, ProcessEnd, log_name
 from penstock.runtime.hosts.ray.control import Address, ProcessStarted
@@ -129,6 +129,8 @@ def _story_of(error: Exception) -> ProcessEnd:
         return ProcessEnd(kind=EndKind.SUPERSEDED, error=f"another process drives this run: {error}")
     if isinstance(error, LedgerStoreError):
         return ProcessEnd(kind=EndKind.LEDGER_FAILED, error=str(error))
+    if is_disk_full(error):
+        return ProcessEnd(kind=EndKind.DISK_FULL, error=f"{DISK_FULL_STORY} ({error})")
     # Errors that are the user's to mend are subclasses of ValueError of our own; elsewhere a ValueError is a bug.
     is_users = isinstance(error, UserError) or (
         isinstance(error, ValueError) and type(error).__module__.startswith("penstock.")

@@ -314,7 +314,7 @@ class Supervisor:
         elif end.kind is EndKind.USER_ERROR:
             self._conclude(OutcomeKind.USER_ERROR, end.error)
             self._give_up(incarnation, end.error)
-        elif end.kind in (EndKind.LEDGER_FAILED, EndKind.SUPERSEDED):
+        elif end.kind in (EndKind.LEDGER_FAILED, EndKind.DISK_FULL, EndKind.SUPERSEDED):
             self._conclude(OutcomeKind.FAILED, end.error)
             self._give_up(incarnation, end.error)
         elif end.kind is EndKind.CRASHED:

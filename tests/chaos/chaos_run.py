@@ -1,0 +1,51 @@
+"""One run under chaos, and what has to hold at the end of each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.runtime.chaos.faults import plan_faults
+from penstock.runtime.chaos.verdict import CHAOS_FILE, Verdict
+from penstock.runtime.chaos.watch import OUTPUT_FILE
+from penstock.runtime.cli.chaos import play
+from penstock.runtime.scenario import load_scenario
+from penstock.runtime.wiring import actor_names
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+HERE = Path(__file__).parent
+TIMEOUT_S = 420.0
+
+
+class ChaosRun:
+    """Plays a scenario of this folder with these faults below ``folder``."""
+
+    def __init__(
+        self, folder: Path, name: str, faults: Sequence[str], *, seed: int, overrides: Sequence[str] = ()
+    ) -> None:
+        self.folder = folder
+        path = HERE / name
+        keys = (*overrides, f"run.folder={folder}")
+        scenario = load_scenario(path, keys)
+        planned = plan_faults(faults, num_faults=None, seed=seed, names=actor_names(scenario))
+        self.verdict: Verdict = play(scenario, path, keys, planned, seed=seed, timeout_s=TIMEOUT_S)
+
+    @property
+    def run_folder(self) -> Path:
+        (verdict,) = self.folder.glob(f"*/runs/*/{CHAOS_FILE}")
+        return verdict.parent
+
+    def logs(self) -> str:
+        """What every process of the run has logged."""
+        return "".join(file.read_text(errors="replace") for file in sorted((self.run_folder / "logs").glob("*.log")))
+
+    def assert_clean(self) -> None:
+        """It was completed, every fault came, the audit is clean, nothing was trained twice or generated again."""
+        verdict = self.verdict
+        (output,) = self.folder.glob(f"*/{OUTPUT_FILE}")
+        assert verdict.is_clean, f"{verdict}\n{output.read_text(errors='replace')}\n{self.logs()[-20_000:]}"
+        assert verdict.version == verdict.num_steps
+        assert all(fault.at_s is not None for fault in verdict.faults)
+        assert verdict.issued == verdict.trained > 0

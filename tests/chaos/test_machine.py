@@ -1,0 +1,64 @@
+"""What happens to the machine: a full disk, a lost node, everything gone at once."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+from chaos_run import HERE, TIMEOUT_S, ChaosRun
+
+from penstock.backends.stores.audit import audit_ledger
+from penstock.backends.stores.tables import LEDGER_FILE
+from penstock.runtime.chaos.verdict import CHAOS_FILE, Verdict
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.timeout(600)]
+
+
+def has_namespaces() -> bool:
+    """Whether this user may have a mount namespace of his own."""
+    unshare = shutil.which("unshare")
+    if unshare is None:
+        return False
+    commands = ([unshare, "--mount", "true"], [unshare, "--mount", "--map-root-user", "true"])
+    return any(subprocess.run(command, capture_output=True, timeout=10).returncode == 0 for command in commands)
+
+
+@pytest.mark.skipif(not has_namespaces(), reason="a disk that can be filled needs a mount namespace (unshare --mount)")
+def test_a_full_disk_stops_the_run_with_the_reason_and_it_goes_on_when_there_is_room(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "penstock.runtime.cli", "chaos", str(HERE / "modelled.yaml")]
+    done = subprocess.run(
+        [*command, f"run.folder={tmp_path}", "run.num_steps=20", "--faults", "disk_full@0.5", "--timeout", "240"],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    (kept,) = tmp_path.glob(f"*/*/{CHAOS_FILE}")
+    (output,) = tmp_path.glob("*/output.txt")
+    told = output.read_text()
+    assert done.returncode == 0, done.stdout + done.stderr + told
+    verdict = msgspec.json.decode(kept.read_bytes(), type=Verdict)
+    assert verdict.is_clean
+    assert verdict.version == 20
+    assert [code == 0 for code in verdict.exit_codes] == [False, True]
+    assert "disk is full" in told
+    assert audit_ledger(kept.parent / LEDGER_FILE).is_clean
+
+
+def test_the_machine_goes_down_and_the_run_goes_on_after_it(tmp_path: Path) -> None:
+    run = ChaosRun(tmp_path, "modelled.yaml", ("machine", "kill:engine/0"), seed=21, overrides=("run.num_steps=20",))
+    run.assert_clean()
+    assert len(run.verdict.exit_codes) == 2
+
+
+def test_a_node_that_goes_away_with_all_its_processes_costs_no_sample(tmp_path: Path) -> None:
+    run = ChaosRun(tmp_path, "modelled.yaml", ("node_loss@0.3",), seed=22, overrides=("run.num_steps=30",))
+    run.assert_clean()
+    assert run.verdict.restarts, "somebody was on the node"
+    assert all(name == "learner" or name.startswith("engine/") for name in run.verdict.restarts)

@@ -83,11 +83,12 @@ def archive_samples(reader: LedgerReader, folder: Path, first_version: int, last
 
 
 def _write(path: Path, reader: LedgerReader, receipts: Sequence[StepRecorded]) -> None:
-    import pyarrow.parquet  # takes long to load, and most runs keep no samples
+    import pyarrow  # takes long to load, and most runs keep no samples
+    import pyarrow.parquet as parquet
 
-    pa = cast("Any", pyarrow)  # it has no types
+    pa, pq = cast("Any", pyarrow), cast("Any", parquet)  # they have no types
     schema = _schema(pa)
-    with pa.parquet.ParquetWriter(path, schema, compression="zstd") as writer:
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
         for receipt in receipts:
             rows = list(_rows(receipt.version, reader.payloads(receipt.group_ids)))
             writer.write_table(pa.Table.from_pylist(rows, schema=schema))

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
+    from penstock.messages.base import Metric
     from penstock.messages.commands import AnyCommand
     from penstock.messages.membership import HeldLease
+    from penstock.messages.waits import Wait
 
 EventT = TypeVar("EventT", contravariant=True)
 
@@ -28,6 +30,15 @@ class Machine(Protocol[EventT]):
 
     def leases(self) -> tuple[HeldLease, ...]:
         """The samples that this actor works on itself (what it sent on and keeps is the runtime's to answer)."""
+        ...
+
+    def waits(self) -> tuple[Wait, ...]:
+        """What it waits for now, and who can end it; few of each kind, those that were there first."""
+        ...
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """Running totals of what only it can count."""
         ...
 
     @property

@@ -62,6 +62,7 @@ from penstock.messages.training import (
     StepReported,
     StopAsked,
 )
+from penstock.messages.waits import WaitsReported
 from penstock.messages.weights import (
     DrainFinished,
     EngineReady,
@@ -142,4 +143,4 @@ LearnerEvent = LearnerWire | Started | TimerFired | LearnerOpened | BatchTrained
 WeightPublisherWire = StepFinished | WeightsExported | WeightsFetched | WeightsApplied | DrainFinished | EngineReady
 WeightPublisherEvent = WeightPublisherWire | Started | TimerFired | EngineJoined | EngineLost
 
-SupervisorWire = StepReported | RunFinished | ActorReported | NoticeGiven
+SupervisorWire = StepReported | RunFinished | ActorReported | NoticeGiven | WaitsReported

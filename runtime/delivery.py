@@ -106,11 +106,12 @@ class Delivery:
         self.next_due_s = min(self.next_due_s, due_s)
 
     def returned(self, name: str, now_s: float) -> list[Outgoing]:
-        """What a peer that was replaced has to hear again."""
+        """What a peer that was replaced, or could not be reached for a while, has to hear again."""
         again = [kept for kept in self._all() if kept.outgoing.to == name]
         for kept in again:
             kept.pause_s = self._resend_after_s
             kept.due_s = now_s + kept.pause_s
+            self.next_due_s = min(self.next_due_s, kept.due_s)
         return sorted((kept.outgoing for kept in again), key=lambda outgoing: outgoing.message_id)
 
     def overdue(self, now_s: float) -> list[Outgoing]:

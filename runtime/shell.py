@@ -9,6 +9,7 @@ Invariants:
   before it is handled.
 * What is said once to an incarnation that is known and cannot be reached yet waits until it can.
 * A timer that an event starts anew or stops does not fire later in the same turn.
+* What the actor has waited for too long is told to the supervisor (:mod:`penstock.runtime.watchdog`).
 * The shell reads no clock but its host's.
 """
 
@@ -26,9 +27,11 @@ from penstock.messages.commands import FailRun, Record, ReplaceActor, Send, Star
 from penstock.messages.local import Started, TimerFired
 from penstock.messages.membership import ActorEpoch, LeasesAsked, LeasesHeld
 from penstock.messages.names import SUPERVISOR
+from penstock.messages.waits import WaitsReported
 from penstock.messages.wire import Envelope, Header
 from penstock.runtime.delivery import Delivery, Outgoing
 from penstock.runtime.membership import Membership
+from penstock.runtime.watchdog import NEVER, Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,6 +95,8 @@ class ShellSettings(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_s: float = 1.0
     """How often overdue events are looked for."""
     resend_after_s: float = 5.0
+    overdue_after_s: float = NEVER
+    """A wait that lasts so long is reported to the supervisor."""
     validate: bool = False
     """Assert the actor's invariants after every event."""
 
@@ -135,12 +140,15 @@ class Shell:
         self._timer_heap: list[tuple[float, int, str]] = []
         self._timer_ids = itertools.count(1)
         self._next_beat_s = 0.0
+        self._watchdog = Watchdog(settings.overdue_after_s)
+        self._next_watch_s = NEVER
 
     # --- what comes in ----------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """The first turn of an incarnation."""
         self._next_beat_s = self._host.now_s() + self.settings.heartbeat_s
+        self._next_watch_s = self._host.now_s() + self._watchdog.pause_s
         self._handle(Started(epoch=self.settings.epoch), None)
 
     def on_frame(self, header: Header, event: Event) -> None:
@@ -188,6 +196,7 @@ class Shell:
         while heap and self._timers.get(heap[0][2]) != heap[0][1]:
             heapq.heappop(heap)
         beat_s = max(self._next_beat_s, min(self.delivery.next_due_s, self._next_beat_s + IDLE_S))
+        beat_s = min(beat_s, self._next_watch_s)
         return heap[0][0] if heap and heap[0][0] < beat_s else beat_s
 
     def fire_timers(self) -> None:
@@ -203,6 +212,9 @@ class Shell:
         if now_s >= self._next_beat_s:
             self._next_beat_s = now_s + self.settings.heartbeat_s
             self._queue(self.delivery.overdue(now_s))
+        if now_s >= self._next_watch_s:
+            self._next_watch_s = now_s + self._watchdog.pause_s
+            self._watch(now_s)
 
     def on_line_restored(self, name: str) -> None:
         """The line to a peer carries again after it was cut: what was said meanwhile need not wait for its turn."""
@@ -237,7 +249,7 @@ class Shell:
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """Counters of the shell itself."""
+        """Counters of the shell itself, and of its actor."""
         delivery = self.delivery
         return (
             Metric("delivery/kept", delivery.num_kept),
@@ -246,6 +258,7 @@ class Shell:
             Metric("delivery/late", delivery.num_late),
             Metric("delivery/fenced", self.num_fenced),
             Metric("delivery/gaps", self.num_gaps),
+            *self.machine.metrics,
         )
 
     # --- inside -----------------------------------------------------------------------------------------------
@@ -333,6 +346,13 @@ class Shell:
         if event.delivery is not Kind.LOSSY:
             self.delivery.sent(outgoing, self._host.now_s())
         self._packs.setdefault(send.to, []).append(outgoing)
+
+    def _watch(self, now_s: float) -> None:
+        overdue = self._watchdog.look(self.machine.waits(), now_s)
+        if overdue is not None:
+            settings = self.settings
+            report = WaitsReported(name=settings.name, epoch=settings.epoch, at_s=now_s, waits=overdue)
+            self._effects.append(([Send(SUPERVISOR, report)], 0, b""))
 
     def _is_reachable(self, name: str) -> bool:
         epoch = self.membership.epoch_of(name)

@@ -35,6 +35,7 @@ from penstock.actors.buffer.pacing import AutoTarget, bound, num_grantable
 from penstock.actors.buffer.policies import BufferState, refusal
 from penstock.actors.buffer.report import closed_ends, step_report
 from penstock.actors.buffer.table import Status, TrackedGroup
+from penstock.actors.buffer.waiting import buffer_waits
 from penstock.messages.base import Metric
 from penstock.messages.commands import ArchiveSamples, FailRun, FetchBatch, Record, Send, StartTimer
 from penstock.messages.flow import DemandGranted, GroupAdmitted, GroupRejected, SamplesSettled
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
     from penstock.messages.ledger import LedgerEntry
     from penstock.messages.samples import SampleKey
     from penstock.messages.training import BatchReady, StepReported
+    from penstock.messages.waits import Wait
 
 SETTLE_TIMER = "settle"
 
@@ -552,3 +554,12 @@ class Buffer:
         if self.policy.on_stale is OnStale.WAIT:
             late = unfit(self.books.table, self.settings.pacing, taken_at=self.books.taken_at)
             assert not late, f"under wait these can no longer be trained in time: {late}"
+
+    def waits(self) -> tuple[Wait, ...]:
+        """The Learner, the first version, groups; see the table above."""
+        return tuple(buffer_waits(self.books, self.learner, self._phase, archived_through=self._archived_through))
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """Nothing: what it counts is in the ledger, and in the report of each step."""
+        return ()

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, assert_never, final
 from penstock.actors.canary import canary_difference
 from penstock.actors.engine_worker.requests import RequestTable
 from penstock.actors.parts import tail
+from penstock.actors.waits import several
 from penstock.messages.commands import (
     AbortGeneration,
     ApplyWeights,
@@ -64,6 +65,7 @@ from penstock.messages.local import (
 from penstock.messages.names import PROMPT_SOURCE, SCORER, SUPERVISOR, WEIGHT_PUBLISHER
 from penstock.messages.samples import Cancelled, InfraError, Part, Sample
 from penstock.messages.training import Activity, NoticeGiven, UpdateMode
+from penstock.messages.waits import OWN_BACKEND, Wait
 from penstock.messages.weights import (
     DrainFinished,
     EngineReady,
@@ -77,7 +79,7 @@ from penstock.messages.weights import (
 if TYPE_CHECKING:
     from penstock.actors.engine_worker.requests import Request
     from penstock.actors.engine_worker.settings import EngineWorkerSettings
-    from penstock.messages.base import Event
+    from penstock.messages.base import Event, Metric
     from penstock.messages.commands import AnyCommand
     from penstock.messages.inboxes import EngineWorkerEvent
     from penstock.messages.membership import HeldLease
@@ -148,6 +150,26 @@ class EngineWorker:
     def leases(self) -> tuple[HeldLease, ...]:
         """Requests that wait or run here, and those that failed here."""
         return self.requests.leases(are_paused=self.phase is Phase.APPLYING)
+
+    def waits(self) -> tuple[Wait, ...]:
+        """The backend's answers, and the weights that waiting requests need."""
+        waits: list[Wait] = []
+        if self.phase is Phase.STARTING:
+            waits.append(Wait("start of", "the engine", OWN_BACKEND))
+        elif self.phase is Phase.SPOILT:
+            waits.append(Wait("replacement of", self.settings.name, SUPERVISOR))
+        for doing, manifest in (("fetched weights of", self._fetching), ("swapped weights of", self.applying)):
+            if manifest is not None:
+                waits.append(Wait(doing, f"version {manifest.version}", OWN_BACKEND))
+        waits += several("tokens of", OWN_BACKEND, [(r.key, r.num_tokens) for r in self.requests.running()])
+        lacking = sorted({r.issued.min_version for r in self.requests.waiting() if r.issued.min_version > self.version})
+        waits += several("weights of", WEIGHT_PUBLISHER, [(f"version {version}", 0) for version in lacking])
+        return tuple(waits)
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """Nothing: the backend has gauges."""
+        return ()
 
     # --- events -----------------------------------------------------------------------------------------------
 

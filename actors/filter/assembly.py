@@ -8,6 +8,8 @@ Invariants: a place is filled, waited for, or given up; a failed sample stays on
 
 from __future__ import annotations
 
+from itertools import islice
+
 import msgspec
 
 from penstock.messages.samples import Group, Prompt, Sample, SampleEnd, SampleKey, TerminalState
@@ -49,6 +51,23 @@ class Assembly(msgspec.Struct):
             latest[place] = max(latest.get(place, index), index)
         open_places = ((p, index) for p, index in latest.items() if p not in filled and p not in self.given_up)
         return tuple(SampleKey(self.group_id, index + self.size) for _, index in open_places)
+
+    @property
+    def num_here(self) -> int:
+        """Samples that have come."""
+        return len(self.samples)
+
+    def lacking(self, limit: int) -> list[SampleKey]:
+        """The first few of the samples that it waits for, replacements among them."""
+        filled = {index % self.size for index in self.samples} | self.given_up
+        places = (place for place in range(self.size) if place not in filled)
+        return [SampleKey(self.group_id, self._latest(place)) for place in islice(places, limit)]
+
+    def _latest(self, place: int) -> int:
+        index = place
+        while index in self.failed:
+            index += self.size
+        return index
 
     @property
     def is_complete(self) -> bool:

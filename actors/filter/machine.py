@@ -21,6 +21,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, assert_never, final
 
 from penstock.actors.filter.assembly import Assembly
+from penstock.actors.waits import MAX_NAMED, several
 from penstock.messages.commands import JudgeGroup, Send, StartTimer
 from penstock.messages.flow import (
     GroupAdmitted,
@@ -34,9 +35,11 @@ from penstock.messages.flow import (
 from penstock.messages.local import GroupJudged, Started, TimerFired
 from penstock.messages.membership import HeldLease, LeaseStage
 from penstock.messages.names import BUFFER, PROMPT_SOURCE
+from penstock.messages.waits import OWN_BACKEND, Wait
 
 if TYPE_CHECKING:
     from penstock.actors.filter.settings import FilterSettings
+    from penstock.messages.base import Metric
     from penstock.messages.commands import AnyCommand
     from penstock.messages.flow import SettledState
     from penstock.messages.inboxes import FilterEvent
@@ -80,6 +83,18 @@ class Filter:
             )
             held.extend(HeldLease(e.key, 0, LeaseStage.PASSED_ON, e.num_tokens) for e in assembly.failed.values())
         return tuple(held)
+
+    def waits(self) -> tuple[Wait, ...]:
+        """Samples of groups that are not complete, and the verdicts of a user's filter."""
+        open_ones = [a for group_id, a in self.assemblies.items() if group_id not in self.judging]
+        lacking = [(key, assembly.num_here) for assembly in open_ones for key in assembly.lacking(MAX_NAMED)]
+        verdicts = several("verdict on group", OWN_BACKEND, [(group_id, 0) for group_id in self.judging])
+        return (*several("sample", PROMPT_SOURCE, lacking), *verdicts)
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """Nothing: what it turns away is in the ledger."""
+        return ()
 
     def handle(self, event: FilterEvent) -> list[AnyCommand]:
         """Take one event; see :class:`penstock.actors.machine.Machine`."""

@@ -59,10 +59,12 @@ from penstock.messages.training import (
     StepFinished,
     UpdateMode,
 )
+from penstock.messages.waits import OWN_BACKEND, Wait
 from penstock.messages.weights import PublishFailed, VersionAnnounced, WeightsExported
 
 if TYPE_CHECKING:
     from penstock.actors.learner.settings import LearnerSettings
+    from penstock.messages.base import Metric
     from penstock.messages.commands import AnyCommand
     from penstock.messages.inboxes import LearnerEvent
 
@@ -296,6 +298,23 @@ class Learner:
         assert (self.phase is Phase.TRAINING) == (self._batch is not None)
         assert self._batch is None or self._batch.version == self.version + 1
         assert self.published_version <= self.version or self.version < 0
+
+    def waits(self) -> tuple[Wait, ...]:
+        """The Buffer, or its backend."""
+        match self.phase:
+            case Phase.STARTING:
+                return (Wait("name of", "a checkpoint", BUFFER),)
+            case Phase.IDLE:
+                return (Wait("offer of", f"batch {self.version + 1}", BUFFER),)
+            case Phase.TRAINING:
+                return (Wait("step on", f"batch {self.version + 1}", OWN_BACKEND),)
+            case _:
+                return (Wait(f"{self.phase.value} of", f"version {self.version}", OWN_BACKEND),)
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """Nothing: the backend has gauges."""
+        return ()
 
 
 def oldest_age(batch: BatchReady) -> int:

@@ -62,6 +62,10 @@ class Census:
         """Who is there and has not answered."""
         return [name for name, epoch in self._asked.items() if epoch is not None and name not in self._answers]
 
+    def awaited(self) -> list[str]:
+        """Who is lost and has to come back before this can end."""
+        return [name for name, epoch in self._asked.items() if epoch is None]
+
     def is_complete(self, settled_sequence: int) -> bool:
         """Whether the answers may be judged."""
         if not self.is_open or len(self._answers) < len(self._asked):

@@ -28,6 +28,7 @@ from penstock.actors.prompt_source.census import Census, Inheritance
 from penstock.actors.prompt_source.leases import Lease, LeasedGroup, LeaseState, LeaseTable
 from penstock.actors.prompt_source.order import row_of, sample_seed
 from penstock.actors.prompt_source.stuck import find_stuck, note_running
+from penstock.actors.prompt_source.waiting import census_waits, lease_waits
 from penstock.actors.settled import KnownSettled
 from penstock.messages.base import Metric
 from penstock.messages.commands import FetchPrompts, PromptRequest, ReplaceActor, Send, StartTimer
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     from penstock.messages.flow import GrantSpan, SettledState
     from penstock.messages.inboxes import PromptSourceEvent
     from penstock.messages.membership import HeldLease
+    from penstock.messages.waits import Wait
 
 KEEPERS: Final = frozenset((SCORER, FILTER, BUFFER))
 CENSUS_TIMER: Final = "census"
@@ -115,6 +117,10 @@ class PromptSource:
     def leases(self) -> tuple[HeldLease, ...]:
         """Nothing: PromptSource asks the census, it does not answer it."""
         return ()
+
+    def waits(self) -> tuple[Wait, ...]:
+        """Census, engines, samples, prompts; see the table above."""
+        return (*census_waits(self.census), *lease_waits(self.table, self._total))
 
     def handle(self, event: PromptSourceEvent) -> list[AnyCommand]:
         """Take one event; see :class:`penstock.actors.machine.Machine`."""

@@ -19,14 +19,17 @@ from typing import TYPE_CHECKING, Final, assert_never, final
 
 import msgspec
 
+from penstock.actors.waits import several
 from penstock.messages.commands import Score, Send, StartTimer
 from penstock.messages.flow import SampleFailed, SampleGenerated, SampleScored, SamplesSettled, ScoringFailed
 from penstock.messages.local import SampleJudged, Started, TimerFired
 from penstock.messages.membership import HeldLease, LeaseStage
 from penstock.messages.names import FILTER
+from penstock.messages.waits import OWN_BACKEND, Wait
 
 if TYPE_CHECKING:
     from penstock.actors.scorer.settings import ScorerSettings
+    from penstock.messages.base import Metric
     from penstock.messages.commands import AnyCommand
     from penstock.messages.inboxes import ScorerEvent
     from penstock.messages.samples import Reward, SampleKey
@@ -65,6 +68,15 @@ class Scorer:
             HeldLease(key, item.event.sample.attempt, LeaseStage.RUNNING, item.event.sample.num_tokens)
             for key, item in self.pending.items()
         )
+
+    def waits(self) -> tuple[Wait, ...]:
+        """Rewards."""
+        return tuple(several("reward of", OWN_BACKEND, [(key, item.num_tries) for key, item in self.pending.items()]))
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """Nothing: the backend has gauges."""
+        return ()
 
     def handle(self, event: ScorerEvent) -> list[AnyCommand]:
         """Take one event; see :class:`penstock.actors.machine.Machine`."""

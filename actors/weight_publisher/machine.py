@@ -35,11 +35,13 @@ from typing import TYPE_CHECKING, assert_never, final
 from penstock.actors.canary import canary_difference
 from penstock.actors.weight_publisher.engines import EngineTable, Phase
 from penstock.actors.weight_publisher.exports import ExportTable
+from penstock.messages.base import Metric
 from penstock.messages.commands import FailRun, ReplaceActor, Send, StartTimer, StopTimer
 from penstock.messages.local import Started, TimerFired
 from penstock.messages.membership import EngineJoined, EngineLost
 from penstock.messages.names import BUFFER, LEARNER, PROMPT_SOURCE, SUPERVISOR, WEIGHT_PUBLISHER
 from penstock.messages.training import NoticeGiven, StepFinished, UpdateMode
+from penstock.messages.waits import Wait
 from penstock.messages.weights import (
     DrainFinished,
     EngineReady,
@@ -71,6 +73,8 @@ class WeightPublisher:
         self.exports = ExportTable()
         self.announced = -1
         self.learner_version = 0
+        self.num_failed_publishes = 0
+        self.num_quarantines = 0
         self._canaries: dict[int, str] = {}
         self._suspects: set[str] = set()
         """Engines that publishes failed on since the last that passed: it may be them, so another goes first."""
@@ -89,6 +93,38 @@ class WeightPublisher:
     def leases(self) -> tuple[()]:
         """The publisher holds no samples."""
         return ()
+
+    def waits(self) -> tuple[Wait, ...]:
+        """Engines on their way, and a publish for those that have nothing to take."""
+        waits: list[Wait] = []
+        for engine in self.engines.by_name.values():
+            if engine.phase is Phase.QUARANTINED:
+                waits.append(Wait("replacement of", engine.name, SUPERVISOR))
+            elif engine.phase is Phase.STARTING:
+                waits.append(Wait("start of", engine.name, engine.name))
+            elif engine.target is not None:
+                waits.append(self._wait_for(engine, engine.target.manifest))
+        newest = self.exports.newest
+        if newest is None or self.exports.has_failed(newest.manifest.publish):
+            version = 0 if newest is None else newest.manifest.version
+            waits.append(Wait("publish of", f"version {version}", LEARNER))
+        return tuple(waits)
+
+    def _wait_for(self, engine: EngineState, manifest: WeightManifest) -> Wait:
+        subject = f"version {manifest.version}"
+        if engine.phase is Phase.STAGED:
+            return Wait("canary of", subject, self._canaries.get(manifest.publish, engine.name))
+        return Wait(
+            "fetched weights of" if engine.phase is Phase.STAGING else "swapped weights of", subject, engine.name
+        )
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """Running totals of this incarnation."""
+        return (
+            Metric("weight_publisher/failed_publishes", self.num_failed_publishes),
+            Metric("weight_publisher/quarantines", self.num_quarantines),
+        )
 
     def handle(self, event: WeightPublisherEvent) -> list[AnyCommand]:
         """Take one event; see :class:`penstock.actors.machine.Machine`."""
@@ -244,6 +280,7 @@ class WeightPublisher:
         exports.fails(manifest.publish)
         exports.num_failed_in_a_row += 1
         self._suspects.add(engine.name)
+        self.num_failed_publishes += 1
         self._give_back(manifest.publish)
         num_failed = exports.num_failed_in_a_row
         if num_failed >= self.settings.max_failed_publishes:
@@ -274,6 +311,7 @@ class WeightPublisher:
 
     def _quarantine(self, engine: EngineState, cause: str) -> None:
         self._turn(engine, Phase.QUARANTINED)
+        self.num_quarantines += 1
         self._serving_changed = True
         self._out.append(StopTimer(engine.name))
         self._free_canary(engine.name)

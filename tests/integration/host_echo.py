@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from penstock.messages.commands import AnyCommand
     from penstock.messages.ledger import LedgerEntry
     from penstock.messages.membership import HeldLease
+    from penstock.messages.waits import Wait
 
 ENGINE = "engine/0"
 NAMES = (BUFFER, PROMPT_SOURCE, SCORER, FILTER, LEARNER, ENGINE)
@@ -104,6 +105,13 @@ class EchoMachine:
         return "echoing"
 
     def leases(self) -> tuple[HeldLease, ...]:
+        return ()
+
+    def waits(self) -> tuple[Wait, ...]:
+        return ()
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
         return ()
 
     def validate(self) -> None:

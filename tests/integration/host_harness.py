@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.messages.training import ActorReported, StepReported
+    from penstock.messages.waits import WaitsReported
     from penstock.runtime.hosts.ray.control import ProcessStarted
     from penstock.runtime.hosts.ray.incarnations import Incarnation
 
@@ -69,6 +70,9 @@ class Witness:
 
     def on_lost(self, name: str, cause: str) -> None:
         self.losses.append((name, cause))
+
+    def on_waits(self, report: WaitsReported) -> None:
+        raise AssertionError(f"{report.name} waits for too long: {report.waits}")
 
     def on_slow(self, name: str, turn_s: float) -> None:
         raise AssertionError(f"{name} has been in one turn for {turn_s} s")

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from penstock.messages.commands import AnyCommand, FilterCommand
     from penstock.messages.ledger import LedgerEntry
     from penstock.messages.membership import HeldLease
+    from penstock.messages.waits import Wait
     from penstock.messages.wire import Header
 
 PERIOD_S = 1.0
@@ -55,6 +56,13 @@ class Ticker:
         assert self.num_ticks >= 0
 
     def leases(self) -> tuple[HeldLease, ...]:
+        return ()
+
+    def waits(self) -> tuple[Wait, ...]:
+        return ()
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
         return ()
 
     @property

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from penstock.messages.base import Metric
 from penstock.messages.commands import Record, ReleaseWeights, ReplaceActor, Send, StartTimer, StopTimer
 from penstock.messages.flow import SampleGenerated, SamplesSettled, SettledState
 from penstock.messages.ledger import VersionRecorded
@@ -21,11 +22,13 @@ from penstock.messages.membership import (
     LeasesHeld,
     LeaseStage,
 )
-from penstock.messages.samples import Completed, Part, Prompt, Sample, SampleKey
+from penstock.messages.samples import Completed, Part, Prompt, Sample, SampleKey, VersionSpan
 from penstock.messages.training import NoticeGiven, StopAsked
+from penstock.messages.waits import OverdueWait, Wait, WaitsReported
 from penstock.messages.weights import VersionAnnounced, WeightManifest
 from penstock.messages.wire import Envelope, Header
 from penstock.runtime.shell import IDLE_S, Shell, ShellSettings
+from penstock.runtime.watchdog import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,6 +49,7 @@ class Scripted:
         self.heard: list[Event] = []
         self.held: tuple[HeldLease, ...] = ()
         self.is_valid = True
+        self.waited: tuple[Wait, ...] = ()
 
     def handle(self, event: Event) -> list[AnyCommand]:
         self.heard.append(event)
@@ -56,6 +60,13 @@ class Scripted:
 
     def leases(self) -> tuple[HeldLease, ...]:
         return self.held
+
+    def waits(self) -> tuple[Wait, ...]:
+        return self.waited
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        return (Metric("scripted/heard", len(self.heard)),)
 
     @property
     def state(self) -> str:
@@ -97,9 +108,22 @@ class Journal:
 class Bench:
     """A shell between a scripted machine and a journal."""
 
-    def __init__(self, *, name: str = "weight_publisher", hears: frozenset[type[Event]] = PEERS) -> None:
+    def __init__(
+        self,
+        *,
+        name: str = "weight_publisher",
+        hears: frozenset[type[Event]] = PEERS,
+        overdue_after_s: float = NEVER,
+    ) -> None:
         self.machine, self.host = Scripted(), Journal()
-        settings = ShellSettings(name=name, epoch=1, heartbeat_s=1.0, resend_after_s=5.0, validate=True)
+        settings = ShellSettings(
+            name=name,
+            epoch=1,
+            heartbeat_s=1.0,
+            resend_after_s=5.0,
+            overdue_after_s=overdue_after_s,
+            validate=True,
+        )
         self.shell = Shell(self.machine, self.host, settings=settings, hears=hears)
         self._message_ids: dict[str, int] = {}
 
@@ -402,3 +426,53 @@ def test_census_that_is_sent_names_who_was_given_up(bench: Bench) -> None:
     bench.machine.answers[Started] = [Send("scorer", LeasesAsked(round=1, members=()))]
     bench.start()
     assert bench.host.sent("scorer") == [LeasesAsked(round=1, members=(), lost=(ActorEpoch("engine/0", 3),))]
+
+
+def test_prefixes_are_told_only_to_an_asker_who_needs_them(bench: Bench) -> None:
+    part = Part(tokens=b"\1\0\0\0", logprobs=b"\0\0\0\0", spans=(VersionSpan(2, 1),))
+    bench.machine.held = (HeldLease(SampleKey(7, 0), 1, LeaseStage.RUNNING, 1, part),)
+    assert ask(bench).leases == (HeldLease(SampleKey(7, 0), 1, LeaseStage.RUNNING, 1),)
+    bench.hear("prompt_source", LeasesAsked(round=5, members=(), with_prefixes=True))
+    bench.shell.end_turn()
+    told = bench.host.sent("prompt_source")[-1]
+    assert isinstance(told, LeasesHeld)
+    assert told.leases == bench.machine.held
+
+
+# --- lines and waits --------------------------------------------------------------------------------------------------
+
+
+def test_when_a_line_is_restored_what_is_kept_for_the_peer_is_said_again_at_once(bench: Bench) -> None:
+    bench.shell.on_returned("scorer", 0)
+    bench.machine.answers[Started] = [Send("scorer", generated(3)), Send("buffer", announced(1))]
+    bench.start()
+    for now_s in (5.0, 15.0):
+        bench.advance(now_s)
+    assert len(bench.host.sent("scorer")) == 3, "the next repeat would be due at 35 s"
+    bench.host.now = 16.0
+    bench.shell.on_line_restored("scorer")
+    bench.shell.end_turn()
+    assert len(bench.host.sent("scorer")) == 4
+    assert len(bench.host.sent("buffer")) == 3, "nothing is said again to others"
+    bench.advance(21.0)
+    assert len(bench.host.sent("scorer")) == 5, "and the pause between repeats begins anew"
+
+
+def test_what_an_actor_waits_for_too_long_is_told_to_the_supervisor() -> None:
+    bench = Bench(overdue_after_s=80.0)
+    bench.start()
+    assert bench.shell.next_timer_s() == 10.0
+    bench.machine.waited = (Wait("publish", "version 0", "learner"),)
+    for now_s in range(10, 90, 10):
+        bench.advance(float(now_s))
+    assert bench.host.sent("supervisor") == []
+    bench.advance(90.0)
+    (told,) = bench.host.sent("supervisor")
+    assert told == WaitsReported(
+        name="weight_publisher", epoch=1, at_s=90.0, waits=(OverdueWait(bench.machine.waited[0], 10.0),)
+    )
+
+
+def test_counters_of_the_actor_are_among_those_of_its_shell(bench: Bench) -> None:
+    bench.start()
+    assert Metric("scripted/heard", 1) in bench.shell.metrics

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 from penstock.messages.base import Value
 from penstock.runtime.hosts.ray.control import Address
 from penstock.runtime.hosts.ray.keys import KeyPair
+from penstock.runtime.watchdog import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -87,6 +88,8 @@ class Boot(Value, frozen=True, kw_only=True):
     """Address to bind to; None takes that of the node."""
     heartbeat_s: float
     resend_after_s: float
+    overdue_after_s: float = NEVER
+    """Waits that last so long are reported."""
     validate: bool
     trace_salt: bytes
     """What the ids of traces are made from; empty when nothing is traced."""

@@ -43,6 +43,7 @@ from penstock.runtime.hosts.ray.control import (
     ReplacementAsked,
     RunFailureAsked,
 )
+from penstock.runtime.hosts.ray.links import LineState
 from penstock.runtime.hosts.ray.processes import resident_bytes
 from penstock.runtime.hosts.ray.wakeup import Wakeup
 from penstock.runtime.observability.activity import ActivityClock
@@ -128,6 +129,8 @@ class ActorLoop:
         self._end: EndKind | None = None
         self._has_directory = False
         self._held: list[tuple[Header, Event]] = []
+        self._cut: set[str] = set()
+        """Peers whose line went down, and whom nobody has given up."""
         self._next_report_s = self._next_lines_s = 0.0
         self._store = open_ledger(Path(boot.run_folder)) if boot.name == BUFFER else None
         self._timers = ThreadTimers(self._fail)
@@ -151,6 +154,7 @@ class ActorLoop:
                 epoch=boot.epoch,
                 heartbeat_s=boot.heartbeat_s,
                 resend_after_s=boot.resend_after_s,
+                overdue_after_s=boot.overdue_after_s,
                 validate=boot.validate,
             ),
             hears=wiring.hears(boot.name),
@@ -250,6 +254,7 @@ class ActorLoop:
             address = links.address_of(fence.name)
             if address is not None and address.epoch <= fence.epoch:
                 links.disconnect(fence.name)
+                self._cut.discard(fence.name)
             self.shell.on_lost(fence.name, fence.epoch)
         for member in change.members:
             if member.name == boot.name or not self.shell.membership.admits(member.name, member.epoch):
@@ -269,16 +274,25 @@ class ActorLoop:
             self.shell.on_local(answer)
 
     def _finish_turn(self) -> None:
+        now_s = self.now_s()
+        if now_s >= self._next_lines_s:
+            self._next_lines_s = now_s + LINES_CHECK_S
+            self._look_at_lines()
         self.shell.end_turn()
         now_s = self.now_s()
         if self._activities is not None and self._accounted is not None:
             self._activities.switch(self._accounted.activity, now_s, self._accounted.occupancy)
-        if now_s >= self._next_lines_s:
-            self._next_lines_s = now_s + LINES_CHECK_S
-            self._links.changes()
         if now_s >= self._next_report_s:
             self._next_report_s = now_s + self.boot.heartbeat_s
             self._report(now_s)
+
+    def _look_at_lines(self) -> None:
+        for change in self._links.changes():
+            if change.state is LineState.DOWN:
+                self._cut.add(change.peer)
+            elif change.state is LineState.UP and change.peer in self._cut:
+                self._cut.remove(change.peer)
+                self.shell.on_line_restored(change.peer)
 
     def _report(self, now_s: float) -> None:
         activities = () if self._activities is None else self._activities.take(now_s)

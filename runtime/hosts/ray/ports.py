@@ -12,6 +12,7 @@ from penstock.runtime.hosts.ray.boot import ProcessEnd
 
 if TYPE_CHECKING:
     from penstock.messages.training import ActorReported, StepReported
+    from penstock.messages.waits import WaitsReported
     from penstock.runtime.hosts.ray.boot import Boot
     from penstock.runtime.hosts.ray.control import ProcessStarted
 
@@ -84,6 +85,10 @@ class RunSink(Protocol):
 
     def on_lost(self, name: str, cause: str) -> None:
         """An actor was given up, and why."""
+        ...
+
+    def on_waits(self, report: WaitsReported) -> None:
+        """An actor says what it has waited for too long."""
         ...
 
     def on_slow(self, name: str, turn_s: float) -> None:

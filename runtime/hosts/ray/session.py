@@ -45,11 +45,13 @@ from penstock.runtime.observability.nvml import start_gpu_sampler
 from penstock.runtime.observability.recorder import RunFacts, RunRecorder
 from penstock.runtime.observability.summary import machine_facts
 from penstock.runtime.observability.traces import open_traces
+from penstock.runtime.wait_graph import WaitBoard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.messages.training import ActorReported, StepReported
+    from penstock.messages.waits import WaitsReported
     from penstock.runtime.hosts.ray.job import DriverJob
     from penstock.runtime.observability.live import LiveView
 
@@ -71,6 +73,7 @@ class Session:
         self._clock = RunClock(self._started_unix_s)
         self._folder = Path(job.run_folder)
         self._up: set[str] = set()
+        self._waits = WaitBoard()
         self._names = job.names or _names_of(job)
         self._is_training = False
 
@@ -190,6 +193,7 @@ class Session:
             host="127.0.0.1" if cluster.is_embedded else None,
             heartbeat_s=runtime.heartbeat_s,
             resend_after_s=runtime.resend_after_s,
+            overdue_after_s=runtime.overdue_after_s,
             validate=False,
             trace_salt=open_traces(self._folder) if observability.tracing else b"",
             trace_fraction=observability.trace_fraction,
@@ -233,6 +237,8 @@ class Session:
 
     def on_actor(self, name: str, epoch: int, state: str) -> None:
         _log.info("%s %d: %s", name, epoch, state)
+        if state in ("lost", "ended"):
+            self._waits.forget(name)
         if state == "up" and len(self._up) < len(self._names):
             self._up.add(name)
             self._tell_start()
@@ -250,6 +256,9 @@ class Session:
     def on_lost(self, name: str, cause: str) -> None:
         self._recorder.lost(name, f"{name} was lost: {cause}")
 
+    def on_waits(self, report: WaitsReported) -> None:
+        self._waits.hear(report, self._clock.now_s())
+
     def on_slow(self, name: str, turn_s: float) -> None:
         self._view.note(f"{name} has been busy with one thing for {turn_s:.0f} s; its log shows with what")
 
@@ -257,7 +266,11 @@ class Session:
         self._view.note(f"a checkpoint is written first, which may take {limit_s:g} s; a second signal ends at once")
 
     def on_turn(self) -> None:
-        """The view draws by itself."""
+        """The view draws by itself; who waits for whom is told here, when there is news of it."""
+        graph = self._waits.take(self._clock.now_s())
+        if graph:
+            _log.warning("waits that last too long:\n%s", graph)
+            self._view.note(f"waits that last too long:\n{graph}")
 
 
 def _names_of(job: DriverJob) -> tuple[str, ...]:

@@ -33,6 +33,7 @@ import zmq
 
 from penstock.messages.names import BUFFER, LEARNER, SUPERVISOR
 from penstock.messages.training import ActorReported, NoticeGiven, RunFinished, StepReported, StopAsked
+from penstock.messages.waits import WaitsReported
 from penstock.messages.wire import Envelope, Header, InboxDecoder, WireError, encode_pack
 from penstock.runtime.delivery import Delivery
 from penstock.runtime.hosts.ray.boot import EndKind, log_name
@@ -259,6 +260,8 @@ class Supervisor:
                 self._on_finished(event)
             case NoticeGiven():
                 self._sink.on_notice(event.name, event.text)
+            case WaitsReported():
+                self._sink.on_waits(event)
             case _:
                 raise AssertionError(f"the supervisor's inbox lets {type(event).__name__} in and nothing handles it")
 

@@ -24,6 +24,7 @@ from penstock.runtime.hosts.virtual.links import LinkModel, Links
 from penstock.runtime.hosts.virtual.process import Casting, Process, Status, deliver
 from penstock.runtime.hosts.virtual.supervisor import SupervisionModel, Supervisor
 from penstock.runtime.shell import ShellSettings
+from penstock.runtime.watchdog import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,6 +67,7 @@ class HostSettings(msgspec.Struct, frozen=True, kw_only=True):
     supervision: SupervisionModel = SupervisionModel()
     heartbeat_s: float = 1.0
     resend_after_s: float = 5.0
+    overdue_after_s: float = NEVER
     turn_s: float = 0.0
     """How long a turn of any process takes; what arrives meanwhile is taken in together."""
     validate: bool = False
@@ -196,6 +198,7 @@ class VirtualHost:
             epoch=epoch,
             heartbeat_s=self.settings.heartbeat_s,
             resend_after_s=self.settings.resend_after_s,
+            overdue_after_s=self.settings.overdue_after_s,
             validate=self.settings.validate,
         )
         observer = _Observer(self, self._digest, self._event_watchers)

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 MAX_TOKENS: Final = 48
 PROGRESS_TOKENS: Final = 8
+OVERDUE_AFTER_S: Final = 60.0
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,7 +119,12 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     def host(self) -> HostSettings:
         """What the host is told."""
         return HostSettings(
-            seed=self.seed, link=self.link, supervision=self.supervision, turn_s=self.turn_s, validate=True
+            seed=self.seed,
+            link=self.link,
+            supervision=self.supervision,
+            overdue_after_s=OVERDUE_AFTER_S,
+            turn_s=self.turn_s,
+            validate=True,
         )
 
     @property

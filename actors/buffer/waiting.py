@@ -1,0 +1,37 @@
+"""What the Buffer waits for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.actors.buffer.table import Status
+from penstock.actors.waits import several
+from penstock.messages.names import FILTER, LEARNER, WEIGHT_PUBLISHER
+from penstock.messages.waits import OWN_BACKEND, Wait
+
+if TYPE_CHECKING:
+    from penstock.actors.buffer.books import Books
+    from penstock.actors.buffer.learner_side import LearnerSide
+
+
+def buffer_waits(books: Books, learner: LearnerSide, phase: str, *, archived_through: int) -> list[Wait]:
+    """For the Learner, for a first version, and for groups while the Learner has nothing to train."""
+    if phase in ("ended", "stopped"):
+        return []
+    waits: list[Wait] = []
+    if books.announced is None:
+        waits.append(Wait("announcement of", "version 0", WEIGHT_PUBLISHER))
+    stand = learner.stand
+    if stand is None:
+        waits.append(Wait("loading of", f"version {max(0, books.checkpoint_version)}", LEARNER))
+    elif stand < books.version or books.open_lease is not None:
+        waits.append(Wait("receipt of", f"batch {stand + 1}", LEARNER))
+    elif phase == "running":
+        granted = [g.group_id for g in books.table.outstanding() if g.status is Status.GRANTED]
+        waits += several("group", FILTER, [(group_id, books.table.num_ready) for group_id in granted])
+    if phase in ("ending", "stopping"):
+        if books.checkpoint_version < books.version:
+            waits.append(Wait("checkpoint of", f"version {books.version}", LEARNER))
+        elif archived_through < books.checkpoint_version:
+            waits.append(Wait("archive of", f"version {books.checkpoint_version}", OWN_BACKEND))
+    return waits

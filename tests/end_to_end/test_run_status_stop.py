@@ -12,8 +12,10 @@ from typing import IO, TYPE_CHECKING
 import psutil
 import pytest
 
+from penstock.backends.weights.segments import segments_of
 from penstock.runtime.cli.runs import read_record
 from penstock.runtime.observability.summary import read_summary
+from penstock.runtime.observability.trackers import read_steps
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -88,6 +90,7 @@ def test_a_run_is_seen_while_it_goes_on_and_stopped_with_its_ledger_in_balance(r
     rest = output_of(run).read()
     assert run.wait(30) == 128 + signal.SIGTERM
     assert "Traceback" not in rest
+    assert rest.splitlines()[-1].startswith("to go on: penstock resume runs/")
 
     (folder,) = (tmp_path / "runs").iterdir()
     assert read_record(folder).state == "stopped"
@@ -102,7 +105,7 @@ def test_a_run_is_seen_while_it_goes_on_and_stopped_with_its_ledger_in_balance(r
     assert "nothing to stop" in penstock(tmp_path, "stop").stdout
 
 
-def test_a_run_that_was_killed_has_vanished_and_its_report_can_still_be_made(run: Run, tmp_path: Path) -> None:
+def test_a_run_that_was_killed_has_vanished_can_be_reported_and_goes_on(run: Run, tmp_path: Path) -> None:
     wait_for(run, "staleness")
     children = psutil.Process(run.pid).children(recursive=True)
     run.kill()
@@ -116,3 +119,14 @@ def test_a_run_that_was_killed_has_vanished_and_its_report_can_still_be_made(run
     assert report.returncode == 0, report.stderr
     (folder,) = (tmp_path / "runs").iterdir()
     assert (folder / "report.html").is_file()
+
+    num_steps = read_steps(folder)[-1].version + 3
+    resumed = penstock(tmp_path, "resume", f"run.num_steps={num_steps}")
+    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    summary = read_summary(folder)
+    assert summary is not None
+    assert (summary.completed, summary.version) == (True, num_steps)
+    assert summary.balance.in_system == 0
+    assert not segments_of(folder.name)
+    audit = penstock(tmp_path, "audit")
+    assert audit.returncode == 0, audit.stdout

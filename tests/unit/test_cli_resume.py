@@ -18,6 +18,7 @@ from rich.console import Console
 from penstock.backends.stores.protocol import StaleEpochError
 from penstock.backends.stores.sqlite import SqliteStore
 from penstock.backends.stores.tables import LEDGER_FILE
+from penstock.backends.weights.segments import SHARED_FOLDER, segment_name
 from penstock.messages.ledger import StepRecorded
 from penstock.runtime.cli.launch import claim_drive, has_entries, resume_command
 from penstock.runtime.cli.resume import num_trained, overridden, resume
@@ -222,6 +223,15 @@ def test_what_a_process_of_the_run_has_started_belongs_to_it(folder: Path) -> No
     parent.wait(10)
     parent.stdout.close()
     assert start_ticks(grandchild) is None
+
+
+def test_weights_that_are_left_in_shared_memory_are_removed(folder: Path) -> None:
+    run_id = f"{folder.name}-{os.getpid()}"
+    segments = [SHARED_FOLDER / segment_name(run_id, 1, version, 1) for version in (1, 2)]
+    for segment in segments:
+        segment.touch()
+    clear_leftovers(run_id, folder)
+    assert not any(segment.exists() for segment in segments)
 
 
 def test_only_a_temporary_folder_of_ray_is_removed(folder: Path, tmp_path: Path) -> None:

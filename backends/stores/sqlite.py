@@ -243,9 +243,10 @@ class SqliteStore(SqliteReader):
             (form,) = execute("PRAGMA user_version").fetchone()
             if form not in (0, SCHEMA_VERSION):
                 raise LedgerStoreError(_wrong_form(self._path, form))
-            for statement in schema_statements():
-                execute(statement)
-            execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            if form == 0:
+                for statement in schema_statements():
+                    execute(statement)
+                execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
 def open_ledger(run_folder: Path) -> SqliteStore:

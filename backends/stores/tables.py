@@ -209,8 +209,8 @@ def schema_statements() -> list[str]:
         if table.key:
             columns.append(f"PRIMARY KEY ({table.key})")
         options = "STRICT, WITHOUT ROWID" if table.key else "STRICT"
-        made.append(f"CREATE TABLE IF NOT EXISTS {table.name} ({', '.join(columns)}) {options}")
-    made.append(f"CREATE VIEW IF NOT EXISTS {BALANCE.name} AS {_BALANCE_QUERY}")
+        made.append(f"CREATE TABLE {table.name} ({', '.join(columns)}) {options}")
+    made.append(f"CREATE VIEW {BALANCE.name} AS {_BALANCE_QUERY}")
     return made
 
 

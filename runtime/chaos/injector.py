@@ -53,6 +53,10 @@ class Injected(msgspec.Struct, kw_only=True):
     """Steps that were recorded then."""
     pid: int | None = None
     """The process that was hit."""
+    epoch: int | None = None
+    """Its incarnation, of an actor."""
+    was_lost: bool = False
+    """That incarnation was given up, for this or any other reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +145,8 @@ class Injector:
                 return False
             self._hit_link(fault)
         elif fault.target:
+            actor = self._run.actor(fault.target)
+            one.epoch = None if actor is None else actor.epoch
             hit = self._hit_process(fault)
             if hit is None:
                 return False

@@ -19,6 +19,7 @@ from penstock.backends.stores.audit import audit_ledger
 from penstock.backends.stores.protocol import LedgerStoreError
 from penstock.backends.stores.tables import LEDGER_FILE
 from penstock.messages.ledger import GroupClosed, GroupRecorded, LedgerEntry, StepRecorded
+from penstock.messages.names import is_engine
 from penstock.runtime.chaos.throughput import Throughput, window_of
 from penstock.runtime.observability.jsonl import read_rows
 from penstock.runtime.observability.summary import read_summary
@@ -52,6 +53,9 @@ class FaultVerdict(msgspec.Struct, frozen=True, kw_only=True):
     duration_s: float
     restored_after_s: float | None
     """Until the run was at 80 % of its usual speed again; None when it was over first."""
+    back_after_s: float | None
+    """Until the actor that was hit had a replacement that worked: an engine one that has made tokens. None when it was
+    not replaced, or not an actor."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,11 +129,13 @@ def judge(
     folder = run.folder
     history = _History(folder / LEDGER_FILE)
     summary = read_summary(folder)
-    steps, events = read_steps(folder), list(_engine_events(folder))
+    steps, logs = read_steps(folder), _EventLogs(folder)
+    events = logs.of_engines()
     started_unix_s = min((step.seen_unix_s - step.at_s for step in run.steps), default=0.0)
     speed, usual = _speed(run, events, injected, started_unix_s, progress_tokens)
     again = _generated_again(events, history, started_unix_s)
     twice = sum(1 for count in history.trained.values() if count > 1)
+    _note_losses(run, injected)
     completed = in_time and summary is not None and summary.completed and run.exit_codes[-1:] == [0]
     balance = summary.balance if summary is not None else steps[-1].balance if steps else None
     verdict = Verdict(
@@ -150,11 +156,19 @@ def judge(
         tokens_saved=run.num_saved_tokens,
         restarts=dict(Counter(loss.name for loss in run.losses)),
         usual_tokens_per_s=usual,
-        faults=tuple(_fault(one, injected, speed, usual, started_unix_s) for one in injected),
+        faults=tuple(_fault(one, injected, speed, usual, started_unix_s, logs) for one in injected),
         hits=hits or {},
     )
     (folder / CHAOS_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(verdict), indent=2) + b"\n")
     return verdict
+
+
+def _note_losses(run: WatchedRun, injected: Sequence[Injected]) -> None:
+    """A stop that was short enough is nobody's loss."""
+    for one in injected:
+        one.was_lost = one.unix_s is not None and any(
+            (loss.name, loss.epoch) == (one.fault.target, one.epoch) for loss in run.losses
+        )
 
 
 def _problems(
@@ -186,9 +200,26 @@ def _problems(
         yield f"the run was over before these faults could come: {', '.join(missed)}"
 
 
-def _engine_events(folder: Path) -> Iterator[EventRow]:
-    for path in sorted((folder / EVENTS_FOLDER).glob("engine-*.jsonl")):
-        yield from read_rows(path, EventRow)
+class _EventLogs:
+    """The event logs of a run's incarnations."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def of_engines(self) -> list[EventRow]:
+        paths = sorted((self._folder / EVENTS_FOLDER).glob("engine-*.jsonl"))
+        return [row for path in paths for row in read_rows(path, EventRow)]
+
+    def works_from_s(self, name: str, after_s: float) -> float | None:
+        """When the first incarnation of this name that was started after a moment did something, as far as it did."""
+        found: list[float] = []
+        for path in (self._folder / EVENTS_FOLDER).glob(f"{name.replace('/', '-')}-*.jsonl"):
+            rows = list(read_rows(path, EventRow))
+            if not rows or rows[0].at_s < after_s:
+                continue
+            does = (row.at_s for row in rows if row.event == "GenerationAdvanced" or not is_engine(name))
+            found += [at_s for at_s in [next(does, None)] if at_s is not None]
+        return min(found, default=None)
 
 
 def _generated_again(events: Sequence[EventRow], history: _History, started_unix_s: float) -> int:
@@ -220,14 +251,22 @@ def _speed(
 
 
 def _fault(
-    one: Injected, injected: Sequence[Injected], speed: Throughput, usual: float | None, started_unix_s: float
+    one: Injected,
+    injected: Sequence[Injected],
+    speed: Throughput,
+    usual: float | None,
+    started_unix_s: float,
+    logs: _EventLogs,
 ) -> FaultVerdict:
-    at_s = restored_s = None
+    at_s = restored_s = back_s = None
     if one.unix_s is not None:
         at_s = one.unix_s - started_unix_s
         later = [other.unix_s for other in injected if other.unix_s is not None and other.unix_s > one.unix_s]
         next_s = min(later, default=math.inf) - started_unix_s
         restored_s = speed.restored_after_s(at_s, usual, next_s=next_s) if usual else None
+        if one.was_lost:
+            works_s = logs.works_from_s(one.fault.target, at_s)
+            back_s = None if works_s is None else works_s - at_s
     return FaultVerdict(
         fault=str(one.fault),
         version=one.version,
@@ -235,4 +274,5 @@ def _fault(
         pid=one.pid,
         duration_s=one.fault.duration_s,
         restored_after_s=restored_s,
+        back_after_s=back_s,
     )

@@ -150,7 +150,9 @@ def _open_tools(
 
 def show_verdict(verdict: Verdict, console: Console) -> None:
     """Print it."""
-    faults = Table("fault", "at step", "at", "lasted", "full speed after", title="faults", title_justify="left")
+    faults = Table(
+        "fault", "at step", "at", "lasted", "replaced after", "full speed after", title="faults", title_justify="left"
+    )
     for row in verdict.faults:
         faults.add_row(*_fault_cells(row))
     console.print(faults)
@@ -180,11 +182,12 @@ def show_verdict(verdict: Verdict, console: Console) -> None:
 
 def _fault_cells(row: FaultVerdict) -> tuple[str, ...]:
     never = row.at_s is None
-    restored = row.restored_after_s
+    restored, back = row.restored_after_s, row.back_after_s
     return (
         row.fault,
         "never" if never else str(row.version),
         "–" if row.at_s is None else f"{row.at_s:.1f} s",
         f"{row.duration_s:.2f} s" if row.duration_s else "–",
+        "–" if back is None else f"{back:.1f} s",
         "–" if restored is None else f"{restored:.1f} s",
     )

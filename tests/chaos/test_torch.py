@@ -25,15 +25,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.messages.commands import LearnerCommand
+    from penstock.runtime.chaos.verdict import FaultVerdict
 
 pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.timeout(600)]
 
 FAULTS = (
-    "kill:engine/0@0.2",
-    "kill:learner@0.4",
-    "kill:engine/1@0.55",
-    "kill:learner@0.7",
-    "kill:engine/0@0.8",
+    "kill:engine/0@0.15",
+    "kill:learner@0.3",
+    "kill:engine/1@0.4",
+    "kill:learner@0.55",
+    "kill:engine/0@0.65",
 )
 ANSWER_TIMEOUT_S = 120.0
 FULL_SPEED_WITHIN_S = 60.0
@@ -90,21 +91,25 @@ def weights_in(*, run_folder: Path, path: str) -> bytes:
     return (run_folder / path / WEIGHTS).read_bytes()
 
 
-def test_killed_engines_lose_little_and_a_killed_learner_comes_to_the_same_bits(
-    tmp_path: Path, record_property: pytest.RecordProperty
-) -> None:
+def full_speed_after_s(fault: FaultVerdict) -> float:
+    """Until the run was as fast as before *and* the engine's replacement had made tokens: with few cores the engines
+    that are left may make up for it at once."""
+    if fault.restored_after_s is None or fault.back_after_s is None:
+        return FULL_SPEED_WITHIN_S
+    return max(fault.restored_after_s, fault.back_after_s)
+
+
+def test_killed_engines_lose_little_and_a_killed_learner_comes_to_the_same_bits(tmp_path: Path) -> None:
     run = ChaosRun(tmp_path, "torch.yaml", FAULTS, seed=31)
     run.assert_clean()
     verdict = run.verdict
     assert verdict.restarts == {"engine/0": 2, "engine/1": 1, "learner": 2}
 
     assert verdict.tokens_saved > 0
-    restored = [fault.restored_after_s for fault in verdict.faults if "engine" in fault.fault]
-    median_s = statistics.median([FULL_SPEED_WITHIN_S if after_s is None else after_s for after_s in restored])
-    print(
-        f"from SIGKILL of an engine to full speed: {restored} s, median {median_s:.1f} s; saved {verdict.tokens_saved}"
-    )
-    record_property("median_s_to_full_speed", median_s)
+    after_s = [full_speed_after_s(fault) for fault in verdict.faults if "engine" in fault.fault]
+    median_s = statistics.median(after_s)
+    print(f"from SIGKILL of an engine to full speed, with its replacement: {after_s} s, median {median_s:.1f} s")
+    print(f"tokens saved from killed engines: {verdict.tokens_saved}")
     assert median_s < FULL_SPEED_WITHIN_S
 
     ledger = SqliteReader(run.run_folder / LEDGER_FILE)

@@ -150,9 +150,8 @@ def _open_tools(
 
 def show_verdict(verdict: Verdict, console: Console) -> None:
     """Print it."""
-    faults = Table(
-        "fault", "at step", "at", "lasted", "replaced after", "full speed after", title="faults", title_justify="left"
-    )
+    columns = ("fault", "at step", "at", "lasted", "replaced after", "full speed after")
+    faults = Table(*columns, title="faults", title_justify="left")
     for row in verdict.faults:
         faults.add_row(*_fault_cells(row))
     console.print(faults)

@@ -135,6 +135,36 @@ def test_every_folder_with_code_is_a_package(folder: str) -> None:
     assert not missing
 
 
+UNPICKLERS = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"}
+PICKLING_CALLS = {"recv_pyobj", "send_pyobj", "recv_serialized", "load_pickle"}
+
+
+def pickling(file: Path) -> Iterator[str]:
+    """Where a file could turn bytes into objects of any kind."""
+    for line, name in imports(file):
+        if UNPICKLERS & set(name.split(".")):
+            yield f"{file.name}:{line} imports {name}"
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Attribute) and node.attr in PICKLING_CALLS:
+            yield f"{file.name}:{node.lineno} calls {node.attr}"
+
+
+def test_no_pickle_crosses_the_network() -> None:
+    assert not [found for folder in PACKAGES for file in sources(folder) for found in pickling(file)]
+
+
+def test_the_rule_for_pickles_sees_a_violation(tmp_path: Path) -> None:
+    file = tmp_path / "bad.py"
+    file.write_text(
+        "def f(socket):\n    from cloudpickle import loads\n    socket.recv_pyobj()\nimport ray.cloudpickle\n"
+    )
+    assert sorted(pickling(file)) == [
+        "bad.py:2 imports cloudpickle.loads",
+        "bad.py:3 calls recv_pyobj",
+        "bad.py:4 imports ray.cloudpickle",
+    ]
+
+
 def test_what_is_caught_without_a_name_is_raised_again_or_handed_on() -> None:
     wrong = [
         f"{file.relative_to(HOUSE)}:{handler.lineno}"

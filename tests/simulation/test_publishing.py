@@ -1,0 +1,128 @@
+"""Weights that go wrong on the virtual host: what a bad publish costs, and what it may never do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from penstock.messages.commands import Send
+from penstock.messages.flow import SampleGenerated
+from penstock.messages.names import LEARNER
+from penstock.messages.training import NoticeGiven, UpdateMode
+from penstock.messages.weights import PublishFailed, VersionAnnounced, WeightsExported
+from penstock.runtime.hosts.virtual.faults import Fault, FaultKind
+from penstock.runtime.hosts.virtual.fuzz import TrialRun
+from penstock.runtime.hosts.virtual.trials import Trial
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.backends.engines.simulated import SimulatedEngine
+    from penstock.messages.base import Event
+    from penstock.messages.commands import AnyCommand
+    from penstock.messages.ledger import LedgerEntry
+    from penstock.messages.wire import Header
+    from penstock.runtime.hosts.virtual.process import Process
+
+
+def trial(*faults: Fault, **fields: Any) -> Trial:  # noqa: ANN401 - fields of a trial
+    values: dict[str, Any] = {
+        "seed": 11,
+        "policy": "fully_async",
+        "max_staleness": 2,
+        "update_mode": UpdateMode.IN_FLIGHT,
+        "num_steps": 6,
+        "num_engines": 3,
+        "faults": faults,
+    }
+    return Trial(**(values | fields))
+
+
+class Watch:
+    """Publishes, what failed, and which engine incarnations made tokens of which versions."""
+
+    def __init__(self, run: TrialRun) -> None:
+        self.exported: list[WeightsExported] = []
+        self.failed: list[PublishFailed] = []
+        self.announced: list[int] = []
+        self.passed_on: set[tuple[str, int, int]] = set()
+        """(engine, its epoch, version)"""
+        self.notices: list[str] = []
+        self.causes: list[str] = []
+        run.host.watch(self)
+
+    def handled(self, process: Process, event: Event, header: Header | None, commands: list[AnyCommand]) -> None:
+        if isinstance(event, PublishFailed):
+            self.failed.append(event)
+        for command in commands:
+            match command:
+                case Send(event=WeightsExported() as exported):
+                    self.exported.append(exported)
+                case Send(to="buffer", event=VersionAnnounced() as announced):
+                    self.announced.append(announced.version)
+                case Send(event=SampleGenerated() as generated):
+                    spans = generated.sample.parts[0].spans
+                    self.passed_on.update((process.name, process.epoch, span.version) for span in spans)
+                case _:
+                    pass
+
+    def committed(self, process: Process, entries: Sequence[LedgerEntry]) -> None:
+        pass
+
+    def heard(self, process: Process, event: Event) -> None:
+        if isinstance(event, NoticeGiven):
+            self.notices.append(event.text)
+
+    def turned(self, process: Process) -> None:
+        pass
+
+    def lost(self, name: str, cause: str) -> None:
+        self.causes.append(f"{name}: {cause}")
+
+
+def ran_with_bad_swaps(one: Trial, at_s: float, *engines: str) -> Watch:
+    """The next swap of each of these leaves wrong weights in place."""
+    run = TrialRun(one, with_digest=False)
+    watch = Watch(run)
+    run.host.run(at_s)
+    for name in engines:
+        cast("SimulatedEngine", run.host.supervisor.processes[name].backend).corrupt_swaps = 1
+    run.run()
+    return watch
+
+
+@pytest.mark.parametrize("mode", [UpdateMode.IN_FLIGHT, UpdateMode.INTERRUPT])
+def test_a_publish_that_fails_its_canary_is_published_again_and_the_run_completes(mode: UpdateMode) -> None:
+    watch = ran_with_bad_swaps(trial(update_mode=mode), 3.0, "engine/0", "engine/1", "engine/2")
+    failed = {event.publish for event in watch.failed}
+    assert failed, "some engine was the canary"
+    versions = {export.manifest.publish: export.manifest.version for export in watch.exported}
+    for publish in failed:
+        again = [number for number, version in versions.items() if number > publish and version >= versions[publish]]
+        assert again, f"publish {publish} was not made again"
+    assert watch.announced == sorted(set(watch.announced))
+    assert any("the Learner publishes again" in notice for notice in watch.notices)
+    assert sum("canary" in cause for cause in watch.causes) >= len(failed)
+
+
+def test_an_engine_whose_swap_went_wrong_passes_on_nothing_of_it() -> None:
+    run = TrialRun(trial(), with_digest=False)
+    watch = Watch(run)
+    run.host.run(3.0)
+    for name in run.trial.engines:
+        cast("SimulatedEngine", run.host.supervisor.processes[name].backend).corrupt_swaps = 1
+    run.run()
+    wrong = [cause.split(": ") for cause in watch.causes if "canary" in cause]
+    assert wrong
+    for name, version, *_ in wrong:
+        number = int(version.split()[1])
+        assert (name, 0, number) not in watch.passed_on
+
+
+@pytest.mark.parametrize("at_s", [3.0, 4.0, 5.0, 6.0])
+def test_a_learner_that_dies_while_its_publish_has_failed_publishes_anew(at_s: float) -> None:
+    one = trial(Fault(at_s=at_s, kind=FaultKind.KILL, target=LEARNER))
+    watch = ran_with_bad_swaps(one, 2.5, "engine/0", "engine/1", "engine/2")
+    assert watch.announced == sorted(set(watch.announced))
+    assert max(export.manifest.learner_epoch for export in watch.exported) == 1

@@ -63,9 +63,13 @@ TABLES: Final = (
     ),
     Table(
         "claims",
-        "Who has written to this ledger. Only the highest epoch may.",
+        "Who has had this ledger, drives and Buffers. Only the highest epoch may write.",
         (
-            Column("epoch", "INTEGER PRIMARY KEY", "Incarnation of the Buffer: 1000 n + k is the k-th of drive n."),
+            Column(
+                "epoch",
+                "INTEGER PRIMARY KEY",
+                "1000 n is drive n of the run, counted from 0, and 1000 n + k the k-th Buffer in it.",
+            ),
             Column("claimed_at", "REAL NOT NULL", "When it became the writer."),
         ),
     ),

@@ -136,6 +136,13 @@ def _facts(report: AuditReport) -> Iterator[str]:
     yield f"versions     announced {announced}; batch that is out: {leased}"
     groups = ", ".join(f"{count:,} {state}" for state, count in sorted(report.num_groups.items())) or "none"
     yield f"groups       {groups}; payloads of {report.num_payloads:,}"
+    yield f"checkpoints  {_checkpoints(report)}"
+    newest = ", ".join(map(str, report.epochs[-5:])) or "none"
+    yield f"claims       {len(report.epochs)} of the ledger; the newest epochs: {newest}"
+
+
+def _checkpoints(report: AuditReport) -> str:
+    if not report.checkpoints:
+        return f"none; after a crash {report.version:,} batches are trained again, from the model of the scenario"
     kept = ", ".join(f"{fact.version} ({fact.place})" for fact in report.checkpoints)
-    yield f"checkpoints  {kept or 'none: the run can only begin again from its model, with the same batches'}"
-    yield f"writers      {len(report.epochs)}, the last of epoch {max(report.epochs, default=-1)}"
+    return f"{kept}; after a crash {report.version - report.checkpoints[-1].version:,} batches are trained again"

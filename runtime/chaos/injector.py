@@ -20,6 +20,7 @@ import itertools
 import signal
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final, assert_never
 
 import msgspec
@@ -166,7 +167,7 @@ class Injector:
             case ChaosKind.STOP:
                 hit = self._run.signal(fault.target, signal.SIGSTOP)
                 if hit is not None:
-                    self._later(fault.duration_s, lambda: _continue(hit))
+                    self._later(fault.duration_s, partial(_continue, hit))
                 return hit
             case ChaosKind.CONTINUE:
                 return self._run.signal(fault.target, signal.SIGCONT)

@@ -86,6 +86,7 @@ def play(
             run.end()  # so that its files are whole when they are read
         if not run.has_folder:
             raise PreflightError(f"the run did not start: {run.output.strip() or 'it said nothing'}")
+        board = tools.switchboard
         verdict = judge(
             run,
             injector.injected,
@@ -93,7 +94,7 @@ def play(
             staleness_bound=scenario.staleness.max_staleness or 0,
             progress_tokens=scenario.engines.progress_tokens,
             in_time=in_time,
-            hits={} if tools.switchboard is None else dict(tools.switchboard.table.num_hit),
+            hits={} if board is None else {str(kind): count for kind, count in board.table.num_hit.items()},
         )
         if tools.disk is not None:
             tools.disk.keep(run.folder, parent)

@@ -15,6 +15,9 @@ Actors may report what they like. Their own figures are exposed without a type, 
 grow; ``rate()`` works on those as on counters. The figures of the run have their types.
 """
 
+# prometheus-client's WSGI application is typed in part only:
+# pyright: reportUnknownVariableType=false
+
 from __future__ import annotations
 
 import errno
@@ -27,7 +30,7 @@ import secrets
 import socket
 from socketserver import ThreadingMixIn
 from threading import Thread
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
@@ -117,7 +120,7 @@ def serve_metrics(
         MetricsPortError: the port cannot be used for another reason.
     """
     assert token is not None or is_loopback(host), f"/metrics on {host} without a token"
-    app = make_wsgi_app(registry)
+    app = cast("WSGIApplication", make_wsgi_app(registry))
     if token is not None:
         app = _guarded(app, token)
     try:

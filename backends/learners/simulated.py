@@ -75,10 +75,10 @@ class SimulatedLearner:
             case PublishWeights():
                 self._finish_after(self._model.publish_s, WeightsPublished(manifest=self._manifest(command)))
             case SaveCheckpoint():
-                path = f"simulated/checkpoint-{command.version}"
-                self._finish_after(self._model.publish_s, CheckpointWritten(version=command.version, path=path))
+                written = CheckpointWritten(version=command.version, path=checkpoint_path(command.version))
+                self._finish_after(self._model.publish_s, written)
             case OpenLearner():
-                self._finish_after(0.0, LearnerOpened(version=command.version))
+                self._finish_after(0.0, _opened(command))
             case ReleaseWeights() | DeleteCheckpoints():
                 pass  # nothing was kept
 

@@ -40,8 +40,6 @@ def superseded(inherited: Sequence[ExportT], exported_version: int) -> list[Expo
 
 def released(own: Sequence[ExportT], inherited: Sequence[ExportT], below_version: int) -> list[ExportT]:
     """What a release lets go; ``own`` in the order of the exports."""
-    if own:
-        newest = own[-1]
-    else:
-        newest = max(inherited, key=lambda export: (export.version, export.epoch, export.publish), default=None)
+    highest = max(inherited, key=lambda export: (export.version, export.epoch, export.publish), default=None)
+    newest = own[-1] if own else highest
     return [export for export in (*inherited, *own) if export.version < below_version and export is not newest]

@@ -222,9 +222,9 @@ def test_an_empty_set_and_an_unknown_dtype_are_refused(exporter: WeightExporter)
 
 def successor_of(exporter: WeightExporter, run_id: str, manifest: WeightManifest, epoch: int) -> WeightExporter:
     """What a later incarnation of the learner opens while, or after, this one exports."""
-    transport = "disk" if manifest.transport == "disk" else "shared_memory"
-    folder = Path(manifest.location).parent
-    return open_exporter(transport, run_id=run_id, learner_epoch=epoch, folder=folder)
+    if manifest.transport == "disk":
+        return open_exporter("disk", run_id=run_id, learner_epoch=epoch, folder=Path(manifest.location).parent)
+    return open_exporter("shared_memory", run_id=run_id, learner_epoch=epoch, folder=Path())
 
 
 def test_a_new_incarnation_keeps_an_old_export_until_it_has_exported_that_version(

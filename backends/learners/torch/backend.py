@@ -18,8 +18,8 @@ Invariants:
 | ``close``, for the worker | the worker, which looks for the end before each micro-batch; at the latest the timeout |
 """
 
-# torch.manual_seed is typed in part only:
-# pyright: reportUnknownMemberType=false
+# torch.manual_seed and safetensors are typed in part only:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
@@ -153,14 +153,11 @@ class TorchLearnerBackend:
             pass
         except BaseException as error:
             # The thread's only way to tell: an error that ended it silently would look like a step that never ends.
-            self._end_with(error)
-        self._await_writer()
+            self._failed.set()
+            self._fail(error)
         if not self._failed.is_set():
             self._setup.exporter.close()
-
-    def _end_with(self, error: BaseException) -> None:
-        self._failed.set()
-        self._fail(error)
+        self._await_writer()
 
     def _carry_out(self, command: LearnerCommand) -> LocalEvent | None:
         match command:
@@ -324,8 +321,9 @@ class TorchLearnerBackend:
         try:
             path = self._checkpoints.write(snapshot)
         except BaseException as error:
-            # As in the worker: whatever it is, the learner must not go on as if it had been saved.
-            self._end_with(error)
+            # As in the worker; and the learner must not go on as if it had been saved.
+            self._failed.set()
+            self._fail(error)
             return
         self._saved = CheckpointWritten(version=snapshot.version, path=str(path))
         _log.info("%s: %d bytes written in %.2f s", path, snapshot.size_bytes, time.perf_counter() - began_s)

@@ -14,6 +14,9 @@ Invariants:
 * A link is never followed when something is removed.
 """
 
+# safetensors is typed in part only:
+# pyright: reportUnknownVariableType=false
+
 from __future__ import annotations
 
 import logging

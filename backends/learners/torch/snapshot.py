@@ -52,8 +52,9 @@ class LearnerSnapshot:
 
     @property
     def size_bytes(self) -> int:
-        """Of the tensors, those that share their memory counted as often as they have names."""
-        return sum(tensor.nbytes for tensor in (*self.weights.values(), *self.trainer.values()))
+        """Of the tensors; those that have several names count once."""
+        tensors = {id(tensor): tensor for tensor in (*self.weights.values(), *self.trainer.values())}
+        return sum(tensor.nbytes for tensor in tensors.values())
 
     def save_model(self, folder: Path) -> None:
         """Write config and weights in Hugging Face format."""

@@ -6,8 +6,11 @@ run may speak for anybody in it: the keys are the border, and what lies within i
 
 from __future__ import annotations
 
+import signal
 import socket
 import threading
+import urllib.error
+import urllib.request
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -23,10 +26,13 @@ from penstock.messages.wire import Envelope, Header, InboxDecoder, WireError, en
 from penstock.runtime.hosts.ray.control import Address, DirectoryChanged, ProcessControl
 from penstock.runtime.hosts.ray.links import Links
 from penstock.runtime.hosts.ray.ports import OutcomeKind
+from penstock.runtime.observability.metrics import TOKEN_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from host_launched import Launched
 
     from penstock.messages.base import Event
     from penstock.runtime.hosts.ray.cluster import RayCluster
@@ -265,3 +271,26 @@ def test_who_takes_a_name_that_is_nobodys_or_an_epoch_that_is_over_is_not_heard(
 
     play(run, attack, is_counted)
     assert "x" * 200 not in (tmp_path / "logs" / "scorer-1.log").read_text(), "a stranger does not fill the log"
+
+
+def test_metrics_beyond_this_machine_want_a_token_that_stands_in_one_file_alone(
+    launched: Callable[..., Launched],
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = int(free.getsockname()[1])
+    run = launched(ENDLESS, f'{{"observability": {{"metrics_port": {port}, "metrics_host": "0.0.0.0"}}}}')
+    run.wait_for_steps()
+    path = run.folder / TOKEN_FILE
+    token = path.read_text().strip()
+    url = f"http://127.0.0.1:{port}/metrics"
+    assert path.stat().st_mode & 0o777 == 0o600
+    with urllib.request.urlopen(urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})) as answer:
+        assert b"penstock_policy_version" in answer.read()
+    with pytest.raises(urllib.error.HTTPError, match="401") as refused:
+        urllib.request.urlopen(url)
+    refused.value.close()
+    run.process.send_signal(signal.SIGINT)
+    stdout, stderr = run.process.communicate(timeout=30)
+    assert token not in stdout + stderr
+    holders = [file for file in run.folder.rglob("*") if file.is_file() and token.encode() in file.read_bytes()]
+    assert holders == [path]

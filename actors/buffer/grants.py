@@ -24,7 +24,7 @@ class Grants:
     """The history of grants, as far as it is still needed."""
 
     def __init__(self, *, num_prompts: int | None, max_requeues: int) -> None:
-        self.total = 0
+        self.total: int = 0
         self._next_ordinal = 0
         self._num_prompts = num_prompts
         self._max_requeues = max_requeues

@@ -28,31 +28,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, assert_never, final
 
-from penstock.actors.buffer.batching import expired, form_batch, unfit
+from penstock.actors.buffer.batching import unfit
 from penstock.actors.buffer.books import Books, recorded
+from penstock.actors.buffer.decisions import bound_of, closing, expiring, next_grants, next_lease
 from penstock.actors.buffer.learner_side import LearnerSide
-from penstock.actors.buffer.pacing import AutoTarget, bound, num_grantable
-from penstock.actors.buffer.policies import BufferState, refusal
-from penstock.actors.buffer.report import closed_ends, step_report
-from penstock.actors.buffer.table import Status, TrackedGroup
+from penstock.actors.buffer.pacing import AutoTarget
+from penstock.actors.buffer.policies import refusal
+from penstock.actors.buffer.report import step_report
+from penstock.actors.buffer.table import Status
+from penstock.actors.buffer.telling import Telling
 from penstock.actors.buffer.waiting import buffer_waits
 from penstock.messages.base import Metric
-from penstock.messages.commands import ArchiveSamples, FailRun, FetchBatch, Record, Send, StartTimer
-from penstock.messages.flow import DemandGranted, GroupAdmitted, GroupRejected, SamplesSettled
+from penstock.messages.commands import ArchiveSamples, FailRun, FetchBatch, Record, Send
+from penstock.messages.flow import GroupAdmitted, GroupRejected
 from penstock.messages.ledger import (
-    BatchLeased,
     CheckpointRecorded,
     GroupClosed,
-    GroupsGranted,
     PayloadsReleased,
     PolicyRecorded,
     StepRecorded,
     VersionRecorded,
 )
 from penstock.messages.local import BatchFetched, SamplesArchived, Started, TimerFired
-from penstock.messages.membership import HeldLease, LeaseStage
-from penstock.messages.names import BUFFER, FILTER, LEARNER, PROMPT_SOURCE, SCORER, SUPERVISOR
-from penstock.messages.samples import Group, SampleEnd, TerminalState
+from penstock.messages.names import BUFFER, LEARNER, SUPERVISOR
+from penstock.messages.samples import Group, TerminalState
 from penstock.messages.training import (
     CheckpointDemanded,
     CheckpointSaved,
@@ -75,11 +74,9 @@ if TYPE_CHECKING:
     from penstock.messages.commands import AnyCommand
     from penstock.messages.inboxes import BufferEvent
     from penstock.messages.ledger import LedgerEntry
-    from penstock.messages.samples import SampleKey
+    from penstock.messages.membership import HeldLease
     from penstock.messages.training import BatchReady, StepReported
     from penstock.messages.waits import Wait
-
-SETTLE_TIMER = "settle"
 
 
 @final
@@ -108,9 +105,7 @@ class Buffer:
         self._phase = "filling"
         self._stop_reason = ""
         self._archived_through = self.books.released_through
-        self._settle_due = False
-        self._untold: list[tuple[SampleKey, ...]] = []
-        """Samples of the groups that came in since settlements were last told."""
+        self._telling = Telling(self.books)
         self._out: list[AnyCommand] = []
 
     @property
@@ -131,8 +126,8 @@ class Buffer:
         return self.books.policy
 
     def leases(self) -> tuple[HeldLease, ...]:
-        """What came in since settlements were last told: those who sent it may have died, and nobody else knows yet."""
-        return tuple(HeldLease(key, 0, LeaseStage.PASSED_ON) for keys in self._untold for key in keys)
+        """What came in since settlements were last told."""
+        return self._telling.leases()
 
     def handle(self, event: BufferEvent) -> list[AnyCommand]:
         """Take one event; see :class:`penstock.actors.machine.Machine`."""
@@ -159,8 +154,7 @@ class Buffer:
             case StopAsked():
                 self._on_stop(event.reason)
             case TimerFired():
-                self._settle_due = False
-                self._tell_settled()
+                self._out.extend(self._telling.settled(is_due=True))
             case Started():
                 self._on_started()
             case _:
@@ -179,8 +173,7 @@ class Buffer:
         if self.books.identity is None and self.settings.identity is not None:
             self._note(self.settings.identity)
         if self.books.grants.total:  # keepers and PromptSource may know less than the ledger, or nothing
-            self._tell_settled()
-            self._tell_demand()
+            self._out.extend((*self._telling.settled(), *self._telling.demand()))
 
     # --- groups come in ---------------------------------------------------------------------------------------
 
@@ -196,8 +189,8 @@ class Buffer:
             return
         deadline = tracked.deadline if oldest is None else max(tracked.deadline, oldest + tracked.max_staleness)
         self._note(recorded(group, deadline))
-        self._untold.append(tuple(sample.key for sample in group.samples))
-        self._settle_soon()
+        self._telling.came_in(sample.key for sample in group.samples)
+        self._out.extend(self._telling.soon())
         if self.policy.on_stale is OnStale.MASK:
             self._expire()  # it may be old throughout; what else expires does so with the version
 
@@ -205,9 +198,8 @@ class Buffer:
         tracked = self.books.table.get(event.group_id)
         if tracked is None or tracked.status is not Status.GRANTED:
             return
-        self._close(tracked, event.ended)
-        came = (end for end in event.ended if end.state is not TerminalState.CANCELLED)
-        self._untold.append(tuple(end.key for end in came))
+        self._close(GroupClosed(group_id=event.group_id, ended=event.ended))
+        self._telling.came_in(end.key for end in event.ended if end.state is not TerminalState.CANCELLED)
         self._num_rejected_since_batch += 1
         limit = self.settings.max_rejected_batches * self.settings.groups_per_batch
         if self._num_rejected_since_batch >= limit and self._phase == "running":
@@ -331,8 +323,8 @@ class Buffer:
         """The last receipt is recorded: close what is left over and ask for the last checkpoint."""
         self._phase = "ending"
         for tracked in list(self.books.table.outstanding()):
-            self._close(tracked, self._ends(tracked, TerminalState.CANCELLED, "run_end"))
-        self._tell_settled()
+            self._close(closing(self.books, tracked, TerminalState.CANCELLED, "run_end"))
+        self._out.extend(self._telling.settled())
         self._demand_checkpoint()
 
     def _demand_checkpoint(self) -> None:
@@ -385,7 +377,7 @@ class Buffer:
         if event.on_stale is OnStale.WAIT and self.policy.on_stale is not OnStale.WAIT:
             # The old policy took batches without looking ahead; what it left over could make the new one wait for ever.
             for tracked in unfit(self.books.table, self.settings.pacing, taken_at=self.books.taken_at):
-                self._close(tracked, self._ends(tracked, TerminalState.STALE, "past_deadline"))
+                self._close(closing(self.books, tracked, TerminalState.STALE, "past_deadline"))
         self._note(
             PolicyRecorded(
                 policy=event.policy,
@@ -435,118 +427,39 @@ class Buffer:
 
     def _offer(self) -> None:
         """Form a new batch, if the Learner has trained all that is recorded and one is allowed."""
-        books, pacing = self.books, self.settings.pacing
+        books = self.books
         if books.open_lease is not None or not self.learner.is_level:
             return
-        formed = form_batch(books.table, self.policy, pacing, version=self.version, is_exhausted=books.is_exhausted)
-        if formed is None:
+        lease = next_lease(books)
+        if lease is None:
             starved = books.table.num_ready < self.settings.groups_per_batch  # more groups do not hasten a late one
             if self.learner.waits and starved:
-                self.target.learner_waited(self._bound())
+                self.target.learner_waited(bound_of(books))
                 self.learner.waits = False
             return
-        groups = tuple(map(books.payload, formed))
         self._num_rejected_since_batch = 0
-        is_short = books.is_exhausted and books.table.num_unleased == len(formed)
-        self._note(
-            BatchLeased(
-                version=self.version + 1,
-                group_ids=tuple(formed),
-                max_staleness=max(books.table.tracked(group_id).max_staleness for group_id in formed),
-                mask_stale=self.policy.on_stale is OnStale.MASK,
-                update_mode=self.policy.update_mode,
-                is_last=self.version + 1 == self.settings.num_steps or is_short,
-            )
-        )
-        assert books.open_lease is not None
+        self._note(lease)
         self.target.batch_taken(books.table.num_ready)
-        self.learner.offers(self.version + 1)
-        self.open_batch = self.learner.batch(books.open_lease, groups)
+        self.learner.offers(lease.version)
+        self.open_batch = self.learner.batch(lease, tuple(map(books.payload, lease.group_ids)))
         self._out.append(Send(LEARNER, self.open_batch))
         self._expire()
 
-    def _bound(self) -> int:
-        return bound(
-            announced=self.books.announced or 0,
-            taken_at=self.books.taken_at,
-            num_leased=self.books.table.num_leased,
-            max_staleness=self.policy.max_staleness,
-            settings=self.settings.pacing,
-        )
-
-    def _limit(self) -> int:
-        """How many groups may be outstanding: the policy's target, cut at the bound, never below one batch."""
-        pacing, table = self.settings.pacing, self.books.table
-        view = BufferState(
-            version=self.version,
-            announced_version=self.books.announced or 0,
-            groups_per_batch=pacing.groups_per_batch,
-            outstanding=table.num_outstanding,
-            ready=table.num_ready,
-            target_outstanding=pacing.target_outstanding or self.target.value,
-        )
-        wanted = max(self.policy.target(view), pacing.groups_per_batch)
-        return min(int(wanted * pacing.over_sampling), self._bound())
-
     def _grant(self) -> None:
-        books = self.books
-        number = num_grantable(
-            limit=self._limit(),
-            outstanding=books.table.num_outstanding,
-            in_generation=books.table.num_in_generation,
-            trained=books.num_trained_groups,
-            num_left=books.grants.num_left,
-            settings=self.settings.pacing,
-        )
-        if number == 0 or books.announced is None:
-            return
-        eta = self.policy.max_staleness
-        spans = books.grants.next_spans(number, min_version=books.announced, deadline_version=books.announced + eta)
-        totals = (span.first_group + span.num_groups for span in spans)
-        self._note(
-            *(GroupsGranted(span=s, total=total, max_staleness=eta) for s, total in zip(spans, totals, strict=True))
-        )
-        self._tell_demand()
-
-    def _ends(self, tracked: TrackedGroup, state: TerminalState, cause: str) -> tuple[SampleEnd, ...]:
-        return closed_ends(tracked, state, cause, samples_per_group=self.settings.samples_per_group)
+        grants = next_grants(self.books, self.target)
+        if grants:
+            self._note(*grants)
+            self._out.extend(self._telling.demand())
 
     def _expire(self) -> None:
         """End the groups that can no longer be trained in time."""
-        expiry, found = expired(
-            self.books.table,
-            self.policy,
-            self.settings.pacing,
-            version=self.version,
-            taken_at=self.books.taken_at,
-        )
-        for tracked in found:
-            again = expiry.is_requeued and self.books.grants.may_requeue(tracked.ordinal)
-            self._close(tracked, self._ends(tracked, expiry.state, expiry.cause), is_requeued=again)
+        for entry in expiring(self.books):
+            self._close(entry)
 
-    def _close(self, tracked: TrackedGroup, ended: tuple[SampleEnd, ...], *, is_requeued: bool = False) -> None:
+    def _close(self, entry: GroupClosed) -> None:
         """Every sample of the group is terminal, and not by training."""
-        self._note(GroupClosed(group_id=tracked.group_id, ended=ended, is_requeued=is_requeued))
-        self._settle_soon()
-
-    # --- telling ----------------------------------------------------------------------------------------------
-
-    def _settle_soon(self) -> None:
-        if not self._settle_due:
-            self._settle_due = True
-            self._out.append(StartTimer(SETTLE_TIMER, self.settings.settle_delay_s))
-
-    def _tell_settled(self) -> None:
-        self._untold = []
-        event = SamplesSettled(settled=self.books.settled.snapshot())
-        keepers = (PROMPT_SOURCE, SCORER, FILTER, *self.settings.engines)
-        self._out.extend(Send(keeper, event) for keeper in keepers)
-
-    def _tell_demand(self) -> None:
-        self._untold = []
-        grants, snapshot = self.books.grants, self.books.settled.snapshot()
-        spans = grants.snapshot(snapshot.floor)
-        self._out.append(Send(PROMPT_SOURCE, DemandGranted(total=grants.total, spans=spans, settled=snapshot)))
+        self._note(entry)
+        self._out.extend(self._telling.soon())
 
     def validate(self) -> None:
         """Assert the invariants."""

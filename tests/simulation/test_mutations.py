@@ -1,4 +1,6 @@
-# ruff: noqa: ANN401 - what stands in for a part takes whatever the part took
+# ruff: noqa: ANN401 - what stands in for a part takes whatever the part took, and reaches into it
+# pyright: reportPrivateUsage=false, reportUnknownLambdaType=false
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 """Bugs that are planted, one at a time, and found by the random trials of the suite.
 
 Each class of bug that the ledger, the oracle and the actors' own checks are there for is here, and each rule about
@@ -7,14 +9,16 @@ going back to a checkpoint. ``test_protocol_rows.py`` has the other rules, each 
 
 from __future__ import annotations
 
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import msgspec
 import pytest
 
-from penstock.actors.buffer import batching, machine
+from penstock.actors.buffer import batching, decisions, pacing, selection
 from penstock.actors.buffer.accounts import Accounts, SettledGroups
+from penstock.actors.buffer.books import recorded
 from penstock.actors.buffer.learner_side import LearnerSide
 from penstock.actors.buffer.machine import Buffer
 from penstock.actors.filter.assembly import Assembly
@@ -22,8 +26,9 @@ from penstock.actors.filter.machine import Filter
 from penstock.actors.learner.machine import Learner
 from penstock.actors.prompt_source.machine import PromptSource
 from penstock.backends.stores.memory import MemoryStore
+from penstock.messages.commands import Record
 from penstock.messages.flow import GroupAdmitted, ScoringFailed
-from penstock.messages.ledger import BatchLeased, GroupsGranted
+from penstock.messages.ledger import BatchLeased, GroupsGranted, PayloadsReleased, StepRecorded
 from penstock.messages.training import CheckpointNamed, StepFinished, UpdateMode
 from penstock.runtime.delivery import Delivery
 from penstock.runtime.hosts.virtual.faults import Fault, FaultKind
@@ -32,7 +37,7 @@ from penstock.runtime.hosts.virtual.trial_draws import draw_trial
 from penstock.runtime.hosts.virtual.trials import Trial
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
     from contextlib import AbstractContextManager
 
     from penstock.messages.base import Event
@@ -67,7 +72,7 @@ def admits_twice() -> AbstractContextManager[Any]:
         if isinstance(event, GroupAdmitted):
             tracked = self.books.table.get(event.group.group_id)
             if tracked is not None and tracked.record is not None:
-                self._out.append(machine.Record((machine.recorded(event.group, tracked.deadline),)))  # pyright: ignore
+                self._out.append(Record((recorded(event.group, tracked.deadline),)))
         return handle(self, event)
 
     def accepts_all(self: Delivery, event: Event) -> bool:
@@ -78,12 +83,12 @@ def admits_twice() -> AbstractContextManager[Any]:
 
 def loses_a_group() -> AbstractContextManager[Any]:
     """Every fifth group that is complete goes nowhere."""
-    admit = Filter._admit  # pyright: ignore[reportPrivateUsage]
+    admit = Filter._admit
 
     def forgetful(self: Filter, assembly: Assembly) -> None:
         if assembly.group_id % 5 == 4:
-            self._forget(assembly.group_id)  # pyright: ignore[reportPrivateUsage]
-            self._gone.add(assembly.group_id)  # pyright: ignore[reportPrivateUsage]
+            self._forget(assembly.group_id)
+            self._gone.add(assembly.group_id)
         else:
             admit(self, assembly)
 
@@ -100,16 +105,16 @@ def loses_a_sample() -> AbstractContextManager[Any]:
 
 def bound_is_off_by_one() -> AbstractContextManager[Any]:
     """A batch more is granted than can be trained in time."""
-    bound = machine.bound
+    bound = pacing.bound
     return _both(
-        patch.object(machine, "bound", lambda **fields: bound(**{**fields, "taken_at": fields["taken_at"] - 1})),
+        patch.object(decisions, "bound", lambda **fields: bound(**{**fields, "taken_at": fields["taken_at"] - 1})),
         without_validation(),
     )
 
 
 def deadline_is_off_by_one() -> AbstractContextManager[Any]:
     """Groups are taken one version too late."""
-    forced = batching.forced_counts
+    forced = selection.forced_counts
     return _both(
         patch.object(batching, "forced_counts", lambda counts, **f: forced({d + 1: n for d, n in counts.items()}, **f)),
         without_validation(),
@@ -122,7 +127,7 @@ def version_goes_down() -> AbstractContextManager[Any]:
 
     def forgets(self: LearnerSide, epoch: int) -> CheckpointNamed:
         named = started(self, epoch)
-        self._books.version = named.version  # pyright: ignore[reportPrivateUsage]
+        self._books.version = named.version
         return named
 
     return _both(patch.object(LearnerSide, "started", forgets), without_validation())
@@ -147,7 +152,7 @@ def two_writers() -> AbstractContextManager[Any]:
     commit = MemoryStore.commit
 
     def trusting(self: MemoryStore, entries: Any) -> None:
-        self._epoch = self._ledger.epoch  # pyright: ignore[reportPrivateUsage]
+        self._epoch = self._ledger.epoch
         commit(self, entries)
 
     return patch.object(MemoryStore, "commit", trusting)
@@ -157,7 +162,7 @@ def reads_before_it_claims() -> AbstractContextManager[Any]:
     """A new Buffer does not become the only writer, it only reads."""
 
     def meek(self: MemoryStore, epoch: int) -> None:
-        self._epoch = self._ledger.epoch = 0  # pyright: ignore[reportPrivateUsage]
+        self._epoch = self._ledger.epoch = 0
 
     return patch.object(MemoryStore, "claim", meek)
 
@@ -206,7 +211,7 @@ def forgets_its_grants() -> AbstractContextManager[Any]:
 
 def loads_what_it_finds() -> AbstractContextManager[Any]:
     """The Learner takes the newest checkpoint there may be, not the recorded one."""
-    on_named = Learner._on_named  # pyright: ignore[reportPrivateUsage]
+    on_named = Learner._on_named
 
     def takes_newest(self: Learner, event: CheckpointNamed) -> None:
         on_named(self, msgspec.structs.replace(event, version=event.version + bool(event.path)))
@@ -226,9 +231,9 @@ def believes_that_the_learner_is_level() -> AbstractContextManager[Any]:
 
 def ends_without_the_last_checkpoint() -> AbstractContextManager[Any]:
     def hasty(self: Buffer) -> None:
-        if self._phase == "ending":  # pyright: ignore[reportPrivateUsage]
-            self._phase = "ended"  # pyright: ignore[reportPrivateUsage]
-            self._finish("done", completed=True)  # pyright: ignore[reportPrivateUsage]
+        if self._phase == "ending":
+            self._phase = "ended"
+            self._finish("done", completed=True)
 
     return _both(
         patch.object(Buffer, "_finish_if_saved", hasty),
@@ -238,7 +243,7 @@ def ends_without_the_last_checkpoint() -> AbstractContextManager[Any]:
 
 def never_publishes_off_the_grid() -> AbstractContextManager[Any]:
     """A Learner publishes every so many versions after the one that it has loaded, whatever engines were told of."""
-    on_opened, on_trained = Learner._on_opened, Learner._on_trained  # pyright: ignore[reportPrivateUsage]
+    on_opened, on_trained = Learner._on_opened, Learner._on_trained
 
     def opened(self: Learner, version: int) -> None:
         on_opened(self, version)
@@ -247,7 +252,7 @@ def never_publishes_off_the_grid() -> AbstractContextManager[Any]:
     def on_the_grid(self: Learner, event: Any) -> None:
         on_trained(self, event)
         is_due = self.version - self.published_version >= self.settings.publish_every
-        self._must_publish = is_due  # pyright: ignore[reportPrivateUsage]
+        self._must_publish = is_due
 
     return _both(patch.object(Learner, "_on_opened", opened), patch.object(Learner, "_on_trained", on_the_grid))
 
@@ -256,21 +261,21 @@ def releases_what_an_older_checkpoint_needs() -> AbstractContextManager[Any]:
     """Payloads go with the newest checkpoint, although older ones are kept."""
 
     def eager(self: Buffer) -> None:
-        self._note(machine.PayloadsReleased(through_version=self.books.checkpoint_version))  # pyright: ignore
+        self._note(PayloadsReleased(through_version=self.books.checkpoint_version))
 
     return patch.object(Buffer, "_release", eager)
 
 
 def records_receipts_again() -> AbstractContextManager[Any]:
     """The receipts of batches that are trained again count again."""
-    on_step = Buffer._on_step  # pyright: ignore[reportPrivateUsage]
+    on_step = Buffer._on_step
 
     def twice(self: Buffer, event: StepFinished) -> None:
         if event.version <= self.books.version and self.learner.stand is not None:
-            entry = machine.StepRecorded(
+            entry = StepRecorded(
                 version=event.version, group_ids=event.group_ids, num_trained_tokens=1, max_staleness=0
             )
-            self._out.append(machine.Record((entry,)))  # pyright: ignore[reportPrivateUsage]
+            self._out.append(Record((entry,)))
         on_step(self, event)
 
     return patch.object(Buffer, "_on_step", twice)
@@ -281,23 +286,13 @@ def comes_back_without_telling_anyone() -> AbstractContextManager[Any]:
     return patch.object(Buffer, "_on_started", lambda self: None)
 
 
-class _Both:
-    """Several plants as one context."""
-
-    def __init__(self, *contexts: AbstractContextManager[Any]) -> None:
-        self._contexts = contexts
-
-    def __enter__(self) -> None:
-        for context in self._contexts:
-            context.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        for context in reversed(self._contexts):
-            context.__exit__(*error)
-
-
-def _both(*contexts: AbstractContextManager[Any]) -> Any:
-    return _Both(*contexts)
+@contextmanager
+def _both(*plants: AbstractContextManager[Any]) -> Generator[None]:
+    """Several plants as one."""
+    with ExitStack() as stack:
+        for plant in plants:
+            stack.enter_context(plant)
+        yield
 
 
 MUTATIONS = (

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from penstock.messages.base import Event
-    from penstock.messages.samples import Group, Sample, SampleEnd
+    from penstock.messages.ledger import SampleNote
+    from penstock.messages.samples import Group, SampleEnd
 
 POLICIES = ("sync", "one_step_off", "fully_async")
 TRIALS_PER_POLICY = 6800
@@ -116,7 +117,7 @@ def test_oracle_sees_a_sample_that_is_lost() -> None:
 def test_oracle_sees_accounts_that_are_wrong() -> None:
     trained = Accounts.trained
 
-    def counts_double(self: Accounts, samples: Iterable[Sample], others: Iterable[SampleEnd]) -> None:
+    def counts_double(self: Accounts, samples: Iterable[SampleNote], others: Iterable[SampleEnd]) -> None:
         samples = list(samples)
         trained(self, [*samples, *samples], others)
 

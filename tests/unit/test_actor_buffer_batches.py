@@ -6,7 +6,7 @@ import actor_driver as drive
 import pytest
 from buffer_bench import NUM_SAMPLES, Bench, LatestFirst, announced, ends, states_of
 
-from penstock.actors.buffer.machine import SETTLE_TIMER
+from penstock.actors.buffer.telling import SETTLE_TIMER
 from penstock.messages.commands import FailRun, Record, Send, StartTimer
 from penstock.messages.flow import GroupAdmitted, GroupRejected, SamplesSettled, SettledState
 from penstock.messages.ledger import (

@@ -1,0 +1,97 @@
+"""What follows from the books: the next grants, the next batch, and what can no longer be trained. Changes nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.actors.buffer.batching import expired, form_batch
+from penstock.actors.buffer.pacing import bound, num_grantable
+from penstock.actors.buffer.policies import BufferState
+from penstock.actors.buffer.report import closed_ends
+from penstock.messages.ledger import BatchLeased, GroupClosed, GroupsGranted
+from penstock.messages.training import OnStale
+
+if TYPE_CHECKING:
+    from penstock.actors.buffer.books import Books
+    from penstock.actors.buffer.pacing import AutoTarget
+    from penstock.actors.buffer.table import TrackedGroup
+    from penstock.messages.samples import TerminalState
+
+
+def bound_of(books: Books) -> int:
+    """The most groups that may be outstanding now."""
+    return bound(
+        announced=books.announced or 0,
+        taken_at=books.taken_at,
+        num_leased=books.table.num_leased,
+        max_staleness=books.policy.max_staleness,
+        settings=books.settings.pacing,
+    )
+
+
+def next_grants(books: Books, target: AutoTarget) -> list[GroupsGranted]:
+    """The grants that may be made now."""
+    if books.announced is None:
+        return []
+    number = num_grantable(
+        limit=_limit(books, target),
+        outstanding=books.table.num_outstanding,
+        in_generation=books.table.num_in_generation,
+        trained=books.num_trained_groups,
+        num_left=books.grants.num_left,
+        settings=books.settings.pacing,
+    )
+    eta = books.policy.max_staleness
+    spans = books.grants.next_spans(number, min_version=books.announced, deadline_version=books.announced + eta)
+    return [GroupsGranted(span=span, total=span.first_group + span.num_groups, max_staleness=eta) for span in spans]
+
+
+def _limit(books: Books, target: AutoTarget) -> int:
+    """How many groups may be outstanding: the policy's target, cut at the bound, never below one batch."""
+    pacing, table = books.settings.pacing, books.table
+    view = BufferState(
+        version=books.version,
+        announced_version=books.announced or 0,
+        groups_per_batch=pacing.groups_per_batch,
+        outstanding=table.num_outstanding,
+        ready=table.num_ready,
+        target_outstanding=pacing.target_outstanding or target.value,
+    )
+    wanted = max(books.policy.target(view), pacing.groups_per_batch)
+    return min(int(wanted * pacing.over_sampling), bound_of(books))
+
+
+def next_lease(books: Books) -> BatchLeased | None:
+    """The batch that makes the next version; None when no allowed one exists."""
+    pacing = books.settings.pacing
+    formed = form_batch(books.table, books.policy, pacing, version=books.version, is_exhausted=books.is_exhausted)
+    if formed is None:
+        return None
+    takes_all = books.is_exhausted and books.table.num_unleased == len(formed)
+    return BatchLeased(
+        version=books.version + 1,
+        group_ids=tuple(formed),
+        max_staleness=max(books.table.tracked(group_id).max_staleness for group_id in formed),
+        mask_stale=books.policy.on_stale is OnStale.MASK,
+        update_mode=books.policy.update_mode,
+        is_last=books.version + 1 == pacing.num_steps or takes_all,
+    )
+
+
+def closing(books: Books, tracked: TrackedGroup, state: TerminalState, cause: str) -> GroupClosed:
+    """The entry for a group that is given up."""
+    ended = closed_ends(tracked, state, cause, samples_per_group=books.settings.samples_per_group)
+    return GroupClosed(group_id=tracked.group_id, ended=ended)
+
+
+def expiring(books: Books) -> list[GroupClosed]:
+    """The entries for the groups that can no longer be trained in time."""
+    expiry, found = expired(
+        books.table, books.policy, books.settings.pacing, version=books.version, taken_at=books.taken_at
+    )
+    entries: list[GroupClosed] = []
+    for tracked in found:
+        entry = closing(books, tracked, expiry.state, expiry.cause)
+        again = expiry.is_requeued and books.grants.may_requeue(tracked.ordinal)
+        entries.append(GroupClosed(group_id=entry.group_id, ended=entry.ended, is_requeued=again))
+    return entries

@@ -1,0 +1,66 @@
+"""Who has to hear what is settled and what is granted, and when.
+
+Invariants:
+
+* Settlements are told soon after they are recorded, those of a short while together.
+* Samples of groups that came in since are held in the census: those who sent them may have died, and nobody else knows
+  yet that they are written down.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from penstock.messages.commands import Send, StartTimer
+from penstock.messages.flow import DemandGranted, SamplesSettled
+from penstock.messages.membership import HeldLease, LeaseStage
+from penstock.messages.names import FILTER, PROMPT_SOURCE, SCORER
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from penstock.actors.buffer.books import Books
+    from penstock.messages.commands import AnyCommand
+    from penstock.messages.samples import SampleKey
+
+SETTLE_TIMER: Final = "settle"
+
+
+class Telling:
+    """What was told, and what is due to be."""
+
+    def __init__(self, books: Books) -> None:
+        self._books = books
+        self._is_due = False
+        self._untold: list[tuple[SampleKey, ...]] = []
+
+    def leases(self) -> tuple[HeldLease, ...]:
+        """The samples that came in since settlements were last told."""
+        return tuple(HeldLease(key, 0, LeaseStage.PASSED_ON) for keys in self._untold for key in keys)
+
+    def came_in(self, keys: Iterable[SampleKey]) -> None:
+        """These samples are written down now."""
+        self._untold.append(tuple(keys))
+
+    def soon(self) -> list[AnyCommand]:
+        """Something was settled: tell it when a short while has gone by."""
+        if self._is_due:
+            return []
+        self._is_due = True
+        return [StartTimer(SETTLE_TIMER, self._books.settings.settle_delay_s)]
+
+    def settled(self, *, is_due: bool = False) -> list[AnyCommand]:
+        """Tell all who keep; ``is_due``: because the short while has gone by."""
+        if is_due:
+            self._is_due = False
+        self._untold = []
+        event = SamplesSettled(settled=self._books.settled.snapshot())
+        keepers = (PROMPT_SOURCE, SCORER, FILTER, *self._books.settings.engines)
+        return [Send(keeper, event) for keeper in keepers]
+
+    def demand(self) -> list[AnyCommand]:
+        """Tell PromptSource everything that is granted; it hears what is settled too."""
+        self._untold = []
+        grants, snapshot = self._books.grants, self._books.settled.snapshot()
+        spans = grants.snapshot(snapshot.floor)
+        return [Send(PROMPT_SOURCE, DemandGranted(total=grants.total, spans=spans, settled=snapshot))]

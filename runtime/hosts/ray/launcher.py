@@ -7,7 +7,7 @@ Invariants:
 * The driver lives in a session of its own, so that a signal to the terminal's group reaches Ray through nobody but
   the driver, in the right order.
 * A driver whose launcher is gone learns it in two ways: its parent-death signal, and the end of its standard input.
-* After a stop was asked for, everything is gone within ``stop_timeout_s`` (a checkpoint is written) and
+* After a stop was asked for, everything is gone within ``stop_timeout_s`` (a checkpoint is written), ``SUM_UP_S`` and
   ``END_TIMEOUT_S``, cooperating or not; after a second signal within ``END_TIMEOUT_S``.
 
 | waits for | who ends it |
@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from penstock.runtime.hosts.ray.job import DriverJob
 
 END_TIMEOUT_S: Final = 4.5
+SUM_UP_S: Final = 5.0
+"""For summary and report, which a busy machine takes seconds for."""
 SWEEP_TIMEOUT_S: Final = 2.0
 DRIVER_COMMAND: Final = (sys.executable, "-m", "penstock.runtime.hosts.ray.driver")
 
@@ -137,7 +139,7 @@ class _Driver:
         if self._asked is None:
             self._asked = number
             if not is_stopped(self._process.pid):
-                limit_s += self._job.scenario.runtime.stop_timeout_s
+                limit_s += self._job.scenario.runtime.stop_timeout_s + SUM_UP_S
         self._deadline_s = min(self._deadline_s, time.monotonic() + limit_s)
         if self._is_ready:
             self._process.send_signal(number)

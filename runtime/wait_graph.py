@@ -81,7 +81,7 @@ def wait_graph(reports: Iterable[WaitsReported], now_s: float) -> str:
     for line in lines:
         if not line.leads_to:
             roots.setdefault(_place(line), line)
-    told += [f"at the root: {place} ({_subjects(line)})" for place, line in list(roots.items())[:MAX_LINES]]
+    told += [_root(place, line) for place, line in list(roots.items())[:MAX_LINES]]
     return "\n".join(told)
 
 
@@ -147,6 +147,11 @@ def _place(line: _Line) -> str:
 
 def _sentence(line: _Line, now_s: float) -> str:
     return f"{line.actor} waits for {_subjects(line)} from {_place(line)}, for {now_s - line.since_s:.0f} s"
+
+
+def _root(place: str, line: _Line) -> str:
+    idle = "" if line.on == OWN_BACKEND else ", which waits for nothing that is overdue"
+    return f"at the root: {place} ({_subjects(line)}){idle}"
 
 
 def _subjects(line: _Line) -> str:

@@ -224,6 +224,7 @@ def _buffer(plan: RunPlan) -> BufferSettings:
 def _weight_publisher(plan: RunPlan) -> WeightPublisherSettings:
     options = plan.scenario.weights
     return WeightPublisherSettings(
+        start_timeout_s=plan.scenario.engines.start_timeout_s,
         stage_timeout_s=options.stage_timeout_s,
         commit_timeout_s=options.commit_timeout_s,
         drain_timeout_s=options.drain_timeout_s,

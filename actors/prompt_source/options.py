@@ -17,6 +17,7 @@ class PromptSourceOptions(Options, frozen=True, kw_only=True):
     max_engine_losses: Annotated[int, Meta(ge=1)] = 5
     """A sample that was on so many engines when they died counts as failed: it may be what kills them."""
     lease_timeout_s: Annotated[float, Meta(gt=0)] = 600.0
-    """A lease that shows no progress for so long starts a census."""
+    """A sample that shows no progress for so long is looked for. One that runs and makes no token for as long again is
+    given to another engine; an engine where nothing moves is replaced."""
     census_timeout_s: Annotated[float, Meta(gt=0)] = 2.0
     """An unanswered census is repeated after this time."""

@@ -13,7 +13,7 @@ Phases of an engine:
 
 | phase | leaves it |
 |---|---|
-| ``starting`` | ``EngineReady`` → ``idle`` |
+| ``starting`` | ``EngineReady`` → ``idle``; too late → ``quarantined`` |
 | ``idle`` | there are newer weights than it serves → ``staging`` |
 | ``staging`` | ``WeightsFetched`` → ``staged``; on an error again ``staging``, or ``quarantined`` |
 | ``staged`` | the canary has passed, or it is the canary → ``committing`` |
@@ -23,7 +23,7 @@ Phases of an engine:
 | waits for | who ends it |
 |---|---|
 | a publish | the Learner |
-| an engine to fetch, to be idle, to swap | the engine; a timer for each, at whose end it is replaced |
+| an engine to open, to fetch, to be idle, to swap | the engine; a timer for each, at whose end it is replaced |
 | the canary | its engine; the same timers, then another engine becomes the canary |
 | another publish after one that failed | the Learner, which is told until it has heard it |
 """
@@ -143,6 +143,7 @@ class WeightPublisher:
                 engine = self.engines.live(event.engine, event.engine_epoch)
                 if engine is not None and engine.phase is Phase.STARTING:
                     self._turn(engine, Phase.IDLE)
+                    self._out.append(StopTimer(engine.name))
             case EngineJoined():
                 self._on_joined(event)
             case EngineLost():
@@ -179,6 +180,7 @@ class WeightPublisher:
                 return
             self._drop(engine)
         self.engines.join(event.name, event.epoch)
+        self._out.append(StartTimer(event.name, self.settings.start_timeout_s))
 
     def _drop(self, engine: EngineState) -> None:
         self.engines.drop(engine)
@@ -303,7 +305,12 @@ class WeightPublisher:
 
     def _on_late(self, name: str) -> None:
         engine = self.engines.by_name.get(name)
-        if engine is None or engine.phase not in (Phase.STAGING, Phase.COMMITTING) or engine.target is None:
+        if engine is None:
+            return
+        if engine.phase is Phase.STARTING:
+            self._quarantine(engine, f"not open after {self.settings.start_timeout_s:g} s")
+            return
+        if engine.phase not in (Phase.STAGING, Phase.COMMITTING) or engine.target is None:
             return
         version = engine.target.manifest.version
         doing = "fetching" if engine.phase is Phase.STAGING else "taking"

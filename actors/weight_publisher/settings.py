@@ -8,6 +8,8 @@ from penstock.messages.base import Value
 class WeightPublisherSettings(Value, frozen=True, kw_only=True):
     """Deadlines and tolerances."""
 
+    start_timeout_s: float = 120.0
+    """For an engine to open, from when its process is there."""
     stage_timeout_s: float
     commit_timeout_s: float
     drain_timeout_s: float

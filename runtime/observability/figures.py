@@ -28,6 +28,8 @@ GENERATED_TOKENS: Final = "engine/generated_tokens"
 CPU_SECONDS: Final = "process/cpu_s"
 """CPU time of one incarnation's process so far, all its threads together."""
 RUNNING: Final = "engine/running"
+COUNTED: Final = ("prompt_source/", "weight_publisher/")
+"""Counters of these stand in ``metrics.jsonl`` as they were at each step."""
 """Requests that an engine decodes now."""
 END_STEPS: Final = 10
 RATE_WINDOW_S: Final = 30.0
@@ -102,6 +104,7 @@ class RunFigures:
         self._trained_rate = Rate()
         self._running: dict[str, float] = {}
         self._cpu: dict[str, RunningTotal] = {}
+        self._counted: dict[str, RunningTotal] = {}
 
     def restore(self, rows: Sequence[StepRow], summary: RunSummary | None) -> None:
         """Go on from earlier drives of the run.
@@ -121,6 +124,9 @@ class RunFigures:
             for cost in summary.costs:
                 self._cpu.setdefault(cost.name, RunningTotal()).restore(cost.cpu_s)
         self._generated.restore(tokens)
+        for name, value in rows[-1].metrics.items() if rows else ():
+            if name.startswith(COUNTED) and value is not None:
+                self._counted.setdefault(name, RunningTotal()).restore(value)
 
     # --- what is reported -------------------------------------------------------------------------------------
 
@@ -134,6 +140,8 @@ class RunFigures:
                 self._cpu.setdefault(report.name, RunningTotal()).report(report.name, report.epoch, metric.value)
             elif metric.name == RUNNING:
                 self._running[report.name] = metric.value
+            elif metric.name.startswith(COUNTED):
+                self._counted.setdefault(metric.name, RunningTotal()).report(report.name, report.epoch, metric.value)
 
     def step(self, report: StepReported, row: StepRow) -> None:
         """A recorded step. A version that was trained again after the learner was lost counts once."""
@@ -169,6 +177,11 @@ class RunFigures:
     def cpu_s(self) -> dict[str, float]:
         """CPU seconds by actor, over all its incarnations, up to its last report."""
         return {name: total.total for name, total in self._cpu.items()}
+
+    @property
+    def counted(self) -> dict[str, float]:
+        """What PromptSource and WeightPublisher count, over all their incarnations, by the name of the metric."""
+        return {name: total.total for name, total in self._counted.items()}
 
     @property
     def tokens_generated(self) -> int:

@@ -120,7 +120,11 @@ class RunRecorder:
     def step(self, report: StepReported, now_s: float) -> None:
         """A step is recorded."""
         row = StepRow.of(
-            now_s, report, tokens_generated=self.figures.tokens_generated, training_s=self._training_s(now_s)
+            now_s,
+            report,
+            tokens_generated=self.figures.tokens_generated,
+            training_s=self._training_s(now_s),
+            counted=self.figures.counted,
         )
         self._steps.append(row)
         self._activity.flush()

@@ -7,6 +7,7 @@ one array per handled event. All of them can be read while the run goes on.
 from __future__ import annotations
 
 from hashlib import blake2b
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -16,7 +17,7 @@ from penstock.runtime.observability.activity import LaneTiler
 from penstock.runtime.observability.jsonl import JsonLinesWriter, read_rows, write_all
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from penstock.messages.training import ActorReported
@@ -55,13 +56,21 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     """Time in which the run trained, up to here: without starts, and without the time between its drives."""
 
     @classmethod
-    def of(cls, at_s: float, report: StepReported, *, tokens_generated: int = 0, training_s: float = 0.0) -> StepRow:
-        """The row of a reported step."""
+    def of(
+        cls,
+        at_s: float,
+        report: StepReported,
+        *,
+        tokens_generated: int = 0,
+        training_s: float = 0.0,
+        counted: Mapping[str, float] = MappingProxyType({}),
+    ) -> StepRow:
+        """The row of a reported step; ``counted``: running totals of actors, which stand beside its metrics."""
         return cls(
             version=report.version,
             at_s=at_s,
             num_steps=report.num_steps,
-            metrics={metric.name: metric.value for metric in report.metrics},
+            metrics={**counted, **{metric.name: metric.value for metric in report.metrics}},
             staleness_counts=report.staleness_counts,
             response_lengths=report.response_lengths,
             group_ids=report.group_ids,

@@ -239,6 +239,20 @@ def test_cpu_time_adds_up_over_incarnations_and_is_in_summary_and_report(tmp_pat
     assert "CPU time buffer 0.2 s, scorer 6.5 s" in Page((tmp_path / "report.html").read_text()).text
 
 
+def test_what_prompt_source_counts_stands_beside_each_step_and_goes_on_when_a_run_is_resumed(tmp_path: Path) -> None:
+    recorder = RunRecorder(tmp_path, FACTS)
+    for version, epoch, saved in [(1, 1, 100.0), (2, 2, 30.0)]:
+        metrics = (Metric("prompt_source/salvaged_tokens", saved),)
+        recorder.actor(ActorReported(name="prompt_source", epoch=epoch, state="issuing", metrics=metrics), version)
+        recorder.step(step(version), float(version))
+    recorder.finish(finished(2, completed=False), 3.0)
+    recorder = RunRecorder(tmp_path, FACTS, resumes=True)
+    metrics = (Metric("prompt_source/salvaged_tokens", 7.0),)
+    recorder.actor(ActorReported(name="prompt_source", epoch=1001, state="issuing", metrics=metrics), 4.0)
+    recorder.step(step(3), 5.0)
+    assert [row.metrics["prompt_source/salvaged_tokens"] for row in read_steps(tmp_path)] == [100.0, 130.0, 137.0]
+
+
 def test_a_version_that_is_trained_again_counts_once() -> None:
     figures = RunFigures(progress_tokens=64)
     for version in (1, 2, 3, 2, 3, 4):

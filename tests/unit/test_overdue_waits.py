@@ -111,7 +111,7 @@ def test_a_sample_that_its_source_has_let_go_of_is_found_with_whoever_has_it() -
         100.0,
     )
     assert [line for line in graph.splitlines() if line.startswith("at the root")] == [
-        "at the root: engine/1 (sample 9/0)",
+        "at the root: engine/1 (sample 9/0), which waits for nothing that is overdue",
         "at the root: scorer's backend (reward of 12/5)",
     ]
 
@@ -138,7 +138,8 @@ def test_a_circle_is_named() -> None:
 
 def test_whoever_waits_for_nothing_is_the_root() -> None:
     graph = wait_graph([report("weight_publisher", Wait("swapped weights of", "version 4", "engine/0"))], 100.0)
-    assert graph.splitlines()[-1] == "at the root: engine/0 (swapped weights of version 4)"
+    root = "at the root: engine/0 (swapped weights of version 4), which waits for nothing that is overdue"
+    assert graph.splitlines()[-1] == root
 
 
 def test_only_the_newest_report_of_each_actor_counts() -> None:
@@ -162,7 +163,7 @@ def test_reports_that_come_together_are_shown_together_and_once() -> None:
     board.hear(report("learner", Wait("offer of", "batch 8", "buffer")), 100.0)
     board.hear(report("buffer", Wait("group", "12", "filter")), 101.0)
     assert board.take(101.9) == ""
-    assert board.take(102.0).count("waits for") == 2
+    assert board.take(102.0).count(" waits for ") == 3, "two waits, and that nothing overdue is behind them"
     assert board.take(1000.0) == ""
 
 

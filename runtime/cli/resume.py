@@ -9,12 +9,14 @@ Invariants:
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from typing import TYPE_CHECKING, Final
 
 from rich.markup import escape
 
-from penstock.backends.stores.protocol import LedgerStoreError
-from penstock.backends.stores.sqlite import open_ledger
+from penstock.backends.stores.sqlite import open_read_only
+from penstock.backends.stores.tables import LEDGER_FILE
 from penstock.runtime.cli.launch import check, drive, write_scenario
 from penstock.runtime.cli.runs import SCENARIO_NAME, hold_run, is_alive, read_record
 from penstock.runtime.errors import RunFolderError, ScenarioError
@@ -112,22 +114,25 @@ def _clear(folder: Path, record: RunRecord, console: Console) -> None:
 
 
 def _check_num_steps(folder: Path, scenario: Scenario) -> None:
-    trained = num_trained(folder)
-    if scenario.run.num_steps < trained:
-        raise ScenarioError(f"{NUM_STEPS}: {scenario.run.num_steps} is below the {trained} steps that are trained")
+    begun = num_begun(folder)
+    if scenario.run.num_steps < begun:
+        raise ScenarioError(
+            f"{NUM_STEPS}: {scenario.run.num_steps} is below the {begun} steps that are trained or begun"
+        )
 
 
-def num_trained(folder: Path) -> int:
-    """How many batches the ledger of a run has the receipts of.
+def num_begun(folder: Path) -> int:
+    """How many batches the ledger of a run has leased, the trained ones included.
 
     Raises:
         RunFolderError: it cannot be read.
     """
+    path = folder / LEDGER_FILE
+    if not path.exists():
+        return 0
     try:
-        store = open_ledger(folder)
-        try:
-            return max((receipt.version for receipt in store.receipts(0, 2**62)), default=0)
-        finally:
-            store.close()
-    except LedgerStoreError as error:
-        raise RunFolderError(str(error)) from None
+        with closing(open_read_only(path)) as database:
+            (version,) = database.execute("SELECT coalesce(max(version), 0) FROM batches").fetchone()
+    except sqlite3.Error as error:
+        raise RunFolderError(f"{path}: the ledger cannot be read: {error}") from None
+    return int(version)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
@@ -59,8 +60,8 @@ def _state(record: RunRecord, *, alive: bool) -> str:
 
 
 def _earlier(record: RunRecord) -> str:
-    ends = ", ".join("vanished" if drive.ended_at is None else drive.state for drive in record.earlier)
-    return f"resumed; before: {ends}"
+    ends = Counter("vanished" if drive.ended_at is None else drive.state for drive in record.earlier)
+    return f"drive {len(record.earlier) + 1} of this run; before: {', '.join(f'{n} {end}' for end, n in ends.items())}"
 
 
 def _progress(folder: Path, *, is_running: bool) -> Iterator[str]:

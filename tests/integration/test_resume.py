@@ -148,7 +148,7 @@ def test_a_run_goes_on_after_the_death_of_its_driver_and_then_of_its_launcher(sc
         again.process.wait()
         status = penstock("status", str(folder))
         assert "vanished" in status.stdout
-        assert "resumed; before: failed" in status.stdout
+        assert "drive 2 of this run; before: 1 failed" in status.stdout
     with LiveRun.resumed(folder) as last:
         last.finish()
     assert_complete(folder)

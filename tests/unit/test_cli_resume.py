@@ -19,9 +19,10 @@ from penstock.backends.stores.protocol import StaleEpochError
 from penstock.backends.stores.sqlite import SqliteStore
 from penstock.backends.stores.tables import LEDGER_FILE
 from penstock.backends.weights.segments import SHARED_FOLDER, segment_name
-from penstock.messages.ledger import StepRecorded
+from penstock.messages.ledger import BatchLeased, StepRecorded
+from penstock.messages.training import UpdateMode
 from penstock.runtime.cli.launch import claim_drive, has_entries, resume_command
-from penstock.runtime.cli.resume import num_trained, overridden, resume
+from penstock.runtime.cli.resume import num_begun, overridden, resume
 from penstock.runtime.cli.runs import close_record, hold_run, open_record, read_record, start_ticks
 from penstock.runtime.errors import RunFolderError, ScenarioError
 from penstock.runtime.hosts.ray.job import RUN_FOLDER_VARIABLE, RUN_ID_VARIABLE
@@ -43,7 +44,7 @@ learner: {backend: simulated}
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The folder of a run that was stopped after four steps."""
+    """The folder of a run that was stopped after three steps, with a fourth one begun."""
     made = tmp_path / "example-1"
     made.mkdir()
     (made / "scenario.yaml").write_text(SCENARIO)
@@ -51,7 +52,11 @@ def folder(tmp_path: Path) -> Path:
     store = SqliteStore(made / LEDGER_FILE)
     store.claim(claim_drive(made) + 1)
     for version in range(1, 5):
-        store.commit([StepRecorded(version=version, group_ids=(version,), num_trained_tokens=1, max_staleness=0)])
+        lease = BatchLeased(
+            version=version, group_ids=(version,), max_staleness=0, mask_stale=False, update_mode=UpdateMode.DRAIN
+        )
+        receipt = StepRecorded(version=version, group_ids=(version,), num_trained_tokens=1, max_staleness=0)
+        store.commit([lease] if version == 4 else [lease, receipt])
     store.close()
     return made
 
@@ -104,9 +109,9 @@ def test_what_a_run_can_change_is_changed(folder: Path) -> None:
     assert after.staleness == before.staleness
 
 
-def test_steps_that_are_trained_stay(folder: Path) -> None:
-    assert num_trained(folder) == 4
-    assert "run.num_steps: 3 is below the 4 steps that are trained" in refused(folder, "run.num_steps=3")
+def test_steps_that_are_begun_are_finished(folder: Path) -> None:
+    assert num_begun(folder) == 4
+    assert "run.num_steps: 3 is below the 4 steps that are trained or begun" in refused(folder, "run.num_steps=3")
     assert load_scenario(folder / "scenario.yaml").run.num_steps == 10  # as it was
 
 

@@ -5,13 +5,13 @@ Invariants:
 * The version counts trained batches. It goes up by one with each batch, and only then.
 * A batch is trained if it makes ``version + 1``. One that is trained already is answered with its receipt.
 * No token beyond the bound is trained: a batch that holds one stops the run, unless the policy masks such tokens.
-* The backend does one thing at a time, in the order asked for: a version is exported before the next batch changes it.
+* The backend does one thing at a time, in the order asked for: a version is exported, and its state is copied for a
+  checkpoint, before the next batch changes it. Writing the copy goes on meanwhile, one checkpoint at a time.
 * It loads the checkpoint that the Buffer names, and no other.
 * A version that engines were told of, or a newer one, is published by this incarnation before it waits for batches
   made with it; an older one is never published.
 
-States: ``starting`` (until a checkpoint is named) → ``opening`` → ``idle`` ⇄ ``training`` → ``publishing`` → ``idle``;
-``idle`` ⇄ ``checkpointing``.
+States: ``starting`` (until a checkpoint is named) → ``opening`` → ``idle`` ⇄ ``training`` → ``publishing`` → ``idle``.
 
 | waits for | who ends it |
 |---|---|
@@ -71,6 +71,7 @@ if TYPE_CHECKING:
 PUBLISHES_PER_EPOCH: Final = 1_000_000
 """Publish numbers go up over incarnations too, so that an engine never takes an old one for a new one."""
 DEADLINE: Final = "deadline"
+SAVE_DEADLINE: Final = "save"
 
 
 class Phase(StrEnum):
@@ -81,7 +82,6 @@ class Phase(StrEnum):
     IDLE = "idle"
     TRAINING = "training"
     PUBLISHING = "publishing"
-    CHECKPOINTING = "checkpointing"
 
 
 @final
@@ -107,13 +107,16 @@ class Learner:
         self._demanded: int | None = None
         """A checkpoint of this version or a later one is wanted."""
         self._save_due = False
+        self._saving: int | None = None
+        """Version of the checkpoint that is being written."""
         self._saved: CheckpointSaved | None = None
         self._out: list[AnyCommand] = []
 
     @property
     def state(self) -> str:
         """For people."""
-        return self.phase.value
+        is_saving = self._saving is not None and self.phase is Phase.IDLE
+        return "checkpointing" if is_saving else self.phase.value
 
     @property
     def activity(self) -> Activity:
@@ -121,14 +124,14 @@ class Learner:
         match self.phase:
             case Phase.STARTING | Phase.OPENING:
                 return Activity.STARTING
+            case Phase.IDLE if self._saving is not None and self._next is None:
+                return Activity.CHECKPOINTING
             case Phase.IDLE:
                 return Activity.WAITING_FOR_SAMPLES
             case Phase.TRAINING:
                 return Activity.WORKING
             case Phase.PUBLISHING:
                 return Activity.PUBLISHING
-            case Phase.CHECKPOINTING:
-                return Activity.CHECKPOINTING
             case _:
                 assert_never(self.phase)
 
@@ -170,7 +173,7 @@ class Learner:
                 self._out.append(Send(BUFFER, LearnerReady(epoch=self.settings.epoch, version=-1)))
                 self._out.append(StartTimer(DEADLINE, self.settings.start_timeout_s))
             case TimerFired():
-                self._on_late()
+                self._on_late(event.key)
             case _:
                 assert_never(event)
         self._advance()
@@ -193,9 +196,14 @@ class Learner:
         self._must_publish = version >= self._announced
         self._save_due = version == 0 and self.settings.saves_first
 
-    def _on_late(self) -> None:
-        if self.phase is not Phase.IDLE:  # otherwise it ran out while what it was for came to its end
-            cause = f"it is {self.phase.value} for longer than it may"
+    def _on_late(self, key: str) -> None:
+        doing = self.phase.value
+        if key == SAVE_DEADLINE:
+            doing = "" if self._saving is None else "checkpointing"
+        elif self.phase is Phase.IDLE:
+            doing = ""
+        if doing:  # otherwise it ran out while what it was for came to its end
+            cause = f"it is {doing} for longer than it may"
             self._out.append(ReplaceActor(LEARNER, self.settings.epoch, cause))
 
     def _on_batch(self, event: BatchReady) -> None:
@@ -243,7 +251,8 @@ class Learner:
             self._demanded = event.version
 
     def _on_written(self, event: CheckpointWritten) -> None:
-        self._done()
+        self._saving = None
+        self._out.append(StopTimer(SAVE_DEADLINE))
         self._saved = CheckpointSaved(version=event.version, path=event.path)
         self._out.append(Send(BUFFER, self._saved))
 
@@ -255,9 +264,10 @@ class Learner:
         is_demanded = self._demanded is not None and self.version >= self._demanded
         if self._must_publish:
             self._start_publish()
-        elif self._save_due or is_demanded:
+            return
+        if (self._save_due or is_demanded) and self._saving is None:
             self._save()
-        elif self._next is not None:
+        if self._next is not None:
             batch, self._next = self._next, None
             self._train(batch)
 
@@ -266,8 +276,8 @@ class Learner:
         if self._saved is not None and self._saved.version == self.version:
             self._out.append(Send(BUFFER, self._saved))
             return
-        self._start(Phase.CHECKPOINTING)
-        self._out.append(SaveCheckpoint(self.version))
+        self._saving = self.version
+        self._out.extend((StartTimer(SAVE_DEADLINE, self.settings.step_timeout_s), SaveCheckpoint(self.version)))
 
     def _train(self, batch: BatchReady) -> None:
         bound = batch.max_staleness
@@ -303,13 +313,16 @@ class Learner:
         """The Buffer, or its backend."""
         match self.phase:
             case Phase.STARTING:
-                return (Wait("name of", "a checkpoint", BUFFER),)
+                first = Wait("name of", "a checkpoint", BUFFER)
             case Phase.IDLE:
-                return (Wait("offer of", f"batch {self.version + 1}", BUFFER),)
+                first = Wait("offer of", f"batch {self.version + 1}", BUFFER)
             case Phase.TRAINING:
-                return (Wait("step on", f"batch {self.version + 1}", OWN_BACKEND),)
+                first = Wait("step on", f"batch {self.version + 1}", OWN_BACKEND)
             case _:
-                return (Wait(f"{self.phase.value} of", f"version {self.version}", OWN_BACKEND),)
+                first = Wait(f"{self.phase.value} of", f"version {self.version}", OWN_BACKEND)
+        if self._saving is None:
+            return (first,)
+        return first, Wait("checkpoint of", f"version {self._saving}", OWN_BACKEND)
 
     @property
     def metrics(self) -> tuple[Metric, ...]:

@@ -8,7 +8,7 @@ import actor_driver as drive
 import pytest
 from engine_bench import manifest
 
-from penstock.actors.learner.machine import DEADLINE, PUBLISHES_PER_EPOCH, Learner
+from penstock.actors.learner.machine import DEADLINE, PUBLISHES_PER_EPOCH, SAVE_DEADLINE, Learner
 from penstock.actors.learner.settings import LearnerSettings
 from penstock.messages.base import Metric
 from penstock.messages.commands import (
@@ -340,7 +340,7 @@ def test_a_demanded_checkpoint_is_written_and_told() -> None:
     bench = LearnerBench().opened(version=3)
     commands = bench.hear(CheckpointDemanded(version=3))
     assert drive.one(commands, SaveCheckpoint) == SaveCheckpoint(3)
-    assert drive.one(commands, StartTimer) == StartTimer(DEADLINE, 50.0)
+    assert drive.one(commands, StartTimer) == StartTimer(SAVE_DEADLINE, 50.0)
     assert bench.activity() is Activity.CHECKPOINTING
     commands = bench.hear(CheckpointWritten(version=3, path="checkpoints/3"))
     saved = CheckpointSaved(version=3, path="checkpoints/3")
@@ -374,10 +374,19 @@ def test_every_nth_version_is_saved_after_it_is_published_and_before_the_next_ba
     assert drive.every([*bench.step(1), *bench.published(1)], SaveCheckpoint) == []
     assert drive.every(bench.step(2), SaveCheckpoint) == []
     commands = [*bench.hear(batch(3)), *bench.published(2)]
-    assert (drive.one(commands, SaveCheckpoint).version, drive.every(commands, Train)) == (2, [])
+    kinds = [type(command) for command in commands if isinstance(command, SaveCheckpoint | Train)]
+    assert kinds == [SaveCheckpoint, Train]
+    assert bench.activity() is Activity.WORKING
     commands = bench.hear(CheckpointWritten(version=2, path="c2"))
     assert drive.one_sent(commands, CheckpointSaved, to="buffer").version == 2
-    assert drive.one(commands, Train).version == 3
+
+
+def test_one_checkpoint_is_written_at_a_time() -> None:
+    bench = LearnerBench(save_every=1, publish_every=99).opened()
+    assert drive.one(bench.step(1), SaveCheckpoint).version == 1
+    assert drive.every(bench.step(2), SaveCheckpoint) == []
+    assert drive.every(bench.step(3), SaveCheckpoint) == []
+    assert drive.one(bench.hear(CheckpointWritten(version=1, path="c1")), SaveCheckpoint).version == 3
 
 
 def test_a_demand_made_while_a_batch_is_trained_saves_the_version_that_comes_of_it() -> None:
@@ -414,7 +423,8 @@ def test_a_learner_that_is_late_asks_to_be_replaced(phase: str) -> None:
     else:
         bench.opened()
         bench.hear(batch(1) if phase == "training" else CheckpointDemanded(version=0))
-    asked = drive.one(bench.hear(TimerFired(key=DEADLINE)), ReplaceActor)
+    key = SAVE_DEADLINE if phase == "checkpointing" else DEADLINE
+    asked = drive.one(bench.hear(TimerFired(key=key)), ReplaceActor)
     assert asked == ReplaceActor("learner", 0, f"it is {phase} for longer than it may")
 
 
@@ -422,3 +432,4 @@ def test_a_deadline_that_runs_out_as_the_step_ends_stops_nothing() -> None:
     bench = LearnerBench(publish_every=9).opened()
     assert StopTimer(DEADLINE) in bench.step(1)
     bench.driver.ignores(TimerFired(key=DEADLINE))
+    bench.driver.ignores(TimerFired(key=SAVE_DEADLINE))

@@ -196,7 +196,9 @@ class ActorLoop:
 
     def close(self) -> None:
         """Close the backend and the ledger; the sockets stay open, so that the last events can leave."""
-        if self._backend is not None:
+        # A learner that did not end with the run leaves its exports: engines need them until another has published.
+        leaves_exports = self.boot.name == LEARNER and self._end is not EndKind.ASKED
+        if self._backend is not None and not leaves_exports:
             self._backend.close(CLOSE_TIMEOUT_S)
         self._timers.close(CLOSE_TIMEOUT_S)
         if self._store is not None:

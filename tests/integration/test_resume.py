@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -85,6 +86,10 @@ def entries_of(folder: Path) -> list[LedgerEntry]:
 
 def trained_versions(folder: Path) -> list[int]:
     return [entry.version for entry in entries_of(folder) if isinstance(entry, StepRecorded)]
+
+
+def has_trained_beyond(folder: Path, version: int) -> bool:
+    return max(trained_versions(folder), default=0) > version
 
 
 def claims_of(folder: Path) -> int:
@@ -242,7 +247,7 @@ def test_twenty_deaths_of_the_driver_in_one_run(scenario: Path, tmp_path: Path) 
         with LiveRun.resumed(folder) as run:
             until(lambda: bool(processes_of(folder.name, folder)))
             if number % 4:
-                until(lambda before=before: max(trained_versions(folder), default=0) > before)
+                until(partial(has_trained_beyond, folder, before))
             time.sleep(draw.uniform(0.0, 8.0))  # the moment is what is drawn here
             assert run.process.poll() is None, run.output
             os.kill(driver_of(folder), signal.SIGKILL)

@@ -17,6 +17,7 @@ from penstock.runtime.hosts.ray.cluster import make_temp_folder
 from penstock.runtime.hosts.ray.processes import be_subreaper, descendants_of, facts_of, kill, kill_descendants
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import TracebackType
 
 OBJECT_STORE_BYTES: Final = 80 << 20
@@ -27,6 +28,13 @@ MODULE: Final = "penstock.runtime.chaos.nodes"
 class TwoNodes:
     """A Ray cluster of two nodes. A context manager that leaves nothing of it behind."""
 
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        """
+        Args:
+            environment: what processes on the nodes are to find beside the environment of this process.
+        """
+        self._environment = environment
+
     def __enter__(self) -> TwoNodes:
         self._folder = make_temp_folder()
         environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
@@ -35,7 +43,7 @@ class TwoNodes:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=environment | {"RAY_USAGE_STATS_ENABLED": "0"},
+            env={**environment, **self._environment, "RAY_USAGE_STATS_ENABLED": "0"},
             start_new_session=True,
         )
         assert self._process.stdout is not None

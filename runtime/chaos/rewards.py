@@ -10,9 +10,11 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from penstock.backends.rewards.functions import NAMES, REWARD, load_function
+from penstock.backends.data.lines import lines_reward
+from penstock.backends.rewards.builtin import IN_PROCESS, random_reward
+from penstock.backends.rewards.functions import REWARD, load_function
 
 FUNCTION_VARIABLE: Final = "PENSTOCK_CHAOS_REWARD"
 """The scenario's reward function."""
@@ -29,7 +31,8 @@ class Misbehaving:
     """Calls the scenario's function, but for the calls that are to fail."""
 
     def __init__(self) -> None:
-        self._loaded = load_function(REWARD, os.environ[FUNCTION_VARIABLE])
+        self._function = os.environ[FUNCTION_VARIABLE]
+        self._loaded = None if self._function in IN_PROCESS else load_function(REWARD, self._function)
         self._orders = Path(os.environ[ORDERS_VARIABLE])
 
     def __call__(self, **arguments: object) -> object:
@@ -44,8 +47,15 @@ class Misbehaving:
                 os.kill(os.getpid(), signal.SIGKILL)
             case _:
                 pass
-        names = self._loaded.names
-        return self._loaded.function(**{name: arguments[name] for name in names if name in NAMES[REWARD]})
+        if self._loaded is None:
+            return self._scored(**arguments)
+        return self._loaded.function(**{name: arguments[name] for name in self._loaded.names})
+
+    def _scored(self, **arguments: Any) -> float:  # noqa: ANN401 - what a reward function is called with
+        """By a function that otherwise runs in the Scorer itself."""
+        if self._function == "random":
+            return random_reward(arguments["group_id"], arguments["index"])
+        return lines_reward(arguments["response"], arguments["label"], truncated=arguments["truncated"])
 
     def _order(self) -> str:
         for order in self._orders.iterdir():

@@ -3,8 +3,9 @@
 Pure: all times are seconds on one clock, in order.
 
 The speed is that of generation where engines report progress often enough, otherwise that of steps. It counts as
-restored from the first moment on after which a whole window has 80 % of the median that all windows before the first
-fault had. A fault that never brings it below that took no time.
+restored from the first moment on after which a whole window has 80 % of the median that all windows between the first
+step and the first fault had. (Before the first step nobody trains, and what generates has the machine to itself.) A
+fault that never brings it below that took no time.
 """
 
 from __future__ import annotations
@@ -46,11 +47,9 @@ class Throughput:
         last = bisect.bisect_left(self._times, start_s + self.window_s)
         return (self._totals[last] - self._totals[first]) / self.window_s
 
-    def median_rate(self, until_s: float) -> float | None:
-        """Median over the windows that end before this moment; None when there is none."""
-        if not self._times:
-            return None
-        rates = sorted(self.rate(start_s) for start_s in _grid(self._times[0], until_s - self.window_s))
+    def median_rate(self, since_s: float, until_s: float) -> float | None:
+        """Median over the windows that begin and end between these moments; None when there is none."""
+        rates = sorted(self.rate(start_s) for start_s in _grid(since_s, until_s - self.window_s))
         return rates[len(rates) // 2] if rates else None
 
     def restored_after_s(self, fault_s: float, usual: float, *, next_s: float = math.inf) -> float | None:

@@ -123,9 +123,21 @@ def judge(
     staleness_bound: int,
     progress_tokens: int,
     in_time: bool,
+    orders: Path | None = None,
     hits: dict[str, int] | None = None,
 ) -> Verdict:
-    """The verdict on a run that has ended, also written to ``chaos.json`` in its folder."""
+    """The verdict on a run that has ended, also written to ``chaos.json`` in its folder.
+
+    Args:
+        run: that was watched.
+        injected: its faults.
+        num_steps: that it was to make.
+        staleness_bound: of its policy.
+        progress_tokens: that an engine reports at a time.
+        in_time: whether it ended before its time was over.
+        orders: folder with what the reward function was told to do wrong.
+        hits: what faults of links have touched.
+    """
     folder = run.folder
     history = _History(folder / LEDGER_FILE)
     summary = read_summary(folder)
@@ -143,7 +155,10 @@ def judge(
         exit_codes=tuple(run.exit_codes),
         version=max(history.versions, default=0),
         num_steps=num_steps,
-        problems=tuple(_problems(folder, history, injected, twice, again, staleness_bound, in_time=in_time)),
+        problems=(
+            *_problems(folder, history, injected, twice, again, staleness_bound, in_time=in_time),
+            *_unheard(orders),
+        ),
         max_staleness=history.max_staleness,
         staleness_bound=staleness_bound,
         issued=0 if balance is None else balance.issued,
@@ -200,6 +215,12 @@ def _problems(
         yield f"the run was over before these faults could come: {', '.join(missed)}"
 
 
+def _unheard(orders: Path | None) -> Iterator[str]:
+    left = [] if orders is None else sorted(order.name.partition("-")[0] for order in orders.iterdir())
+    if left:
+        yield f"no reward was asked for any more, so that these never happened: {', '.join(left)}"
+
+
 class _EventLogs:
     """The event logs of a run's incarnations."""
 
@@ -247,7 +268,8 @@ def _speed(
     speed = Throughput(points, window_s=window_of(run.step_s()))
     first_s = min((one.unix_s for one in injected if one.unix_s is not None), default=None)
     until_s = first_s - started_unix_s if first_s is not None else points[-1][0] if points else 0.0
-    return speed, speed.median_rate(until_s)
+    since_s = run.steps[0].at_s if run.steps else 0.0
+    return speed, speed.median_rate(since_s, until_s)
 
 
 def _fault(

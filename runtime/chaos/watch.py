@@ -2,7 +2,8 @@
 
 Invariants:
 
-* What is signalled carries the run's id in its environment.
+* What is signalled carries the run's id in its environment. On a Ray cluster that somebody else has started no process
+  does; there it is a process of Ray's whose pid the run's own log has named a moment ago.
 * Files are read from where the last look ended; half a line waits for its other half.
 """
 
@@ -34,6 +35,8 @@ OUTPUT_FILE: Final = "output.txt"
 PENSTOCK: Final = (sys.executable, "-m", "penstock.runtime.cli")
 TERM_TIMEOUT_S: Final = 45.0
 """After SIGTERM a run writes a checkpoint first."""
+RAY_ADDRESS_KEY: Final = "runtime.ray_address="
+_ON_A_CLUSTER: Final = b"ray::ActorProcess"
 _STARTED: Final = re.compile(r"supervisor: (\S+) (\d+) is process (\d+) on node (\w+), (\S+)$")
 _LOST: Final = re.compile(r"supervisor: (\S+) (\d+) is lost: (.*)$")
 _SAVED: Final = re.compile(r"session: prompt_source: .*, ([\d,]+) tokens saved$")
@@ -115,6 +118,7 @@ class WatchedRun:
         """That lost engines had reported and others went on from."""
         self.exit_codes: list[int] = []
         self._environment = dict(os.environ)
+        self._is_on_a_cluster = False
         self._process: subprocess.Popen[bytes] | None = None
         self._folder: Path | None = None
         self._actors: dict[str, ActorFound] = {}
@@ -149,6 +153,7 @@ class WatchedRun:
     def start(self, arguments: Sequence[str]) -> None:
         """``penstock run`` with these arguments."""
         self.parent.mkdir(parents=True, exist_ok=True)
+        self._is_on_a_cluster = any(argument.startswith(RAY_ADDRESS_KEY) for argument in arguments)
         self._spawn(("run", *arguments, f"run.folder={self._runs}"))
 
     def resume(self) -> None:
@@ -294,6 +299,9 @@ class WatchedRun:
     def _is_of_run(self, pid: int) -> bool:
         try:
             environment = Path(f"/proc/{pid}/environ").read_bytes()
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
         except OSError:  # it has ended meanwhile
             return False
-        return f"{RUN_ID_VARIABLE}={self.folder.name}".encode() in environment.split(b"\0")
+        if f"{RUN_ID_VARIABLE}={self.folder.name}".encode() in environment.split(b"\0"):
+            return True
+        return self._is_on_a_cluster and command.startswith(_ON_A_CLUSTER)

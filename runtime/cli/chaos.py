@@ -16,7 +16,7 @@ from penstock.runtime.chaos.faults import LINK_FAULTS, REWARD_FAULTS, ChaosKind
 from penstock.runtime.chaos.injector import Injector, Tools
 from penstock.runtime.chaos.verdict import judge
 from penstock.runtime.chaos.watch import WatchedRun
-from penstock.runtime.errors import PreflightError
+from penstock.runtime.errors import PreflightError, ScenarioError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,6 +67,7 @@ def play(
         UserError: something that the faults need is missing here, or the run refused to start.
     """
     kinds = {fault.kind for fault in faults}
+    _check(kinds, scenario)
     if ChaosKind.DISK_FULL in kinds:
         from penstock.runtime.chaos.disk import enter_namespace
 
@@ -94,11 +95,26 @@ def play(
             staleness_bound=scenario.staleness.max_staleness or 0,
             progress_tokens=scenario.engines.progress_tokens,
             in_time=in_time,
+            orders=tools.orders,
             hits={} if board is None else {str(kind): count for kind, count in board.table.num_hit.items()},
         )
         if tools.disk is not None:
             tools.disk.keep(run.folder, parent)
     return verdict
+
+
+def _check(kinds: set[ChaosKind], scenario: Scenario) -> None:
+    """The scenario has what these faults are done to."""
+    rewards = sorted(kinds & REWARD_FAULTS)
+    if rewards and scenario.engines.backend == "simulated":
+        raise ScenarioError(
+            f"--faults: {rewards[0]}: with simulated engines the rewards are simulated too, and no reward function is "
+            "called; take a scenario with real ones"
+        )
+    if ChaosKind.NODE_LOSS in kinds and scenario.runtime.ray_address is not None:
+        raise ScenarioError(
+            "--faults: node_loss starts two Ray nodes of its own; leave runtime.ray_address out of the scenario"
+        )
 
 
 def _make_parent(scenario: Scenario) -> Path:
@@ -143,7 +159,7 @@ def _open_tools(
     if ChaosKind.NODE_LOSS in kinds:
         from penstock.runtime.chaos.nodes import TwoNodes
 
-        nodes = stack.enter_context(TwoNodes())
+        nodes = stack.enter_context(TwoNodes(environment))
         arguments.append(f"runtime.ray_address={nodes.address}")
     run.set_environment(environment)
     return Tools(switchboard=switchboard, orders=orders, disk=disk, nodes=nodes)

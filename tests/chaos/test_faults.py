@@ -97,8 +97,9 @@ def steady(*, hole: tuple[float, float] = (0.0, 0.0), end_s: float = 60.0) -> Th
 
 
 def test_the_usual_rate_is_that_before_the_first_fault() -> None:
-    assert steady(hole=(30.0, 40.0)).median_rate(30.0) == pytest.approx(100.0)
-    assert Throughput([], window_s=1.0).median_rate(30.0) is None
+    assert steady(hole=(30.0, 40.0)).median_rate(10.0, 30.0) == pytest.approx(100.0)
+    assert steady(hole=(0.0, 30.0)).median_rate(40.0, 50.0) == pytest.approx(100.0)
+    assert steady().median_rate(30.0, 31.0) is None, "no window fits"
 
 
 def test_a_fault_that_slows_nothing_down_took_no_time() -> None:

@@ -8,6 +8,7 @@ import pytest
 from chaos_run import ChaosRun
 
 from penstock.runtime.chaos.faults import LINK_FAULTS, ChaosKind
+from penstock.runtime.errors import UserError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,7 +39,13 @@ def test_a_run_survives_bad_links_and_loses_nothing(tmp_path: Path) -> None:
 
 
 def test_a_reward_function_that_misbehaves_costs_time_and_no_sample(tmp_path: Path) -> None:
-    run = ChaosRun(tmp_path, "modelled.yaml", (*REWARDS, *REWARDS), seed=12)
+    overrides = ("run.num_steps=8", "reward.timeout_s=3", "learner.save_every=4")
+    run = ChaosRun(tmp_path, "torch.yaml", (*REWARDS, *REWARDS), seed=12, overrides=overrides)
     run.assert_clean()
     assert run.verdict.restarts == {}
-    assert not list(tmp_path.glob("*/orders/*")), "every order was carried out"
+
+
+def test_a_modelled_run_has_no_reward_function_that_could_misbehave(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"reward_nan.*simulated"):
+        ChaosRun(tmp_path, "modelled.yaml", ("reward_nan",), seed=1)
+    assert not list(tmp_path.iterdir()), "nothing was started"

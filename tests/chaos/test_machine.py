@@ -58,7 +58,14 @@ def test_the_machine_goes_down_and_the_run_goes_on_after_it(tmp_path: Path) -> N
 
 
 def test_a_node_that_goes_away_with_all_its_processes_costs_no_sample(tmp_path: Path) -> None:
-    run = ChaosRun(tmp_path, "modelled.yaml", ("node_loss@0.3",), seed=22, overrides=("run.num_steps=30",))
+    run = ChaosRun(
+        tmp_path,
+        "modelled.yaml",
+        ("node_loss@0.3", "kill:scorer@0.6", "duplicate:scorer>filter@0.5+2=0.5"),
+        seed=22,
+        overrides=("run.num_steps=30",),
+    )
     run.assert_clean()
-    assert run.verdict.restarts, "somebody was on the node"
-    assert all(name == "learner" or name.startswith("engine/") for name in run.verdict.restarts)
+    assert set(run.verdict.restarts) - {"scorer"}, "somebody was on the node"
+    assert all(name in ("learner", "scorer") or name.startswith("engine/") for name in run.verdict.restarts)
+    assert run.verdict.hits

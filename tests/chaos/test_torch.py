@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.timeout(600)]
 
 FAULTS = (
-    "kill:engine/0@0.15",
-    "kill:learner@0.3",
-    "kill:engine/1@0.4",
-    "kill:learner@0.55",
+    "kill:engine/0@0.25",
+    "kill:learner@0.36",
+    "kill:engine/1@0.45",
+    "kill:learner@0.57",
     "kill:engine/0@0.65",
 )
 ANSWER_TIMEOUT_S = 120.0

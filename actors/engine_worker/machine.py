@@ -7,6 +7,7 @@ Invariants:
 * A request is submitted only when the engine serves its ``min_version``.
 * Between the beginning of a swap and its end nothing is submitted, and under ``drain`` and ``interrupt`` nothing runs
   when it begins.
+* The version that it serves never goes down.
 * A swap whose digest or canary is wrong ends the use of this engine: nothing that it makes afterwards is passed on.
 * An attempt that is over here is not begun again, however often it is issued.
 * A sample leaves once: as ``SampleGenerated``, or as a failure that PromptSource hears of, or cancelled by settlement.
@@ -316,7 +317,9 @@ class EngineWorker:
             manifest.publish <= self.served.publish or manifest.version < self.served.version
         ):
             self._tell_applied()
-        elif self.applying is not None and manifest.publish <= self.applying.publish:
+        elif self.applying is not None and (
+            manifest.publish <= self.applying.publish or manifest.version < self.applying.version
+        ):
             pass  # answered when the swap is done
         elif self._staged is not None and self._staged.publish == manifest.publish:
             self._tell_fetched(manifest, self._staged.digest, "")
@@ -365,6 +368,10 @@ class EngineWorker:
         """Go on with a commit whose weights are staged: drain or interrupt if need be, then apply."""
         commit, staged = self._commit, self._staged
         if commit is None or staged is None or staged.publish != commit.publish:
+            return
+        if staged.version < self.version:  # staged before the swap to what is served now; engines do not go back
+            self._commit = self._staged = None
+            self._tell_applied()
             return
         if self.phase is Phase.SERVING and self.requests.num_running:
             match commit.update_mode:

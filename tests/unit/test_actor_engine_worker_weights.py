@@ -300,3 +300,25 @@ def test_the_publisher_may_go_back_to_an_older_publish_while_a_newer_one_is_fetc
     assert drive.one(commands, FetchWeights).manifest.publish == 4
     bench.fetched(4)
     assert applied(bench.commit(4)) == [4]
+
+
+@pytest.mark.parametrize("is_swapping", [True, False])
+def test_an_engine_does_not_go_back_to_weights_that_are_staged_around_its_swap(is_swapping: bool) -> None:
+    """A Learner that went back to a checkpoint publishes an older version under a newer number, and the publisher that
+    asked for the swap is gone."""
+    bench = EngineBench().serving(0)
+    bench.stage(2)
+    older = manifest(9, 1)
+    fetched = WeightsStagedLocally(version=1, publish=9, digest=older.digest)
+    committed = WeightsCommitted(version=1, publish=9, update_mode=UpdateMode.IN_FLIGHT)
+    if is_swapping:
+        bench.commit(2)
+        assert drive.every(bench.hear(WeightsStaged(manifest=older)), FetchWeights) == []
+    else:
+        bench.hear(WeightsStaged(manifest=older))
+        bench.commit(2)
+        bench.hear(fetched)
+    commands = [*bench.swap(), *bench.hear(committed)]
+    assert applied(commands) == []
+    assert bench.worker.version == 2
+    assert {event.version for event in drive.sent(commands, WeightsApplied)} == {2}

@@ -272,7 +272,9 @@ class Learner:
             self._train(batch)
 
     def _save(self) -> None:
-        self._demanded, self._save_due = None, False
+        self._save_due = False
+        if self._demanded is not None and self.version >= self._demanded:
+            self._demanded = None  # what is demanded of a later version is demanded still
         if self._saved is not None and self._saved.version == self.version:
             self._out.append(Send(BUFFER, self._saved))
             return

@@ -389,6 +389,16 @@ def test_one_checkpoint_is_written_at_a_time() -> None:
     assert drive.one(bench.hear(CheckpointWritten(version=1, path="c1")), SaveCheckpoint).version == 3
 
 
+def test_a_demand_of_a_later_version_outlives_a_checkpoint_of_an_earlier_one() -> None:
+    """It is said once: to a Learner that goes over the batches since its checkpoint again."""
+    bench = LearnerBench(save_every=2, publish_every=99).opened()
+    bench.hear(CheckpointDemanded(version=3))
+    assert drive.every(bench.step(1), SaveCheckpoint) == []
+    assert drive.one(bench.step(2), SaveCheckpoint) == SaveCheckpoint(2)
+    bench.hear(CheckpointWritten(version=2, path="c2"))
+    assert drive.one(bench.step(3), SaveCheckpoint) == SaveCheckpoint(3)
+
+
 def test_a_demand_made_while_a_batch_is_trained_saves_the_version_that_comes_of_it() -> None:
     bench = LearnerBench(publish_every=9).opened()
     bench.hear(batch(1))

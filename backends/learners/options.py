@@ -6,6 +6,18 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+# msgspec reads the annotations:
+from penstock.backends.learners.objectives.names import (
+    Correction,
+    Estimator,
+    KlEstimator,
+    KlPlace,
+    Level,
+    MisMode,
+    OldLogprobs,
+    PolicyLoss,
+    Reduction,
+)
 from penstock.messages.base import Options
 
 Unit = Annotated[float, Meta(ge=0, le=1)]
@@ -13,23 +25,84 @@ NonNegative = Annotated[float, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
 
 
-class ObjectiveOptions(Options, frozen=True, kw_only=True):
-    """What is minimised: GRPO with clip-higher, truncated importance sampling and a k3 KL term."""
+class MisOptions(Options, frozen=True, kw_only=True):
+    """Masked importance sampling, for `correction: mis`: weights between engine and learner at a level, bounded; and
+    which tokens or sequences are rejected."""
 
-    name: Literal["grpo"] = "grpo"
+    level: Level = "token"
+    """Of the weight: of each token, or one for a whole sequence: its product (`sequence`) or geometric mean."""
+    mode: MisMode = "truncate"
+    """`truncate` bounds the weight above, `clip` on both sides, `mask` makes it 0 outside the bounds."""
+    upper: Positive = 2.0
+    lower: NonNegative | None = None
+    """null: 1 / upper. Without effect with `truncate`."""
+    normalize: bool = False
+    """Divide the weights by their mean over the batch."""
+    reject_level: Level | None = None
+    """Level of a second ratio that decides what is rejected; null: nothing is by ratio."""
+    reject_upper: Positive = 2.0
+    reject_lower: NonNegative | None = None
+    """null: 1 / reject_upper."""
+    veto: Positive | None = None
+    """A token with a ratio below rejects its whole sequence (1e-4, say); null: none does."""
+
+
+class ObjectiveOptions(Options, frozen=True, kw_only=True):
+    """What is minimised. One word is enough: `learner.objective: dapo`. The page docs/objectives.md has what each name
+    stands for, and the formulas. The defaults below are those of `dapo`; another name brings its own, and any key can
+    be set over them."""
+
+    name: str = "dapo"
+    """grpo, dapo, dr_grpo, gspo, cispo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline, dppo, or a function
+    of your own as file.py:function."""
     clip_low: Unit = 0.2
+    """The ratio of the policies is held above 1 less this. (With DPPO: the threshold for tokens that get rarer.)"""
     clip_high: NonNegative = 0.28
+    """The ratio of the policies is held below 1 plus this. (With DPPO: the threshold for tokens that get likelier.)"""
     normalize_std: bool = True
     """Divide a group's advantages by its standard deviation."""
     kl_coef: NonNegative = 0.0
-    """Weight of the k3 KL to the reference (the model as it was before the first step)."""
+    """Weight of the KL to the reference (the model as it was before the first step)."""
     tis_clip: Positive | None = 2.0
     """Upper bound of the truncated importance weight between learner and engine; null: none."""
-    old_logprobs: Literal["engine", "recompute"] = "engine"
-    """``engine``: the ratio is taken to the engine's log-probs, and no weight is needed. ``recompute``: to those of
-    the policy that opened the step, with ``tis_clip`` correcting for the engine's."""
-    reduction: Literal["token_mean", "sequence_mean"] = "token_mean"
+    old_logprobs: OldLogprobs = "engine"
+    """`engine`: the ratio is taken to the engine's log-probs, and nothing is corrected. `recompute`: to those of the
+    policy that opened the step, with `correction` for the difference to the engine's (decoupled PPO). `interpolate`:
+    to a policy between the two by the age of each token (A-3PO), corrected likewise."""
+    reduction: Reduction = "token_mean"
+    """How tokens become one loss: the mean over all tokens, the mean over samples of each one's mean, or a sum over a
+    constant number of tokens."""
     entropy_coef: float = 0.0
+    """Weight of the entropy, which is made larger."""
+    estimator: Estimator = "grpo"
+    """How rewards become advantages."""
+    whiten: bool = False
+    """Advantages of the whole batch to mean 0 and standard deviation 1."""
+    discount: Unit = 1.0
+    """γ of REINFORCE++."""
+    policy_loss: PolicyLoss = "ppo"
+    """The loss of a token from its ratio and its advantage."""
+    dual_clip: Annotated[float, Meta(gt=1)] | None = None
+    """With a negative advantage the loss is at most this times the advantage; null: no such bound."""
+    kl_estimator: KlEstimator = "k3"
+    kl_in: KlPlace = "loss"
+    """Where the KL is: added to the loss, or taken off the rewards."""
+    unbiased_kl: bool = False
+    """Weight the KL in the loss by the ratio of the policies, with its gradient."""
+    correction: Correction = "tis"
+    """Of the difference between the engine's log-probs and the learner's; `old_logprobs: engine` leaves none."""
+    tis_clip_low: NonNegative = 0.0
+    """Lower bound of the truncated importance weight."""
+    icepop_low: NonNegative = 0.5
+    """A token with a ratio below has no loss under `correction: icepop`."""
+    icepop_high: Positive = 2.0
+    """A token with a ratio above has no loss under `correction: icepop`."""
+    mis: MisOptions = MisOptions()
+    opsm_delta: NonNegative | None = None
+    """Bad samples that the policy has left by more than this many nats a token have no loss (OPSM, 1e-4, say); null:
+    off."""
+    constant_tokens: Annotated[int, Meta(ge=1)] | None = None
+    """The constant of `reduction: constant`; null: sampling.max_response_tokens."""
 
 
 class WarmStartOptions(Options, frozen=True, kw_only=True):

@@ -39,6 +39,10 @@ class TrainSequence(NamedTuple):
     ``t − 1``."""
     rollout_logprobs: NDArray[np.float32]
     """``[T]``, as the engine reported them; zeros for demonstrations."""
+    positions: NDArray[np.int64]
+    """``[T]``: of each trained token among the response tokens of its sample, all parts of an episode in order."""
+    versions: NDArray[np.int64]
+    """``[T]``: which weights made each trained token; zeros for demonstrations."""
     sample: int
     """Index of its sample in the batch; the parts of an episode share it."""
 
@@ -80,6 +84,7 @@ def read_groups(groups: Sequence[Group], *, min_token_version: int) -> TrainBatc
     contexts: dict[bytes, int] = {}
     for group in groups:
         for sample in group.samples:
+            num_before = 0
             for part in sample.parts:
                 made, recent = _made_by_model(part), _recent_enough(part, min_token_version)
                 num_masked += int((made & ~recent).sum())
@@ -87,7 +92,9 @@ def read_groups(groups: Sequence[Group], *, min_token_version: int) -> TrainBatc
                 if len(trained):
                     context = part.context_tokens or group.prompt.tokens
                     number = contexts.setdefault(context, len(contexts))
-                    sequences.append(_sequence(sample, part, context, number, trained, len(rewards)))
+                    sequence = _sequence(sample, part, context, number, trained, len(rewards))
+                    sequences.append(sequence._replace(positions=trained + num_before))
+                num_before += part.num_tokens
             rewards.append(_reward(sample))
             group_ids.append(group.group_id)
     return TrainBatch(
@@ -113,6 +120,8 @@ def demonstration_sequence(prompt: Sequence[int], response: Sequence[int], *, sa
         prompt=sample,
         trained=np.arange(len(prompt), len(prompt) + len(response), dtype=np.int64),
         rollout_logprobs=np.zeros(len(response), dtype=np.float32),
+        positions=np.arange(len(response), dtype=np.int64),
+        versions=np.zeros(len(response), dtype=np.int64),
         sample=sample,
     )
 
@@ -130,6 +139,8 @@ def _sequence(
         prompt=prompt,
         trained=trained + len(before),
         rollout_logprobs=np.frombuffer(part.logprobs, dtype=np.float32)[trained],
+        positions=trained,
+        versions=_versions(part)[trained],
         sample=index,
     )
 
@@ -144,8 +155,13 @@ def _made_by_model(part: Part) -> NDArray[np.bool_]:
 
 def _recent_enough(part: Part, min_token_version: int) -> NDArray[np.bool_]:
     """``[R]``"""
-    recent = [span.version >= min_token_version for span in part.spans]
-    return np.repeat(np.asarray(recent, dtype=np.bool_), [span.num_tokens for span in part.spans])
+    return _versions(part) >= min_token_version
+
+
+def _versions(part: Part) -> NDArray[np.int64]:
+    """``[R]``"""
+    versions = np.asarray([span.version for span in part.spans], dtype=np.int64)
+    return np.repeat(versions, [span.num_tokens for span in part.spans])
 
 
 def _reward(sample: Sample) -> float:

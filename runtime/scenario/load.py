@@ -1,7 +1,8 @@
 """From a YAML file and overrides to a scenario that can be run, or one sentence that says why not.
 
-In this order: read the file, apply the overrides, refuse unknown keys, check types and bounds, make paths
-absolute, fill in what the staleness policy decides, and check what no single key can know. The first thing that
+In this order: read the file, apply the overrides, refuse unknown keys, fill in what the objective's name stands for,
+check types and bounds, make paths absolute, fill in what the staleness policy and the longest response decide, and
+check what no single key can know. The first thing that
 is wrong is reported, with the place where it was written.
 """
 
@@ -16,6 +17,7 @@ import yaml
 
 from penstock.runtime.errors import ScenarioError
 from penstock.runtime.scenario.keys import allowed, shape_at, unknown_key
+from penstock.runtime.scenario.objective import fill_objective, name_objective, with_constant
 from penstock.runtime.scenario.paths import PATH_KEYS, absolute
 from penstock.runtime.scenario.resolve import resolve, unresolvable
 from penstock.runtime.scenario.rules import broken_rule
@@ -39,8 +41,10 @@ def load_scenario(file: Path, overrides: Sequence[str] = ()) -> Scenario:
         ScenarioError: with file, line and key of the first thing that is wrong.
     """
     source = read_source(file)
+    name_objective(source)
     for text in overrides:
         source.override(text, Path.cwd())
+        name_objective(source)
     return scenario_from(source)
 
 
@@ -50,13 +54,15 @@ def scenario_from(source: Source) -> Scenario:
     Raises:
         ScenarioError: as ``load_scenario``.
     """
+    name_objective(source)
     if found := unknown_key(source.data):
         path, hint = found
         raise ScenarioError(f"{source.place(path).text}: {dotted(path)}: {hint}")
+    fill_objective(source.data)
     scenario = _make_paths_absolute(_decode(source), source)
     broken = unresolvable(scenario.staleness)
     if broken is None:
-        scenario = resolve(scenario)
+        scenario = with_constant(resolve(scenario))
         broken = broken_rule(scenario)
     if broken is not None:
         path, text = broken

@@ -18,9 +18,11 @@ WARM_START_PATH: KeyPath = ("learner", "warm_start", "path")
 REWARD_FUNCTION: KeyPath = ("reward", "function")
 FILTER_FUNCTION: KeyPath = ("filter", "function")
 STALENESS_POLICY: KeyPath = ("staleness", "policy")
+OBJECTIVE: KeyPath = ("learner", "objective")
+OBJECTIVE_NAME: KeyPath = (*OBJECTIVE, "name")
 
 DATA_KEYS = (DATA_PATH, WARM_START_PATH)
-FUNCTION_KEYS = (REWARD_FUNCTION, FILTER_FUNCTION, STALENESS_POLICY)
+FUNCTION_KEYS = (REWARD_FUNCTION, FILTER_FUNCTION, STALENESS_POLICY, OBJECTIVE_NAME)
 PATH_KEYS = (MODEL_PATH, *DATA_KEYS, *FUNCTION_KEYS)
 
 MADE_DATA = ("lines:", "reasoning_gym:")

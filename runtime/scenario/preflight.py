@@ -97,6 +97,7 @@ def check_user_code(scenario: Scenario) -> None:
         ("reward.function", scenario.reward.function),
         ("filter.function", scenario.filter.function),
         ("staleness.policy", scenario.staleness.policy),
+        ("learner.objective", scenario.learner.objective.name),
     ):
         if value is not None and is_user_code(value):
             _check_definition(key, value)

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 from penstock.backends.data.problems import DataError
 from penstock.backends.data.sources import parse_source
+from penstock.backends.learners.objectives.validity import GROUPED, objective_problem
 from penstock.backends.rewards.builtin import BUILT_IN
 from penstock.runtime.options import ObservabilityOptions
 from penstock.runtime.scenario.capabilities import ENGINE_CAPABILITIES, lacking
-from penstock.runtime.scenario.paths import DATA_KEYS, FILTER_FUNCTION, REWARD_FUNCTION, is_user_code
+from penstock.runtime.scenario.paths import DATA_KEYS, FILTER_FUNCTION, OBJECTIVE, REWARD_FUNCTION, is_user_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -140,6 +141,19 @@ def _staleness(s: Scenario) -> Iterator[Broken]:
         )
 
 
+def _objective(s: Scenario) -> Iterator[Broken]:
+    options, samples = s.learner.objective, s.sampling.samples_per_group
+    if problem := objective_problem(options):
+        key, text = problem
+        yield (*OBJECTIVE, key), text
+    if samples < 2 and options.estimator in GROUPED and s.learner.backend == "torch":
+        yield (
+            ("sampling", "samples_per_group"),
+            f"learner.objective.estimator: {options.estimator} compares the samples of a group, and with one there is "
+            "nothing to compare; draw at least 2, or set learner.objective=reinforce_plus_plus",
+        )
+
+
 def _capabilities(s: Scenario) -> Iterator[Broken]:
     yield from lacking(s, ENGINE_CAPABILITIES[s.engines.backend])
 
@@ -187,6 +201,7 @@ RULES: tuple[Callable[[Scenario], Iterator[Broken]], ...] = (
     _lengths,
     _groups,
     _staleness,
+    _objective,
     _capabilities,
     _timing,
     _metrics,

@@ -8,7 +8,9 @@ from typing import Any, Final
 
 import msgspec
 
+from penstock.backends.learners.options import LearnerOptions
 from penstock.runtime.scenario.keys import block_paths, field_docs
+from penstock.runtime.scenario.paths import OBJECTIVE
 from penstock.runtime.scenario.structure import Scenario
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -23,6 +25,10 @@ def scenario_schema() -> dict[str, Any]:
         definition["description"] = inspect.cleandoc(struct.__doc__ or "")
         for key, text in field_docs(struct).items():
             definition["properties"][key]["description"] = text
+    # One word is short for a block with that name.
+    objective = definitions[LearnerOptions.__name__]["properties"][OBJECTIVE[-1]]
+    reference = objective.pop("$ref")
+    objective["anyOf"] = [{"$ref": reference}, {"type": "string"}]
     return {"$schema": DIALECT, "title": "A scenario of Penstock", **schema}
 
 

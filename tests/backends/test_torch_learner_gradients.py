@@ -29,7 +29,7 @@ from penstock.backends.learners.options import LearnerOptions, ObjectiveOptions
 from penstock.backends.learners.packing import pack
 from penstock.backends.learners.sequences import read_groups
 from penstock.backends.learners.torch.model import CheckpointError, PackedModel
-from penstock.backends.learners.torch.trainer import GrpoTrainer
+from penstock.backends.learners.torch.trainer import PolicyTrainer
 from penstock.messages.arrays import floats_view, pack_floats, pack_tokens, tokens_view
 from penstock.messages.samples import Completed, Group, Part, Prompt, Reward, Sample, SampleKey, VersionSpan
 
@@ -41,6 +41,8 @@ AutoModel: Any = AutoModelForCausalLM  # transformers' factories have no types
 CPU = torch.device("cpu")
 VOCAB = 50
 TEMPERATURE = 0.8
+VERSION = 7
+"""Of the policy that opens the step; tokens are made by versions 4 and 5."""
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
@@ -114,7 +116,7 @@ def packed_gradient(
     """Loss and gradient as the learner computes them."""
     model = PackedModel.load(folder, dtype="float32", device=CPU)
     reference = perturbed(PackedModel.load(folder, dtype="float32", device=CPU))
-    trainer = GrpoTrainer(
+    trainer = PolicyTrainer(
         model,
         options,
         temperature=TEMPERATURE,
@@ -122,7 +124,7 @@ def packed_gradient(
         reference=reference if options.objective.kl_coef else None,
         check_stop=lambda: None,
     )
-    figures = trainer.accumulate(read_groups(make_groups(), min_token_version=min_token_version))
+    figures = trainer.accumulate(read_groups(make_groups(), min_token_version=min_token_version), version=VERSION)
     return figures["train/loss"], gradients(model.model)
 
 

@@ -477,12 +477,12 @@ KILL_AT = """
     from penstock.backends.learners.torch.checkpoint import CheckpointFolder
     from penstock.backends.learners.torch.model import PackedModel
     from penstock.backends.learners.torch.snapshot import take_snapshot
-    from penstock.backends.learners.torch.trainer import GrpoTrainer
+    from penstock.backends.learners.torch.trainer import PolicyTrainer
     from learner_cases import make_groups
     source, folder = map(Path, sys.argv[1:])
     torch.set_num_threads(1)
     model = PackedModel.load(source, dtype="float32", device=torch.device("cpu"))
-    trainer = GrpoTrainer(
+    trainer = PolicyTrainer(
         model, LearnerOptions(), temperature=1.0, num_steps=9, reference=model, check_stop=lambda: None
     )
 

@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
 
-from penstock.backends.learners.objectives.advantages import group_normalized_advantages
-from penstock.backends.learners.objectives.correction import truncated_importance_weights
-from penstock.backends.learners.objectives.kl import k3_kl
+from penstock.backends.learners.objectives.advantages import (
+    generalized_advantages,
+    group_normalized_advantages,
+    reinforce_plus_plus_advantages,
+    reinforce_plus_plus_baseline_advantages,
+    whitened,
+)
+from penstock.backends.learners.objectives.correction import (
+    icepop_weights,
+    off_policy_sequence_mask,
+    truncated_importance_weights,
+)
+from penstock.backends.learners.objectives.kl import k3_kl, kl_estimate
 from penstock.backends.learners.objectives.logprobs import token_entropy, token_logprobs
-from penstock.backends.learners.objectives.policy_loss import clipped_policy_loss
+from penstock.backends.learners.objectives.policy_loss import cispo_loss, clipped_policy_loss, sequence_logprobs
+from penstock.backends.learners.objectives.segments import Segments
+from penstock.backends.learners.objectives.values import clipped_value_loss
+
+if TYPE_CHECKING:
+    from penstock.backends.learners.objectives.names import KlEstimator
+
+OLD = torch.full((5,), -1.0)
+NEW = torch.tensor([-0.5, -1.5, -0.5, -1.5, 0.6])
+ADVANTAGES = torch.tensor([1.0, 1.0, -1.0, -1.0, -1.0])
 
 
 def assert_near(actual: torch.Tensor, expected: list[float]) -> None:
@@ -27,16 +48,129 @@ def test_k3_kl_is_not_clamped() -> None:
     torch.testing.assert_close(kl, torch.tensor([142.413162]), atol=1e-4, rtol=1e-6)
 
 
-def test_clipped_policy_loss_has_the_golden_values() -> None:
-    result = clipped_policy_loss(
-        torch.tensor([-0.5, -1.5, -0.5, -1.5, 0.6]),
-        torch.full((5,), -1.0),
-        torch.tensor([1.0, 1.0, -1.0, -1.0, -1.0]),
-        clip_low=0.2,
-        clip_high=0.28,
+@pytest.mark.parametrize(
+    ("estimator", "expected"),
+    [("k1", [0.2, -0.5, 0.0]), ("k2", [0.02, 0.125, 0.0]), ("k3", [0.018731, 0.148721, 0.0])],
+)
+def test_kl_estimators_have_the_golden_values(estimator: KlEstimator, expected: list[float]) -> None:
+    assert_near(kl_estimate(estimator, torch.tensor([-1.0, -2.0, -0.5]), torch.tensor([-1.2, -1.5, -0.5])), expected)
+
+
+def test_unbiased_kl_has_the_golden_values() -> None:
+    kl = kl_estimate(
+        "k3",
+        torch.tensor([-1.0, -2.0, -0.5]),
+        torch.tensor([-1.2, -1.5, -0.5]),
+        behaviour_logprobs=torch.tensor([-1.1, -1.6, -0.9]),
     )
+    assert_near(kl, [0.020701, 0.099691, 0.0])
+
+
+def test_low_var_kl_is_clamped() -> None:
+    assert_near(kl_estimate("low_var_kl", torch.tensor([-6.0]), torch.tensor([-1.0])), [10.0])
+
+
+def test_clipped_policy_loss_has_the_golden_values() -> None:
+    result = clipped_policy_loss(NEW, OLD, ADVANTAGES, clip_low=0.2, clip_high=0.28)
     assert_near(result.loss, [-1.28, -0.606531, 1.648721, 0.8, 4.953032])
     assert_near(result.clipped, [1.0, 0.0, 0.0, 1.0, 0.0])
+
+
+def test_dual_clip_has_the_golden_values() -> None:
+    result = clipped_policy_loss(NEW, OLD, ADVANTAGES, clip_low=0.2, clip_high=0.28, dual_clip=3.0)
+    assert_near(result.loss, [-1.28, -0.606531, 1.648721, 0.8, 3.0])
+
+
+@pytest.mark.parametrize(
+    ("clip_high", "loss", "clipped"),
+    [
+        (4.0, [0.824361, 0.909796, -0.824361, -0.909796, 2.97182], [0.0] * 5),
+        (0.28, [0.64, 0.909796, -0.64, -0.909796, 0.768], [1.0, 0.0, 1.0, 0.0, 1.0]),
+    ],
+)
+def test_cispo_has_the_golden_values(clip_high: float, loss: list[float], clipped: list[float]) -> None:
+    result = cispo_loss(NEW, OLD, ADVANTAGES, clip_low=1.0, clip_high=clip_high)
+    assert_near(result.loss, loss)
+    assert_near(result.clipped, clipped)
+
+
+def test_gspo_has_the_golden_log_ratios() -> None:
+    new, old = torch.tensor([-1.0, -2.0, -3.0, -0.5, -0.5]), torch.tensor([-1.2, -1.7, -3.5, -0.4, -0.9])
+    sequences = Segments(torch.tensor([0, 0, 0, 1, 1]), 2, mask=torch.tensor([1.0, 1.0, 0.0, 1.0, 1.0]))
+    assert_near(old - sequence_logprobs(new, old, sequences), [0.05, 0.05, 0.05, -0.15, -0.15])
+
+
+def test_opsm_has_the_golden_mask() -> None:
+    kept = off_policy_sequence_mask(
+        torch.tensor([-1.0, -2.0, -1.0, -2.0]),
+        torch.tensor([-0.5, -1.0, -1.5, -2.5]),
+        torch.full((4,), -1.0),
+        Segments(torch.tensor([0, 0, 1, 1]), 2),
+        delta=1e-4,
+    )
+    assert_near(kept, [0.0, 0.0, 1.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("discount", "trace", "advantages", "returns"),
+    [
+        (0.99, 0.95, [0.414671, 0.551484, 0.3801, 0.2], [0.914671, 0.951484, 0.9801, 1.0]),
+        (1.0, 1.0, [0.5, 0.6, 0.4, 0.2], [1.0] * 4),
+    ],
+)
+def test_gae_has_the_golden_values(
+    discount: float, trace: float, advantages: list[float], returns: list[float]
+) -> None:
+    rewards, values = torch.tensor([[0.0, 0.0, 0.0, 1.0]]), torch.tensor([[0.5, 0.4, 0.6, 0.8]])
+    result = generalized_advantages(rewards, values, torch.ones(1, 4), discount=discount, trace=trace)
+    assert_near(result.advantages[0], advantages)
+    assert_near(result.returns[0], returns)
+
+
+@pytest.mark.parametrize(
+    ("discount", "mask", "expected"),
+    [
+        (0.9, [1.0, 1.0, 0.0, 1.0], [0.67184, 0.7576, 0.864, 0.96]),
+        (1.0, [1.0, 1.0, 1.0, 0.0], [0.94, 0.95, 0.97, 0.0]),
+    ],
+)
+def test_reinforce_plus_plus_has_the_golden_values(discount: float, mask: list[float], expected: list[float]) -> None:
+    kl = torch.tensor([[0.1, 0.2, 0.3, 0.4]])
+    advantages = reinforce_plus_plus_advantages(
+        torch.ones(1), torch.tensor([mask]), kl=kl, kl_coef=0.1, discount=discount
+    )
+    assert_near(advantages[0], expected)
+
+
+def test_reinforce_plus_plus_baseline_has_the_golden_values() -> None:
+    kl = torch.tensor([[0.1, 0.2, 0.3, 0.4]])
+    advantages = reinforce_plus_plus_baseline_advantages(torch.tensor([0.5]), torch.ones(1, 4), kl=kl, kl_coef=0.1)
+    assert_near(advantages[0], [0.49, 0.48, 0.47, 0.46])
+
+
+def test_whitening_has_the_golden_values() -> None:
+    values, mask = torch.tensor([1.0, 2.0, 3.0, 10.0]), torch.tensor([1.0, 1.0, 1.0, 0.0])
+    assert_near(whitened(values, mask), [-1.0, 0.0, 1.0, 8.000001])
+
+
+def test_clipped_value_loss_has_the_golden_values() -> None:
+    result = clipped_value_loss(
+        torch.tensor([0.9, 0.1]), torch.tensor([0.5, 0.2]), torch.tensor([1.0, 0.0]), value_clip=0.2
+    )
+    assert_near(result.loss, [0.09, 0.01])
+    assert_near(result.clipped, [1.0, 0.0])
+
+
+def test_logprobs_of_a_replayed_nucleus_have_the_golden_values() -> None:
+    logits = torch.tensor([[1.0, 2.0, 3.0], [0.0, 0.0, 0.0]])
+    kept = torch.tensor([[False, True, True], [True, True, False]])
+    assert_near(token_logprobs(logits, torch.tensor([2, 1]), kept=kept), [-0.313262, -0.693147])
+
+
+def test_icepop_has_the_golden_values() -> None:
+    weights = icepop_weights(torch.full((4,), -1.0), torch.tensor([-2.0, -1.1, -0.9, -0.2]), lower=0.5, upper=2.0)
+    assert_near(weights.weight, [0.0, 1.105171, 0.904837, 0.0])
+    assert_near(weights.truncated, [1.0, 0.0, 0.0, 1.0])
 
 
 def test_group_advantages_have_the_golden_values() -> None:

@@ -1,4 +1,4 @@
-"""The rules that the objectives keep for every input, and the GRPO loss against its formula."""
+"""The rules that the objectives keep for every input, and an objective put together against its formula."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ from random import Random  # noqa: TC003  # hypothesis reads the annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.backends.learners.objectives.advantages import group_normalized_advantages
 from penstock.backends.learners.objectives.correction import truncated_importance_weights
-from penstock.backends.learners.objectives.grpo import ObjectiveTerms, PolicyTokens, grpo_objective
 from penstock.backends.learners.objectives.logprobs import token_entropy, token_logprobs
+from penstock.backends.learners.objectives.objective import finished, policy_objective
 from penstock.backends.learners.objectives.policy_loss import clipped_policy_loss
+from penstock.backends.learners.objectives.presets import objective
+from penstock.backends.learners.objectives.protocol import ObjectiveTerms, PolicyTokens
 from penstock.backends.learners.objectives.reduction import reduction_weights
-from penstock.backends.learners.options import ObjectiveOptions
+from penstock.backends.learners.objectives.segments import Segments
+from penstock.backends.learners.objectives.token_advantages import RewardedSamples, token_advantages
+from penstock.backends.learners.options import MisOptions, ObjectiveOptions
 from penstock.backends.learners.schedule import learning_rate
 
 NEW = torch.tensor([-0.5, -1.5, -0.5, -1.5, -0.9])
@@ -25,10 +29,11 @@ ROLLOUT = torch.tensor([-1.0, -1.0, -1.4, -1.2, -0.9])
 REFERENCE = torch.tensor([-0.7, -1.0, -0.5, -2.0, -0.8])
 ADVANTAGES = torch.tensor([1.0, 1.0, -1.0, -1.0, 0.5])
 ENTROPY = torch.tensor([0.3, 0.4, 0.5, 0.6, 0.7])
+STALENESS = torch.tensor([0, 1, 2, 2, 4])
 WEIGHTS = torch.tensor([0.1, 0.2, 0.3, 0.25, 0.15])
 
 
-def grpo(options: ObjectiveOptions, logprobs: torch.Tensor = NEW) -> ObjectiveTerms:
+def terms_of(options: ObjectiveOptions, logprobs: torch.Tensor = NEW) -> ObjectiveTerms:
     tokens = PolicyTokens(
         logprobs=logprobs,
         entropy=ENTROPY,
@@ -36,14 +41,18 @@ def grpo(options: ObjectiveOptions, logprobs: torch.Tensor = NEW) -> ObjectiveTe
         reference_logprobs=REFERENCE if options.kl_coef else None,
         advantages=ADVANTAGES,
         weights=WEIGHTS,
+        figure_weights=WEIGHTS,
+        staleness=STALENESS,
+        samples=Segments(torch.tensor([0, 0, 1, 1, 1]), 2),
     )
-    return grpo_objective(tokens, options)
+    return policy_objective(tokens, options)
 
 
 def weighted(values: torch.Tensor) -> torch.Tensor:
     return (WEIGHTS * values).sum()
 
 
+@settings(deadline=None)  # the first call sets torch up
 @given(
     st.lists(st.lists(st.floats(-10, 10, allow_subnormal=False), min_size=1, max_size=6), min_size=1, max_size=6),
     st.randoms(use_true_random=False),
@@ -125,8 +134,8 @@ def test_importance_weights_carry_no_gradient() -> None:
     assert not truncated_importance_weights(old, torch.tensor([-1.1]), upper=2.0).weight.requires_grad
 
 
-def test_grpo_with_engine_logprobs_takes_the_ratio_to_them_and_needs_no_weight() -> None:
-    terms = grpo(ObjectiveOptions(old_logprobs="engine"))
+def test_the_default_with_engine_logprobs_takes_the_ratio_to_them_and_needs_no_weight() -> None:
+    terms = terms_of(ObjectiveOptions(old_logprobs="engine"))
     ratio = (NEW - ROLLOUT).exp()
     loss = torch.maximum(-ratio * ADVANTAGES, -ratio.clamp(0.8, 1.28) * ADVANTAGES)
     torch.testing.assert_close(terms.loss, weighted(loss))
@@ -135,9 +144,9 @@ def test_grpo_with_engine_logprobs_takes_the_ratio_to_them_and_needs_no_weight()
     assert "train/tis" not in terms.figures
 
 
-def test_grpo_with_recomputed_logprobs_is_on_policy_and_weighted_by_tis() -> None:
+def test_the_default_with_recomputed_logprobs_is_on_policy_and_weighted_by_tis() -> None:
     logprobs = NEW.clone().requires_grad_()
-    terms = grpo(ObjectiveOptions(old_logprobs="recompute", tis_clip=1.3), logprobs)
+    terms = terms_of(ObjectiveOptions(old_logprobs="recompute", tis_clip=1.3), logprobs)
     weight = (NEW - ROLLOUT).exp().clamp(max=1.3)
     torch.testing.assert_close(terms.loss.detach(), weighted(-ADVANTAGES * weight))
     torch.autograd.backward(terms.loss)
@@ -147,15 +156,15 @@ def test_grpo_with_recomputed_logprobs_is_on_policy_and_weighted_by_tis() -> Non
     assert terms.figures["train/ppo_kl"] == 0.0
 
 
-def test_grpo_without_tis_clip_leaves_the_weight_out() -> None:
-    terms = grpo(ObjectiveOptions(old_logprobs="recompute", tis_clip=None))
+def test_the_default_without_tis_clip_leaves_the_weight_out() -> None:
+    terms = terms_of(ObjectiveOptions(old_logprobs="recompute", tis_clip=None))
     torch.testing.assert_close(terms.loss, weighted(-ADVANTAGES))
     assert "train/tis" not in terms.figures
 
 
-def test_grpo_adds_kl_and_takes_entropy_away() -> None:
-    plain = grpo(ObjectiveOptions())
-    terms = grpo(ObjectiveOptions(kl_coef=0.3, entropy_coef=0.1))
+def test_an_objective_adds_kl_and_takes_entropy_away() -> None:
+    plain = terms_of(ObjectiveOptions())
+    terms = terms_of(ObjectiveOptions(kl_coef=0.3, entropy_coef=0.1))
     difference = NEW - REFERENCE
     kl = (-difference).exp() - 1 + difference
     torch.testing.assert_close(terms.loss, plain.loss + 0.3 * weighted(kl) - 0.1 * weighted(ENTROPY))
@@ -167,8 +176,93 @@ def test_grpo_adds_kl_and_takes_entropy_away() -> None:
 
 def test_the_mismatch_with_the_engine_is_always_reported() -> None:
     for old in ("engine", "recompute"):
-        figures = grpo(ObjectiveOptions(old_logprobs=old)).figures
+        figures = terms_of(ObjectiveOptions(old_logprobs=old)).figures
         torch.testing.assert_close(figures["train/train_rollout_logprob_abs_diff"], weighted((NEW - ROLLOUT).abs()))
+
+
+def test_decoupled_ppo_takes_the_trust_region_around_a_policy_between_the_two() -> None:
+    terms = terms_of(ObjectiveOptions(old_logprobs="interpolate", tis_clip=1.2))
+    share = torch.tensor([0.0, 1.0, 0.5, 0.5, 0.25])
+    proximal = share * ROLLOUT + (1 - share) * NEW
+    ratio = (NEW - proximal).exp()
+    clipped = torch.maximum(-ratio * ADVANTAGES, -ratio.clamp(0.8, 1.28) * ADVANTAGES)
+    torch.testing.assert_close(terms.loss, weighted(clipped * (proximal - ROLLOUT).exp().clamp(max=1.2)))
+
+
+def test_icepop_drops_tokens_that_learner_and_engine_see_too_differently() -> None:
+    terms = terms_of(ObjectiveOptions(old_logprobs="recompute", correction="icepop", icepop_low=0.8, icepop_high=1.3))
+    ratio = (NEW - ROLLOUT).exp()
+    kept = (ratio >= 0.8) & (ratio <= 1.3)
+    torch.testing.assert_close(terms.loss, weighted(-ADVANTAGES * ratio * kept))
+    torch.testing.assert_close(terms.figures["train/tis_clipfrac"], weighted((~kept).float()))
+
+
+def test_mis_rejects_sequences_and_keeps_the_denominator() -> None:
+    mis = MisOptions(level="sequence", mode="clip", upper=3.0, reject_level="geometric", reject_upper=1.3)
+    terms = terms_of(ObjectiveOptions(old_logprobs="recompute", correction="mis", mis=mis))
+    # Sequence 0 sums to 0 nats; sequence 1 to 0.6, which is a geometric mean of e^0.2.
+    torch.testing.assert_close(terms.loss, weighted(-ADVANTAGES * torch.tensor([1.0, 1.0] + [math.exp(0.6)] * 3)))
+    narrow = MisOptions(level="sequence", mode="clip", upper=3.0, reject_level="geometric", reject_upper=1.2)
+    terms = terms_of(ObjectiveOptions(old_logprobs="recompute", correction="mis", mis=narrow))
+    torch.testing.assert_close(terms.loss, weighted(-ADVANTAGES * torch.tensor([1.0, 1.0, 0.0, 0.0, 0.0])))
+    assert float(terms.figures["train/mis_rs_mask_fraction"]) == pytest.approx(0.7)
+
+
+def test_opsm_takes_bad_tokens_of_left_sequences_out() -> None:
+    terms = terms_of(ObjectiveOptions(opsm_delta=0.1), NEW - 0.5)
+    assert float(terms.figures["train/opsm_clipfrac"]) == pytest.approx(0.3 + 0.25)
+    plain = terms_of(ObjectiveOptions(), NEW - 0.5)
+    assert terms.loss != plain.loss
+
+
+def test_the_effective_sample_size_adds_up_over_micro_batches() -> None:
+    ratio = (NEW - ROLLOUT).exp()
+    figures = terms_of(ObjectiveOptions()).figures
+    twice = {name: 2 * float(value) for name, value in figures.items()}
+    expected = float(ratio.sum() ** 2 / (5 * ratio.square().sum()))
+    assert finished({name: float(value) for name, value in figures.items()})["train/ess_ratio"] == pytest.approx(
+        expected
+    )
+    assert finished(twice)["train/ess_ratio"] == pytest.approx(expected)
+    assert not [name for name in finished(twice) if not name.startswith("train/")]
+
+
+REWARDED = RewardedSamples(
+    rewards=torch.tensor([1.0, 0.0, 4.0, 2.0], dtype=torch.float64),
+    group_ids=torch.tensor([9, 9, 2, 2]),
+    samples=Segments(torch.tensor([3, 0, 0, 1, 2, 3, 0]), 4),
+    positions=torch.tensor([4, 0, 3, 1, 0, 0, 1]),
+)
+KL = torch.tensor([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7])
+
+
+def test_advantages_of_a_response_are_those_of_its_sample() -> None:
+    advantages = token_advantages(REWARDED, objective("dr_grpo"))
+    assert advantages.tolist() == [-1.0, 0.5, 0.5, -0.5, 1.0, -1.0, 0.5]
+    assert advantages.dtype == torch.float32
+
+
+def test_rloo_takes_the_kl_of_the_whole_response_off_its_reward() -> None:
+    options = objective("rloo", kl_coef=0.5, kl_in="reward")
+    total = [1.0 - 0.5 * 1.2, 0.0 - 0.5 * 0.4, 4.0 - 0.5 * 0.5, 2.0 - 0.5 * 0.7]
+    per_sample = [total[0] - total[1], total[1] - total[0], total[2] - total[3], total[3] - total[2]]
+    expected = [per_sample[sample] for sample in (3, 0, 0, 1, 2, 3, 0)]
+    assert token_advantages(REWARDED, options, kl=KL).tolist() == pytest.approx(expected)
+
+
+def test_reinforce_plus_plus_discounts_by_positions_and_rewards_the_last_trained_token() -> None:
+    options = objective("reinforce_plus_plus", kl_coef=0.5, discount=0.9, whiten=False)
+    advantages = token_advantages(REWARDED, options, kl=KL)
+    last = 1.0 - 0.15
+    expected = [2.0 - 0.05, -0.1 + 0.9 * (-0.35 + 0.81 * last), last, -0.2, 4.0 - 0.25]
+    expected += [-0.3 + 0.9**4 * (2.0 - 0.05), -0.35 + 0.81 * last]
+    assert advantages.tolist() == pytest.approx(expected)
+
+
+def test_whitening_counts_every_trained_token_once() -> None:
+    plain = token_advantages(REWARDED, objective("reinforce_plus_plus_baseline", whiten=False, kl_coef=0.1), kl=KL)
+    white = token_advantages(REWARDED, objective("reinforce_plus_plus_baseline", kl_coef=0.1), kl=KL)
+    torch.testing.assert_close(white, (plain - plain.mean()) / plain.std())
 
 
 @pytest.mark.parametrize(("schedule", "last"), [("constant", 1.0), ("linear", 0.1), ("cosine", 0.1)])

@@ -1,37 +1,170 @@
-"""Advantages from rewards."""
+"""Advantages from rewards.
+
+Two shapes: per sample ``[S]`` for what is constant over a response, and per position ``[S, T]`` with a mask for what
+is not. A mask is 1 where the model made the token and it is trained; every other position has no reward, no KL and
+advantage 0, but does count as a step of time for the discount.
+"""
 
 # torch.unique has no types:
 # pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import torch
+
+from penstock.backends.learners.objectives.segments import Segments
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 STD_EPSILON: Final = 1e-6
+WHITEN_EPSILON: Final = 1e-8
+
+
+class Advantages(NamedTuple):
+    """Per position ``[S, T]``."""
+
+    advantages: Tensor
+    returns: Tensor
+    """What a critic is trained to predict."""
 
 
 def group_normalized_advantages(rewards: Tensor, group_ids: Tensor, *, normalize_std: bool) -> Tensor:
     """Advantages ``[S]``: each reward less the mean of its group, over the group's unbiased standard deviation.
 
+    ``A = (r − mean) / (std + 1e-6)``: GRPO, Shao et al., arXiv 2402.03300. Without the division: Dr. GRPO, Liu et
+    al., arXiv 2503.20783.
+
     Samples belong together by ``group_ids [S]`` and by nothing else: neither their order nor the size of the groups
     matters, so a group that lost samples is normalised over those it has. A group of one has advantage 0. The sums
     are taken in float64, so that equal rewards give exactly equal, and hence vanishing, advantages.
     """
-    _, group_of, sizes = cast(
-        "tuple[Tensor, Tensor, Tensor]", torch.unique(group_ids, return_inverse=True, return_counts=True)
-    )
+    groups, sizes = _groups(group_ids)
     exact = rewards.double()
-    centred = exact - (_sums(exact, group_of, len(sizes)) / sizes)[group_of]
+    centred = exact - groups.spread(groups.sums(exact) / sizes)
     if normalize_std:
-        variance = _sums(centred.square(), group_of, len(sizes)) / (sizes - 1).clamp(min=1)
-        centred = centred / (variance.sqrt() + STD_EPSILON)[group_of]
+        variance = groups.sums(centred.square()) / (sizes - 1).clamp(min=1)
+        centred = centred / groups.spread(variance.sqrt() + STD_EPSILON)
     return centred.to(rewards.dtype)
 
 
-def _sums(values: Tensor, group_of: Tensor, num_groups: int) -> Tensor:
-    return values.new_zeros(num_groups).index_add(0, group_of, values)
+def leave_one_out_advantages(rewards: Tensor, group_ids: Tensor) -> Tensor:
+    """Advantages ``[S]``: each reward less the mean of the *others* of its group.
+
+    ``A_i = r_i − Σ_{j≠i} r_j / (n − 1)``: RLOO, Ahmadian et al., arXiv 2402.14740. It equals ``n / (n − 1)`` times
+    the reward less the mean of the whole group. A group of one has nothing to compare with: advantage 0.
+    """
+    groups, sizes = _groups(group_ids)
+    exact = rewards.double()
+    centred = exact - groups.spread(groups.sums(exact) / sizes)
+    return (centred * groups.spread(sizes / (sizes - 1).clamp(min=1))).to(rewards.dtype)
+
+
+def terminal_rewards(rewards: Tensor, mask: Tensor, *, kl: Tensor | None = None, kl_coef: float = 0.0) -> Tensor:
+    """Rewards per position ``[S, T]``: ``−kl_coef · kl_t`` at each trained position, and the sample's reward at its
+    last trained one.
+
+    Args:
+        rewards: of the samples ``[S]``.
+        mask: 1 where a position is trained ``[S, T]``. A row without any gets no reward.
+        kl: estimate per position ``[S, T]``; None where there is none.
+        kl_coef: its weight.
+    """
+    positions = torch.arange(1, mask.shape[1] + 1, device=mask.device) * (mask != 0)
+    last = (positions == positions.amax(dim=1, keepdim=True)) & (mask != 0)
+    ends = last.to(rewards.dtype) * rewards[:, None]
+    return ends if kl is None else ends - kl_coef * kl * mask
+
+
+def discounted_returns(token_rewards: Tensor, *, discount: float) -> Tensor:
+    """``G_t = r_t + γ · G_{t+1}`` along the rows of ``token_rewards [S, T]``."""
+    returns = torch.empty_like(token_rewards)
+    following = token_rewards.new_zeros(token_rewards.shape[0])
+    for position in reversed(range(token_rewards.shape[1])):
+        following = token_rewards[:, position] + discount * following
+        returns[:, position] = following
+    return returns
+
+
+def reinforce_plus_plus_advantages(
+    rewards: Tensor, mask: Tensor, *, kl: Tensor | None = None, kl_coef: float = 0.0, discount: float = 1.0
+) -> Tensor:
+    """``A_t = Σ_l γ^l r_{t+l}`` per position ``[S, T]`` with the rewards of :func:`terminal_rewards`.
+
+    REINFORCE++, Hu et al., arXiv 2501.03262; to be whitened over the batch afterwards (:func:`whitened`). Arguments
+    as for :func:`terminal_rewards`; ``discount`` is γ.
+    """
+    return discounted_returns(terminal_rewards(rewards, mask, kl=kl, kl_coef=kl_coef), discount=discount)
+
+
+def reinforce_plus_plus_baseline_advantages(
+    centred_rewards: Tensor, mask: Tensor, *, kl: Tensor | None = None, kl_coef: float = 0.0
+) -> Tensor:
+    """``A_t = (R − group mean) − kl_coef · kl_t`` per trained position ``[S, T]``, 0 elsewhere.
+
+    REINFORCE++-baseline, arXiv 2501.03262; to be whitened over the batch afterwards.
+
+    Args:
+        centred_rewards: ``R`` less the mean of its group ``[S]``.
+        mask: 1 where a position is trained ``[S, T]``.
+        kl: estimate per position ``[S, T]``.
+        kl_coef: its weight.
+    """
+    advantages = centred_rewards[:, None] if kl is None else centred_rewards[:, None] - kl_coef * kl
+    return advantages * mask
+
+
+def generalized_advantages(
+    token_rewards: Tensor, values: Tensor, mask: Tensor, *, discount: float, trace: float
+) -> Advantages:
+    """GAE: ``δ_t = r_t + γ V_{t+1} − V_t`` and ``A_t = Σ_l (γλ)^l δ_{t+l}``, with ``V = 0`` after the last position.
+
+    Schulman et al., arXiv 1506.02438. Positions that are not trained are no actions: they are stepped over, so that
+    the position before one is followed by the next trained one, and they have advantage and return 0.
+
+    Args:
+        token_rewards: ``[S, T]``, from :func:`terminal_rewards`.
+        values: of the critic, before the step ``[S, T]``.
+        mask: 1 where a position is trained ``[S, T]``.
+        discount: γ.
+        trace: λ.
+    """
+    advantages = torch.zeros_like(token_rewards)
+    next_value = next_advantage = token_rewards.new_zeros(token_rewards.shape[0])
+    for position in reversed(range(token_rewards.shape[1])):
+        here = mask[:, position] != 0
+        error = token_rewards[:, position] + discount * next_value - values[:, position]
+        advantage = error + discount * trace * next_advantage
+        advantages[:, position] = torch.where(here, advantage, 0.0)
+        next_advantage = torch.where(here, advantage, next_advantage)
+        next_value = torch.where(here, values[:, position], next_value)
+    return Advantages(advantages=advantages, returns=(advantages + values) * (mask != 0))
+
+
+def whitened(advantages: Tensor, mask: Tensor | None = None) -> Tensor:
+    """``(A − μ) / √(σ² + 1e-8)`` with mean and unbiased variance over the trained tokens of the whole step.
+
+    Args:
+        advantages: of any shape.
+        mask: of the same shape, 1 where a token counts for μ and σ; None: all count. Masked ones are transformed too.
+
+    Raises:
+        ValueError: no token counts.
+    """
+    counts = torch.ones_like(advantages) if mask is None else mask
+    exact, weight = advantages.double(), (counts != 0).double()
+    number = weight.sum()
+    if number == 0:
+        raise ValueError("advantages cannot be whitened: no token of the step is trained")
+    centred = exact - (exact * weight).sum() / number
+    variance = (centred.square() * weight).sum() / (number - 1).clamp(min=1)
+    return (centred * torch.rsqrt(variance + WHITEN_EPSILON)).to(advantages.dtype)
+
+
+def _groups(group_ids: Tensor) -> tuple[Segments, Tensor]:
+    _, group_of, sizes = cast(
+        "tuple[Tensor, Tensor, Tensor]", torch.unique(group_ids, return_inverse=True, return_counts=True)
+    )
+    return Segments(group_of, len(sizes)), sizes.double()

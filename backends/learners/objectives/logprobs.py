@@ -1,29 +1,47 @@
-"""Log-probs and entropy from logits, in float32."""
+"""Log-probs and entropy from logits, in float32 or better."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch.nn import functional
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def token_logprobs(logits: Tensor, targets: Tensor, *, temperature: float = 1.0) -> Tensor:
+def at_least_float32(values: Tensor) -> Tensor:
+    """float64 stays, everything else becomes float32."""
+    return values if values.dtype == torch.float64 else values.float()
+
+
+def token_logprobs(logits: Tensor, targets: Tensor, *, temperature: float = 1.0, kept: Tensor | None = None) -> Tensor:
     """Log-probs ``[N]`` of ``targets [N]`` under the distribution that ``logits [N, V]`` give at ``temperature``.
 
-    ``temperature`` is the one the engine samples with, so that both sides speak of the same distribution.
+    ``log p(y) = z_y / τ − logsumexp(z / τ)``, and ``∂ log p(y) / ∂ z = (1[y] − p) / τ``.
+
+    Args:
+        logits: as the model gives them ``[N, V]``.
+        targets: int64 ``[N]``.
+        temperature: τ, the one that the engine samples with, so that both sides speak of the same distribution.
+        kept: the ids that the engine's top-p left over, bool ``[N, V]``; the others have probability 0. The target
+            itself is always kept.
     """
-    return -functional.cross_entropy(_scaled(logits, temperature), targets, reduction="none")
+    scaled = _scaled(logits, temperature)
+    if kept is not None:
+        own = torch.zeros_like(kept).scatter_(1, targets[:, None], value=True)
+        scaled = scaled.masked_fill(~(kept | own), float("-inf"))
+    return -functional.cross_entropy(scaled, targets, reduction="none")
 
 
 def token_entropy(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
-    """Entropy ``[N]`` in nats of the distribution that ``logits [N, V]`` give at ``temperature``."""
+    """Entropy ``[N]`` in nats of the whole distribution that ``logits [N, V]`` give at ``temperature``:
+    ``H = logsumexp(z) − Σ p · z``, and ``∂H / ∂z = p · (Σ p z − z)``."""
     logprobs = functional.log_softmax(_scaled(logits, temperature), dim=-1)
     return -(logprobs.exp() * logprobs).sum(dim=-1)
 
 
 def _scaled(logits: Tensor, temperature: float) -> Tensor:
-    scaled = logits.float()
+    scaled = at_least_float32(logits)
     return scaled if temperature == 1.0 else scaled / temperature

@@ -1,6 +1,6 @@
-"""The clipped surrogate of PPO and GRPO.
+"""Policy losses per token: PPO's clipped surrogate and what replaces it.
 
-Schulman et al., arXiv 1707.06347; the wider upper bound ("clip-higher") is DAPO's, arXiv 2503.14476.
+Throughout, ``ratio = exp(logprobs − old_logprobs)``: the policy that is trained over the proximal one.
 """
 
 from __future__ import annotations
@@ -12,8 +12,12 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from penstock.backends.learners.objectives.segments import Segments
+
 MAX_LOG_RATIO: Final = 20.0
 """Beyond it a ratio says nothing more, and ``exp`` must not overflow."""
+SMALLEST_PROBABILITY: Final = 1e-7
+"""Binary divergences keep this far from 0 and 1, where their logarithms end."""
 
 
 class ClippedLoss(NamedTuple):
@@ -21,7 +25,7 @@ class ClippedLoss(NamedTuple):
 
     loss: Tensor
     clipped: Tensor
-    """1.0 where the clipped branch was the larger one, so that the token gave no gradient."""
+    """1.0 where the bound decided, so that the ratio of this token gave no gradient (or, for CISPO, a bounded one)."""
     ratio: Tensor
 
 
@@ -31,9 +35,18 @@ def probability_ratio(logprobs: Tensor, base_logprobs: Tensor) -> Tensor:
 
 
 def clipped_policy_loss(
-    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
 ) -> ClippedLoss:
     """``max(−ratio · A, −clip(ratio, 1 − clip_low, 1 + clip_high) · A)`` for each token.
+
+    PPO, Schulman et al., arXiv 1707.06347; the wider upper bound ("clip-higher") is DAPO's, arXiv 2503.14476; where
+    ``A < 0``, the dual clip holds the loss at ``−c · A`` at most, Ye et al., arXiv 1912.09729.
 
     Args:
         logprobs: of the policy that is trained ``[N]``; the gradient flows through it.
@@ -41,8 +54,83 @@ def clipped_policy_loss(
         advantages: ``[N]``.
         clip_low: how far below 1 the ratio still counts.
         clip_high: how far above 1 the ratio still counts.
+        dual_clip: ``c``, above 1; None: no bound.
     """
     ratio = probability_ratio(logprobs, old_logprobs)
     free = -ratio * advantages
     bounded = -ratio.clamp(1.0 - clip_low, 1.0 + clip_high) * advantages
-    return ClippedLoss(loss=torch.maximum(free, bounded), clipped=(bounded > free).to(free.dtype), ratio=ratio.detach())
+    loss = torch.maximum(free, bounded)
+    if dual_clip is not None:
+        loss = torch.where(advantages < 0, torch.minimum(-dual_clip * advantages, loss), loss)
+    return ClippedLoss(loss=loss, clipped=(bounded > free).to(free.dtype), ratio=ratio.detach())
+
+
+def sequence_logprobs(logprobs: Tensor, old_logprobs: Tensor, sequences: Segments) -> Tensor:
+    """Log-probs ``[N]`` whose ratio to ``old_logprobs [N]`` is GSPO's, the same for each token of a sequence:
+
+    ``log s = Σ (logprobs − old_logprobs) / number of tokens``, over the counted tokens of the sequence. Zheng et al.,
+    arXiv 2507.18071. The gradient flows through ``s`` into every counted token of the sequence. Hand the result to
+    :func:`clipped_policy_loss`; its bounds are then around 3e-4.
+    """
+    return old_logprobs + sequences.spread(sequences.means(logprobs - old_logprobs))
+
+
+def cispo_loss(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float
+) -> ClippedLoss:
+    """``−sg(clip(ratio, 1 − clip_low, 1 + clip_high)) · A · logprobs`` for each token; ``sg`` stops the gradient.
+
+    CISPO, MiniMax-M1, arXiv 2506.13585: the weight is bounded and no token loses its gradient. ``clip_low`` of 1
+    means no lower bound. Arguments as for :func:`clipped_policy_loss`.
+    """
+    ratio = probability_ratio(logprobs.detach(), old_logprobs)
+    bounded = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
+    loss = -bounded * advantages * logprobs
+    return ClippedLoss(loss=loss, clipped=(bounded != ratio).to(ratio.dtype), ratio=ratio)
+
+
+def binary_total_variation(logprobs: Tensor, base_logprobs: Tensor) -> Tensor:
+    """``|π − μ|`` per token ``[N]``: the total variation between "this token" and "another one"."""
+    return (logprobs.exp() - base_logprobs.exp()).abs()
+
+
+def binary_kl(logprobs: Tensor, base_logprobs: Tensor) -> Tensor:
+    """``μ ln(μ / π) + (1 − μ) ln((1 − μ) / (1 − π))`` per token ``[N]`` in nats: KL(μ ‖ π) between "this token" and
+    "another one", with π of ``logprobs`` and μ of ``base_logprobs``."""
+    new, base = (
+        values.exp().clamp(SMALLEST_PROBABILITY, 1.0 - SMALLEST_PROBABILITY) for values in (logprobs, base_logprobs)
+    )
+    return base * (base / new).log() + (1.0 - base) * ((1.0 - base) / (1.0 - new)).log()
+
+
+def divergence_masked_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    *,
+    divergence: Tensor,
+    threshold_low: float,
+    threshold_high: float,
+) -> ClippedLoss:
+    """``−M · ratio · A`` for each token, with ``M = 0`` where the policy has already moved too far the way that ``A``
+    pulls: ``A > 0``, ``ratio > 1`` and a divergence above ``threshold_high``, or ``A < 0``, ``ratio < 1`` and one
+    above ``threshold_low``.
+
+    DPPO, "Rethinking the Trust Region in LLM Reinforcement Learning", arXiv 2602.04879; with the total variation also
+    the default loss of prime-rl.
+
+    Args:
+        logprobs: of the policy that is trained ``[N]``; the gradient flows through it.
+        old_logprobs: of the policy that the ratio is taken to ``[N]``.
+        advantages: ``[N]``.
+        divergence: :func:`binary_total_variation` or :func:`binary_kl` of the two ``[N]``; no gradient flows here.
+        threshold_low: for tokens that become less likely.
+        threshold_high: for tokens that become more likely.
+    """
+    ratio = probability_ratio(logprobs, old_logprobs)
+    moved = divergence.detach()
+    masked = ((advantages > 0) & (ratio > 1) & (moved > threshold_high)) | (
+        (advantages < 0) & (ratio < 1) & (moved > threshold_low)
+    )
+    loss = torch.where(masked, 0.0, -ratio * advantages)
+    return ClippedLoss(loss=loss, clipped=masked.to(ratio.dtype), ratio=ratio.detach())

@@ -42,7 +42,7 @@ from penstock.backends.learners.torch.checkpoint import CheckpointFolder
 from penstock.backends.learners.torch.checkpoint_record import TENSORS_FILE, read_record
 from penstock.backends.learners.torch.model import CheckpointError, PackedModel
 from penstock.backends.learners.torch.snapshot import restore_random_state, take_snapshot
-from penstock.backends.learners.torch.trainer import GrpoTrainer
+from penstock.backends.learners.torch.trainer import PolicyTrainer
 from penstock.backends.learners.torch.warm_start import warm_start
 from penstock.messages.commands import (
     DeleteCheckpoints,
@@ -98,7 +98,7 @@ class _Opened:
     """What exists from ``OpenLearner`` on."""
 
     model: PackedModel
-    trainer: GrpoTrainer
+    trainer: PolicyTrainer
     reference: PackedModel | None
     canary: tuple[int, ...]
     version: int = 0
@@ -236,9 +236,9 @@ class TorchLearnerBackend:
         reference = PackedModel.load(folder.parent / record.reference.folder, dtype=setup.dtype, device=setup.device)
         return PackedModel(reference.model.requires_grad_(requires_grad=False), reference.device)
 
-    def _trainer(self, model: PackedModel, reference: PackedModel | None) -> GrpoTrainer:
+    def _trainer(self, model: PackedModel, reference: PackedModel | None) -> PolicyTrainer:
         setup = self._setup
-        return GrpoTrainer(
+        return PolicyTrainer(
             model,
             setup.options,
             temperature=setup.temperature,

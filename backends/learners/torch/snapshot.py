@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from penstock.backends.learners.torch.model import PackedModel
-    from penstock.backends.learners.torch.trainer import GrpoTrainer
+    from penstock.backends.learners.torch.trainer import PolicyTrainer
 
 CPU_RANDOM: Final = "random/cpu"
 CUDA_RANDOM: Final = "random/cuda"
@@ -64,7 +64,7 @@ class LearnerSnapshot:
 
 def take_snapshot(
     model: PackedModel,
-    trainer: GrpoTrainer,
+    trainer: PolicyTrainer,
     reference: PackedModel | None,
     *,
     version: int,

@@ -2,12 +2,12 @@
 
 Invariants:
 
-* The weights of the reduction are fixed over the whole batch before it is split, so loss and gradient do not depend
-  on the micro-batches.
+* The weights of the reduction are fixed over the whole batch before it is split, and what couples its tokens is
+  computed over all of them, so loss and gradient do not depend on the micro-batches.
 * A batch without any trained token changes nothing, not even the optimizer's momentum.
 """
 
-# torch.from_numpy and Tensor.tolist are typed in part only:
+# Tensor.tolist is typed in part only:
 # pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import torch
 
 from penstock.backends.learners.metrics import as_metrics, batch_metrics
-from penstock.backends.learners.objectives.advantages import group_normalized_advantages
-from penstock.backends.learners.objectives.grpo import PolicyTokens, grpo_objective
-from penstock.backends.learners.objectives.reduction import reduction_weights
+from penstock.backends.learners.objectives.objective import couples_tokens, finished
+from penstock.backends.learners.objectives.open import open_objective
+from penstock.backends.learners.objectives.validity import is_user_objective
 from penstock.backends.learners.packing import pack, split_into_micro_batches
 from penstock.backends.learners.schedule import learning_rate
 from penstock.backends.learners.sequences import read_groups
 from penstock.backends.learners.torch.optimizer import MasterAdamW
+from penstock.backends.learners.torch.step import Scores, StepTokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
 
-    from penstock.backends.learners.objectives.grpo import ObjectiveTerms
     from penstock.backends.learners.options import LearnerOptions
     from penstock.backends.learners.packing import PackedTokens
     from penstock.backends.learners.sequences import TrainBatch
@@ -49,14 +49,7 @@ class StepResult(NamedTuple):
     metrics: tuple[Metric, ...]
 
 
-class SampleTerms(NamedTuple):
-    """Constants of the step for the tokens of each sample, float32 ``[S]``."""
-
-    advantages: Tensor
-    weights: Tensor
-
-
-class GrpoTrainer:
+class PolicyTrainer:
     """Owns the optimizer of the policy; the weights belong to ``model``."""
 
     def __init__(
@@ -77,6 +70,10 @@ class GrpoTrainer:
             num_steps: of the whole run, for the schedule.
             reference: the policy that the KL term pulls to; None where ``kl_coef`` is 0.
             check_stop: called before each micro-batch; raises to end the step.
+
+        Raises:
+            ValueError: the objective makes no sense.
+            UserCodeError: its function cannot be loaded.
         """
         self._model = model
         self._options = options
@@ -84,6 +81,8 @@ class GrpoTrainer:
         self._num_steps = num_steps
         self._reference = reference
         self._check_stop = check_stop
+        self._objective = open_objective(options.objective)
+        self._entropy_gradient = options.objective.entropy_coef != 0.0 or is_user_objective(options.objective.name)
         self._optimizer = MasterAdamW(
             model.model,
             betas=options.betas,
@@ -124,22 +123,27 @@ class GrpoTrainer:
         """Go on where ``state`` was taken; see :meth:`.MasterAdamW.restore`."""
         self._optimizer.restore(tensors)
 
-    def accumulate(self, batch: TrainBatch) -> dict[str, float]:
-        """Add the gradient of the whole batch to the weights' gradients; returns the figures under ``train/``."""
-        terms = self._sample_terms(batch)
-        totals: dict[str, Tensor] = {}
-        for part in split_into_micro_batches(batch.sequences, self._options.max_tokens_per_micro_batch):
-            self._check_stop()
-            added = self._micro_batch(pack(part), terms)
-            torch.autograd.backward(added.loss)
-            for name, value in added.figures.items():
-                totals[name] = totals[name] + value if name in totals else value
+    def accumulate(self, batch: TrainBatch, *, version: int) -> dict[str, float]:
+        """Add the gradient of the whole batch to the weights' gradients; returns the figures under ``train/``.
+
+        Args:
+            batch: with at least one trained token.
+            version: of the policy as it is now.
+        """
+        objective = self._options.objective
+        parts = split_into_micro_batches(batch.sequences, self._options.max_tokens_per_micro_batch)
+        step = StepTokens(batch, parts, objective, version=version, device=self._model.device)
+        packed = [pack(part) for part in parts]
+        if len(parts) > 1 and couples_tokens(objective):
+            totals = self._accumulate_coupled(packed, step)
+        else:
+            totals = self._accumulate_apart(packed, step)
         # One transfer for all of them: each would wait for the device on its own.
-        values = cast("list[float]", torch.stack(list(totals.values())).tolist())
-        return dict(zip(totals, values, strict=True))
+        values = cast("list[float]", torch.stack([value.float() for value in totals.values()]).tolist())
+        return finished(dict(zip(totals, values, strict=True)))
 
     def _optimize(self, batch: TrainBatch, *, step: int) -> dict[str, float]:
-        figures = self.accumulate(batch)
+        figures = self.accumulate(batch, version=step)
         rate = learning_rate(
             step,
             peak=self._options.learning_rate,
@@ -150,35 +154,48 @@ class GrpoTrainer:
         norm = self._optimizer.step(rate, loss=figures["train/loss"], name=f"step {step + 1}")
         return {**figures, "train/grad_norm": norm, "train/lr-pg_0": rate}
 
-    def _micro_batch(self, packed: PackedTokens, terms: SampleTerms) -> ObjectiveTerms:
-        sample_of = self._model.tensor(packed.sample_of)
-        scores = self._model.scores(
-            packed,
-            temperature=self._temperature,
-            entropy_gradient=self._options.objective.entropy_coef != 0.0,
-        )
-        tokens = PolicyTokens(
-            logprobs=scores.logprobs,
-            entropy=scores.entropy,
-            rollout_logprobs=self._model.tensor(packed.rollout_logprobs),
-            reference_logprobs=self._reference_logprobs(packed),
-            advantages=terms.advantages[sample_of],
-            weights=terms.weights[sample_of],
-        )
-        return grpo_objective(tokens, self._options.objective)
+    def _accumulate_apart(self, packed: Sequence[PackedTokens], step: StepTokens) -> dict[str, Tensor]:
+        """Loss and gradient micro-batch by micro-batch, for a loss that is a sum over tokens (or one micro-batch)."""
+        totals: dict[str, Tensor] = {}
+        for part, tokens in zip(step.slices, packed, strict=True):
+            self._check_stop()
+            scores = self._scores(tokens)
+            figures = step.estimate(scores)
+            terms = self._objective(step.tokens(part, scores), self._options.objective)
+            torch.autograd.backward(terms.loss)
+            for name, value in {**terms.figures, **figures}.items():
+                totals[name] = totals[name] + value if name in totals else value
+        return totals
+
+    def _accumulate_coupled(self, packed: Sequence[PackedTokens], step: StepTokens) -> dict[str, Tensor]:
+        """Where the loss of a token depends on log-probs of others: a first pass without gradient finds all log-probs,
+        the loss of the step gives its gradient with respect to each of them, and a second pass sends these back
+        through the model. Exact for any function of the log-probs, at the cost of one more forward pass."""
+        with torch.no_grad():
+            parts: list[Scores] = []
+            for tokens in packed:
+                self._check_stop()
+                parts.append(self._scores(tokens))
+            scores = Scores.joined(parts)
+        figures = step.estimate(scores)
+        leaves = [scores.logprobs.requires_grad_(), scores.entropy.requires_grad_()]
+        terms = self._objective(step.tokens(slice(None), scores), self._options.objective)
+        slopes = torch.autograd.grad(terms.loss, leaves, allow_unused=True, materialize_grads=True)
+        for part, tokens in zip(step.slices, packed, strict=True):
+            self._check_stop()
+            again = self._scores(tokens)
+            surrogate = (slopes[0][part] * again.logprobs).sum()
+            if again.entropy.requires_grad:
+                surrogate = surrogate + (slopes[1][part] * again.entropy).sum()
+            torch.autograd.backward(surrogate)
+        return {**terms.figures, **figures}
+
+    def _scores(self, packed: PackedTokens) -> Scores:
+        found = self._model.scores(packed, temperature=self._temperature, entropy_gradient=self._entropy_gradient)
+        return Scores(logprobs=found.logprobs, entropy=found.entropy, reference=self._reference_logprobs(packed))
 
     @torch.no_grad()
     def _reference_logprobs(self, packed: PackedTokens) -> Tensor | None:
         if self._reference is None:
             return None
         return self._reference.logprobs(packed, temperature=self._temperature)
-
-    def _sample_terms(self, batch: TrainBatch) -> SampleTerms:
-        objective = self._options.objective
-        advantages = group_normalized_advantages(
-            torch.from_numpy(batch.rewards),
-            torch.from_numpy(batch.group_ids),
-            normalize_std=objective.normalize_std,
-        )
-        weights = reduction_weights(objective.reduction, torch.from_numpy(batch.tokens_per_sample()))
-        return SampleTerms(advantages=advantages.float().to(self._model.device), weights=weights.to(self._model.device))

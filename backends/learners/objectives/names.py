@@ -1,0 +1,15 @@
+"""What the choices of ``learner.objective`` are called."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Estimator = Literal["grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"]
+PolicyLoss = Literal["ppo", "gspo", "cispo", "dppo_tv", "dppo_kl"]
+KlEstimator = Literal["k1", "k2", "k3", "low_var_kl"]
+KlPlace = Literal["loss", "reward"]
+OldLogprobs = Literal["engine", "recompute", "interpolate"]
+Correction = Literal["none", "tis", "icepop", "mis"]
+Level = Literal["token", "sequence", "geometric"]
+MisMode = Literal["truncate", "clip", "mask"]
+Reduction = Literal["token_mean", "sequence_mean", "constant"]

@@ -1,0 +1,245 @@
+"""An objective put together from its terms: ``Σ weight · (pg · correction + kl_coef · kl − entropy_coef · entropy)``.
+
+Invariants:
+
+* Every figure is a sum over tokens with fixed weights, so it adds up over the micro-batches of a step to the value of
+  the whole step. Those under ``sums/`` become a ratio in :func:`finished`.
+* Where one token's loss depends on another's log-prob (:func:`couples_tokens`), the function has to be called with
+  all tokens of the step at once. The caller sees to that.
+* A step is one optimiser step, so the policy that opens it is the one that is trained: its log-probs are
+  ``tokens.logprobs`` without their gradient, and ``old_logprobs: recompute`` needs no further forward pass.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple, assert_never
+
+import torch
+
+from penstock.backends.learners.objectives.correction import (
+    icepop_weights,
+    interpolated_logprobs,
+    masked_importance_weights,
+    off_policy_sequence_mask,
+    truncated_importance_weights,
+)
+from penstock.backends.learners.objectives.kl import kl_estimate
+from penstock.backends.learners.objectives.mismatch import engine_mismatch, mis_metrics
+from penstock.backends.learners.objectives.policy_loss import (
+    binary_kl,
+    binary_total_variation,
+    cispo_loss,
+    clipped_policy_loss,
+    divergence_masked_loss,
+    probability_ratio,
+    sequence_logprobs,
+)
+from penstock.backends.learners.objectives.protocol import ObjectiveTerms
+from penstock.backends.learners.objectives.validity import is_user_objective
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from penstock.backends.learners.objectives.policy_loss import ClippedLoss
+    from penstock.backends.learners.objectives.protocol import PolicyTokens
+    from penstock.backends.learners.options import ObjectiveOptions
+
+WEIGHT_SUM: Final = "sums/weight"
+SQUARE_SUM: Final = "sums/square"
+TOKEN_SUM: Final = "sums/tokens"
+
+
+class Corrected(NamedTuple):
+    """A weight of each token's loss ``[N]``, and the figures that belong to it, per token."""
+
+    weight: Tensor
+    values: dict[str, Tensor]
+
+
+def couples_tokens(options: ObjectiveOptions) -> bool:
+    """Whether the loss of a token depends on the log-probs of others, so that all must be known first."""
+    return (
+        is_user_objective(options.name)
+        or options.policy_loss == "gspo"
+        or options.opsm_delta is not None
+        or (options.correction == "mis" and options.old_logprobs != "engine")
+        or rewards_need_kl(options)
+    )
+
+
+def rewards_need_kl(options: ObjectiveOptions) -> bool:
+    """Whether advantages depend on log-probs of the policy and of the reference."""
+    return options.kl_in == "reward" and options.kl_coef != 0.0 and not is_user_objective(options.name)
+
+
+def old_logprobs(tokens: PolicyTokens, options: ObjectiveOptions) -> Tensor:
+    """Of the proximal policy, which the trust region is around ``[N]``; without gradient."""
+    match options.old_logprobs:
+        case "engine":
+            return tokens.rollout_logprobs
+        case "recompute":
+            return tokens.logprobs.detach()
+        case "interpolate":
+            return interpolated_logprobs(tokens.logprobs, tokens.rollout_logprobs, tokens.staleness)
+        case _:
+            assert_never(options.old_logprobs)
+
+
+def policy_objective(tokens: PolicyTokens, options: ObjectiveOptions) -> ObjectiveTerms:
+    """The loss of these tokens and its figures."""
+    current, old = tokens.logprobs.detach(), old_logprobs(tokens, options)
+    policy = _policy_loss(tokens, old, options)
+    per_token = policy.loss
+    values = {
+        "train/pg_clipfrac": policy.clipped,
+        "train/ppo_kl": old - current,
+        "train/ois": probability_ratio(current, old),
+        "train/entropy_loss": tokens.entropy,
+    }
+    if options.opsm_delta is not None:
+        kept = off_policy_sequence_mask(current, old, tokens.advantages, tokens.samples, delta=options.opsm_delta)
+        per_token = per_token * kept
+        values["train/opsm_clipfrac"] = 1.0 - kept
+    corrected = _correction(tokens, old, options)
+    if corrected is not None:
+        per_token = per_token * corrected.weight
+        values |= corrected.values
+    pg_loss = per_token
+    if tokens.reference_logprobs is not None and options.kl_in == "loss":
+        behaviour = old if options.unbiased_kl else None
+        kl = kl_estimate(options.kl_estimator, tokens.logprobs, tokens.reference_logprobs, behaviour_logprobs=behaviour)
+        per_token = per_token + options.kl_coef * kl
+        values["train/kl_loss"] = kl
+    if options.entropy_coef:
+        per_token = per_token - options.entropy_coef * tokens.entropy
+    loss = (tokens.weights * per_token).sum()
+    figures = {
+        **always_reported(tokens),
+        **{name: (tokens.figure_weights * value.detach()).sum() for name, value in values.items()},
+        "train/pg_loss": (tokens.weights * pg_loss.detach()).sum(),
+        "train/loss": loss.detach(),
+    }
+    return ObjectiveTerms(loss=loss, figures=figures)
+
+
+def always_reported(tokens: PolicyTokens) -> dict[str, Tensor]:
+    """How far learner and engine are apart on the same tokens, whatever the objective is."""
+    current = tokens.logprobs.detach()
+    values = engine_mismatch(current, tokens.rollout_logprobs)
+    ratio = probability_ratio(current, tokens.rollout_logprobs)
+    return {
+        **{name: (tokens.figure_weights * value).sum() for name, value in values.items()},
+        WEIGHT_SUM: ratio.sum(),
+        SQUARE_SUM: ratio.square().sum(),
+        TOKEN_SUM: ratio.new_tensor(ratio.numel()),
+    }
+
+
+def finished(totals: Mapping[str, float]) -> dict[str, float]:
+    """The figures of a step from the sums over its micro-batches."""
+    figures = {name: value for name, value in totals.items() if not name.startswith("sums/")}
+    squares = totals[TOKEN_SUM] * totals[SQUARE_SUM]
+    if squares > 0:
+        figures["train/ess_ratio"] = totals[WEIGHT_SUM] ** 2 / squares
+    return figures
+
+
+def _policy_loss(tokens: PolicyTokens, old: Tensor, options: ObjectiveOptions) -> ClippedLoss:
+    new, advantages = tokens.logprobs, tokens.advantages
+    low, high = options.clip_low, options.clip_high
+    match options.policy_loss:
+        case "ppo" | "gspo":
+            if options.policy_loss == "gspo":
+                new = sequence_logprobs(new, old, tokens.samples)
+            return clipped_policy_loss(new, old, advantages, clip_low=low, clip_high=high, dual_clip=options.dual_clip)
+        case "cispo":
+            return cispo_loss(new, old, advantages, clip_low=low, clip_high=high)
+        case "dppo_tv" | "dppo_kl":
+            measure = binary_total_variation if options.policy_loss == "dppo_tv" else binary_kl
+            return divergence_masked_loss(
+                new, old, advantages, divergence=measure(new.detach(), old), threshold_low=low, threshold_high=high
+            )
+        case _:
+            assert_never(options.policy_loss)
+
+
+def _correction(tokens: PolicyTokens, old: Tensor, options: ObjectiveOptions) -> Corrected | None:
+    """None where the ratio is taken to the engine's own log-probs, or nothing is to be corrected."""
+    if options.old_logprobs == "engine" or options.correction == "none":
+        return None
+    if options.correction == "mis":
+        return _mis(tokens, old, options)
+    if options.correction == "icepop":
+        bounded = icepop_weights(old, tokens.rollout_logprobs, lower=options.icepop_low, upper=options.icepop_high)
+    elif options.tis_clip is None:
+        return None
+    else:
+        bounded = truncated_importance_weights(
+            old, tokens.rollout_logprobs, upper=options.tis_clip, lower=options.tis_clip_low
+        )
+    return Corrected(bounded.weight, _tis_values(bounded.ratio) | {"train/tis_clipfrac": bounded.truncated})
+
+
+def _mis(tokens: PolicyTokens, old: Tensor, options: ObjectiveOptions) -> Corrected:
+    mis = options.mis
+    masked = masked_importance_weights(
+        old,
+        tokens.rollout_logprobs,
+        tokens.samples,
+        level=mis.level,
+        mode=mis.mode,
+        upper=mis.upper,
+        lower=mis.lower,
+        normalize=mis.normalize,
+        reject_level=mis.reject_level,
+        reject_upper=mis.reject_upper,
+        reject_lower=1.0 / mis.reject_upper if mis.reject_lower is None else mis.reject_lower,
+        veto=mis.veto,
+    )
+    high, low = ("mask_fraction", "mask_fraction") if mis.mode == "mask" else ("clip_fraction", "clip_fraction")
+    if mis.mode == "truncate":
+        bounds = {"train/mis_tis_truncate_fraction": masked.above}
+    else:
+        bounds = {f"train/mis_tis_{high}_high": masked.above, f"train/mis_tis_{low}_low": masked.below}
+    values = {
+        **_tis_values(masked.ratio),
+        **bounds,
+        **mis_metrics(old, tokens.rollout_logprobs, tokens.samples),
+        "train/mis_tis_weight_before_bound": masked.ratio,
+        "train/mis_tis_weight_after_bound": masked.weight,
+        "train/mis_rs_mask_fraction": masked.rejected,
+        "train/mis_rs_catastrophic_seq_fraction": masked.vetoed,
+    }
+    return Corrected(masked.weight, values)
+
+
+def _tis_values(ratio: Tensor) -> dict[str, Tensor]:
+    return {"train/tis": ratio, "train/tis_abs": (ratio - 1.0).abs()}
+
+
+def checked_terms(terms: object, tokens: PolicyTokens, *, name: str) -> ObjectiveTerms:
+    """What a user's function returned, with the figures that are always reported.
+
+    Raises:
+        TypeError: it is not an :class:`ObjectiveTerms`.
+        ValueError: the loss is no scalar with a gradient, or a figure is no scalar.
+    """
+    if not isinstance(terms, ObjectiveTerms):
+        raise TypeError(
+            f"{name} returned {type(terms).__name__}; expected ObjectiveTerms(loss=…, figures=…) of "
+            "penstock.backends.learners.objectives.protocol"
+        )
+    if terms.loss.ndim or not terms.loss.requires_grad:
+        raise ValueError(
+            f"{name} returned a loss with shape {list(terms.loss.shape)} "
+            f"{'with' if terms.loss.requires_grad else 'without'} a gradient; expected a scalar that depends on "
+            "tokens.logprobs: (tokens.weights * per_token).sum()"
+        )
+    if wrong := [key for key, value in terms.figures.items() if torch.as_tensor(value).ndim]:
+        raise ValueError(f"{name} returned a figure '{wrong[0]}' that is no scalar; reduce it")
+    figures = {key: torch.as_tensor(value).detach().to(terms.loss) for key, value in terms.figures.items()}
+    return ObjectiveTerms(
+        loss=terms.loss, figures={**figures, **always_reported(tokens), "train/loss": terms.loss.detach()}
+    )

@@ -1,0 +1,42 @@
+"""The function that an objective's options mean."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from penstock.backends.learners.objectives.objective import checked_terms, policy_objective
+from penstock.backends.learners.objectives.validity import is_user_objective, objective_problem
+from penstock.backends.user_code import UserCodeError, load_object
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.backends.learners.objectives.protocol import ObjectiveTerms, PolicyTokens, UserObjective
+    from penstock.backends.learners.options import ObjectiveOptions
+
+    ObjectiveFunction = Callable[[PolicyTokens, ObjectiveOptions], ObjectiveTerms]
+
+
+def open_objective(options: ObjectiveOptions) -> ObjectiveFunction:
+    """The built-in objective, or the user's own.
+
+    Raises:
+        ValueError: the options make no sense together.
+        UserCodeError: the user's file cannot be loaded, or the name in it is no function.
+    """
+    if problem := objective_problem(options):
+        key, text = problem
+        raise ValueError(f"learner.objective.{key}: {text}")
+    if options.reduction == "constant" and options.constant_tokens is None:
+        raise ValueError("learner.objective.constant_tokens: reduction: constant needs it, the longest response")
+    if not is_user_objective(options.name):
+        return policy_objective
+    found = load_object(options.name)
+    if not callable(found):
+        raise UserCodeError(f"{options.name}: expected a function of tokens and options, found {type(found).__name__}")
+    function = cast("UserObjective", found)
+
+    def call(tokens: PolicyTokens, options: ObjectiveOptions, /) -> ObjectiveTerms:
+        return checked_terms(function(tokens, options), tokens, name=options.name)
+
+    return call

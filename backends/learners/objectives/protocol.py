@@ -1,0 +1,56 @@
+"""What an objective is given and what it gives: the interface of built-in and user objectives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from penstock.backends.learners.objectives.segments import Segments
+    from penstock.backends.learners.options import ObjectiveOptions
+
+
+class PolicyTokens(NamedTuple):
+    """Trained tokens, laid end to end; float32 ``[N]`` on the learner's device where nothing else is said."""
+
+    logprobs: Tensor
+    """Of the policy that is trained, with gradient."""
+    entropy: Tensor
+    """With gradient where ``entropy_coef`` is not 0, and for user objectives."""
+    rollout_logprobs: Tensor
+    """As the engine reported them."""
+    reference_logprobs: Tensor | None
+    """Of the frozen reference; None where ``kl_coef`` is 0."""
+    advantages: Tensor
+    weights: Tensor
+    """Of the reduction, over the whole step: the loss is ``Σ weight · value``."""
+    figure_weights: Tensor
+    """Those of the figures, which are means over the tokens where ``weights`` make no mean (constant denominator)."""
+    staleness: Tensor
+    """Policy versions between the one that made the token and the one that is trained, int64."""
+    samples: Segments
+    """Which tokens belong to which sample of the step."""
+
+
+class ObjectiveTerms(NamedTuple):
+    """What these tokens add to the step."""
+
+    loss: Tensor
+    """Scalar, with gradient."""
+    figures: Mapping[str, Tensor]
+    """Detached scalars by metric name."""
+
+
+class UserObjective(Protocol):
+    """A function of the user's own, named ``file.py:function``.
+
+    It is called once a step with every trained token of it, whatever the micro-batches are. It may use any key of the
+    options as it likes; ``estimator``, ``whiten`` and ``reduction`` have been applied to advantages and weights, and
+    ``kl_coef`` above 0 has made the reference available. Its gradient with respect to ``logprobs`` and ``entropy`` is
+    what is trained on.
+    """
+
+    def __call__(self, tokens: PolicyTokens, options: ObjectiveOptions, /) -> ObjectiveTerms: ...

@@ -1,0 +1,80 @@
+"""From the rewards of samples to an advantage for each trained token, by the estimator that the options name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, assert_never
+
+from penstock.backends.learners.objectives.advantages import (
+    group_normalized_advantages,
+    leave_one_out_advantages,
+    reinforce_plus_plus_advantages,
+    reinforce_plus_plus_baseline_advantages,
+    whitened,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from penstock.backends.learners.objectives.segments import Segments
+    from penstock.backends.learners.options import ObjectiveOptions
+
+
+class RewardedSamples(NamedTuple):
+    """The samples of a step and where their trained tokens stand."""
+
+    rewards: Tensor
+    """``[S]``, float64, so that the sums over a batch lose nothing."""
+    group_ids: Tensor
+    """``[S]``"""
+    samples: Segments
+    """Sample of each trained token ``[N]``; all tokens of the step."""
+    positions: Tensor
+    """Of each trained token among the response tokens of its sample, int64 ``[N]``."""
+
+
+def token_advantages(given: RewardedSamples, options: ObjectiveOptions, *, kl: Tensor | None = None) -> Tensor:
+    """Advantages ``[N]`` of all trained tokens of the step, float32, without gradient.
+
+    Args:
+        given: the samples.
+        options: which estimator, and what it takes.
+        kl: estimate of the KL to the reference per token ``[N]``, for ``kl_in: reward``; None where there is none.
+    """
+    exact_kl = None if kl is None else kl.detach().double()
+    advantages = _estimated(given, options, exact_kl)
+    if options.whiten:
+        advantages = whitened(advantages)
+    return advantages.float()
+
+
+def _estimated(given: RewardedSamples, options: ObjectiveOptions, kl: Tensor | None) -> Tensor:
+    """float64 ``[N]``."""
+    rewards, samples, coef = given.rewards, given.samples, options.kl_coef
+    match options.estimator:
+        case "grpo":
+            normalized = group_normalized_advantages(rewards, given.group_ids, normalize_std=options.normalize_std)
+            return samples.spread(normalized)
+        case "rloo":
+            # The response is one action, so the KL of all its tokens is part of its one reward.
+            total = rewards if kl is None else rewards - coef * samples.sums(kl)
+            return samples.spread(leave_one_out_advantages(total, given.group_ids))
+        case "reinforce_plus_plus":
+            mask, kl_table = _tables(given, kl)
+            table = reinforce_plus_plus_advantages(rewards, mask, kl=kl_table, kl_coef=coef, discount=options.discount)
+            return table[samples.index, given.positions]
+        case "reinforce_plus_plus_baseline":
+            mask, kl_table = _tables(given, kl)
+            centred = group_normalized_advantages(rewards, given.group_ids, normalize_std=False)
+            table = reinforce_plus_plus_baseline_advantages(centred, mask, kl=kl_table, kl_coef=coef)
+            return table[samples.index, given.positions]
+        case _:
+            assert_never(options.estimator)
+
+
+def _tables(given: RewardedSamples, kl: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Mask and KL by sample and position ``[S, T]``."""
+    length = int(given.positions.max()) + 1
+    empty = given.rewards.new_zeros(given.samples.count, length)
+    place = (given.samples.index, given.positions)
+    mask = empty.index_put(place, empty.new_ones(()))
+    return mask, None if kl is None else empty.index_put(place, kl)

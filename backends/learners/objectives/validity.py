@@ -1,0 +1,137 @@
+"""Which objectives make no sense, and why: the key to change, and one sentence with the remedy.
+
+A key counts as given where it differs from what the preset of that name says.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING
+
+from penstock.backends.learners.objectives.presets import PRESETS, objective
+from penstock.backends.learners.options import MisOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from penstock.backends.learners.options import ObjectiveOptions
+
+Problem = tuple[str, str]
+GROUPED = ("grpo", "rloo", "reinforce_plus_plus_baseline")
+"""Estimators that compare the samples of a group."""
+
+
+def is_user_objective(name: str) -> bool:
+    """Whether it is a function of the user's own, ``file.py:function``."""
+    return ".py:" in name
+
+
+def objective_problem(options: ObjectiveOptions) -> Problem | None:
+    """The first thing that is wrong with these options: the key, and what to do; None where all is well."""
+    return next((problem for rule in _RULES for problem in rule(options)), None)
+
+
+def _names(o: ObjectiveOptions) -> Iterator[Problem]:
+    if o.name in PRESETS or is_user_objective(o.name):
+        return
+    if o.name == "ppo":
+        yield (
+            "name",
+            "ppo learns its baseline with a critic, and this learner has none; take reinforce_plus_plus (no critic, "
+            "one sample a prompt is enough) or grpo (the group is the baseline); both have the clipped loss of PPO",
+        )
+        return
+    near = difflib.get_close_matches(o.name, PRESETS, n=1)
+    hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(PRESETS)}, and file.py:function"
+    yield "name", f"no objective is called '{o.name}'; {hint}"
+
+
+def _advantages(o: ObjectiveOptions) -> Iterator[Problem]:
+    if o.estimator.startswith("reinforce_plus_plus") and not o.whiten:
+        yield "whiten", f"{o.estimator} is defined with whitened advantages; set whiten: true, or estimator: rloo"
+    if o.discount != 1.0 and o.estimator != "reinforce_plus_plus":
+        yield "discount", f"has an effect with estimator: reinforce_plus_plus only, found {o.estimator}; set it to 1"
+    if o.constant_tokens is not None and o.reduction != "constant":
+        yield "constant_tokens", f"has no effect with reduction: {o.reduction}; remove it, or set reduction: constant"
+
+
+def _policy_loss(o: ObjectiveOptions) -> Iterator[Problem]:
+    if o.dual_clip is not None and o.policy_loss not in ("ppo", "gspo"):
+        yield "dual_clip", f"bounds a clipped loss, and policy_loss: {o.policy_loss} is none; remove it"
+    if o.dual_clip is not None and o.dual_clip <= 1.0 + o.clip_high:
+        yield (
+            "dual_clip",
+            f"must be above 1 + clip_high = {1.0 + o.clip_high:g}, or it cuts off what the clip leaves; "
+            f"found {o.dual_clip:g}",
+        )
+    if o.policy_loss in ("ppo", "gspo") and o.clip_low == o.clip_high == 0.0:
+        yield "clip_high", "with clip_low and clip_high of 0 no token that has moved is trained; set one above 0"
+
+
+def _kl(o: ObjectiveOptions) -> Iterator[Problem]:
+    if is_user_objective(o.name):
+        return
+    if o.kl_in == "reward" and o.estimator == "grpo" and o.kl_coef:
+        yield (
+            "kl_in",
+            "estimator: grpo compares one reward a sample, and a KL in it would be divided by the spread of the group; "
+            "set kl_in: loss, or estimator: rloo",
+        )
+    if o.kl_in == "loss" and o.kl_estimator == "k1" and o.kl_coef and not o.unbiased_kl:
+        yield (
+            "kl_estimator",
+            "k1 in the loss has an expected gradient of 0 and pulls nowhere; set kl_estimator: k2 or k3, "
+            "unbiased_kl: true, or kl_in: reward",
+        )
+    if o.unbiased_kl and (o.kl_in == "reward" or not o.kl_coef):
+        found = "kl_in: reward, where no gradient flows" if o.kl_in == "reward" else "kl_coef: 0"
+        yield "unbiased_kl", f"has no effect with {found}; set it to false"
+
+
+def _correction(o: ObjectiveOptions) -> Iterator[Problem]:
+    usual = objective(o.name) if o.name in PRESETS else objective("dapo")
+    if o.correction in ("icepop", "mis") and o.old_logprobs == "engine":
+        yield (
+            "correction",
+            f"{o.correction} has no effect with old_logprobs: engine, where the ratio is taken to the engine's "
+            "log-probs already; set old_logprobs: recompute, or correction: none",
+        )
+    if o.correction != "mis" and o.mis != MisOptions():
+        yield "mis", f"has no effect with correction: {o.correction}; remove the block, or set correction: mis"
+    for key in ("icepop_low", "icepop_high"):
+        if o.correction != "icepop" and getattr(o, key) != getattr(usual, key):
+            yield key, f"has no effect with correction: {o.correction}; remove it, or set correction: icepop"
+    if o.icepop_low >= o.icepop_high:
+        yield "icepop_low", f"must be below icepop_high = {o.icepop_high:g}; found {o.icepop_low:g}"
+    if o.tis_clip_low and o.correction != "tis":
+        yield "tis_clip_low", f"has no effect with correction: {o.correction}; remove it"
+    if o.tis_clip is not None and o.tis_clip_low >= o.tis_clip:
+        yield "tis_clip_low", f"must be below tis_clip = {o.tis_clip:g}; found {o.tis_clip_low:g}"
+    yield from _mis(o.mis)
+
+
+def _mis(mis: MisOptions) -> Iterator[Problem]:
+    if mis.normalize and mis.level == "geometric":
+        yield "mis", "normalize makes no sense for a geometric mean, which is no importance weight; set it to false"
+    bounds = (
+        ("upper", "lower", mis.upper, mis.lower),
+        ("reject_upper", "reject_lower", mis.reject_upper, mis.reject_lower),
+    )
+    for high_key, low_key, high, low in bounds:
+        least = 1.0 / high if low is None else low
+        applies = mis.mode != "truncate" if low_key == "lower" else mis.reject_level is not None
+        if applies and least >= high:
+            yield "mis", f"{low_key} of {least:g} must be below {high_key} of {high:g}; change one of them"
+    if mis.lower is not None and mis.mode == "truncate":
+        yield "mis", "lower has no effect with mode: truncate; remove it, or set mode: clip or mask"
+    if mis.veto is not None and mis.veto >= 1.0:
+        yield "mis", f"veto is the ratio below which a token rejects its sequence, far below 1; found {mis.veto:g}"
+
+
+_RULES: tuple[Callable[[ObjectiveOptions], Iterator[Problem]], ...] = (
+    _names,
+    _advantages,
+    _policy_loss,
+    _kl,
+    _correction,
+)

@@ -1,0 +1,382 @@
+"""Objectives against small cases worked out by hand from the papers, and against plain loops on random input."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from penstock.backends.learners.objectives import correction, policy_loss
+from penstock.backends.learners.objectives.advantages import (
+    discounted_returns,
+    generalized_advantages,
+    group_normalized_advantages,
+    leave_one_out_advantages,
+    terminal_rewards,
+    whitened,
+)
+from penstock.backends.learners.objectives.imitation import (
+    best_of_group,
+    distillation_advantages,
+    generalized_jsd,
+    supervised_loss,
+)
+from penstock.backends.learners.objectives.kl import kl_estimate
+from penstock.backends.learners.objectives.logprobs import token_entropy, token_logprobs
+from penstock.backends.learners.objectives.mismatch import mis_metrics
+from penstock.backends.learners.objectives.preference import dpo_loss
+from penstock.backends.learners.objectives.reduction import reduction_weights
+from penstock.backends.learners.objectives.segments import Segments
+from penstock.backends.learners.objectives.values import clipped_value_loss
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from penstock.backends.learners.objectives.names import Level, MisMode
+
+gradcheck: Any = torch.autograd.gradcheck  # has no types
+SEQUENCES = Segments(torch.tensor([0, 2, 0, 2, 0, 1]), 3)
+
+
+def random(*shape: int, seed: int = 0, requires_grad: bool = False) -> Tensor:
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=draw, dtype=torch.float64).requires_grad_(requires_grad)
+
+
+# --- advantages ---------------------------------------------------------------------------------------------------
+
+
+def test_dr_grpo_is_the_reward_less_the_mean_of_its_group() -> None:
+    rewards, groups = torch.tensor([3.0, 1.0, 5.0, 2.0]), torch.tensor([7, 7, 4, 4])
+    advantages = group_normalized_advantages(rewards, groups, normalize_std=False)
+    assert advantages.tolist() == [1.0, -1.0, 1.5, -1.5]
+
+
+def test_rloo_compares_with_the_mean_of_the_others() -> None:
+    rewards, groups = torch.tensor([1.0, 9.0, 2.0, 6.0]), torch.tensor([5, 8, 5, 5])
+    advantages = leave_one_out_advantages(rewards, groups)
+    assert advantages.tolist() == pytest.approx([1 - 4, 0, 2 - 3.5, 6 - 1.5])
+
+
+def test_the_reward_stands_at_the_last_trained_token_and_masked_ones_have_no_kl() -> None:
+    mask = torch.tensor([[1.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
+    rewards = terminal_rewards(torch.tensor([2.0, 5.0, 3.0]), mask, kl=torch.ones(3, 4), kl_coef=0.5)
+    assert rewards.tolist() == [[-0.5, 0.0, 1.5, 0.0], [0.0] * 4, [-0.5, -0.5, -0.5, 2.5]]
+
+
+def test_discounted_returns_are_the_sums_of_what_follows() -> None:
+    rewards = random(3, 7)
+    expected = [[sum(0.8 ** (j - i) * row[j] for j in range(i, 7)) for i in range(7)] for row in rewards.tolist()]
+    torch.testing.assert_close(discounted_returns(rewards, discount=0.8), torch.tensor(expected, dtype=torch.float64))
+
+
+def test_gae_with_a_trace_of_0_is_the_temporal_difference_and_of_1_the_return_less_the_value() -> None:
+    rewards, values, mask = random(2, 5), random(2, 5, seed=1), torch.ones(2, 5, dtype=torch.float64)
+    following = torch.cat([values[:, 1:], torch.zeros(2, 1, dtype=torch.float64)], dim=1)
+    short = generalized_advantages(rewards, values, mask, discount=0.9, trace=0.0)
+    torch.testing.assert_close(short.advantages, rewards + 0.9 * following - values)
+    long = generalized_advantages(rewards, values, mask, discount=0.9, trace=1.0)
+    torch.testing.assert_close(long.returns, discounted_returns(rewards, discount=0.9))
+
+
+def test_gae_steps_over_positions_that_are_not_trained() -> None:
+    mask = torch.tensor([[1.0, 0.0, 1.0, 1.0, 0.0]], dtype=torch.float64)
+    rewards, values = random(1, 5) * mask, random(1, 5, seed=1)
+    kept = [0, 2, 3]
+    whole = generalized_advantages(rewards, values, mask, discount=0.9, trace=0.7)
+    alone = generalized_advantages(rewards[:, kept], values[:, kept], mask[:, kept], discount=0.9, trace=0.7)
+    torch.testing.assert_close(whole.advantages[:, kept], alone.advantages)
+    assert (whole.advantages[:, [1, 4]] == 0).all()
+    assert (whole.returns[:, [1, 4]] == 0).all()
+
+
+def test_whitened_advantages_have_mean_0_and_standard_deviation_1_over_what_counts() -> None:
+    values, mask = random(40) * 5 + 3, (random(40, seed=1) > 0).double()
+    result = whitened(values, mask)[mask == 1]
+    assert float(result.mean()) == pytest.approx(0.0, abs=1e-9)
+    assert float(result.std()) == pytest.approx(1.0, abs=1e-6)
+    assert whitened(torch.tensor([4.0])).tolist() == [0.0]
+    with pytest.raises(ValueError, match="no token of the step is trained"):
+        whitened(values, torch.zeros_like(values))
+
+
+# --- KL -----------------------------------------------------------------------------------------------------------
+
+
+def expectation_over_three_tokens(estimator: str, *, unbiased: bool) -> tuple[float, Tensor, float, Tensor]:
+    """Value and gradient of the estimator in expectation over the behaviour policy; the exact reverse KL and its."""
+    logits = torch.tensor([0.3, -0.4, 1.1], dtype=torch.float64, requires_grad=True)
+    base = torch.tensor([0.0, 0.5, 0.2], dtype=torch.float64).log_softmax(0)
+    new = logits.log_softmax(0)
+    behaviour = torch.tensor([0.9, 0.1, -0.3], dtype=torch.float64).log_softmax(0) if unbiased else new.detach()
+    estimate = kl_estimate(estimator, new, base, behaviour_logprobs=behaviour if unbiased else None)  # type: ignore[arg-type]
+    mean = (behaviour.exp() * estimate).sum()
+    exact = (new.exp() * (new - base)).sum()
+    (gradient,) = torch.autograd.grad(mean, logits, retain_graph=True)
+    (wanted,) = torch.autograd.grad(exact, logits)
+    return float(mean.detach()), gradient, float(exact.detach()), wanted
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3", "low_var_kl"])
+def test_k1_and_k3_are_unbiased_values(estimator: str) -> None:
+    value, _, exact, _ = expectation_over_three_tokens(estimator, unbiased=False)
+    assert value == pytest.approx(exact, abs=1e-12)
+
+
+def test_k1_as_a_loss_has_no_gradient_and_k2_that_of_the_reverse_kl() -> None:
+    _, k1, _, _ = expectation_over_three_tokens("k1", unbiased=False)
+    torch.testing.assert_close(k1, torch.zeros_like(k1))
+    _, k2, _, exact = expectation_over_three_tokens("k2", unbiased=False)
+    torch.testing.assert_close(k2, exact)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_the_unbiased_kl_has_value_and_gradient_of_the_reverse_kl_off_policy(estimator: str) -> None:
+    value, gradient, exact, wanted = expectation_over_three_tokens(estimator, unbiased=True)
+    assert value == pytest.approx(exact, abs=1e-12)
+    torch.testing.assert_close(gradient, wanted)
+
+
+# --- policy losses ------------------------------------------------------------------------------------------------
+
+
+def test_gspo_weighs_each_token_of_a_sequence_by_the_geometric_mean_of_the_ratios() -> None:
+    new, old = random(6), random(6, seed=1)
+    ratio = (policy_loss.sequence_logprobs(new, old, SEQUENCES) - old).exp()
+    for tokens in ([0, 2, 4], [1, 3], [5]):
+        geometric = math.prod(math.exp(float(new[t] - old[t])) for t in tokens) ** (1 / len(tokens))
+        assert ratio[tokens].tolist() == pytest.approx([geometric] * len(tokens))
+
+
+def test_cispo_gives_every_token_a_gradient_of_its_bounded_ratio() -> None:
+    new = torch.tensor([0.0, 2.0, -3.0], dtype=torch.float64, requires_grad=True)
+    advantages = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+    result = policy_loss.cispo_loss(new, torch.zeros_like(new), advantages, clip_low=0.5, clip_high=1.0)
+    torch.autograd.backward(result.loss.sum())
+    torch.testing.assert_close(new.grad, torch.tensor([-1.0, 2.0 * 2.0, -0.5 * 0.5], dtype=torch.float64))
+
+
+def test_dppo_masks_only_what_moves_further_out_of_the_region() -> None:
+    old, new = torch.tensor([0.1, 0.1, 0.5, 0.5, 0.1]).log(), torch.tensor([0.4, 0.4, 0.2, 0.2, 0.2]).log()
+    advantages = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0])
+    divergence = policy_loss.binary_total_variation(new, old)
+    torch.testing.assert_close(divergence, torch.tensor([0.3, 0.3, 0.3, 0.3, 0.1]))
+    result = policy_loss.divergence_masked_loss(
+        new, old, advantages, divergence=divergence, threshold_low=0.2, threshold_high=0.2
+    )
+    torch.testing.assert_close(result.loss, torch.tensor([0.0, 4.0, -0.4, 0.0, -2.0]))
+    assert result.clipped.tolist() == [1.0, 0.0, 0.0, 1.0, 0.0]
+
+
+def test_the_binary_kl_is_that_of_two_coins() -> None:
+    new, old = torch.tensor([0.25]).log(), torch.tensor([0.5]).log()
+    expected = 0.5 * math.log(0.5 / 0.25) + 0.5 * math.log(0.5 / 0.75)
+    assert float(policy_loss.binary_kl(new, old)) == pytest.approx(expected, abs=1e-6)
+    assert torch.isfinite(policy_loss.binary_kl(torch.tensor([0.0, -200.0]), torch.tensor([-200.0, 0.0]))).all()
+
+
+# --- corrections --------------------------------------------------------------------------------------------------
+
+
+def test_the_interpolated_policy_is_the_current_one_when_fresh_and_the_engines_at_one_version() -> None:
+    new, rollout = torch.full((4,), -1.0), torch.full((4,), -3.0)
+    proximal = correction.interpolated_logprobs(new, rollout, torch.tensor([0, 1, 2, 4]))
+    assert proximal.tolist() == pytest.approx([-1.0, -3.0, -2.0, -1.5])
+
+
+def test_tis_has_a_lower_bound_too() -> None:
+    weights = correction.truncated_importance_weights(torch.zeros(2), torch.tensor([2.0, -2.0]), upper=3.0, lower=0.5)
+    assert weights.weight.tolist() == [0.5, 3.0]
+    assert weights.truncated.tolist() == [1.0, 1.0]
+
+
+DIFFERENCE = torch.tensor([0.4, -0.3, 0.5, 1.2, -0.2, -1.0])  # old − rollout; sequences {0, 2, 4}, {5}, {1, 3}
+
+
+@pytest.mark.parametrize(
+    ("level", "logs"),
+    [
+        ("token", [0.4, -0.3, 0.5, 1.2, -0.2, -1.0]),
+        ("sequence", [0.7, 0.9, 0.7, 0.9, 0.7, -1.0]),
+        ("geometric", [0.7 / 3, 0.45, 0.7 / 3, 0.45, 0.7 / 3, -1.0]),
+    ],
+)
+@pytest.mark.parametrize("mode", ["truncate", "clip", "mask"])
+def test_mis_bounds_the_weight_of_its_level(level: Level, logs: list[float], mode: MisMode) -> None:
+    result = correction.masked_importance_weights(
+        DIFFERENCE, torch.zeros(6), SEQUENCES, level=level, mode=mode, upper=1.6, lower=0.9
+    )
+    expected: list[float] = []
+    for ratio in map(math.exp, logs):
+        match mode:
+            case "truncate":
+                expected.append(min(ratio, 1.6))
+            case "clip":
+                expected.append(min(max(ratio, 0.9), 1.6))
+            case "mask":
+                expected.append(ratio if 0.9 <= ratio <= 1.6 else 0.0)
+    assert result.weight.tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_mis_bounds_below_by_the_inverse_where_nothing_is_said() -> None:
+    result = correction.masked_importance_weights(
+        DIFFERENCE, torch.zeros(6), SEQUENCES, level="token", mode="clip", upper=2.0
+    )
+    assert float(result.weight[5]) == 0.5
+
+
+def test_mis_rejects_at_a_level_of_its_own_and_vetoes_whole_sequences() -> None:
+    def weights(**how: Any) -> list[float]:  # noqa: ANN401 - handed on
+        result = correction.masked_importance_weights(
+            DIFFERENCE, torch.zeros(6), SEQUENCES, level="token", mode="truncate", upper=9.0, **how
+        )
+        return (result.weight == 0).double().tolist()
+
+    assert weights() == [0.0] * 6
+    assert weights(reject_level="sequence", reject_upper=2.2, reject_lower=0.1) == [0, 1, 0, 1, 0, 0]
+    assert weights(reject_level="token", reject_upper=9.0, reject_lower=0.75) == [0, 1, 0, 0, 0, 1]
+    assert weights(veto=0.75) == [0, 1, 0, 1, 0, 1]
+
+
+def test_mis_weights_can_be_normalized_to_mean_1() -> None:
+    result = correction.masked_importance_weights(
+        DIFFERENCE, torch.zeros(6), SEQUENCES, level="token", mode="truncate", upper=9.0, normalize=True
+    )
+    assert float(result.weight.mean()) == pytest.approx(1.0)
+    torch.testing.assert_close(result.weight / result.weight[0], DIFFERENCE.exp() / DIFFERENCE[0].exp())
+
+
+def test_mis_metrics_are_those_of_their_definitions() -> None:
+    old, rollout = random(6), random(6, seed=1)
+    found = mis_metrics(old, rollout, SEQUENCES)
+    for tokens in ([0, 2, 4], [1, 3], [5]):
+        d = old[tokens] - rollout[tokens]
+        expected = {
+            "mis_kl": -d,
+            "mis_k3_kl": d.exp() - d - 1,
+            "mis_training_log_ppl": -old[tokens].mean(),
+            "mis_rollout_ppl": (-rollout[tokens].mean()).exp(),
+            "mis_log_ppl_diff": rollout[tokens].mean() - old[tokens].mean(),
+            "mis_ppl_ratio": (-d.mean()).exp(),
+            "mis_chi2_token": (2 * d).exp().mean() - 1,
+            "mis_chi2_seq": (2 * d.sum()).exp() - 1,
+        }
+        for name, value in expected.items():
+            torch.testing.assert_close(found[f"train/{name}"][tokens], value.expand(len(tokens)))
+
+
+def test_opsm_keeps_good_samples_however_far_they_are() -> None:
+    kept = correction.off_policy_sequence_mask(
+        torch.full((6,), -3.0), torch.full((6,), -1.0), torch.tensor([1.0, -1.0] * 3), SEQUENCES, delta=0.1
+    )
+    assert kept.tolist() == [1.0, 0.0, 1.0, 0.0, 1.0, 0.0]
+
+
+def test_the_effective_sample_ratio_is_1_for_equal_weights_and_the_share_of_those_that_count() -> None:
+    assert float(correction.effective_sample_ratio(torch.full((5,), 0.3))) == pytest.approx(1.0)
+    assert float(correction.effective_sample_ratio(torch.tensor([2.0, 0.0, 2.0, 0.0]))) == pytest.approx(0.5)
+
+
+# --- other losses -------------------------------------------------------------------------------------------------
+
+
+def test_dpo_is_log_2_at_the_reference_and_smoothing_mixes_the_two_orders() -> None:
+    zero, one = torch.zeros(1), torch.ones(1)
+    assert float(dpo_loss(zero, zero, zero, zero, beta=0.1).loss) == pytest.approx(math.log(2))
+    plain = dpo_loss(3 * one, one, one, zero, beta=0.5)
+    assert float(plain.margin) == pytest.approx(0.5)
+    assert float(plain.loss) == pytest.approx(math.log(1 + math.exp(-0.5)))
+    smooth = dpo_loss(3 * one, one, one, zero, beta=0.5, label_smoothing=0.2)
+    assert float(smooth.loss) == pytest.approx(0.8 * math.log(1 + math.exp(-0.5)) + 0.2 * math.log(1 + math.exp(0.5)))
+
+
+def test_rejection_sampling_keeps_the_best_of_each_group_that_are_good_enough() -> None:
+    rewards, groups = torch.tensor([1.0, 0.5, 1.0, 0.2, 0.1, 0.9]), torch.tensor([3, 3, 3, 5, 5, 4])
+    assert best_of_group(rewards, groups, threshold=0.5).tolist() == [True, False, True, False, False, True]
+
+
+def test_distillation_takes_the_reverse_kl_off_the_advantages() -> None:
+    old, teacher = torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -0.5])
+    result = distillation_advantages(torch.tensor([1.0, 1.0]), old, teacher, coef=0.5)
+    assert result.tolist() == [0.75, 1.75]
+
+
+def test_the_generalized_jsd_is_that_of_two_distributions() -> None:
+    student, teacher = torch.tensor([[0.2, 0.3, 0.5]]).log(), torch.tensor([[0.6, 0.3, 0.1]]).log()
+
+    def kl(p: Tensor, q: Tensor) -> float:
+        return float((p.exp() * (p - q)).sum())
+
+    mixture = (0.3 * teacher.exp() + 0.7 * student.exp()).log()
+    assert float(generalized_jsd(student, teacher, beta=0.0)) == pytest.approx(kl(teacher, student))
+    assert float(generalized_jsd(student, teacher, beta=1.0)) == pytest.approx(kl(student, teacher))
+    expected = 0.3 * kl(teacher, mixture) + 0.7 * kl(student, mixture)
+    assert float(generalized_jsd(student, teacher, beta=0.3)) == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_constant_denominator_sums_each_sample_over_the_constant() -> None:
+    weights = reduction_weights("constant", torch.tensor([3.0, 0.0, 1.0]), constant_tokens=8)
+    values = torch.tensor([1.0, 2.0, 3.0, 10.0])
+    assert float((weights[torch.tensor([0, 0, 0, 2])] * values).sum()) == pytest.approx((6.0 + 10.0) / 8 / 3)
+    with pytest.raises(ValueError, match="constant_tokens"):
+        reduction_weights("constant", torch.tensor([3.0]))
+
+
+def test_a_nucleus_always_keeps_the_sampled_token() -> None:
+    logits = torch.tensor([[1.0, 2.0, 3.0]])
+    value = token_logprobs(logits, torch.tensor([0]), kept=torch.tensor([[False, True, False]]))
+    assert float(value) == pytest.approx(1.0 - math.log(math.exp(1.0) + math.exp(2.0)))
+
+
+# --- gradients ----------------------------------------------------------------------------------------------------
+
+BASE = random(6, seed=2)
+ADVANTAGES = random(6, seed=3)
+LOSSES: dict[str, Callable[[Tensor], Tensor]] = {
+    "ppo": lambda lp: policy_loss.clipped_policy_loss(lp, BASE, ADVANTAGES, clip_low=0.2, clip_high=0.3).loss,
+    "dual clip": lambda lp: (
+        policy_loss.clipped_policy_loss(lp, BASE, ADVANTAGES, clip_low=0.2, clip_high=0.3, dual_clip=1.5).loss
+    ),
+    "gspo": lambda lp: (
+        policy_loss.clipped_policy_loss(
+            policy_loss.sequence_logprobs(lp, BASE, SEQUENCES), BASE, ADVANTAGES, clip_low=0.5, clip_high=0.5
+        ).loss
+    ),
+    "dppo": lambda lp: (
+        policy_loss.divergence_masked_loss(
+            lp, BASE, ADVANTAGES, divergence=ADVANTAGES.abs(), threshold_low=0.5, threshold_high=0.5
+        ).loss
+    ),
+    "k1": lambda lp: kl_estimate("k1", lp, BASE),
+    "k2": lambda lp: kl_estimate("k2", lp, BASE),
+    "k3": lambda lp: kl_estimate("k3", lp, BASE),
+    "low_var_kl": lambda lp: kl_estimate("low_var_kl", lp, BASE),
+    "unbiased k3": lambda lp: kl_estimate("k3", lp, BASE, behaviour_logprobs=ADVANTAGES),
+    "value": lambda lp: clipped_value_loss(lp, BASE, ADVANTAGES, value_clip=0.2).loss,
+    "sft": supervised_loss,
+    "dpo": lambda lp: dpo_loss(lp[:3], lp[3:], BASE[:3], BASE[3:], beta=0.7, label_smoothing=0.1).loss,
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_gradients_are_those_of_finite_differences(name: str) -> None:
+    assert gradcheck(LOSSES[name], (random(6, seed=4, requires_grad=True),))
+
+
+def test_the_gradient_of_cispo_is_the_bounded_ratio_times_the_advantage() -> None:
+    logprobs = random(6, seed=4, requires_grad=True)
+    result = policy_loss.cispo_loss(logprobs, BASE, ADVANTAGES, clip_low=0.9, clip_high=2.0)
+    (gradient,) = torch.autograd.grad(result.loss.sum(), logprobs)
+    torch.testing.assert_close(gradient, -(logprobs.detach() - BASE).exp().clamp(0.1, 3.0) * ADVANTAGES)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
+def test_gradients_through_logits_are_those_of_finite_differences(beta: float) -> None:
+    logits, teacher, targets = random(4, 5, requires_grad=True), random(4, 5, seed=1), torch.tensor([0, 3, 2, 4])
+    assert gradcheck(lambda z: token_logprobs(z, targets, temperature=0.7), (logits,))
+    assert gradcheck(lambda z: token_entropy(z, temperature=0.7), (logits,))
+    assert gradcheck(lambda z: generalized_jsd(z, teacher, beta=beta), (logits,))

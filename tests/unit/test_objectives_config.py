@@ -1,0 +1,263 @@
+"""Objectives by name, options that do not go together, and objectives of the user's own."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path  # noqa: TC003  # pytest reads the annotations
+from typing import Any
+
+import pytest
+import torch
+
+from penstock.backends.learners.objectives.objective import checked_terms, couples_tokens, policy_objective
+from penstock.backends.learners.objectives.open import open_objective
+from penstock.backends.learners.objectives.presets import PRESETS, objective
+from penstock.backends.learners.objectives.protocol import ObjectiveTerms, PolicyTokens
+from penstock.backends.learners.objectives.segments import Segments
+from penstock.backends.learners.objectives.validity import objective_problem
+from penstock.backends.learners.options import ObjectiveOptions
+from penstock.backends.user_code import UserCodeError
+from penstock.runtime.errors import ScenarioError
+from penstock.runtime.scenario.load import dump_scenario, load_scenario
+from penstock.runtime.scenario.schema import scenario_schema
+
+LOGPROBS = torch.tensor([-0.5, -1.5, -0.5])
+ADVANTAGES = torch.tensor([1.0, -1.0, 0.5])
+WEIGHTS = torch.tensor([0.2, 0.5, 0.3])
+MINIMAL = "run: {name: t, num_steps: 1}\ndata: {path: lines:10}\nmodel: {make: xs}\n"
+
+
+def tokens_with(logprobs: torch.Tensor) -> PolicyTokens:
+    return PolicyTokens(
+        logprobs=logprobs,
+        entropy=torch.ones(3),
+        rollout_logprobs=torch.tensor([-1.0, -1.4, -0.6]),
+        reference_logprobs=None,
+        advantages=ADVANTAGES,
+        weights=WEIGHTS,
+        figure_weights=WEIGHTS,
+        staleness=torch.tensor([0, 1, 2]),
+        samples=Segments(torch.tensor([0, 0, 1]), 2),
+    )
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_makes_sense_and_has_a_loss(name: str) -> None:
+    options = objective(name)
+    assert objective_problem(options) is None
+    logprobs = LOGPROBS.clone().requires_grad_()
+    torch.autograd.backward(policy_objective(tokens_with(logprobs), options).loss)
+    assert logprobs.grad is not None
+    assert torch.isfinite(logprobs.grad).all()
+
+
+def test_the_default_is_the_preset_that_its_name_says() -> None:
+    assert objective(ObjectiveOptions().name) == ObjectiveOptions()
+
+
+@pytest.mark.parametrize(
+    ("keys", "key", "story"),
+    [
+        ({"name": "ppo"}, "name", "critic.*take reinforce_plus_plus"),
+        ({"name": "dapoo"}, "name", "did you mean 'dapo'"),
+        ({"name": "xyz"}, "name", "there are grpo, dapo"),
+        ({"name": "reinforce_plus_plus", "whiten": False}, "whiten", "set whiten: true"),
+        ({"name": "grpo", "discount": 0.9}, "discount", "reinforce_plus_plus only"),
+        ({"name": "grpo", "constant_tokens": 5}, "constant_tokens", "reduction: constant"),
+        ({"name": "cispo", "dual_clip": 7.0}, "dual_clip", "bounds a clipped loss"),
+        ({"name": "dapo", "dual_clip": 1.2}, "dual_clip", "above 1 \\+ clip_high = 1.28"),
+        ({"name": "dapo", "clip_low": 0.0, "clip_high": 0.0}, "clip_high", "no token that has moved"),
+        ({"name": "dapo", "kl_coef": 0.1, "kl_in": "reward"}, "kl_in", "set kl_in: loss"),
+        ({"name": "dapo", "kl_coef": 0.1, "kl_estimator": "k1"}, "kl_estimator", "expected gradient of 0"),
+        ({"name": "dapo", "unbiased_kl": True}, "unbiased_kl", "kl_coef: 0"),
+        ({"name": "dapo", "correction": "icepop"}, "correction", "old_logprobs: recompute"),
+        ({"name": "dapo", "correction": "mis"}, "correction", "old_logprobs: recompute"),
+        ({"name": "dapo", "mis": {"upper": 3.0}}, "mis", "set correction: mis"),
+        ({"name": "dapo", "icepop_high": 5.0}, "icepop_high", "set correction: icepop"),
+        ({"name": "dapo", "tis_clip_low": 3.0}, "tis_clip_low", "below tis_clip = 2"),
+        (
+            {"old_logprobs": "recompute", "correction": "icepop", "icepop_low": 2.5, "name": "dapo"},
+            "icepop_low",
+            "below icepop_high",
+        ),
+        (
+            {
+                "name": "dapo",
+                "old_logprobs": "recompute",
+                "correction": "mis",
+                "mis": {"level": "geometric", "normalize": True},
+            },
+            "mis",
+            "geometric mean",
+        ),
+        (
+            {"name": "dapo", "old_logprobs": "recompute", "correction": "mis", "mis": {"lower": 0.5}},
+            "mis",
+            "no effect with mode: truncate",
+        ),
+        (
+            {"name": "dapo", "old_logprobs": "recompute", "correction": "mis", "mis": {"mode": "clip", "upper": 0.5}},
+            "mis",
+            "must be below upper",
+        ),
+        (
+            {"name": "dapo", "old_logprobs": "recompute", "correction": "mis", "mis": {"veto": 2.0}},
+            "mis",
+            "far below 1",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_key_and_remedy(keys: dict[str, Any], key: str, story: str) -> None:
+    options = objective(**keys)
+    problem = objective_problem(options)
+    assert problem is not None
+    assert problem[0] == key
+    assert re.search(story, problem[1])
+    with pytest.raises(ValueError, match=rf"learner\.objective\.{key}: "):
+        open_objective(options)
+
+
+def test_only_objectives_that_couple_tokens_pay_for_a_second_pass() -> None:
+    coupled = {name for name in PRESETS if couples_tokens(objective(name))}
+    assert coupled == {"gspo"}
+    assert couples_tokens(objective("rloo", kl_coef=0.1, kl_in="reward"))
+    assert couples_tokens(objective("dapo", opsm_delta=1e-4))
+    assert couples_tokens(objective("dapo", old_logprobs="recompute", correction="mis"))
+    assert couples_tokens(objective("mine.py:loss"))
+
+
+USER_FILE = """
+from penstock.backends.learners.objectives.protocol import ObjectiveTerms
+
+def squared(tokens, options):
+    error = (tokens.logprobs - options.clip_high * tokens.advantages) ** 2
+    return ObjectiveTerms(loss=(tokens.weights * error).sum(), figures={"train/error": error.mean()})
+
+def number(tokens, options):
+    return 3.0
+
+def table(tokens, options):
+    return ObjectiveTerms(loss=tokens.logprobs, figures={})
+
+constant = 3
+"""
+
+
+@pytest.fixture
+def user_file(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(USER_FILE)
+    return path
+
+
+def test_an_objective_of_the_users_own_is_called_with_tokens_and_options(user_file: Path) -> None:
+    options = objective(f"{user_file}:squared", clip_high=0.5)
+    logprobs = LOGPROBS.clone().requires_grad_()
+    tokens = tokens_with(logprobs)
+    terms = open_objective(options)(tokens, options)
+    torch.testing.assert_close(terms.loss.detach(), (WEIGHTS * (LOGPROBS - 0.5 * ADVANTAGES) ** 2).sum())
+    assert {"train/error", "train/loss", "train/train_rollout_logprob_abs_diff"} <= set(terms.figures)
+    assert all(not value.requires_grad for value in terms.figures.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "story"),
+    [
+        ("number", "returned float; expected ObjectiveTerms"),
+        ("table", r"shape \[3\] with a gradient; expected a scalar"),
+    ],
+)
+def test_what_a_users_objective_returns_is_checked(user_file: Path, name: str, story: str) -> None:
+    options = objective(f"{user_file}:{name}")
+    tokens = tokens_with(LOGPROBS.clone().requires_grad_())
+    with pytest.raises((TypeError, ValueError), match=story):
+        open_objective(options)(tokens, options)
+
+
+def test_a_users_objective_must_be_a_function(user_file: Path) -> None:
+    with pytest.raises(UserCodeError, match="expected a function of tokens and options, found int"):
+        open_objective(objective(f"{user_file}:constant"))
+    with pytest.raises(UserCodeError, match="no file"):
+        open_objective(objective("nowhere.py:loss"))
+
+
+def test_a_figure_that_is_no_number_is_refused() -> None:
+    tokens = tokens_with(LOGPROBS)
+    loss = LOGPROBS.clone().requires_grad_().sum()
+    with pytest.raises(ValueError, match="'train/wide' that is no scalar"):
+        checked_terms(ObjectiveTerms(loss, {"train/wide": LOGPROBS}), tokens, name="mine")
+
+
+# --- in a scenario ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def scenario_file(tmp_path: Path) -> Path:
+    path = tmp_path / "scenario.yaml"
+    path.write_text(MINIMAL)
+    return path
+
+
+def loaded(file: Path, text: str, *overrides: str) -> ObjectiveOptions:
+    file.write_text(MINIMAL + text)
+    return load_scenario(file, overrides).learner.objective
+
+
+def test_one_word_is_the_whole_preset(scenario_file: Path) -> None:
+    for name in PRESETS:
+        options = loaded(scenario_file, f"learner: {{objective: {name}}}\n")
+        constant = 256 if options.reduction == "constant" else None
+        assert options == objective(name, constant_tokens=constant)
+        assert loaded(scenario_file, "", f"learner.objective={name}") == options
+
+
+def test_a_key_goes_over_its_preset(scenario_file: Path) -> None:
+    options = loaded(scenario_file, "learner: {objective: {name: gspo, clip_high: 0.001}}\n")
+    assert options == objective("gspo", clip_high=0.001)
+    assert loaded(scenario_file, "learner: {objective: gspo}\n", "learner.objective.clip_high=0.001") == options
+    assert loaded(scenario_file, "learner: {objective: {clip_low: 0.1}}\n") == ObjectiveOptions(clip_low=0.1)
+
+
+def test_the_constant_denominator_is_the_longest_response(scenario_file: Path) -> None:
+    text = "sampling: {max_response_tokens: 100}\n"
+    assert loaded(scenario_file, text, "learner.objective=dr_grpo").constant_tokens == 100
+    set_by_hand = loaded(scenario_file, text, "learner.objective=dr_grpo", "learner.objective.constant_tokens=7")
+    assert set_by_hand.constant_tokens == 7
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_what_is_dumped_loads_again_as_it_was(scenario_file: Path, name: str) -> None:
+    scenario = load_scenario(scenario_file, [f"learner.objective={name}"])
+    scenario_file.write_text(dump_scenario(scenario))
+    assert load_scenario(scenario_file) == scenario
+
+
+def test_an_objective_of_the_users_own_is_found_beside_the_scenario(scenario_file: Path) -> None:
+    options = loaded(scenario_file, "learner: {objective: mine.py:loss}\n")
+    assert options.name == f"{scenario_file.parent / 'mine.py'}:loss"
+
+
+@pytest.mark.parametrize(
+    ("text", "story"),
+    [
+        ("learner:\n  objective: ppo\n", r":5: learner\.objective\.name: ppo learns its baseline with a critic"),
+        ("learner:\n  objective: {name: cispo, dual_clip: 7}\n", r":5: learner\.objective\.dual_clip: bounds"),
+        ("learner: {objective: 3}\n", r"learner\.objective: must be a block of keys; found 3"),
+        ("learner: {objective: {name: dapo, mis: {upperr: 3}}}\n", "did you mean 'upper'"),
+        ("learner: {objective: {estimator: gae}}\n", r"learner\.objective\.estimator: must be grpo, rein.*found 'gae'"),
+        (
+            "sampling: {samples_per_group: 1}\nfilter: {drop_zero_spread: false, min_group_size: 1}\n",
+            "nothing to compare; draw at least 2, or set learner.objective=reinforce_plus_plus",
+        ),
+    ],
+)
+def test_a_scenario_with_a_wrong_objective_is_refused_with_its_place(
+    scenario_file: Path, text: str, story: str
+) -> None:
+    with pytest.raises(ScenarioError, match=story):
+        loaded(scenario_file, text)
+
+
+def test_the_schema_for_editors_takes_one_word_too() -> None:
+    found = scenario_schema()["$defs"]["LearnerOptions"]["properties"]["objective"]["anyOf"]
+    assert {"type": "string"} in found

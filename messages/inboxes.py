@@ -46,6 +46,7 @@ from penstock.messages.membership import (
     EngineLost,
     LeasesAsked,
     LeasesHeld,
+    LineRestored,
 )
 from penstock.messages.training import (
     ActorReported,
@@ -86,7 +87,15 @@ PromptSourceWire = (
     | VersionAnnounced
 )
 PromptSourceEvent = (
-    PromptSourceWire | Started | TimerFired | PromptsFetched | EngineJoined | EngineLost | ActorLost | ActorReturned
+    PromptSourceWire
+    | Started
+    | TimerFired
+    | PromptsFetched
+    | EngineJoined
+    | EngineLost
+    | ActorLost
+    | ActorReturned
+    | LineRestored
 )
 
 EngineWorkerWire = SampleIssued | SampleRevoked | SamplesSettled | WeightsStaged | WeightsCommitted | LeasesAsked

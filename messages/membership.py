@@ -48,6 +48,13 @@ class EngineJoined(Event, frozen=True, kw_only=True):
     epoch: int
 
 
+class LineRestored(Event, frozen=True, kw_only=True):
+    """The line to this peer carries again after it was cut: what was said once and not kept may be lost."""
+
+    delivery: ClassVar[Delivery] = Delivery.LOCAL
+    name: str
+
+
 class LeaseStage(StrEnum):
     """How far the holder of a sample has come with it."""
 

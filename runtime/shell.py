@@ -25,7 +25,7 @@ from penstock.messages.base import Delivery as Kind
 from penstock.messages.base import Event, Metric
 from penstock.messages.commands import FailRun, Record, ReplaceActor, Send, StartTimer, StopTimer
 from penstock.messages.local import Started, TimerFired
-from penstock.messages.membership import ActorEpoch, LeasesAsked, LeasesHeld
+from penstock.messages.membership import ActorEpoch, LeasesAsked, LeasesHeld, LineRestored
 from penstock.messages.names import SUPERVISOR
 from penstock.messages.waits import WaitsReported
 from penstock.messages.wire import Envelope, Header
@@ -219,6 +219,7 @@ class Shell:
     def on_line_restored(self, name: str) -> None:
         """The line to a peer carries again after it was cut: what was said meanwhile need not wait for its turn."""
         self._queue(self.delivery.returned(name, self._host.now_s()))
+        self._handle_if_heard(LineRestored(name=name))
 
     # --- what goes out ----------------------------------------------------------------------------------------
 

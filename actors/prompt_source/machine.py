@@ -52,6 +52,7 @@ from penstock.messages.membership import (
     LeasesAsked,
     LeasesHeld,
     LeaseStage,
+    LineRestored,
 )
 from penstock.messages.names import BUFFER, FILTER, PROMPT_SOURCE, SCORER, SUPERVISOR, is_engine
 from penstock.messages.samples import Cancelled, InfraError, SampleKey
@@ -153,6 +154,9 @@ class PromptSource:
                 self.census.answered(event, self.settings.epoch)
             case EngineJoined() | ActorReturned():
                 self._on_joined(event.name, event.epoch)
+            case LineRestored():
+                if event.name in self._members and (is_engine(event.name) or event.name in KEEPERS):
+                    self._take_census()  # samples that were on their way to it are nowhere now
             case EngineLost() | ActorLost():
                 self._on_lost(event.name, event.epoch)
             case Started():

@@ -399,6 +399,19 @@ def test_overdue_lease_starts_a_census() -> None:
     )
 
 
+def test_a_line_that_carries_again_starts_a_census() -> None:
+    """Samples were on their way to an engine whose line broke, and nobody has died."""
+
+    def cut(seed: int) -> Trial:
+        fault = Fault(at_s=0.5 + seed / 10, kind=FaultKind.CUT, target=PROMPT_SOURCE, peer="engine/0", duration_s=0.5)
+        return trial(seed, fault, num_engines=2)
+
+    def repeats_what_is_kept(self: Shell, name: str) -> None:
+        self._queue(self.delivery.returned(name, 0.0))  # pyright: ignore[reportPrivateUsage]
+
+    assert_needed(patch.object(Shell, "on_line_restored", repeats_what_is_kept), cut)
+
+
 class KillsWhoever(Watch):
     """Kills every engine that begins to generate this sample, so many times."""
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 
-from penstock.runtime.hosts.virtual.process import Process, Status
+from penstock.runtime.hosts.virtual.process import Process, Status, hear_restored
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -116,13 +116,21 @@ def _hit_process(host: VirtualHost, fault: Fault, process: Process) -> None:
 def _hit_links(host: VirtualHost, fault: Fault) -> None:
     peers = [fault.peer] if fault.peer else [name for name in host.names if name != fault.target]
     for peer in peers:
-        link = host.links.faults_of(fault.target, peer)
-        _change(link, fault, begins=True)
+        _change(host, peer, fault, begins=True)
         if fault.kind is not FaultKind.RESTORE:
-            _later(host, fault, partial(_change, link, fault, begins=False))
+            _later(host, fault, partial(_change, host, peer, fault, begins=False))
 
 
-def _change(link: LinkFaults, fault: Fault, *, begins: bool) -> None:
+def _change(host: VirtualHost, peer: str, fault: Fault, *, begins: bool) -> None:
+    link = host.links.faults_of(fault.target, peer)
+    was_cut = link.num_cuts > 0
+    _change_link(link, fault, begins=begins)
+    sender = host.supervisor.processes.get(fault.target)
+    if was_cut and not link.num_cuts and sender is not None:
+        host.clock.at(host.clock.now_s, hear_restored, sender, peer)
+
+
+def _change_link(link: LinkFaults, fault: Fault, *, begins: bool) -> None:
     amount = fault.amount if begins else -fault.amount
     match fault.kind:
         case FaultKind.CUT:

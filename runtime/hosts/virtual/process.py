@@ -297,6 +297,13 @@ def deliver(process: Process, what: list[Envelope] | bytes) -> None:
     process.finish_turn()
 
 
+def hear_restored(process: Process, peer: str) -> None:
+    """The line to a peer carries again."""
+    if process.is_up(hear_restored, peer):
+        process.shell.on_line_restored(peer)
+        process.finish_turn()
+
+
 def drain(process: Process, _: None) -> None:
     """A turn is over, and things have come meanwhile."""
     process.drain()

@@ -219,7 +219,7 @@ def test_what_is_left_of_this_run_is_killed_and_nothing_else(folder: Path, tmp_p
 
 def test_what_a_process_of_the_run_has_started_belongs_to_it(folder: Path) -> None:
     mine = {RUN_ID_VARIABLE: folder.name, RUN_FOLDER_VARIABLE: str(folder)}
-    code = "import subprocess, time; p = subprocess.Popen(['sleep', '60'], env={}); print(p.pid, flush=True); time.sleep(60)"
+    code = "import subprocess, time\nprint(subprocess.Popen(['sleep', '60'], env={}).pid, flush=True)\ntime.sleep(60)"
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=os.environ | mine)
     assert parent.stdout is not None
     grandchild = int(parent.stdout.readline())

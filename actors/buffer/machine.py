@@ -410,6 +410,8 @@ class Buffer:
     def _is_over(self) -> bool:
         """Whether nothing more can be trained."""
         books = self.books
+        if books.open_lease is not None:
+            return False  # a recorded batch is trained, also when num_steps was lowered since
         return books.version >= self.settings.num_steps or (books.is_exhausted and not books.table.num_outstanding)
 
     def _repeat(self) -> None:

@@ -156,6 +156,19 @@ def test_a_run_that_had_ended_says_so_again() -> None:
     assert finished.balance == run.bench.buffer.books.accounts.balance()
 
 
+def test_a_recorded_batch_is_trained_also_when_the_run_was_made_shorter_since() -> None:
+    run = run_to(2)
+    for group_id in (4, 5):
+        run.bench.admit(group_id)
+    old = run.bench.buffer.settings
+    driver = drive.Driver(run.restarted(pacing=msgspec.structs.replace(old.pacing, num_steps=2)))
+    driver.hear(Started(epoch=1), LearnerReady(epoch=0, version=0))
+    receipt = StepFinished(version=2, group_ids=(2, 3), num_trained_tokens=1, max_staleness=0)
+    assert drive.one_sent(driver.hear(receipt), BatchReady).version == 3
+    receipt = StepFinished(version=3, group_ids=(4, 5), num_trained_tokens=1, max_staleness=0)
+    assert drive.one_sent(driver.hear(receipt), CheckpointDemanded).version == 3
+
+
 def test_a_run_whose_last_checkpoint_is_missing_demands_it() -> None:
     run = run_to(1, num_steps=1)
     commands = drive.Driver(run.restarted()).hear(Started(epoch=1))

@@ -1,0 +1,462 @@
+"""Every objective through the trainer: as its formula says on one sequence at a time, however the tokens are packed.
+
+The plain side runs transformers' own attention on single sequences and computes objectives with loops over samples; it
+shares no code with the learner's objectives.
+"""
+
+# Transformers is typed in part only:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
+
+from penstock.backends.learners.objectives.presets import PRESETS, objective
+from penstock.backends.learners.objectives.validity import objective_problem
+from penstock.backends.learners.options import LearnerOptions, ObjectiveOptions
+from penstock.backends.learners.packing import split_into_micro_batches
+from penstock.backends.learners.sequences import read_groups
+from penstock.backends.learners.torch.model import PackedModel
+from penstock.backends.learners.torch.trainer import PolicyTrainer
+from penstock.messages.arrays import floats_view, pack_floats, pack_tokens, tokens_view
+from penstock.messages.samples import Completed, Group, Part, Prompt, Reward, Sample, SampleKey, VersionSpan
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+AutoModel: Any = AutoModelForCausalLM  # transformers' factories have no types
+CPU = torch.device("cpu")
+VOCAB = 40
+TEMPERATURE = 0.8
+VERSION = 6
+"""Of the policy that opens the step; tokens are made by versions 3 to 6."""
+NUM_BATCHES = 4
+
+MIS = {"old_logprobs": "recompute", "correction": "mis"}
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "grpo": {"kl_coef": 0.1, "entropy_coef": 0.02},
+    "dapo": {"dual_clip": 3.0},
+    "dr_grpo": {"constant_tokens": 40, "kl_coef": 0.1, "kl_estimator": "k2"},
+    "gspo": {"clip_low": 0.4, "clip_high": 0.6, "entropy_coef": 0.02},
+    "cispo": {"clip_high": 1.0},
+    "rloo": {"constant_tokens": 40, "kl_coef": 0.05, "kl_in": "reward", "kl_estimator": "k1"},
+    "reinforce_plus_plus": {"kl_coef": 0.05, "discount": 0.95},
+    "reinforce_plus_plus_baseline": {"kl_coef": 0.05},
+    "dppo": {"clip_low": 0.05, "clip_high": 0.05},
+    "dppo_kl": {"name": "dppo", "policy_loss": "dppo_kl", "clip_low": 0.1, "clip_high": 0.1},
+    "tis": {"name": "dapo", "old_logprobs": "recompute", "tis_clip": 1.5, "tis_clip_low": 0.3},
+    "icepop": {"name": "dapo", "old_logprobs": "recompute", "correction": "icepop"},
+    "a3po": {"name": "dapo", "old_logprobs": "interpolate"},
+    "mis sequence": {"name": "grpo", **MIS, "mis": {"level": "sequence", "mode": "clip", "upper": 5.0}},
+    "mis rejecting": {
+        "name": "dapo",
+        **MIS,
+        "mis": {"mode": "mask", "upper": 4.0, "reject_level": "geometric", "reject_upper": 1.5, "normalize": True},
+    },
+    "opsm": {"name": "dapo", "opsm_delta": 0.3},
+    "unbiased KL": {"name": "dapo", "kl_coef": 0.1, "unbiased_kl": True, "kl_estimator": "low_var_kl"},
+}
+
+
+def options_of(case: str) -> ObjectiveOptions:
+    options = objective(**{"name": case, **OBJECTIVES[case]})
+    assert objective_problem(options) is None
+    return options
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(5)
+    config = Qwen3Config(
+        vocab_size=VOCAB, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8, max_position_embeddings=128, initializer_range=0.3, pad_token_id=0,
+        bos_token_id=None, eos_token_id=1,
+    )  # fmt: skip
+    path = tmp_path_factory.mktemp("model")
+    AutoModel.from_config(config).save_pretrained(path)
+    return path
+
+
+def make_groups(seed: int, behaviour: PreTrainedModel) -> tuple[Group, ...]:
+    """Groups of different sizes with loss masks, several versions, and samples of two parts; the engine's log-probs
+    are those of the model and some noise."""
+    draw = random.Random(seed)
+    groups: list[Group] = []
+    for group_id, size in ((40, 3), (41, 4), (38, 2)):
+        prompt = Prompt(row=0, epoch=0, tokens=pack_tokens(draw.randrange(2, VOCAB) for _ in range(4 + group_id % 5)))
+        samples: list[Sample] = []
+        for index in range(size):
+            parts = [make_part(draw, behaviour, prompt, masked=index % 2 == 1, context=False)]
+            if index == 1:
+                parts.append(make_part(draw, behaviour, prompt, masked=True, context=True))
+            outcome = Completed(reward=Reward(value=draw.random()))
+            samples.append(Sample(key=SampleKey(group_id, index), parts=tuple(parts), outcome=outcome))
+        groups.append(Group(group_id=group_id, prompt=prompt, samples=tuple(samples)))
+    return tuple(groups)
+
+
+def make_part(draw: random.Random, behaviour: PreTrainedModel, prompt: Prompt, *, masked: bool, context: bool) -> Part:
+    num_tokens = draw.randint(2, 20)
+    tokens = [draw.randrange(2, VOCAB) for _ in range(num_tokens)]
+    before = [draw.randrange(2, VOCAB) for _ in range(7)] if context else []
+    with torch.no_grad():
+        logprobs, _ = plain_scores(behaviour, before or list(tokens_view(prompt.tokens)), tokens)
+    num_old = draw.randint(0, num_tokens)
+    first = draw.randint(3, 5)
+    return Part(
+        tokens=pack_tokens(tokens),
+        logprobs=pack_floats(min(0.0, value + draw.gauss(0.0, 0.5)) for value in logprobs.tolist()),
+        spans=(VersionSpan(first, num_old), VersionSpan(draw.randint(first, 6), num_tokens - num_old)),
+        loss_mask=bytes([1, *(draw.randint(0, 1) for _ in range(num_tokens - 1))]) if masked else b"",
+        context_tokens=pack_tokens(before),
+    )
+
+
+def plain_scores(model: PreTrainedModel, context: list[int], tokens: list[int]) -> tuple[Tensor, Tensor]:
+    logits = model(torch.tensor([context + tokens])).logits[0, len(context) - 1 : -1] / TEMPERATURE
+    logs = logits.log_softmax(-1)
+    return logs.gather(1, torch.tensor(tokens)[:, None])[:, 0], -(logs.exp() * logs).sum(-1)
+
+
+def plain_model(folder: Path, *, scale: float = 1.0) -> PreTrainedModel:
+    model: PreTrainedModel = AutoModel.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(scale)
+    return model
+
+
+# --- the formulas, sample by sample -------------------------------------------------------------------------------
+
+
+@dataclass
+class PlainSample:
+    """The trained tokens of a sample, ``[N]`` each."""
+
+    group: int
+    reward: float
+    new: Tensor
+    entropy: Tensor
+    rollout: Tensor
+    reference: Tensor
+    age: Tensor
+    position: list[int]
+    old: Tensor
+    advantage: Tensor
+
+
+def plain_samples(
+    groups: tuple[Group, ...], model: PreTrainedModel, reference: PreTrainedModel, o: ObjectiveOptions
+) -> list[PlainSample]:
+    found: list[PlainSample] = []
+    for group in groups:
+        for sample in group.samples:
+            columns: list[list[Tensor]] = [[], [], [], [], []]
+            position: list[int] = []
+            start = 0
+            for part in sample.parts:
+                tokens = list(tokens_view(part.tokens))
+                context = list(tokens_view(part.context_tokens or group.prompt.tokens))
+                kept = [i for i, m in enumerate(part.loss_mask or [1] * len(tokens)) if m]
+                new, entropy = plain_scores(model, context, tokens)
+                with torch.no_grad():
+                    base, _ = plain_scores(reference, context, tokens)
+                age = torch.tensor([VERSION - s.version for s in part.spans for _ in range(s.num_tokens)])
+                values = (new, entropy, torch.tensor(list(floats_view(part.logprobs))), base, age)
+                for column, value in zip(columns, values, strict=True):
+                    column.append(value[kept])
+                position += [start + i for i in kept]
+                start += len(tokens)
+            new, entropy, rollout, base, age = (torch.cat(column) for column in columns)
+            share = torch.tensor([1.0 / int(a) if a else 0.0 for a in age])
+            now = new.detach()
+            old = {"engine": rollout, "recompute": now, "interpolate": share * rollout + (1 - share) * now}
+            reward = cast("float", sample.reward)
+            found.append(
+                PlainSample(
+                    group.group_id, reward, new, entropy, rollout, base, age, position, old[o.old_logprobs], new
+                )
+            )
+    return found
+
+
+def plain_kl(kind: str, new: Tensor, base: Tensor) -> Tensor:
+    d = new - base
+    k3 = (-d).exp() - 1 + d
+    return {"k1": d, "k2": d * d / 2, "k3": k3, "low_var_kl": k3}[kind]
+
+
+def set_advantages(samples: list[PlainSample], o: ObjectiveOptions) -> None:
+    in_reward = o.kl_coef if o.kl_in == "reward" else 0.0
+    kls = [in_reward * plain_kl(o.kl_estimator, s.old, s.reference) for s in samples]
+    for sample, kl in zip(samples, kls, strict=True):
+        mates = torch.tensor([s.reward for s in samples if s.group == sample.group], dtype=torch.float64)
+        centred = sample.reward - float(mates.mean())
+        match o.estimator:
+            case "grpo":
+                value = centred / (float(mates.std()) + 1e-6) if o.normalize_std else centred
+                sample.advantage = torch.full_like(kl, value)
+            case "rloo":
+                own = sample.reward - float(kl.sum())
+                others = [
+                    s.reward - float(k.sum())
+                    for s, k in zip(samples, kls, strict=True)
+                    if s.group == sample.group and s is not sample
+                ]
+                sample.advantage = torch.full_like(kl, own - sum(others) / len(others))
+            case "reinforce_plus_plus":
+                rewards = [-float(k) for k in kl]
+                rewards[-1] += sample.reward
+                sample.advantage = torch.tensor(
+                    [
+                        sum(o.discount ** (p - q) * r for p, r in zip(sample.position, rewards, strict=True) if p >= q)
+                        for q in sample.position
+                    ]
+                )
+            case "reinforce_plus_plus_baseline":
+                sample.advantage = centred - kl
+    if o.whiten:
+        every = torch.cat([s.advantage for s in samples])
+        for sample in samples:
+            sample.advantage = (sample.advantage - every.mean()) / every.std()
+
+
+def plain_policy_loss(s: PlainSample, o: ObjectiveOptions) -> Tensor:
+    a, log_ratio = s.advantage, s.new - s.old
+    low, high = 1 - o.clip_low, 1 + o.clip_high
+    match o.policy_loss:
+        case "cispo":
+            return -log_ratio.detach().exp().clamp(low, high) * a * s.new
+        case "dppo_tv" | "dppo_kl":
+            p, q = s.new.detach().exp(), s.old.exp()
+            tv, kl = (p - q).abs(), q * (q / p).log() + (1 - q) * ((1 - q) / (1 - p)).log()
+            far = tv if o.policy_loss == "dppo_tv" else kl
+            gone = ((a > 0) & (p > q) & (far > o.clip_high)) | ((a < 0) & (p < q) & (far > o.clip_low))
+            return -log_ratio.exp() * a * ~gone
+        case _:
+            ratio = (log_ratio.mean().expand_as(a) if o.policy_loss == "gspo" else log_ratio).exp()
+            loss = torch.maximum(-ratio * a, -ratio.clamp(low, high) * a)
+            if o.dual_clip is not None:
+                loss = torch.where(a < 0, torch.minimum(loss, -o.dual_clip * a), loss)
+            return loss
+
+
+def plain_weights(samples: list[PlainSample], o: ObjectiveOptions) -> list[Tensor]:
+    """Of the difference between engine and learner."""
+    differences = [s.old - s.rollout for s in samples]
+    if o.old_logprobs == "engine" or o.correction == "none":
+        return [torch.ones_like(d) for d in differences]
+    if o.correction == "tis":
+        assert o.tis_clip is not None
+        return [d.exp().clamp(o.tis_clip_low, o.tis_clip) for d in differences]
+    if o.correction == "icepop":
+        return [torch.where((d.exp() < o.icepop_low) | (d.exp() > o.icepop_high), 0.0, d.exp()) for d in differences]
+    mis = o.mis
+    weights: list[Tensor] = []
+    low = 1 / mis.upper if mis.lower is None else mis.lower
+    for d in differences:
+        w = (d if mis.level == "token" else d.sum().expand_as(d)).exp()
+        weights.append(w.clamp(low, mis.upper) if mis.mode == "clip" else w * ((w >= low) & (w <= mis.upper)))
+    if mis.normalize:
+        mean = torch.cat(weights).mean()
+        weights = [w / mean for w in weights]
+    if mis.reject_level == "geometric":
+        means = [math.exp(float(d.mean())) for d in differences]
+        kept = [1 / mis.reject_upper <= m <= mis.reject_upper for m in means]
+        weights = [w * k for w, k in zip(weights, kept, strict=True)]
+    return weights
+
+
+def plain_loss(samples: list[PlainSample], o: ObjectiveOptions) -> Tensor:
+    set_advantages(samples, o)
+    terms: list[Tensor] = []
+    for sample, weight in zip(samples, plain_weights(samples, o), strict=True):
+        loss = plain_policy_loss(sample, o) * weight
+        if o.opsm_delta is not None and float((sample.old - sample.new.detach()).mean()) > o.opsm_delta:
+            loss = loss * (sample.advantage >= 0)
+        if o.kl_coef and o.kl_in == "loss":
+            kl = plain_kl(o.kl_estimator, sample.new, sample.reference)
+            if o.unbiased_kl:
+                kl = kl * (sample.new - sample.old).exp()
+            loss = loss + o.kl_coef * (kl.clamp(-10, 10) if o.kl_estimator == "low_var_kl" else kl)
+        terms.append(loss - o.entropy_coef * sample.entropy)
+    match o.reduction:
+        case "token_mean":
+            return torch.cat(terms).mean()
+        case "sequence_mean":
+            return torch.stack([term.mean() for term in terms]).mean()
+        case "constant":
+            assert o.constant_tokens is not None
+            return torch.stack([term.sum() / o.constant_tokens for term in terms]).mean()
+
+
+# --- the learner --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Models:
+    """Loaded once; tests leave no gradient behind."""
+
+    packed: PackedModel
+    packed_reference: PackedModel
+    plain: PreTrainedModel
+    plain_reference: PreTrainedModel
+    batches: list[tuple[Group, ...]]
+
+
+@pytest.fixture(scope="module")
+def models(folder: Path) -> Models:
+    plain = plain_model(folder)
+    packed_reference = PackedModel.load(folder, dtype="float32", device=CPU)
+    with torch.no_grad():
+        for parameter in packed_reference.model.parameters():
+            parameter.mul_(1.1)
+    return Models(
+        packed=PackedModel.load(folder, dtype="float32", device=CPU),
+        packed_reference=packed_reference,
+        plain=plain,
+        plain_reference=plain_model(folder, scale=1.1),
+        batches=[make_groups(seed, plain) for seed in range(NUM_BATCHES)],
+    )
+
+
+Gradient = dict[str, torch.Tensor]
+
+
+def taken_gradients(model: PreTrainedModel) -> Gradient:
+    taken = {name: cast("Tensor", parameter.grad).clone() for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    return taken
+
+
+def packed_step(
+    models: Models, options: ObjectiveOptions, groups: tuple[Group, ...], max_tokens: int
+) -> tuple[dict[str, float], Gradient]:
+    trainer = PolicyTrainer(
+        models.packed,
+        LearnerOptions(max_tokens_per_micro_batch=max_tokens, objective=options),
+        temperature=TEMPERATURE,
+        num_steps=10,
+        reference=models.packed_reference if options.kl_coef else None,
+        check_stop=lambda: None,
+    )
+    figures = trainer.accumulate(read_groups(groups, min_token_version=0), version=VERSION)
+    return figures, taken_gradients(models.packed.model)
+
+
+def plain_step(models: Models, options: ObjectiveOptions, groups: tuple[Group, ...]) -> tuple[float, Gradient]:
+    loss = plain_loss(plain_samples(groups, models.plain, models.plain_reference, options), options)
+    torch.autograd.backward(loss)
+    return float(loss.detach()), taken_gradients(models.plain)
+
+
+def distance(actual: Gradient, expected: Gradient) -> float:
+    """Relative to the norm of the whole gradient."""
+    difference = sum(float((actual[name] - expected[name]).double().square().sum()) for name in expected)
+    return math.sqrt(difference / sum(float(g.double().square().sum()) for g in expected.values()))
+
+
+@pytest.mark.parametrize("case", OBJECTIVES)
+def test_loss_and_gradient_are_those_of_the_formula_on_single_sequences(case: str, models: Models) -> None:
+    options = options_of(case)
+    for groups in models.batches:
+        figures, gradient = packed_step(models, options, groups, max_tokens=64)
+        loss, expected = plain_step(models, options, groups)
+        assert figures["train/loss"] == pytest.approx(loss, abs=2e-6, rel=2e-5)
+        assert distance(gradient, expected) < 2e-5
+
+
+@pytest.mark.parametrize("case", OBJECTIVES)
+def test_loss_gradient_and_figures_do_not_depend_on_micro_batches(case: str, models: Models) -> None:
+    options = options_of(case)
+    for groups in models.batches:
+        sequences = read_groups(groups, min_token_version=0).sequences
+        counts = [len(split_into_micro_batches(sequences, size)) for size in (16, 64, 4096)]
+        assert counts[0] > counts[1] > counts[2] == 1
+        one, whole = packed_step(models, options, groups, max_tokens=4096)
+        for max_tokens in (16, 64):
+            figures, gradient = packed_step(models, options, groups, max_tokens)
+            assert figures == pytest.approx(one, abs=2e-6, rel=2e-5)
+            assert distance(gradient, whole) < 2e-5
+
+
+def test_every_preset_is_among_the_cases() -> None:
+    assert set(PRESETS) <= set(OBJECTIVES)
+
+
+USER_FILE = """
+from penstock.backends.learners.objectives.protocol import ObjectiveTerms
+
+def per_sample(tokens, options):
+    means = tokens.samples.means(tokens.logprobs - tokens.rollout_logprobs)
+    spread = tokens.samples.spread(means.exp())
+    loss = -(tokens.weights * spread * tokens.advantages).sum() - 0.1 * tokens.entropy.square().mean()
+    return ObjectiveTerms(loss=loss, figures={"train/longest": means.max()})
+"""
+
+
+def test_an_objective_of_the_users_own_does_not_depend_on_micro_batches(models: Models, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(USER_FILE)
+    options = objective(f"{tmp_path / 'mine.py'}:per_sample")
+    one, whole = packed_step(models, options, models.batches[0], 4096)
+    samples = plain_samples(models.batches[0], models.plain, models.plain_reference, options)
+    set_advantages(samples, options)
+    spread = [(s.new - s.rollout).mean().exp() * s.advantage for s in samples]
+    loss = -torch.cat(spread).mean() - 0.1 * torch.cat([s.entropy for s in samples]).square().mean()
+    torch.autograd.backward(loss)
+    assert one["train/loss"] == pytest.approx(float(loss.detach()), abs=2e-6, rel=2e-5)
+    assert distance(whole, taken_gradients(models.plain)) < 2e-5
+    figures, gradient = packed_step(models, options, models.batches[0], 16)
+    assert figures == pytest.approx(one, abs=2e-6, rel=2e-5)
+    assert "train/longest" in figures
+    assert distance(gradient, whole) < 2e-5
+
+
+# --- tripwires of a first step ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", OBJECTIVES)
+def test_a_fresh_policy_has_no_kl_and_no_mismatch(case: str, models: Models) -> None:
+    """The engine's log-probs are the learner's own, and the reference is the policy."""
+    options = options_of(case)
+    groups = tuple(with_own_logprobs(group, models.plain) for group in models.batches[0])
+    trainer = PolicyTrainer(
+        models.packed,
+        LearnerOptions(max_tokens_per_micro_batch=64, objective=options),
+        temperature=TEMPERATURE,
+        num_steps=10,
+        reference=models.packed if options.kl_coef else None,
+        check_stop=lambda: None,
+    )
+    figures = trainer.accumulate(read_groups(groups, min_token_version=0), version=VERSION)
+    models.packed.model.zero_grad()
+    assert figures["train/train_rollout_logprob_abs_diff"] < 1e-5
+    assert abs(figures["train/ppo_kl"]) < 1e-6
+    assert figures["train/ess_ratio"] == pytest.approx(1.0, abs=1e-6)
+    assert figures["train/ois"] == pytest.approx(1.0, abs=1e-5)
+    assert abs(figures.get("train/kl_loss", 0.0)) < 1e-8
+    # This one compares with the engine, whose products have other shapes.
+    assert abs(figures.get("train/kl_reward", 0.0)) < 1e-6
+
+
+def with_own_logprobs(group: Group, model: PreTrainedModel) -> Group:
+    samples: list[Sample] = []
+    for sample in group.samples:
+        parts: list[Part] = []
+        for part in sample.parts:
+            context = list(tokens_view(part.context_tokens or group.prompt.tokens))
+            with torch.no_grad():
+                logprobs, _ = plain_scores(model, context, list(tokens_view(part.tokens)))
+            parts.append(msgspec.structs.replace(part, logprobs=pack_floats(logprobs.tolist())))
+        samples.append(msgspec.structs.replace(sample, parts=tuple(parts)))
+    return msgspec.structs.replace(group, samples=tuple(samples))

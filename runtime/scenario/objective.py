@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from penstock.backends.learners.objectives.presets import PRESETS
-from penstock.runtime.scenario.paths import OBJECTIVE
 
 if TYPE_CHECKING:
     from penstock.runtime.scenario.source import Plain, Source
     from penstock.runtime.scenario.structure import Scenario
 
+BLOCK: Final = "learner"
+KEY: Final = "objective"
+
 
 def name_objective(source: Source) -> None:
     """``objective: dapo`` becomes ``objective: {name: dapo}``, so that overrides can be set in it."""
-    learner = source.data.get(OBJECTIVE[0])
-    if isinstance(learner, dict) and isinstance(name := learner.get(str(OBJECTIVE[1])), str):
-        learner[str(OBJECTIVE[1])] = {"name": name}
+    learner = source.data.get(BLOCK)
+    if isinstance(learner, dict) and isinstance(name := learner.get(KEY), str):
+        learner[KEY] = {"name": name}
 
 
 def fill_objective(data: dict[str, Plain]) -> None:
     """Add what the name stands for, where the scenario does not say it itself."""
-    learner = data.get(OBJECTIVE[0])
-    given = learner.get(str(OBJECTIVE[1])) if isinstance(learner, dict) else None
+    learner = data.get(BLOCK)
+    given = learner.get(KEY) if isinstance(learner, dict) else None
     if isinstance(learner, dict) and isinstance(given, dict) and isinstance(name := given.get("name"), str):
-        learner[str(OBJECTIVE[1])] = {**PRESETS.get(name, {}), **given}
+        learner[KEY] = {**PRESETS.get(name, {}), **given}
 
 
 def with_constant(scenario: Scenario) -> Scenario:

@@ -42,10 +42,13 @@ class MaskedImportance(NamedTuple):
     above: Tensor
     """1.0 where the ratio was above the upper bound of the weight."""
     below: Tensor
-    rejected: Tensor
-    """1.0 where rejection or the veto took the token out."""
+    rejected_above: Tensor
+    """1.0 where the second ratio was above its upper bound."""
+    rejected_below: Tensor
+    catastrophic: Tensor
+    """1.0 for a token that vetoes its sequence."""
     vetoed: Tensor
-    """1.0 for the tokens of a sequence with a catastrophic one."""
+    """1.0 for the tokens of such a sequence."""
 
 
 def interpolated_logprobs(logprobs: Tensor, rollout_logprobs: Tensor, staleness: Tensor) -> Tensor:
@@ -154,21 +157,22 @@ def masked_importance_weights(
     if normalize:
         counted = torch.ones_like(weight) if sequences.mask is None else sequences.mask
         weight = weight / ((weight * counted).sum() / counted.sum().clamp(min=1)).clamp(min=1e-8)
-    rejected = torch.zeros_like(above)
+    too_high = too_low = catastrophic = torch.zeros_like(above)
     if reject_level is not None:
         second = level_ratio(difference, sequences, reject_level)
-        rejected = (second > reject_upper) | (second < reject_lower)
-    vetoed = torch.zeros_like(above)
+        too_high, too_low = second > reject_upper, second < reject_lower
     if veto is not None:
-        catastrophic = (difference < math.log(veto)).to(difference.dtype)
-        vetoed = sequences.spread(sequences.sums(catastrophic)) > 0
-    out = rejected | vetoed
+        catastrophic = difference < math.log(veto)
+    vetoed = sequences.spread(sequences.sums(catastrophic.to(ratio.dtype))) > 0
+    out = too_high | too_low | vetoed
     return MaskedImportance(
         weight=torch.where(out, 0.0, weight),
         ratio=ratio,
         above=above.to(ratio.dtype),
         below=below.to(ratio.dtype),
-        rejected=out.to(ratio.dtype),
+        rejected_above=too_high.to(ratio.dtype),
+        rejected_below=too_low.to(ratio.dtype),
+        catastrophic=catastrophic.to(ratio.dtype),
         vetoed=vetoed.to(ratio.dtype),
     )
 

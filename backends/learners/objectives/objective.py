@@ -125,9 +125,16 @@ def policy_objective(tokens: PolicyTokens, options: ObjectiveOptions) -> Objecti
 
 
 def always_reported(tokens: PolicyTokens) -> dict[str, Tensor]:
-    """How far learner and engine are apart on the same tokens, whatever the objective is."""
+    """How far learner and engine are apart on the same tokens, and what these are worth, whatever the objective is."""
     current = tokens.logprobs.detach()
-    values = engine_mismatch(current, tokens.rollout_logprobs)
+    values = {
+        **engine_mismatch(current, tokens.rollout_logprobs),
+        "rollout/log_probs": current,
+        "rollout/rollout_log_probs": tokens.rollout_logprobs,
+        "rollout/advantages": tokens.advantages,
+    }
+    if tokens.reference_logprobs is not None:
+        values["rollout/ref_log_probs"] = tokens.reference_logprobs
     ratio = probability_ratio(current, tokens.rollout_logprobs)
     return {
         **{name: (tokens.figure_weights * value).sum() for name, value in values.items()},
@@ -198,18 +205,20 @@ def _mis(tokens: PolicyTokens, old: Tensor, options: ObjectiveOptions) -> Correc
         reject_lower=1.0 / mis.reject_upper if mis.reject_lower is None else mis.reject_lower,
         veto=mis.veto,
     )
-    high, low = ("mask_fraction", "mask_fraction") if mis.mode == "mask" else ("clip_fraction", "clip_fraction")
     if mis.mode == "truncate":
         bounds = {"train/mis_tis_truncate_fraction": masked.above}
     else:
-        bounds = {f"train/mis_tis_{high}_high": masked.above, f"train/mis_tis_{low}_low": masked.below}
+        prefix = f"train/mis_tis_{mis.mode}_fraction"
+        bounds = {f"{prefix}_high": masked.above, f"{prefix}_low": masked.below}
     values = {
         **_tis_values(masked.ratio),
         **bounds,
         **mis_metrics(old, tokens.rollout_logprobs, tokens.samples),
         "train/mis_tis_weight_before_bound": masked.ratio,
         "train/mis_tis_weight_after_bound": masked.weight,
-        "train/mis_rs_mask_fraction": masked.rejected,
+        "train/mis_rs_mask_fraction_high": masked.rejected_above,
+        "train/mis_rs_mask_fraction_low": masked.rejected_below,
+        "train/mis_rs_catastrophic_token_fraction": masked.catastrophic,
         "train/mis_rs_catastrophic_seq_fraction": masked.vetoed,
     }
     return Corrected(masked.weight, values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,26 @@ def batch_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "rollout/response_len/min": float(min(lengths)),
         "rollout/truncated_ratio": statistics.fmean(isinstance(sample.outcome, Truncated) for sample in samples),
     }
+
+
+def pass_at_k(corrects: Sequence[Sequence[bool]]) -> dict[int, float]:
+    """Chance that at least one of ``k`` samples drawn from those of a prompt is correct, the mean over the prompts, for
+    k of 1, 2, 4, … up to the samples of the smallest group; empty where that has one or none.
+
+    ``1 − Π_{i=n−c+1}^{n} (1 − k / i)`` with c of n samples correct, without bias: Chen et al., arXiv 2107.03374.
+    """
+    smallest = min((len(group) for group in corrects), default=0)
+    if smallest < 2:
+        return {}
+    powers = [2**power for power in range(smallest.bit_length())]
+    return {k: statistics.fmean(_pass_at_k(len(group), sum(group), k) for group in corrects) for k in powers}
+
+
+def _pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
+    wrong = num_samples - num_correct
+    if wrong < k:
+        return 1.0
+    return 1.0 - math.prod(1.0 - k / drawn for drawn in range(wrong + 1, num_samples + 1))
 
 
 def as_metrics(figures: Mapping[str, float]) -> tuple[Metric, ...]:

@@ -74,8 +74,11 @@ def test_the_reward_stands_at_the_last_trained_token_and_masked_ones_have_no_kl(
 
 def test_discounted_returns_are_the_sums_of_what_follows() -> None:
     rewards = random(3, 7)
-    expected = [[sum(0.8 ** (j - i) * row[j] for j in range(i, 7)) for i in range(7)] for row in rewards.tolist()]
-    torch.testing.assert_close(discounted_returns(rewards, discount=0.8), torch.tensor(expected, dtype=torch.float64))
+    for discount in (0.8, 1.0):
+        returns = discounted_returns(rewards, discount=discount)
+        for position in range(7):
+            powers = discount ** torch.arange(7 - position, dtype=torch.float64)
+            torch.testing.assert_close(returns[:, position], (powers * rewards[:, position:]).sum(dim=1))
 
 
 def test_gae_with_a_trace_of_0_is_the_temporal_difference_and_of_1_the_return_less_the_value() -> None:

@@ -80,6 +80,8 @@ def terminal_rewards(rewards: Tensor, mask: Tensor, *, kl: Tensor | None = None,
 
 def discounted_returns(token_rewards: Tensor, *, discount: float) -> Tensor:
     """``G_t = r_t + γ · G_{t+1}`` along the rows of ``token_rewards [S, T]``."""
+    if discount == 1.0:  # the usual one, without a loop over positions
+        return token_rewards.flip(1).cumsum(dim=1).flip(1)
     returns = torch.empty_like(token_rewards)
     following = token_rewards.new_zeros(token_rewards.shape[0])
     for position in reversed(range(token_rewards.shape[1])):

@@ -3,6 +3,7 @@
 Invariants:
 
 * A micro-batch is a slice of every tensor here; all of them together are the step.
+* Advantages are computed on the CPU, whatever the learner trains on: in float64, and with the same bits each time.
 * Advantages that need no log-prob are there from the start; the others once :meth:`StepTokens.estimate` was called
   with those of the whole step.
 """
@@ -77,7 +78,8 @@ class StepTokens:
         self.slices = [slice(int(end) - count, int(end)) for end, count in zip(ends, counts, strict=True)]
         ordered = [sequence for part in parts for sequence in part]
         index = np.repeat(np.asarray([s.sample for s in ordered]), [len(s.trained) for s in ordered])
-        self._samples = Segments(torch.from_numpy(index).to(device), len(batch.rewards))
+        samples = Segments(torch.from_numpy(index), len(batch.rewards))
+        self._samples = Segments(samples.index.to(device), samples.count)
         self._rollout = torch.from_numpy(np.concatenate([s.rollout_logprobs for s in ordered])).to(device)
         versions = torch.from_numpy(np.concatenate([s.versions for s in ordered])).to(device)
         self._staleness = (version - versions).clamp(min=0)
@@ -87,14 +89,14 @@ class StepTokens:
         means = reduction_weights("token_mean", sizes) if options.reduction == "constant" else weights
         self._weights, self._figure_weights = self._samples.spread(weights), self._samples.spread(means)
         self._rewarded = RewardedSamples(
-            rewards=torch.from_numpy(batch.rewards).to(device),
-            group_ids=torch.from_numpy(batch.group_ids).to(device),
-            samples=self._samples,
-            positions=torch.from_numpy(np.concatenate([s.positions for s in ordered])).to(device),
+            rewards=torch.from_numpy(batch.rewards),
+            group_ids=torch.from_numpy(batch.group_ids),
+            samples=samples,
+            positions=torch.from_numpy(np.concatenate([s.positions for s in ordered])),
         )
         self._advantages = torch.zeros_like(self._rollout)
         if not rewards_need_kl(options):
-            self._advantages = token_advantages(self._rewarded, options)
+            self._advantages = token_advantages(self._rewarded, options).to(device)
 
     @torch.no_grad()
     def estimate(self, scores: Scores) -> dict[str, Tensor]:
@@ -109,7 +111,7 @@ class StepTokens:
         assert tokens.reference_logprobs is not None, "kl_coef is not 0"
         old = old_logprobs(tokens, self._options)
         kl = kl_estimate(self._options.kl_estimator, old, tokens.reference_logprobs)
-        self._advantages = token_advantages(self._rewarded, self._options, kl=kl)
+        self._advantages = token_advantages(self._rewarded, self._options, kl=kl.cpu()).to(kl.device)
         return {"train/kl_reward": (tokens.figure_weights * kl).sum()}
 
     def tokens(self, part: slice, scores: Scores) -> PolicyTokens:

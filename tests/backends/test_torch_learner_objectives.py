@@ -413,7 +413,9 @@ def test_fifty_batches_of_each_objective_are_the_same_in_one_micro_batch_and_in_
         for case in OBJECTIVES:
             one, whole = packed_step(models, options_of(case), groups, max_tokens=4096)
             figures, gradient = packed_step(models, options_of(case), groups, max_tokens=48)
-            assert figures["train/loss"] == pytest.approx(one["train/loss"], abs=1e-6, rel=1e-6), (case, seed)
+            # A weight of a whole sequence is the exponential of a sum, which carries the rounding of every log-prob.
+            bound = 3e-6 if case == "mis sequence" else 1e-6
+            assert figures["train/loss"] == pytest.approx(one["train/loss"], abs=bound, rel=1e-6), (case, seed)
             assert distance(gradient, whole) < 5e-6, (case, seed)
 
 

@@ -52,7 +52,7 @@ def terms_of(options: ObjectiveOptions, logprobs: torch.Tensor = NEW) -> Objecti
 
 
 def weighted(values: torch.Tensor) -> torch.Tensor:
-    return (WEIGHTS * values).sum()
+    return (WEIGHTS * values).sum(dtype=torch.float64)
 
 
 @settings(deadline=None)  # the first call sets torch up

@@ -114,11 +114,11 @@ def policy_objective(tokens: PolicyTokens, options: ObjectiveOptions) -> Objecti
         values["train/kl_loss"] = kl
     if options.entropy_coef:
         per_token = per_token - options.entropy_coef * tokens.entropy
-    loss = (tokens.weights * per_token).sum()
+    loss = _weighted(tokens.weights, per_token)
     figures = {
         **always_reported(tokens),
-        **{name: (tokens.figure_weights * value.detach()).sum() for name, value in values.items()},
-        "train/pg_loss": (tokens.weights * pg_loss.detach()).sum(),
+        **{name: _weighted(tokens.figure_weights, value.detach()) for name, value in values.items()},
+        "train/pg_loss": _weighted(tokens.weights, pg_loss.detach()),
         "train/loss": loss.detach(),
     }
     return ObjectiveTerms(loss=loss, figures=figures)
@@ -137,10 +137,10 @@ def always_reported(tokens: PolicyTokens) -> dict[str, Tensor]:
         values["rollout/ref_log_probs"] = tokens.reference_logprobs
     ratio = probability_ratio(current, tokens.rollout_logprobs)
     return {
-        **{name: (tokens.figure_weights * value).sum() for name, value in values.items()},
-        WEIGHT_SUM: ratio.sum(),
-        SQUARE_SUM: ratio.square().sum(),
-        TOKEN_SUM: ratio.new_tensor(ratio.numel()),
+        **{name: _weighted(tokens.figure_weights, value) for name, value in values.items()},
+        WEIGHT_SUM: ratio.sum(dtype=torch.float64),
+        SQUARE_SUM: ratio.square().sum(dtype=torch.float64),
+        TOKEN_SUM: ratio.new_tensor(ratio.numel(), dtype=torch.float64),
     }
 
 
@@ -151,6 +151,11 @@ def finished(totals: Mapping[str, float]) -> dict[str, float]:
     if squares > 0:
         figures["train/ess_ratio"] = totals[WEIGHT_SUM] ** 2 / squares
     return figures
+
+
+def _weighted(weights: Tensor, values: Tensor) -> Tensor:
+    """The sum over tokens, in float64: many small numbers, in whatever order the packing gives."""
+    return (weights * values).sum(dtype=torch.float64)
 
 
 def _policy_loss(tokens: PolicyTokens, old: Tensor, options: ObjectiveOptions) -> ClippedLoss:

@@ -39,7 +39,7 @@ class ObjectiveTerms(NamedTuple):
     """What these tokens add to the step."""
 
     loss: Tensor
-    """Scalar, with gradient."""
+    """Scalar, with gradient; float64 where many tokens were summed."""
     figures: Mapping[str, Tensor]
     """Detached scalars by metric name."""
 

@@ -112,7 +112,7 @@ class StepTokens:
         old = old_logprobs(tokens, self._options)
         kl = kl_estimate(self._options.kl_estimator, old, tokens.reference_logprobs)
         self._advantages = token_advantages(self._rewarded, self._options, kl=kl.cpu()).to(kl.device)
-        return {"train/kl_reward": (tokens.figure_weights * kl).sum()}
+        return {"train/kl_reward": (tokens.figure_weights * kl).sum(dtype=torch.float64)}
 
     def tokens(self, part: slice, scores: Scores) -> PolicyTokens:
         """The tokens of a slice with what the models say about them.

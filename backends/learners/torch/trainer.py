@@ -139,7 +139,7 @@ class PolicyTrainer:
         else:
             totals = self._accumulate_apart(packed, step)
         # One transfer for all of them: each would wait for the device on its own.
-        values = cast("list[float]", torch.stack([value.float() for value in totals.values()]).tolist())
+        values = cast("list[float]", torch.stack([value.double() for value in totals.values()]).tolist())
         return finished(dict(zip(totals, values, strict=True)))
 
     def _optimize(self, batch: TrainBatch, *, step: int) -> dict[str, float]:

@@ -25,7 +25,7 @@ from penstock.backends.learners.options import LearnerOptions, ObjectiveOptions
 from penstock.backends.learners.packing import split_into_micro_batches
 from penstock.backends.learners.sequences import read_groups
 from penstock.backends.learners.torch.model import PackedModel
-from penstock.backends.learners.torch.trainer import PolicyTrainer
+from penstock.backends.learners.torch.trainer import PolicyTrainer, StepResult
 from penstock.messages.arrays import floats_view, pack_floats, pack_tokens, tokens_view
 from penstock.messages.samples import Completed, Group, Part, Prompt, Reward, Sample, SampleKey, VersionSpan
 
@@ -491,6 +491,29 @@ def test_a_fresh_policy_has_no_kl_and_no_mismatch(case: str, models: Models) -> 
     assert abs(figures.get("train/kl_loss", 0.0)) < 1e-8
     # This one compares with the engine, whose products have other shapes.
     assert abs(figures.get("train/kl_reward", 0.0)) < 1e-6
+
+
+def test_an_engine_that_computes_another_model_is_told_of(
+    models: Models, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = PackedModel.load(folder, dtype="float32", device=CPU)
+    trainer = PolicyTrainer(
+        model, LearnerOptions(), temperature=TEMPERATURE, num_steps=10, reference=None, check_stop=lambda: None
+    )
+    groups = tuple(with_own_logprobs(group, models.plain) for group in models.batches[0])
+    fresh = dict(metric_pairs(trainer.train(groups, version=VERSION + 1, min_token_version=0)))
+    assert fresh["train/fresh_logprob_abs_diff"] < 1e-5
+    assert not caplog.records
+    # The same tokens from an engine whose log-probs are noisy by half a nat; one version later they are all old.
+    trainer.train(models.batches[0], version=VERSION + 2, min_token_version=0)
+    assert not caplog.records
+    noisy = dict(metric_pairs(trainer.train(models.batches[0], version=VERSION + 1, min_token_version=0)))
+    assert noisy["train/fresh_logprob_abs_diff"] > 0.1
+    assert "the log-probs of engine and learner differ by" in caplog.text
+
+
+def metric_pairs(result: StepResult) -> list[tuple[str, float]]:
+    return [(metric.name, metric.value) for metric in result.metrics]
 
 
 def with_own_logprobs(group: Group, model: PreTrainedModel) -> Group:

@@ -17,8 +17,9 @@ from penstock.backends.learners.objectives.segments import Segments
 from penstock.backends.learners.objectives.validity import objective_problem
 from penstock.backends.learners.options import ObjectiveOptions
 from penstock.backends.user_code import UserCodeError
-from penstock.runtime.errors import ScenarioError
+from penstock.runtime.errors import PreflightError, ScenarioError
 from penstock.runtime.scenario.load import dump_scenario, load_scenario
+from penstock.runtime.scenario.preflight import check_user_code
 from penstock.runtime.scenario.schema import scenario_schema
 
 LOGPROBS = torch.tensor([-0.5, -1.5, -0.5])
@@ -254,6 +255,15 @@ def test_what_is_dumped_loads_again_as_it_was(scenario_file: Path, name: str) ->
 def test_an_objective_of_the_users_own_is_found_beside_the_scenario(scenario_file: Path) -> None:
     options = loaded(scenario_file, "learner: {objective: mine.py:loss}\n")
     assert options.name == f"{scenario_file.parent / 'mine.py'}:loss"
+
+
+def test_a_missing_objective_of_the_users_own_is_told_before_anything_starts(scenario_file: Path) -> None:
+    scenario = load_scenario(scenario_file, [f"learner.objective={scenario_file.parent / 'mine.py'}:loss"])
+    with pytest.raises(PreflightError, match=r"learner\.objective: .*there is no file"):
+        check_user_code(scenario)
+    (scenario_file.parent / "mine.py").write_text("def lose(tokens, options): ...")
+    with pytest.raises(PreflightError, match="defines no 'loss'; it has lose"):
+        check_user_code(scenario)
 
 
 @pytest.mark.parametrize(

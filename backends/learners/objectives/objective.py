@@ -49,6 +49,9 @@ if TYPE_CHECKING:
 WEIGHT_SUM: Final = "sums/weight"
 SQUARE_SUM: Final = "sums/square"
 TOKEN_SUM: Final = "sums/tokens"
+FRESH_SUM: Final = "sums/fresh_difference"
+FRESH_TOKENS: Final = "sums/fresh_tokens"
+FRESH_DIFFERENCE: Final = "train/fresh_logprob_abs_diff"
 
 
 class Corrected(NamedTuple):
@@ -136,10 +139,13 @@ def always_reported(tokens: PolicyTokens) -> dict[str, Tensor]:
     if tokens.reference_logprobs is not None:
         values["rollout/ref_log_probs"] = tokens.reference_logprobs
     ratio = probability_ratio(current, tokens.rollout_logprobs)
+    fresh = (tokens.staleness == 0).double()
     return {
         **{name: _weighted(tokens.figure_weights, value) for name, value in values.items()},
         WEIGHT_SUM: ratio.sum(dtype=torch.float64),
         SQUARE_SUM: ratio.square().sum(dtype=torch.float64),
+        FRESH_SUM: (fresh * (current - tokens.rollout_logprobs).abs()).sum(),
+        FRESH_TOKENS: fresh.sum(),
         TOKEN_SUM: ratio.new_tensor(ratio.numel(), dtype=torch.float64),
     }
 
@@ -150,6 +156,8 @@ def finished(totals: Mapping[str, float]) -> dict[str, float]:
     squares = totals[TOKEN_SUM] * totals[SQUARE_SUM]
     if squares > 0:
         figures["train/ess_ratio"] = totals[WEIGHT_SUM] ** 2 / squares
+    if totals[FRESH_TOKENS]:
+        figures[FRESH_DIFFERENCE] = totals[FRESH_SUM] / totals[FRESH_TOKENS]
     return figures
 
 

@@ -12,13 +12,14 @@ Invariants:
 
 from __future__ import annotations
 
+import logging
 import time
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import torch
 
 from penstock.backends.learners.metrics import as_metrics, batch_metrics
-from penstock.backends.learners.objectives.objective import couples_tokens, finished
+from penstock.backends.learners.objectives.objective import FRESH_DIFFERENCE, couples_tokens, finished
 from penstock.backends.learners.objectives.open import open_objective
 from penstock.backends.learners.objectives.validity import is_user_objective
 from penstock.backends.learners.packing import pack, split_into_micro_batches
@@ -38,6 +39,12 @@ if TYPE_CHECKING:
     from penstock.backends.learners.torch.model import PackedModel
     from penstock.messages.base import Metric
     from penstock.messages.samples import Group
+
+
+MISMATCH_ALARM_NATS: Final = 0.1
+"""Mean difference of log-probs, under the same weights, from which on engine and learner compute different models."""
+
+_log: Final = logging.getLogger(__name__)
 
 
 class StepResult(NamedTuple):
@@ -104,6 +111,7 @@ class PolicyTrainer:
         figures = {**batch_metrics(groups), "train/num_tokens": float(batch.num_trained_tokens)}
         if batch.sequences:
             figures |= self._optimize(batch, step=version - 1)
+            warn_of_mismatch(figures, version=version)
         step_time_s = time.perf_counter() - started_s
         num_tokens = sum(len(sequence.tokens) for sequence in batch.sequences)
         figures["perf/actor_train_time"] = step_time_s
@@ -199,3 +207,21 @@ class PolicyTrainer:
         if self._reference is None:
             return None
         return self._reference.logprobs(packed, temperature=self._temperature)
+
+
+def warn_of_mismatch(figures: Mapping[str, float], *, version: int) -> None:
+    """Sound the alarm where engine and learner differ on tokens that the trained weights themselves have made.
+
+    Older tokens differ because the policy has moved on, so they say nothing here.
+    """
+    difference = figures.get(FRESH_DIFFERENCE, 0.0)
+    if difference > MISMATCH_ALARM_NATS:
+        _log.warning(
+            "step %d: the log-probs of engine and learner differ by %.3f nats a token (expected: at most %g) on tokens "
+            "made by the weights that are trained, so the engine computes another model than the learner; compare "
+            "sampling.temperature, top_p, model.dtype and the tokenizer of both, or set learner.objective.old_logprobs="
+            "recompute to correct for it",
+            version,
+            difference,
+            MISMATCH_ALARM_NATS,
+        )

@@ -87,6 +87,8 @@ def test_the_default_is_the_preset_that_its_name_says() -> None:
         ({"name": "cispo", "dual_clip": 7.0}, "dual_clip", "bounds a clipped loss"),
         ({"name": "dapo", "dual_clip": 1.2}, "dual_clip", "above 1 \\+ clip_high = 1.28"),
         ({"name": "dapo", "clip_low": 0.0, "clip_high": 0.0}, "clip_high", "no token that has moved"),
+        ({"name": "dppo", "old_logprobs": "recompute"}, "policy_loss", "engine or interpolate"),
+        ({"name": "dapo", "old_logprobs": "recompute", "opsm_delta": 0.1}, "opsm_delta", "engine or interpolate"),
         ({"name": "dapo", "kl_coef": 0.1, "kl_in": "reward"}, "kl_in", "set kl_in: loss"),
         ({"name": "dapo", "kl_coef": 0.1, "kl_estimator": "k1"}, "kl_estimator", "expected gradient of 0"),
         ({"name": "dapo", "unbiased_kl": True}, "unbiased_kl", "kl_coef: 0"),

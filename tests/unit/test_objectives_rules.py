@@ -262,6 +262,13 @@ def test_reinforce_plus_plus_discounts_by_positions_and_rewards_the_last_trained
     assert advantages.tolist() == pytest.approx(expected)
 
 
+def test_reinforce_plus_plus_without_discount_and_kl_gives_each_token_the_reward() -> None:
+    options = objective("reinforce_plus_plus", whiten=False)
+    quick = token_advantages(REWARDED, options)
+    table = token_advantages(REWARDED, options, kl=torch.zeros(7))
+    assert quick.tolist() == table.tolist() == [2.0, 1.0, 1.0, 0.0, 4.0, 2.0, 1.0]
+
+
 def test_whitening_counts_every_trained_token_once() -> None:
     plain = token_advantages(REWARDED, objective("reinforce_plus_plus_baseline", whiten=False, kl_coef=0.1), kl=KL)
     white = token_advantages(REWARDED, objective("reinforce_plus_plus_baseline", kl_coef=0.1), kl=KL)

@@ -59,14 +59,17 @@ def _estimated(given: RewardedSamples, options: ObjectiveOptions, kl: Tensor | N
             total = rewards if kl is None else rewards - coef * samples.sums(kl)
             return samples.spread(leave_one_out_advantages(total, given.group_ids))
         case "reinforce_plus_plus":
+            if kl is None and options.discount == 1.0:  # the reward at the end, seen alike from every trained token
+                return samples.spread(rewards)
             mask, kl_table = _tables(given, kl)
             table = reinforce_plus_plus_advantages(rewards, mask, kl=kl_table, kl_coef=coef, discount=options.discount)
             return table[samples.index, given.positions]
         case "reinforce_plus_plus_baseline":
-            mask, kl_table = _tables(given, kl)
-            centred = group_normalized_advantages(rewards, given.group_ids, normalize_std=False)
-            table = reinforce_plus_plus_baseline_advantages(centred, mask, kl=kl_table, kl_coef=coef)
-            return table[samples.index, given.positions]
+            centred = samples.spread(group_normalized_advantages(rewards, given.group_ids, normalize_std=False))
+            # No position depends on another, so each token can stand in a row of its own.
+            one = None if kl is None else kl[:, None]
+            mask = centred.new_ones(len(centred), 1)
+            return reinforce_plus_plus_baseline_advantages(centred, mask, kl=one, kl_coef=coef)[:, 0]
         case _:
             assert_never(options.estimator)
 

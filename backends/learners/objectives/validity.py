@@ -64,6 +64,14 @@ def _policy_loss(o: ObjectiveOptions) -> Iterator[Problem]:
             f"must be above 1 + clip_high = {1.0 + o.clip_high:g}, or it cuts off what the clip leaves; "
             f"found {o.dual_clip:g}",
         )
+    # One optimiser step a batch: the policy that opens the step is the one that is trained.
+    if o.old_logprobs == "recompute" and (o.opsm_delta is not None or o.policy_loss.startswith("dppo")):
+        key = "policy_loss" if o.policy_loss.startswith("dppo") else "opsm_delta"
+        yield (
+            key,
+            "has no effect with old_logprobs: recompute, as the policy has not moved from itself; set old_logprobs: "
+            "engine or interpolate",
+        )
     if o.policy_loss in ("ppo", "gspo") and o.clip_low == o.clip_high == 0.0:
         yield "clip_high", "with clip_low and clip_high of 0 no token that has moved is trained; set one above 0"
 

@@ -167,7 +167,7 @@ class PolicyTrainer:
         totals: dict[str, Tensor] = {}
         for part, tokens in zip(step.slices, packed, strict=True):
             self._check_stop()
-            scores = self._scores(tokens)
+            scores = self._scores(tokens, self._reference_logprobs(tokens))
             figures = step.estimate(scores)
             terms = self._objective(step.tokens(part, scores), self._options.objective)
             torch.autograd.backward(terms.loss)
@@ -183,7 +183,7 @@ class PolicyTrainer:
             parts: list[Scores] = []
             for tokens in packed:
                 self._check_stop()
-                parts.append(self._scores(tokens))
+                parts.append(self._scores(tokens, self._reference_logprobs(tokens)))
             scores = Scores.joined(parts)
         figures = step.estimate(scores)
         leaves = [scores.logprobs.requires_grad_(), scores.entropy.requires_grad_()]
@@ -191,16 +191,16 @@ class PolicyTrainer:
         slopes = torch.autograd.grad(terms.loss, leaves, allow_unused=True, materialize_grads=True)
         for part, tokens in zip(step.slices, packed, strict=True):
             self._check_stop()
-            again = self._scores(tokens)
+            again = self._scores(tokens, None)
             surrogate = (slopes[0][part] * again.logprobs).sum()
             if again.entropy.requires_grad:
                 surrogate = surrogate + (slopes[1][part] * again.entropy).sum()
             torch.autograd.backward(surrogate)
         return {**terms.figures, **figures}
 
-    def _scores(self, packed: PackedTokens) -> Scores:
+    def _scores(self, packed: PackedTokens, reference: Tensor | None) -> Scores:
         found = self._model.scores(packed, temperature=self._temperature, entropy_gradient=self._entropy_gradient)
-        return Scores(logprobs=found.logprobs, entropy=found.entropy, reference=self._reference_logprobs(packed))
+        return Scores(logprobs=found.logprobs, entropy=found.entropy, reference=reference)
 
     @torch.no_grad()
     def _reference_logprobs(self, packed: PackedTokens) -> Tensor | None:

@@ -268,7 +268,7 @@ WRONG: dict[str, tuple[Edit, int, str]] = {
     "a failed sample ends again": (
         replaced(19, make.closed(6, make.stale(6, 0), make.stale(6, 3), make.stale(6, 1))),
         19,
-        "6/1 .*contradicts its admi",
+        "6/1 .*contradicts its admission",
     ),
     "trained without a receipt": (
         replaced(6, make.closed(2, make.end(2, 0), make.end(2, 1, TerminalState.TRAINED, ""))),

@@ -22,7 +22,8 @@ test: .venv/.ready-test ## Everything but the slow tests
 	$(PYTEST) -m "ray and not slow and not chaos" $(ARGS)
 
 chaos: .venv/.ready-test ## Kills and stops of everything, cut links, bad frames, full disks: the run survives or resumes
-	$(PYTEST) -m "chaos and not slow" --timeout 600 -o faulthandler_timeout=600 tests/chaos $(ARGS)
+	$(PYTEST) -m "chaos and not slow" --timeout 600 -o faulthandler_timeout=600 \
+		tests/chaos tests/integration/test_resume.py $(ARGS)
 
 test-all: test chaos ## The slow tests as well (tens of minutes)
 	$(PYTEST) -m slow --timeout 3600 -o faulthandler_timeout=3600 $(ARGS)

@@ -9,10 +9,16 @@ Invariants:
 
 from __future__ import annotations
 
+from typing import Final
+
 from penstock.messages.base import Entry, Value
 from penstock.messages.flow import GrantSpan
 from penstock.messages.samples import Group, SampleEnd
 from penstock.messages.training import OnStale, UpdateMode
+
+EPOCHS_PER_DRIVE: Final = 1000
+"""A run may be driven several times, by ``run`` and then by ``resume``. The n-th drive, counted from 0, claims the
+ledger with ``n`` times this; its actors begin with one more."""
 
 
 class RunRecorded(Entry, frozen=True, kw_only=True):

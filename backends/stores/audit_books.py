@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, assert_never
 from penstock.backends.stores.audited_group import AuditedGroup, Finding, digest, granted, listed
 from penstock.backends.stores.tables import ADMITTED, CLOSED, GRANTED, LEASED, TRAINED
 from penstock.messages.ledger import (
+    EPOCHS_PER_DRIVE,
     BatchLeased,
     CheckpointRecorded,
     GroupClosed,
@@ -68,6 +69,8 @@ class AuditBooks:
         """Samples and tokens by terminal state and cause."""
         self.untrained_tokens: dict[int, int] = {}
         """By version: tokens of its samples that its receipt does not name. Those that the model did not make."""
+        self._last_drive = -1
+        """In which the last batch was leased; −1: none was the last yet."""
         self._next_ordinal = 0
         self._requeued: Counter[int] = Counter()
 
@@ -271,8 +274,10 @@ class AuditBooks:
         if entry.version != self.version + 1:
             self._find(f"batch {entry.version} is leased at version {self.version}: it must be {self.version + 1}")
             return
-        if (previous := self.leases.get(self.version)) is not None and previous.is_last:
+        if self._last_drive == self.epoch // EPOCHS_PER_DRIVE:  # a resumed run may have been made longer
             self._find(f"batch {entry.version} is leased after the last one")
+        if entry.is_last:
+            self._last_drive = self.epoch // EPOCHS_PER_DRIVE
         if len(set(entry.group_ids)) != len(entry.group_ids):
             self._find(f"batch {entry.version} has a group twice")
             return

@@ -12,12 +12,13 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
 from penstock.backends.stores.protocol import LedgerStoreError
 from penstock.backends.stores.sqlite import open_ledger
+from penstock.messages.ledger import EPOCHS_PER_DRIVE
 from penstock.runtime.cli.runs import SCENARIO_NAME, close_record, hold_run, make_run_folder, open_record
 from penstock.runtime.errors import RunFolderError, UserError
 from penstock.runtime.scenario import dump_scenario
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
 
     from penstock.runtime.cli.runs import RunRecord
     from penstock.runtime.scenario import Scenario
-
-EPOCHS_A_DRIVE: Final = 1000
-"""The n-th drive of a run, counted from 0, claims its ledger with n·1000; its actors begin with one more."""
 
 
 def launch(scenario: Scenario, scenario_path: Path, console: Console) -> int:
@@ -138,7 +136,7 @@ def claim_drive(folder: Path) -> int:
         store = open_ledger(folder)
         try:
             claimed = store.claimed_epoch()
-            epoch = 0 if claimed < 0 else (claimed // EPOCHS_A_DRIVE + 1) * EPOCHS_A_DRIVE
+            epoch = 0 if claimed < 0 else (claimed // EPOCHS_PER_DRIVE + 1) * EPOCHS_PER_DRIVE
             store.claim(epoch)
         finally:
             store.close()

@@ -371,6 +371,17 @@ def test_an_older_epoch_that_writes_is_found() -> None:
     assert [finding.text for finding in books.findings] == ["written by epoch 1 after epoch 2: two writers"]
 
 
+@pytest.mark.parametrize(("epoch", "is_found"), [(2, True), (999, True), (1001, False)])
+def test_only_a_later_drive_may_go_on_after_the_last_batch(epoch: int, is_found: bool) -> None:
+    """Whoever resumes a run may make it longer."""
+    books = AuditBooks()
+    entries = make.whole_run()
+    entries[6] = make.leased(1, 0, 1, is_last=True)
+    for sequence, entry in enumerate(entries, start=1):
+        books.apply(sequence, 1 if sequence < 21 else epoch, entry)
+    assert [finding.sequence for finding in books.findings] == ([21] if is_found else [])
+
+
 # --- what is wrong with a file ----------------------------------------------------------------------------------
 
 BROKEN = {

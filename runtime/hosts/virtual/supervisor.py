@@ -14,10 +14,11 @@ Invariants:
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from penstock.messages.ledger import EPOCHS_PER_DRIVE
 from penstock.messages.names import is_engine
 from penstock.runtime.hosts.ray.restarts import Restarts
 from penstock.runtime.hosts.virtual.process import Process, Status
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.runtime.hosts.virtual.clock import VirtualClock
-
-EPOCHS_PER_DRIVE: Final = 1000
 
 
 class SupervisionModel(msgspec.Struct, frozen=True, kw_only=True):

@@ -32,7 +32,7 @@ def curve(folder: Path, seed: int, faults: Sequence[str], overrides: Sequence[st
     """Mean reward of each part of a run, in order."""
     keys = (*overrides, f"run.seed={seed}", f"run.folder={folder}", "runtime.heartbeat_timeout_s=60")
     scenario = load_scenario(QUICKSTART, keys)
-    planned = plan_faults(faults, num_faults=None, seed=seed, names=actor_names(scenario))
+    planned = plan_faults(faults, num_faults=None if faults else 0, seed=seed, names=actor_names(scenario))
     verdict = play(scenario, QUICKSTART, keys, planned, seed=seed, timeout_s=RUN_TIMEOUT_S)
     assert verdict.is_clean, verdict
     assert sum(verdict.restarts.values()) == len(faults)

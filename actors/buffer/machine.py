@@ -11,8 +11,7 @@ Invariants:
 * Whatever the Buffer says about a group follows the record of it.
 
 States: ``filling`` (no announced version, or no Learner), ``running``, ``ending`` (the last receipt is recorded, the
-checkpoint is demanded), ``archiving`` (the last samples are written to a file), ``stopping`` (on demand, the checkpoint
-is demanded), ``ended``, ``stopped``.
+checkpoint is demanded, the last samples are archived), ``stopping`` (the same, on demand), ``ended``, ``stopped``.
 
 | waits for | who ends it |
 |---|---|
@@ -73,9 +72,9 @@ if TYPE_CHECKING:
     from penstock.actors.buffer.settings import BufferSettings
     from penstock.messages.commands import AnyCommand
     from penstock.messages.inboxes import BufferEvent
-    from penstock.messages.ledger import LedgerEntry
+    from penstock.messages.ledger import BatchLeased, LedgerEntry
     from penstock.messages.membership import HeldLease
-    from penstock.messages.training import BatchReady, StepReported
+    from penstock.messages.training import StepReported
     from penstock.messages.waits import Wait
 
 
@@ -99,8 +98,6 @@ class Buffer:
             self.books.apply(entry)
         self.target = AutoTarget.of(settings.pacing)
         self.learner = LearnerSide(self.books)
-        self.open_batch: BatchReady | None = None
-        """As it was offered; None also after a restart, until it is offered again."""
         self._num_rejected_since_batch = 0
         self._phase = "filling"
         self._stop_reason = ""
@@ -246,7 +243,6 @@ class Buffer:
                 max_staleness=event.max_staleness,
             )
         )
-        self.open_batch = None
         self.learner.stands_at(event.version)
         self._out.append(Send(SUPERVISOR, self._report(groups, event)))
         self._expire()
@@ -284,10 +280,15 @@ class Buffer:
             self._release()
         self._finish_if_saved()
 
+    @property
+    def _is_archived(self) -> bool:
+        """Whether no samples are left to be written to a file."""
+        return not self.settings.keep_samples or self._archived_through >= self.books.checkpoint_version
+
     def _release(self) -> None:
         """Let go of what no checkpoint that is kept needs, once it is archived if it is to be."""
         books = self.books
-        if self.settings.keep_samples and self._archived_through < books.checkpoint_version:
+        if not self._is_archived:
             self._out.append(ArchiveSamples(self._archived_through + 1, books.checkpoint_version))
             return
         oldest = books.checkpoints[0].version
@@ -306,7 +307,7 @@ class Buffer:
         books = self.books
         if self._phase not in ("ending", "stopping") or books.checkpoint_version < books.version:
             return
-        if self.settings.keep_samples and self._archived_through < books.checkpoint_version:
+        if not self._is_archived:
             return
         if self._phase == "stopping":
             self._stopped(self._stop_reason)
@@ -422,8 +423,7 @@ class Buffer:
         if lease is self.books.open_lease:
             if self._phase == "stopping":
                 return  # the checkpoint is wanted, and not another step before it
-            self.open_batch = self.learner.batch(lease, tuple(map(self.books.payload, lease.group_ids)))
-            self._out.append(Send(LEARNER, self.open_batch))
+            self._send_open(lease)
         else:
             self._out.append(FetchBatch(lease.version, lease.group_ids))
 
@@ -443,9 +443,13 @@ class Buffer:
         self._note(lease)
         self.target.batch_taken(books.table.num_ready)
         self.learner.offers(lease.version)
-        self.open_batch = self.learner.batch(lease, tuple(map(books.payload, lease.group_ids)))
-        self._out.append(Send(LEARNER, self.open_batch))
+        self._send_open(lease)
         self._expire()
+
+    def _send_open(self, lease: BatchLeased) -> None:
+        """Offer the batch that is out; its payloads are in the table."""
+        groups = tuple(map(self.books.payload, lease.group_ids))
+        self._out.append(Send(LEARNER, self.learner.batch(lease, groups)))
 
     def _grant(self) -> None:
         grants = next_grants(self.books, self.target)
@@ -472,7 +476,7 @@ class Buffer:
 
     def waits(self) -> tuple[Wait, ...]:
         """The Learner, the first version, groups; see the table above."""
-        return tuple(buffer_waits(self.books, self.learner, self._phase, archived_through=self._archived_through))
+        return tuple(buffer_waits(self.books, self.learner, self._phase, is_archived=self._is_archived))
 
     @property
     def metrics(self) -> tuple[Metric, ...]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from penstock.actors.buffer.learner_side import LearnerSide
 
 
-def buffer_waits(books: Books, learner: LearnerSide, phase: str, *, archived_through: int) -> list[Wait]:
+def buffer_waits(books: Books, learner: LearnerSide, phase: str, *, is_archived: bool) -> list[Wait]:
     """For the Learner, for a first version, and for groups while the Learner has nothing to train."""
     if phase in ("ended", "stopped"):
         return []
@@ -32,6 +32,6 @@ def buffer_waits(books: Books, learner: LearnerSide, phase: str, *, archived_thr
     if phase in ("ending", "stopping"):
         if books.checkpoint_version < books.version:
             waits.append(Wait("checkpoint of", f"version {books.version}", LEARNER))
-        elif archived_through < books.checkpoint_version:
+        elif not is_archived:
             waits.append(Wait("archive of", f"version {books.checkpoint_version}", OWN_BACKEND))
     return waits

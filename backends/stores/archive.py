@@ -10,12 +10,12 @@ Invariants:
 
 from __future__ import annotations
 
-import os
 import re
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
+from penstock.backends.durable import sync
 from penstock.messages.samples import Completed, PolicyError
 
 if TYPE_CHECKING:
@@ -74,9 +74,9 @@ def archive_samples(reader: LedgerReader, folder: Path, first_version: int, last
     target = folder / file_name(receipts[0].version, receipts[-1].version)
     partial = folder / f".{target.name}.partial"
     _write(partial, reader, receipts)
-    _sync(partial)
+    sync(partial)
     partial.replace(target)
-    _sync(folder)
+    sync(folder)
     for covered in _covered(folder, target):
         covered.unlink()
     return target
@@ -183,11 +183,3 @@ def _covered(folder: Path, target: Path) -> list[Path]:
 def _range(name: str) -> tuple[int, int] | None:
     match = _NAME.fullmatch(name)
     return None if match is None else (int(match[1]), int(match[2]))
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

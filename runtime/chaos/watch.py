@@ -25,7 +25,7 @@ import msgspec
 from penstock.runtime.chaos.faults import DRIVER
 from penstock.runtime.hosts.ray.driver import DRIVER_LOG
 from penstock.runtime.hosts.ray.job import RUN_ID_VARIABLE
-from penstock.runtime.hosts.ray.processes import descendants_of, facts_of, kill
+from penstock.runtime.hosts.ray.processes import descendants_of, environment_of, facts_of, is_running, kill
 from penstock.runtime.observability.trackers import METRICS_FILE
 
 if TYPE_CHECKING:
@@ -255,12 +255,7 @@ class WatchedRun:
     def actor(self, name: str) -> ActorFound | None:
         """The living incarnation of this name that announced itself last."""
         found = self._actors.get(name)
-        if found is None:
-            return None
-        facts = facts_of(found.pid)
-        return found if facts is not None and (facts.start_ticks, facts.state in "ZX") == (
-            found.start_ticks, False
-        ) else None  # fmt: skip
+        return found if found is not None and is_running(found.pid, found.start_ticks) else None
 
     def find(self, target: str) -> tuple[int, int] | None:
         """Pid and start time of an actor or of the driver; None while there is none."""
@@ -297,11 +292,11 @@ class WatchedRun:
                 kill(pid, facts.start_ticks, signal.SIGCONT)
 
     def _is_of_run(self, pid: int) -> bool:
+        if f"{RUN_ID_VARIABLE}={self.folder.name}".encode() in environment_of(pid):
+            return True
+        if not self._is_on_a_cluster:
+            return False
         try:
-            environment = Path(f"/proc/{pid}/environ").read_bytes()
-            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(_ON_A_CLUSTER)
         except OSError:  # it has ended meanwhile
             return False
-        if f"{RUN_ID_VARIABLE}={self.folder.name}".encode() in environment.split(b"\0"):
-            return True
-        return self._is_on_a_cluster and command.startswith(_ON_A_CLUSTER)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from penstock.runtime.errors import RunFolderError
+from penstock.runtime.hosts.ray.processes import facts_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -206,12 +207,8 @@ def stop_run(record: RunRecord, timeout_s: float) -> bool:
 
 def start_ticks(pid: int) -> int | None:
     """When a process started, in clock ticks since the machine did; None when it is gone or a zombie."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    fields = stat.rpartition(")")[2].split()  # the name before it may contain anything
-    return None if fields[0] in "ZX" else int(fields[19])
+    facts = facts_of(pid)
+    return None if facts is None or facts.state in "ZX" else facts.start_ticks
 
 
 def _drive(record: RunRecord) -> Drive:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from penstock.actors.buffer.policies import StalenessPolicy
     from penstock.messages.base import Event
     from penstock.messages.commands import AnyCommand
+    from penstock.messages.training import BatchReady
 
 MANY = 10_000
 NUM_SAMPLES = 2
@@ -112,13 +113,19 @@ class Bench:
     def reject(self, group_id: int, cause: str = "zero_spread") -> list[AnyCommand]:
         return self.hear(GroupRejected(group_id=group_id, cause=cause, ended=ends(group_id, TerminalState.FILTERED)))
 
+    @property
+    def open_batch(self) -> BatchReady | None:
+        """The batch that is out, as it would be offered now."""
+        books, lease = self.buffer.books, self.buffer.books.open_lease
+        return None if lease is None else self.buffer.learner.batch(lease, tuple(map(books.payload, lease.group_ids)))
+
     def batch(self) -> tuple[int, ...] | None:
         """Groups of the open batch."""
-        opened = self.buffer.open_batch
+        opened = self.open_batch
         return None if opened is None else tuple(group.group_id for group in opened.groups)
 
     def receipt(self) -> StepFinished:
-        opened = self.buffer.open_batch
+        opened = self.open_batch
         assert opened is not None
         ages = [opened.version - 1 - (group.oldest_version or 0) for group in opened.groups]
         return StepFinished(
@@ -134,7 +141,7 @@ class Bench:
 
     def train_in_order(self, *, announces: bool = True) -> list[AnyCommand]:
         """Admit the oldest groups until there is a batch, train it, announce the version."""
-        while self.buffer.open_batch is None:
+        while self.open_batch is None:
             table = self.buffer.books.table
             self.admit(next(t.group_id for t in table.outstanding() if t.record is None))
         commands = self.train()

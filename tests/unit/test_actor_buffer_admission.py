@@ -161,20 +161,20 @@ def test_random_walks_keep_the_bound_and_always_come_to_the_next_batch(
             bench.admit(generating[choice % len(generating)])
         elif move == 2 and generating:
             bench.reject(generating[choice % len(generating)])
-        elif move == 3 and buffer.open_batch is not None:
+        elif move == 3 and bench.open_batch is not None:
             bench.train()
         elif move == 4 and buffer.books.announced is not None and buffer.books.announced < buffer.version:
             bench.hear(announced(buffer.books.announced + 1))
         assert buffer.books.announced is not None
         assert bench.outstanding == (buffer.books.announced + eta + 1 - buffer.version) * groups_per_batch
-        opened = buffer.open_batch
+        opened = bench.open_batch
         if opened is not None:
             assert all(opened.version - 1 - (group.oldest_version or 0) <= eta for group in opened.groups)
     bench.hear(announced(buffer.version))
     for tracked in list(buffer.books.table.outstanding()):
         if tracked.record is None:
             bench.admit(tracked.group_id)
-    assert buffer.open_batch is not None
+    assert bench.open_batch is not None
 
 
 # --- deadlines --------------------------------------------------------------------------------------------------------

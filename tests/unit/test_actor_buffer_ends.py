@@ -78,8 +78,8 @@ def test_mask_trains_old_groups_and_says_so_in_the_batch() -> None:
     bench.hear(announced(1))
     bench.admit(0, (0, 3), (1, 1))
     assert bench.batch() == (0,)
-    assert bench.buffer.open_batch is not None
-    assert bench.buffer.open_batch.mask_stale
+    assert bench.open_batch is not None
+    assert bench.open_batch.mask_stale
 
 
 def test_mask_ends_a_group_of_which_every_token_would_be_masked() -> None:
@@ -123,8 +123,8 @@ def test_the_end_of_the_dataset_allows_one_short_last_batch() -> None:
     assert bench.batch() is None
     bench.admit(0)
     assert bench.batch() == (0,)
-    assert bench.buffer.open_batch is not None
-    assert bench.buffer.open_batch.is_last
+    assert bench.open_batch is not None
+    assert bench.open_batch.is_last
     assert drive.one_sent(bench.train(), CheckpointDemanded).version == 2
     finished = drive.one_sent(bench.hear(CheckpointSaved(version=2, path="c")), RunFinished)
     assert finished.completed
@@ -149,8 +149,8 @@ def test_the_last_step_cancels_what_is_left_over_and_demands_the_checkpoint() ->
     assert bench.granted == 4
     bench.admit(0)
     bench.admit(1)
-    assert bench.buffer.open_batch is not None
-    assert bench.buffer.open_batch.is_last
+    assert bench.open_batch is not None
+    assert bench.open_batch.is_last
     commands = bench.train()
     assert drive.sent(commands, CheckpointDemanded, to="learner") == [CheckpointDemanded(version=1)]
     assert drive.sent(commands, RunFinished) == []

@@ -114,7 +114,7 @@ def test_requeued_prompts_come_in_the_same_order_after_a_restart() -> None:
     for _ in range(4):
         for group_id in range(bench.granted - 3, bench.granted):
             bench.admit(group_id)
-        if bench.buffer.open_batch is not None:
+        if bench.open_batch is not None:
             bench.train()
             bench.hear(announced(bench.buffer.version))
     assert books_of(run.restarted()) == books_of(bench.buffer)
@@ -135,7 +135,7 @@ def test_the_open_batch_is_offered_again_as_it_was_and_none_is_formed_in_its_pla
     run = run_to(1)
     for group_id in (2, 3):
         run.bench.admit(group_id)
-    open_batch = run.bench.buffer.open_batch
+    open_batch = run.bench.open_batch
     assert open_batch is not None
     driver = drive.Driver(run.restarted())
     driver.hear(Started(epoch=1))
@@ -220,7 +220,7 @@ def test_recorded_batches_are_offered_again_unchanged_and_in_order_before_any_ne
     bench.hear(CheckpointSaved(version=2, path="c2"))
     for group_id in (8, 9):
         bench.admit(group_id)
-    open_batch = bench.buffer.open_batch
+    open_batch = bench.open_batch
     assert open_batch is not None
     bench.hear(LearnerReady(epoch=1, version=-1))
     commands = bench.hear(LearnerReady(epoch=1, version=2))

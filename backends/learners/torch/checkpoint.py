@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Final
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from penstock.backends.durable import sync
 from penstock.backends.learners.torch.checkpoint_record import (
     STATE_FOLDER,
     TENSORS_FILE,
@@ -95,7 +96,7 @@ class CheckpointFolder:
         target = self.path_of(snapshot.version)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            _sync(self._folder.parent)
+            sync(self._folder.parent)
             self._remove_leftovers()
             if snapshot.reference is not None and self.reference is None:
                 self.reference = self._write_reference(snapshot.reference)
@@ -182,23 +183,15 @@ def _written_beside(target: Path) -> Generator[Path]:
     try:
         yield partial
         for path in sorted(partial.rglob("*")):
-            _sync(path)
-        _sync(partial)
+            sync(path)
+        sync(partial)
         partial.rename(target)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    _sync(target.parent)
+    sync(target.parent)
 
 
 def _remove(folder: Path) -> None:
     # rmtree refuses a link and follows none inside.
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

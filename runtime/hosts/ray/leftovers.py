@@ -19,7 +19,7 @@ from typing import Final
 from penstock.backends.weights.segments import sweep
 from penstock.runtime.hosts.ray.cluster import TEMP_PREFIX
 from penstock.runtime.hosts.ray.job import RUN_FOLDER_VARIABLE, RUN_ID_VARIABLE
-from penstock.runtime.hosts.ray.processes import facts_of, is_running, kill
+from penstock.runtime.hosts.ray.processes import environment_of, facts_of, is_running, kill
 
 END_TIMEOUT_S: Final = 10.0
 PAUSE_S: Final = 0.01
@@ -79,10 +79,7 @@ def clear_leftovers(
 
 
 def _is_member(pid: int, run_id: str, run_folder: Path) -> bool:
-    try:
-        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:  # it has ended, or belongs to somebody else
-        return False
+    variables = environment_of(pid)
     if f"{RUN_ID_VARIABLE}={run_id}".encode() not in variables:
         return False
     mark = f"{RUN_FOLDER_VARIABLE}=".encode()

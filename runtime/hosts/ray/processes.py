@@ -44,6 +44,14 @@ def facts_of(pid: int) -> ProcessFacts | None:
     return ProcessFacts(fields[0], int(fields[1]), int(fields[19]))
 
 
+def environment_of(pid: int) -> list[bytes]:
+    """``NAME=value`` of each variable that a process began with; nothing when it has ended or is somebody else's."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
 def start_ticks_of(pid: int) -> int:
     """Start time of a process that is there.
 

@@ -401,7 +401,7 @@ class PromptSource:
         if is_open:
             lease.found_prefix(found.prefix)
         if found.stage is LeaseStage.FAILED:
-            if is_open:
+            if is_open or lease.state is LeaseState.LEFT:  # left: word of the failure was lost with whoever had it
                 self._on_failure(group, lease, "generation failed", found.num_tokens)
         elif is_engine(holder) and found.stage is not LeaseStage.PASSED_ON:
             if is_open:

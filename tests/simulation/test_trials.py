@@ -154,3 +154,9 @@ def test_run_that_stands_still_is_told_from_one_that_is_slow() -> None:
 @given(st.integers(0, 2**31), st.sampled_from(POLICIES))
 def test_any_seed_at_all(seed: int, policy: str) -> None:
     run_trial(draw_trial(policy, seed), with_digest=False)
+
+
+def test_word_of_a_failure_that_is_lost_with_all_who_had_it_is_said_again() -> None:
+    """PromptSource, Scorer and Filter die one after the other; the engine alone remembers that the sample failed there,
+    and the group waits for that beside its replacement."""
+    run_trial(draw_trial("fully_async", 70778), with_digest=False)

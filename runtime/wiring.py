@@ -123,7 +123,7 @@ def build_machine(name: str, plan: RunPlan, *, epoch: int = 0, records: Iterable
             return Learner(
                 LearnerSettings(
                     epoch=epoch,
-                    publish_every=options.publish_every,
+                    publish_every=plan.scenario.weights.publish_every,
                     save_every=options.save_every,
                     saves_first=options.warm_start is not None,
                     step_timeout_s=options.step_timeout_s,
@@ -205,7 +205,7 @@ def _buffer(plan: RunPlan) -> BufferSettings:
         samples_per_group=num_samples,
         engines=engine_names(scenario),
         num_prompts=None if num_epochs is None else num_epochs * plan.num_rows,
-        publish_every=scenario.learner.publish_every,
+        publish_every=scenario.weights.publish_every,
         max_requeues=staleness.max_requeues,
         max_rejected_batches=staleness.max_rejected_batches,
         settle_delay_s=scenario.runtime.settle_delay_s,

@@ -13,6 +13,8 @@ class WeightsOptions(Options, frozen=True, kw_only=True):
     """How new weights reach the engines."""
 
     transport: Literal["auto", "shared_memory", "disk"] = "auto"
+    publish_every: Annotated[int, Meta(ge=1)] = 1
+    """Batches between two publishes; at most ``staleness.max_staleness + 1``."""
     stage_timeout_s: Annotated[float, Meta(gt=0)] = 60.0
     """For an engine to fetch and check the weights; a later one is replaced."""
     commit_timeout_s: Annotated[float, Meta(gt=0)] = 60.0

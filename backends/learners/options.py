@@ -144,8 +144,6 @@ class LearnerOptions(Options, frozen=True, kw_only=True):
     max_tokens_per_micro_batch: Annotated[int, Meta(ge=16)] = 1024
     device: str = "auto"
     num_threads: Annotated[int, Meta(ge=1)] = 1
-    publish_every: Annotated[int, Meta(ge=1)] = 1
-    """Batches between two publishes; at most ``staleness.max_staleness + 1``."""
     save_every: Annotated[int, Meta(ge=1)] = 20
     """Batches between two checkpoints. After the loss of the learner those since the last one are trained again."""
     keep_checkpoints: Annotated[int, Meta(ge=1)] = 2

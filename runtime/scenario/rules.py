@@ -125,11 +125,11 @@ def _groups(s: Scenario) -> Iterator[Broken]:
 def _staleness(s: Scenario) -> Iterator[Broken]:
     bound, per_batch = s.staleness.max_staleness, s.learner.groups_per_batch
     assert bound is not None, "rules are checked on resolved scenarios"
-    if s.learner.publish_every > bound + 1:
+    if s.weights.publish_every > bound + 1:
         yield (
-            ("learner", "publish_every"),
-            f"a publish every {s.learner.publish_every} batches needs staleness.max_staleness of at least "
-            f"{s.learner.publish_every - 1}, which is {bound}: with older weights no sample would be young enough; "
+            ("weights", "publish_every"),
+            f"a publish every {s.weights.publish_every} batches needs staleness.max_staleness of at least "
+            f"{s.weights.publish_every - 1}, which is {bound}: with older weights no sample would be young enough; "
             f"set it to {bound + 1} or less, or raise the bound",
         )
     target = s.staleness.target_outstanding

@@ -200,7 +200,7 @@ def test_an_override_opens_a_block_that_the_file_left_null(scenario_file: Path) 
         ("run..seed=4", "expected KEY=VALUE"),
         ("run.name.first=x", "run.name is no block, it is 'example'"),
         ("sampling.stop=[a", "not valid YAML"),
-        ("learner.publish_every=9", "learner.publish_every: a publish every 9 batches needs"),
+        ("weights.publish_every=9", "weights.publish_every: a publish every 9 batches needs"),
     ],
 )
 def test_an_error_in_an_override_names_the_override(scenario_file: Path, override: str, said: str) -> None:
@@ -255,7 +255,7 @@ def test_what_the_block_says_beats_the_policy_s_default(scenario_file: Path) -> 
         (["staleness.policy=sync", "staleness.update_mode=in_flight"], "staleness.update_mode", "can have drain"),
         (["staleness.policy=fuly_async"], "staleness.policy", "did you mean 'fully_async'?"),
         (["staleness.policy=mine.py:Eager"], "staleness.max_staleness", "a policy of your own has no default"),
-        (["learner.publish_every=4"], "learner.publish_every", "set it to 3 or less"),
+        (["weights.publish_every=4"], "weights.publish_every", "set it to 3 or less"),
         (["staleness.target_outstanding=31"], "staleness.target_outstanding", "set it to 32 or more"),
         (["model.path=x"], "model.path", "exactly one of model.path and model.make"),
         (["model.make=null"], "model", "a model is needed"),
@@ -321,10 +321,10 @@ def test_scenarios_made_in_python_meet_the_same_rules() -> None:
     data = {"run": {"name": "x"}, "data": {"path": "lines:9"}, "model": {"make": "xs"}, "staleness": {"policy": "no"}}
     with pytest.raises(ScenarioError, match=r"^staleness\.policy: no policy is called 'no'"):
         resolve(msgspec.convert(data, Scenario))
-    scenario = resolve(msgspec.convert(data | {"staleness": {}, "learner": {"publish_every": 9}}, Scenario))
+    scenario = resolve(msgspec.convert(data | {"staleness": {}, "weights": {"publish_every": 9}}, Scenario))
     broken = broken_rule(scenario)
     assert broken is not None
-    assert broken[0] == ("learner", "publish_every")
+    assert broken[0] == ("weights", "publish_every")
 
 
 def test_reading_a_scenario_imports_nothing_heavy() -> None:

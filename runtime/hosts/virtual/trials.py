@@ -168,12 +168,12 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
             learner=LearnerOptions(
                 backend="simulated",
                 groups_per_batch=self.groups_per_batch,
-                publish_every=self.publish_every,
                 save_every=self.save_every,
                 keep_checkpoints=self.keep_checkpoints,
                 simulated=self.learner,
             ),
             weights=WeightsOptions(
+                publish_every=self.publish_every,
                 stage_timeout_s=90.0,
                 commit_timeout_s=90.0,
                 drain_timeout_s=900.0,

@@ -35,6 +35,11 @@ def engine_name(index: int) -> str:
     return f"{ENGINE_PREFIX}{index}"
 
 
+def engine_index(name: str) -> int:
+    """The index in the name of an engine."""
+    return int(name.removeprefix(ENGINE_PREFIX))
+
+
 def is_engine(name: str) -> bool:
     """Whether this is the name of an EngineWorker."""
     return name.startswith(ENGINE_PREFIX)

@@ -24,11 +24,12 @@ from penstock.actors.scorer.machine import Scorer
 from penstock.actors.scorer.settings import ScorerSettings
 from penstock.actors.weight_publisher.machine import WeightPublisher
 from penstock.actors.weight_publisher.settings import WeightPublisherSettings
+from penstock.backends.engines.options import num_engines, num_slots, options_of
 from penstock.backends.stores.backend import LedgerBackend
 from penstock.messages import inboxes
 from penstock.messages.base import Value
 from penstock.messages.ledger import RunRecorded
-from penstock.messages.names import BUFFER, LEARNER, Role, engine_name, is_engine, role_of
+from penstock.messages.names import BUFFER, LEARNER, Role, engine_index, engine_name, is_engine, role_of
 from penstock.runtime.scenario import Scenario
 from penstock.runtime.shell import classes_of
 
@@ -79,7 +80,7 @@ def actor_names(scenario: Scenario) -> tuple[str, ...]:
 
 def engine_names(scenario: Scenario) -> tuple[str, ...]:
     """The engines of a run."""
-    return tuple(engine_name(index) for index in range(scenario.engines.count))
+    return tuple(engine_name(index) for index in range(num_engines(scenario.engines)))
 
 
 def inbox_union(name: str) -> Any:  # noqa: ANN401 - a type form
@@ -195,7 +196,7 @@ def _buffer(plan: RunPlan) -> BufferSettings:
         num_steps=scenario.run.num_steps,
         groups_per_batch=scenario.learner.groups_per_batch,
         target_outstanding=None if isinstance(target, str) else target,
-        engine_capacity_groups=-(-scenario.engines.count * scenario.engines.slots // num_samples),
+        engine_capacity_groups=-(-num_slots(scenario.engines) // num_samples),
         max_concurrent=staleness.max_concurrent,
         over_sampling=staleness.over_sampling,
     )
@@ -253,7 +254,7 @@ def open_backend(
         return LedgerBackend(store, archive)
     is_simulated = scenario.engines.backend == "simulated"
     if is_engine(name):
-        return _simulated(name, plan, epoch, timers) if is_simulated else _engine(plan)
+        return _simulated(name, plan, epoch, timers) if is_simulated else _engine(name, plan)
     if name == LEARNER:
         simulates = scenario.learner.backend == "simulated"
         return _simulated(name, plan, epoch, timers) if simulates else _learner(plan, epoch)
@@ -278,14 +279,14 @@ def _simulated(name: str, plan: RunPlan, epoch: int, timers: Timers | None) -> B
     )
 
 
-def _engine(plan: RunPlan) -> Backend[Any]:
+def _engine(name: str, plan: RunPlan) -> Backend[Any]:
     from penstock.backends.engines.torch import open_torch_engine
     from penstock.backends.weights.transports import open_fetcher
 
     scenario = plan.scenario
     return open_torch_engine(
         model_folder=Path(plan.model_folder),
-        options=scenario.engines,
+        options=options_of(scenario.engines, engine_index(name)),
         sampling=scenario.sampling,
         max_context=scenario.model.max_context,
         dtype=scenario.model.dtype,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Meta
+import msgspec
+from msgspec import Meta, field
 
 from penstock.messages.base import Options
 
@@ -41,17 +42,78 @@ class LatencyOptions(Options, frozen=True, kw_only=True):
     """Share of generations that end as ``infra_error``."""
 
 
-class EnginesOptions(Options, frozen=True, kw_only=True):
-    """How many engines, of what kind."""
+OptionValue = bool | int | float | str | list[bool | int | float | str] | None
+"""Of an option that is passed through to a server."""
 
-    backend: Literal["torch", "simulated"] = "torch"
+HttpUrl = Annotated[str, Meta(pattern=r"^https?://[^/\s]+$")]
+
+
+class EngineGroupOptions(Options, frozen=True, kw_only=True):
+    """Engines of one kind."""
+
+    backend: Literal["torch", "sglang", "simulated"] = "torch"
     count: Annotated[int, Meta(ge=1, le=65536)] = 1
     slots: Annotated[int, Meta(ge=1)] = 64
     """Requests that one engine decodes side by side."""
     device: str = "auto"
     """``cpu``, ``cuda``, ``cuda:1``; ``auto`` takes a GPU where Ray assigns one."""
     num_threads: Annotated[int, Meta(ge=1)] = 1
+    sglang: dict[str, OptionValue] = field(default_factory=dict[str, OptionValue])
+    """Options of the SGLang server, by its own names: ``tp_size: 2``, ``mem_fraction_static: 0.8``."""
+    addresses: tuple[HttpUrl, ...] = ()
+    """SGLang servers that run already, one for each engine: ``http://10.0.0.7:30000``. Empty: they are started here."""
+    router: HttpUrl | None = None
+    """An sglang-router in front of all ``addresses``, which are then one engine."""
+
+
+class EnginesOptions(EngineGroupOptions, frozen=True, kw_only=True):
+    """How many engines, of what kind."""
+
+    more: tuple[EngineGroupOptions, ...] = ()
+    """Engines of other kinds beside these, in the same run."""
+    seeded_sampling: bool = False
+    """Refuse engines whose samples do not follow from the seed."""
     progress_tokens: Annotated[int, Meta(ge=1)] = 64
     """A running request reports its tokens after every so many."""
     start_timeout_s: Annotated[float, Meta(gt=0)] = 120.0
+    request_timeout_s: Annotated[float, Meta(gt=0)] = 3600.0
+    """For one generation by an SGLang server."""
+    hang_timeout_s: Annotated[float, Meta(gt=0)] = 60.0
+    """An SGLang server that neither makes a token nor answers for so long is given up."""
     simulated: LatencyOptions = LatencyOptions()
+
+
+def engine_groups(options: EnginesOptions) -> tuple[EngineGroupOptions, ...]:
+    """The kinds of engines of a run, in the order in which engines are numbered."""
+    return (options, *options.more)
+
+
+def num_engines(options: EnginesOptions) -> int:
+    """Engines of all kinds."""
+    return sum(group.count for group in engine_groups(options))
+
+
+def num_slots(options: EnginesOptions) -> int:
+    """Requests that all engines together decode side by side."""
+    return sum(group.count * group.slots for group in engine_groups(options))
+
+
+def group_of(options: EnginesOptions, index: int) -> tuple[EngineGroupOptions, int]:
+    """The kind of this engine of the run, and which of its kind it is, both counted from 0."""
+    for group in engine_groups(options):
+        if index < group.count:
+            return group, index
+        index -= group.count
+    raise IndexError(f"there is no engine {index}")
+
+
+def options_of(options: EnginesOptions, index: int) -> EnginesOptions:
+    """What this engine of the run is told: the options of its kind, as those of a run that has only this kind."""
+    group, _ = group_of(options, index)
+    own = {name: getattr(group, name) for name in EngineGroupOptions.__struct_fields__}
+    return msgspec.structs.replace(options, **own, more=())
+
+
+def kinds(options: EnginesOptions) -> frozenset[str]:
+    """The backends of all engines of a run."""
+    return frozenset(group.backend for group in engine_groups(options))

@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from penstock.backends.engines.options import engine_groups
 from penstock.messages.names import BUFFER, FILTER, LEARNER, PROMPT_SOURCE, SCORER, WEIGHT_PUBLISHER, engine_name
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.backends.engines.options import EnginesOptions
     from penstock.runtime.scenario import Scenario
 
 
@@ -24,20 +28,27 @@ class Placed:
 
 def placement(scenario: Scenario) -> list[Placed]:
     """The rows, in the order in which a sample passes them."""
-    engines, learner, rewards = scenario.engines, scenario.learner, scenario.reward.num_workers
-    last = engines.count - 1
+    learner, rewards = scenario.learner, scenario.reward.num_workers
     return [
         Placed(PROMPT_SOURCE, 1, 1, "cpu"),
-        Placed(
-            engine_name(0) if last == 0 else f"{engine_name(0)} … {engine_name(last)}",
-            engines.count,
-            engines.num_threads,
-            engines.device,
-            f"{engines.backend}, {engines.slots} slots each",
-        ),
+        *_engines(scenario.engines),
         Placed(SCORER, 1 + rewards, 1, "cpu", f"with {rewards} for the reward function"),
         Placed(FILTER, 1, 1, "cpu"),
         Placed(BUFFER, 1, 1, "cpu", scenario.staleness.policy),
         Placed(LEARNER, 1, learner.num_threads, learner.device, learner.backend),
         Placed(WEIGHT_PUBLISHER, 1, 1, "cpu", f"transport {scenario.weights.transport}"),
     ]
+
+
+def _engines(options: EnginesOptions) -> Iterator[Placed]:
+    first = 0
+    for group in engine_groups(options):
+        last = first + group.count - 1
+        yield Placed(
+            engine_name(first) if last == first else f"{engine_name(first)} … {engine_name(last)}",
+            group.count,
+            group.num_threads,
+            group.device,
+            f"{group.backend}, {group.slots} slots each",
+        )
+        first = last + 1

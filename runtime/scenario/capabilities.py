@@ -19,17 +19,25 @@ if TYPE_CHECKING:
 
 ENGINE_CAPABILITIES: Final[Mapping[str, frozenset[Capability]]] = {
     "torch": frozenset(Capability),
+    "sglang": frozenset(Capability) - {Capability.SEEDED_SAMPLING, Capability.STAGED_WEIGHTS},
     "simulated": frozenset(Capability),
 }
 _NEEDED_BY: Final = {UpdateMode.IN_FLIGHT: Capability.IN_FLIGHT, UpdateMode.INTERRUPT: Capability.INTERRUPT}
 
 
-def lacking(scenario: Scenario, can: frozenset[Capability]) -> Iterator[tuple[KeyPath, str]]:
-    """What a resolved scenario demands that an engine which ``can`` do this much cannot."""
-    backend, mode = scenario.engines.backend, scenario.staleness.update_mode
+def lacking(
+    scenario: Scenario, path: KeyPath, backend: str, can: frozenset[Capability]
+) -> Iterator[tuple[KeyPath, str]]:
+    """What a resolved scenario demands and the engines of the block at ``path``, which ``can`` do so much, cannot."""
+    mode = scenario.staleness.update_mode
     needed = None if mode is None else _NEEDED_BY.get(mode)
     if needed is not None and needed not in can:
         possible = [other.value for other in UpdateMode if other not in _NEEDED_BY or _NEEDED_BY[other] in can]
         yield ("staleness", "update_mode"), f"{backend} engines cannot do {mode}; they can do {', '.join(possible)}"
     if scenario.weights.canary and Capability.CANARY not in can:
         yield ("weights", "canary"), f"{backend} engines cannot return log-probs of a given text; set it to false"
+    if scenario.engines.seeded_sampling and Capability.SEEDED_SAMPLING not in can:
+        yield (
+            (*path, "backend"),
+            f"engines.seeded_sampling is true, and {backend} engines ignore the seed of a sample",
+        )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import inspect as shapes
 
+from penstock.messages.base import Options
 from penstock.runtime.scenario.structure import Scenario
 
 if TYPE_CHECKING:
@@ -77,8 +78,10 @@ def allowed(shape: shapes.Type) -> str:
             return _one_of([str(value) for value in values])
         case shapes.EnumType(cls=cls):
             return _one_of([str(member.value) for member in cls])
-        case shapes.VarTupleType(item_type=item):
+        case shapes.VarTupleType(item_type=item) | shapes.ListType(item_type=item):
             return f"a list, each item {allowed(item)}"
+        case shapes.DictType(value_type=value):
+            return f"a block of names, each with {allowed(value)}"
         case shapes.TupleType(item_types=items):
             return f"a list of {len(items)} items, each {allowed(items[0])}"
         case shapes.StructType():
@@ -97,6 +100,9 @@ def field_docs(struct: type) -> dict[str, str]:
     body = tree.body[0]
     assert isinstance(body, ast.ClassDef), struct
     docs: dict[str, str] = {}
+    for base in struct.__bases__:
+        if issubclass(base, Options) and base is not Options:
+            docs |= field_docs(base)
     for field, text in zip(body.body, body.body[1:], strict=False):
         match field, text:
             case (

@@ -16,6 +16,7 @@ import msgspec
 from penstock.backends.data.problems import DataError, Problems, RowProblem
 from penstock.backends.data.row import BadColumnError, label_of, metadata_of, prompt_of, text_of
 from penstock.backends.data.sources import parse_source, read_rows
+from penstock.backends.engines.options import engine_groups, kinds
 from penstock.backends.user_code import UserCodeError, split_spec
 from penstock.backends.weights.preflight import check_transport, model_size_bytes
 from penstock.runtime.errors import PreflightError
@@ -76,7 +77,7 @@ def check_checkpoint(folder: Path) -> None:
 
 def check_architecture(scenario: Scenario, folder: Path) -> None:
     """The embedded engine computes this model, and the model was made for contexts this long."""
-    if scenario.engines.backend != "torch":
+    if "torch" not in kinds(scenario.engines):
         return
     from penstock.backends.engines.torch.config import ModelFolderError, read_model_config
 
@@ -145,9 +146,13 @@ def check_port(key: str, port: int) -> None:
 
 def check_devices(scenario: Scenario) -> None:
     """A GPU that is asked for by name exists, and torch's build can use it."""
+    engine_devices = [
+        (f"engines.more[{index - 1}].device" if index else "engines.device", group.device)
+        for index, group in enumerate(engine_groups(scenario.engines))
+    ]
     wanted = {
         key: device
-        for key, device in (("engines.device", scenario.engines.device), ("learner.device", scenario.learner.device))
+        for key, device in (*engine_devices, ("learner.device", scenario.learner.device))
         if device.startswith("cuda")
     }
     if not wanted or scenario.runtime.ray_address is not None:  # a cluster's GPUs are elsewhere

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from penstock.backends.data.problems import DataError
 from penstock.backends.data.sources import parse_source
+from penstock.backends.engines.options import engine_groups
 from penstock.backends.learners.objectives.validity import GROUPED, objective_problem
 from penstock.backends.rewards.builtin import BUILT_IN
 from penstock.runtime.options import ObservabilityOptions
@@ -22,6 +23,7 @@ from penstock.runtime.scenario.paths import DATA_KEYS, FILTER_FUNCTION, OBJECTIV
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from penstock.backends.engines.options import EngineGroupOptions
     from penstock.runtime.scenario.source import KeyPath
     from penstock.runtime.scenario.structure import Scenario
 
@@ -41,9 +43,10 @@ def broken_rule(scenario: Scenario) -> Broken | None:
 def _names(s: Scenario) -> Iterator[Broken]:
     if not _RUN_NAME.fullmatch(s.run.name):
         yield ("run", "name"), f"names a folder: letters, digits, '.', '_' and '-', at most 64; found '{s.run.name}'"
-    for block, device in (("engines", s.engines.device), ("learner", s.learner.device)):
+    devices = [((*path, "device"), group.device) for path, group in _engine_groups(s)]
+    for key, device in (*devices, (("learner", "device"), s.learner.device)):
         if not _DEVICE.fullmatch(device):
-            yield (block, "device"), f"must be auto, cpu, cuda or cuda:N; found '{device}'"
+            yield key, f"must be auto, cpu, cuda or cuda:N; found '{device}'"
 
 
 def _data(s: Scenario) -> Iterator[Broken]:
@@ -66,7 +69,8 @@ def _functions(s: Scenario) -> Iterator[Broken]:
 
 
 def _model(s: Scenario) -> Iterator[Broken]:
-    simulated = (s.engines.backend == "simulated", s.learner.backend == "simulated")
+    simulated = [group.backend == "simulated" for group in engine_groups(s.engines)]
+    simulated.append(s.learner.backend == "simulated")
     if any(simulated) != all(simulated):
         yield (
             ("engines", "backend"),
@@ -155,7 +159,29 @@ def _objective(s: Scenario) -> Iterator[Broken]:
 
 
 def _capabilities(s: Scenario) -> Iterator[Broken]:
-    yield from lacking(s, ENGINE_CAPABILITIES[s.engines.backend])
+    for path, group in _engine_groups(s):
+        yield from lacking(s, path, group.backend, ENGINE_CAPABILITIES[group.backend])
+
+
+def _external(s: Scenario) -> Iterator[Broken]:
+    for path, group in _engine_groups(s):
+        key = "sglang" if group.sglang else "addresses" if group.addresses else "router"
+        if group.backend != "sglang" and (group.sglang or group.addresses or group.router):
+            yield (*path, key), f"has no effect with {group.backend} engines; set backend: sglang or remove it"
+        if group.router is not None and not group.addresses:
+            yield (*path, "router"), "the servers behind the router are needed as well; list them under addresses"
+        wanted = 1 if group.router is not None else len(group.addresses)
+        if group.addresses and group.count != wanted:
+            why = "the servers behind one router are one engine" if group.router else f"there are {wanted} addresses"
+            yield (*path, "count"), f"{why}; set it to {wanted}, found {group.count}"
+        if group.addresses and group.sglang:
+            yield (*path, "sglang"), "servers that run already have their options; remove it, or the addresses"
+
+
+def _engine_groups(s: Scenario) -> Iterator[tuple[KeyPath, EngineGroupOptions]]:
+    yield ("engines",), s.engines
+    for index, group in enumerate(s.engines.more):
+        yield ("engines", "more", index), group
 
 
 def _timing(s: Scenario) -> Iterator[Broken]:
@@ -203,6 +229,7 @@ RULES: tuple[Callable[[Scenario], Iterator[Broken]], ...] = (
     _staleness,
     _objective,
     _capabilities,
+    _external,
     _timing,
     _metrics,
     _without_effect,

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from penstock.backends.engines.options import group_of, num_engines, num_slots, options_of
 from penstock.backends.protocol import Capability
 from penstock.messages.training import UpdateMode
 from penstock.runtime.errors import ScenarioError
@@ -303,12 +304,17 @@ def test_a_policy_of_one_s_own_is_taken_when_the_block_says_everything(scenario_
 
 def test_what_an_engine_cannot_do_is_refused_with_what_it_can(scenario_file: Path) -> None:
     scenario = load_scenario(scenario_file)
-    assert not list(lacking(scenario, frozenset(Capability)))
-    found = dict(lacking(scenario, frozenset({Capability.INTERRUPT})))
+    assert not list(lacking(scenario, ("engines",), "torch", frozenset(Capability)))
+    found = dict(lacking(scenario, ("engines",), "torch", frozenset({Capability.INTERRUPT})))
     assert found["staleness", "update_mode"] == "torch engines cannot do in_flight; they can do drain, interrupt"
     assert "cannot return log-probs" in found["weights", "canary"]
     draining = load_scenario(scenario_file, ["staleness.update_mode=drain", "weights.canary=false"])
-    assert not list(lacking(draining, frozenset()))
+    seeded = load_scenario(scenario_file, ["engines.seeded_sampling=true"])
+    broken = dict(lacking(seeded, ("engines",), "torch", frozenset(Capability) - {Capability.SEEDED_SAMPLING}))
+    assert broken == {
+        ("engines", "backend"): "engines.seeded_sampling is true, and torch engines ignore the seed of a sample"
+    }
+    assert not list(lacking(draining, ("engines",), "torch", frozenset()))
 
 
 def test_the_table_of_capabilities_says_what_the_engines_say() -> None:
@@ -335,3 +341,36 @@ def test_reading_a_scenario_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_engines_of_several_kinds_are_numbered_through(scenario_file: Path) -> None:
+    more = '[{"backend": "sglang", "count": 2, "slots": 8, "sglang": {"tp_size": 2}}]'
+    options = load_scenario(scenario_file, ["engines.count=3", f"engines.more={more}"]).engines
+    assert (num_engines(options), num_slots(options)) == (5, 3 * 64 + 2 * 8)
+    own = options_of(options, 3)
+    assert (own.backend, own.slots, own.sglang, own.more) == ("sglang", 8, {"tp_size": 2}, ())
+    assert group_of(options, 4) == (options.more[0], 1)
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "text"),
+    [
+        ("engines.sglang={tp_size: 2}", "engines.sglang", "has no effect with torch engines"),
+        (
+            'engines.more=[{"backend": "sglang", "router": "http://a:1"}]',
+            "engines.more[0].router",
+            "are needed as well",
+        ),
+        (
+            'engines.more=[{"backend": "sglang", "addresses": ["http://a:1"], "count": 2}]',
+            "engines.more[0].count",
+            "set it to 1",
+        ),
+        ('engines.more=[{"backend": "simulated"}]', "engines.backend", "set both or neither"),
+    ],
+)
+def test_kinds_of_engines_that_do_not_fit_are_refused(scenario_file: Path, override: str, key: str, text: str) -> None:
+    with pytest.raises(ScenarioError) as refused:
+        load_scenario(scenario_file, [override])
+    assert key in str(refused.value)
+    assert text in str(refused.value)

@@ -58,7 +58,7 @@ def prepare(job: DriverJob, tell: Callable[[str], None]) -> RunPlan:
         ValueError: the scenario cannot be run here. The subclasses of our own are the user's to mend.
     """
     scenario = job.scenario
-    needs_model = "torch" in (scenario.engines.backend, scenario.learner.backend)
+    needs_model = scenario.learner.backend != "simulated"
     folder = Path(scenario.model.path) if scenario.model.path else Path(job.run_folder) / MODEL_FOLDER
     if needs_model and scenario.model.make is not None:
         tell("making the model")

@@ -8,24 +8,28 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all chaos lint format docs clean
+.PHONY: help demo test test-all test-sglang chaos lint format docs clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: .venv/.ready-run ## Train a small model from nothing, here and now (about three minutes)
 	@$(BIN)/penstock run scenarios/quickstart.yaml $(ARGS)
 
 test: .venv/.ready-test ## Everything but the slow tests
-	$(PYTEST) -n 2 -m "not slow and not ray and not chaos" $(ARGS)
-	$(PYTEST) -m "ray and not slow and not chaos" $(ARGS)
+	$(PYTEST) -n 2 -m "not slow and not ray and not chaos and not sglang" $(ARGS)
+	$(PYTEST) -m "ray and not slow and not chaos and not sglang" $(ARGS)
 
 chaos: .venv/.ready-test ## Kills and stops of everything, cut links, bad frames, full disks: the run survives or resumes
 	$(PYTEST) -m "chaos and not slow" --timeout 600 -o faulthandler_timeout=600 \
 		tests/chaos tests/integration/test_resume.py $(ARGS)
 
-test-all: test chaos ## The slow tests as well (tens of minutes)
+test-sglang: .venv/.ready-test ## Against stock SGLang servers on the CPU (their own environment is built the first time)
+	@$(BIN)/penstock env sglang --stand-ins tests/sglang/stand_ins
+	$(PYTEST) -m "sglang and not slow" --timeout 600 -o faulthandler_timeout=600 tests/sglang $(ARGS)
+
+test-all: test chaos test-sglang ## The slow tests as well (tens of minutes)
 	$(PYTEST) -m slow --timeout 3600 -o faulthandler_timeout=3600 $(ARGS)
 
 lint: .venv/.ready-test .venv/.ready-lint ## Style, spelling and types

@@ -30,6 +30,8 @@ class Capability(StrEnum):
     INTERRUPT = "interrupt"
     STAGED_WEIGHTS = "staged_weights"
     CANARY = "canary"
+    RETRACT = "retract"
+    """Under ``interrupt`` it holds its requests itself and computes them again under the new weights."""
 
 
 class Backend(Protocol[CommandT]):

@@ -24,13 +24,15 @@ from penstock.actors.scorer.machine import Scorer
 from penstock.actors.scorer.settings import ScorerSettings
 from penstock.actors.weight_publisher.machine import WeightPublisher
 from penstock.actors.weight_publisher.settings import WeightPublisherSettings
-from penstock.backends.engines.options import num_engines, num_slots, options_of
+from penstock.backends.engines.options import group_of, num_engines, num_slots, options_of
+from penstock.backends.protocol import Capability
 from penstock.backends.stores.backend import LedgerBackend
 from penstock.messages import inboxes
 from penstock.messages.base import Value
 from penstock.messages.ledger import RunRecorded
 from penstock.messages.names import BUFFER, LEARNER, Role, engine_index, engine_name, is_engine, role_of
 from penstock.runtime.scenario import Scenario
+from penstock.runtime.scenario.capabilities import ENGINE_CAPABILITIES
 from penstock.runtime.shell import classes_of
 
 if TYPE_CHECKING:
@@ -107,9 +109,14 @@ def build_machine(name: str, plan: RunPlan, *, epoch: int = 0, records: Iterable
             return PromptSource(_prompt_source(plan, epoch))
         case Role.ENGINE_WORKER:
             weights = plan.scenario.weights
+            group, _ = group_of(plan.scenario.engines, engine_index(name))
             return EngineWorker(
                 EngineWorkerSettings(
-                    name=name, epoch=epoch, check_canary=weights.canary, canary_tolerance=weights.canary_tolerance
+                    name=name,
+                    epoch=epoch,
+                    retracts=Capability.RETRACT in ENGINE_CAPABILITIES[group.backend],
+                    check_canary=weights.canary,
+                    canary_tolerance=weights.canary_tolerance,
                 )
             )
         case Role.SCORER:

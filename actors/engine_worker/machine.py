@@ -7,8 +7,9 @@ Invariants:
 * A request is submitted only when the engine serves its ``min_version``.
 * Between the beginning of a swap and its end nothing is submitted, and under ``drain`` and ``interrupt`` nothing runs
   when it begins.
-* The version that it serves never goes down.
-* A swap whose digest or canary is wrong ends the use of this engine: nothing that it makes afterwards is passed on.
+* The version that it serves never goes down. What it loaded and was wrong it has not served.
+* Of a swap whose digest or canary is wrong nothing is passed on: what runs is ended, its tokens since the swap are
+  dropped, and it goes on from there under the next weights that are right.
 * An attempt that is over here is not begun again, however often it is issued.
 * A sample leaves once: as ``SampleGenerated``, or as a failure that PromptSource hears of, or cancelled by settlement.
 
@@ -18,13 +19,14 @@ Invariants:
 | ``serving`` | a commit of staged weights → ``draining``, ``interrupting`` or ``applying`` |
 | ``draining``, ``interrupting`` | the last running request ends → ``applying`` |
 | ``applying`` | ``WeightsSwapped`` → ``serving``, or ``spoilt`` when digest or canary are wrong |
-| ``spoilt`` | never: the WeightPublisher has this engine replaced |
+| ``spoilt`` | a commit of other weights, when nothing runs any more → ``applying`` |
 
 | waits for | who ends it |
 |---|---|
 | the engine to open | its backend; the supervisor's start deadline |
 | running requests | the engine; the length limit, and PromptSource's lease deadline |
 | weights to be fetched, swapped | its backend; the WeightPublisher's stage and commit deadlines |
+| other weights than the wrong ones | the WeightPublisher, which stages the best that it has or replaces the engine |
 | a version that serves ``min_version`` | the WeightPublisher, which stages the newest on every engine |
 """
 
@@ -37,6 +39,7 @@ from penstock.actors.canary import canary_difference
 from penstock.actors.engine_worker.requests import RequestTable
 from penstock.actors.parts import tail
 from penstock.actors.waits import several
+from penstock.messages.base import Metric
 from penstock.messages.commands import (
     AbortGeneration,
     ApplyWeights,
@@ -80,7 +83,7 @@ from penstock.messages.weights import (
 if TYPE_CHECKING:
     from penstock.actors.engine_worker.requests import Request
     from penstock.actors.engine_worker.settings import EngineWorkerSettings
-    from penstock.messages.base import Event, Metric
+    from penstock.messages.base import Event
     from penstock.messages.commands import AnyCommand
     from penstock.messages.inboxes import EngineWorkerEvent
     from penstock.messages.membership import HeldLease
@@ -119,6 +122,8 @@ class EngineWorker:
         """Staged by the publisher while another fetch was running."""
         self._commit: WeightsCommitted | None = None
         self.applying: WeightManifest | None = None
+        self.num_spoilt_tokens = 0
+        """Made by weights that were wrong, and dropped."""
         self._out: list[AnyCommand] = []
 
     # --- what others see --------------------------------------------------------------------------------------
@@ -134,7 +139,7 @@ class EngineWorker:
         if self.phase is Phase.STARTING:
             return Activity.STARTING
         if self.phase is Phase.SPOILT:
-            return Activity.DOWN
+            return Activity.WAITING_FOR_WEIGHTS
         if self.requests.num_running:
             return Activity.WORKING
         if self.phase is Phase.APPLYING:
@@ -158,7 +163,7 @@ class EngineWorker:
         if self.phase is Phase.STARTING:
             waits.append(Wait("start of", "the engine", OWN_BACKEND))
         elif self.phase is Phase.SPOILT:
-            waits.append(Wait("replacement of", self.settings.name, SUPERVISOR))
+            waits.append(Wait("other weights than", "the wrong ones", WEIGHT_PUBLISHER))
         for doing, manifest in (("fetched weights of", self._fetching), ("swapped weights of", self.applying)):
             if manifest is not None:
                 waits.append(Wait(doing, f"version {manifest.version}", OWN_BACKEND))
@@ -169,8 +174,8 @@ class EngineWorker:
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """Nothing: the backend has gauges."""
-        return ()
+        """Beside the gauges of the backend."""
+        return (Metric("engine/bad_version_tokens", self.num_spoilt_tokens),)
 
     # --- events -----------------------------------------------------------------------------------------------
 
@@ -272,7 +277,12 @@ class EngineWorker:
 
     def _on_ended(self, event: GenerationEnded) -> None:
         request = self.requests.current(event.key, event.attempt)
-        if request is None or self.phase is Phase.SPOILT:
+        if request is None:
+            return
+        if self.phase is Phase.SPOILT:
+            if request.is_running:  # as far as PromptSource was told, all of it is older than the wrong weights
+                self.num_spoilt_tokens += max(0, event.part.num_tokens - request.num_tokens)
+                self.requests.interrupt(request, request.response())
             return
         match event.outcome:
             case Cancelled():  # interrupted: it goes on from here under the new weights
@@ -377,14 +387,13 @@ class EngineWorker:
             match commit.update_mode:
                 case UpdateMode.DRAIN:
                     self.phase = Phase.DRAINING
-                case UpdateMode.INTERRUPT:
+                case UpdateMode.INTERRUPT if not self.settings.retracts:
                     self.phase = Phase.INTERRUPTING
                     self._out.append(InterruptGenerations())
-                case UpdateMode.IN_FLIGHT:
+                case UpdateMode.INTERRUPT | UpdateMode.IN_FLIGHT:
                     self._apply(staged, commit)
                     return
-        is_up = self.phase in (Phase.SERVING, Phase.DRAINING, Phase.INTERRUPTING)
-        if is_up and not self.requests.num_running:
+        if self.phase not in (Phase.STARTING, Phase.APPLYING) and not self.requests.num_running:
             drained = DrainFinished(
                 engine=self.settings.name,
                 engine_epoch=self.settings.epoch,
@@ -406,11 +415,16 @@ class EngineWorker:
         self.phase, self.served, self.applying = Phase.SERVING, manifest, None
         self.version, self.digest, self.canary_logprobs = event.version, event.digest, event.canary_logprobs
         wrong = self._what_is_wrong(manifest)
-        if wrong:
-            self.phase = Phase.SPOILT
-            text = f"version {event.version}: {wrong}; nothing is passed on"
-            self._send(SUPERVISOR, NoticeGiven(name=self.settings.name, text=text))
         self._tell_applied()
+        if wrong:
+            self._spoil(f"version {event.version}: {wrong}; nothing is passed on")
+
+    def _spoil(self, text: str) -> None:
+        """Give up what was loaded: it counts as never served, so that the version before it may be loaded again."""
+        self.phase, self.served, self.version = Phase.SPOILT, None, -1
+        self._send(SUPERVISOR, NoticeGiven(name=self.settings.name, text=text))
+        if self.requests.num_running:
+            self._out.append(InterruptGenerations())
 
     def _what_is_wrong(self, manifest: WeightManifest) -> str:
         if self.digest != manifest.digest:

@@ -101,7 +101,7 @@ class RequestTable:
             taken.append(request)
         return taken
 
-    def interrupt(self, request: Request, part: Part) -> None:
+    def interrupt(self, request: Request, part: Part | None) -> None:
         """It goes on from here, before those that have not begun."""
         self._running.remove(request.key)
         request.is_running, request.prefix = False, part

@@ -7,7 +7,9 @@ Invariants:
 * The announced version never goes down. It is served by ``announce_fraction`` of the engines that are ready.
 * An engine that is late or wrong is handed to the supervisor once and takes part in nothing until it has returned.
 * A publish that the canary, or two engines one after the other, found wrong has failed: no engine is given it any more.
-  Until the Learner has published again the best that an engine has passed is served. Too many in a row end the run.
+  Until the Learner has published again the best that an engine has passed is served, by the canary as well, which
+  loads it again. Too many in a row end the run.
+* An engine that is wrong with what another has passed, or twice in a row, is itself at fault and replaced.
 
 Phases of an engine:
 
@@ -17,7 +19,7 @@ Phases of an engine:
 | ``idle`` | there are newer weights than it serves → ``staging`` |
 | ``staging`` | ``WeightsFetched`` → ``staged``; on an error again ``staging``, or ``quarantined`` |
 | ``staged`` | the canary has passed, or it is the canary → ``committing`` |
-| ``committing`` | ``WeightsApplied`` → ``idle``, or ``quarantined`` when digest or canary are wrong |
+| ``committing`` | ``WeightsApplied`` → ``idle``; ``quarantined`` when digest or canary are wrong and it may be the engine |
 | ``quarantined`` | ``EngineLost`` and ``EngineJoined``: a new incarnation starts over |
 
 | waits for | who ends it |
@@ -270,8 +272,14 @@ class WeightPublisher:
         return ""
 
     def _on_wrong(self, engine: EngineState, manifest: WeightManifest, wrong: str) -> None:
-        self._quarantine(engine, f"version {manifest.version}: {wrong}")
-        if not self.exports.has_passed(manifest.publish):
+        has_passed = self.exports.has_passed(manifest.publish)
+        if has_passed or engine.name in self._suspects:
+            self._quarantine(engine, f"version {manifest.version}: {wrong}")
+        else:
+            self.engines.serves(engine, -1, -1)
+            self._serving_changed = True
+            self._free_canary(engine.name)
+        if not has_passed:
             self._on_failed(engine, manifest, wrong)
 
     def _on_failed(self, engine: EngineState, manifest: WeightManifest, wrong: str) -> None:

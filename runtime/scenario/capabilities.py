@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from penstock.runtime.scenario.structure import Scenario
 
 ENGINE_CAPABILITIES: Final[Mapping[str, frozenset[Capability]]] = {
-    "torch": frozenset(Capability),
+    "torch": frozenset(Capability) - {Capability.RETRACT},
     "sglang": frozenset(Capability) - {Capability.SEEDED_SAMPLING, Capability.STAGED_WEIGHTS},
-    "simulated": frozenset(Capability),
+    "simulated": frozenset(Capability) - {Capability.RETRACT},
 }
 _NEEDED_BY: Final = {UpdateMode.IN_FLIGHT: Capability.IN_FLIGHT, UpdateMode.INTERRUPT: Capability.INTERRUPT}
 

@@ -592,14 +592,14 @@ class SeesSpoiltEngines(Watch):
             assert not any(isinstance(c, Send) and isinstance(c.event, SampleGenerated) for c in commands)
 
 
-def test_engine_with_wrong_weights_passes_nothing_on_and_is_replaced() -> None:
+def test_engine_with_wrong_weights_passes_nothing_on_and_takes_others() -> None:
     """Many an incarnation loads wrong weights once: the digest or the canary gives it away."""
     num_spoilt = 0
     for seed in range(10):
         run = TrialRun(trial(seed, bad_weights_rate=0.5))
         watch = SeesSpoiltEngines(run)
-        outcome = run.run()
-        assert outcome.num_restarts >= watch.num_spoilt
+        run.run()
+        assert all(process.shell.machine.state != "spoilt" for process in run.host.supervisor.processes.values())
         num_spoilt += watch.num_spoilt
     assert num_spoilt
 

@@ -49,8 +49,10 @@ def manifest(publish: int, version: int | None = None, *, canary: Canary | None 
 class EngineBench:
     """An EngineWorker named engine/0, and those around it played by hand."""
 
-    def __init__(self, *, check_canary: bool = True, epoch: int = 0) -> None:
-        settings = EngineWorkerSettings(name="engine/0", epoch=epoch, check_canary=check_canary, canary_tolerance=0.05)
+    def __init__(self, *, check_canary: bool = True, retracts: bool = False, epoch: int = 0) -> None:
+        settings = EngineWorkerSettings(
+            name="engine/0", epoch=epoch, retracts=retracts, check_canary=check_canary, canary_tolerance=0.05
+        )
         self.driver = drive.Driver(EngineWorker(settings))
 
     @property

@@ -7,6 +7,7 @@ import pytest
 from engine_bench import EngineBench, applied, manifest, submitted
 
 from penstock.messages.arrays import pack_floats
+from penstock.messages.base import Metric
 from penstock.messages.commands import ApplyWeights, FetchWeights, Generate, InterruptGenerations, Send
 from penstock.messages.flow import GenerationProgressed, SampleGenerated, SamplesSettled, SettledState
 from penstock.messages.local import GenerationAdvanced, GenerationEnded, WeightsStagedLocally, WeightsSwapped
@@ -269,10 +270,40 @@ def test_an_engine_with_wrong_weights_says_so_and_passes_nothing_on(
     event = drive.one_sent(commands, WeightsApplied)
     assert (event.publish, event.canary_logprobs) == (1, logprobs)
     assert bench.worker.state == "spoilt"
-    assert bench.activity() is Activity.DOWN
+    assert drive.one(commands, InterruptGenerations)
+    assert drive.one(commands, InterruptGenerations)
     bench.driver.ignores(GenerationAdvanced(key=FIRST, attempt=0, from_token=0, chunk=drive.part((1, 3))))
-    bench.driver.ignores(GenerationEnded(key=FIRST, attempt=0, outcome=Completed(), part=drive.part((0, 2), (1, 3))))
+    assert bench.end(0, drive.part((0, 2), (1, 3))) == [], "what has come to its end with them is dropped as well"
     assert submitted(bench.issue(2)) == []
+
+
+def test_after_wrong_weights_the_good_ones_are_loaded_again_and_requests_go_on_from_what_they_had() -> None:
+    bench = EngineBench().serving(num_slots=2)
+    bench.issue(0)
+    bench.issue(1)
+    bench.advance(0, 0, drive.part((0, 2)))
+    bench.stage(1)
+    bench.commit(1)
+    bench.swap(canary_logprobs=b"")
+    assert drive.one(bench.hear(WeightsStaged(manifest=manifest(0))), FetchWeights).manifest.publish == 0
+    bench.fetched(0)
+    assert bench.commit(0) == [], "two are still to end"
+    bench.interrupted(0, drive.part((0, 2), (1, 3)))
+    assert applied(bench.interrupted(1, drive.part((1, 4)))) == [0]
+    commands = bench.swap()
+    assert bench.worker.state == "serving"
+    assert bench.worker.metrics == (Metric("engine/bad_version_tokens", 7),)
+    again = {generate.key.group_id: generate.prefix for generate in drive.every(commands, Generate)}
+    assert again == {0: drive.part((0, 2)), 1: None}
+
+
+def test_an_engine_that_holds_its_requests_is_not_interrupted_before_a_swap() -> None:
+    bench = EngineBench(retracts=True).serving(num_slots=2)
+    bench.issue(0)
+    bench.stage(1)
+    assert bench.commit(1, UpdateMode.INTERRUPT) == [ApplyWeights(manifest(1), UpdateMode.INTERRUPT)]
+    assert submitted(bench.issue(1)) == [], "from the pause until the swap is done nothing is submitted"
+    assert submitted(bench.swap()) == [1]
 
 
 def test_a_small_difference_is_the_kernels_own() -> None:

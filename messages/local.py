@@ -85,6 +85,9 @@ class WeightsSwapped(LocalEvent, frozen=True, kw_only=True):
     publish: int
     digest: str
     canary_logprobs: bytes = b""
+    layout: str = ""
+    checksum: str = ""
+    """See ``WeightsApplied``."""
 
 
 class SampleJudged(LocalEvent, frozen=True, kw_only=True):

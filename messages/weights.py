@@ -75,6 +75,10 @@ class WeightsApplied(Event, frozen=True, kw_only=True):
     digest: str
     canary_logprobs: bytes = b""
     """float32 ``[T − 1]`` of the manifest's canary under the weights that were loaded."""
+    layout: str = ""
+    """How the engine lays them out (fused, split over ranks); empty: as they were exported."""
+    checksum: str = ""
+    """Of what was loaded, in that layout; engines with the same layout and weights have the same."""
 
 
 class DrainFinished(Event, frozen=True, kw_only=True):

@@ -115,6 +115,7 @@ class EngineWorker:
         """Of what the engine loaded, as it computed it."""
         self.canary_logprobs = b""
         """Of the canary of what it serves."""
+        self._layout = self._checksum = ""
         self.requests = RequestTable()
         self._fetching: WeightManifest | None = None
         self._staged: WeightManifest | None = None
@@ -414,6 +415,7 @@ class EngineWorker:
             return
         self.phase, self.served, self.applying = Phase.SERVING, manifest, None
         self.version, self.digest, self.canary_logprobs = event.version, event.digest, event.canary_logprobs
+        self._layout, self._checksum = event.layout, event.checksum
         wrong = self._what_is_wrong(manifest)
         self._tell_applied()
         if wrong:
@@ -444,6 +446,8 @@ class EngineWorker:
             publish=-1 if served is None else served.publish,
             digest=self.digest,
             canary_logprobs=self.canary_logprobs,
+            layout=self._layout,
+            checksum=self._checksum,
         )
         self._send(WEIGHT_PUBLISHER, applied)
 

@@ -27,6 +27,8 @@ class ExportTable:
         self._passed: set[int] = set()
         """Publishes with which an engine has passed the canary."""
         self._failed: set[int] = set()
+        self._checksums: dict[int, dict[str, str]] = {}
+        """By publish: the checksum that the first engine of each layout had of it."""
         self._num_unfetchable: dict[int, int] = {}
         """Engine incarnations that gave up fetching a publish."""
 
@@ -53,6 +55,15 @@ class ExportTable:
         self._passed.add(publish)
         self.num_failed_in_a_row = 0
         return True
+
+    def loads(self, publish: int, layout: str, checksum: str) -> None:
+        """An engine has loaded it, and nothing is wrong with that."""
+        if checksum:
+            self._checksums.setdefault(publish, {}).setdefault(layout, checksum)
+
+    def checksum_of(self, publish: int, layout: str) -> str:
+        """What others of this layout have loaded; empty: none has."""
+        return self._checksums.get(publish, {}).get(layout, "")
 
     def has_failed(self, publish: int) -> bool:
         """Whether no engine is to take it any more."""
@@ -87,6 +98,7 @@ class ExportTable:
             self._passed.discard(publish)
             self._failed.discard(publish)
             self._num_unfetchable.pop(publish, None)
+            self._checksums.pop(publish, None)
 
     def validate(self) -> None:
         """Assert the invariants."""

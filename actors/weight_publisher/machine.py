@@ -249,6 +249,7 @@ class WeightPublisher:
             return
         self.engines.serves(engine, event.version, event.publish)
         self._serving_changed = True
+        self.exports.loads(event.publish, event.layout, event.checksum)
         if self.exports.passes(event.publish):
             self._suspects.clear()
             self._touch_all()
@@ -265,6 +266,11 @@ class WeightPublisher:
     def _what_is_wrong(self, manifest: WeightManifest, event: WeightsApplied) -> str:
         if event.digest != manifest.digest:
             return f"it loaded the digest {event.digest}, {manifest.digest} was exported"
+        others = self.exports.checksum_of(event.publish, event.layout)
+        if others not in ("", event.checksum):
+            return (
+                f"what it loaded has the checksum {event.checksum}, on engines that are laid out alike it is {others}"
+            )
         if self.settings.check_canary and manifest.canary is not None:
             difference = canary_difference(manifest.canary, event.canary_logprobs)
             if difference > self.settings.canary_tolerance:

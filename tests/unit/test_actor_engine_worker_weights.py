@@ -10,8 +10,8 @@ from penstock.messages.arrays import pack_floats
 from penstock.messages.base import Metric
 from penstock.messages.commands import ApplyWeights, FetchWeights, Generate, InterruptGenerations, Send
 from penstock.messages.flow import GenerationProgressed, SampleGenerated, SamplesSettled, SettledState
-from penstock.messages.local import GenerationAdvanced, GenerationEnded, WeightsStagedLocally, WeightsSwapped
-from penstock.messages.samples import Completed, SampleKey
+from penstock.messages.local import GenerationAdvanced, WeightsStagedLocally, WeightsSwapped
+from penstock.messages.samples import SampleKey
 from penstock.messages.training import Activity, NoticeGiven, UpdateMode
 from penstock.messages.weights import DrainFinished, WeightsApplied, WeightsCommitted, WeightsFetched, WeightsStaged
 

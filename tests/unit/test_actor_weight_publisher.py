@@ -104,6 +104,8 @@ class PublisherBench:
         logprobs: bytes = CANARY.logprobs,
         epoch: int | None = None,
         version: int | None = None,
+        layout: str = "",
+        checksum: str = "",
     ) -> list[AnyCommand]:
         return self.hear(
             WeightsApplied(
@@ -113,6 +115,8 @@ class PublisherBench:
                 publish=publish,
                 digest=f"digest-{publish}" if digest is None else digest,
                 canary_logprobs=logprobs,
+                layout=layout,
+                checksum=checksum,
             )
         )
 
@@ -521,6 +525,19 @@ def test_an_engine_that_is_wrong_with_what_another_has_passed_is_replaced() -> N
     commands = bench.applied(1, 0, digest="other")
     assert drive.one(commands, ReplaceActor).cause.startswith("version 0: it loaded the digest other")
     assert drive.sent(commands, PublishFailed) == []
+
+
+def test_engines_that_are_laid_out_alike_must_have_loaded_the_same() -> None:
+    bench = PublisherBench()
+    bench.ready(0, 1, 2, 3)
+    bench.export(0)
+    for index in range(4):
+        bench.fetched(index, 0)
+    bench.applied(0, 0, layout="2 ranks", checksum="a")
+    assert drive.every(bench.applied(1, 0, layout="1 rank", checksum="b"), ReplaceActor) == []
+    assert drive.every(bench.applied(2, 0, layout="2 ranks", checksum="a"), ReplaceActor) == []
+    cause = drive.one(bench.applied(3, 0, layout="2 ranks", checksum="c"), ReplaceActor).cause
+    assert cause == "version 0: what it loaded has the checksum c, on engines that are laid out alike it is a"
 
 
 def test_an_engine_that_is_wrong_twice_in_a_row_is_replaced_though_the_publish_may_be_at_fault() -> None:

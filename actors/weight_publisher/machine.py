@@ -19,7 +19,7 @@ Phases of an engine:
 | ``idle`` | there are newer weights than it serves → ``staging`` |
 | ``staging`` | ``WeightsFetched`` → ``staged``; on an error again ``staging``, or ``quarantined`` |
 | ``staged`` | the canary has passed, or it is the canary → ``committing`` |
-| ``committing`` | ``WeightsApplied`` → ``idle``; ``quarantined`` when digest or canary are wrong and it may be the engine |
+| ``committing`` | ``WeightsApplied`` → ``idle``, or ``quarantined`` when they are wrong and the engine is at fault |
 | ``quarantined`` | ``EngineLost`` and ``EngineJoined``: a new incarnation starts over |
 
 | waits for | who ends it |

@@ -27,6 +27,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+environments = typer.Typer(help="Environments of their own, for what cannot share Penstock's.", no_args_is_help=True)
+app.add_typer(environments, name="env")
 console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -202,6 +204,30 @@ def doctor() -> None:
     from penstock.runtime.cli.doctor import examine
 
     raise typer.Exit(0 if examine(console, Path("runs")) else 1)
+
+
+@environments.command(
+    "sglang",
+    epilog="[bold]Examples[/]\n\npenstock env sglang\n\npenstock env sglang --stand-ins tests/sglang/stand_ins",
+)
+def env_sglang(
+    folder: Annotated[
+        Path | None,
+        typer.Option(help="Where to; by default a folder in $PENSTOCK_ENVS or ~/.cache/penstock/envs."),
+    ] = None,
+    stand_ins: Annotated[
+        Path | None,
+        typer.Option(help="Build for the CPU, with the modules of this folder in place of CUDA packages; for tests."),
+    ] = None,
+    python: Annotated[
+        Path | None, typer.Option(help="Python 3.11 or 3.12 to build it with; this one by default.")
+    ] = None,
+    recreate: Annotated[bool, typer.Option("--recreate", help="Build it anew, also when it is ready.")] = False,
+) -> None:
+    """Install the SGLang that engines run, at fixed versions, in an environment of its own."""
+    from penstock.runtime.cli.env import build_sglang
+
+    build_sglang(console, folder=folder, stand_ins=stand_ins, python=python, recreate=recreate)
 
 
 @app.command(

@@ -29,7 +29,9 @@ class _DeclaresOperators(importlib.abc.MetaPathFinder):
     def __init__(self) -> None:
         self._library: object = None  # keeps the declarations alive
 
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         if fullname == "torchvision" and self._library is None:
             import torch
 

@@ -59,7 +59,9 @@ class _Triton(_Anything):
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         return ModuleSpec(fullname, self, is_package=True) if fullname.partition(".")[0] == "triton" else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:

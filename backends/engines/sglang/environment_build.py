@@ -1,0 +1,323 @@
+"""Builds the environment of stock SGLang: a virtual environment, the lock's packages, stand-ins, an import.
+
+Invariants:
+
+* One builder at a time for a folder, across processes: the others wait for its file lock, which the kernel lets go
+  when its holder dies, and then find the environment ready.
+* A folder is emptied only if it carries our mark. Whatever cuts a build off leaves the mark at ``building``.
+* Packages come as wheels, at the versions of the lock and no others; from where is pip's configuration.
+
+===========================  =========================================  ==================
+waits for                    ended by                                   at the latest
+===========================  =========================================  ==================
+another builder              its end, however it comes                  ``BUILD_TIMEOUT_S``
+pip                          its exit                                   ``BUILD_TIMEOUT_S``
+the import of the server     its exit                                   ``IMPORT_TIMEOUT_S``
+===========================  =========================================  ==================
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from penstock.backends.engines.sglang.environment import (
+    SGLANG_VERSION,
+    Mark,
+    SglangEnvironment,
+    SglangEnvironmentError,
+    build_command,
+    default_folder,
+    device_name,
+    find_environment,
+    has_cuda_gpu,
+    lock_digest,
+    lock_file,
+    pins,
+    python_of,
+    read_mark,
+    stand_in_modules,
+    stand_ins_digest,
+    write_mark,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+BUILD_TIMEOUT_S: Final = 3600.0
+IMPORT_TIMEOUT_S: Final = 300.0
+OLDEST_PYTHON: Final = (3, 11)
+NEWEST_PYTHON: Final = (3, 12)
+STAND_INS_AT_START: Final = "stand_in_"
+"""Modules with such names are imported when the environment's Python starts."""
+
+_PACKAGE: Final = re.compile(r"^(?:Collecting|Processing|Requirement already satisfied:) (?P<what>\S+)")
+_DOWNLOAD: Final = re.compile(r"^\s+Downloading (?P<file>\S+)(?: \((?P<size>[^)]+)\))?")
+_PROBE_PYTHON: Final = "import ensurepip, sys, venv; print(*sys.version_info[:2])"
+_PROBE_SERVER: Final = """
+import json, sys
+import sglang.srt.entrypoints.http_server, sglang.srt.managers.scheduler
+import sglang, torch
+sys.stdout.write("\\n" + json.dumps({
+    "sglang": sglang.__version__, "torch": torch.__version__, "cuda": torch.version.cuda,
+    "num_gpus": torch.cuda.device_count(),
+}))
+"""
+
+
+class Progress(NamedTuple):
+    """How far a build is."""
+
+    text: str
+    num_packages: int = 0
+    """Of which the installer has begun to fetch so many, of ``total_packages``."""
+    total_packages: int = 0
+
+
+class Versions(msgspec.Struct, frozen=True):
+    """What the environment's Python says once it has imported the server."""
+
+    sglang: str
+    torch: str
+    cuda: str | None
+    num_gpus: int
+
+
+class Built(NamedTuple):
+    """The outcome of a build."""
+
+    environment: SglangEnvironment
+    folder: Path
+    was_ready: bool
+    """Nothing had to be done."""
+
+
+def build_environment(
+    *,
+    folder: Path | None = None,
+    stand_ins: Path | None = None,
+    python: Path | None = None,
+    recreate: bool = False,
+    report: Callable[[Progress], None] = lambda progress: None,
+) -> Built:
+    """Build the environment for CUDA, or with ``stand_ins`` for the CPU, unless it is ready.
+
+    Raises:
+        SglangEnvironmentError: it cannot be built; the message says why and what to do.
+    """
+    is_cpu = stand_ins is not None or not has_cuda_gpu()
+    folder = default_folder(is_cpu=is_cpu) if folder is None else folder.expanduser().absolute()
+    wanted = Mark(
+        state="ready", version=SGLANG_VERSION, is_cpu=is_cpu, lock=lock_digest(is_cpu=is_cpu),
+        stand_ins=None if stand_ins is None else stand_ins_digest(stand_ins),
+    )  # fmt: skip
+    _make_parent(folder)
+    with _only_builder(folder, report):
+        if not recreate and (ready := _ready(folder, wanted)) is not None:
+            return Built(ready, folder, was_ready=True)
+        if is_cpu and stand_ins is None:
+            raise SglangEnvironmentError(
+                f"this machine has no NVIDIA GPU, and SGLang {SGLANG_VERSION} cannot be loaded without its packages "
+                "for CUDA; on a CPU it serves only with stand-ins for them, which a checkout of Penstock has, for tests: "
+                f"{build_command(folder, is_cpu=True)}"
+            )
+        _clear(folder)
+        folder.mkdir()
+        write_mark(folder, msgspec.structs.replace(wanted, state="building"))
+        _make_virtual_environment(folder, python or Path(sys.executable), report)
+        _install_lock(folder, report, is_cpu=is_cpu)
+        if stand_ins is not None:
+            report(Progress("installing the stand-ins"))
+            _install_stand_ins(folder, stand_ins)
+        report(Progress("importing the server in it"))
+        environment = SglangEnvironment(python_of(folder), is_cpu, SGLANG_VERSION)
+        check_import(environment)
+        write_mark(folder, wanted)
+        return Built(environment, folder, was_ready=False)
+
+
+def check_import(environment: SglangEnvironment) -> Versions:
+    """Import the server in the environment: some ten seconds of one core.
+
+    Raises:
+        SglangEnvironmentError: it cannot be imported, or torch is the wrong build.
+    """
+    command = [str(environment.python), "-W", "ignore", "-c", _PROBE_SERVER]
+    try:
+        done = subprocess.run(
+            command, env=os.environ | environment.variables, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            timeout=IMPORT_TIMEOUT_S, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise SglangEnvironmentError(
+            f"importing SGLang with {environment.python} took more than {IMPORT_TIMEOUT_S:g} s"
+        ) from None
+    except OSError as error:
+        raise SglangEnvironmentError(f"{environment.python} cannot be started: {error.strerror}") from None
+    if done.returncode != 0:
+        raise SglangEnvironmentError(
+            f"SGLang cannot be imported with {environment.python}: {_last_lines(done.stderr, 3)}; build the "
+            "environment anew with --recreate"
+        )
+    versions = msgspec.json.decode(done.stdout.rpartition("\n")[2], type=Versions)
+    if environment.is_cpu and versions.cuda is not None:
+        raise SglangEnvironmentError(
+            f"torch {versions.torch} in {environment.python} is a build for CUDA, not for the CPU"
+        )
+    if not environment.is_cpu and versions.num_gpus == 0:
+        raise SglangEnvironmentError(
+            f"torch {versions.torch} in {environment.python} sees no GPU of this machine: it is a build for CUDA "
+            f"{versions.cuda or '(none)'}, for which the NVIDIA driver may be too old"
+        )
+    return versions
+
+
+def _ready(folder: Path, wanted: Mark) -> SglangEnvironment | None:
+    """The environment, if it is what is wanted. Stand-ins that are not given are not compared."""
+    try:
+        environment = find_environment(folder, is_cpu=wanted.is_cpu)
+    except SglangEnvironmentError:
+        return None
+    mark = read_mark(folder)
+    assert mark is not None, "it has just been found"
+    return environment if wanted.stand_ins in (None, mark.stand_ins) else None
+
+
+def _make_parent(folder: Path) -> None:
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SglangEnvironmentError(
+            f"{folder.parent}: cannot make this folder: {(error.strerror or '').lower()}; choose another with --folder"
+        ) from None
+
+
+@contextmanager
+def _only_builder(folder: Path, report: Callable[[Progress], None]) -> Generator[None]:
+    """Hold the folder's lock, waiting for whoever holds it."""
+    place = folder.with_name(f"{folder.name}.lock")
+    deadline_s = time.monotonic() + BUILD_TIMEOUT_S
+    try:
+        file = place.open("a")
+    except OSError as error:
+        raise SglangEnvironmentError(f"{place}: cannot be written: {(error.strerror or '').lower()}") from None
+    with file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline_s:
+                    raise SglangEnvironmentError(
+                        f"another process has been building {folder} for {BUILD_TIMEOUT_S:g} s; end it and try again"
+                    ) from None
+                report(Progress("waiting for another process that builds it"))
+                time.sleep(0.5)
+        yield
+
+
+def _clear(folder: Path) -> None:
+    if not folder.exists():
+        return
+    if not folder.is_dir() or (any(folder.iterdir()) and read_mark(folder) is None):
+        raise SglangEnvironmentError(
+            f"{folder}: there is something else at this place, which is not overwritten; choose another with --folder"
+        )
+    shutil.rmtree(folder)
+
+
+def _make_virtual_environment(folder: Path, python: Path, report: Callable[[Progress], None]) -> None:
+    report(Progress("making a virtual environment"))
+    try:
+        probe = subprocess.run(
+            [python, "-c", _PROBE_PYTHON], capture_output=True, text=True, timeout=IMPORT_TIMEOUT_S, check=True
+        )
+        version = tuple(int(part) for part in probe.stdout.split())
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        raise SglangEnvironmentError(
+            f"{python} is no Python that can make virtual environments ({type(error).__name__}); on Debian and Ubuntu "
+            "install python3-venv, or name another with --python"
+        ) from None
+    if not OLDEST_PYTHON <= version <= NEWEST_PYTHON:
+        raise SglangEnvironmentError(
+            f"{python} is Python {'.'.join(map(str, version))}, and the packages are locked for 3.11 and 3.12; "
+            "name one of these with --python"
+        )
+    # With a marked folder there already: venv fills what exists.
+    done = subprocess.run(
+        [python, "-m", "venv", folder], capture_output=True, text=True, timeout=IMPORT_TIMEOUT_S, check=False
+    )
+    if done.returncode != 0:
+        raise SglangEnvironmentError(f"{python} -m venv {folder} failed: {_last_lines(done.stderr or done.stdout, 3)}")
+
+
+def _install_lock(folder: Path, report: Callable[[Progress], None], *, is_cpu: bool) -> None:
+    total = len(pins(is_cpu=is_cpu))
+    command = [
+        str(python_of(folder)), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--no-color",
+        "--progress-bar", "off", "--no-deps", "--only-binary", ":all:", "-r", str(lock_file(is_cpu=is_cpu)),
+    ]  # fmt: skip
+    log = folder.with_name(f"{folder.name}.log")
+    num_packages, text, tail = 0, "asking the package index", list[str]()
+    report(Progress(text, 0, total))
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    )
+    timer = threading.Timer(BUILD_TIMEOUT_S, process.kill)
+    timer.start()
+    try:
+        assert process.stdout is not None, "it is a pipe"
+        with log.open("w", encoding="utf-8") as file:
+            for line in process.stdout:
+                file.write(line)
+                tail = [*tail, line][-6:]
+                if found := _PACKAGE.match(line):
+                    num_packages, text = num_packages + 1, f"fetching {found['what'].rpartition('/')[2]}"
+                elif found := _DOWNLOAD.match(line):
+                    text = f"fetching {found['file'].split('-')[0]}, {found['size'] or 'size unknown'}"
+                elif line.startswith("Installing collected packages"):
+                    text = f"unpacking {total} packages"
+                report(Progress(text, min(num_packages, total), total))
+        status = process.wait(timeout=IMPORT_TIMEOUT_S)
+    finally:
+        timer.cancel()
+        process.kill()
+        process.wait()
+    if status != 0:
+        raise SglangEnvironmentError(_why_pip_failed("".join(tail), log, is_cpu=is_cpu))
+
+
+def _why_pip_failed(tail: str, log: Path, *, is_cpu: bool) -> str:
+    if "No matching distribution found for torch==" in tail and is_cpu:
+        return (
+            "pip finds no torch for the CPU: the packages that it is pointed at have only the build for CUDA; add the "
+            "index of CPU wheels that torch's installation guide names, with PIP_EXTRA_INDEX_URL (all of pip's output "
+            f"is in {log})"
+        )
+    return f"pip could not install SGLang for {device_name(is_cpu=is_cpu)}: {_last_lines(tail, 2)} (all of it: {log})"
+
+
+def _install_stand_ins(folder: Path, stand_ins: Path) -> None:
+    """Copy the modules beside the installed packages, where the processes that a server spawns find them too."""
+    (packages,) = folder.glob("lib/python*/site-packages")
+    modules = stand_in_modules(stand_ins)
+    for module in modules:
+        shutil.copyfile(module, packages / module.name)
+    at_start = [module.stem for module in modules if module.name.startswith(STAND_INS_AT_START)]
+    (packages / "penstock_stand_ins.pth").write_text("".join(f"import {name}\n" for name in at_start))
+
+
+def _last_lines(text: str, count: int) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return " / ".join(lines[-count:]) or "it said nothing"

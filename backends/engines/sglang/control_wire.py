@@ -1,0 +1,184 @@
+"""The bodies and answers of the control calls as they stand on the wire, as far as they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+
+class Ack(msgspec.Struct):
+    """Whether a call succeeded; the shape of most answers."""
+
+    success: bool = True
+    message: str = ""
+    num_paused_requests: int = 0
+
+
+class Internal(msgspec.Struct):
+    """What the scheduler says in ``/server_info``: its options as resolved."""
+
+    weight_version: str
+    attention_backend: str | None = None
+    max_running_requests: int | None = None
+    effective_max_running_requests_per_dp: int | None = None
+    enable_deterministic_inference: bool = False
+    enable_priority_scheduling: bool = False
+    enable_memory_saver: bool = False
+    incremental_streaming_output: bool = False
+    skip_tokenizer_init: bool = False
+    tp_size: int = 1
+    pp_size: int = 1
+    dp_size: int = 1
+
+
+class InfoReply(msgspec.Struct):
+    """``/server_info``."""
+
+    version: str
+    model_path: str
+    max_total_num_tokens: int
+    max_req_input_len: int
+    internal_states: list[Internal]
+
+
+class ModelReply(msgspec.Struct):
+    """``/model_info``."""
+
+    model_path: str
+    weight_version: str
+    architectures: tuple[str, ...] | None = None
+    preferred_sampling_params: msgspec.Raw | None = None
+
+
+class Queues(msgspec.Struct):
+    """Of one load."""
+
+    paused: int = 0
+    retracted: int = 0
+
+
+class Load(msgspec.Struct):
+    """Of one data-parallel rank."""
+
+    num_running_reqs: int
+    num_waiting_reqs: int
+    num_used_tokens: int
+    max_total_num_tokens: int
+    queues: Queues | None = None
+
+
+class LoadsReply(msgspec.Struct):
+    """``/v1/loads``."""
+
+    loads: list[Load]
+
+
+class Rank(msgspec.Struct):
+    """Where a rank stands."""
+
+    tp_rank: int = 0
+    pp_rank: int = 0
+    dp_rank: int = 0
+
+
+class RankReply(msgspec.Struct):
+    """The weights of one rank."""
+
+    checksums: dict[str, str]
+    per_gpu_checksum: str
+    parallelism_info: list[Rank]
+
+
+class ChecksumReply(msgspec.Struct):
+    """``/weights_checker``."""
+
+    success: bool
+    message: str = ""
+    ranks: list[RankReply] = []
+    per_engine_checksum: str = ""
+
+
+class PauseBody(msgspec.Struct):
+    """``/pause_generation``."""
+
+    mode: str
+
+
+class AbortBody(msgspec.Struct, omit_defaults=True):
+    """``/abort_request``."""
+
+    rid: str = ""
+    abort_all: bool = False
+
+
+class DiskBody(msgspec.Struct):
+    """``/update_weights_from_disk``."""
+
+    model_path: str
+    weight_version: str | None
+    flush_cache: bool
+    abort_all_requests: bool = False
+
+
+class TensorBody(msgspec.Struct):
+    """``/update_weights_from_tensor``."""
+
+    serialized_named_tensors: Sequence[str]
+    load_format: str | None
+    flush_cache: bool
+    weight_version: str | None
+    abort_all_requests: bool = False
+
+
+class DistributedBody(msgspec.Struct):
+    """``/update_weights_from_distributed``."""
+
+    names: Sequence[str]
+    dtypes: Sequence[str]
+    shapes: Sequence[Sequence[int]]
+    group_name: str
+    weight_version: str | None
+    flush_cache: bool
+    load_format: str | None
+    abort_all_requests: bool = False
+
+
+class GroupBody(msgspec.Struct):
+    """``/init_weights_update_group``."""
+
+    master_address: str
+    master_port: int
+    rank_offset: int
+    world_size: int
+    group_name: str
+    backend: str
+
+
+class GroupNameBody(msgspec.Struct):
+    """``/destroy_weights_update_group``."""
+
+    group_name: str
+
+
+class VersionBody(msgspec.Struct):
+    """``/update_weight_version``."""
+
+    new_version: str
+    abort_all_requests: bool
+
+
+class CheckerBody(msgspec.Struct):
+    """``/weights_checker``."""
+
+    action: str
+
+
+class TagsBody(msgspec.Struct, omit_defaults=True):
+    """``/release_memory_occupation``, ``/resume_memory_occupation``."""
+
+    tags: Sequence[str] | None = None
+
+
+class Empty(msgspec.Struct):
+    """A body without fields."""

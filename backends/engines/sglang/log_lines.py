@@ -21,6 +21,7 @@ _RAISED: Final = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Za-z_]*(?:Error|Exception|I
 _REFUSED: Final = re.compile(r"\berror: (?P<text>.*)$")
 _NOISE: Final = re.compile(
     r"Ignore import error when loading|UserWarning|FutureWarning|DeprecationWarning|post-warmup freeze_gc failed"
+    r"|^usage: |^\s+\[--?\w"
 )
 _NEWS_LENGTH: Final = 160
 

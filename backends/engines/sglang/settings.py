@@ -26,7 +26,10 @@ RUN_VARIABLES: Final = ("PENSTOCK_RUN_ID", "PENSTOCK_RUN_FOLDER")
 """By these a resumed run finds what an earlier drive has left on the machine."""
 
 OURS: Final = frozenset(
-    ["--model-path", "--model", "--host", "--port", "--admin-api-key", "--config", "--nnodes", "--node-rank", "--dist-init-addr", "--nccl-init-addr"]
+    {
+        *("--model-path", "--model", "--host", "--port", "--admin-api-key", "--config"),
+        *("--nnodes", "--node-rank", "--dist-init-addr", "--nccl-init-addr"),
+    }
 )
 """Options that the launch sets itself."""
 LOG_LEVEL_OPTIONS: Final = ("--log-level", "--log-level-http")
@@ -37,7 +40,12 @@ WARM_UP_OPTION: Final = "--skip-server-warmup"
 
 _LEFT_OUT_PREFIXES: Final = ("PYTHON", "RAY_", "PENSTOCK_", "TORCHELASTIC_", "OMP_", "MKL_", "KMP_", "GOMP_")
 _LEFT_OUT: Final = frozenset(
-    ["VIRTUAL_ENV", "VIRTUAL_ENV_PROMPT", "__PYVENV_LAUNCHER__", "CONDA_PREFIX", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"]
+    {
+        *("VIRTUAL_ENV", "VIRTUAL_ENV_PROMPT", "__PYVENV_LAUNCHER__", "CONDA_PREFIX"),
+        *("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+        *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE"),
+        *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"),
+    }
 )
 _PROXIES: Final = frozenset(("http_proxy", "https_proxy", "all_proxy", "ftp_proxy"))
 

@@ -246,7 +246,7 @@ class Health:
                 self._occupied = None
                 self._excused_s = now_s
             case Overslept():
-                self._excused_s = now_s
+                self._excused_s = self._stopped_s = now_s
             case Stopped(names):
                 if names and not self._stopped.names:
                     self._stopped_s = now_s

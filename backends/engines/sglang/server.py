@@ -31,6 +31,7 @@ import secrets
 import signal
 import tempfile
 from collections import deque
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
@@ -108,7 +109,7 @@ class SglangServer:
         self._processes: tuple[ServerProcess, ...] = ()
         self._watches: list[Watch] = []
         self._started = asyncio.Event()
-        self._ready = asyncio.Event()
+        self._ready: asyncio.Future[None] = loop.create_future()
         self._guardian_gone = asyncio.Event()
         self._guardian: subprocess.Popen[bytes]
         self._reading: asyncio.Task[None]
@@ -205,15 +206,12 @@ class SglangServer:
             raise
 
     async def _wait_ready(self) -> None:
-        ready = self._loop.create_task(self._ready.wait())
         left_s = self._launched_s + self.settings.start_timeout_s - self._loop.time()
-        try:
-            await asyncio.wait({ready, self.ended}, timeout=max(left_s, 0), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            ready.cancel()
+        ends: set[asyncio.Future[ServerEnd] | asyncio.Future[None]] = {self._ready, self.ended}
+        await asyncio.wait(ends, timeout=max(left_s, 0), return_when=asyncio.FIRST_COMPLETED)
         if self.ended.done():
             raise ServerStartError(f"the server did not start: {self.ended.result().story}")
-        if not self._ready.is_set():
+        if not self._ready.done():
             last = f"; the last that it reported: {self._last_news}" if self._last_news else ""
             tail = "".join(f"\n    {line}" for line in self.log_tail)
             raise ServerStartError(
@@ -228,7 +226,7 @@ class SglangServer:
             if process.pid == self._main_pid:
                 continue  # the guardian tells of that one, with its exit code
             try:
-                self._watches.append(Watch(process.pid, lambda process=process: self._lose_process(process)))
+                self._watches.append(Watch(process.pid, partial(self._lose_process, process)))
             except ProcessLookupError:
                 self._lose(f"its {process.name} process ({process.pid}) ended as soon as it was ready")
         guardian = ServerProcess("guardian", self._guardian.pid, start_ticks_of(self._guardian.pid))
@@ -254,7 +252,7 @@ class SglangServer:
 
     def _take_line(self, line: str) -> None:
         self._lines.append(line)
-        if self._ready.is_set():
+        if self._ready.done():
             return
         self._port = port_in(line) or self._port
         if news := news_in(line):
@@ -264,7 +262,7 @@ class SglangServer:
         self._says_ready |= says_ready(line, serves=self.settings.serves)
         if self._says_ready and (self._port or not self.settings.serves):  # these come in either order
             self._lines.clear()  # what it complained about on its way is not why it will end
-            self._ready.set()
+            self._ready.set_result(None)
 
     def _lose_process(self, process: ServerProcess) -> None:
         self._lose(f"its {process.name} process ({process.pid}) {how_it_ended(exit_code_of(process))}")

@@ -15,6 +15,17 @@ from typing import TYPE_CHECKING, Literal
 import psutil
 from rich.table import Table
 
+from penstock.backends.engines.sglang.environment import (
+    SglangEnvironmentError,
+    build_command,
+    default_folder,
+    device_name,
+    find_environment,
+    has_cuda_gpu,
+    read_mark,
+)
+from penstock.backends.engines.sglang.environment_build import check_import
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -26,7 +37,7 @@ MIN_SHARED_MEMORY_BYTES = 60 * MIB
 MIN_FREE_DISK_BYTES = 2 * GIB
 MIN_MEMORY_BYTES = 4 * GIB
 MIN_DESCRIPTORS = 1024
-OPTIONAL_PACKAGES = ("wandb", "mlflow", "megatron.core", "sglang")
+OPTIONAL_PACKAGES = ("wandb", "mlflow", "megatron.core")
 
 Verdict = Literal["ok", "bad", "absent"]
 MARKS: dict[Verdict, str] = {"ok": "[green]✓[/]", "bad": "[red]✗[/]", "absent": "[dim]–[/]"}
@@ -53,6 +64,7 @@ def examine(console: Console, folder: Path) -> bool:
         ("shared memory", check_shared_memory),
         ("disk", lambda: check_disk(folder)),
         ("file descriptors", check_descriptors),
+        ("SGLang", check_sglang),
         *((name, lambda name=name: check_optional(name)) for name in OPTIONAL_PACKAGES),
     )
     findings: list[Finding] = []
@@ -109,6 +121,22 @@ def check_optional(name: str) -> Finding:
     except ModuleNotFoundError:  # the parent of a dotted name
         there = False
     return Finding(name, "ok" if there else "absent", "installed" if there else "not installed (optional)")
+
+
+def check_sglang(*, is_cpu: bool | None = None) -> Finding:
+    """The environment of SGLang's servers, in which the server is imported if it is there."""
+    is_cpu = not has_cuda_gpu() if is_cpu is None else is_cpu
+    folder = default_folder(is_cpu=is_cpu)
+    fix = f"for scenarios with engines.backend: sglang: {build_command(folder, is_cpu=is_cpu)}"
+    try:
+        if read_mark(folder) is None:
+            return Finding("SGLang", "absent", f"no environment at {folder} (optional)", fix)
+        versions = check_import(find_environment(folder, is_cpu=is_cpu))
+    except SglangEnvironmentError as error:
+        return Finding("SGLang", "bad", str(error), fix)
+    gpus = f", {versions.num_gpus} GPUs" if versions.num_gpus else ""
+    found = f"{versions.sglang} for {device_name(is_cpu=is_cpu)} with torch {versions.torch}{gpus}, {folder}"
+    return Finding("SGLang", "ok", found)
 
 
 def check_shared_memory() -> Finding:

@@ -1,23 +1,43 @@
-"""Whether this machine can carry weights of this size, asked before anything starts."""
+"""Whether weights of this size can be carried to these engines, asked before anything starts.
+
+What fits where:
+
+* ``shared_memory`` needs ``/dev/shm`` and embedded engines; an SGLang server cannot map it.
+* ``disk`` fits every engine that sees the run's folder.
+* ``distributed`` and ``tensor`` need memory in the learner's process for the snapshots. Embedded engines beside SGLang
+  servers pull the bytes. ``tensor`` needs every server on the loopback of the learner's machine.
+* ``auto`` takes ``shared_memory`` or ``disk``. It never takes a transport that pushes: what a learner pushed ends with
+  it, so an engine that starts while there is no learner would have nothing to load.
+"""
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import tempfile
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from urllib.parse import urlsplit
 
 import msgspec
+import psutil
 
 from penstock.backends.weights.segments import SHARED_FOLDER
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from penstock.backends.weights.service_messages import Libraries
+
 NUM_COPIES: Final = 3
 """Kept at once: the newest, the one before (engines may still read it), and the one being written."""
 
+SGLANG: Final = "sglang"
+
 _ITEM_BYTES: Final = {"float32": 4, "bfloat16": 2}
 _HEADER_BYTES: Final = 8
+
+
+Transport = Literal["shared_memory", "disk", "distributed", "tensor"]
 
 
 class TransportUnfitError(ValueError):
@@ -27,8 +47,20 @@ class TransportUnfitError(ValueError):
 class TransportChoice(NamedTuple):
     """The transport to use, and why it."""
 
-    transport: Literal["shared_memory", "disk"]
+    transport: Transport
     reason: str
+
+
+class EngineSites(NamedTuple):
+    """The engines that weights are carried to."""
+
+    kinds: frozenset[str] = frozenset({"torch"})
+    """Backends of the engines."""
+    addresses: tuple[str, ...] = ()
+    """Of servers that run already."""
+
+
+EMBEDDED: Final = EngineSites()
 
 
 class _Tensor(msgspec.Struct):
@@ -36,37 +68,84 @@ class _Tensor(msgspec.Struct):
 
 
 def check_transport(
-    wanted: Literal["auto", "shared_memory", "disk"],
+    wanted: Literal["auto", "shared_memory", "disk", "distributed", "tensor"],
     *,
     size_bytes: int,
     folder: Path,
     num_copies: int = NUM_COPIES,
     shared_folder: Path = SHARED_FOLDER,
+    engines: EngineSites = EMBEDDED,
 ) -> TransportChoice:
     """Decide how weights of ``size_bytes`` travel; ``folder`` is where ``disk`` would write.
 
-    ``auto`` takes shared memory where there is room for ``num_copies`` and disk otherwise; ``reason`` says which
-    and why, and is worth a line in the log.
+    ``auto`` takes shared memory where there is room for ``num_copies`` and no SGLang server, and disk otherwise;
+    ``reason`` says which and why, and is worth a line in the log.
 
     Raises:
         TransportUnfitError: the wanted transport, or with ``auto`` either, cannot work.
     """
     need_bytes = size_bytes * num_copies
     need = f"{num_copies} copies of the weights need {in_units(need_bytes)} ({in_units(size_bytes)} each)"
+    if wanted == "tensor":
+        for address in engines.addresses:
+            check_loopback(address)
+    if wanted in ("distributed", "tensor"):
+        return TransportChoice(wanted, _check_memory(wanted, need_bytes, need))
     if wanted == "disk":
         return TransportChoice("disk", _check_disk(folder, need_bytes, need))
     try:
-        return TransportChoice("shared_memory", _check_shared(shared_folder, need_bytes, need))
+        return TransportChoice("shared_memory", _check_shared(shared_folder, need_bytes, need, engines))
     except TransportUnfitError as no_shared_memory:
         if wanted == "shared_memory":
+            more = f"Give the machine more (docker run --shm-size={_gibibytes(need_bytes)}g), or set"
+            fix = "Set" if SGLANG in engines.kinds else more
             raise TransportUnfitError(
-                f"weights.transport is shared_memory, but {no_shared_memory}. Give the machine more (docker run "
-                f"--shm-size={_gibibytes(need_bytes)}g), or set weights.transport: disk"
+                f"weights.transport is shared_memory, but {no_shared_memory}. {fix} weights.transport: disk"
             ) from None
         try:
             return TransportChoice("disk", f"{no_shared_memory}; {_check_disk(folder, need_bytes, need)}")
         except TransportUnfitError as no_disk:
             raise TransportUnfitError(f"weights can go neither way: {no_shared_memory}; and {no_disk}") from None
+
+
+def check_loopback(url: str) -> None:
+    """Raise unless the server is on this machine: it unpickles what it gets, and a handle means nothing elsewhere.
+
+    Raises:
+        TransportUnfitError: it is not.
+    """
+    host = urlsplit(url).hostname or ""
+    try:
+        is_loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        is_loopback = host == "localhost"
+    if not is_loopback:
+        raise TransportUnfitError(
+            f"weights.transport is tensor, and the server at {host or url} is not on the loopback of the learner's "
+            "machine; set weights.transport: distributed, or disk"
+        )
+
+
+def check_libraries(ours: Libraries, theirs: Libraries | None, backend: Literal["gloo", "nccl"]) -> str:
+    """Whether learner and server can be in one process group; what is worth a line in the log, or nothing.
+
+    NCCL wants one version on all ranks. That two versions of torch find each other is seen for gloo of the same version
+    only; where they differ the first update shows it, within its deadline.
+
+    Raises:
+        TransportUnfitError: their versions of NCCL differ.
+    """
+    if theirs is None:
+        return "the server's versions of torch and NCCL are not known; the first update will show whether they fit"
+    if backend == "nccl" and ours.nccl != theirs.nccl:
+        raise TransportUnfitError(
+            f"weights.transport is distributed, and NCCL wants one version on all ranks: the learner has "
+            f"{ours.nccl or 'none'}, the server {theirs.nccl or 'none'}. Build the server's environment with the "
+            "learner's version, or set weights.transport: disk"
+        )
+    if ours.torch.partition("+")[0] != theirs.torch.partition("+")[0]:
+        return f"torch is {ours.torch} in the learner and {theirs.torch} in the server; the first update will show"
+    return ""
 
 
 def model_size_bytes(folder: Path, dtype: Literal["float32", "bfloat16"]) -> int:
@@ -94,7 +173,19 @@ def in_units(size_bytes: int) -> str:
     return f"{size:.0f} {unit}" if unit == "bytes" or size >= 100 else f"{size:.1f} {unit}"
 
 
-def _check_shared(folder: Path, need_bytes: int, need: str) -> str:
+def _check_memory(transport: str, need_bytes: int, need: str) -> str:
+    free_bytes = psutil.virtual_memory().available
+    if free_bytes < need_bytes:
+        raise TransportUnfitError(
+            f"weights.transport is {transport}, which keeps the weights in the learner's process: {need}, and this "
+            f"machine has {in_units(free_bytes)} of memory free; set weights.transport: disk"
+        )
+    return f"this machine has {in_units(free_bytes)} of memory free, and {need}"
+
+
+def _check_shared(folder: Path, need_bytes: int, need: str, engines: EngineSites) -> str:
+    if SGLANG in engines.kinds:
+        raise TransportUnfitError("SGLang servers cannot read shared memory")
     if not folder.is_dir():
         raise TransportUnfitError(f"there is no {folder} on this machine, and {need}")
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):

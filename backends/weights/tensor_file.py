@@ -100,10 +100,22 @@ def lay_out(tensors: Mapping[str, torch.Tensor]) -> Layout:
 
 
 def parse_layout(data: memoryview[int]) -> Layout:
-    """Read the header of a file.
+    """Read the header of a whole file.
 
     Raises:
         WeightFetchError: it is no safetensors file, or its tensors do not fill it exactly.
+    """
+    layout = parse_header(data)
+    if layout.size_bytes != len(data):
+        raise WeightFetchError(f"the weights' header describes {layout.size_bytes} bytes, and there are {len(data)}")
+    return layout
+
+
+def parse_header(data: memoryview[int]) -> Layout:
+    """Read the header that ``data`` begins with; what follows it is not looked at and need not be there.
+
+    Raises:
+        WeightFetchError: it is no header of a safetensors file, or part of one.
     """
     length = int.from_bytes(data[:LENGTH_BYTES], "little")
     header_bytes = LENGTH_BYTES + length
@@ -116,11 +128,9 @@ def parse_layout(data: memoryview[int]) -> Layout:
     except msgspec.MsgspecError as error:
         raise WeightFetchError(f"the header of the weights cannot be read: {error}") from None
     placed = tuple(_place(name, entry, header_bytes) for name, entry in entries.items())
-    size = header_bytes + sum(tensor.size_bytes for tensor in placed)
-    if size != len(data):
-        raise WeightFetchError(f"the weights' header describes {size} bytes, and there are {len(data)}")
     aliases = {alias: name for alias, name in metadata.items() if name in entries}
-    return Layout(bytes(data[:header_bytes]), placed, aliases, size)
+    size_bytes = header_bytes + sum(tensor.size_bytes for tensor in placed)
+    return Layout(bytes(data[:header_bytes]), placed, aliases, size_bytes)
 
 
 def tensor_views(layout: Layout, buffer: object) -> dict[str, torch.Tensor]:

@@ -216,7 +216,7 @@ class Health:
         """Whether requests are in flight and have been silent for long enough to try one of our own."""
         return (
             self._num_in_flight > 0 and not self._is_paused and self._occupied is None
-            and now_s >= self._tokens_since_s() + self.limits.suspect_after_s
+            and now_s >= self._counted_from(self._tokens_due_s) + self.limits.suspect_after_s
         )  # fmt: skip
 
     def _note(self, fact: Fact, now_s: float) -> None:
@@ -255,9 +255,6 @@ class Health:
                 pass
 
     def _judge(self, now_s: float) -> HealthChange | None:
-        if self._occupied is not None and now_s >= self._occupied.until_s:
-            self._excused_s = self._occupied.until_s
-            self._occupied = None
         complaints = self._complaints()
         for complaint in complaints:
             if now_s >= complaint.dead_at_s:
@@ -275,19 +272,12 @@ class Health:
             what = f"a signal has stopped its {' and '.join(self._stopped.names)} process"
             found.append(Complaint(what, self._stopped_s, self._stopped_s + limits.stopped_dead_after_s))
         dead_after_s = limits.dead_after_s if self._is_warm else limits.cold_dead_after_s
-        if self._occupied is not None:
-            until_s = self._occupied.until_s
-            if self._asked_s:
-                what = f"{self._occupied.call} has not ended in its time, and nothing is answered"
-                found.append(Complaint(what, until_s + limits.suspect_after_s, until_s + dead_after_s))
-            return found
         for check, allowed_s in ((Check.FRONT, limits.dead_after_s), (Check.SCHEDULER, dead_after_s)):
             if check in self._asked_s:
-                since_s = max(self._asked_s[check], self._excused_s)
-                what = self._silence(check)
-                found.append(Complaint(what, since_s + limits.suspect_after_s, since_s + allowed_s))
+                since_s = self._counted_from(self._asked_s[check])
+                found.append(Complaint(self._silence(check), since_s + limits.suspect_after_s, since_s + allowed_s))
         if self._num_in_flight and not self._is_paused:
-            since_s = self._tokens_since_s()
+            since_s = self._counted_from(self._tokens_due_s)
             what = (
                 f"no token arrives though {self._num_in_flight} requests are in flight; while {Check.SCHEDULER} is "
                 "answered that points to the detokenizer"
@@ -295,13 +285,15 @@ class Health:
             found.append(Complaint(what, since_s + limits.suspect_after_s, since_s + dead_after_s))
         return found
 
-    def _tokens_since_s(self) -> float:
-        return max(self._tokens_due_s, self._excused_s)
+    def _counted_from(self, silent_s: float) -> float:
+        until_s = self._occupied.until_s if self._occupied is not None else silent_s
+        return max(silent_s, self._excused_s, until_s)
 
     def _silence(self, check: Check) -> str:
         part = "main process" if check is Check.FRONT else "scheduler"
         reason = f" ({self._reasons[check]})" if check in self._reasons else ""
-        return f"its {part} does not answer {check.value}{reason}, and no token arrives"
+        late = f", and {self._occupied.call} has not ended in its time" if self._occupied is not None else ""
+        return f"its {part} does not answer {check.value}{reason}{late}, and no token arrives"
 
     def _change(self, after: HealthState, cause: str, now_s: float) -> HealthChange | None:
         if after is self.state:

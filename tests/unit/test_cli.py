@@ -124,10 +124,13 @@ def test_an_interrupt_is_exit_code_130(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_the_doctor_finds_this_machine_fit_and_names_what_it_looked_at(tmp_path: Path) -> None:
+def test_the_doctor_finds_this_machine_fit_and_names_what_it_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_ENVS", str(tmp_path))  # importing SGLang there takes ten seconds
     out = StringIO()
     assert doctor.examine(Console(file=out, width=120), tmp_path)
-    for subject in ("Python", "torch", "ray", "shared memory", "disk", "file descriptors", "wandb"):
+    for subject in ("Python", "torch", "ray", "shared memory", "disk", "file descriptors", "SGLang", "wandb"):
         assert subject in out.getvalue()
 
 

@@ -25,7 +25,6 @@ RESERVED: Final[Mapping[str, str]] = {
     "api_key": _KEYS,
     "admin_api_key": _KEYS,
     "config": "what a file sets could not be checked; write its options here",
-    "nnodes": _NODES,
     "node_rank": _NODES,
     "dist_init_addr": _NODES,
     "nccl_port": _NODES,

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from penstock.backends.engines.options import OptionValue
 
 KEY: Final = "engines.sglang"
+PLACED: Final = ("nnodes",)
+"""What a scenario asks of the placement; each server is told by its launch, together with its rank."""
 _LIST: Final = Path(__file__).with_name("server_options.json")
 _SIZE: Final = re.compile(r"\d+(\.\d+)?[kMGT]|\d+([KMGT]i)?")
 _TYPE_NAMES: Final = {
@@ -93,12 +95,12 @@ def check_server_options(options: Mapping[str, OptionValue]) -> None:
 
 
 def command_line(options: Mapping[str, OptionValue]) -> list[str]:
-    """The words for the server's command line. A null leaves the server's default.
+    """The words for the server's command line, without those of ``PLACED``. A null leaves the server's default.
 
     Raises:
         ServerOptionError: the server would not take one of them.
     """
-    return [word for given in _resolve(options) for word in _words(given)]
+    return [word for given in _resolve(options) if given.option.name not in PLACED for word in _words(given)]
 
 
 def defaults(*, is_cpu: bool) -> dict[str, OptionValue]:
@@ -108,7 +110,7 @@ def defaults(*, is_cpu: bool) -> dict[str, OptionValue]:
 
 
 def merged(*layers: Mapping[str, OptionValue]) -> dict[str, OptionValue]:
-    """Options laid over each other, the last one on top, whatever spelling of a name each uses.
+    """Options laid over each other, the last one on top, whichever of an option's names each uses.
 
     Raises:
         ServerOptionError: there is no such option.
@@ -127,24 +129,31 @@ def supports_seeded_sampling(options: Mapping[str, OptionValue], *, is_cpu: bool
     given = merged(options)
     if is_cpu or not (given.get("enable_deterministic_inference") or given.get("rl_on_policy_target")):
         return False
-    able = (None, *_option_list().deterministic_attention_backends)  # without a choice it takes one that is able
+    able = (None, *deterministic_attention_backends())  # without a choice it takes one that is able
     parts = ("attention_backend", "prefill_attention_backend", "decode_attention_backend")
     return all(given.get(part) in able for part in parts)
 
 
+def deterministic_attention_backends() -> tuple[str, ...]:
+    """With which a server can infer deterministically."""
+    return _option_list().deterministic_attention_backends
+
+
 def option_named(key: str) -> ServerOption:
-    """The option that a key of a scenario means: any of its flags, or the name of its value, with ``_`` or ``-``.
+    """The option that a key of a scenario means: one of its flags, or the name of its value, written with ``_``.
 
     Raises:
         ServerOptionError: there is none.
     """
     names = _names()
-    name = key.replace("-", "_")
+    name = _name_of(key)
     if name not in names:
         begun = [other for other in names if other.startswith(f"{name}_")]
         near = begun if len(begun) == 1 else difflib.get_close_matches(name, names, n=1)
         hint = f"did you mean '{near[0]}'?" if near else "`python -m sglang.launch_server --help` lists them"
         raise ServerOptionError(key, f"SGLang {SGLANG_VERSION} has no such option; {hint}")
+    if name != key:  # one spelling, so that nobody who looks for an option misses it
+        raise ServerOptionError(key, f"write it '{name}'")
     return names[name]
 
 

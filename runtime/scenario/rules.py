@@ -14,11 +14,19 @@ from typing import TYPE_CHECKING
 from penstock.backends.data.problems import DataError
 from penstock.backends.data.sources import parse_source
 from penstock.backends.engines.options import engine_groups
+from penstock.backends.engines.sglang.server_options import (
+    ServerOptionError,
+    check_server_options,
+    deterministic_attention_backends,
+    supports_seeded_sampling,
+)
 from penstock.backends.learners.objectives.validity import GROUPED, objective_problem
+from penstock.backends.protocol import Capability
 from penstock.backends.rewards.builtin import BUILT_IN
 from penstock.runtime.options import ObservabilityOptions
 from penstock.runtime.scenario.capabilities import ENGINE_CAPABILITIES, lacking
 from penstock.runtime.scenario.paths import DATA_KEYS, FILTER_FUNCTION, OBJECTIVE, REWARD_FUNCTION, is_user_code
+from penstock.runtime.scenario.source import dotted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -160,7 +168,25 @@ def _objective(s: Scenario) -> Iterator[Broken]:
 
 def _capabilities(s: Scenario) -> Iterator[Broken]:
     for path, group in _engine_groups(s):
-        yield from lacking(s, path, group.backend, ENGINE_CAPABILITIES[group.backend])
+        can = ENGINE_CAPABILITIES[group.backend]
+        if group.backend == "sglang" and s.engines.seeded_sampling:
+            if not supports_seeded_sampling(group.sglang, is_cpu=group.device == "cpu"):
+                yield (
+                    ("engines", "seeded_sampling"),
+                    "an SGLang server draws by a sample's seed only on a GPU, with enable_deterministic_inference and "
+                    f"an attention backend that can ({', '.join(deterministic_attention_backends())}); set these under "
+                    f"{dotted(path)}.sglang, or seeded_sampling to false",
+                )
+            can |= {Capability.SEEDED_SAMPLING}
+        yield from lacking(s, path, group.backend, can)
+
+
+def _server_options(s: Scenario) -> Iterator[Broken]:
+    for path, group in _engine_groups(s):
+        try:
+            check_server_options(group.sglang)
+        except ServerOptionError as error:
+            yield (*path, "sglang", error.key), error.text
 
 
 def _external(s: Scenario) -> Iterator[Broken]:
@@ -228,6 +254,7 @@ RULES: tuple[Callable[[Scenario], Iterator[Broken]], ...] = (
     _groups,
     _staleness,
     _objective,
+    _server_options,
     _capabilities,
     _external,
     _timing,

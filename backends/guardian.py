@@ -16,7 +16,8 @@ Invariants:
 * Nothing but the standard library is imported, so that this starts in a few hundredths of a second.
 
 Waits: the one ``poll`` ends with the launcher, the server, or an order; that the server may run for ever is meant.
-The wait for killed processes has no end of its own: the launcher waits for the guardian with a deadline.
+The wait for killed processes has no end of its own: the launcher waits for the guardian with a deadline. The last words
+wait ``FAREWELL_S`` for a launcher that does not read.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -40,6 +42,8 @@ MAX_LINE_BYTES: Final = 8192
 """Of a line that is passed on; the file has it whole."""
 MAX_BACKLOG_BYTES: Final = 1 << 20
 """Of what the launcher has not taken yet."""
+FAREWELL_S: Final = 10.0
+"""For the launcher to take what is left to say when all is over."""
 _LINE_ENDS: Final = re.compile(rb"[\r\n]+")
 
 
@@ -159,7 +163,7 @@ class Guardian:
         self._output, write_end = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._output, False)
         os.set_blocking(sys.stdout.fileno(), False)
-        self._backlog = b""
+        self._backlog = bytearray()
         self._partial = b""
         server = subprocess.Popen(
             job.command,
@@ -214,9 +218,17 @@ class Guardian:
                 return
 
     def finish(self) -> None:
-        """Say what is left to say, as far as the launcher still listens without being waited for."""
+        """Say what is left to say, if the launcher listens."""
         self._read_rest()
         self._flush()
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), select.POLLOUT)
+        poll.register(self._launcher, select.POLLIN)
+        deadline_s = time.monotonic() + FAREWELL_S
+        while self._backlog and (left_s := deadline_s - time.monotonic()) > 0:
+            if any(descriptor == self._launcher for descriptor, _ in poll.poll(left_s * 1000)):
+                return
+            self._flush()
 
     def _read_rest(self) -> None:
         while self._read():
@@ -236,7 +248,8 @@ class Guardian:
                 line = line.replace(secret, b"(secret)")
             self._log.write(line + b"\n")
             if len(self._backlog) < MAX_BACKLOG_BYTES:
-                self._say(b"L " + line[:MAX_LINE_BYTES])
+                self._backlog += b"L " + line[:MAX_LINE_BYTES] + b"\n"
+        self._flush()
         return bool(data)
 
     def _say(self, word: bytes) -> None:
@@ -246,11 +259,11 @@ class Guardian:
     def _flush(self) -> None:
         try:
             while self._backlog:
-                self._backlog = self._backlog[os.write(sys.stdout.fileno(), self._backlog) :]
+                del self._backlog[: os.write(sys.stdout.fileno(), self._backlog[:READ_BYTES])]
         except BlockingIOError:
             pass
         except BrokenPipeError:
-            self._backlog = b""
+            self._backlog.clear()
 
 
 def main() -> None:

@@ -71,6 +71,9 @@ class EnginesOptions(EngineGroupOptions, frozen=True, kw_only=True):
 
     more: tuple[EngineGroupOptions, ...] = ()
     """Engines of other kinds beside these, in the same run."""
+    placement: Literal["auto", "pack", "spread", "colocate"] = "auto"
+    """Of GPUs: ``pack``, which ``auto`` is too, takes as few nodes as it can, ``spread`` as many. ``colocate`` puts the
+    learner on the GPUs of the first engine; they take turns, so it needs ``max_staleness: 0`` and ``drain``."""
     seeded_sampling: bool = False
     """Refuse engines whose samples do not follow from the seed."""
     progress_tokens: Annotated[int, Meta(ge=1)] = 64

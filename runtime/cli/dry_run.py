@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rich.syntax import Syntax
 
 from penstock.runtime.cli.placement import placement
+from penstock.runtime.hosts.ray.placement import needs_of
 from penstock.runtime.scenario import dump_scenario
 
 if TYPE_CHECKING:
@@ -33,5 +34,15 @@ def placement_text(scenario: Scenario) -> str:
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
     where = scenario.runtime.ray_address or "this machine, with Ray started embedded"
-    lines.append(f"{sum(row.num_processes for row in rows)} processes on {where}")
+    lines.append(f"{sum(row.num_processes for row in rows)} processes on {where}{_gpus(scenario)}")
     return "".join(f"# {line}".rstrip() + "\n" for line in lines)
+
+
+def _gpus(scenario: Scenario) -> str:
+    """What Ray is asked for; whether the cluster has it is seen when the run starts."""
+    num_gpus = sum(len(need.names) * need.size.num_gpus for need in needs_of(scenario))
+    if not num_gpus:
+        return ""
+    is_optional = all(need.is_optional for need in needs_of(scenario))
+    how = scenario.engines.placement
+    return f"; asks for {num_gpus} GPU{'s' * (num_gpus > 1)}{' where there are any' * is_optional} (placement {how})"

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.backends.engines.options import engine_groups
+from penstock.backends.engines.sglang.size import engine_size
 from penstock.messages.names import BUFFER, FILTER, LEARNER, PROMPT_SOURCE, SCORER, WEIGHT_PUBLISHER, engine_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.backends.engines.options import EnginesOptions
+    from penstock.backends.engines.options import EngineGroupOptions, EnginesOptions
     from penstock.runtime.scenario import Scenario
 
 
@@ -49,6 +50,16 @@ def _engines(options: EnginesOptions) -> Iterator[Placed]:
             group.count,
             group.num_threads,
             group.device,
-            f"{group.backend}, {group.slots} slots each",
+            f"{group.backend}, {group.slots} slots each{_gpus(group)}",
         )
         first = last + 1
+
+
+def _gpus(group: EngineGroupOptions) -> str:
+    if group.addresses:
+        return ", running already"
+    if group.backend != "sglang" or group.device == "cpu":
+        return ""
+    size = engine_size(group.sglang)
+    over = f" over {size.node_counts[0]} nodes" if size.node_counts[0] > 1 else ""
+    return f", {size.num_gpus} GPU{'s' * (size.num_gpus > 1)} each{over}"

@@ -20,9 +20,11 @@ from penstock.backends.engines.sglang.server_options import (
     deterministic_attention_backends,
     supports_seeded_sampling,
 )
+from penstock.backends.engines.sglang.size import EngineSizeError, engine_size
 from penstock.backends.learners.objectives.validity import GROUPED, objective_problem
 from penstock.backends.protocol import Capability
 from penstock.backends.rewards.builtin import BUILT_IN
+from penstock.messages.training import UpdateMode
 from penstock.runtime.options import ObservabilityOptions
 from penstock.runtime.scenario.capabilities import ENGINE_CAPABILITIES, lacking
 from penstock.runtime.scenario.paths import DATA_KEYS, FILTER_FUNCTION, OBJECTIVE, REWARD_FUNCTION, is_user_code
@@ -204,6 +206,21 @@ def _external(s: Scenario) -> Iterator[Broken]:
             yield (*path, "sglang"), "servers that run already have their options; remove it, or the addresses"
 
 
+def _placement(s: Scenario) -> Iterator[Broken]:
+    for path, group in _engine_groups(s):
+        try:
+            engine_size(group.sglang)
+        except EngineSizeError as error:
+            yield (*path, "sglang"), str(error)
+    staleness = s.staleness
+    if s.engines.placement == "colocate" and (staleness.max_staleness or staleness.update_mode is not UpdateMode.DRAIN):
+        yield (
+            ("engines", "placement"),
+            "colocated engines and the learner take turns on their devices, so none may run ahead of the other; set "
+            "staleness.max_staleness=0 and staleness.update_mode=drain, or another placement",
+        )
+
+
 def _engine_groups(s: Scenario) -> Iterator[tuple[KeyPath, EngineGroupOptions]]:
     yield ("engines",), s.engines
     for index, group in enumerate(s.engines.more):
@@ -257,6 +274,7 @@ RULES: tuple[Callable[[Scenario], Iterator[Broken]], ...] = (
     _server_options,
     _capabilities,
     _external,
+    _placement,
     _timing,
     _metrics,
     _without_effect,

@@ -18,6 +18,7 @@ from penstock.runtime.hosts.ray.cluster import RayCluster, RayYard, make_temp_fo
 from penstock.runtime.hosts.ray.control import Address
 from penstock.runtime.hosts.ray.keys import KeyPair, make_keys
 from penstock.runtime.hosts.ray.links import Links
+from penstock.runtime.hosts.ray.placement import Placement
 from penstock.runtime.hosts.ray.ports import Outcome, SupervisorSettings
 from penstock.runtime.hosts.ray.processes import is_running
 from penstock.runtime.hosts.ray.signals import Signals
@@ -108,7 +109,7 @@ class EchoRun:
         self.names = names
         self.keys: KeyPair | None = make_keys() if encrypt else None
         self.witness = Witness(self)
-        self.yard = yard or RayYard(cluster, resources={})
+        self.yard = yard or RayYard(cluster, Placement())
         self._resend_after_s = resend_after_s
         self._started_unix_s = time.time()
         self.links = Links(client_keys=self.keys, wakes_on_changes=True)

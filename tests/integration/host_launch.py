@@ -8,6 +8,7 @@ from pathlib import Path
 import host_echo
 import msgspec
 
+from penstock.backends.engines.options import num_engines
 from penstock.messages.names import engine_name
 from penstock.runtime.hosts.ray.cluster import make_temp_folder
 from penstock.runtime.hosts.ray.job import DriverJob
@@ -33,7 +34,7 @@ def main() -> int:
         temp_folder=str(make_temp_folder()),
         scenario=scenario,
         wiring="host_echo",
-        names=(*host_echo.NAMES, *map(engine_name, range(1, scenario.engines.count))),
+        names=(*host_echo.NAMES, *map(engine_name, range(1, num_engines(scenario.engines)))),
         plan=msgspec.msgpack.encode(plan),
     )
     print(job.temp_folder, flush=True)

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
-import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 from host_echo import RunPlan
-from host_launched import HERE, Launched
+from host_two_nodes import two_nodes
 
-from penstock.runtime.hosts.ray.cluster import make_temp_folder
 from penstock.runtime.hosts.ray.processes import is_running, start_ticks_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from host_launched import Launched
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 
@@ -29,22 +27,10 @@ ENDLESS = RunPlan(num_groups=1_000_000, tick_s=0.02)
 
 @pytest.fixture
 def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Two Ray nodes on this machine, started by somebody else than the run."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")])))
+    """Two Ray nodes on this machine."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    temp_folder = make_temp_folder()
-    (temp_folder / "ray").mkdir()
-    monkeypatch.setenv("RAY_TMPDIR", str(temp_folder))
-    cluster = subprocess.Popen(
-        [sys.executable, str(HERE / "host_two_nodes.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert cluster.stdout is not None
-    assert cluster.stdin is not None
-    yield cluster.stdout.readline().strip()
-    cluster.stdin.close()
-    cluster.wait(60.0)
-    cluster.stdout.close()
-    shutil.rmtree(temp_folder, ignore_errors=True)
+    with two_nodes() as started:
+        yield started
 
 
 def test_a_stopped_actor_on_another_node_is_killed_there_and_replaced(

@@ -17,6 +17,7 @@ from penstock.messages.ledger import GroupRecorded
 from penstock.messages.names import BUFFER, FILTER, LEARNER, PROMPT_SOURCE, SCORER, SUPERVISOR
 from penstock.runtime.hosts.ray.boot import EndKind
 from penstock.runtime.hosts.ray.cluster import RayCluster, RayYard
+from penstock.runtime.hosts.ray.placement import Placement
 from penstock.runtime.hosts.ray.ports import OutcomeKind
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def test_a_zombie_that_wakes_up_behind_its_fence_does_no_harm_and_ends(cluster: 
         cluster,
         tmp_path,
         RunPlan(num_groups=1000),
-        yard=BlindYard(cluster, resources={}),
+        yard=BlindYard(cluster, Placement()),
         heartbeat_timeout_s=2.0,
         resend_after_s=0.5,
     )

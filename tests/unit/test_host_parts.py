@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import msgspec
 import pytest
 
 from penstock.messages.membership import ActorEpoch
-from penstock.messages.names import BUFFER, LEARNER, SCORER, engine_name
+from penstock.messages.names import BUFFER, LEARNER, SCORER
 from penstock.messages.training import Activity, ActivitySpan, ActorReported
 from penstock.runtime.hosts.ray.boot import log_name
 from penstock.runtime.hosts.ray.control import Address, ProcessBeat, ProcessStarted
@@ -20,13 +17,8 @@ from penstock.runtime.hosts.ray.incarnations import (
     STOPPED_GRACE_S,
     Incarnation,
 )
-from penstock.runtime.hosts.ray.placement import gpu_shares
 from penstock.runtime.hosts.ray.processes import ProcessFacts, facts_of, is_running, start_ticks_of
 from penstock.runtime.hosts.ray.restarts import MAX_PAUSE_S, Restarts
-from penstock.runtime.scenario import Scenario
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 TIMEOUT_S = 10.0
 TICKS = 77
@@ -230,29 +222,6 @@ def test_a_pid_with_another_start_time_is_another_process() -> None:
     assert facts.parent == os.getppid()
     with pytest.raises(ProcessLookupError, match="there is no process"):
         start_ticks_of(2**22 + 1)
-
-
-def scenario(blocks: Mapping[str, object]) -> Scenario:
-    return msgspec.convert({"run": {"name": "x"}, "data": {"path": "rows.jsonl"}, **blocks}, Scenario)
-
-
-@pytest.mark.parametrize(
-    ("num_gpus", "num_engines", "share"),
-    [(1, 1, 0.5), (2, 1, 1.0), (2, 2, 0.5), (8, 7, 1.0), (8, 8, 0.5), (4, 15, 0.25), (1, 3, 0.25)],
-)
-def test_the_takers_of_gpus_share_them_so_that_each_finds_a_place(
-    num_gpus: int, num_engines: int, share: float
-) -> None:
-    shares = gpu_shares(scenario({"engines": {"count": num_engines}}), num_gpus)
-    assert shares == dict.fromkeys((LEARNER, *map(engine_name, range(num_engines))), share)
-    assert len(shares) <= num_gpus * int(1 / share)
-
-
-def test_who_names_its_device_asks_ray_for_none() -> None:
-    both = {"engines": {"device": "cuda:1"}, "learner": {"device": "cpu"}}
-    assert gpu_shares(scenario(both), 8) == {}
-    assert gpu_shares(scenario({"engines": {"device": "cpu"}}), 8) == {LEARNER: 1.0}
-    assert gpu_shares(scenario({}), 0) == {}
 
 
 def test_the_log_of_an_engine_is_one_file_and_not_a_folder() -> None:

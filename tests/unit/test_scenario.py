@@ -281,6 +281,8 @@ def test_what_the_block_says_beats_the_policy_s_default(scenario_file: Path) -> 
         (["learner.warm_start.path='rows.jsonl@[-1:]'"], "learner.warm_start.path", "expected a slice like @[0:1000]"),
         (["reward.function=maths"], "reward.function", "did you mean 'math'?"),
         (["filter.function=keep"], "filter.function", "must be file.py:function"),
+        (["engines.placement=colocate"], "engines.placement", "take turns on their devices"),
+        (["engines.backend=sglang", "engines.sglang.tp_size=0"], "engines.sglang", "tp_size: must be a whole number"),
     ],
 )
 def test_blocks_that_do_not_fit_together_are_refused_with_the_mending(

@@ -29,13 +29,15 @@ import msgspec
 from penstock.messages.names import LEARNER, is_engine
 from penstock.runtime.hosts.ray import processes
 from penstock.runtime.hosts.ray.boot import Boot, EndKind, ProcessEnd
+from penstock.runtime.hosts.ray.groups import PlacementGroups, gpus_of_nodes
 from penstock.runtime.hosts.ray.ports import EndedProcess
 from penstock.runtime.hosts.ray.wakeup import Wakeup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping
+    from collections.abc import Callable, Generator
 
     from penstock.runtime.hosts.ray.control import ProcessStarted
+    from penstock.runtime.hosts.ray.placement import NodeGpus, Placement
 
 NUM_CPUS: Final = 2
 """Decides only how many workers Ray starts in advance, since every actor asks for none. More of them delay its own
@@ -129,9 +131,9 @@ class RayCluster:
         """Address of this node that the others can reach."""
         return "127.0.0.1" if self.is_embedded else str(self._ray.util.get_node_ip_address())
 
-    def num_gpus(self) -> float:
-        """GPUs that Ray can give away."""
-        return float(self._ray.cluster_resources().get("GPU", 0.0))
+    def nodes(self) -> list[NodeGpus]:
+        """The living nodes with the GPUs that are free on them, this one first."""
+        return gpus_of_nodes(self._ray, self.node_id)
 
     def broken(self) -> str:
         """Which part of an embedded Ray has died; empty while all of them live.
@@ -194,11 +196,15 @@ def _start_nothing(node: object) -> None:
 class RayYard:
     """Starts each process as a Ray actor, and kills it. Implements ``penstock.runtime.hosts.ray.ports.Yard``."""
 
-    def __init__(self, cluster: RayCluster, *, resources: Mapping[str, float]) -> None:
-        """
+    def __init__(self, cluster: RayCluster, placement: Placement) -> None:
+        """Reserves the GPUs of the run.
+
         Args:
             cluster: where the actors run.
-            resources: GPUs of each actor, by name; none for who is missing.
+            placement: who gets which GPUs.
+
+        Raises:
+            PreflightError: somebody else has taken them meanwhile.
         """
         import ray
 
@@ -206,7 +212,7 @@ class RayYard:
 
         self._ray: Any = ray
         self._cluster = cluster
-        self._gpus = resources
+        self._groups = PlacementGroups(ray, placement)
         self._ended: Wakeup[EndedProcess] = Wakeup()
         self._handles: dict[tuple[str, int], Any] = {}
         self._actor_class: Any = ray.remote(ActorProcess)
@@ -219,12 +225,16 @@ class RayYard:
         return self._ended.fileno()
 
     def launch(self, boot: Boot) -> None:
-        if self._spare is not None and self._may_be_spare(boot.name):
+        seat = self._groups.seat_of(boot.name)
+        if seat is not None:
+            actor = self._actor(seat.num_gpus, seat.strategy)
+        elif self._spare is not None and self._may_be_spare(boot.name):
             actor, self._spare = self._spare, None
         else:
-            actor = self._actor(self._gpus.get(boot.name, 0), self._strategy(boot.name))
+            actor = self._actor(0, self._strategy(boot.name))
         self._handles[boot.name, boot.epoch] = actor  # Ray ends an actor that nobody refers to
-        result = actor.run.remote(msgspec.msgpack.encode(boot))
+        holder, num_devices = (None, None) if seat is None else (seat.holder, seat.num_devices)
+        result = actor.run.remote(msgspec.msgpack.encode(boot), holder, num_devices)
         result.future().add_done_callback(self._on_done(boot.name, boot.epoch))
 
     def make_spare(self) -> None:
@@ -273,8 +283,8 @@ class RayYard:
         ).remote()
 
     def _may_be_spare(self, name: str) -> bool:
-        """Whether the spare process is where this actor belongs, and has all that it needs."""
-        return name not in self._gpus and (self._cluster.is_embedded or self._strategy(name) != SPREAD)
+        """Whether the spare process is where this actor belongs."""
+        return self._cluster.is_embedded or self._strategy(name) != SPREAD
 
     def _strategy(self, name: str) -> Any:  # noqa: ANN401 - a type of Ray's
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

@@ -1,28 +1,221 @@
-"""Which share of a GPU each actor asks Ray for. Pure."""
+"""Which GPUs of which nodes each actor gets. Pure.
+
+What is placed is a *block*: GPUs that belong together, on one node or an equal number on each of several, and the
+actors that use them. By default each actor has a block of its own (disaggregated). Two share one in two cases: with
+``engines.placement: colocate`` the learner is put on the GPUs of the first engine, and embedded engines and the learner
+share GPUs, in equal parts, where there are fewer of them than takers.
+
+Invariants:
+
+* A block lies on one node whenever one has room for it, otherwise on as few as its engine can be divided over.
+* Larger blocks are placed first. ``auto`` and ``pack`` put each on the node with the least room that suffices,
+  ``spread`` on the one with the most.
+* What the cluster cannot give is refused, never made smaller; only ``auto`` devices do without, all together, in a
+  cluster that has no GPU at all.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Final
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from penstock.backends.engines.options import engine_groups
+from penstock.backends.engines.sglang.size import EngineSize, engine_size
 from penstock.messages.names import LEARNER, engine_name
+from penstock.runtime.errors import PreflightError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from penstock.backends.engines.options import EngineGroupOptions
     from penstock.runtime.scenario import Scenario
 
 FROM_RAY: Final = ("auto", "cuda")
 """Devices that Ray assigns. ``cuda:1`` is the user's own choice, ``cpu`` needs none."""
+ONE_GPU: Final = EngineSize(1, (1,))
 
 
-def gpu_shares(scenario: Scenario, num_gpus: float) -> dict[str, float]:
-    """GPUs of each actor that gets any, by name.
+class NodeGpus(NamedTuple):
+    """One node of the cluster."""
 
-    With fewer GPUs than takers as many of them as needed share one, in equal parts: Ray never splits one taker over
-    two GPUs, so parts that do not fill a GPU whole would leave somebody waiting for ever.
+    node_id: str
+    num_gpus: int
+    """That nobody else has taken."""
+
+
+class Need(NamedTuple):
+    """Actors that are alike, and the GPUs that each of them asks for."""
+
+    names: tuple[str, ...]
+    size: EngineSize
+    key: str
+    """Of the block of the scenario that they come from."""
+    may_share: bool
+    """Whether several may be put on one GPU where there are not enough: true of what runs inside our own process."""
+    is_optional: bool
+    """Whether they run without where the cluster has no GPU at all."""
+
+
+class Block(NamedTuple):
+    """GPUs that belong together, and who uses them."""
+
+    members: tuple[str, ...]
+    gpus_per_node: int
+    node_ids: tuple[str, ...]
+    """The first one is where its members run."""
+
+    @property
+    def num_gpus(self) -> int:
+        """On all of its nodes."""
+        return self.gpus_per_node * len(self.node_ids)
+
+
+class Placement(NamedTuple):
+    """Who gets which GPUs; who is in no block gets none."""
+
+    blocks: tuple[Block, ...] = ()
+
+    def block_of(self, name: str) -> Block | None:
+        """The block that this actor uses."""
+        return next((block for block in self.blocks if name in block.members), None)
+
+
+def needs_of(scenario: Scenario) -> list[Need]:
+    """Everybody who asks Ray for GPUs: the learner, then the engines.
+
+    Raises:
+        EngineSizeError: the options of an engine give no number of GPUs.
     """
-    takers = [LEARNER] if scenario.learner.backend == "torch" and scenario.learner.device in FROM_RAY else []
-    if scenario.engines.backend == "torch" and scenario.engines.device in FROM_RAY:
-        takers += [engine_name(index) for index in range(scenario.engines.count)]
-    if not takers or num_gpus < 1:
-        return {}
-    return dict.fromkeys(takers, 1.0 / math.ceil(len(takers) / math.floor(num_gpus)))
+    learner, needs = scenario.learner, list[Need]()
+    if learner.backend == "torch" and learner.device in FROM_RAY:
+        needs.append(Need((LEARNER,), ONE_GPU, "learner", may_share=True, is_optional=learner.device == "auto"))
+    first = 0
+    for index, group in enumerate(engine_groups(scenario.engines)):
+        names = tuple(engine_name(first + number) for number in range(group.count))
+        first += group.count
+        if _takes_gpus(group):
+            is_embedded = group.backend == "torch"
+            size = ONE_GPU if is_embedded else engine_size(group.sglang)
+            key = f"engines.more[{index - 1}]" if index else "engines"
+            needs.append(Need(names, size, key, may_share=is_embedded, is_optional=group.device == "auto"))
+    return needs
+
+
+def _takes_gpus(group: EngineGroupOptions) -> bool:
+    """Servers that somebody else has started have theirs."""
+    return group.backend != "simulated" and group.device in FROM_RAY and not group.addresses
+
+
+def place(scenario: Scenario, nodes: Sequence[NodeGpus]) -> Placement:
+    """A place for everybody who needs one. Of nodes that are equally good the earlier one is taken.
+
+    Raises:
+        PreflightError: the cluster cannot give it; says what was asked, what there is, and what would fit.
+        EngineSizeError: the options of an engine give no number of GPUs.
+    """
+    needs = needs_of(scenario)
+    if not any(node.num_gpus for node in nodes) and all(need.is_optional for need in needs):
+        return Placement()
+    how = scenario.engines.placement
+    blocks = _arrange(needs, nodes, how)
+    if blocks is None:
+        raise PreflightError(_refusal(needs, nodes, how))
+    return Placement(tuple(blocks))
+
+
+def colocated(scenario: Scenario) -> frozenset[str]:
+    """The engines that take turns with the learner: the first of those that get GPUs, or of all where none gets any."""
+    if scenario.engines.placement != "colocate":
+        return frozenset()
+    engines = [need.names[0] for need in needs_of(scenario) if need.names != (LEARNER,)]
+    return frozenset({engines[0] if engines else engine_name(0)})
+
+
+class _Wish(NamedTuple):
+    members: tuple[str, ...]
+    size: EngineSize
+
+
+def _arrange(needs: Iterable[Need], nodes: Sequence[NodeGpus], how: str) -> list[Block] | None:
+    """First fit, largest first. That finds a place for all where sizes divide the nodes, as powers of two do."""
+    free = {node.node_id: node.num_gpus for node in nodes}
+    wishes = [(_Wish((name,), need.size), need.may_share) for need in needs for name in need.names]
+    if how == "colocate" and len(wishes) > 1 and wishes[0][0].members == (LEARNER,):
+        _, (engine, _), *others = wishes
+        wishes = [(_Wish((*engine.members, LEARNER), engine.size), False), *others]
+    whole = [wish for wish, may_share in wishes if not may_share]
+    sharing = [name for wish, may_share in wishes if may_share for name in wish.members]
+    blocks: list[Block] = []
+    for wish in sorted(whole, key=lambda wish: -wish.size.num_gpus):
+        blocks += _fit(wish, free, spread=how == "spread")
+    num_left = sum(free.values())
+    for members in _shares(sharing, num_left):
+        blocks += _fit(_Wish(members, ONE_GPU), free, spread=how == "spread")
+    is_complete = sum(len(block.members) for block in blocks) == sum(len(wish.members) for wish, _ in wishes)
+    return blocks if is_complete else None
+
+
+def _fit(wish: _Wish, free: dict[str, int], *, spread: bool) -> list[Block]:
+    """Takes the room of the block out of ``free``; nothing where there is none."""
+    for num_nodes in wish.size.node_counts:
+        per_node = wish.size.num_gpus // num_nodes
+        fitting = sorted((node for node in free if free[node] >= per_node), key=lambda node: free[node], reverse=spread)
+        if len(fitting) >= num_nodes:
+            for node in fitting[:num_nodes]:
+                free[node] -= per_node
+            return [Block(wish.members, per_node, tuple(fitting[:num_nodes]))]
+    return []
+
+
+def _shares(names: list[str], num_gpus: int) -> Iterator[tuple[str, ...]]:
+    """One GPU for each while there are enough, otherwise as many on each as needed, in order."""
+    per_gpu = math.ceil(len(names) / max(1, num_gpus))
+    for start in range(0, len(names), max(1, per_gpu)):
+        yield tuple(names[start : start + per_gpu])
+
+
+# --- what cannot be given -----------------------------------------------------------------------------------------
+
+
+def _refusal(needs: list[Need], nodes: Sequence[NodeGpus], how: str) -> str:
+    largest = max(needs, key=lambda need: (not need.may_share, need.size.num_gpus, not need.is_optional))
+    asked = "; ".join(_asked(need) for need in needs)
+    return f"{largest.key}: {asked}. {_there(nodes)}. {_nearest(needs, largest, nodes, how)}"
+
+
+def _asked(need: Need) -> str:
+    who = need.names[0] if len(need.names) == 1 else f"{need.names[0]} … {need.names[-1]}"
+    each = "" if len(need.names) == 1 else " each"
+    gpus = "1 GPU" if need.size.num_gpus == 1 else f"{need.size.num_gpus} GPUs"
+    over = f" over {need.size.node_counts[0]} nodes" if need.size.node_counts[0] > 1 else ""
+    return f"{who} asked for {gpus}{each}{over}"
+
+
+def _there(nodes: Sequence[NodeGpus]) -> str:
+    counts = [node.num_gpus for node in nodes if node.num_gpus]
+    if not counts:
+        return "No GPU is free in the cluster"
+    text = " + ".join(map(str, counts))
+    return f"{sum(counts)} {'is' if sum(counts) == 1 else 'are'} free, " + (
+        "on one node" if len(counts) == 1 else f"{text} on {len(counts)} nodes"
+    )
+
+
+def _nearest(needs: list[Need], largest: Need, nodes: Sequence[NodeGpus], how: str) -> str:
+    if not any(node.num_gpus for node in nodes):
+        return f"Give the cluster GPUs, or set {largest.key}.device=cpu where that is enough"
+
+    def fits(count: int, size: EngineSize) -> bool:
+        smaller = largest._replace(names=largest.names[:count], size=size)
+        return _arrange([smaller if need is largest else need for need in needs], nodes, how) is not None
+
+    count = bisect_right(range(1, len(largest.names)), 0, key=lambda count: 0 if fits(count, largest.size) else 1)
+    if count:
+        return f"The nearest that fits is {largest.key}.count={count}"
+    if largest.size.node_counts[0] > 1 and fits(len(largest.names), EngineSize(largest.size.num_gpus, (1,))):
+        return f"It fits without {largest.key}.sglang.nnodes"
+    for num_gpus in range(largest.size.num_gpus - 1, 0, -1):
+        if largest.size.num_gpus % num_gpus == 0 and fits(1, EngineSize(num_gpus, (1,))):
+            return f"The largest engine that fits beside the others has {num_gpus} GPUs: reduce tp_size or pp_size"
+    return "Not one engine fits beside the others: add GPUs, or take something off them with device: cpu"

@@ -23,7 +23,7 @@ import time
 import traceback
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -35,6 +35,7 @@ from penstock.runtime.errors import DISK_FULL_STORY, UserError, is_disk_full
 from penstock.runtime.hosts.ray import processes
 from penstock.runtime.hosts.ray.boot import Boot, EndKind, ProcessEnd, log_name
 from penstock.runtime.hosts.ray.control import Address, ProcessStarted
+from penstock.runtime.hosts.ray.groups import VISIBLE_DEVICES
 from penstock.runtime.hosts.ray.heartbeat import Heartbeat, Pulse
 from penstock.runtime.hosts.ray.links import Links
 from penstock.runtime.hosts.ray.loop import ActorLoop, RunClock
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from penstock.runtime.observability.tracing import TraceObserver
 
 SPAN_CLOSE_S: Final = 1.0
+HOLDER_TIMEOUT_S: Final = 60.0
 
 _log: Final = logging.getLogger(__name__)
 
@@ -53,17 +55,23 @@ _log: Final = logging.getLogger(__name__)
 class ActorProcess:
     """What Ray starts. One process runs one incarnation of one actor, once."""
 
-    def run(self, boot: bytes) -> bytes:
+    def run(self, boot: bytes, holder: Any = None, num_devices: int | None = None) -> bytes:  # noqa: ANN401
         """Run until the end.
 
         Args:
             boot: A :class:`~penstock.runtime.hosts.ray.boot.Boot` as msgpack.
+            holder: Handle of the :class:`~penstock.runtime.hosts.ray.groups.GpuHolder` whose GPUs this actor uses
+                together with others; None where Ray has given it GPUs of its own, or none.
+            num_devices: It sees the first so many of them; None means all.
 
         Returns:
             A :class:`~penstock.runtime.hosts.ray.boot.ProcessEnd` as msgpack.
         """
         import ray  # here, so that tests and benchmarks can run a process without it
 
+        if holder is not None:
+            devices = str(ray.get(holder.devices.remote(), timeout=HOLDER_TIMEOUT_S))  # pyright: ignore
+            os.environ[VISIBLE_DEVICES] = ",".join(devices.split(",")[:num_devices])
         node_id = str(ray.get_runtime_context().get_node_id())
         node_host = _node_host()
         end = run_process(msgspec.msgpack.decode(boot, type=Boot), node_id=node_id, node_host=node_host)
@@ -109,6 +117,7 @@ def _run_actor(boot: Boot, links: Links, pulse: Pulse) -> EndKind:
         gc.collect()
         gc.freeze()  # modules and the model are there to stay; walking them costs milliseconds
         times = time.monotonic() - began_s, time.process_time()
+        _log.info("%s: %s", VISIBLE_DEVICES, os.environ.get(VISIBLE_DEVICES, "not set"))
         _log.info("%s %d is built after %.1f s; the process has used %.1f s of CPU", boot.name, boot.epoch, *times)
         return loop.run()
 

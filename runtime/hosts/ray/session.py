@@ -27,7 +27,7 @@ from penstock.runtime.hosts.ray.control import Address
 from penstock.runtime.hosts.ray.keys import make_keys
 from penstock.runtime.hosts.ray.links import Links
 from penstock.runtime.hosts.ray.loop import RunClock
-from penstock.runtime.hosts.ray.placement import gpu_shares
+from penstock.runtime.hosts.ray.placement import place
 from penstock.runtime.hosts.ray.ports import FIRST_EPOCH, Outcome, OutcomeKind, SupervisorSettings
 from penstock.runtime.hosts.ray.preparation import PreparationProcess
 from penstock.runtime.hosts.ray.processes import kill_descendants
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from penstock.messages.training import ActorReported, StepReported
     from penstock.messages.waits import WaitsReported
     from penstock.runtime.hosts.ray.job import DriverJob
+    from penstock.runtime.hosts.ray.placement import Placement
     from penstock.runtime.observability.live import LiveView
 
 STDIN: Final = 0
@@ -97,6 +98,7 @@ class Session:
             except RayStartError as error:
                 raise PreflightError(str(error)) from error
             stack.callback(cluster.stop)
+            placement = place(scenario, cluster.nodes())
             plan = job.plan
             if preparation is not None:
                 plan = msgspec.msgpack.encode(preparation.finish(self._view.phase))
@@ -105,7 +107,7 @@ class Session:
             # something that the supervisor reads.
             signals = Signals()
             signals.install()
-            outcome = self._supervise(cluster, signals, plan)
+            outcome = self._supervise(cluster, placement, signals, plan)
         if outcome.kind is not OutcomeKind.ABANDONED:
             self._finish(outcome)
         return outcome
@@ -150,12 +152,12 @@ class Session:
 
     # --- the run ----------------------------------------------------------------------------------------------
 
-    def _supervise(self, cluster: RayCluster, signals: Signals, plan: bytes) -> Outcome:
+    def _supervise(self, cluster: RayCluster, placement: Placement, signals: Signals, plan: bytes) -> Outcome:
         job, runtime = self._job, self._job.scenario.runtime
         links = Links(
             client_keys=make_keys() if runtime.encrypt else None, host=cluster.node_host, wakes_on_changes=True
         )
-        yard = RayYard(cluster, resources=gpu_shares(job.scenario, cluster.num_gpus()))
+        yard = RayYard(cluster, placement)
         settings = SupervisorSettings(
             names=self._names,
             heartbeat_timeout_s=runtime.heartbeat_timeout_s,

@@ -1,0 +1,205 @@
+"""Who gets which GPUs of which nodes, and what a cluster cannot give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.backends.engines.sglang.size import EngineSizeError, engine_size
+from penstock.messages.names import LEARNER, engine_name
+from penstock.runtime.cli.dry_run import placement_text
+from penstock.runtime.errors import PreflightError
+from penstock.runtime.hosts.ray.placement import Block, NodeGpus, Placement, colocated, place
+from penstock.runtime.scenario import Scenario
+from penstock.runtime.scenario.resolve import resolve
+
+
+def scenario(engines: dict[str, Any], **blocks: object) -> Scenario:
+    data = {"run": {"name": "x"}, "data": {"path": "rows.jsonl"}, "engines": engines, **blocks}
+    return msgspec.convert(data, Scenario)
+
+
+def sglang(count: int, tp_size: int, **options: int) -> dict[str, Any]:
+    return {"backend": "sglang", "count": count, "sglang": {"tp_size": tp_size, **options}}
+
+
+def nodes(*num_gpus: int) -> list[NodeGpus]:
+    return [NodeGpus(f"node{index}", num) for index, num in enumerate(num_gpus)]
+
+
+def places(placement: Placement) -> dict[str, Block]:
+    return {name: block for block in placement.blocks for name in block.members}
+
+
+# --- the size of an engine --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "num_gpus"),
+    [
+        ({}, 1),
+        ({"tp_size": 4}, 4),
+        ({"tp_size": 4, "pp_size": 2}, 8),
+        ({"tensor_parallel_size": 2, "data_parallel_size": 3}, 6),
+        ({"tp_size": 8, "dp_size": 8, "enable_dp_attention": True}, 8),
+        ({"tp_size": 8, "attn_dp_size": 8}, 8),
+        ({"tp_size": 4, "dp_size": 2, "attn_dp_size": 4, "enable_dp_attention": True}, 8),
+        ({"tp_size": 8, "ep_size": 8, "moe_dp_size": 2, "disaggregation_mode": "prefill"}, 8),
+    ],
+)
+def test_an_engine_takes_the_gpus_that_its_options_say(options: dict[str, Any], num_gpus: int) -> None:
+    assert engine_size(options).num_gpus == num_gpus
+
+
+@pytest.mark.parametrize(
+    ("options", "node_counts"),
+    [
+        ({"tp_size": 4}, (1, 2, 4)),
+        ({"tp_size": 6, "nnodes": 3}, (3,)),
+        ({"tp_size": 4, "pp_size": 3}, (1, 3, 6, 12)),  # never two: three stages do not divide over them
+        ({"tp_size": 4, "dp_size": 2}, (1,)),
+    ],
+)
+def test_an_engine_is_divided_only_over_nodes_that_its_ranks_divide_over(
+    options: dict[str, Any], node_counts: tuple[int, ...]
+) -> None:
+    assert engine_size(options).node_counts == node_counts
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"tp_size": "two"}, "tp_size: must be a whole number, at least 1; found 'two'"),
+        ({"tp_size": True}, "tp_size: must be a whole number"),
+        ({"tp_size": 4, "nnodes": 3}, "cannot be divided over 3 nodes; set it to 1 or 2 or 4"),
+        ({"tp_size": 4, "dp_size": 2, "nnodes": 2}, "whose sets stay on one node, cannot be divided over 2 nodes"),
+    ],
+)
+def test_sizes_that_no_server_can_have_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(EngineSizeError, match=said):
+        engine_size(options)
+
+
+# --- the placement ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "num_engines", "per_gpu"),
+    [(1, 1, 2), (2, 1, 1), (2, 2, 2), (8, 7, 1), (8, 8, 2), (4, 15, 4), (1, 3, 4)],
+)
+def test_embedded_engines_and_the_learner_share_gpus_where_there_are_too_few(
+    num_gpus: int, num_engines: int, per_gpu: int
+) -> None:
+    placed = place(scenario({"count": num_engines}), nodes(num_gpus))
+    assert set(places(placed)) == {LEARNER, *map(engine_name, range(num_engines))}
+    assert max(len(block.members) for block in placed.blocks) == per_gpu
+    assert sum(block.num_gpus for block in placed.blocks) <= num_gpus
+
+
+def test_who_names_its_device_or_needs_none_is_given_none() -> None:
+    assert place(scenario({"device": "cuda:1"}, learner={"device": "cpu"}), nodes(8)).blocks == ()
+    assert place(scenario({"device": "cpu"}), nodes(8)).blocks == (Block((LEARNER,), 1, ("node0",)),)
+    running = {"backend": "sglang", "addresses": ["http://a:1"]}
+    assert place(scenario(running), nodes(8)).blocks == (Block((LEARNER,), 1, ("node0",)),)
+
+
+def test_a_cluster_without_gpus_is_enough_for_those_that_take_them_where_there_are_some() -> None:
+    assert place(scenario({}), nodes(0)).blocks == ()
+    assert place(scenario(sglang(1, 2)), nodes()).blocks == ()
+    with pytest.raises(PreflightError, match=r"No GPU is free in the cluster.*set engines.device=cpu"):
+        place(scenario({"device": "cuda"}), nodes(0))
+
+
+def test_an_engine_lies_on_one_node_when_it_fits_there() -> None:
+    placed = places(place(scenario(sglang(3, 4)), nodes(6, 8, 4)))
+    assert [placed[engine_name(index)].gpus_per_node for index in range(3)] == [4, 4, 4]
+    assert placed["engine/0"].node_ids == ("node2",)  # the one with the least room
+    assert len({placed[engine_name(index)].node_ids for index in range(3)}) == 3
+
+
+def test_an_engine_that_fits_on_no_node_gets_as_much_of_each_of_as_few_as_possible() -> None:
+    placed = places(place(scenario(sglang(1, 8)), nodes(2, 5, 4)))
+    assert placed["engine/0"] == Block(("engine/0",), 4, ("node2", "node1"))
+    assert placed[LEARNER].node_ids == ("node1",)
+
+
+def test_an_engine_that_is_to_span_nodes_does_also_when_it_would_fit_on_one() -> None:
+    placed = places(place(scenario(sglang(1, 4, nnodes=2)), nodes(8, 8)))
+    assert placed["engine/0"] == Block(("engine/0",), 2, ("node0", "node1"))
+
+
+@pytest.mark.parametrize(("how", "used"), [("auto", {0}), ("pack", {0}), ("spread", {0, 1})])
+def test_pack_takes_few_nodes_and_spread_takes_many(how: str, used: set[int]) -> None:
+    placed = places(place(scenario({"placement": how, **sglang(2, 2)}, learner={"device": "cpu"}), nodes(4, 4)))
+    assert {node for block in placed.values() for node in block.node_ids} == {f"node{index}" for index in used}
+
+
+def test_large_blocks_are_placed_first() -> None:
+    engines = {**sglang(3, 1), "more": [sglang(1, 4)]}
+    placed = places(place(scenario(engines), nodes(4, 4)))
+    assert placed["engine/3"].gpus_per_node == 4
+
+
+def test_a_colocated_learner_is_on_the_gpus_of_the_first_engine_that_has_some() -> None:
+    together = scenario({"placement": "colocate", **sglang(2, 2)})
+    placed = place(together, nodes(4))
+    assert placed.blocks[0] == Block(("engine/0", LEARNER), 2, ("node0",))
+    assert placed.blocks[1] == Block(("engine/1",), 2, ("node0",))
+    assert colocated(together) == {"engine/0"}
+    second = scenario({"placement": "colocate", "device": "cpu", "more": [{"backend": "torch"}]})
+    assert place(second, nodes(1)).blocks == (Block(("engine/1", LEARNER), 1, ("node0",)),)
+    assert colocated(second) == {"engine/1"}
+    assert colocated(scenario({})) == set()
+
+
+@pytest.mark.parametrize(
+    ("engines", "num_gpus", "said"),
+    [
+        (
+            sglang(4, 2),
+            (8,),
+            "engines: learner asked for 1 GPU; engine/0 … engine/3 asked for 2 GPUs each. 8 are free, on one node. "
+            "The nearest that fits is engines.count=3",
+        ),
+        (
+            {**sglang(1, 1), "more": [sglang(2, 4)]},
+            (4, 4),
+            "engines.more[0]: learner asked for 1 GPU; engine/0 asked for 1 GPU; engine/1 … engine/2 asked for 4 GPUs "
+            "each. 8 are free, 4 + 4 on 2 nodes. The nearest that fits is engines.more[0].count=1",
+        ),
+        (
+            sglang(2, 8),
+            (4, 3),
+            "engines: learner asked for 1 GPU; engine/0 … engine/1 asked for 8 GPUs each. 7 are free, 4 + 3 on 2 "
+            "nodes. The largest engine that fits beside the others has 4 GPUs: reduce tp_size or pp_size",
+        ),
+        (
+            sglang(1, 4, nnodes=2),
+            (8,),
+            "engines: learner asked for 1 GPU; engine/0 asked for 4 GPUs over 2 nodes. 8 are free, on one node. It "
+            "fits without engines.sglang.nnodes",
+        ),
+        (
+            sglang(1, 1),
+            (1,),
+            "engines: learner asked for 1 GPU; engine/0 asked for 1 GPU. 1 is free, on one node. Not one engine fits "
+            "beside the others: add GPUs, or take something off them with device: cpu",
+        ),
+    ],
+)
+def test_what_the_cluster_cannot_give_is_refused_with_the_nearest_that_it_can(
+    engines: dict[str, Any], num_gpus: tuple[int, ...], said: str
+) -> None:
+    with pytest.raises(PreflightError) as refused:
+        place(scenario(engines), nodes(*num_gpus))
+    assert str(refused.value) == said
+
+
+def test_a_dry_run_says_what_will_be_asked_for() -> None:
+    engines = {**sglang(2, 8, nnodes=2), "more": [{"backend": "sglang", "addresses": ["http://a:1"]}]}
+    text = placement_text(resolve(scenario(engines, staleness={"policy": "sync"})))
+    assert "sglang, 64 slots each, 8 GPUs each over 2 nodes" in text
+    assert "sglang, 64 slots each, running already" in text
+    assert "; asks for 17 GPUs where there are any (placement auto)" in text

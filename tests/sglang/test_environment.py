@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import urllib.request
 from pathlib import Path
@@ -12,18 +13,64 @@ import pytest
 
 from penstock.backends.engines.sglang.environment import SGLANG_VERSION, find_environment, pins
 from penstock.backends.engines.sglang.environment_build import build_environment
-from penstock.backends.engines.sglang.server_options import supports_seeded_sampling
+from penstock.backends.engines.sglang.reserved_options import RESERVED
+from penstock.backends.engines.sglang.server_options import (
+    PLACED,
+    ServerOption,
+    check_server_options,
+    command_line,
+    option_named,
+    supports_seeded_sampling,
+)
 from penstock.runtime.cli.doctor import check_sglang
 
 if TYPE_CHECKING:
     from running_server import RunningServer
 
+    from penstock.backends.engines.options import OptionValue
     from penstock.backends.engines.sglang.environment import SglangEnvironment
 
 pytestmark = pytest.mark.sglang
 
 HERE = Path(__file__).parent
 LIST = HERE.parents[1] / "backends" / "engines" / "sglang" / "server_options.json"
+
+PARSE = """
+import argparse, json, sys
+from sglang.srt.server_args import ServerArgs
+parser = argparse.ArgumentParser()
+ServerArgs.add_cli_args(parser)
+print(json.dumps(vars(parser.parse_args(["--model-path=x", *json.load(sys.stdin)]))))
+"""
+UNUSUAL = {
+    "cuda_graph_config": '{"decode": {"backend": "full"}}',  # it knows the keys within
+    "enable_amd_monokernel": True,  # two flags set it
+}
+
+
+def every_option() -> list[ServerOption]:
+    """All that a scenario may set and that reach the server."""
+    listed = json.loads(LIST.read_text(encoding="utf-8"))["options"]
+    names = {flag.removeprefix("--").replace("-", "_"): option["name"] for option in listed for flag in option["flags"]}
+    taken = {names[name] for name in RESERVED} | set(PLACED) | {"log_level", "log_level_http"}
+    return [option_named(name) for name in sorted({option["name"] for option in listed} - taken)]
+
+
+def example(option: ServerOption) -> OptionValue:
+    """A value that it takes, and which is not its default."""
+    if option.name in UNUSUAL:
+        return UNUSUAL[option.name]
+    if option.choices is not None:
+        one: bool | int | float | str = option.choices[-1]
+    else:
+        one = {"bool": True, "int": 3, "size": 4096, "float": 0.25, "str": "-word", "json": '[{"a": 1}]'}[option.type]
+    if option.nargs in ("+", "*"):
+        return [str(one).strip("-") if option.type == "str" else one] * 2
+    return one
+
+
+def is_json(name: str) -> bool:
+    return option_named(name).type == "json"
 
 
 def test_the_environment_has_exactly_what_its_lock_says(environment: SglangEnvironment) -> None:
@@ -55,6 +102,18 @@ def test_the_committed_list_of_options_is_that_of_the_installed_server(environme
         capture_output=True, text=True, check=True, timeout=300,
     )  # fmt: skip
     assert listed.stdout == LIST.read_text(encoding="utf-8")
+
+
+def test_the_servers_parser_reads_every_option_as_it_was_meant(environment: SglangEnvironment) -> None:
+    options = {option.name: example(option) for option in every_option()}
+    check_server_options(options)
+    parsed = subprocess.run(
+        [environment.python, "-W", "ignore", "-c", PARSE], input=json.dumps(command_line(options)),
+        env=os.environ | environment.variables, capture_output=True, text=True, check=True, timeout=300,
+    )  # fmt: skip
+    read = json.loads(parsed.stdout)
+    meant = {name: json.loads(str(value)) if is_json(name) else value for name, value in options.items()}
+    assert {name: read[name] for name in meant} == meant
 
 
 def test_a_server_has_the_options_that_it_was_given(server: RunningServer) -> None:

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
@@ -19,6 +18,7 @@ from penstock.backends.processes import environment_of, kill, marked_processes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator
+    from pathlib import Path
 
 PYTHON = (sys.executable, "-I", "-S", "-c")
 FAMILY = """

@@ -40,11 +40,13 @@ READS_UNDER_WAY: Final = 4
 
 BROKEN: Final = (
     zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CONNECT_RETRIED
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 )
-"""Of a connection: whoever asked will not get an answer by it."""
+"""Of a connection: whoever asked will not get an answer by it. A service listens before its first manifest is made,
+so a connection that is refused is one to a service that has ended."""
 
 _requests: Final = msgspec.msgpack.Encoder()
 _replies: Final = msgspec.msgpack.Decoder(AnyReply)

@@ -295,4 +295,4 @@ def own_libraries() -> Libraries:
     """What a peer of this process has to fit to."""
     has_nccl = torch.cuda.is_available() and torch.distributed.is_nccl_available()
     nccl = ".".join(str(part) for part in torch.cuda.nccl.version()) if has_nccl else ""
-    return Libraries(torch=torch.__version__, nccl=nccl)
+    return Libraries(torch=str(torch.__version__), nccl=nccl)

@@ -128,8 +128,9 @@ class UpdateGroup:
                 self._group = self._come_together(store)
                 self._serve()
         except RuntimeError as error:  # whatever torch.distributed has to say: DistError and its kin
-            self._story = _first_line(error)
-        self._group = None
+            self._story = self._broken(error)
+        self._refuse_the_rest()
+        self._group = None  # waits for what gloo still has under way; torch lets the other threads run meanwhile
         self._refuse_the_rest()
 
     def _listen(self, answer: Answer) -> dist.TCPStore | None:
@@ -213,8 +214,8 @@ class UpdateGroup:
 
     def _broken(self, error: RuntimeError) -> str:
         return (
-            f"the process group of {self.engine} is broken, and with it this update; the server died, hung for "
-            f"{self._join.timeout_s:g} s or left: {_first_line(error)}"
+            f"the process group of {self.engine} is broken: the server died, did not answer for "
+            f"{self._join.timeout_s:g} s, or left ({_first_line(error)})"
         )
 
     def _refuse_the_rest(self) -> None:
@@ -230,8 +231,8 @@ class UpdateGroup:
 
     @property
     def has_ended(self) -> bool:
-        """Whether its thread is gone: nothing can be sent any more."""
-        return not self._thread.is_alive()
+        """Whether nothing can be sent any more."""
+        return bool(self._story) or not self._thread.is_alive()
 
     @property
     def story(self) -> str:

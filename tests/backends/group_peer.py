@@ -1,0 +1,43 @@
+"""The other end of a process group, joined as SGLang joins one; a process of its own, run by the tests.
+
+    python group_peer.py ADDRESS PORT GROUP RANK WORLD_SIZE SIZE_BYTES...
+
+It receives one broadcast for each size, prints its SHA-256 as a line, and waits on its standard input between any two.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+TIMEOUT = timedelta(seconds=60)
+
+
+def main() -> None:
+    address, port, group = sys.argv[1], sys.argv[2], sys.argv[3]
+    rank, world_size, *sizes = (int(word) for word in sys.argv[4:])
+    store, rank, world_size = next(
+        c10d.rendezvous(f"tcp://{address}:{port}", rank, world_size, timeout=TIMEOUT)  # type: ignore[no-untyped-call]
+    )
+    store.set_timeout(TIMEOUT)
+    made, _ = c10d._new_process_group_helper(  # type: ignore[attr-defined]
+        world_size, rank, [], c10d.Backend("gloo"), c10d.PrefixStore(group, store), group_name=group,
+        backend_options=None, timeout=TIMEOUT,
+    )  # fmt: skip
+    c10d._world.pg_group_ranks[made] = {i: i for i in range(world_size)}
+    print("joined", flush=True)
+    for size_bytes in sizes:
+        if not sys.stdin.readline():
+            return
+        data = torch.empty(size_bytes, dtype=torch.uint8)
+        dist.broadcast(data, src=0, group=made)
+        print(hashlib.sha256(data.numpy().tobytes()).hexdigest(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

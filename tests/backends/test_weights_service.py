@@ -1,0 +1,381 @@
+"""The transports that push, without a server: the service, its keys, process groups with real peers, and pulling."""
+# pyright: reportUnknownVariableType=false, reportPrivateUsage=false
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+import torch
+import zmq
+
+from penstock.backends.engines.sglang.bucket_source import ServiceError, open_source
+from penstock.backends.weights.buckets import plan_buckets
+from penstock.backends.weights.protocol import WeightExportError, WeightFetchError
+from penstock.backends.weights.pushing import PushExporter
+from penstock.backends.weights.service_messages import address_in, location_of
+from penstock.backends.weights.shared_memory import SharedMemoryExporter
+from penstock.backends.weights.tensor_file import lay_out
+from penstock.backends.weights.transports import open_exporter, open_fetcher
+from penstock.messages.arrays import pack_floats, pack_tokens
+from penstock.messages.weights import Canary
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Generator
+
+    from penstock.backends.engines.sglang.bucket_source import PublishSource
+    from penstock.messages.weights import WeightManifest
+
+PEER = Path(__file__).parent / "group_peer.py"
+CANARY = Canary(tokens=pack_tokens([1, 2]), logprobs=pack_floats([-0.5]))
+TIMEOUT_S = 60.0
+LARGE = 4_000_003
+
+
+@pytest.fixture(params=["distributed", "tensor"])
+def exporter(request: pytest.FixtureRequest, tmp_path: Path) -> Generator[PushExporter]:
+    opened = open_exporter(request.param, run_id="run", learner_epoch=1, folder=tmp_path)
+    assert isinstance(opened, PushExporter)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def pusher() -> Generator[PushExporter]:
+    opened = PushExporter("distributed", 1, "127.0.0.1")
+    yield opened
+    opened.close()
+
+
+def weights(seed: int = 0) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    table = torch.randn(7, 5, generator=generator)
+    return {
+        "model.embed_tokens.weight": table,
+        "model.norm.weight": torch.randn(5, generator=generator).to(torch.bfloat16),
+        "large": torch.randn(LARGE, generator=generator),
+        "steps": torch.arange(6, dtype=torch.int64).reshape(2, 3),
+        "empty": torch.empty(0, 4),
+        "across": torch.randn(4, 6, generator=generator).t(),
+        "lm_head.weight": table,
+    }
+
+
+def export(exporter: PushExporter, version: int = 0, seed: int = 0) -> WeightManifest:
+    return exporter.export(weights(seed), version=version, publish=version, canary=CANARY)
+
+
+def run(work: Coroutine[None, None, None]) -> None:
+    asyncio.run(asyncio.wait_for(work, TIMEOUT_S))
+
+
+class Peer:
+    """A process that joined a group of the service as a server's rank does."""
+
+    def __init__(self, address: str, port: int, group: str, rank: int, num_ranks: int, sizes: list[int]) -> None:
+        words = [address, port, group, rank, 1 + num_ranks, *sizes]
+        self.process = subprocess.Popen(
+            [sys.executable, str(PEER), *map(str, words)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    async def line(self) -> str:
+        assert self.process.stdout is not None
+        return (await asyncio.to_thread(self.process.stdout.readline)).strip()
+
+    def go_on(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate(timeout=TIMEOUT_S)
+
+
+async def peer_of(source: PublishSource, engine: str, sizes: list[int], timeout_s: float = TIMEOUT_S) -> Peer:
+    joining = await source.join(engine, engine=engine, num_ranks=1, backend="gloo", timeout_s=timeout_s)
+    peer = Peer(joining.address, joining.port, engine, 1, 1, sizes)
+    assert await peer.line() == "joined"
+    return peer
+
+
+# --- pulling ------------------------------------------------------------------------------------------------------
+
+
+def test_an_embedded_engine_pulls_exactly_what_was_exported(exporter: PushExporter) -> None:
+    manifest = export(exporter, version=4)
+    fetched = open_fetcher().fetch(manifest)
+    assert fetched.tensors.keys() == weights().keys()
+    for name, tensor in weights().items():
+        assert fetched.tensors[name].dtype == tensor.dtype
+        assert torch.equal(fetched.tensors[name], tensor), name
+    assert fetched.tensors["lm_head.weight"].data_ptr() == fetched.tensors["model.embed_tokens.weight"].data_ptr()
+    assert fetched.digest == manifest.digest == fetched.digest_now()
+    assert (manifest.version, manifest.publish, manifest.learner_epoch, manifest.canary) == (4, 4, 1, CANARY)
+
+
+def test_the_digest_is_that_of_every_other_transport(pusher: PushExporter, tmp_path: Path) -> None:
+    shared = SharedMemoryExporter("run", 1, tmp_path).export(weights(), version=0, publish=0, canary=None)
+    assert (export(pusher).digest, export(pusher).size_bytes) == (shared.digest, shared.size_bytes)
+
+
+def test_later_changes_of_the_learner_do_not_reach_a_snapshot(pusher: PushExporter) -> None:
+    tensors = weights()
+    manifest = pusher.export(tensors, version=0, publish=0, canary=None)
+    tensors["large"].zero_()
+    assert torch.equal(open_fetcher().fetch(manifest).tensors["large"], weights()["large"])
+
+
+def test_a_release_keeps_the_newest_and_what_is_not_below_it(pusher: PushExporter) -> None:
+    manifests = [export(pusher, version) for version in range(3)]
+    pusher.release(1)
+    with pytest.raises(WeightFetchError, match=r"version 0, publish 0 .* not held here: it was released"):
+        open_fetcher().fetch(manifests[0])
+    open_fetcher().fetch(manifests[1])
+    pusher.release(100)
+    with pytest.raises(WeightFetchError, match="released"):
+        open_fetcher().fetch(manifests[1])
+    assert open_fetcher().fetch(manifests[2]).digest == manifests[2].digest
+
+
+def test_a_publish_of_the_same_version_again_replaces_nothing(pusher: PushExporter) -> None:
+    first = pusher.export(weights(0), version=5, publish=0, canary=None)
+    second = pusher.export(weights(1), version=5, publish=1, canary=None)
+    assert open_fetcher().fetch(first).digest != open_fetcher().fetch(second).digest
+
+
+def test_a_manifest_that_promises_other_bytes_is_refused(pusher: PushExporter) -> None:
+    manifest = msgspec.structs.replace(export(pusher), digest="0" * 64)
+    with pytest.raises(WeightFetchError, match="were changed on the way"):
+        open_fetcher().fetch(manifest)
+    with pytest.raises(WeightFetchError, match="the manifest says 0000000000000000"):
+        run(_open(manifest))
+
+
+def test_a_learner_that_has_ended_is_heard_of_at_once(pusher: PushExporter) -> None:
+    manifest = export(pusher)
+
+    async def ask() -> None:
+        source = await open_source(manifest)
+        asked = asyncio.create_task(source.join("g", engine="e", num_ranks=1, backend="gloo", timeout_s=TIMEOUT_S))
+        await asked
+        waits = asyncio.create_task(source.broadcast("g", plan_buckets(source.layout, 1)[0], TIMEOUT_S))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(pusher.close)
+        with pytest.raises(ServiceError, match=r"has ended|broke"):
+            await waits
+        source.close()
+
+    run(ask())
+
+
+# --- keys ---------------------------------------------------------------------------------------------------------
+
+
+async def _open(manifest: WeightManifest) -> None:
+    (await open_source(manifest)).close()
+
+
+def test_a_client_without_the_secret_of_the_manifest_is_refused(pusher: PushExporter) -> None:
+    manifest = export(pusher)
+    public, secret = (key.decode() for key in zmq.curve_keypair())
+    other = msgspec.structs.replace(address_in(manifest), client_public=public, client_secret=secret)
+    stranger = msgspec.structs.replace(manifest, location=location_of(other))
+    with pytest.raises(WeightFetchError, match="refused the key"):
+        open_fetcher().fetch(stranger)
+    with pytest.raises(WeightFetchError, match="refused the key"):
+        run(_open(stranger))
+    assert pusher._service.num_refused >= 2
+    run(_open(manifest))
+
+
+def test_a_service_that_poses_as_the_learners_is_not_talked_to(pusher: PushExporter) -> None:
+    manifest = export(pusher)
+    other = PushExporter("distributed", 1, "127.0.0.1")
+    try:
+        posing = msgspec.structs.replace(
+            address_in(export(other)), server_key=address_in(manifest).server_key,
+            client_public=address_in(manifest).client_public, client_secret=address_in(manifest).client_secret,
+        )  # fmt: skip
+        with pytest.raises(WeightFetchError, match=r"broke|refused"):
+            run(_open(msgspec.structs.replace(manifest, location=location_of(posing))))
+    finally:
+        other.close()
+
+
+def test_no_error_shows_the_secret(pusher: PushExporter) -> None:
+    manifest = export(pusher)
+    pusher.close()
+    with pytest.raises(WeightFetchError) as raised:
+        open_fetcher().fetch(manifest)
+    assert "has ended" in str(raised.value)
+    assert address_in(manifest).client_secret not in str(raised.value)
+
+
+def test_an_address_that_is_not_this_machines_is_refused() -> None:
+    with pytest.raises(WeightExportError, match=r"cannot listen at 203\.0\.113\.9"):
+        PushExporter("distributed", 1, "203.0.113.9")
+
+
+# --- groups -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bucket_size_bytes", [1, 1_000_000, 1 << 30])
+def test_a_group_gets_every_byte_in_order(pusher: PushExporter, bucket_size_bytes: int) -> None:
+    manifest = export(pusher)
+    file = lay_out(weights())
+
+    async def send() -> None:
+        source = await open_source(manifest)
+        buckets = plan_buckets(source.layout, bucket_size_bytes)
+        assert sum(bucket.size_bytes for bucket in buckets) == file.size_bytes - len(file.header)
+        expected = [_bytes_of(weights(), [tensor.name for tensor in bucket.tensors]) for bucket in buckets]
+        peer = await peer_of(source, "engine-0", [bucket.size_bytes for bucket in buckets])
+        try:
+            sending = [asyncio.create_task(source.broadcast("engine-0", bucket, TIMEOUT_S)) for bucket in buckets]
+            for data in expected:
+                peer.go_on()
+                assert await peer.line() == hashlib.sha256(data).hexdigest()
+            await asyncio.gather(*sending)
+        finally:
+            peer.end()
+        source.close()
+
+    run(send())
+
+
+def _bytes_of(tensors: dict[str, torch.Tensor], names: list[str]) -> bytes:
+    return b"".join(tensors[name].contiguous().view(-1).view(torch.uint8).numpy().tobytes() for name in names)
+
+
+def test_several_ranks_of_one_server_get_the_same(pusher: PushExporter) -> None:
+    manifest = export(pusher)
+
+    async def send() -> None:
+        source = await open_source(manifest)
+        bucket = plan_buckets(source.layout, 1 << 30)[0]
+        joining = await source.join("g", engine="e", num_ranks=2, backend="gloo", timeout_s=TIMEOUT_S)
+        peers = [Peer(joining.address, joining.port, "g", rank, 2, [bucket.size_bytes]) for rank in (1, 2)]
+        try:
+            assert [await peer.line() for peer in peers] == ["joined"] * 2
+            for peer in peers:
+                peer.go_on()
+            await source.broadcast("g", bucket, TIMEOUT_S)
+            assert len({await peer.line() for peer in peers}) == 1
+        finally:
+            for peer in peers:
+                peer.end()
+        source.close()
+
+    run(send())
+
+
+@pytest.mark.parametrize("death", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_server_that_dies_or_hangs_in_the_middle_stops_neither_learner_nor_others(
+    pusher: PushExporter, death: signal.Signals
+) -> None:
+    manifest = export(pusher)
+
+    async def send() -> None:
+        source = await open_source(manifest)
+        bucket = plan_buckets(source.layout, 1 << 30)[0]
+        dying = await peer_of(source, "dying", [bucket.size_bytes] * 2, timeout_s=4.0)
+        living = await peer_of(source, "living", [bucket.size_bytes] * 2)
+        try:
+            sent = asyncio.create_task(source.broadcast("dying", bucket, TIMEOUT_S))
+            os.kill(dying.process.pid, death)
+            # While that one is broken or stuck, the learner publishes and the other server is served.
+            second = await asyncio.to_thread(export, pusher, 1, 1)
+            newer = await open_source(second)
+            for one in (source, newer):
+                living.go_on()
+                await one.broadcast("living", bucket, TIMEOUT_S)
+                assert len(await living.line()) == 64
+            with pytest.raises(ServiceError, match="process group of dying is broken"):
+                await sent
+            with pytest.raises(ServiceError, match="process group of dying is broken"):
+                await source.broadcast("dying", bucket, TIMEOUT_S)
+            newer.close()
+        finally:
+            dying.end()
+            living.end()
+        source.close()
+
+    run(send())
+
+
+def test_ranks_that_never_come_end_a_group_at_its_deadline(pusher: PushExporter) -> None:
+    manifest = export(pusher)
+
+    async def wait() -> None:
+        source = await open_source(manifest)
+        await source.join("g", engine="e", num_ranks=1, backend="gloo", timeout_s=1.0)
+        with pytest.raises(ServiceError, match="did not answer for 1 s"):
+            await source.broadcast("g", plan_buckets(source.layout, 1)[0], TIMEOUT_S)
+        source.close()
+
+    run(wait())
+
+
+def test_a_new_group_of_an_engine_ends_its_old_one(pusher: PushExporter) -> None:
+    manifest = export(pusher)
+
+    async def again() -> None:
+        source = await open_source(manifest)
+        bucket = plan_buckets(source.layout, 1 << 30)[0]
+        old = await peer_of(source, "engine-0", [bucket.size_bytes])
+        joining = await source.join("new", engine="engine-0", num_ranks=1, backend="gloo", timeout_s=TIMEOUT_S)
+        new = Peer(joining.address, joining.port, "new", 1, 1, [bucket.size_bytes])
+        try:
+            with pytest.raises(ServiceError, match="there is no process group engine-0"):
+                await source.broadcast("engine-0", bucket, TIMEOUT_S)
+            assert await new.line() == "joined"
+            new.go_on()
+            await source.broadcast("new", bucket, TIMEOUT_S)
+            assert len(await new.line()) == 64
+        finally:
+            old.end()
+            new.end()
+        source.close()
+
+    run(again())
+
+
+def test_nccl_without_a_gpu_is_refused_with_the_reason(pusher: PushExporter) -> None:
+    manifest = export(pusher)
+
+    async def join() -> None:
+        source = await open_source(manifest)
+        with pytest.raises(ServiceError, match="no GPU or no NCCL"):
+            await source.join("g", engine="e", num_ranks=1, backend="nccl", timeout_s=TIMEOUT_S)
+        source.close()
+
+    if not torch.cuda.is_available():
+        run(join())
+
+
+# --- payloads -----------------------------------------------------------------------------------------------------
+
+
+def test_a_payload_by_value_holds_the_bucket_and_not_the_snapshot(pusher: PushExporter) -> None:
+    manifest = export(pusher)
+
+    async def pack() -> None:
+        source = await open_source(manifest)
+        small = plan_buckets(source.layout, 1)[-1]
+        payloads = await source.pack(small, num_ranks=2, by_handle=False, timeout_s=TIMEOUT_S)
+        assert payloads[0] == payloads[1]
+        assert small.size_bytes < len(payloads[0]) < 4096
+        with pytest.raises(ServiceError, match="does not lie on a GPU"):
+            await source.pack(small, num_ranks=1, by_handle=True, timeout_s=TIMEOUT_S)
+        source.close()
+
+    run(pack())

@@ -322,7 +322,10 @@ def test_what_an_engine_cannot_do_is_refused_with_what_it_can(scenario_file: Pat
 def test_the_table_of_capabilities_says_what_the_engines_say() -> None:
     from penstock.backends.engines.torch import CAPABILITIES
 
+    from penstock.backends.engines.sglang.create import CAPABILITIES as OF_SGLANG
+
     assert ENGINE_CAPABILITIES["torch"] == CAPABILITIES
+    assert ENGINE_CAPABILITIES["sglang"] == OF_SGLANG
 
 
 def test_scenarios_made_in_python_meet_the_same_rules() -> None:

@@ -1,0 +1,220 @@
+"""Opens an engine: starts a server for it, or attaches to servers that run already.
+
+Invariants:
+
+* An engine is one endpoint for generation and one or more servers for control: more only behind a router, and then an
+  update pauses and loads all of them.
+* Servers that are attached to are made clean: what runs is aborted, an update that somebody left open is ended, a pause
+  is continued. They are compared with the scenario before.
+* What cannot serve is refused here with the reason; a server of ours is ended then.
+
+| waits for | who ends it |
+|---|---|
+| a server to be ready | the server; ``start_timeout_s`` |
+| an answer of a server | its deadline in :mod:`~penstock.backends.engines.sglang.control` |
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from penstock.backends.engines.sglang.control import NoOpenSession, SglangControl
+from penstock.backends.engines.sglang.environment import SGLANG_VERSION, find_environment
+from penstock.backends.engines.sglang.http import SglangError, SglangHttp
+from penstock.backends.engines.sglang.server import SglangServer
+from penstock.backends.engines.sglang.server_options import command_line, defaults, merged
+from penstock.backends.engines.sglang.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from penstock.backends.engines.options import EnginesOptions, OptionValue
+    from penstock.backends.engines.sglang.control import ServerInfo
+    from penstock.backends.engines.sglang.remote_ranks import RemoteRanks
+
+ADMIN_KEY_VARIABLE: Final = "PENSTOCK_SGLANG_ADMIN_KEY"
+"""Of servers that run already."""
+END_TIMEOUT_S: Final = 20.0
+NUM_SPARE: Final = 2
+"""Places that samples do not get: for the canary, and for the request with which a silent server is tried."""
+
+
+class UnfitServerError(ValueError):
+    """A server that runs already is not what the scenario needs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineSetup:
+    """What an engine is opened from."""
+
+    name: str
+    """Of the actor."""
+    place: int
+    """Which of its kind it is, counted from 0."""
+    model_folder: Path
+    run_folder: Path
+    options: EnginesOptions
+    """As of a run with this kind of engine only."""
+    max_context: int
+    dtype: str
+    remote_ranks: RemoteRanks | None = None
+    """The other nodes of its placement group, if there are any."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One server."""
+
+    http: SglangHttp
+    control: SglangControl
+    info: ServerInfo
+    facts: ServerFacts
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An engine that is up."""
+
+    generation: SglangHttp
+    """To which requests go: the server, or the router."""
+    endpoints: tuple[Endpoint, ...]
+    server: SglangServer | None
+    """When it is ours."""
+    headers: dict[str, str]
+
+    @property
+    def num_slots(self) -> int:
+        """Requests that run side by side."""
+        return sum(endpoint.info.max_running_requests - NUM_SPARE for endpoint in self.endpoints)
+
+    async def close(self, timeout_s: float = END_TIMEOUT_S) -> None:
+        """Close the connections and end the server, if it is ours."""
+        for endpoint in self.endpoints:
+            await endpoint.http.close()
+        await self.generation.close()
+        if self.server is not None:
+            await self.server.end(timeout_s)
+
+
+class ServerFacts(msgspec.Struct, frozen=True):
+    """Of ``/server_info``, what says how a server computes."""
+
+    device: str = ""
+    dtype: str = ""
+    context_length: int | None = None
+    pp_size: int = 1
+    tp_size: int = 1
+
+
+async def open_engine(setup: EngineSetup, report: Callable[[str], None]) -> Opened:
+    """Start or attach.
+
+    Raises:
+        ValueError: the environment is not there, or a running server does not fit; the message says what to do.
+        ServerStartError: the server did not start.
+        SglangError: a running server does not answer.
+    """
+    if setup.options.addresses:
+        return await _attach(setup)
+    return await _launch(setup, report)
+
+
+async def _launch(setup: EngineSetup, report: Callable[[str], None]) -> Opened:
+    options = setup.options
+    environment = find_environment(is_cpu=True if options.device == "cpu" else None)
+    own: dict[str, OptionValue] = {
+        "dtype": setup.dtype,
+        "context_length": setup.max_context,
+        "max_running_requests": options.slots + NUM_SPARE,
+        "incremental_streaming_output": True,
+    }
+    logs = setup.run_folder / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    key = secrets.token_hex(16)
+    settings = ServerSettings(
+        python=environment.python,
+        model_folder=setup.model_folder,
+        options=tuple(command_line(merged(defaults(is_cpu=environment.is_cpu), own, options.sglang))),
+        admin_api_key=key,
+        log_path=logs / f"{setup.name.replace('/', '-')}-sglang.log",
+        start_timeout_s=options.start_timeout_s,
+        owner=setup.name,
+        on_cpu=environment.is_cpu,
+        num_threads=options.num_threads,
+    )
+    server = await SglangServer.launch(settings, report=report)
+    await server.wait_ready()
+    http = SglangHttp(server.address, admin_api_key=key)
+    try:
+        endpoint = await _endpoint(http)
+    except SglangError:
+        await http.close()
+        await server.end()
+        raise
+    return Opened(http, (endpoint,), server, {"Authorization": f"Bearer {key}"})
+
+
+async def _attach(setup: EngineSetup) -> Opened:
+    options = setup.options
+    key = os.environ.get(ADMIN_KEY_VARIABLE, "")
+    addresses = options.addresses if options.router is not None else (options.addresses[setup.place],)
+    async with contextlib.AsyncExitStack() as undo:
+        endpoints: list[Endpoint] = []
+        for address in addresses:
+            http = SglangHttp(address, admin_api_key=key)
+            undo.push_async_callback(http.close)
+            endpoint = await _endpoint(http)
+            await _compare(setup, address, endpoint)
+            await _clean(endpoint.control)
+            endpoints.append(endpoint)
+        generation = endpoints[0].http if options.router is None else SglangHttp(options.router, admin_api_key=key)
+        undo.pop_all()
+    return Opened(generation, tuple(endpoints), None, {"Authorization": f"Bearer {key}"} if key else {})
+
+
+async def _endpoint(http: SglangHttp) -> Endpoint:
+    control = SglangControl(http)
+    info = await control.server_info()
+    facts = msgspec.json.decode(await control.server_info_raw(), type=ServerFacts)
+    return Endpoint(http, control, info, facts)
+
+
+class _Architectures(msgspec.Struct):
+    architectures: tuple[str, ...] = ()
+
+
+async def _compare(setup: EngineSetup, address: str, endpoint: Endpoint) -> None:
+    """The server runs the model of the scenario, in a way that its samples can be trained."""
+    info, facts = endpoint.info, endpoint.facts
+    model = await endpoint.control.model_info()
+    config = setup.model_folder / "config.json"
+    wanted = msgspec.json.decode(config.read_bytes(), type=_Architectures).architectures
+    problems: list[str] = []
+    if info.version != SGLANG_VERSION:
+        problems.append(f"it is SGLang {info.version}, and Penstock speaks to {SGLANG_VERSION}")
+    if wanted != model.architectures:
+        problems.append(f"it runs {', '.join(model.architectures)}, and the scenario's model is {', '.join(wanted)}")
+    if facts.dtype != setup.dtype:
+        problems.append(f"its --dtype is {facts.dtype}, and model.dtype is {setup.dtype}")
+    if facts.context_length is not None and facts.context_length < setup.max_context:
+        problems.append(f"its --context-length is {facts.context_length}, and model.max_context {setup.max_context}")
+    if info.skips_tokenizer:
+        problems.append("it was started with --skip-tokenizer-init, so it cannot find stop strings")
+    if model.preferred_sampling:
+        problems.append("it has --preferred-sampling-params of its own, and the scenario's block sampling: counts")
+    if problems:
+        raise UnfitServerError(f"engines.addresses: the server at {address} does not fit: {'; '.join(problems)}")
+
+
+async def _clean(control: SglangControl) -> None:
+    await control.abort_all()
+    with contextlib.suppress(NoOpenSession):
+        await control.end_update()
+    await control.continue_()

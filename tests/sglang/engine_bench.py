@@ -1,0 +1,257 @@
+"""An engine of either kind behind its protocol, with weights from a real transport, and what transformers computes."""
+
+# transformers is typed in part only:
+# pyright: reportUnknownMemberType=false
+
+from __future__ import annotations
+
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, TypeVar, cast
+
+import torch
+
+from penstock.backends.engines.options import EnginesOptions, SamplingOptions
+from penstock.backends.weights.transports import open_exporter, open_fetcher
+from penstock.messages.arrays import pack_floats, pack_tokens, tokens_view
+from penstock.messages.commands import (
+    AbortGeneration,
+    ApplyWeights,
+    FetchWeights,
+    Generate,
+    InterruptGenerations,
+    OpenEngine,
+)
+from penstock.messages.local import (
+    EngineOpened,
+    GenerationAdvanced,
+    GenerationEnded,
+    LocalEvent,
+    WeightsStagedLocally,
+    WeightsSwapped,
+)
+from penstock.messages.samples import Part, Prompt, Purpose, SampleKey
+from penstock.messages.training import UpdateMode
+from penstock.messages.weights import Canary
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from transformers import PreTrainedModel
+
+    from penstock.backends.protocol import Backend
+    from penstock.backends.weights.protocol import WeightExporter
+    from penstock.messages.commands import EngineCommand
+    from penstock.messages.weights import WeightManifest
+
+WAIT_S = 240.0
+NUM_SLOTS = 8
+MAX_CONTEXT = 512
+MAX_RESPONSE = 256
+PROGRESS_TOKENS = 8
+EventT = TypeVar("EventT", bound=LocalEvent)
+
+
+class EngineBench:
+    """One engine, and the learner's end of its weights. Versions and publishes count up through its whole life."""
+
+    def __init__(
+        self,
+        kind: str,
+        model_folder: Path,
+        folder: Path,
+        *,
+        sampling: SamplingOptions | None = None,
+        transport: str = "disk",
+    ) -> None:
+        self.kind = kind
+        self.model_folder = model_folder
+        self.engine = _open(kind, model_folder, folder, sampling or SamplingOptions(max_response_tokens=MAX_RESPONSE))
+        self.exporter: WeightExporter = open_exporter(
+            transport, run_id="conformance", learner_epoch=1, folder=folder / "weights"
+        )
+        self.said: SimpleQueue[LocalEvent | BaseException] = SimpleQueue()
+        self.publish = -1
+        self.version = -1
+        self._index = 0
+        self.engine.start(self.said.put, self.said.put)
+        self.engine.execute(OpenEngine())
+        assert self.hear(EngineOpened).num_slots == NUM_SLOTS
+
+    def close(self) -> None:
+        self.engine.close(WAIT_S)
+        self.exporter.close()
+
+    # --- hearing ----------------------------------------------------------------------------------------------
+
+    def next_said(self) -> LocalEvent:
+        """The next event; a failure of the engine is raised."""
+        event = self.said.get(timeout=WAIT_S)
+        if isinstance(event, BaseException):
+            raise event
+        return event
+
+    def hear(self, kind: type[EventT]) -> EventT:
+        """The next event of this kind; reports of progress are passed over."""
+        while not isinstance(event := self.next_said(), kind):
+            assert isinstance(event, GenerationAdvanced), event
+        return event
+
+    def is_silent(self) -> bool:
+        """Whether nothing was said that was not heard."""
+        try:
+            event = self.said.get_nowait()
+        except Empty:
+            return True
+        raise AssertionError(event)
+
+    # --- weights ----------------------------------------------------------------------------------------------
+
+    def export(self, tensors: dict[str, torch.Tensor], canary: Canary | None = None) -> WeightManifest:
+        self.publish += 1
+        self.version += 1
+        return self.exporter.export(tensors, version=self.version, publish=self.publish, canary=canary)
+
+    def fetch(self, manifest: WeightManifest) -> WeightsStagedLocally:
+        self.engine.execute(FetchWeights(manifest))
+        return self.hear(WeightsStagedLocally)
+
+    def stage(self, model: PreTrainedModel, canary: list[int] | None = None) -> WeightManifest:
+        """Export this model and fetch it."""
+        scored = None
+        if canary is not None:
+            scored = Canary(tokens=pack_tokens(canary), logprobs=pack_floats(reference_logprobs(model, canary)))
+        manifest = self.export(weights_of(model), scored)
+        staged = self.fetch(manifest)
+        assert (staged.version, staged.digest, staged.error) == (manifest.version, manifest.digest, "")
+        return manifest
+
+    def apply(self, manifest: WeightManifest, mode: UpdateMode) -> None:
+        self.engine.execute(ApplyWeights(manifest, mode))
+
+    def serve(self, model: PreTrainedModel, mode: UpdateMode = UpdateMode.DRAIN) -> WeightsSwapped:
+        """Serve this model; nothing runs."""
+        self.apply(self.stage(model), mode)
+        swapped = self.hear(WeightsSwapped)
+        assert swapped.version == self.version
+        return swapped
+
+    # --- requests ---------------------------------------------------------------------------------------------
+
+    def generate(self, prompt: list[int], prefix: Part | None = None) -> SampleKey:
+        """Ask for one response."""
+        self._index += 1
+        key = SampleKey(self._index, 0)
+        self.engine.execute(
+            Generate(
+                key=key,
+                attempt=0,
+                purpose=Purpose.TRAIN,
+                prompt=Prompt(row=0, epoch=0, tokens=pack_tokens(prompt)),
+                seed=self._index,
+                deadline_version=9,
+                prefix=prefix,
+            )
+        )
+        return key
+
+    def abort(self, key: SampleKey) -> None:
+        self.engine.execute(AbortGeneration(key, 0))
+
+    def interrupt(self) -> None:
+        self.engine.execute(InterruptGenerations())
+
+    def ends(self, *keys: SampleKey) -> list[GenerationEnded]:
+        """How these ended, in this order."""
+        ends: dict[SampleKey, GenerationEnded] = {}
+        while not set(keys) <= ends.keys():
+            event = self.hear(GenerationEnded)
+            ends[event.key] = event
+        return [ends[key] for key in keys]
+
+    def ended(self, prompt: list[int], prefix: Part | None = None) -> GenerationEnded:
+        """One response from its beginning to its end."""
+        return self.ends(self.generate(prompt, prefix))[0]
+
+    def advanced(self, key: SampleKey) -> GenerationAdvanced:
+        """The next report of this request."""
+        while (event := self.hear(GenerationAdvanced)).key != key:
+            pass
+        return event
+
+
+def _open(kind: str, model_folder: Path, folder: Path, sampling: SamplingOptions) -> Backend[EngineCommand]:
+    if kind == "torch":
+        from penstock.backends.engines.torch import open_torch_engine
+
+        return open_torch_engine(
+            model_folder=model_folder,
+            options=EnginesOptions(slots=NUM_SLOTS, device="cpu", progress_tokens=PROGRESS_TOKENS),
+            sampling=sampling,
+            max_context=MAX_CONTEXT,
+            dtype="float32",
+            fetcher=open_fetcher(),
+        )
+    from penstock.backends.engines.sglang.create import open_sglang_engine
+
+    options = EnginesOptions(
+        backend="sglang",
+        slots=NUM_SLOTS,
+        device="cpu",
+        progress_tokens=PROGRESS_TOKENS,
+        start_timeout_s=WAIT_S,
+        sglang={"max_total_tokens": 16384, "mem_fraction_static": 0.2},
+    )
+    return open_sglang_engine(
+        name="engine/0", place=0, model_folder=model_folder, run_folder=folder, options=options, sampling=sampling,
+        max_context=MAX_CONTEXT, dtype="float32",
+    )  # fmt: skip
+
+
+# --- transformers ---------------------------------------------------------------------------------------------------
+
+
+def weights_of(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """The model's parameters by name, copied."""
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def perturbed(model: PreTrainedModel, seed: int, scale: float = 0.05) -> PreTrainedModel:
+    """A model of the same shape with other weights."""
+    import copy
+
+    other = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * scale)
+    return other
+
+
+def reference_logprobs(model: PreTrainedModel, tokens: list[int], temperature: float = 1.0) -> list[float]:
+    """``[T − 1]``: what transformers' forward pass gives each token but the first."""
+    with torch.no_grad():
+        logits = cast(torch.Tensor, model(torch.tensor([tokens])).logits)[0, :-1].float() / temperature
+    return cast(
+        "list[float]", torch.log_softmax(logits, -1).gather(1, torch.tensor(tokens[1:])[:, None])[:, 0].tolist()
+    )
+
+
+def response_logprobs(
+    model: PreTrainedModel, prompt: list[int], response: list[int], temperature: float = 1.0
+) -> list[float]:
+    """What transformers gives each token of a response."""
+    return reference_logprobs(model, prompt + response, temperature)[len(prompt) - 1 :]
+
+
+def greedy(model: PreTrainedModel, prompt: list[int], num_tokens: int) -> list[int]:
+    """The likeliest continuation, not stopped by any token."""
+    tokens = list(prompt)
+    with torch.no_grad():
+        for _ in range(num_tokens):
+            tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
+    return tokens[len(prompt) :]
+
+
+def tokens_of(part: Part) -> list[int]:
+    """Token ids of a part."""
+    return tokens_view(part.tokens).tolist()

@@ -30,7 +30,9 @@ def join(chunks: Sequence[Part]) -> Part:
 
 
 def tail(part: Part, from_token: int) -> Part:
-    """The part from this token on; what stands before it is not repeated as context."""
+    """The part from this token on; what stands before it is not repeated as context, but all of it keeps its own."""
+    if not from_token:
+        return part
     spans: list[VersionSpan] = []
     end = 0
     for span in part.spans:

@@ -88,6 +88,9 @@ class Generate(Command, frozen=True, kw_only=True):
     seed: int
     deadline_version: int
     prefix: Part | None = None
+    max_new_tokens: int | None = None
+    """Length limit of the response, prefix included, where it is lower than the scenario's: of one turn of an
+    episode."""
 
 
 class AbortGeneration(Command, frozen=True):

@@ -47,6 +47,8 @@ class Prompt(Value, frozen=True, kw_only=True, omit_defaults=True):
     """What the reward function compares with; empty when the row has none."""
     metadata: bytes = b""
     """The row's further columns as a JSON object, for reward functions; empty when there are none."""
+    messages: bytes = b""
+    """What the text was rendered from, as a JSON list of chat messages, where an episode asks for it."""
 
     def __post_init__(self) -> None:
         _check_multiple(self.tokens, TOKEN_BYTES, "tokens")

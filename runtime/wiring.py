@@ -179,6 +179,7 @@ def _prompt_source(plan: RunPlan, epoch: int) -> PromptSourceSettings:
         max_engine_losses=options.max_engine_losses,
         lease_timeout_s=options.lease_timeout_s,
         census_timeout_s=options.census_timeout_s,
+        salvages_responses=scenario.episode.kind == "single",
     )
 
 
@@ -261,7 +262,7 @@ def open_backend(
         return LedgerBackend(store, archive)
     is_simulated = scenario.engines.backend == "simulated"
     if is_engine(name):
-        return _simulated(name, plan, epoch, timers) if is_simulated else _engine(name, plan)
+        return _simulated(name, plan, epoch, timers) if is_simulated else _episodes(name, plan, epoch)
     if name == LEARNER:
         simulates = scenario.learner.backend == "simulated"
         return _simulated(name, plan, epoch, timers) if simulates else _learner(plan, epoch)
@@ -283,6 +284,24 @@ def _simulated(name: str, plan: RunPlan, epoch: int, timers: Timers | None) -> B
         seed=scenario.run.seed,
         epoch=epoch,
         timers=timers,
+    )
+
+
+def _episodes(name: str, plan: RunPlan, epoch: int) -> Backend[Any]:
+    """The engine, behind the episodes that the scenario wants."""
+    from penstock.backends.episodes import open_episodes
+
+    scenario = plan.scenario
+    return open_episodes(
+        _engine(name, plan),
+        scenario.episode,
+        engine=name,
+        epoch=epoch,
+        run_folder=plan.run_folder,
+        model_folder=plan.model_folder,
+        max_context=scenario.model.max_context,
+        sampling=scenario.sampling,
+        data=scenario.data,
     )
 
 
@@ -342,7 +361,13 @@ def _rows_and_rewards(name: str, plan: RunPlan) -> Backend[Any] | None:
 
             max_context = scenario.model.max_context
             return DatasetBackend(
-                load_dataset(scenario.data, model_folder, seed=scenario.run.seed, max_context=max_context)
+                load_dataset(
+                    scenario.data,
+                    model_folder,
+                    seed=scenario.run.seed,
+                    max_context=max_context,
+                    keeps_messages=scenario.episode.kind == "gateway",
+                )
             )
         case Role.SCORER:
             from penstock.backends.rewards import open_rewards

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Final, assert_never, final
 from penstock.actors.prompt_source.census import Census, Inheritance
 from penstock.actors.prompt_source.leases import Lease, LeasedGroup, LeaseState, LeaseTable
 from penstock.actors.prompt_source.order import row_of, sample_seed
+from penstock.actors.prompt_source.routing import Router
 from penstock.actors.prompt_source.stuck import find_stuck, note_running
 from penstock.actors.prompt_source.waiting import census_waits, lease_waits
 from penstock.actors.settled import KnownSettled
@@ -80,7 +81,8 @@ class PromptSource:
 
     def __init__(self, settings: PromptSourceSettings) -> None:
         self.settings = settings
-        self.table = LeaseTable()
+        is_affine = settings.routing == "prefix_affine"
+        self.table = LeaseTable(Router(is_affine=is_affine, max_load=settings.max_load))
         self.census = Census()
         self.num_issued = 0
         """Samples issued for the first time, by this incarnation."""
@@ -145,11 +147,9 @@ class PromptSource:
                 self._refills = event.missing
                 self._open_refills()
             case EngineReady():
-                self.table.engine_ready(event.engine, event.engine_epoch, event.num_slots, self._sweep)
+                self.table.router.ready(event.engine, event.engine_epoch, event.num_slots, self._sweep)
             case VersionAnnounced():
-                for serving in event.serving:
-                    if serving.engine in self.table.engines:
-                        self.table.engines[serving.engine].version = serving.version
+                self.table.router.serves(event.serving)
             case LeasesHeld():
                 self.census.answered(event, self.settings.epoch)
             case EngineJoined() | ActorReturned():
@@ -231,7 +231,7 @@ class PromptSource:
 
     def _on_progress(self, event: GenerationProgressed) -> None:
         lease = self.table.lease(event.key)
-        self.table.engine_progressed(event.engine, self._sweep)
+        self.table.router.progressed(event.engine, self._sweep)
         if lease is not None:
             self._take_progress(lease, event)
         elif event.key.group_id not in self._settled:
@@ -245,7 +245,7 @@ class PromptSource:
 
     def _on_closed(self, event: GenerationClosed) -> None:
         group, lease = self.table.groups.get(event.key.group_id), self.table.lease(event.key)
-        self.table.engine_progressed(event.engine, self._sweep)
+        self.table.router.progressed(event.engine, self._sweep)
         if group is None or lease is None or event.attempt < lease.attempt:
             return
         if lease.state not in (LeaseState.ISSUED, LeaseState.QUEUED):
@@ -265,8 +265,12 @@ class PromptSource:
         """``num_tokens``: that the attempt had made, as far as anybody knows."""
         self.num_lost_tokens += max(0, num_tokens - lease.num_tokens)
         if lease.attempt < self.settings.num_retries + lease.num_vanished:
-            if group.engine == lease.engine:
-                group.engine = ""  # the others of the group may have better luck elsewhere too
+            if num_tokens > lease.num_at_issue and lease.avoids != lease.engine:
+                self.table.note_cache(lease)
+            else:
+                lease.avoids, lease.cache = lease.engine or lease.avoids, None
+                if group.engine == lease.engine:
+                    group.engine = ""  # the others of the group may have better luck elsewhere too
             self._issue_again(lease)
         else:
             self._give_up(group, lease, f"{reason} ({lease.attempt + 1} attempts)")
@@ -274,6 +278,9 @@ class PromptSource:
     def _issue_again(self, lease: Lease) -> None:
         lease.attempt += 1
         self.num_reissued += 1
+        if not self.settings.salvages_responses:
+            self.num_lost_tokens += lease.num_tokens
+            lease.forget_response()
         self.num_salvaged_tokens += lease.num_tokens
         lease.running_since = None
         self.table.move(lease, LeaseState.QUEUED)
@@ -294,19 +301,20 @@ class PromptSource:
 
     def _dispatch(self) -> None:
         """Send queued samples to engines, in order, as long as there is room."""
-        while self._queue and self._may_issue and self.table.least_loaded() is not None:
+        while self._queue and self._may_issue and self.table.router.has_room:
             key = self._queue[0]
             group, lease = self.table.groups.get(key.group_id), self.table.lease(key)
             if group is None or lease is None or group.prompt is None or lease.state is not LeaseState.QUEUED:
                 self._queue.popleft()  # settled, or queued twice
                 continue
-            view = self.table.choose_engine(group, lease.avoids)
+            view = self.table.choose_engine(group, lease)
             if view is None:
                 return
             self._queue.popleft()
             group.engine = view.name
             lease.round, lease.sweep = self.census.round, self._sweep
-            lease.num_seen, lease.running_since = lease.num_tokens, None
+            lease.num_seen = lease.num_at_issue = lease.num_tokens
+            lease.running_since = None
             self.table.move(lease, LeaseState.ISSUED, view.name)
             issued = SampleIssued(
                 key=key,
@@ -440,6 +448,8 @@ class PromptSource:
     def _reissue_missing(self, group: LeasedGroup, lease: Lease, *, was_on_lost: bool) -> None:
         lease.num_vanished += 1
         lease.num_engine_losses += was_on_lost
+        if not was_on_lost and lease.num_tokens > lease.num_at_issue:
+            self.table.note_cache(lease)
         if lease.num_engine_losses > self.settings.max_engine_losses:
             self._give_up(group, lease, f"{lease.num_engine_losses} engines died with it")
         else:

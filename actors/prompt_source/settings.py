@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from penstock.messages.base import Value
+
+Routing = Literal["least_loaded", "prefix_affine"]
 
 
 class PromptSourceSettings(Value, frozen=True, kw_only=True):
@@ -18,3 +22,9 @@ class PromptSourceSettings(Value, frozen=True, kw_only=True):
     max_engine_losses: int
     lease_timeout_s: float
     census_timeout_s: float
+    routing: Routing = "prefix_affine"
+    max_load: float = 1.25
+    """Samples that an engine is given, relative to its slots."""
+    salvages_responses: bool = True
+    """What a lost attempt had reported is the prefix of the next one. Not so where nobody can put the other side of a
+    conversation back to where it ends."""

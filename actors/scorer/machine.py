@@ -3,8 +3,8 @@
 Invariants:
 
 * Each sample that comes in goes out once: scored, or failed with the reason.
-* Only a reward function gives a reward. A call that fails, hangs or returns nonsense is tried again, then the sample is
-  passed on as ``ScoringFailed``.
+* Only a reward function gives a reward, or the episode itself: a sample that comes with one is passed on as it is. A
+  call that fails, hangs or returns nonsense is tried again, then the sample is passed on as ``ScoringFailed``.
 
 State: the samples being scored. A sample leaves it with its ``SampleJudged``, or when its group is settled.
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from penstock.messages.base import Metric
     from penstock.messages.commands import AnyCommand
     from penstock.messages.inboxes import ScorerEvent
-    from penstock.messages.samples import Reward, SampleKey
+    from penstock.messages.samples import Reward, Sample, SampleKey
 
 SWEEP_TIMER: Final = "sweep"
 
@@ -82,10 +82,7 @@ class Scorer:
         """Take one event; see :class:`penstock.actors.machine.Machine`."""
         match event:
             case SampleGenerated():
-                key = event.sample.key
-                if key not in self.pending:
-                    self.pending[key] = Pending(event, 0, self._sweep)
-                    self._score(self.pending[key])
+                self._on_generated(event)
             case SampleJudged():
                 self._has_judged = True
                 item = self.pending.get(event.key)
@@ -107,6 +104,16 @@ class Scorer:
         out, self._out = self._out, []
         return out
 
+    def _on_generated(self, event: SampleGenerated) -> None:
+        key = event.sample.key
+        if key in self.pending:
+            return
+        if event.sample.outcome.reward is not None:
+            self._pass_on(event, event.sample)
+            return
+        self.pending[key] = Pending(event, 0, self._sweep)
+        self._score(self.pending[key])
+
     def _score(self, item: Pending) -> None:
         item.sweep = self._sweep
         event = item.event
@@ -122,13 +129,7 @@ class Scorer:
         del self.pending[sample.key]
         if reward is not None:
             outcome = msgspec.structs.replace(sample.outcome, reward=reward)
-            scored = SampleScored(
-                sample=msgspec.structs.replace(sample, outcome=outcome),
-                group_size=event.group_size,
-                purpose=event.purpose,
-                prompt=event.prompt,
-            )
-            self._out.append(Send(FILTER, scored))
+            self._pass_on(event, msgspec.structs.replace(sample, outcome=outcome))
             return
         failed = ScoringFailed(
             key=sample.key,
@@ -140,6 +141,10 @@ class Scorer:
             num_tokens=sample.num_tokens,
         )
         self._out.append(Send(FILTER, failed))
+
+    def _pass_on(self, event: SampleGenerated, sample: Sample) -> None:
+        scored = SampleScored(sample=sample, group_size=event.group_size, purpose=event.purpose, prompt=event.prompt)
+        self._out.append(Send(FILTER, scored))
 
     def _start_sweep(self) -> None:
         self._out.append(StartTimer(SWEEP_TIMER, self.settings.timeout_s + self.settings.grace_s))

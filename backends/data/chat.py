@@ -23,7 +23,12 @@ class _HuggingFaceTokenizer(Protocol):
     chat_template: object
 
     def apply_chat_template(
-        self, conversation: Sequence[Message], *, tokenize: bool, add_generation_prompt: bool
+        self,
+        conversation: Sequence[Message],
+        *,
+        tools: Sequence[Message] | None = None,
+        tokenize: bool,
+        add_generation_prompt: bool,
     ) -> object: ...
 
 
@@ -54,9 +59,23 @@ class ChatTemplate:
         Raises:
             BadColumnError: the template refuses the messages.
         """
-        messages: Sequence[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        return self.render_messages([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt)
+
+    def render_messages(
+        self, messages: Sequence[Message], tools: Sequence[Message] | None = None, *, begins_answer: bool = True
+    ) -> str:
+        """The text of a conversation with the tools that the model may call; ``begins_answer``: up to where the
+        assistant begins to answer.
+
+        Raises:
+            BadColumnError: the template refuses the messages.
+        """
         try:
-            return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+            return str(
+                self._tokenizer.apply_chat_template(
+                    messages, tools=tools or None, tokenize=False, add_generation_prompt=begins_answer
+                )
+            )
         except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
             raise BadColumnError(
                 "the chat template refuses the messages", f"the chat template refuses the messages: {error}"

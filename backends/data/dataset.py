@@ -12,6 +12,8 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
+import msgspec
+
 from penstock.backends.data.columns import BytesColumn
 from penstock.backends.data.problems import Problems, RowProblem
 from penstock.backends.data.row import BadColumnError, label_of, metadata_of, prompt_of
@@ -40,6 +42,8 @@ class CheckedRow(NamedTuple):
     text: str
     label: str
     metadata: bytes
+    messages: bytes
+    """JSON; empty where nobody asks for them."""
 
 
 class Dataset:
@@ -50,6 +54,7 @@ class Dataset:
         self._texts = BytesColumn()
         self._labels = BytesColumn()
         self._metadata = BytesColumn()
+        self._messages = BytesColumn()
         self.skipped: Mapping[str, int] = {}
         """Why rows were skipped → how many."""
 
@@ -78,6 +83,7 @@ class Dataset:
             text=self._texts[row].decode(),
             label=self._labels[row].decode(),
             metadata=self._metadata[row],
+            messages=self._messages[row],
         )
 
     def append(self, row: CheckedRow, ids: list[int]) -> None:
@@ -86,10 +92,14 @@ class Dataset:
         self._texts.append(row.text.encode())
         self._labels.append(row.label.encode())
         self._metadata.append(row.metadata)
+        self._messages.append(row.messages)
 
 
-def load_dataset(options: DataOptions, tokenizer_folder: Path, *, seed: int, max_context: int) -> Dataset:
-    """Read the dataset of the scenario. ``seed`` (the run's) makes generated rows; ``max_context`` is in tokens.
+def load_dataset(
+    options: DataOptions, tokenizer_folder: Path, *, seed: int, max_context: int, keeps_messages: bool = False
+) -> Dataset:
+    """Read the dataset of the scenario. ``seed`` (the run's) makes generated rows; ``max_context`` is in tokens;
+    ``keeps_messages``: prompts carry the chat messages they were rendered from.
 
     Raises:
         DataError: the source, the tokenizer, or (unless the scenario skips them) any row cannot be used.
@@ -101,7 +111,7 @@ def load_dataset(options: DataOptions, tokenizer_folder: Path, *, seed: int, max
     problems = Problems(skip=options.skip_bad_rows, skip_key="data.skip_bad_rows")
     dataset = Dataset()
     raw = read_rows(source, _columns(options), seed=seed)
-    for rows in batches(_checked(raw, options, template, problems)):
+    for rows in batches(_checked(raw, options, template, problems, keeps_messages=keeps_messages)):
         # A template writes the begin-of-sequence token itself.
         encoded = tokenizer.encode([row.text for row in rows], special=template is None)
         for row, ids in zip(rows, encoded, strict=True):
@@ -191,7 +201,12 @@ def _columns(options: DataOptions) -> list[str]:
 
 
 def _checked(
-    raw: Iterable[RawRow | RowProblem], options: DataOptions, template: ChatTemplate | None, problems: Problems
+    raw: Iterable[RawRow | RowProblem],
+    options: DataOptions,
+    template: ChatTemplate | None,
+    problems: Problems,
+    *,
+    keeps_messages: bool,
 ) -> Iterator[CheckedRow]:
     for row in raw:
         if isinstance(row, RowProblem):
@@ -201,7 +216,17 @@ def _checked(
             text = rendered(row, options.prompt_key, template, "data")
             label = "" if options.label_key is None else label_of(row, options.label_key)
             metadata = metadata_of(row, options.metadata_keys)
+            messages = _messages_of(row, options.prompt_key) if keeps_messages and template is not None else b""
         except BadColumnError as error:
             problems.add(error.at(row.place))
         else:
-            yield CheckedRow(row.place, text, label, metadata)
+            yield CheckedRow(row.place, text, label, metadata, messages)
+
+
+def _messages_of(row: RawRow, key: str) -> bytes:
+    """What the template rendered, as JSON."""
+    prompt = prompt_of(row, key, chat_template=True, block="data")
+    try:
+        return msgspec.json.encode([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt)
+    except (TypeError, ValueError) as error:
+        raise BadColumnError("the messages have no form in JSON", f"{key!r} has no form in JSON: {error}") from None

@@ -52,6 +52,10 @@ class TextTokenizer:
         """The text of these ids, without special tokens."""
         return self._tokenizer.decode(ids, skip_special_tokens=True)
 
+    def token_text(self, token: int) -> str:
+        """The name of a token; for a special token the text that stands for it."""
+        return self._tokenizer.id_to_token(token) or ""
+
     def token_id(self, token: str) -> int | None:
         """The id of a token by its name; None when there is none."""
         return self._tokenizer.token_to_id(token)

@@ -27,6 +27,7 @@ from penstock.backends.rewards.builtin import BUILT_IN
 from penstock.messages.training import UpdateMode
 from penstock.runtime.options import ObservabilityOptions
 from penstock.runtime.scenario.capabilities import ENGINE_CAPABILITIES, lacking
+from penstock.runtime.scenario.episode_rules import episode_rules
 from penstock.runtime.scenario.paths import DATA_KEYS, FILTER_FUNCTION, OBJECTIVE, REWARD_FUNCTION, is_user_code
 from penstock.runtime.scenario.source import dotted
 
@@ -277,5 +278,6 @@ RULES: tuple[Callable[[Scenario], Iterator[Broken]], ...] = (
     _placement,
     _timing,
     _metrics,
+    episode_rules,
     _without_effect,
 )

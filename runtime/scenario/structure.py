@@ -8,6 +8,7 @@ from penstock.actors.prompt_source.options import PromptSourceOptions
 from penstock.actors.weight_publisher.options import WeightsOptions
 from penstock.backends.data.options import DataOptions
 from penstock.backends.engines.options import EnginesOptions, SamplingOptions
+from penstock.backends.episodes.options import EpisodeOptions
 from penstock.backends.learners.options import LearnerOptions
 from penstock.backends.models.options import ModelOptions
 from penstock.backends.rewards.options import RewardOptions
@@ -26,6 +27,8 @@ class Scenario(Options, frozen=True, kw_only=True):
     """Which model is trained."""
     sampling: SamplingOptions = SamplingOptions()
     """How responses are drawn."""
+    episode: EpisodeOptions = EpisodeOptions()
+    """What becomes of an issued sample: one response, or a conversation."""
     reward: RewardOptions = RewardOptions()
     """How responses are scored."""
     filter: FilterOptions = FilterOptions()

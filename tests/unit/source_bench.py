@@ -33,6 +33,7 @@ from penstock.messages.samples import Completed, InfraError, SampleKey
 from penstock.messages.weights import EngineReady
 
 if TYPE_CHECKING:
+    from penstock.actors.prompt_source.settings import Routing
     from penstock.messages.base import Event
     from penstock.messages.commands import AnyCommand
     from penstock.messages.samples import Outcome, Part
@@ -53,6 +54,7 @@ class SourceBench:
         shuffle: bool = False,
         num_rows: int = 100,
         seed: int = 7,
+        salvages_responses: bool = True,
     ) -> None:
         self.driver = drive.Driver(
             PromptSource(
@@ -66,6 +68,7 @@ class SourceBench:
                     max_engine_losses=max_engine_losses,
                     lease_timeout_s=600.0,
                     census_timeout_s=2.0,
+                    salvages_responses=salvages_responses,
                 )
             )
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import actor_driver as drive
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -61,3 +62,9 @@ def test_the_context_is_that_of_the_first_stretch() -> None:
 def test_nothing_joined_is_an_empty_part() -> None:
     assert join([]) == Part()
     assert tail(drive.part((0, 3)), 3) == Part()
+
+
+def test_the_whole_of_a_part_keeps_its_context_and_a_later_tail_does_not_repeat_it() -> None:
+    whole = msgspec.structs.replace(drive.part((0, 3)), context_tokens=pack_tokens([7, 8]))
+    assert tail(whole, 0) == whole
+    assert tail(whole, 1).context_tokens == b""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import actor_driver as drive
+import msgspec
 import pytest
 
 from penstock.actors.scorer.machine import SWEEP_TIMER, Scorer
@@ -19,7 +20,7 @@ from penstock.messages.flow import (
 )
 from penstock.messages.local import SampleJudged, Started, TimerFired
 from penstock.messages.membership import HeldLease, LeaseStage
-from penstock.messages.samples import Purpose, Reward, SampleKey
+from penstock.messages.samples import PolicyError, Purpose, Reward, SampleKey
 
 
 def scorer(num_retries: int = 1) -> drive.Driver[Scorer]:
@@ -56,6 +57,18 @@ def test_a_scored_sample_goes_on_with_its_reward_in_the_outcome() -> None:
     assert (scored.sample.key, scored.sample.parts) == (event.sample.key, event.sample.parts)
     assert (scored.group_size, scored.purpose, scored.prompt) == (8, Purpose.TRAIN, event.prompt)
     assert driver.machine.pending == {}
+
+
+def test_a_sample_that_brings_its_reward_is_passed_on_as_it_is() -> None:
+    driver = scorer()
+    event = generated(3, 1)
+    own = Reward(value=0.25, components=(Metric("steps", 4.0),))
+    sample = msgspec.structs.replace(event.sample, outcome=PolicyError(detail="gave up", reward=own))
+    commands = driver.hear(msgspec.structs.replace(event, sample=sample))
+    scored = drive.one_sent(commands, SampleScored, to="filter")
+    assert (scored.sample, scored.group_size, scored.prompt) == (sample, 8, event.prompt)
+    assert drive.every(commands, Score) == []
+    assert driver.machine.leases() == ()
 
 
 def test_a_sample_that_comes_again_while_it_is_scored_is_not_scored_twice() -> None:

@@ -222,11 +222,14 @@ class TorchEngineBackend:
         prefix = command.prefix or Part()
         prompt = prefix.context_tokens or command.prompt.tokens
         room = self._settings.max_context - len(tokens_view(prompt))
+        limit = self._max_response_tokens
+        if command.max_new_tokens is not None:
+            limit = min(limit, command.max_new_tokens)
         request = GenerationRequest(
             tag=RequestTag(command.key, command.attempt),
             prompt=prompt,
             seed=command.seed,
-            max_new_tokens=min(self._max_response_tokens, room),
+            max_new_tokens=min(limit, room),
             prefix=prefix,
         )
         try:

@@ -1,0 +1,389 @@
+"""Any engine's backend, with episodes for generations: the actor asks for a sample and hears of one, and what it was
+made of (turns of the model, tokens of others between them) stays here.
+
+Invariants:
+
+* Each ``Generate`` of the actor is answered by exactly one ``GenerationEnded``, and when it is, none of the episode's
+  generations runs in the engine any more, or its end was ordered before anything that the actor can order afterwards.
+* An episode runs at most one generation at a time. Its generations have the sample's key, and as attempt a number of
+  this backend's own, which no two share.
+* ``InterruptGenerations`` pauses every episode; nothing is given to the engine for a paused one. The same ``Generate``
+  again, with what it was told as prefix, lets the episode go on from there, and whoever waits for a turn waits on.
+* Between ``ApplyWeights`` and its answer no generation is given to the engine, as the actor gives it none.
+* The actor is told each token of an episode once, in order.
+
+| waits for | who ends it |
+|---|---|
+| a turn | the engine, whose deadlines hold as for any generation |
+| the next turn, or the end | the driver, which has a deadline for each episode |
+| a paused episode for its ``Generate`` | the actor, after the swap; past ``MAX_PAUSE_S`` it is forgotten: settled |
+| a turn that begins during a swap | the engine's ``WeightsSwapped``, which the WeightPublisher's deadlines see to |
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+from penstock.backends.draws import mixed
+from penstock.backends.episodes.protocol import EpisodeOverError
+from penstock.backends.episodes.transcript import Transcript, cut
+from penstock.messages.arrays import TOKEN_BYTES
+from penstock.messages.commands import AbortGeneration, ApplyWeights, Generate, InterruptGenerations
+from penstock.messages.local import GenerationAdvanced, GenerationEnded, WeightsSwapped
+from penstock.messages.samples import Cancelled, Completed, InfraError, Part, Prompt, StopReason, Truncated
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.backends.episodes.protocol import EpisodeDriver, EpisodeOutcome, TurnRequest
+    from penstock.backends.protocol import Backend, Emit, Fail
+    from penstock.messages.base import Metric
+    from penstock.messages.commands import EngineCommand
+    from penstock.messages.local import LocalEvent
+    from penstock.messages.samples import Outcome, SampleKey
+
+MAX_PAUSE_S: Final = 3600.0
+INTERRUPTED: Final = Cancelled(cause="interrupted")
+ABORTED: Final = Cancelled(cause="aborted")
+_TURN_SEED: Final = 0x7E57
+
+
+class _Phase(Enum):
+    RUNNING = "running"
+    """The actor waits for its end."""
+    PAUSING = "pausing"
+    """An interrupt was ordered, and its turn has not ended yet."""
+    PAUSED = "paused"
+    """The actor was told that it is interrupted."""
+    ENDING = "ending"
+    """Its outcome is known, and its turn has not ended yet."""
+    OVER = "over"
+
+
+class _Turn:
+    """One turn of the model: one generation, or several where it was interrupted."""
+
+    def __init__(self, request: TurnRequest, begin: int) -> None:
+        self.request = request
+        self.begin = begin
+        """Where it begins in the response."""
+        self.attempt = -1
+        """Of its generation; −1 while none runs."""
+        self.cut_as: Outcome | None = None
+        """It has all the tokens that it shall have, and so ends: what the engine still makes of it is thrown away."""
+
+
+class _Episode:
+    """See :class:`~penstock.backends.episodes.protocol.Episode`. All its state belongs to the backend's lock."""
+
+    def __init__(self, backend: EpisodeBackend, issued: Generate) -> None:
+        self.backend = backend
+        self.issued = issued
+        self.transcript = Transcript(issued.prompt.tokens)
+        self.phase = _Phase.RUNNING
+        self.turn: _Turn | None = None
+        self.num_turns = 0
+        self.num_told = 0
+        """Tokens that the actor knows of."""
+        self.outcome: Outcome | None = None
+        """Once it is known."""
+        self.paused_at_s = 0.0
+
+    @property
+    def num_context_tokens(self) -> int:
+        return len(self.transcript.context) // TOKEN_BYTES + self.transcript.num_tokens
+
+    @property
+    def num_response_tokens(self) -> int:
+        return self.transcript.num_tokens
+
+    @property
+    def num_model_tokens(self) -> int:
+        return self.transcript.num_model_tokens
+
+    @property
+    def is_paused(self) -> bool:
+        return self.phase in (_Phase.PAUSED, _Phase.PAUSING)
+
+    def so_far(self) -> bytes:
+        with self.backend.lock:
+            return self.transcript.so_far()
+
+    def begin_turn(self, request: TurnRequest) -> None:
+        self.backend.begin_turn(self, request)
+
+    def end(self, outcome: EpisodeOutcome) -> None:
+        self.backend.end(self, outcome)
+
+
+class EpisodeBackend:
+    """See the module."""
+
+    def __init__(
+        self, inner: Backend[EngineCommand], driver: EpisodeDriver, *, now_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._inner = inner
+        self._driver = driver
+        self._now_s = now_s
+        self._episodes: dict[SampleKey, _Episode] = {}
+        self._turns: dict[int, _Episode] = {}
+        """Episodes by the attempt of their running generation."""
+        self._attempts = itertools.count()
+        self._is_swapping = False
+        self.lock = threading.RLock()
+        """Re-entrant, as an engine may answer within ``execute``."""
+
+    # --- Backend ----------------------------------------------------------------------------------------------
+
+    def start(self, emit: Emit, fail: Fail) -> None:
+        """See :class:`penstock.backends.protocol.Backend`."""
+        self._emit = emit
+        self._driver.start(fail)
+        self._inner.start(self._hear, fail)
+
+    def execute(self, command: EngineCommand, /) -> None:
+        """See :class:`penstock.backends.protocol.Backend`."""
+        with self.lock:
+            match command:
+                case Generate():
+                    self._on_generate(command)
+                case AbortGeneration():
+                    self._on_abort(command)
+                case InterruptGenerations():
+                    self._on_interrupt(command)
+                case _:
+                    self._is_swapping |= isinstance(command, ApplyWeights)
+                    self._inner.execute(command)
+
+    def gauges(self) -> tuple[Metric, ...]:
+        """Those of the engine and those of the driver."""
+        return (*self._inner.gauges(), *self._driver.gauges())
+
+    def close(self, timeout_s: float) -> None:
+        """See :class:`penstock.backends.protocol.Backend`."""
+        deadline_s = time.monotonic() + timeout_s
+        self._driver.close(timeout_s / 2)
+        self._inner.close(max(0.0, deadline_s - time.monotonic()))
+
+    # --- the actor's commands ---------------------------------------------------------------------------------
+
+    def _on_generate(self, command: Generate) -> None:
+        self._forget_left_behind()
+        episode = self._episodes.get(command.key)
+        if episode is not None and episode.issued.attempt == command.attempt:
+            self._resume(episode, 0 if command.prefix is None else command.prefix.num_tokens)
+            return
+        if episode is not None:
+            self._take_away(episode, ABORTED, "its sample was issued again")
+        if command.prefix is not None and command.prefix.num_tokens:
+            # Its agent talked to an engine that is gone, and nobody can put it back to where that part ends.
+            outcome = InfraError(detail="the session of this sample is gone with its engine")
+            self._answer(command, outcome, command.prefix)
+            return
+        episode = self._episodes[command.key] = _Episode(self, command)
+        self._driver.opened(episode)
+
+    def _resume(self, episode: _Episode, num_kept: int) -> None:
+        assert episode.phase is _Phase.PAUSED, f"{episode.issued.key} was asked for twice"
+        episode.phase = _Phase.RUNNING
+        if num_kept < episode.transcript.num_tokens:
+            reason = "its last tokens were made by weights that turned out wrong"
+            self._take_away(episode, InfraError(detail=reason), reason)
+            return
+        if episode.outcome is not None:
+            self._finish(episode, episode.outcome)
+            return
+        self._driver.resumed(episode)
+        if episode.turn is not None:
+            self._run_turn(episode, episode.turn)
+
+    def _on_abort(self, command: AbortGeneration) -> None:
+        episode = self._episodes.get(command.key)
+        if episode is not None and episode.issued.attempt == command.attempt:
+            self._take_away(episode, ABORTED, "its sample is not needed any more")
+
+    def _take_away(self, episode: _Episode, outcome: Outcome, reason: str) -> None:
+        if episode.outcome is None:
+            self._driver.closed(episode, reason)
+        self._set_outcome(episode, outcome)
+        if episode.phase is _Phase.PAUSED:
+            self._forget(episode)
+
+    def _on_interrupt(self, command: InterruptGenerations) -> None:
+        for episode in self._episodes.values():
+            if episode.phase is _Phase.RUNNING and _runs(episode.turn):
+                episode.phase = _Phase.PAUSING
+        self._inner.execute(command)
+        for episode in list(self._episodes.values()):
+            if episode.phase is _Phase.RUNNING:
+                self._pause(episode)
+
+    def _pause(self, episode: _Episode) -> None:
+        episode.phase, episode.paused_at_s = _Phase.PAUSED, self._now_s()
+        part = episode.transcript.whole()
+        episode.num_told = part.num_tokens
+        self._answer(episode.issued, INTERRUPTED, part)
+
+    def _forget_left_behind(self) -> None:
+        """A paused episode whose sample was settled is never asked for again, and nobody says so."""
+        limit_s = self._now_s() - MAX_PAUSE_S
+        for episode in [e for e in self._episodes.values() if e.phase is _Phase.PAUSED and e.paused_at_s < limit_s]:
+            self._take_away(episode, ABORTED, "its sample is not needed any more")
+
+    # --- what the driver asks for -----------------------------------------------------------------------------
+
+    def begin_turn(self, episode: _Episode, request: TurnRequest) -> None:
+        """See :class:`~penstock.backends.episodes.protocol.Episode`."""
+        with self.lock:
+            if episode.outcome is not None or episode.phase is _Phase.OVER:
+                raise EpisodeOverError("the episode is over")
+            assert episode.turn is None, "one turn at a time"
+            transcript = episode.transcript
+            if episode.num_turns:
+                transcript.add_foreign(request.tokens)
+            else:
+                transcript.begin_with(request.tokens)
+            episode.num_turns += 1
+            episode.turn = _Turn(request, transcript.num_tokens)
+            if episode.phase is _Phase.RUNNING:
+                self._run_turn(episode, episode.turn)
+
+    def end(self, episode: _Episode, outcome: EpisodeOutcome) -> None:
+        """See :class:`~penstock.backends.episodes.protocol.Episode`."""
+        with self.lock:
+            if episode.outcome is None:
+                self._set_outcome(episode, outcome)
+
+    def _set_outcome(self, episode: _Episode, outcome: Outcome) -> None:
+        """The episode ends with this as soon as its turn has, and while it is paused not before it is resumed."""
+        if episode.phase is _Phase.OVER:
+            return
+        episode.outcome = outcome
+        turn = episode.turn
+        if turn is not None and _runs(turn):
+            episode.phase = _Phase.ENDING
+            self._inner.execute(AbortGeneration(episode.issued.key, turn.attempt))
+        elif episode.phase is _Phase.RUNNING:
+            self._finish(episode, outcome)
+
+    # --- turns ------------------------------------------------------------------------------------------------
+
+    def _run_turn(self, episode: _Episode, turn: _Turn) -> None:
+        if self._is_swapping:
+            return
+        issued, transcript = episode.issued, episode.transcript
+        turn.attempt = next(self._attempts)
+        self._turns[turn.attempt] = episode
+        before = transcript.context + transcript.slice(0, turn.begin).tokens
+        made = transcript.slice(turn.begin)
+        self._inner.execute(
+            Generate(
+                key=issued.key,
+                attempt=turn.attempt,
+                purpose=issued.purpose,
+                prompt=Prompt(row=issued.prompt.row, epoch=issued.prompt.epoch, tokens=before),
+                # The numbers of the sample's own stream would come again in every turn.
+                seed=mixed(issued.seed, _TURN_SEED, episode.num_turns) >> 1 if episode.num_turns > 1 else issued.seed,
+                deadline_version=issued.deadline_version,
+                prefix=cut(made, 0) if made.num_tokens else None,
+                max_new_tokens=turn.request.max_new_tokens,
+            )
+        )
+
+    def _hear(self, event: LocalEvent) -> None:
+        """What the engine says, from any of its threads."""
+        with self.lock:
+            if not isinstance(event, GenerationAdvanced | GenerationEnded):
+                self._emit(event)
+                if isinstance(event, WeightsSwapped):
+                    self._run_held_turns()
+                return
+            episode = self._turns.get(event.attempt)
+            if episode is None or episode.turn is None:
+                return
+            if isinstance(event, GenerationAdvanced):
+                self._take_tokens(episode, episode.turn, event.chunk)
+                self._tell(episode)
+                if episode.turn.cut_as is not None and episode.phase is not _Phase.ENDING:
+                    self._inner.execute(AbortGeneration(event.key, event.attempt))
+            else:
+                self._on_turn_ended(episode, episode.turn, event)
+
+    def _run_held_turns(self) -> None:
+        self._is_swapping = False
+        for episode in self._episodes.values():
+            if episode.phase is _Phase.RUNNING and episode.turn is not None and not _runs(episode.turn):
+                self._run_turn(episode, episode.turn)
+
+    def _take_tokens(self, episode: _Episode, turn: _Turn, new: Part) -> None:
+        """Take over what the turn gained, up to where it is to end."""
+        if turn.cut_as is not None:
+            return
+        transcript, limit = episode.transcript, turn.request.max_new_tokens
+        num_before = transcript.num_tokens - turn.begin
+        stop = None if turn.request.stops_at is None else turn.request.stops_at(new)
+        if stop is not None and stop <= limit:
+            turn.cut_as, new = Completed(stop=StopReason.STOP_STRING), cut(new, 0, stop - num_before)
+        elif num_before + new.num_tokens > limit:
+            turn.cut_as, new = Truncated(), cut(new, 0, limit - num_before)
+        transcript.add_model(new)
+        if new.num_tokens and episode.outcome is None:
+            turn.request.listener.advanced(new)
+
+    def _tell(self, episode: _Episode) -> None:
+        """Tell the actor of the tokens that it does not know."""
+        if episode.phase is _Phase.RUNNING and episode.transcript.num_tokens > episode.num_told:
+            chunk, begin = episode.transcript.slice(episode.num_told), episode.num_told
+            episode.num_told = episode.transcript.num_tokens
+            issued = episode.issued
+            self._emit(GenerationAdvanced(key=issued.key, attempt=issued.attempt, from_token=begin, chunk=chunk))
+
+    def _on_turn_ended(self, episode: _Episode, turn: _Turn, event: GenerationEnded) -> None:
+        del self._turns[turn.attempt]
+        turn.attempt = -1
+        num_taken = episode.transcript.num_tokens - turn.begin
+        if turn.cut_as is None:
+            self._take_tokens(episode, turn, cut(event.part, num_taken))
+        outcome = event.outcome if turn.cut_as is None else turn.cut_as
+        if episode.outcome is not None:
+            episode.transcript.mask_from(turn.begin)  # nobody has heard the end of it
+            self._finish(episode, episode.outcome)
+        elif isinstance(outcome, Cancelled):
+            self._pause(episode)
+        elif isinstance(outcome, InfraError):
+            episode.outcome = outcome
+            self._driver.closed(episode, outcome.detail)
+            self._finish(episode, outcome)
+        else:
+            episode.turn = None
+            self._tell(episode)
+            turn.request.listener.ended(episode.transcript.slice(turn.begin), outcome)
+            if episode.phase is _Phase.PAUSING:
+                self._pause(episode)
+
+    def _finish(self, episode: _Episode, outcome: Outcome) -> None:
+        part = episode.transcript.whole()
+        if isinstance(outcome, Completed | Truncated) and not episode.transcript.num_model_tokens:
+            outcome = InfraError(detail="the episode ended without one token of the model")
+        self._forget(episode)
+        self._answer(episode.issued, outcome, part)
+
+    def _forget(self, episode: _Episode) -> None:
+        turn, episode.turn = episode.turn, None
+        episode.phase = _Phase.OVER
+        if self._episodes.get(episode.issued.key) is episode:
+            del self._episodes[episode.issued.key]
+        if turn is not None:
+            begin = min(turn.begin, episode.transcript.num_tokens)
+            turn.request.listener.ended(episode.transcript.slice(begin), ABORTED)
+
+    def _answer(self, issued: Generate, outcome: Outcome, part: Part) -> None:
+        self._emit(GenerationEnded(key=issued.key, attempt=issued.attempt, outcome=outcome, part=part))
+
+
+def _runs(turn: _Turn | None) -> bool:
+    return turn is not None and turn.attempt >= 0

@@ -1,0 +1,235 @@
+"""Episodes played by agents outside, who come to an HTTP server in the EngineWorker's process.
+
+Invariants:
+
+* Everything but the driver's methods runs on one event loop, on a thread of its own.
+* The server's address is in the run's folder from when it listens until it closes.
+* Whatever ends the thread is told through ``fail``.
+
+| waits for | who ends it |
+|---|---|
+| the thread, for requests and samples | ``close`` |
+| ``close`` for the thread | its own deadline |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import secrets
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypeVarTuple, Unpack
+
+import msgspec
+from aiohttp import web
+
+from penstock.backends.data.options import DataOptions
+from penstock.backends.data.tokenizer import TextTokenizer
+from penstock.backends.engines.options import SamplingOptions
+from penstock.backends.episodes.options import EpisodeOptions
+from penstock.backends.episodes.registry import (
+    GatewayAddress,
+    log_file,
+    remove_address,
+    run_token,
+    write_address,
+)
+from penstock.backends.episodes.server import GatewayServer
+from penstock.backends.episodes.sessions import Rules, Session, SessionTable
+from penstock.messages.base import Metric, Value
+from penstock.messages.names import engine_index
+from penstock.messages.samples import InfraError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.backends.data.chat import ChatTemplate
+    from penstock.backends.episodes.api import SessionLine
+    from penstock.backends.episodes.protocol import Episode
+    from penstock.backends.protocol import Fail
+
+ArgumentTs = TypeVarTuple("ArgumentTs")
+SHUTDOWN_S: Final = 1.0
+"""For answers that are being written when the server closes."""
+
+
+class GatewayError(ValueError):
+    """The gateway cannot be opened as the scenario says."""
+
+
+class GatewaySettings(Value, frozen=True, kw_only=True):
+    """Of one engine's gateway."""
+
+    engine: str
+    epoch: int
+    run_folder: str
+    model_folder: str
+    model: str
+    """Its name in responses; requests may call it as they like."""
+    max_context: int
+    options: EpisodeOptions
+    sampling: SamplingOptions
+    data: DataOptions
+
+
+class GatewayEpisodes:
+    """See the module; an :class:`~penstock.backends.episodes.protocol.EpisodeDriver`."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._settings = settings
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="gateway", daemon=True)
+        self._closing = asyncio.Event()
+        self._sessions: dict[int, Session] = {}
+        """By the identity of their episode."""
+        self._table: SessionTable | None = None
+        self._server: GatewayServer | None = None
+        self._rules: Rules | None = None
+
+    # --- EpisodeDriver ----------------------------------------------------------------------------------------
+
+    def start(self, fail: Fail) -> None:
+        """See :class:`~penstock.backends.episodes.protocol.EpisodeDriver`."""
+        self._fail = fail
+        self._thread.start()
+
+    def opened(self, episode: Episode) -> None:
+        """Offer it to agents."""
+        self._soon(self._open, episode)
+
+    def resumed(self, episode: Episode) -> None:
+        """It can be taken again."""
+        self._soon(self._note_change)
+
+    def closed(self, episode: Episode, reason: str) -> None:
+        """Its agent is told at its next request."""
+        self._soon(self._close_session, episode, reason)
+
+    def gauges(self) -> tuple[Metric, ...]:
+        """Sessions that no agent has yet, that agents have, and totals of how they ended."""
+        table, server = self._table, self._server
+        if table is None or server is None:
+            return ()
+        return (
+            Metric("gateway/open", float(table.num_open)),
+            Metric("gateway/taken", float(table.num_taken)),
+            Metric("gateway/finished", float(server.num_finished)),
+            Metric("gateway/abandoned", float(server.num_abandoned)),
+        )
+
+    def close(self, timeout_s: float) -> None:
+        """See :class:`~penstock.backends.episodes.protocol.EpisodeDriver`."""
+        self._soon(self._closing.set)
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+
+    # --- the loop ---------------------------------------------------------------------------------------------
+
+    def _soon(self, callback: Callable[[Unpack[ArgumentTs]], object], *arguments: *ArgumentTs) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and so is the run
+            self._loop.call_soon_threadsafe(callback, *arguments)
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(self._serve())
+        except BaseException as error:  # the thread's end must not go unnoticed, whatever ended it
+            self._fail(error)
+
+    async def _serve(self) -> None:
+        settings = self._settings
+        folder = Path(settings.run_folder)
+        tokenizer = TextTokenizer(Path(settings.model_folder))
+        self._rules = Rules(
+            settings.options,
+            settings.sampling,
+            settings.max_context,
+            settings.model,
+            tokenizer,
+            _open_template(Path(settings.model_folder), needed=settings.data.chat_template),
+        )
+        # The index tells the front door whose a session is, what follows which incarnation's.
+        self._table = SessionTable(f"{engine_index(settings.engine)}-{secrets.token_hex(4)}-")
+        keys = [key for key in settings.data.metadata_keys if key != settings.data.label_key]
+        self._server = GatewayServer(
+            self._table,
+            self._rules,
+            engine=settings.engine,
+            token=run_token(folder),
+            metadata_keys=keys,
+            write_line=self._write_line,
+        )
+        runner = web.AppRunner(self._server.app(), shutdown_timeout=SHUTDOWN_S, access_log=None)
+        await runner.setup()
+        try:
+            address = await self._listen(runner)
+            write_address(folder, address)
+            await self._closing.wait()
+            remove_address(folder, address)
+        finally:
+            await runner.cleanup()
+
+    async def _listen(self, runner: web.AppRunner) -> GatewayAddress:
+        host = self._settings.options.host
+        try:
+            await web.TCPSite(runner, host, 0).start()
+        except OSError as error:
+            why = "is no address of this machine" if error.errno == errno.EADDRNOTAVAIL else f"cannot be used ({error})"
+            raise GatewayError(f"episode.host: {host} {why}; use 127.0.0.1, or 0.0.0.0 for every one") from None
+        port = int(runner.addresses[0][1])
+        reachable = _node_host() if host in ("0.0.0.0", "::") else host
+        at = f"[{reachable}]" if ":" in reachable else reachable
+        return GatewayAddress(self._settings.engine, self._settings.epoch, f"http://{at}:{port}")
+
+    def _open(self, episode: Episode) -> None:
+        assert self._table is not None
+        assert self._rules is not None
+        session = Session(self._table.new_name(), episode, self._rules, self._on_over)
+        self._sessions[id(episode)] = session
+        self._table.add(session)
+
+    def _close_session(self, episode: Episode, reason: str) -> None:
+        session = self._sessions.get(id(episode))
+        if session is not None:
+            session.was_closed(reason)
+
+    def _note_change(self) -> None:
+        if self._table is not None:
+            self._table.note_change()
+
+    def _on_over(self, session: Session) -> None:
+        assert self._table is not None
+        assert self._server is not None
+        self._table.remove(session)
+        if self._sessions.pop(id(session.episode), None) is not None and session.is_abandoned:
+            self._server.note_end(session, InfraError(detail=session.over_because))
+
+    def _write_line(self, line: SessionLine) -> None:
+        with log_file(Path(self._settings.run_folder), self._settings.engine).open("ab") as file:
+            file.write(msgspec.json.encode(line) + b"\n")
+
+
+def _open_template(folder: Path, *, needed: bool) -> ChatTemplate | None:
+    from penstock.backends.data.chat import ChatTemplate  # here, as it brings transformers
+    from penstock.backends.data.problems import DataError
+
+    try:
+        return ChatTemplate(folder)
+    except DataError:
+        if needed:
+            raise
+        return None
+
+
+def _node_host() -> str:
+    """The address by which other machines reach this one."""
+    import socket
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # nothing is sent; the kernel only picks the interface
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])

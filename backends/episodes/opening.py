@@ -1,0 +1,45 @@
+"""From a scenario's ``episode:`` block to a backend in front of the engine's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.backends.data.options import DataOptions
+    from penstock.backends.engines.options import SamplingOptions
+    from penstock.backends.episodes.options import EpisodeOptions
+    from penstock.backends.protocol import Backend
+    from penstock.messages.commands import EngineCommand
+
+
+def open_episodes(
+    inner: Backend[EngineCommand],
+    options: EpisodeOptions,
+    *,
+    engine: str,
+    epoch: int,
+    run_folder: str,
+    model_folder: str,
+    max_context: int,
+    sampling: SamplingOptions,
+    data: DataOptions,
+) -> Backend[EngineCommand]:
+    """The engine itself where each sample is one generation, otherwise the engine behind its episodes."""
+    if options.kind == "single":
+        return inner
+    from penstock.backends.episodes.backend import EpisodeBackend
+    from penstock.backends.episodes.gateway import GatewayEpisodes, GatewaySettings
+
+    settings = GatewaySettings(
+        engine=engine,
+        epoch=epoch,
+        run_folder=run_folder,
+        model_folder=model_folder,
+        model=Path(model_folder).name,
+        max_context=max_context,
+        options=options,
+        sampling=sampling,
+        data=data,
+    )
+    return EpisodeBackend(inner, GatewayEpisodes(settings))

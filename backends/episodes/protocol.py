@@ -1,0 +1,118 @@
+"""What an episode's driver is to the backend, and the backend's turns to the driver.
+
+A driver decides what happens in an episode: which tokens come before each turn of the model, and when it is over. The
+backend makes turns out of generations, whatever the weights do meanwhile. All methods may be called from any thread and
+return at once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.backends.protocol import Fail
+    from penstock.messages.base import Metric
+    from penstock.messages.commands import Generate
+    from penstock.messages.samples import Completed, InfraError, Outcome, Part, PolicyError, Truncated
+
+    EpisodeOutcome = Completed | Truncated | PolicyError | InfraError
+
+
+class EpisodeOverError(Exception):
+    """Nothing more can be asked of this episode; the message says why."""
+
+
+class TurnListener(Protocol):
+    """Whoever waits for one turn."""
+
+    def advanced(self, new: Part) -> None:
+        """Tokens of this turn since the last call."""
+        ...
+
+    def ended(self, turn: Part, outcome: Outcome) -> None:
+        """The turn is over, with all its tokens; ``Cancelled`` says that the episode is over with it."""
+        ...
+
+
+class TurnRequest(NamedTuple):
+    """One turn of the model."""
+
+    tokens: bytes
+    """int32 ids to put after what there is; for the first turn the whole context."""
+    max_new_tokens: int
+    listener: TurnListener
+    stops_at: Callable[[Part], int | None] | None = None
+    """Is shown the turn's new tokens as they come, and says how many tokens the turn shall have once it knows: those
+    after them are thrown away, and it ends as with a stop string."""
+
+
+class Episode(Protocol):
+    """One sample that is being played."""
+
+    issued: Generate
+
+    @property
+    def num_context_tokens(self) -> int:
+        """Tokens of context and response so far."""
+        ...
+
+    @property
+    def num_response_tokens(self) -> int:
+        """Of the response so far: the model's and the others'."""
+        ...
+
+    @property
+    def num_model_tokens(self) -> int:
+        """Of these, the model's."""
+        ...
+
+    @property
+    def is_paused(self) -> bool:
+        """Its engine takes new weights; a turn that begins now waits for them."""
+        ...
+
+    def so_far(self) -> bytes:
+        """int32 ids of context and response."""
+        ...
+
+    def begin_turn(self, request: TurnRequest) -> None:
+        """Have the model go on. One turn at a time.
+
+        Raises:
+            EpisodeOverError: it was aborted meanwhile, or has ended.
+        """
+        ...
+
+    def end(self, outcome: EpisodeOutcome) -> None:
+        """It is over. A turn that runs is cut off and not trained. Ignored for one that is over already."""
+        ...
+
+
+class EpisodeDriver(Protocol):
+    """Plays episodes."""
+
+    def start(self, fail: Fail) -> None:
+        """Called once, before the first episode."""
+        ...
+
+    def opened(self, episode: Episode) -> None:
+        """A sample to be played."""
+        ...
+
+    def resumed(self, episode: Episode) -> None:
+        """It was paused, and goes on."""
+        ...
+
+    def closed(self, episode: Episode, reason: str) -> None:
+        """It was taken away: nobody needs it any more, or it goes on elsewhere."""
+        ...
+
+    def gauges(self) -> tuple[Metric, ...]:
+        """As of a backend."""
+        ...
+
+    def close(self, timeout_s: float) -> None:
+        """End everything within the time."""
+        ...

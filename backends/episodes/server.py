@@ -1,0 +1,357 @@
+"""The HTTP side of a gateway: requests in, sessions asked, responses out.
+
+Every answer that is no success has the form of the OpenAI protocol, with a sentence that says what to do. What an agent
+cannot mend by trying again carries ``x-should-retry: false``, which OpenAI's clients heed.
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import time
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from penstock.backends.episodes.api import (
+    ChatRequest,
+    CompletionRequest,
+    ErrorBody,
+    ErrorReply,
+    GatewayStatus,
+    ModelCard,
+    ModelList,
+    SessionAsked,
+    SessionEnded,
+    SessionFinish,
+    SessionLine,
+    SessionTaken,
+)
+from penstock.backends.episodes.dialogue import ConversationError, MalformedError
+from penstock.backends.episodes.replies import EpisodeEndedError, Replies
+from penstock.backends.episodes.sessions import GoneError, LimitError, ignored_fields
+from penstock.messages.base import Metric
+from penstock.messages.samples import Completed, InfraError, PolicyError, Reward, StopReason, Truncated
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from penstock.backends.episodes.protocol import EpisodeOutcome
+    from penstock.backends.episodes.sessions import Rules, Session, SessionTable
+    from penstock.backends.episodes.turns import TurnRun
+
+    Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+MAX_BODY_BYTES: Final = 64 * 2**20
+MAX_WAIT_S: Final = 600.0
+NO_RETRY: Final = {"x-should-retry": "false"}
+_LOG: Final = logging.getLogger(__name__)
+
+StructT = TypeVar("StructT", bound=msgspec.Struct)
+
+
+class RequestError(Exception):
+    """An answer that is no success."""
+
+    def __init__(self, status: int, code: str, message: str) -> None:
+        super().__init__(message)
+        self.status, self.code, self.message = status, code, message
+
+
+class GatewayServer:
+    """The routes of one engine's gateway."""
+
+    def __init__(
+        self,
+        table: SessionTable,
+        rules: Rules,
+        *,
+        engine: str,
+        token: str,
+        metadata_keys: Sequence[str],
+        write_line: Callable[[SessionLine], None],
+    ) -> None:
+        self._table = table
+        self._rules = rules
+        self._engine = engine
+        self._token = token
+        self._metadata_keys = tuple(metadata_keys)
+        self._write_line = write_line
+        self.num_finished = 0
+        self.num_abandoned = 0
+
+    def app(self) -> web.Application:
+        """What aiohttp serves."""
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[answer_errors, self._check_key])
+        app.add_routes(
+            [
+                web.post("/sessions", self._take),
+                web.get("/sessions/open", self._wait_for_open),
+                web.get("/status", self._status),
+                web.post("/sessions/{name}/finish", self._finish),
+                web.post("/sessions/{name}/v1/chat/completions", self._chat),
+                web.post("/sessions/{name}/v1/completions", self._complete),
+                web.get("/sessions/{name}/v1/models", self._models),
+                web.get("/v1/models", self._models),
+            ]
+        )
+        return app
+
+    @web.middleware
+    async def _check_key(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        check_key(request.headers, self._token)
+        return await handler(request)
+
+    # --- sessions ---------------------------------------------------------------------------------------------
+
+    async def _take(self, request: web.Request) -> web.Response:
+        asked = decoded(await request.read() or b"{}", SessionAsked)
+        await self._table.has_open(min(max(asked.wait_s, 0.0), MAX_WAIT_S))
+        session = self._table.take()
+        if session is None:
+            return web.Response(status=204)
+        return json_response(self._taken(session, str(request.url.origin())))
+
+    async def _wait_for_open(self, request: web.Request) -> web.Response:
+        """For the front door: when there is one, without taking it."""
+        try:
+            wait_s = float(request.query.get("wait_s", "0"))
+        except ValueError:
+            raise RequestError(400, "invalid_request", "wait_s: expected a number of seconds") from None
+        await self._table.has_open(min(max(wait_s, 0.0), MAX_WAIT_S))
+        return json_response(self._figures())
+
+    def _taken(self, session: Session, origin: str) -> SessionTaken:
+        prompt, options = session.episode.issued.prompt, self._rules.options
+        row = msgspec.json.decode(prompt.metadata, type=dict[str, msgspec.Raw]) if prompt.metadata else {}
+        messages = prompt.messages or msgspec.json.encode([{"role": "user", "content": prompt.text}])
+        return SessionTaken(
+            id=session.name,
+            base_url=f"{origin}/sessions/{session.name}/v1",
+            model=self._rules.model,
+            sample=str(session.episode.issued.key),
+            attempt=session.episode.issued.attempt,
+            prompt=prompt.text,
+            messages=msgspec.Raw(messages),
+            metadata=msgspec.Raw(msgspec.json.encode({k: row[k] for k in self._metadata_keys if k in row})),
+            timeout_s=options.timeout_s,
+            idle_timeout_s=options.idle_timeout_s,
+            max_turns=options.max_turns,
+        )
+
+    async def _finish(self, request: web.Request) -> web.Response:
+        session = self._session(request)
+        said = decoded(await request.read() or b"{}", SessionFinish)
+        outcome = outcome_of(said, session)
+        episode = session.episode
+        num_tokens, num_model_tokens = episode.num_response_tokens, episode.num_model_tokens
+        if not num_model_tokens and not isinstance(outcome, InfraError):
+            raise RequestError(
+                409,
+                "no_answer",
+                "the model has answered nothing in this session, so there is nothing to train on; ask it first, or "
+                "finish with outcome infra_error",
+            )
+        session.finish(outcome)
+        self.note_end(session, outcome, said)
+        return json_response(
+            SessionEnded(
+                id=session.name,
+                sample=str(episode.issued.key),
+                outcome=_name(outcome),
+                num_turns=session.num_turns,
+                num_tokens=num_tokens,
+                num_model_tokens=num_model_tokens,
+            )
+        )
+
+    def note_end(self, session: Session, outcome: EpisodeOutcome, said: SessionFinish | None = None) -> None:
+        """Count it, and write its line."""
+        self.num_finished += not session.is_abandoned
+        self.num_abandoned += session.is_abandoned
+        issued = session.episode.issued
+        self._write_line(
+            SessionLine(
+                id=session.name,
+                sample=str(issued.key),
+                attempt=issued.attempt,
+                ended_at=time.time(),
+                outcome=_name(outcome),
+                detail=getattr(outcome, "detail", ""),
+                num_turns=session.num_turns,
+                num_tokens=session.episode.num_response_tokens,
+                metadata={} if said is None else said.metadata,
+            )
+        )
+
+    def _session(self, request: web.Request) -> Session:
+        name = request.match_info["name"]
+        try:
+            return self._table.by_name(name)
+        except KeyError:
+            raise RequestError(
+                404, "no_such_session", f"there is no session '{name}'; POST /sessions gives one"
+            ) from None
+
+    async def _status(self, request: web.Request) -> web.Response:
+        return json_response(self._figures())
+
+    def _figures(self) -> GatewayStatus:
+        table = self._table
+        return GatewayStatus(
+            self._engine, self._rules.model, table.num_open, table.num_taken, self.num_finished, self.num_abandoned
+        )
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return json_response(ModelList([ModelCard(self._rules.model)]))
+
+    # --- answers of the model ---------------------------------------------------------------------------------
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        asked = decoded(await request.read(), ChatRequest)
+        _check_served(asked)
+        session = self._session(request)
+        return await self._answer(request, asked, session, session.chat(asked))
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        asked = decoded(await request.read(), CompletionRequest)
+        _check_served(asked)
+        session = self._session(request)
+        return await self._answer(request, asked, session, session.complete(asked))
+
+    async def _answer(
+        self, request: web.Request, asked: ChatRequest | CompletionRequest, session: Session, run: TurnRun
+    ) -> web.StreamResponse:
+        ignored = ignored_fields(asked, self._rules.sampling)
+        if ignored and session.num_turns == 1:
+            _LOG.warning("session %s asks for another %s; the scenario's holds", session.name, ", ".join(ignored))
+        replies = Replies(asked, run, session=session.name, model=self._rules.model, ignored=ignored)
+        if not asked.stream:
+            try:
+                return json_response(await replies.whole())
+            except EpisodeEndedError:
+                raise _gone(session) from None
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        await response.prepare(request)
+        try:
+            async for piece in replies.stream():
+                await response.write(b"data: " + msgspec.json.encode(piece) + b"\n\n")
+            await response.write(b"data: [DONE]\n\n")
+        except EpisodeEndedError:
+            body = ErrorReply(ErrorBody(_gone(session).message, "invalid_request_error", "session_gone"))
+            await response.write(b"data: " + msgspec.json.encode(body) + b"\n\n")
+        except ConnectionError:
+            pass  # the turn goes on; the same request again gets its answer
+        return response
+
+
+def outcome_of(said: SessionFinish, session: Session) -> EpisodeOutcome:
+    """What an agent's word makes of its session.
+
+    Raises:
+        RequestError: it contradicts itself.
+    """
+    reward = None
+    if said.reward is not None:
+        reward = Reward(value=said.reward, components=tuple(Metric(n, v) for n, v in said.components.items()))
+    elif said.components:
+        raise RequestError(
+            400, "invalid_request", "components: they stand beside a reward; give one, or leave them out"
+        )
+    match said.outcome:
+        case "infra_error":
+            if reward is not None:
+                raise RequestError(400, "invalid_request", "reward: an infra_error is nobody's doing and earns none")
+            return InfraError(detail=said.detail or "the agent reported an error of its own")
+        case "policy_error":
+            return PolicyError(detail=said.detail or "the agent found the model at fault", reward=reward)
+        case "truncated":
+            return Truncated(reward=reward)
+        case "completed":
+            return Completed(stop=StopReason.EPISODE, reward=reward)
+        case None:
+            return msgspec.structs.replace(session.natural_outcome(), reward=reward)
+
+
+def _check_served(asked: ChatRequest | CompletionRequest) -> None:
+    problem = ""
+    if asked.n not in (None, 1):
+        problem = f"n: a session is one conversation, so one answer at a time; found {asked.n}"
+    elif isinstance(asked, CompletionRequest):
+        if asked.echo or asked.suffix:
+            problem = "echo, suffix: they are not served; leave them out"
+    elif asked.response_format is not None and asked.response_format.type != "text":
+        problem = (
+            f"response_format: only text is served, as the policy samples freely; found {asked.response_format.type}"
+        )
+    elif asked.tool_choice not in (None, "auto", "none"):
+        problem = f"tool_choice: auto and none are served, as the policy decides; found {asked.tool_choice}"
+    elif asked.top_logprobs:
+        problem = "top_logprobs: only the log-prob of the token that was drawn is served; set it to 0"
+    if problem:
+        raise RequestError(400, "not_served", problem)
+
+
+def _gone(session: Session) -> RequestError:
+    return RequestError(410, "session_gone", f"session {session.name} is over: {session.over_because or 'it ended'}")
+
+
+def _name(outcome: EpisodeOutcome) -> str:
+    return str(outcome.__struct_config__.tag)
+
+
+# --- for every server of this protocol ------------------------------------------------------------------------------
+
+
+def check_key(headers: Mapping[str, str], token: str) -> None:
+    """The request names the run's token.
+
+    Raises:
+        RequestError: it does not.
+    """
+    given = headers.get("Authorization", "").removeprefix("Bearer ").strip()
+    if not hmac.compare_digest(given.encode(), token.encode()):
+        raise RequestError(
+            401, "invalid_api_key", "the API key is not that of this run; it is in gateway/token of its folder"
+        )
+
+
+def json_response(body: msgspec.Struct, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    return web.Response(body=msgspec.json.encode(body), status=status, content_type="application/json", headers=headers)
+
+
+def decoded(body: bytes, form: type[StructT]) -> StructT:
+    """The body of a request.
+
+    Raises:
+        RequestError: it has another form.
+    """
+    try:
+        return msgspec.json.decode(body, type=form)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RequestError(400, "invalid_request", f"the request's body: {error}") from None
+
+
+@web.middleware
+async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Failures in the form of the protocol."""
+    try:
+        return await handler(request)
+    except RequestError as error:
+        failure = error
+    except GoneError as error:
+        failure = RequestError(410, "session_gone", f"the session is over: {error}")
+    except ConversationError as error:
+        failure = RequestError(409, "conversation_changed", str(error))
+    except LimitError as error:
+        failure = RequestError(400, error.code, str(error))
+    except MalformedError as error:
+        failure = RequestError(400, "invalid_request", str(error))
+    except web.HTTPException as error:
+        if error.status < 400:
+            raise
+        failure = RequestError(error.status, error.reason.lower().replace(" ", "_"), f"{request.path}: {error.reason}")
+    kind = "authentication_error" if failure.status == 401 else "invalid_request_error"
+    headers = NO_RETRY if failure.status < 500 else None
+    return json_response(ErrorReply(ErrorBody(failure.message, kind, failure.code)), failure.status, headers)

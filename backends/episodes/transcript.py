@@ -1,0 +1,118 @@
+"""The tokens of one episode, as the model saw and made them.
+
+Invariants:
+
+* What is here was made by an engine or put in by the episode, in this order; nothing is tokenised twice.
+* A token of the model has its log-prob, its version and loss mask 1. Any other has log-prob 0, loss mask 0, and the
+  version of the token before it: it is never trained, and so no version appears that none of the model's tokens has.
+* The first token is the model's: what stands before it is the context.
+"""
+
+from __future__ import annotations
+
+from penstock.messages.arrays import LOGPROB_BYTES, TOKEN_BYTES
+from penstock.messages.samples import Part, VersionSpan
+
+
+def cut(part: Part, begin: int, end: int | None = None) -> Part:
+    """Tokens ``begin`` … ``end − 1`` of a part."""
+    stop = part.num_tokens if end is None else min(end, part.num_tokens)
+    return Part(
+        tokens=part.tokens[begin * TOKEN_BYTES : stop * TOKEN_BYTES],
+        logprobs=part.logprobs[begin * LOGPROB_BYTES : stop * LOGPROB_BYTES],
+        spans=_spans_between(part.spans, begin, stop),
+        loss_mask=part.loss_mask[begin:stop],
+    )
+
+
+class Transcript:
+    """The growing response of one episode."""
+
+    def __init__(self, prompt: bytes) -> None:
+        """``prompt``: int32 ids of the sample's prompt."""
+        self._prompt = prompt
+        self._context = prompt
+        self._tokens = bytearray()
+        self._logprobs = bytearray()
+        self._mask = bytearray()
+        self._spans: list[VersionSpan] = []
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the response: everything after the context."""
+        return len(self._mask)
+
+    @property
+    def num_model_tokens(self) -> int:
+        return self._mask.count(1)
+
+    @property
+    def context(self) -> bytes:
+        """int32 ids that stand before the response."""
+        return self._context
+
+    def so_far(self) -> bytes:
+        """int32 ids of context and response."""
+        return self._context + bytes(self._tokens)
+
+    def begin_with(self, context: bytes) -> None:
+        """The conversation begins with these int32 ids, which may be others than the prompt's."""
+        assert not self._mask, "the context cannot change under the tokens that were made after it"
+        self._context = context
+
+    def add_foreign(self, tokens: bytes) -> None:
+        """Tokens that the model did not make."""
+        if not self._mask:
+            self._context += tokens
+            return
+        num_tokens = len(tokens) // TOKEN_BYTES
+        self._tokens += tokens
+        self._logprobs += bytes(num_tokens * LOGPROB_BYTES)
+        self._mask += bytes(num_tokens)
+        self._add_span(VersionSpan(self._spans[-1].version, num_tokens))
+
+    def add_model(self, part: Part) -> None:
+        """Tokens that the model made."""
+        self._tokens += part.tokens
+        self._logprobs += part.logprobs
+        self._mask += b"\1" * part.num_tokens
+        for span in part.spans:
+            self._add_span(span)
+
+    def mask_from(self, begin: int) -> None:
+        """Nothing from this token on is trained."""
+        self._mask[begin:] = bytes(len(self._mask) - begin)
+
+    def slice(self, begin: int, end: int | None = None) -> Part:
+        """A stretch of the response; one that begins at 0 names the context where it is not the prompt."""
+        stop = self.num_tokens if end is None else end
+        mask = bytes(self._mask[begin:stop])
+        return Part(
+            tokens=bytes(self._tokens[begin * TOKEN_BYTES : stop * TOKEN_BYTES]),
+            logprobs=bytes(self._logprobs[begin * LOGPROB_BYTES : stop * LOGPROB_BYTES]),
+            spans=_spans_between(tuple(self._spans), begin, stop),
+            loss_mask=mask if 0 in mask else b"",
+            context_tokens=self._context if begin == 0 and self._context != self._prompt else b"",
+        )
+
+    def whole(self) -> Part:
+        """The response as one part."""
+        return self.slice(0)
+
+    def _add_span(self, span: VersionSpan) -> None:
+        if not span.num_tokens:
+            return
+        if self._spans and self._spans[-1].version == span.version:
+            span = VersionSpan(span.version, self._spans.pop().num_tokens + span.num_tokens)
+        self._spans.append(span)
+
+
+def _spans_between(spans: tuple[VersionSpan, ...], begin: int, end: int) -> tuple[VersionSpan, ...]:
+    found: list[VersionSpan] = []
+    start = 0
+    for span in spans:
+        length = min(start + span.num_tokens, end) - max(start, begin)
+        if length > 0:
+            found.append(VersionSpan(span.version, length))
+        start += span.num_tokens
+    return tuple(found)

@@ -80,6 +80,11 @@ class ServerGroup:
         self._name = ""
         self._service_key = ""
 
+    @property
+    def name(self) -> str:
+        """Of the group; empty when there is none."""
+        return self._name
+
     async def push(
         self,
         source: PublishSource,

@@ -84,6 +84,7 @@ class ServerInfo(Value, frozen=True, kw_only=True):
     max_request_tokens: int
     """Longest prompt."""
     max_running_requests: int
+    """That it decodes side by side, over its data-parallel ranks together."""
     attention_backend: str
     incremental_streaming: bool
     deterministic: bool
@@ -176,7 +177,7 @@ class SglangControl:
             dp_size=state.dp_size,
             max_total_tokens=info.max_total_num_tokens,
             max_request_tokens=info.max_req_input_len,
-            max_running_requests=state.effective_max_running_requests_per_dp or state.max_running_requests or 0,
+            max_running_requests=len(info.internal_states) * state.effective_max_running_requests_per_dp,
             attention_backend=state.attention_backend or "",
             incremental_streaming=state.incremental_streaming_output,
             deterministic=state.enable_deterministic_inference,
@@ -192,12 +193,11 @@ class SglangControl:
     async def model_info(self, timeout_s: float = ANSWER_S) -> ModelInfo:
         """Answered by the front end alone. After an update that was refused for its flush, its version is stale."""
         model = await self._get("/model_info", wire.ModelReply, timeout_s)
-        preferred = model.preferred_sampling_params
         return ModelInfo(
             model_path=model.model_path,
             weight_version=model.weight_version,
             architectures=model.architectures or (),
-            preferred_sampling=preferred is not None and bytes(preferred) != b"null",
+            preferred_sampling=bytes(model.preferred_sampling_params) != b"null",
         )
 
     async def loads(self, timeout_s: float = ANSWER_S) -> Loads:

@@ -19,9 +19,8 @@ class Internal(msgspec.Struct):
     """What the scheduler says in ``/server_info``: its options as resolved."""
 
     weight_version: str
+    effective_max_running_requests_per_dp: int
     attention_backend: str | None = None
-    max_running_requests: int | None = None
-    effective_max_running_requests_per_dp: int | None = None
     enable_deterministic_inference: bool = False
     enable_priority_scheduling: bool = False
     enable_memory_saver: bool = False
@@ -48,7 +47,7 @@ class ModelReply(msgspec.Struct):
     model_path: str
     weight_version: str
     architectures: tuple[str, ...] | None = None
-    preferred_sampling_params: msgspec.Raw | None = None
+    preferred_sampling_params: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class Queues(msgspec.Struct):

@@ -97,7 +97,7 @@ class _ErrorBody(msgspec.Struct):
 
     error: str | _ErrorDetail | None = None
     message: str | None = None
-    detail: msgspec.Raw | None = None
+    detail: msgspec.Raw = msgspec.Raw()
 
 
 class SglangHttp:
@@ -191,6 +191,8 @@ class EventStream:
             BadReply: it is no stream of events.
         """
         while True:
+            if self._splitter.error is not None:
+                raise self._splitter.error
             with _translated(self._what, 0.0):
                 data = await self._content.readany()
             if not data:
@@ -207,14 +209,12 @@ class EventSplitter:
     def __init__(self) -> None:
         self.is_done = False
         """``[DONE]`` was read."""
+        self.error: BadReply | None = None
+        """Something else was read, after what was returned so far."""
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The payloads of the events that are complete with this.
-
-        Raises:
-            BadReply: this is something else.
-        """
+        """The payloads of the events that are complete with this, up to the first thing that is none."""
         if self._rest or not data.endswith(b"\n\n"):
             searched = max(0, len(self._rest) - 1)
             self._rest += data
@@ -232,13 +232,14 @@ class EventSplitter:
                 else:
                     payloads.append(event[6:])
             elif event and not event.startswith(b":"):
-                raise BadReply(f"expected an event of a stream, got {quoted(event)}")
+                self.error = BadReply(f"expected an event of a stream, got {quoted(event)}")
+                break
         return payloads
 
     def _check_rest(self) -> None:
         start = bytes(self._rest[:6])
         if not (b"data: ".startswith(start) or start.startswith(b":")) or len(self._rest) > MAX_EVENT_BYTES:
-            raise BadReply(f"expected an event of a stream, got {len(self._rest)} bytes: {quoted(self._rest)}")
+            self.error = BadReply(f"expected an event of a stream, got {len(self._rest)} bytes: {quoted(self._rest)}")
 
 
 def error_of(status: int, body: bytes, what: str) -> SglangError:
@@ -269,7 +270,7 @@ def _words(body: bytes) -> str:
         case _ErrorDetail(message=words):
             return words[:MAX_QUOTED]
         case None:
-            return (shaped.message or quoted(bytes(shaped.detail or body)))[:MAX_QUOTED]
+            return (shaped.message or quoted(bytes(shaped.detail) or body))[:MAX_QUOTED]
 
 
 def _headers(body: bytes | None) -> dict[str, str]:

@@ -2,8 +2,8 @@
 
 Invariants:
 
-* One builder at a time for a folder, across processes: the others wait for its file lock, which the kernel lets go
-  when its holder dies, and then find the environment ready.
+* One builder at a time for a folder, across processes: the others wait for its file lock, and then find the
+  environment ready. The installer holds the lock as well, so that one that has lost its builder is waited for.
 * A folder is emptied only if it carries our mark. Whatever cuts a build off leaves the mark at ``building``.
 * Packages come as wheels, at the versions of the lock and no others; from where is pip's configuration.
 
@@ -54,6 +54,8 @@ from penstock.backends.engines.sglang.environment import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
+
+    Report = Callable[["Progress"], None]
 
 BUILD_TIMEOUT_S: Final = 3600.0
 IMPORT_TIMEOUT_S: Final = 300.0
@@ -109,7 +111,7 @@ def build_environment(
     stand_ins: Path | None = None,
     python: Path | None = None,
     recreate: bool = False,
-    report: Callable[[Progress], None] = lambda progress: None,
+    report: Report = lambda progress: None,
 ) -> Built:
     """Build the environment for CUDA, or with ``stand_ins`` for the CPU, unless it is ready.
 
@@ -122,29 +124,46 @@ def build_environment(
         state="ready", version=SGLANG_VERSION, is_cpu=is_cpu, lock=lock_digest(is_cpu=is_cpu),
         stand_ins=None if stand_ins is None else stand_ins_digest(stand_ins),
     )  # fmt: skip
-    _make_parent(folder)
-    with _only_builder(folder, report):
-        if not recreate and (ready := _ready(folder, wanted)) is not None:
-            return Built(ready, folder, was_ready=True)
-        if is_cpu and stand_ins is None:
-            raise SglangEnvironmentError(
-                f"this machine has no NVIDIA GPU, and SGLang {SGLANG_VERSION} cannot be loaded without its packages "
-                "for CUDA; on a CPU it serves only with stand-ins for them, which a checkout of Penstock has, for tests: "
-                f"{build_command(folder, is_cpu=True)}"
-            )
-        _clear(folder)
-        folder.mkdir()
-        write_mark(folder, msgspec.structs.replace(wanted, state="building"))
-        _make_virtual_environment(folder, python or Path(sys.executable), report)
-        _install_lock(folder, report, is_cpu=is_cpu)
-        if stand_ins is not None:
-            report(Progress("installing the stand-ins"))
-            _install_stand_ins(folder, stand_ins)
-        report(Progress("importing the server in it"))
-        environment = SglangEnvironment(python_of(folder), is_cpu, SGLANG_VERSION)
-        check_import(environment)
-        write_mark(folder, wanted)
-        return Built(environment, folder, was_ready=False)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _only_builder(folder, report) as lock:
+            if not recreate and (ready := _ready(folder, wanted)) is not None:
+                return Built(ready, folder, was_ready=True)
+            return Built(_build(folder, wanted, stand_ins, python, report, lock), folder, was_ready=False)
+    except OSError as error:
+        place = error.filename or folder
+        raise SglangEnvironmentError(
+            f"{place}: {(error.strerror or str(error)).lower()}; the environment needs a place that can be written, "
+            "with some gigabytes free: choose one with --folder"
+        ) from None
+
+
+def _build(
+    folder: Path,
+    wanted: Mark,
+    stand_ins: Path | None,
+    python: Path | None,
+    report: Report,
+    lock: int,
+) -> SglangEnvironment:
+    if wanted.is_cpu and stand_ins is None:
+        raise SglangEnvironmentError(
+            f"this machine has no NVIDIA GPU, and SGLang {SGLANG_VERSION} cannot be loaded without its packages for "
+            "CUDA; on a CPU it serves only with stand-ins for them, which a checkout of Penstock has, for tests: "
+            f"{build_command(folder, is_cpu=True)}"
+        )
+    _clear(folder)
+    folder.mkdir()
+    write_mark(folder, msgspec.structs.replace(wanted, state="building"))
+    _make_virtual_environment(folder, python or Path(sys.executable), report, lock)
+    _install_pins(folder, report, lock, is_cpu=wanted.is_cpu)
+    if stand_ins is not None:
+        _install_stand_ins(folder, stand_ins)
+    report(Progress("importing the server in it"))
+    environment = SglangEnvironment(python_of(folder), wanted.is_cpu, SGLANG_VERSION)
+    check_import(environment)
+    write_mark(folder, wanted)
+    return environment
 
 
 def check_import(environment: SglangEnvironment) -> Versions:
@@ -153,7 +172,7 @@ def check_import(environment: SglangEnvironment) -> Versions:
     Raises:
         SglangEnvironmentError: it cannot be imported, or torch is the wrong build.
     """
-    command = [str(environment.python), "-W", "ignore", "-c", _PROBE_SERVER]
+    command = [str(environment.python), "-I", "-W", "ignore", "-c", _PROBE_SERVER]
     try:
         done = subprocess.run(
             command, env=os.environ | environment.variables, stdin=subprocess.DEVNULL, capture_output=True, text=True,
@@ -194,25 +213,12 @@ def _ready(folder: Path, wanted: Mark) -> SglangEnvironment | None:
     return environment if wanted.stand_ins in (None, mark.stand_ins) else None
 
 
-def _make_parent(folder: Path) -> None:
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SglangEnvironmentError(
-            f"{folder.parent}: cannot make this folder: {(error.strerror or '').lower()}; choose another with --folder"
-        ) from None
-
-
 @contextmanager
-def _only_builder(folder: Path, report: Callable[[Progress], None]) -> Generator[None]:
-    """Hold the folder's lock, waiting for whoever holds it."""
+def _only_builder(folder: Path, report: Report) -> Generator[int]:
+    """Hold the folder's lock, waiting for whoever holds it; its descriptor is for processes that hold it as well."""
     place = folder.with_name(f"{folder.name}.lock")
     deadline_s = time.monotonic() + BUILD_TIMEOUT_S
-    try:
-        file = place.open("a")
-    except OSError as error:
-        raise SglangEnvironmentError(f"{place}: cannot be written: {(error.strerror or '').lower()}") from None
-    with file:
+    with place.open("a") as file:
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -224,7 +230,7 @@ def _only_builder(folder: Path, report: Callable[[Progress], None]) -> Generator
                     ) from None
                 report(Progress("waiting for another process that builds it"))
                 time.sleep(0.5)
-        yield
+        yield file.fileno()
 
 
 def _clear(folder: Path) -> None:
@@ -237,7 +243,7 @@ def _clear(folder: Path) -> None:
     shutil.rmtree(folder)
 
 
-def _make_virtual_environment(folder: Path, python: Path, report: Callable[[Progress], None]) -> None:
+def _make_virtual_environment(folder: Path, python: Path, report: Report, lock: int) -> None:
     report(Progress("making a virtual environment"))
     try:
         probe = subprocess.run(
@@ -256,24 +262,26 @@ def _make_virtual_environment(folder: Path, python: Path, report: Callable[[Prog
         )
     # With a marked folder there already: venv fills what exists.
     done = subprocess.run(
-        [python, "-m", "venv", folder], capture_output=True, text=True, timeout=IMPORT_TIMEOUT_S, check=False
-    )
+        [python, "-m", "venv", folder], capture_output=True, text=True, timeout=IMPORT_TIMEOUT_S, check=False,
+        pass_fds=(lock,),
+    )  # fmt: skip
     if done.returncode != 0:
         raise SglangEnvironmentError(f"{python} -m venv {folder} failed: {_last_lines(done.stderr or done.stdout, 3)}")
 
 
-def _install_lock(folder: Path, report: Callable[[Progress], None], *, is_cpu: bool) -> None:
+def _install_pins(folder: Path, report: Report, lock: int, *, is_cpu: bool) -> None:
     total = len(pins(is_cpu=is_cpu))
     command = [
-        str(python_of(folder)), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--no-color",
+        str(python_of(folder)), "-I", "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--no-color",
         "--progress-bar", "off", "--no-deps", "--only-binary", ":all:", "-r", str(lock_file(is_cpu=is_cpu)),
     ]  # fmt: skip
     log = folder.with_name(f"{folder.name}.log")
     num_packages, text, tail = 0, "asking the package index", list[str]()
-    report(Progress(text, 0, total))
     process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-    )
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, pass_fds=(lock,),
+        text=True, errors="replace",
+    )  # fmt: skip
+    report(Progress(text, 0, total))
     timer = threading.Timer(BUILD_TIMEOUT_S, process.kill)
     timer.start()
     try:

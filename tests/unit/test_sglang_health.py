@@ -82,6 +82,12 @@ def test_a_silent_main_process_is_blamed_before_the_scheduler_behind_it() -> Non
     assert "main process does not answer /ready" in health.cause
 
 
+def test_a_silent_part_is_to_blame_for_the_tokens_that_do_not_come_though_they_were_missed_first() -> None:
+    health, _ = after(*WARM, (2, InFlight(1)), (3, Asked(Check.SCHEDULER)), (102, Tick()))
+    assert health.state is HealthState.DEAD
+    assert "scheduler does not answer" in health.cause
+
+
 def test_a_busy_server_whose_tokens_arrive_is_not_suspected() -> None:
     tokens = [(float(at_s), Progress()) for at_s in range(3, 2000, 9)]
     assert states([*WARM, (2, Asked(Check.SCHEDULER)), (2, InFlight(8)), *tokens]) == [HealthState.HEALTHY]

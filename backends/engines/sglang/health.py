@@ -255,13 +255,10 @@ class Health:
                 pass
 
     def _judge(self, now_s: float) -> HealthChange | None:
-        complaints = self._complaints()
-        for complaint in complaints:
-            if now_s >= complaint.dead_at_s:
-                return self._change(HealthState.DEAD, complaint.what, now_s)
-        for complaint in complaints:
-            if now_s >= complaint.suspect_at_s:
-                return self._change(HealthState.SUSPECT, complaint.what, now_s)
+        grave = [complaint for complaint in self._complaints() if now_s >= complaint.suspect_at_s]
+        if grave:
+            is_dead = any(now_s >= complaint.dead_at_s for complaint in grave)
+            return self._change(HealthState.DEAD if is_dead else HealthState.SUSPECT, grave[0].what, now_s)
         return self._change(HealthState.HEALTHY, "it answers again", now_s)
 
     def _complaints(self) -> list[Complaint]:

@@ -114,7 +114,7 @@ async def replay(*answers: Answer) -> AsyncGenerator[ReplayServer]:
     app.router.add_route("*", "/{path:.*}", server.any)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.0)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
+    site = web.TCPSite(runner, "127.0.0.1", 0, backlog=1024)
     await site.start()
     host, port = runner.addresses[0][:2]
     server.url = f"http://{host}:{port}"

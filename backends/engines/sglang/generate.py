@@ -246,6 +246,8 @@ class SglangGenerator:
 
     def abort_soon(self, rid: str) -> None:
         """Abort in the background: the caller cannot wait, and nothing depends on it."""
+        if self._http.is_closed:
+            return
         task = asyncio.get_running_loop().create_task(self._abort_quietly(rid), name=f"abort {rid}")
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)

@@ -8,7 +8,7 @@ Invariants:
   the caller's own count of open requests.
 * An idle connection is given up before the server gives it up (its keep-alive is 5 s), because a request that meets a
   connection that is just being closed is lost without a word on whether it was accepted.
-* A session belongs to the event loop of its first call.
+* A session belongs to the event loop of its first call. Once closed it stays closed.
 
 | waits for | who ends it |
 |---|---|
@@ -111,6 +111,7 @@ class SglangHttp:
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._connect_timeout_s = connect_timeout_s
         self._opened: aiohttp.ClientSession | None = None
+        self.is_closed = False
 
     async def call(
         self,
@@ -157,12 +158,15 @@ class SglangHttp:
             yield EventStream(response, what)
 
     async def close(self) -> None:
-        """Close every connection."""
+        """Close every connection; every later call fails."""
+        self.is_closed = True
         if self._opened is not None:
             await self._opened.close()
             self._opened = None
 
     def _session(self) -> aiohttp.ClientSession:
+        if self.is_closed:
+            raise ConnectFailed(f"the client of {self.base_url} was closed")
         if self._opened is None:
             self._opened = aiohttp.ClientSession(
                 base_url=self.base_url + "/",

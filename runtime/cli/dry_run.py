@@ -2,23 +2,37 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from rich.syntax import Syntax
 
+from penstock.backends.engines.sglang.environment import num_cuda_gpus
 from penstock.runtime.cli.placement import placement
-from penstock.runtime.hosts.ray.placement import needs_of
+from penstock.runtime.errors import PreflightError
+from penstock.runtime.hosts.ray.placement import NodeGpus, needs_of, place
 from penstock.runtime.scenario import dump_scenario
+from penstock.runtime.scenario.preflight import machine_checks
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rich.console import Console
 
     from penstock.runtime.scenario import Scenario
+    from penstock.runtime.scenario.preflight import MachineCheck
+
+OK: Final = "ok"
+FAILED: Final = "failed"
+LEFT_OUT: Final = "left out"
 
 
 def show_plan(scenario: Scenario, console: Console) -> None:
-    """Print the resolved scenario and behind it, as comments, the placement: the whole is a scenario again."""
-    text = dump_scenario(scenario) + "\n" + placement_text(scenario)
+    """Print the resolved scenario, and behind it as comments the placement and what this machine lacks: the whole is a
+    scenario again. It may well be another machine that is to run it, so nothing that is missing here is an error."""
+    with console.status("looking at this machine …"):
+        machine = machine_text(scenario, Path(scenario.run.folder).expanduser().absolute())
+    text = dump_scenario(scenario) + "\n" + placement_text(scenario) + "#\n" + machine
     if console.is_terminal:
         console.print(Syntax(text, "yaml", background_color="default"), soft_wrap=True)
     else:
@@ -36,6 +50,43 @@ def placement_text(scenario: Scenario) -> str:
     where = scenario.runtime.ray_address or "this machine, with Ray started embedded"
     lines.append(f"{sum(row.num_processes for row in rows)} processes on {where}{_gpus(scenario)}")
     return "".join(f"# {line}".rstrip() + "\n" for line in lines)
+
+
+def machine_text(scenario: Scenario, run_parent: Path) -> str:
+    """Each check of this machine and its outcome, as comment lines."""
+    outcomes: dict[str, str] = {}
+    for check in machine_checks(scenario, run_parent):
+        outcomes[check.subject] = _outcome(check, outcomes)
+    if needs_of(scenario):
+        outcomes["GPUs"] = _room_for_gpus(scenario)
+    num_failed = sum(outcome.startswith(FAILED) for outcome in outcomes.values())
+    fit = f", which lacks something: {num_failed} of {len(outcomes)} checks failed" if num_failed else ":"
+    width = max(map(len, outcomes))
+    lines = [f"this machine{fit}", *(f"{subject.ljust(width)}  {outcome}" for subject, outcome in outcomes.items())]
+    return "".join(f"# {line}\n" for line in lines)
+
+
+def _outcome(check: MachineCheck, before: Mapping[str, str]) -> str:
+    if check.is_elsewhere:
+        return f"{LEFT_OUT}: it is for the machines of the cluster"
+    if check.needs and before[check.needs] != OK:
+        return f"{LEFT_OUT}: it needs {check.needs}"
+    try:
+        check.ask()
+    except PreflightError as error:
+        return f"{FAILED}: {error}"
+    return OK
+
+
+def _room_for_gpus(scenario: Scenario) -> str:
+    """Whether those of this machine suffice."""
+    if scenario.runtime.ray_address is not None:
+        return f"{LEFT_OUT}: they are those of the cluster"
+    try:
+        place(scenario, [NodeGpus("this machine", num_cuda_gpus())])
+    except PreflightError as error:
+        return f"{FAILED}: {error}"
+    return OK
 
 
 def _gpus(scenario: Scenario) -> str:

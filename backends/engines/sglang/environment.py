@@ -95,14 +95,19 @@ def find_environment(folder: Path | None = None, *, is_cpu: bool | None = None) 
 
 def has_cuda_gpu() -> bool:
     """Whether this machine has an NVIDIA GPU, whatever this process was given of it."""
+    return num_cuda_gpus() > 0
+
+
+def num_cuda_gpus() -> int:
+    """NVIDIA GPUs of this machine."""
     try:
         _nvml.nvmlInit()
     except (pynvml.NVMLError, OSError):
-        return False
+        return 0
     try:
-        return bool(_nvml.nvmlDeviceGetCount() > 0)
+        return int(_nvml.nvmlDeviceGetCount())
     except pynvml.NVMLError:
-        return False
+        return 0
     finally:
         _nvml.nvmlShutdown()
 

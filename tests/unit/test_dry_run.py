@@ -1,0 +1,75 @@
+"""``penstock run --dry-run``: the plan is printed whatever this machine lacks, and what it lacks is said."""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from penstock.backends.engines.sglang.environment import has_cuda_gpu
+from penstock.runtime.cli.dry_run import machine_text, show_plan
+from penstock.runtime.scenario import load_scenario
+
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
+SHIPPED = sorted(SCENARIOS.glob("*.yaml"))
+
+
+def machine(name: str, *overrides: str) -> dict[str, str]:
+    """Each check and its outcome; the summary is under the empty name."""
+    first, *lines = machine_text(load_scenario(SCENARIOS / f"{name}.yaml", overrides), Path.cwd()).splitlines()
+    outcomes = {"": first.removeprefix("# this machine")}
+    for line in lines:
+        subject, _, outcome = line.removeprefix("# ").partition("  ")
+        outcomes[subject] = outcome.strip()
+    return outcomes
+
+
+@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
+def test_every_shipped_scenario_can_be_planned_here_and_the_plan_is_a_scenario_again(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_ENVS", str(tmp_path))
+    scenario, out = load_scenario(file), StringIO()
+    show_plan(scenario, Console(file=out))
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(out.getvalue())
+    assert load_scenario(plan) == scenario
+    assert "\n# prompt_source " in out.getvalue()
+    assert "\n# this machine" in out.getvalue()
+
+
+def test_what_is_missing_is_said_and_what_hangs_on_it_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_ENVS", str(tmp_path))
+    found = machine("qwen3_4b_gsm8k_h100")
+    assert found["model.path"].startswith("failed: model.path: ")
+    assert found["room for weights"] == "left out: it needs model.path"
+    assert found["data"].startswith("failed: data.path: there is no file")
+    assert found["SGLang's environment"].startswith("failed: engines.backend: sglang: no environment of SGLang")
+    assert found["functions of the user"] == "ok"
+    failed = sum(outcome.startswith("failed") for outcome in found.values())
+    assert found[""] == f", which lacks something: {failed} of {len(found) - 1} checks failed"
+
+
+def test_what_a_cluster_has_cannot_be_asked_here() -> None:
+    found = machine("glm4_9b_disaggregated")
+    elsewhere = {
+        subject for subject, outcome in found.items() if outcome.startswith("left out: ") and "cluster" in outcome
+    }
+    assert elsewhere == {"devices", "SGLang's environment", "GPUs"}
+
+
+def test_a_machine_that_has_everything_is_said_to_have_it() -> None:
+    found = machine("quickstart")
+    assert found.pop("") == ":"
+    assert set(found.values()) == {"ok"}
+
+
+@pytest.mark.skipif(has_cuda_gpu(), reason="this machine has a GPU")
+def test_gpus_that_are_not_there_are_counted() -> None:
+    found = machine("quickstart", "engines.backend=sglang", "engines.device=cuda", "engines.sglang.tp_size=4")
+    assert found["GPUs"].startswith("failed: engines: ")
+    assert "4 GPUs each" in found["GPUs"]

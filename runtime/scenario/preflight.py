@@ -9,7 +9,7 @@ import ast
 import errno
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -17,6 +17,7 @@ from penstock.backends.data.problems import DataError, Problems, RowProblem
 from penstock.backends.data.row import BadColumnError, label_of, metadata_of, prompt_of, text_of
 from penstock.backends.data.sources import parse_source, read_rows
 from penstock.backends.engines.options import engine_groups, kinds
+from penstock.backends.engines.sglang.environment import SglangEnvironmentError, find_environment, has_cuda_gpu
 from penstock.backends.user_code import UserCodeError, split_spec
 from penstock.backends.weights.preflight import check_transport, model_size_bytes
 from penstock.runtime.errors import PreflightError
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from penstock.backends.data.row import RawRow
+    from penstock.backends.engines.options import EngineGroupOptions
     from penstock.runtime.scenario.structure import Scenario
 
 MADE_MODEL_BYTES: Final = {"xs": 415_232, "s": 1_213_440, "m": 3_191_808}
@@ -40,21 +42,46 @@ class _WeightIndex(msgspec.Struct):
     weight_map: dict[str, str]
 
 
+class MachineCheck(NamedTuple):
+    """One question about this machine."""
+
+    subject: str
+    ask: Callable[[], None]
+    """Raises PreflightError with what is missing."""
+    needs: str = ""
+    """Subject of an earlier check, without which this one cannot be asked."""
+    is_elsewhere: bool = False
+    """It is about machines of a cluster, which cannot be asked from here."""
+
+
 def check_machine(scenario: Scenario, run_parent: Path) -> None:
     """Run every check that concerns this scenario. ``run_parent`` is the folder that the run's folder will be made in.
 
     Raises:
         PreflightError: the first thing that is missing.
     """
-    if scenario.model.path is not None:
-        check_checkpoint(Path(scenario.model.path))
-        check_architecture(scenario, Path(scenario.model.path))
-    check_user_code(scenario)
-    check_data(scenario)
-    if scenario.observability.metrics_port:
-        check_port("observability.metrics_port", scenario.observability.metrics_port)
-    check_devices(scenario)
-    check_weights(scenario, run_parent)
+    for check in machine_checks(scenario, run_parent):
+        if not check.is_elsewhere:
+            check.ask()
+
+
+def machine_checks(scenario: Scenario, run_parent: Path) -> Iterator[MachineCheck]:
+    """Everything that is asked before a run, in this order."""
+    path, port = scenario.model.path, scenario.observability.metrics_port
+    on_cluster = scenario.runtime.ray_address is not None
+    model = ""
+    if path is not None:
+        model = "model.path"
+        yield MachineCheck(model, lambda: check_checkpoint(Path(path)))
+        yield MachineCheck("the model's architecture", lambda: check_architecture(scenario, Path(path)), needs=model)
+    yield MachineCheck("functions of the user", lambda: check_user_code(scenario))
+    yield MachineCheck("data", lambda: check_data(scenario))
+    if port:
+        yield MachineCheck("observability.metrics_port", lambda: check_port("observability.metrics_port", port))
+    yield MachineCheck("devices", lambda: check_devices(scenario), is_elsewhere=on_cluster)
+    if any(_starts_servers(group) for group in engine_groups(scenario.engines)):
+        yield MachineCheck("SGLang's environment", lambda: check_servers(scenario), is_elsewhere=on_cluster)
+    yield MachineCheck("room for weights", lambda: check_weights(scenario, run_parent), needs=model)
 
 
 def check_checkpoint(folder: Path) -> None:
@@ -166,6 +193,20 @@ def check_devices(scenario: Scenario) -> None:
                 f"{key}: {device} is not there: torch {torch.__version__} sees {count} GPUs; set it to cpu or auto, "
                 "or install the build of torch for this machine's GPU"
             )
+
+
+def check_servers(scenario: Scenario) -> None:
+    """The environment that SGLang's servers run in has been built."""
+    for group in engine_groups(scenario.engines):
+        if _starts_servers(group):
+            try:
+                find_environment(is_cpu=group.device == "cpu" or (group.device == "auto" and not has_cuda_gpu()))
+            except SglangEnvironmentError as error:
+                raise PreflightError(f"engines.backend: sglang: {error}") from None
+
+
+def _starts_servers(group: EngineGroupOptions) -> bool:
+    return group.backend == "sglang" and not group.addresses
 
 
 def check_weights(scenario: Scenario, run_parent: Path) -> None:

@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from penstock.messages.commands import EngineCommand
     from penstock.messages.weights import WeightManifest
 
-WAIT_S = 240.0
+START_S = 240.0
+WAIT_S = 60.0
 NUM_SLOTS = 8
 MAX_CONTEXT = 512
 MAX_RESPONSE = 256
@@ -73,9 +74,12 @@ class EngineBench:
         self.publish = -1
         self.version = -1
         self._index = 0
+        self._unclaimed: dict[SampleKey, GenerationEnded] = {}
         self.engine.start(self.said.put, self.said.put)
         self.engine.execute(OpenEngine())
-        assert self.hear(EngineOpened).num_slots == NUM_SLOTS
+        opened = self.next_said(START_S)
+        assert isinstance(opened, EngineOpened)
+        assert opened.num_slots == NUM_SLOTS
 
     def close(self) -> None:
         self.engine.close(WAIT_S)
@@ -83,17 +87,20 @@ class EngineBench:
 
     # --- hearing ----------------------------------------------------------------------------------------------
 
-    def next_said(self) -> LocalEvent:
+    def next_said(self, timeout_s: float = WAIT_S) -> LocalEvent:
         """The next event; a failure of the engine is raised."""
-        event = self.said.get(timeout=WAIT_S)
+        event = self.said.get(timeout=timeout_s)
         if isinstance(event, BaseException):
             raise event
         return event
 
     def hear(self, kind: type[EventT]) -> EventT:
-        """The next event of this kind; reports of progress are passed over."""
+        """The next event of this kind; reports are passed over, ends are kept for ``ends``."""
         while not isinstance(event := self.next_said(), kind):
-            assert isinstance(event, GenerationAdvanced), event
+            if isinstance(event, GenerationEnded):
+                self._unclaimed[event.key] = event
+            else:
+                assert isinstance(event, GenerationAdvanced), event
         return event
 
     def is_silent(self) -> bool:
@@ -162,11 +169,10 @@ class EngineBench:
 
     def ends(self, *keys: SampleKey) -> list[GenerationEnded]:
         """How these ended, in this order."""
-        ends: dict[SampleKey, GenerationEnded] = {}
-        while not set(keys) <= ends.keys():
+        while not set(keys) <= self._unclaimed.keys():
             event = self.hear(GenerationEnded)
-            ends[event.key] = event
-        return [ends[key] for key in keys]
+            self._unclaimed[event.key] = event
+        return [self._unclaimed.pop(key) for key in keys]
 
     def ended(self, prompt: list[int], prefix: Part | None = None) -> GenerationEnded:
         """One response from its beginning to its end."""
@@ -198,7 +204,7 @@ def _open(kind: str, model_folder: Path, folder: Path, sampling: SamplingOptions
         slots=NUM_SLOTS,
         device="cpu",
         progress_tokens=PROGRESS_TOKENS,
-        start_timeout_s=WAIT_S,
+        start_timeout_s=START_S,
         sglang={"max_total_tokens": 16384, "mem_fraction_static": 0.2},
     )
     return open_sglang_engine(

@@ -59,7 +59,7 @@ class RunPlan(Value, frozen=True, kw_only=True):
     """Absolute; with the tokenizer. Empty when both backends are simulated."""
     num_rows: int
     """Of the dataset, without those that were skipped."""
-    transport: Literal["shared_memory", "disk"] = "shared_memory"
+    transport: Literal["shared_memory", "disk", "distributed", "tensor"] = "shared_memory"
 
 
 _INBOXES: Final[Mapping[Role, tuple[Any, Any]]] = {
@@ -175,6 +175,8 @@ def _prompt_source(plan: RunPlan, epoch: int) -> PromptSourceSettings:
         num_rows=plan.num_rows,
         shuffle=scenario.data.shuffle,
         samples_per_group=scenario.sampling.samples_per_group,
+        routing=options.routing,
+        max_load=options.max_load,
         num_retries=options.num_retries,
         max_engine_losses=options.max_engine_losses,
         lease_timeout_s=options.lease_timeout_s,
@@ -248,12 +250,18 @@ def _weight_publisher(plan: RunPlan) -> WeightPublisherSettings:
 
 
 def open_backend(
-    name: str, plan: RunPlan, *, epoch: int = 0, timers: Timers | None = None, store: LedgerStore | None = None
+    name: str,
+    plan: RunPlan,
+    *,
+    epoch: int = 0,
+    timers: Timers | None = None,
+    store: LedgerStore | None = None,
+    host: str = "127.0.0.1",
 ) -> Backend[Any] | None:
     """What carries out the commands of this actor, not started yet; None for an actor that has no such commands.
 
     ``timers`` is the clock of simulated backends; a scenario without such needs none. ``store`` is the ledger, for the
-    Buffer.
+    Buffer; ``host`` this machine's address as other processes of the run see it.
     """
     scenario = plan.scenario
     if name == BUFFER:
@@ -265,7 +273,7 @@ def open_backend(
         return _simulated(name, plan, epoch, timers) if is_simulated else _episodes(name, plan, epoch)
     if name == LEARNER:
         simulates = scenario.learner.backend == "simulated"
-        return _simulated(name, plan, epoch, timers) if simulates else _learner(plan, epoch)
+        return _simulated(name, plan, epoch, timers) if simulates else _learner(plan, epoch, host)
     if role_of(name) is Role.WEIGHT_PUBLISHER:
         return None
     return _simulated(name, plan, epoch, timers) if is_simulated else _rows_and_rewards(name, plan)
@@ -305,7 +313,26 @@ def _episodes(name: str, plan: RunPlan, epoch: int) -> Backend[Any]:
     )
 
 
+def _sglang(name: str, plan: RunPlan) -> Backend[Any]:
+    from penstock.backends.engines.sglang.create import open_sglang_engine
+
+    scenario, index = plan.scenario, engine_index(name)
+    return open_sglang_engine(
+        name=name,
+        place=group_of(scenario.engines, index)[1],
+        model_folder=Path(plan.model_folder),
+        run_folder=Path(plan.run_folder),
+        options=options_of(scenario.engines, index),
+        sampling=scenario.sampling,
+        max_context=scenario.model.max_context,
+        dtype=scenario.model.dtype,
+        bucket_size_bytes=scenario.weights.bucket_size_bytes,
+    )
+
+
 def _engine(name: str, plan: RunPlan) -> Backend[Any]:
+    if group_of(plan.scenario.engines, engine_index(name))[0].backend == "sglang":
+        return _sglang(name, plan)
     from penstock.backends.engines.torch import open_torch_engine
     from penstock.backends.weights.transports import open_fetcher
 
@@ -320,7 +347,7 @@ def _engine(name: str, plan: RunPlan) -> Backend[Any]:
     )
 
 
-def _learner(plan: RunPlan, epoch: int) -> Backend[Any]:
+def _learner(plan: RunPlan, epoch: int, host: str) -> Backend[Any]:
     from penstock.backends.data.demonstrations import load_demonstrations
     from penstock.backends.learners.torch.factory import open_torch_learner
     from penstock.backends.weights.transports import open_exporter
@@ -347,7 +374,9 @@ def _learner(plan: RunPlan, epoch: int) -> Backend[Any]:
         seed=scenario.run.seed,
         num_steps=scenario.run.num_steps,
         epoch=epoch,
-        exporter=open_exporter(plan.transport, run_id=plan.run_id, learner_epoch=epoch, folder=folder / "weights"),
+        exporter=open_exporter(
+            plan.transport, run_id=plan.run_id, learner_epoch=epoch, folder=folder / "weights", host=host
+        ),
         demonstrations=demonstrations,
     )
 

@@ -209,7 +209,7 @@ def _open(kind: str, model_folder: Path, folder: Path, sampling: SamplingOptions
     )
     return open_sglang_engine(
         name="engine/0", place=0, model_folder=model_folder, run_folder=folder, options=options, sampling=sampling,
-        max_context=MAX_CONTEXT, dtype="float32",
+        max_context=MAX_CONTEXT, dtype="float32", bucket_size_bytes=1 << 20,
     )  # fmt: skip
 
 

@@ -120,13 +120,13 @@ class SglangEngineBackend:
         *,
         make_rules: Callable[[Opened], RequestRules],
         shape: ModelShape,
-        staging: Callable[[Opened], Staging],
+        staging: Staging,
         limits: HealthLimits,
     ) -> None:
         self._setup = setup
         self._make_rules = make_rules
         self._shape = shape
-        self._make_staging = staging
+        self._staging = staging
         self._limits = limits
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
@@ -267,7 +267,6 @@ class SglangEngineBackend:
         self._rules = self._make_rules(opened)
         self._scorers = tuple(self._generator_of(opened, endpoint.http) for endpoint in opened.endpoints)
         self._generator = self._scorers[0] if options.router is None else self._generator_of(opened, opened.generation)
-        self._staging = self._make_staging(opened)
         self._num_slots = min(options.slots, opened.num_slots)
         if self._num_slots < 1:
             raise UnfitServerError("the server's --max-running-requests is too small; it must be at least 3")

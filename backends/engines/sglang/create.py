@@ -50,6 +50,7 @@ def open_sglang_engine(
     sampling: SamplingOptions,
     max_context: int,
     dtype: str,
+    bucket_size_bytes: int,
     remote_ranks: RemoteRanks | None = None,
 ) -> Backend[EngineCommand]:
     """An engine of SGLang servers for the model in this folder, not started yet.
@@ -63,6 +64,7 @@ def open_sglang_engine(
         sampling: how responses are drawn.
         max_context: tokens of prompt and response together.
         dtype: ``float32`` or ``bfloat16``.
+        bucket_size_bytes: weights that are pushed travel in pieces of about this size.
         remote_ranks: the other nodes of an engine over several.
 
     Raises:
@@ -99,7 +101,13 @@ def open_sglang_engine(
         setup,
         make_rules=make_rules,
         shape=_shape_of(model_folder),
-        staging=lambda opened: ServerStaging(model_folder=model_folder, folder=staged, expected=expected),
+        staging=ServerStaging(
+            engine=name,
+            model_folder=model_folder,
+            folder=staged,
+            expected=expected,
+            bucket_size_bytes=bucket_size_bytes,
+        ),
         limits=_limits(options.hang_timeout_s),
     )
 

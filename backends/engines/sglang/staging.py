@@ -34,7 +34,7 @@ from penstock.backends.weights.tensor_file import parse_layout, tensor_views
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.backends.engines.sglang.control import SglangControl
+    from penstock.backends.engines.sglang.opening import Endpoint
     from penstock.backends.weights.expectation import Expectation
     from penstock.messages.weights import WeightManifest
 
@@ -69,13 +69,13 @@ class StagedFile:
             if tensor.is_floating_point() and not torch.isfinite(tensor).all():
                 raise WeightFetchError(f"{name} holds values that are not finite: the learner has diverged")
 
-    async def load(self, control: SglangControl, label: str, *, flush: bool, timeout_s: float) -> None:
+    async def load(self, endpoint: Endpoint, label: str, *, flush: bool, timeout_s: float) -> None:
         """Have a server of this node load the folder.
 
         Raises:
             SglangError: it could not; it may hold part of these weights.
         """
-        await control.update_from_disk(str(self.folder), version=label, flush=flush, timeout_s=timeout_s)
+        await endpoint.control.update_from_disk(str(self.folder), version=label, flush=flush, timeout_s=timeout_s)
 
     def close(self) -> None:
         """Let go of the bytes and remove the folder. May be called more than once."""

@@ -28,7 +28,7 @@ from penstock.messages.training import UpdateMode
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from penstock.backends.engines.sglang.control import SglangControl, WeightChecksums
+    from penstock.backends.engines.sglang.control import WeightChecksums
     from penstock.backends.engines.sglang.opening import Endpoint
     from penstock.messages.weights import WeightManifest
 
@@ -48,7 +48,7 @@ class Loadable(Protocol):
         """What can be compared with; empty where the bytes never pass through this process."""
         ...
 
-    async def load(self, control: SglangControl, label: str, *, flush: bool, timeout_s: float) -> None:
+    async def load(self, endpoint: Endpoint, label: str, *, flush: bool, timeout_s: float) -> None:
         """Have one server load them, and call them ``label``."""
         ...
 
@@ -77,9 +77,7 @@ async def load(
 ) -> Loaded:
     """Load them while the servers are paused, and look at what is there."""
     label, flush = label_of(weights.manifest), mode is not UpdateMode.IN_FLIGHT
-    await asyncio.gather(
-        *(weights.load(endpoint.control, label, flush=flush, timeout_s=timeout_s) for endpoint in endpoints)
-    )
+    await asyncio.gather(*(weights.load(endpoint, label, flush=flush, timeout_s=timeout_s) for endpoint in endpoints))
     checksums = await asyncio.gather(*(endpoint.control.weights_checksum(timeout_s) for endpoint in endpoints))
     tensors = weights.tensors
     wrong: list[str] = []

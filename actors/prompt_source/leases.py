@@ -8,22 +8,23 @@ Invariants:
 * The load of an engine is the number of leases ISSUED to it; those of an incarnation that was lost count until a
   census has said what became of them.
 * A lease that is ISSUED names an engine; any other names none.
-* Every engine that has room has one valid entry in the heap of those that have.
 """
 
 from __future__ import annotations
 
-import heapq
 from enum import Enum
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from penstock.actors.parts import join
+from penstock.actors.prompt_source.routing import Cache
 from penstock.messages.samples import Part, Prompt, SampleKey
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    from penstock.actors.prompt_source.routing import EngineView, Router
 
 
 class LeaseState(Enum):
@@ -51,10 +52,14 @@ class Lease(msgspec.Struct):
     """Sweep of the overdue timer in which it last showed progress, or somebody said that he holds it."""
     num_seen: int = 0
     """Tokens that its engine has said it has."""
+    num_at_issue: int = 0
+    """Tokens that the current attempt began with."""
     running_since: int | None = None
     """Sweep in which a census first found it running with ``num_seen`` tokens."""
     avoids: str = ""
-    """The engine on which it stood still."""
+    """The engine on which it stood still, or failed without having made a token."""
+    cache: Cache | None = None
+    """Where an attempt that did not end there has made tokens."""
     chunks: list[Part] = []
     num_tokens: int = 0
     """In ``chunks``."""
@@ -106,39 +111,16 @@ class LeasedGroup(msgspec.Struct):
     deadline_version: int
     prompt: Prompt | None = None
     engine: str = ""
-    """Where its samples go, so that they share the cache of their prompt."""
+    """Where the last of its samples went."""
     leases: dict[int, Lease] = {}
 
 
-class EngineView(msgspec.Struct):
-    """One engine as PromptSource sees it."""
-
-    name: str
-    epoch: int
-    num_slots: int = 0
-    """0 until it is ready."""
-    version: int = -1
-    load: int = 0
-    progressed: int = 0
-    """Sweep in which it was last heard to have made a token, or an end of one of its requests."""
-    entry: int = 0
-    """Number of its valid entry in the heap of engines with room."""
-
-    @property
-    def has_room(self) -> bool:
-        """Whether more may be sent; a short queue keeps its slots busy, a long one would only bind samples early."""
-        return self.num_slots > 0 and self.load < self.num_slots + max(8, self.num_slots // 4)
-
-
 class LeaseTable:
-    """Groups, leases and the load of engines."""
+    """Groups and leases, and through them the load of engines."""
 
-    def __init__(self) -> None:
+    def __init__(self, router: Router) -> None:
         self.groups: dict[int, LeasedGroup] = {}
-        self.engines: dict[str, EngineView] = {}
-        self._by_load: list[tuple[float, str, int]] = []
-        """Heap of (share of its slots that is taken, name, number of the entry), with entries that are out of date."""
-        self._num_entries = 0
+        self.router = router
 
     def lease(self, key: SampleKey) -> Lease | None:
         """The lease of a sample, if it is out."""
@@ -153,33 +135,11 @@ class LeaseTable:
 
     def move(self, lease: Lease, state: LeaseState, engine: str = "") -> None:
         """The only way in which a lease changes its state."""
-        if lease.state is LeaseState.ISSUED and (view := self.engines.get(lease.engine)) is not None:
-            view.load -= 1
-            self._note_room(view)
+        if lease.state is LeaseState.ISSUED:
+            self.router.load(lease.engine, -1)
         lease.state, lease.engine = state, engine
-        if state is LeaseState.ISSUED and (view := self.engines.get(engine)) is not None:
-            view.load += 1
-            self._note_room(view)
-
-    def _note_room(self, view: EngineView) -> None:
-        self._num_entries = view.entry = self._num_entries + 1
-        if view.has_room:
-            heapq.heappush(self._by_load, (view.load / view.num_slots, view.name, view.entry))
-        if len(self._by_load) > 64 + 4 * len(self.engines):
-            self._by_load = [entry for entry in self._by_load if self._is_valid(entry)]
-            heapq.heapify(self._by_load)
-
-    def _is_valid(self, entry: tuple[float, str, int]) -> bool:
-        view = self.engines.get(entry[1])
-        return view is not None and view.entry == entry[2]
-
-    def least_loaded(self) -> EngineView | None:
-        """Of the engines with room."""
-        while self._by_load:
-            if self._is_valid(self._by_load[0]):
-                return self.engines[self._by_load[0][1]]
-            heapq.heappop(self._by_load)
-        return None
+        if state is LeaseState.ISSUED:
+            self.router.load(engine, 1)
 
     def forget(self, group_ids: Iterable[int]) -> None:
         """These groups are settled."""
@@ -190,50 +150,36 @@ class LeaseTable:
 
     def join_engine(self, name: str, epoch: int) -> None:
         """A new incarnation of an engine. What was on the old one stays in its load until a census moves it."""
-        load = sum(1 for _, lease in self.all_leases() if lease.engine == name)
-        self.engines[name] = EngineView(name, epoch, load=load)
-
-    def engine_ready(self, name: str, epoch: int, num_slots: int, sweep: int) -> None:
-        """This incarnation takes requests."""
-        view = self.engines.get(name)
-        if view is not None and view.epoch == epoch:
-            view.num_slots, view.progressed = num_slots, sweep
-            self._note_room(view)
+        self.router.join(name, epoch, sum(1 for _, lease in self.all_leases() if lease.engine == name))
 
     def lose_engine(self, name: str) -> None:
         """An engine is gone. Its leases stay ISSUED until a census has said what became of them."""
-        self.engines.pop(name, None)
+        self.router.lose(name)
         for group in self.groups.values():
             if group.engine == name:
                 group.engine = ""
 
-    def engine_progressed(self, name: str, sweep: int) -> None:
-        """Something has come of what this engine does."""
-        view = self.engines.get(name)
+    def note_cache(self, lease: Lease) -> None:
+        """Its engine, if it still lives, has made tokens of it that the next attempt goes on from."""
+        view = self.router.engines.get(lease.engine)
         if view is not None:
-            view.progressed = sweep
+            lease.cache = Cache(view.name, view.epoch)
 
-    def choose_engine(self, group: LeasedGroup, avoids: str = "") -> EngineView | None:
-        """The group's own engine while it has room; otherwise the least loaded that serves the version, or will. One on
-        which the sample stood still is taken only when no other has room."""
-        own = self.engines.get(group.engine)
-        if own is not None and own.has_room and own.name != avoids:
-            return own
-        first = self.least_loaded()
-        if first is None or (first.version >= group.min_version and first.name != avoids):
-            return first
-        others = [view for view in self.engines.values() if view.has_room and view.name != avoids]
-        serving = [view for view in others if view.version >= group.min_version]
-        return min(serving or others, key=lambda view: (view.load / view.num_slots, view.name), default=first)
+    def choose_engine(self, group: LeasedGroup, lease: Lease) -> EngineView | None:
+        """Where this sample goes next; None while it has to wait."""
+        return self.router.choose(
+            min_version=group.min_version,
+            avoids=lease.avoids,
+            cache=lease.cache,
+            group=group.engine,
+            group_size=len(group.leases),
+        )
 
     def validate(self) -> None:
         """Assert the invariants."""
-        loads = dict.fromkeys(self.engines, 0)
+        loads = dict.fromkeys(self.router.engines, 0)
         for _, lease in self.all_leases():
             assert (lease.state is LeaseState.ISSUED) == bool(lease.engine), lease
             if lease.engine in loads:
                 loads[lease.engine] += 1
-        assert loads == {name: view.load for name, view in self.engines.items()}, loads
-        valid = [entry for entry in self._by_load if self._is_valid(entry)]
-        with_room = [view for view in self.engines.values() if view.has_room]
-        assert sorted(valid) == sorted((view.load / view.num_slots, view.name, view.entry) for view in with_room)
+        self.router.validate(loads)

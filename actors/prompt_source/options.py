@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta
 
@@ -10,8 +10,14 @@ from penstock.messages.base import Options
 
 
 class PromptSourceOptions(Options, frozen=True, kw_only=True):
-    """Retries and deadlines of issued samples."""
+    """Which engine gets a sample, retries and deadlines."""
 
+    routing: Literal["prefix_affine", "least_loaded"] = "prefix_affine"
+    """``prefix_affine``: the samples of a group go to one engine, which computes their prompt once, and to others when
+    it is full. ``least_loaded``: each goes to the engine with the smallest share of its slots taken."""
+    max_load: Annotated[float, Meta(ge=1, le=16)] = 1.25
+    """Samples that an engine is given at most, relative to its slots. What is above 1 waits there, so that a slot that
+    becomes free is taken at once."""
     num_retries: Annotated[int, Meta(ge=0)] = 2
     """How often a sample whose generation failed is issued again before it counts as failed."""
     max_engine_losses: Annotated[int, Meta(ge=1)] = 5

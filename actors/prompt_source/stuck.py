@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from penstock.actors.prompt_source.leases import EngineView, Lease, LeasedGroup, LeaseState
+from penstock.actors.prompt_source.leases import Lease, LeasedGroup, LeaseState
+from penstock.actors.prompt_source.routing import EngineView
 from penstock.messages.membership import HeldLease, LeaseStage
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def find_stuck(table: LeaseTable, sweep: int) -> list[StuckEngine]:
         since = lease.running_since
         if since is None or sweep - since < SWEEPS or lease.state is not LeaseState.ISSUED:
             continue
-        view = table.engines.get(lease.engine)
+        view = table.router.engines.get(lease.engine)
         if view is not None:
             engine = found.setdefault(view.name, StuckEngine(view, [], does_something=False))
             engine.leases.append((group, lease))

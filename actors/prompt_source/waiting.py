@@ -25,8 +25,8 @@ def lease_waits(table: LeaseTable, total: int) -> list[Wait]:
     waits = several("prompt", OWN_BACKEND, [(g.group_id, 0) for g in table.groups.values() if g.prompt is None])
     for engine, leases in issued.items():
         waits += several("sample", engine, [(lease.key, _progress(lease)) for lease in leases])
-    if is_queued and not any(view.num_slots for view in table.engines.values()):
-        waits += several("start of", SUPERVISOR, [(name, 0) for name in table.engines] or [("an engine", 0)])
+    if is_queued and not any(view.num_slots for view in table.router.engines.values()):
+        waits += several("start of", SUPERVISOR, [(name, 0) for name in table.router.engines] or [("an engine", 0)])
     if not table.groups:
         waits.append(Wait("grant", f"group {total}", BUFFER))
     return waits

@@ -55,6 +55,8 @@ class SourceBench:
         num_rows: int = 100,
         seed: int = 7,
         salvages_responses: bool = True,
+        routing: Routing = "prefix_affine",
+        max_load: float = 1.25,
     ) -> None:
         self.driver = drive.Driver(
             PromptSource(
@@ -68,6 +70,8 @@ class SourceBench:
                     max_engine_losses=max_engine_losses,
                     lease_timeout_s=600.0,
                     census_timeout_s=2.0,
+                    routing=routing,
+                    max_load=max_load,
                     salvages_responses=salvages_responses,
                 )
             )

@@ -134,13 +134,13 @@ def test_what_nobody_holds_is_issued_again_with_its_prefix() -> None:
 
 
 def test_what_is_issued_again_goes_before_what_was_never_issued_and_in_order() -> None:
-    bench = SourceBench(num_samples=1).started(num_engines=2, num_slots=1)
+    bench = SourceBench(num_samples=1, max_load=9.0).started(num_engines=2, num_slots=1)
     bench.grant(30)
     bench.loses("engine/0")
     on_the_other = tuple(held(group_id, 0) for group_id in range(1, 18, 2))
     assert keys(bench.answers(engine_1=on_the_other)) == []
     lost = [(group_id, 0) for group_id in range(0, 18, 2)]
-    assert keys(bench.joins("engine/0", epoch=1, num_slots=2)) == [*lost, (18, 0)]
+    assert keys(bench.joins("engine/0", epoch=1, num_slots=2)) == [*lost, *((group_id, 0) for group_id in range(18, 27))]
 
 
 def test_what_somebody_holds_is_not_issued_again() -> None:
@@ -247,7 +247,7 @@ def test_what_left_its_engine_after_the_answer_stays_left() -> None:
         bench.answer(name)
     lease = bench.source.table.lease(FIRST)
     assert lease is not None
-    assert (lease.engine, bench.source.table.engines["engine/0"].load) == ("", 1)
+    assert (lease.engine, bench.source.table.router.engines["engine/0"].load) == ("", 1)
 
 
 def test_a_sample_that_left_its_engine_and_that_nobody_holds_is_issued_again() -> None:

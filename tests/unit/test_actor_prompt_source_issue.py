@@ -124,10 +124,10 @@ def test_load_is_measured_against_slots() -> None:
 
 
 def test_an_engine_gets_no_more_than_its_slots_and_a_short_queue() -> None:
-    bench = SourceBench(num_samples=1).started(num_engines=1, num_slots=4)
+    bench = SourceBench(num_samples=1, max_load=1.5).started(num_engines=1, num_slots=4)
     issued = bench.grant(30)
-    assert len(keys(issued)) == 4 + 8
-    assert keys(bench.closed("engine/0", FIRST)) == [(12, 0)]
+    assert len(keys(issued)) == 6
+    assert keys(bench.closed("engine/0", FIRST)) == [(6, 0)]
 
 
 def test_nothing_is_issued_to_an_engine_that_is_not_ready() -> None:
@@ -161,7 +161,7 @@ def test_an_engine_that_joins_twice_keeps_its_slots_and_its_load() -> None:
 
 
 def test_settled_groups_are_forgotten_and_make_room() -> None:
-    bench = SourceBench(num_samples=1).started(num_engines=1, num_slots=4)
+    bench = SourceBench(num_samples=1, max_load=3.0).started(num_engines=1, num_slots=4)
     bench.grant(14)
     assert keys(bench.hear(SamplesSettled(settled=SettledState(1, 1, (5,))))) == [(12, 0), (13, 0)]
     assert 0 not in bench.source.table.groups

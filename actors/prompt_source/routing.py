@@ -1,0 +1,236 @@
+"""Which engine gets a sample.
+
+The rules, the first that applies:
+
+1. *Sticky.* A sample that is issued again goes on where its cache is, if that very incarnation lives.
+2. *Prefix-affine* (``routing: prefix_affine``). The samples of a group go where the last one of them went, since they
+   share the cache of their prompt. A group is begun where there is room for all of it; or for a part, where otherwise
+   a slot would become idle. So engines that are full are given groups, not single samples.
+3. *Least loaded.* The engine that would have the smallest share of its slots taken, so that engines of unequal size are
+   loaded in proportion. One that serves the version that the sample needs goes before one that does not yet; one that
+   the sample is to avoid is taken only when no other has room.
+
+Invariants:
+
+* No engine is given more than its capacity, ``slots × max_load``: a short queue keeps its slots busy, a long one would
+  only bind samples early.
+* The first two rules never let a sample queue while an engine that the third would take has a free slot: a group that
+  is larger than the room spreads.
+* Every engine with room has one valid entry in the heap, and one in that of engines that serve the newest version
+  which a group has asked for, if it does. Choosing costs O(log n), but O(n) once for each such version.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from penstock.messages.weights import ServingEngine
+
+
+class Cache(NamedTuple):
+    """Where the keys and values of some tokens are."""
+
+    engine: str
+    epoch: int
+
+
+class EngineView(msgspec.Struct):
+    """One engine as PromptSource sees it."""
+
+    name: str
+    epoch: int
+    num_slots: int = 0
+    """0 until it is ready."""
+    capacity: int = 0
+    version: int = -1
+    load: int = 0
+    progressed: int = 0
+    """Sweep in which it was last heard to have made a token, or an end of one of its requests."""
+    entry: int = 0
+    """Number of its valid entry in the heaps."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more may be sent."""
+        return self.load < self.capacity
+
+    @property
+    def has_free_slot(self) -> bool:
+        """Whether what is sent now starts at once."""
+        return self.load < self.num_slots
+
+    def takes(self, num_samples: int) -> bool:
+        """Whether so many may be begun here: it has room for them all, or nothing queues that would keep it busy until
+        it has."""
+        return self.load <= max(self.capacity - num_samples, min(self.num_slots, self.capacity - 1))
+
+    @property
+    def share(self) -> float:
+        """Of its slots, that one sample more would leave taken."""
+        return (self.load + 1) / self.num_slots
+
+
+_Heap = list[tuple[float, str, int]]
+"""(share, name, number of the entry), with entries that are out of date."""
+
+
+class Router:
+    """The engines, and which of them is next."""
+
+    def __init__(self, *, is_affine: bool, max_load: float) -> None:
+        self.engines: dict[str, EngineView] = {}
+        self._is_affine = is_affine
+        self._max_load = max_load
+        self._by_load: _Heap = []
+        self._serving: _Heap = []
+        """Only those that serve ``_newest``."""
+        self._newest = -1
+        """The highest version that a sample has needed."""
+        self._num_entries = 0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether any engine takes a sample."""
+        return self._top(self._by_load) is not None
+
+    # --- what is known of engines -----------------------------------------------------------------------------
+
+    def join(self, name: str, epoch: int, load: int) -> None:
+        """A new incarnation; what its predecessor had stays in its load until it is known what became of it."""
+        self.engines[name] = EngineView(name, epoch, load=load)
+
+    def ready(self, name: str, epoch: int, num_slots: int, sweep: int) -> None:
+        """This incarnation takes requests."""
+        view = self.engines.get(name)
+        if view is not None and view.epoch == epoch:
+            view.num_slots, view.progressed = num_slots, sweep
+            view.capacity = max(num_slots, math.ceil(num_slots * self._max_load))
+            self._note(view)
+
+    def lose(self, name: str) -> None:
+        """It is gone, and its entries with it."""
+        self.engines.pop(name, None)
+
+    def load(self, name: str, change: int) -> None:
+        """It has so many samples more, or fewer."""
+        view = self.engines.get(name)
+        if view is not None:
+            view.load += change
+            self._note(view)
+
+    def progressed(self, name: str, sweep: int) -> None:
+        """Something has come of what this engine does."""
+        view = self.engines.get(name)
+        if view is not None:
+            view.progressed = sweep
+
+    def serves(self, serving: Iterable[ServingEngine]) -> None:
+        """These engines serve these versions."""
+        for engine in serving:
+            view = self.engines.get(engine.engine)
+            if view is not None and view.version != engine.version:
+                view.version = engine.version
+                self._note(view)
+
+    # --- the choice -------------------------------------------------------------------------------------------
+
+    def choose(
+        self, *, min_version: int, avoids: str, cache: Cache | None, group: str, group_size: int
+    ) -> EngineView | None:
+        """The engine for a sample; None when it has to wait.
+
+        Args:
+            min_version: the sample needs it.
+            avoids: the engine on which it did not get on; may be empty.
+            cache: where what there is of it was made.
+            group: the engine that the last sample of its group went to; empty when it is the first one.
+            group_size: samples of the group.
+        """
+        if min_version > self._newest:
+            self._newest = min_version
+            self._serving = [self._entry(view) for view in self.engines.values() if self._is_serving(view)]
+            heapq.heapify(self._serving)
+        first = self._least_loaded(min_version, avoids)
+        if first is None:
+            return None
+        for view in self._preferred(cache, group):
+            if view.name != avoids and (view.has_free_slot or (view.has_room and not first.has_free_slot)):
+                return view
+        return first if first.takes(group_size if self._is_affine and not group else 1) else None
+
+    def _preferred(self, cache: Cache | None, group: str) -> list[EngineView]:
+        found: list[EngineView] = []
+        if cache is not None:
+            view = self.engines.get(cache.engine)
+            if view is not None and view.epoch == cache.epoch:
+                found.append(view)
+        if self._is_affine and (view := self.engines.get(group)) is not None:
+            found.append(view)
+        return found
+
+    def _least_loaded(self, min_version: int, avoids: str) -> EngineView | None:
+        first = self._top(self._by_load, avoids)
+        if first is None:
+            return self._top(self._by_load)
+        if first.version >= min_version:
+            return first
+        return self._top(self._serving, avoids) or first
+
+    # --- the heaps --------------------------------------------------------------------------------------------
+
+    def _note(self, view: EngineView) -> None:
+        """Its load, room or version is another."""
+        self._num_entries = view.entry = self._num_entries + 1
+        if not view.has_room:
+            return
+        heapq.heappush(self._by_load, self._entry(view))
+        if self._is_serving(view):
+            heapq.heappush(self._serving, self._entry(view))
+        for heap in (self._by_load, self._serving):
+            if len(heap) > 64 + 4 * len(self.engines):
+                heap[:] = [entry for entry in heap if self._is_valid(entry)]
+                heapq.heapify(heap)
+
+    def _is_serving(self, view: EngineView) -> bool:
+        return view.has_room and view.version >= self._newest
+
+    def _entry(self, view: EngineView) -> tuple[float, str, int]:
+        return view.share, view.name, view.entry
+
+    def _is_valid(self, entry: tuple[float, str, int]) -> bool:
+        view = self.engines.get(entry[1])
+        return view is not None and view.entry == entry[2]
+
+    def _top(self, heap: _Heap, avoids: str = "") -> EngineView | None:
+        """The first of the heap that is not avoided. Drops what is out of date on the way."""
+        avoided: tuple[float, str, int] | None = None
+        found: EngineView | None = None
+        while heap:
+            entry = heap[0]
+            if self._is_valid(entry):
+                if entry[1] != avoids:
+                    found = self.engines[entry[1]]
+                    break
+                avoided = entry
+            heapq.heappop(heap)
+        if avoided is not None:
+            heapq.heappush(heap, avoided)
+        return found
+
+    def validate(self, loads: dict[str, int]) -> None:
+        """Assert the invariants, and that these are the loads."""
+        assert loads == {name: view.load for name, view in self.engines.items()}, loads
+        with_room = [view for view in self.engines.values() if view.has_room]
+        for heap, views in (
+            (self._by_load, with_room),
+            (self._serving, [view for view in with_room if view.version >= self._newest]),
+        ):
+            valid = [entry for entry in heap if self._is_valid(entry)]
+            assert sorted(valid) == sorted(self._entry(view) for view in views), (valid, views)

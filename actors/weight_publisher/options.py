@@ -12,7 +12,12 @@ from penstock.messages.base import Options
 class WeightsOptions(Options, frozen=True, kw_only=True):
     """How new weights reach the engines."""
 
-    transport: Literal["auto", "shared_memory", "disk"] = "auto"
+    transport: Literal["auto", "shared_memory", "disk", "distributed", "tensor"] = "auto"
+    """``shared_memory``: embedded engines on the learner's machine. ``disk``: any engine; SGLang servers load it in the
+    background. ``distributed``: sent to SGLang servers by a process group each. ``tensor``: to SGLang servers on the
+    learner's machine, as handles of GPU memory. ``auto``: one of the first two."""
+    bucket_size_bytes: Annotated[int, Meta(ge=1 << 20)] = 256 << 20
+    """So much is sent to an SGLang server at a time under ``distributed`` and ``tensor``."""
     publish_every: Annotated[int, Meta(ge=1)] = 1
     """Batches between two publishes; at most ``staleness.max_staleness + 1``."""
     stage_timeout_s: Annotated[float, Meta(gt=0)] = 60.0

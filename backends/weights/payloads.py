@@ -59,11 +59,11 @@ def pack_bucket(data: torch.Tensor, tensors: Sequence[PackedTensor], *, by_handl
 class _PayloadWriter(ForkingPickler):
     def reducer_override(self, obj: object) -> Any:  # noqa: ANN401 - what a reducer returns has no type
         if isinstance(obj, torch.Tensor) and obj.is_cuda:
-            rebuild, arguments = reduce_tensor(obj)
+            rebuild, arguments = reduce_tensor(obj)  # type: ignore[no-untyped-call]
             device = str(torch.cuda.get_device_properties(obj.device).uuid)
             return rebuild, (*arguments[:DEVICE_ARGUMENT], device, *arguments[DEVICE_ARGUMENT + 1 :])
         if isinstance(obj, torch.Tensor):
-            return obj.__reduce_ex__(PICKLE_PROTOCOL)
+            return obj.__reduce_ex__(PICKLE_PROTOCOL)  # type: ignore[no-untyped-call]
         if isinstance(obj, torch.storage.TypedStorage):  # of a tensor by value; by torch's own reduction a descriptor
-            return obj.__reduce__()
+            return obj.__reduce__()  # type: ignore[no-untyped-call]
         return NotImplemented

@@ -21,11 +21,13 @@ from urllib.parse import urlsplit
 import msgspec
 import psutil
 
+from penstock.backends.engines.options import engine_groups, kinds
 from penstock.backends.weights.segments import SHARED_FOLDER
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from penstock.backends.engines.options import EnginesOptions
     from penstock.backends.weights.service_messages import Libraries
 
 NUM_COPIES: Final = 3
@@ -61,6 +63,12 @@ class EngineSites(NamedTuple):
 
 
 EMBEDDED: Final = EngineSites()
+
+
+def sites_of(options: EnginesOptions) -> EngineSites:
+    """The engines of a scenario."""
+    addresses = tuple(address for group in engine_groups(options) for address in group.addresses)
+    return EngineSites(kinds(options), addresses)
 
 
 class _Tensor(msgspec.Struct):

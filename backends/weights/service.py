@@ -14,17 +14,20 @@ Invariants:
 | ``close``, for the thread | the thread; at the latest its timeout |
 """
 
+# torch.cuda.nccl has no types: pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import contextlib
 import socket
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import msgspec
 import torch
 import zmq
+from torch.cuda import nccl as torch_nccl
 from zmq.utils import z85
 
 from penstock.backends.weights.payloads import pack_bucket
@@ -293,6 +296,8 @@ class WeightService:
 
 def own_libraries() -> Libraries:
     """What a peer of this process has to fit to."""
-    has_nccl = torch.cuda.is_available() and torch.distributed.is_nccl_available()
-    nccl = ".".join(str(part) for part in torch.cuda.nccl.version()) if has_nccl else ""
+    nccl = ""
+    if torch.cuda.is_available() and torch.distributed.is_nccl_available():
+        version = cast("tuple[int, ...]", torch_nccl.version())  # type: ignore[no-untyped-call]
+        nccl = ".".join(str(part) for part in version)
     return Libraries(torch=str(torch.__version__), nccl=nccl)

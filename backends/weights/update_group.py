@@ -41,6 +41,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from penstock.backends.weights.service_messages import Joining, Refused, Sent
 
@@ -133,7 +134,7 @@ class UpdateGroup:
         self._group = None  # waits for what gloo still has under way; torch lets the other threads run meanwhile
         self._refuse_the_rest()
 
-    def _listen(self, answer: Answer) -> dist.TCPStore | None:
+    def _listen(self, answer: Answer) -> TCPStore | None:
         """The store, and the word where it is; None where this machine cannot have such a group."""
         if self._join.backend == "nccl" and not (dist.is_nccl_available() and self._device.type == "cuda"):
             self._story = "the learner has no GPU or no NCCL; with a server on GPUs it shares the backend gloo"
@@ -148,7 +149,7 @@ class UpdateGroup:
             return None
         port = int(listener.getsockname()[1])
         try:
-            store = dist.TCPStore(
+            store = TCPStore(
                 self._host, port, None, is_master=True, timeout=self._timeout, wait_for_workers=False,
                 master_listen_fd=listener.detach(),
             )  # fmt: skip
@@ -158,12 +159,12 @@ class UpdateGroup:
         answer(Joining(address=self._host, port=port))
         return store
 
-    def _come_together(self, store: dist.TCPStore) -> Any:  # noqa: ANN401 - the backends have no common type that mypy knows
+    def _come_together(self, store: TCPStore) -> Any:  # noqa: ANN401 - the backends have no common type that mypy knows
         join = self._join
         device = "cpu" if join.backend == "gloo" else "cuda"
-        keys = dist.PrefixStore(f"{device}/", dist.PrefixStore(f"{join.group}/", dist.PrefixStore(join.group, store)))
+        keys = PrefixStore(f"{device}/", PrefixStore(f"{join.group}/", PrefixStore(join.group, store)))
         if join.backend == "gloo":
-            options = dist.ProcessGroupGloo._Options()
+            options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # it has one
             options._timeout = self._timeout
             options._devices = [_gloo_device(self._host)]
             return dist.ProcessGroupGloo(keys, 0, join.num_ranks + 1, options)

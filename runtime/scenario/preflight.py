@@ -19,7 +19,7 @@ from penstock.backends.data.sources import parse_source, read_rows
 from penstock.backends.engines.options import engine_groups, kinds
 from penstock.backends.engines.sglang.environment import SglangEnvironmentError, find_environment, has_cuda_gpu
 from penstock.backends.user_code import UserCodeError, split_spec
-from penstock.backends.weights.preflight import check_transport, model_size_bytes
+from penstock.backends.weights.preflight import check_transport, model_size_bytes, sites_of
 from penstock.runtime.errors import PreflightError
 from penstock.runtime.scenario.paths import MADE_DATA, is_user_code
 
@@ -222,7 +222,8 @@ def check_weights(scenario: Scenario, run_parent: Path) -> None:
             assert model.make is not None, "a scenario's rules ask for one of them"
             width = FLOAT32_BYTES if model.dtype == "float32" else BFLOAT16_BYTES
             size_bytes = MADE_MODEL_BYTES[model.make] * width // FLOAT32_BYTES
-        check_transport(scenario.weights.transport, size_bytes=size_bytes, folder=there)
+        sites = sites_of(scenario.engines)
+        check_transport(scenario.weights.transport, size_bytes=size_bytes, folder=there, engines=sites)
     except ValueError as error:
         raise PreflightError(str(error)) from None
 

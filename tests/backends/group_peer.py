@@ -5,6 +5,8 @@
 It receives one broadcast for each size, prints its SHA-256 as a line, and waits on its standard input between any two.
 """
 
+# pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 import hashlib
@@ -14,6 +16,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
+from torch.distributed.rendezvous import rendezvous
 
 TIMEOUT = timedelta(seconds=60)
 
@@ -21,12 +24,10 @@ TIMEOUT = timedelta(seconds=60)
 def main() -> None:
     address, port, group = sys.argv[1], sys.argv[2], sys.argv[3]
     rank, world_size, *sizes = (int(word) for word in sys.argv[4:])
-    store, rank, world_size = next(
-        c10d.rendezvous(f"tcp://{address}:{port}", rank, world_size, timeout=TIMEOUT)  # type: ignore[no-untyped-call]
-    )
+    store, rank, world_size = next(rendezvous(f"tcp://{address}:{port}", rank, world_size, timeout=TIMEOUT))
     store.set_timeout(TIMEOUT)
-    made, _ = c10d._new_process_group_helper(  # type: ignore[attr-defined]
-        world_size, rank, [], c10d.Backend("gloo"), c10d.PrefixStore(group, store), group_name=group,
+    made, _ = c10d._new_process_group_helper(
+        world_size, rank, [], c10d.Backend("gloo"), c10d.PrefixStore(group, store), group_name=c10d.GroupName(group),
         backend_options=None, timeout=TIMEOUT,
     )  # fmt: skip
     c10d._world.pg_group_ranks[made] = {i: i for i in range(world_size)}

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 import torch
@@ -14,11 +14,14 @@ from safetensors.torch import save_file
 
 from penstock.backends.weights.digest import PIECE_BYTES, StreamDigest, digest_of
 from penstock.backends.weights.preflight import (
+    EngineSites,
     TransportUnfitError,
+    check_libraries,
     check_transport,
     in_units,
     model_size_bytes,
 )
+from penstock.backends.weights.service_messages import Libraries
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -112,3 +115,51 @@ def test_preflight_and_sweep_import_no_torch() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert ended.stdout == "False\n"
+
+
+# --- transports that push, and SGLang servers ---------------------------------------------------------------------
+
+SERVERS = EngineSites(frozenset({"sglang"}))
+
+
+@pytest.mark.parametrize("wanted", ["distributed", "tensor"])
+def test_what_pushes_needs_memory_of_the_process(wanted: Literal["distributed", "tensor"], tmp_path: Path) -> None:
+    assert check_transport(wanted, size_bytes=1000, folder=tmp_path, engines=SERVERS).transport == wanted
+    with pytest.raises(TransportUnfitError, match=f"weights.transport is {wanted}, .* set weights.transport: disk"):
+        check_transport(wanted, size_bytes=1 << 50, folder=tmp_path, engines=SERVERS)
+
+
+def test_auto_takes_the_disk_when_a_server_is_among_the_engines(tmp_path: Path) -> None:
+    mixed = EngineSites(frozenset({"sglang", "torch"}))
+    choice = check_transport("auto", size_bytes=1000, folder=tmp_path, engines=mixed)
+    assert choice.transport == "disk"
+    assert "SGLang servers cannot read shared memory" in choice.reason
+
+
+def test_shared_memory_for_a_server_is_refused_with_what_to_set(tmp_path: Path) -> None:
+    with pytest.raises(TransportUnfitError, match=r"cannot read shared memory. Set weights.transport: disk"):
+        check_transport("shared_memory", size_bytes=1000, folder=tmp_path, engines=SERVERS)
+
+
+@pytest.mark.parametrize("address", ["http://10.0.0.7:30000", "http://gpu-1:30000", "http://[fe80::1]:30000"])
+def test_tensors_for_a_server_elsewhere_are_refused(tmp_path: Path, address: str) -> None:
+    elsewhere = EngineSites(frozenset({"sglang"}), (address,))
+    with pytest.raises(TransportUnfitError, match="not on the loopback"):
+        check_transport("tensor", size_bytes=1000, folder=tmp_path, engines=elsewhere)
+    assert check_transport("distributed", size_bytes=1000, folder=tmp_path, engines=elsewhere)
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:30000", "http://localhost:30000", "http://[::1]:30000"])
+def test_tensors_for_a_server_on_the_loopback_are_carried(tmp_path: Path, address: str) -> None:
+    here = EngineSites(frozenset({"sglang"}), (address,))
+    assert check_transport("tensor", size_bytes=1000, folder=tmp_path, engines=here).transport == "tensor"
+
+
+def test_two_versions_of_nccl_are_refused_and_two_of_torch_are_told_of() -> None:
+    ours = Libraries(torch="2.13.0+cu130", nccl="2.29.7")
+    assert not check_libraries(ours, Libraries(torch="2.13.0", nccl="2.29.7"), "nccl")
+    with pytest.raises(TransportUnfitError, match=r"the learner has 2.29.7, the server 2.30.1"):
+        check_libraries(ours, Libraries(torch="2.13.0", nccl="2.30.1"), "nccl")
+    assert not check_libraries(ours, Libraries(torch="2.13.0", nccl="2.30.1"), "gloo")
+    assert "2.14.1" in check_libraries(ours, Libraries(torch="2.14.1", nccl="2.29.7"), "nccl")
+    assert "not known" in check_libraries(ours, None, "nccl")

@@ -101,6 +101,8 @@ class Links:
         self.num_refused = 0
         """Handshakes that failed at the inbox: clients without the key of the run, or that broke off."""
         self.client_keys = client_keys
+        self.host = host
+        """Address of this machine as peers see it."""
         self._wakes_on_changes = wakes_on_changes
         self._lines: dict[str, _Line] = {}
         self._zap: ZapHandler | None = None

@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -26,6 +26,8 @@ from penstock.runtime.wiring import RunPlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from penstock.backends.weights.preflight import Transport
 
 MODEL_FOLDER: Final = "model"
 
@@ -92,14 +94,19 @@ def _num_rows(job: DriverJob, folder: Path, tell: Callable[[str], None]) -> int:
     return dataset.num_rows
 
 
-def _transport(job: DriverJob, folder: Path) -> Literal["shared_memory", "disk"]:
+def _transport(job: DriverJob, folder: Path) -> Transport:
     scenario = job.scenario
     if scenario.learner.backend == "simulated":
         return "shared_memory"
-    from penstock.backends.weights.preflight import check_transport, model_size_bytes
+    from penstock.backends.weights.preflight import check_transport, model_size_bytes, sites_of
 
     size_bytes = model_size_bytes(folder, scenario.model.dtype)
-    return check_transport(scenario.weights.transport, size_bytes=size_bytes, folder=Path(job.run_folder)).transport
+    return check_transport(
+        scenario.weights.transport,
+        size_bytes=size_bytes,
+        folder=Path(job.run_folder),
+        engines=sites_of(scenario.engines),
+    ).transport
 
 
 def main() -> int:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 import os
 import secrets
 import signal
 import subprocess
 import sys
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, ParamSpec
 
 import aiohttp
-import msgspec
 import pytest
 from running_server import settings_for
 
@@ -38,16 +38,17 @@ Parameters = ParamSpec("Parameters")
 WAIT_S = 60.0
 LIMITS = HealthLimits(suspect_after_s=1.0, dead_after_s=6.0, cold_dead_after_s=6.0, stopped_dead_after_s=3.0)
 """Short, so that what must not be killed has every chance to be."""
-LAUNCHER = """
-import asyncio, sys
+WORKER = """
+import asyncio, json, sys
 from pathlib import Path
-import msgspec
 from penstock.backends.engines.sglang.server import SglangServer
 from penstock.backends.engines.sglang.settings import ServerSettings
 
 async def main():
-    settings = msgspec.json.decode(sys.argv[1], type=ServerSettings, dec_hook=lambda kind, text: Path(text))
-    server = await SglangServer.launch(settings)
+    fields = json.loads(sys.argv[1])
+    paths = {name: Path(fields.pop(name)) for name in ("python", "model_folder", "log_path")}
+    settings = ServerSettings(**fields, **paths)
+    server = await SglangServer.launch(settings, report=lambda news: print(news, flush=True))
     await server.wait_ready()
     print("ready", flush=True)
     await server.ended
@@ -226,16 +227,18 @@ async def test_a_killed_scheduler_is_noticed_before_the_server_notices(
     assert not left_of(given.owner)
 
 
+@pytest.mark.parametrize("moment", ["default HuggingFace chat template", "ready"])
 def test_a_killed_worker_leaves_no_process(
-    environment: SglangEnvironment, tiny_model: Callable[..., Path], tmp_path: Path
+    environment: SglangEnvironment, tiny_model: Callable[..., Path], tmp_path: Path, moment: str
 ) -> None:
+    """At the first moment SGLang's processes are there, and do not yet end with their parent as they do later."""
     given = replace(settings_for(environment, tiny_model(), tmp_path), owner=secrets.token_hex(8))
     worker = subprocess.Popen(
-        [sys.executable, "-c", LAUNCHER, msgspec.json.encode(given, enc_hook=str).decode()], stdout=subprocess.PIPE
+        [sys.executable, "-c", WORKER, json.dumps(asdict(given), default=str)], stdout=subprocess.PIPE, text=True
     )
     try:
         assert worker.stdout is not None
-        assert worker.stdout.readline() == b"ready\n"
+        assert any(moment in line for line in worker.stdout)
         processes = left_of(given.owner)
         assert len(processes) >= 4  # the guardian, and main, scheduler and detokenizer at least
         worker.kill()

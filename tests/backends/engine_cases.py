@@ -9,12 +9,22 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack, cast
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from penstock.backends.engines.torch.checkpoint import CheckpointTensors
 from penstock.backends.engines.torch.config import read_model_config
 from penstock.backends.engines.torch.engine import EngineSettings, TorchEngine
 from penstock.backends.engines.torch.requests import Advanced, Ended, GenerationRequest
+from penstock.backends.models.checkpoint_names import CheckpointNames
 from penstock.backends.models.make import END_ID, SYMBOLS, character_tokenizer
 from penstock.backends.models.terminal import quiet_transformers
 from penstock.messages.arrays import floats_view, pack_floats, pack_tokens, tokens_view
@@ -89,12 +99,37 @@ def _qwen2_tied() -> PreTrainedModel:
     )  # fmt: skip
 
 
+def _qwen3_moe() -> PreTrainedModel:
+    return Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(
+            vocab_size=VOCAB_SIZE, hidden_size=48, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
+            num_key_value_heads=2, head_dim=16, max_position_embeddings=CONTEXT, tie_word_embeddings=False,
+            eos_token_id=END_ID, moe_intermediate_size=24, num_experts=8, num_experts_per_tok=2, norm_topk_prob=True,
+            mlp_only_layers=[1],
+        )
+    )  # fmt: skip
+
+
+def _qwen3_moe_shares() -> PreTrainedModel:
+    """The weights of a token's experts are their shares among all; the first layer is dense; many experts."""
+    return Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(
+            vocab_size=VOCAB_SIZE, hidden_size=40, intermediate_size=64, num_hidden_layers=2, num_attention_heads=3,
+            num_key_value_heads=1, head_dim=16, max_position_embeddings=CONTEXT, tie_word_embeddings=True,
+            eos_token_id=END_ID, attention_bias=True, moe_intermediate_size=16, num_experts=32, num_experts_per_tok=4,
+            norm_topk_prob=False, decoder_sparse_step=2,
+        )
+    )  # fmt: skip
+
+
 MODELS: dict[str, Callable[[], PreTrainedModel]] = {
     "qwen3_tied": _qwen3_tied,
     "qwen3_untied": _qwen3_untied,
     "llama_untied": _llama_untied,
     "llama_tied": _llama_tied,
     "qwen2_tied": _qwen2_tied,
+    "qwen3_moe": _qwen3_moe,
+    "qwen3_moe_shares": _qwen3_moe_shares,
 }
 
 
@@ -119,8 +154,9 @@ def make_case(name: str, folder: Path, *, seed: int = 0, max_shard_size: str = "
 
 
 def weights_of(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """The model's parameters by name, copied."""
-    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    """The model's parameters by their names in a checkpoint, copied."""
+    named = CheckpointNames(model).rename(model.state_dict())
+    return {name: tensor.detach().clone() for name, tensor in named.items()}
 
 
 class Settings(TypedDict, total=False):

@@ -20,9 +20,12 @@ ARCHITECTURES: Final = {
     "LlamaForCausalLM": "llama",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
 }
 DEFAULT_ROPE_THETA: Final = 10_000.0
 QWEN3_HEAD_DIM: Final = 128
+EXPERT_SIZE_STEP: Final = 8
+"""The grouped matrix product takes rows of a multiple of 16 bytes; so it does with every dtype."""
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
@@ -38,6 +41,18 @@ class Llama3Scaling(NamedTuple):
     low_freq_factor: float
     high_freq_factor: float
     original_context: int
+
+
+class ExpertsConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The MLPs of a mixture of experts."""
+
+    num_experts: int
+    num_per_token: int
+    intermediate_size: int
+    normalized: bool
+    """Whether the weights of a token's experts add up to 1; otherwise they are their shares among all experts."""
+    layers: frozenset[int]
+    """Layers that have experts; the others have one MLP of the model's own intermediate size."""
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,11 +78,16 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     qkv_bias: bool
     output_bias: bool
     mlp_bias: bool
+    experts: ExpertsConfig | None = None
 
     @property
     def group_size(self) -> int:
         """Query heads that share one key and value head."""
         return self.num_heads // self.num_kv_heads
+
+    def experts_of(self, layer: int) -> ExpertsConfig | None:
+        """None: the layer has one MLP for all tokens."""
+        return self.experts if self.experts is not None and layer in self.experts.layers else None
 
 
 class _RawRope(msgspec.Struct):
@@ -102,6 +122,14 @@ class _RawConfig(msgspec.Struct, kw_only=True):
     rope_scaling: _RawRope | None = None
     rope_parameters: _RawRope | None = None
     eos_token_id: int | list[int] | None = None
+    num_experts: int | None = None
+    num_local_experts: int | None = None
+    """What transformers 5 calls ``num_experts`` when it writes."""
+    num_experts_per_tok: int | None = None
+    moe_intermediate_size: int | None = None
+    norm_topk_prob: bool | None = None
+    decoder_sparse_step: int = 1
+    mlp_only_layers: list[int] | None = None
 
 
 class _RawGeneration(msgspec.Struct):
@@ -156,10 +184,11 @@ def read_model_config(folder: Path) -> ModelConfig:
         llama3_scaling=llama3,
         max_positions=raw.max_position_embeddings,
         tied_head=raw.tie_word_embeddings,
-        qk_norm=family == "qwen3",
+        qk_norm=family in ("qwen3", "qwen3_moe"),
         qkv_bias=family == "qwen2" or raw.attention_bias,
         output_bias=family != "qwen2" and raw.attention_bias,
         mlp_bias=family == "llama" and raw.mlp_bias,
+        experts=_experts(path, raw) if family == "qwen3_moe" else None,
     )
 
 
@@ -218,6 +247,44 @@ def _refuse_unsupported(path: Path, raw: _RawConfig) -> None:
     for rope in (raw.rope_parameters, raw.rope_scaling):
         if rope is not None and rope.partial_rotary_factor not in (None, 1.0):
             raise ModelFolderError(f"{path}: partial_rotary_factor must be 1, found {rope.partial_rotary_factor}")
+
+
+def _experts(path: Path, raw: _RawConfig) -> ExpertsConfig | None:
+    num_experts, written = raw.num_experts, raw.num_local_experts
+    if num_experts is not None and written is not None and num_experts != written:
+        raise ModelFolderError(
+            f"{path}: num_experts is {num_experts} and num_local_experts {written}; keep one of them"
+        )
+    num_experts = written if num_experts is None else num_experts
+    per_token, size, normalized = raw.num_experts_per_tok, raw.moe_intermediate_size, raw.norm_topk_prob
+    if num_experts is None or per_token is None or size is None or normalized is None:
+        raise ModelFolderError(
+            f"{path}: a mixture of experts needs num_experts, num_experts_per_tok, moe_intermediate_size and"
+            f" norm_topk_prob, found {num_experts}, {per_token}, {size} and {normalized}"
+        )
+    if raw.decoder_sparse_step < 1:
+        raise ModelFolderError(f"{path}: decoder_sparse_step must be at least 1, found {raw.decoder_sparse_step}")
+    dense = raw.mlp_only_layers or []
+    step = raw.decoder_sparse_step
+    layers = frozenset(range(step - 1, raw.num_hidden_layers, step)).difference(dense)
+    if not layers or not num_experts:
+        return None
+    if not 1 <= per_token <= num_experts:
+        raise ModelFolderError(
+            f"{path}: num_experts_per_tok must be 1 to num_experts, {num_experts}, found {per_token}"
+        )
+    if size < 1 or size % EXPERT_SIZE_STEP or raw.hidden_size % EXPERT_SIZE_STEP:
+        raise ModelFolderError(
+            f"{path}: with experts, hidden_size and moe_intermediate_size must be multiples of {EXPERT_SIZE_STEP},"
+            f" found {raw.hidden_size} and {size}"
+        )
+    return ExpertsConfig(
+        num_experts=num_experts,
+        num_per_token=per_token,
+        intermediate_size=size,
+        normalized=normalized,
+        layers=layers,
+    )
 
 
 def _rope_theta(raw: _RawConfig) -> float:

@@ -274,7 +274,7 @@ class TorchEngine:
             self._seating.ranges(num_rows, self._clock), state.mask.scatter_(1, state.at, 0.0)
         )
         attention: Attention = decoding
-        rows = Rows(state.fed, state.position, (state.first_address + state.at).view(-1), num_rows)
+        rows = Rows(state.fed, state.position, (state.first_address + state.at).view(-1), num_rows, num_rows - n)
         if prefill is not None:
             rows = _with_prefill(rows, prefill.rows)
             attention = Segments([(num_rows, decoding), *prefill.parts])
@@ -347,6 +347,7 @@ def _with_prefill(decode: Rows, prefill: Rows) -> Rows:
         torch.cat((decode.positions, prefill.positions)),
         torch.cat((decode.addresses, prefill.addresses)),
         decode.num_kept,
+        decode.num_idle,
     )
 
 

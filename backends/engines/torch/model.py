@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 import torch.nn.functional as F  # noqa: N812  # the name that every reader of torch code knows
 
+from penstock.backends.engines.torch.experts import Experts
 from penstock.backends.engines.torch.rope import rotate_in_place, rotation_table
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ class Rows:
     """int64 ``[N·2K]``: where their keys and values go; None: nowhere."""
     num_kept: int
     """Hidden states are wanted of the first so many rows only; the others are there for their keys and values."""
+    num_idle: int = 0
+    """The last so many of those belong to nobody."""
 
 
 class DecoderModel:
@@ -57,6 +60,7 @@ class DecoderModel:
         self._num_rotated = config.num_heads + config.num_kv_heads
         self._num_heads = self._num_rotated + config.num_kv_heads
         self._num_stored = 2 * config.num_kv_heads
+        self._experts = None if config.experts is None else Experts(config.experts, weights.device)
         self._eps = config.rms_eps
         self._hidden_floor = torch.tensor(math.sqrt(config.rms_eps * config.hidden_size), device=weights.device)
         self._head_floor = torch.tensor(math.sqrt(config.rms_eps * config.head_dim), device=weights.device)
@@ -75,8 +79,14 @@ class DecoderModel:
                 if not rows.num_kept:
                     return x
             x = _linear_onto(x, attention(index, heads), layer.output, layer.output_bias)
-            gate, up = _linear(self._norm(x, layer.mlp_gain), layer.gate_up, layer.gate_up_bias).chunk(2, 1)
-            x = _linear_onto(x, F.silu(gate).mul_(up), layer.down, layer.down_bias)
+            normed = self._norm(x, layer.mlp_gain)
+            if layer.router is None:
+                gate, up = _linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, 1)
+                x = _linear_onto(x, F.silu(gate).mul_(up), layer.down, layer.down_bias)
+            else:
+                assert self._experts is not None
+                idle = slice(rows.num_kept - rows.num_idle, rows.num_kept)
+                x = self._experts.onto(x, normed, layer, idle)
         return x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

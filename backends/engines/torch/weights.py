@@ -7,8 +7,9 @@ Invariants:
 * Folded weights compute the same function in exact arithmetic, and in float32 up to rounding. Other dtypes are not
   folded, because the product of weight and gain would be rounded once more.
 
-Legend: H hidden, Q query heads, K key and value heads, D head dimension, I intermediate, V vocabulary. Matrices are
-``[in, out]``, transposed against Hugging Face's, which saves a tenth on small products.
+Legend: H hidden, Q query heads, K key and value heads, D head dimension, I intermediate, E experts, V vocabulary.
+Matrices are ``[in, out]``, transposed against Hugging Face's, which saves a tenth on small products. Experts have the
+names of checkpoints, one set of matrices each; the model in memory of transformers has other names.
 """
 
 from __future__ import annotations
@@ -49,11 +50,13 @@ class LayerWeights:
     output: torch.Tensor
     """``[Q·D, H]``"""
     output_bias: torch.Tensor | None
+    router: torch.Tensor | None
+    """``[H, E]``. None: one MLP for all rows."""
     gate_up: torch.Tensor
-    """``[H, 2I]``"""
+    """``[H, 2I]``; of experts ``[E, H, 2I]``"""
     gate_up_bias: torch.Tensor | None
     down: torch.Tensor
-    """``[I, H]``"""
+    """``[I, H]``; of experts ``[E, I, H]``"""
     down_bias: torch.Tensor | None
     input_gain: torch.Tensor | None
     """``[H]``"""
@@ -79,7 +82,7 @@ class FusedWeights:
         self.head = self.embedding.t() if config.tied_head else self._empty(config.hidden_size, config.vocab_size)
         self.final_gain = None if fold and not config.tied_head else self._empty(config.hidden_size)
         """``[H]``. A tied head cannot take the gain in, for the embedding must not have it."""
-        self.layers = tuple(self._empty_layer() for _ in range(config.num_layers))
+        self.layers = tuple(self._empty_layer(index) for index in range(config.num_layers))
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Take these parameters (Hugging Face names, any device and floating dtype).
@@ -128,24 +131,30 @@ class FusedWeights:
             gains[c.num_heads :].copy_(tensors[f"{attention}k_norm.weight"].view(2, half).t())
             if self.fold:
                 layer.qk_gain.mul_(math.sqrt(c.head_dim))
-        self._take_gain(layer.input_gain, layer.qkv, tensors[f"{prefix}input_layernorm.weight"])
+        self._take_gain(layer.input_gain, (layer.qkv,), tensors[f"{prefix}input_layernorm.weight"])
 
     def _load_mlp(self, layer: LayerWeights, prefix: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        mlp, gain = f"{prefix}mlp.", tensors[f"{prefix}post_attention_layernorm.weight"]
+        if layer.router is not None:
+            layer.router.copy_(tensors[f"{mlp}gate.weight"].t())
+            for expert, (gate_up, down) in enumerate(zip(layer.gate_up, layer.down, strict=True)):
+                _load_matrices(gate_up, down, f"{mlp}experts.{expert}.", tensors)
+            self._take_gain(layer.mlp_gain, (layer.router, layer.gate_up), gain)
+            return
+        _load_matrices(layer.gate_up, layer.down, mlp, tensors)
         size = self.config.intermediate_size
-        mlp = f"{prefix}mlp."
-        layer.gate_up[:, :size].copy_(tensors[f"{mlp}gate_proj.weight"].t())
-        layer.gate_up[:, size:].copy_(tensors[f"{mlp}up_proj.weight"].t())
-        layer.down.copy_(tensors[f"{mlp}down_proj.weight"].t())
         if layer.gate_up_bias is not None:
             layer.gate_up_bias[:size].copy_(tensors[f"{mlp}gate_proj.bias"])
             layer.gate_up_bias[size:].copy_(tensors[f"{mlp}up_proj.bias"])
         if layer.down_bias is not None:
             layer.down_bias.copy_(tensors[f"{mlp}down_proj.bias"])
-        self._take_gain(layer.mlp_gain, layer.gate_up, tensors[f"{prefix}post_attention_layernorm.weight"])
+        self._take_gain(layer.mlp_gain, (layer.gate_up,), gain)
 
-    def _take_gain(self, kept: torch.Tensor | None, matrix: torch.Tensor, gain: torch.Tensor) -> None:
+    def _take_gain(self, kept: torch.Tensor | None, matrices: tuple[torch.Tensor, ...], gain: torch.Tensor) -> None:
         if kept is None:
-            matrix.mul_(self._folded_gain(gain)[:, None])
+            folded = self._folded_gain(gain)[:, None]
+            for matrix in matrices:
+                matrix.mul_(folded)
         else:
             kept.copy_(gain)
 
@@ -155,8 +164,10 @@ class FusedWeights:
     def _empty(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=self.dtype, device=self.device)
 
-    def _empty_layer(self) -> LayerWeights:
-        c = self.config
+    def _empty_layer(self, index: int) -> LayerWeights:
+        c, experts = self.config, self.config.experts_of(index)
+        copies = () if experts is None else (experts.num_experts,)
+        size = c.intermediate_size if experts is None else experts.intermediate_size
         qkv_width = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim
         return LayerWeights(
             qkv=self._empty(c.hidden_size, qkv_width),
@@ -164,13 +175,21 @@ class FusedWeights:
             qk_gain=self._empty(c.num_heads + c.num_kv_heads, c.head_dim) if c.qk_norm else None,
             output=self._empty(c.num_heads * c.head_dim, c.hidden_size),
             output_bias=self._empty(c.hidden_size) if c.output_bias else None,
-            gate_up=self._empty(c.hidden_size, 2 * c.intermediate_size),
-            gate_up_bias=self._empty(2 * c.intermediate_size) if c.mlp_bias else None,
-            down=self._empty(c.intermediate_size, c.hidden_size),
+            router=None if experts is None else self._empty(c.hidden_size, experts.num_experts),
+            gate_up=self._empty(*copies, c.hidden_size, 2 * size),
+            gate_up_bias=self._empty(2 * size) if c.mlp_bias else None,
+            down=self._empty(*copies, size, c.hidden_size),
             down_bias=self._empty(c.hidden_size) if c.mlp_bias else None,
             input_gain=None if self.fold else self._empty(c.hidden_size),
             mlp_gain=None if self.fold else self._empty(c.hidden_size),
         )
+
+
+def _load_matrices(gate_up: torch.Tensor, down: torch.Tensor, prefix: str, tensors: Mapping[str, torch.Tensor]) -> None:
+    size = down.shape[0]
+    gate_up[:, :size].copy_(tensors[f"{prefix}gate_proj.weight"].t())
+    gate_up[:, size:].copy_(tensors[f"{prefix}up_proj.weight"].t())
+    down.copy_(tensors[f"{prefix}down_proj.weight"].t())
 
 
 def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -183,21 +202,18 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         shapes[HEAD] = (config.vocab_size, config.hidden_size)
     for index in range(config.num_layers):
         prefix = f"model.layers.{index}."
-        shapes |= {f"{prefix}{name}": shape for name, shape in _layer_shapes(config).items()}
+        shapes |= {f"{prefix}{name}": shape for name, shape in _layer_shapes(config, index).items()}
     return shapes
 
 
-def _layer_shapes(c: ModelConfig) -> dict[str, tuple[int, ...]]:
+def _layer_shapes(c: ModelConfig, index: int) -> dict[str, tuple[int, ...]]:
     query, key = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
     linears = {
         "self_attn.q_proj": (query, c.hidden_size, c.qkv_bias),
         "self_attn.k_proj": (key, c.hidden_size, c.qkv_bias),
         "self_attn.v_proj": (key, c.hidden_size, c.qkv_bias),
         "self_attn.o_proj": (c.hidden_size, query, c.output_bias),
-        "mlp.gate_proj": (c.intermediate_size, c.hidden_size, c.mlp_bias),
-        "mlp.up_proj": (c.intermediate_size, c.hidden_size, c.mlp_bias),
-        "mlp.down_proj": (c.hidden_size, c.intermediate_size, c.mlp_bias),
-    }
+    } | _mlp_shapes(c, index)
     shapes: dict[str, tuple[int, ...]] = {
         "input_layernorm.weight": (c.hidden_size,),
         "post_attention_layernorm.weight": (c.hidden_size,),
@@ -208,6 +224,22 @@ def _layer_shapes(c: ModelConfig) -> dict[str, tuple[int, ...]]:
             shapes[f"{name}.bias"] = (rows,)
     if c.qk_norm:
         shapes |= {"self_attn.q_norm.weight": (c.head_dim,), "self_attn.k_norm.weight": (c.head_dim,)}
+    return shapes
+
+
+def _mlp_shapes(c: ModelConfig, index: int) -> dict[str, tuple[int, int, bool]]:
+    """Rows, columns, and whether there is a bias."""
+    experts = c.experts_of(index)
+    if experts is None:
+        prefixes, size = ["mlp."], c.intermediate_size
+    else:
+        prefixes, size = [f"mlp.experts.{expert}." for expert in range(experts.num_experts)], experts.intermediate_size
+    shapes: dict[str, tuple[int, int, bool]] = {}
+    for prefix in prefixes:
+        shapes[f"{prefix}gate_proj"] = shapes[f"{prefix}up_proj"] = (size, c.hidden_size, c.mlp_bias)
+        shapes[f"{prefix}down_proj"] = (c.hidden_size, size, c.mlp_bias)
+    if experts is not None:
+        shapes["mlp.gate"] = (experts.num_experts, c.hidden_size, False)
     return shapes
 
 

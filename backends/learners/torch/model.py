@@ -26,6 +26,7 @@ from penstock.backends.learners.objectives.logprobs import token_entropy, token_
 from penstock.backends.learners.packing import PackedTokens, pack
 from penstock.backends.learners.sequences import demonstration_sequence
 from penstock.backends.learners.torch.attention import PACKED_ATTENTION, PackedRows
+from penstock.backends.models.checkpoint_names import CheckpointNames
 from penstock.backends.models.terminal import quiet_transformers
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class PackedModel:
     def __init__(self, model: PreTrainedModel, device: torch.device) -> None:
         self.model = model
         self.device = device
+        self._names = CheckpointNames(model)
 
     @classmethod
     def load(cls, folder: Path, *, dtype: str, device: torch.device) -> PackedModel:
@@ -116,11 +118,11 @@ class PackedModel:
         return self._logits(packed)[-1].float().cpu()
 
     def named_tensors(self) -> dict[str, Tensor]:
-        """Every weight by its Hugging Face name, detached, without copying."""
+        """Every weight by the name that it has in a Hugging Face checkpoint, detached; see :mod:`.checkpoint_names`."""
         tensors = {name: parameter.detach() for name, parameter in self.model.named_parameters()}
         persistent = self.model.state_dict(keep_vars=True)
         buffers = {name: buffer for name, buffer in self.model.named_buffers() if name in persistent}
-        return tensors | buffers
+        return self._names.rename(tensors | buffers)
 
     def save(self, folder: Path) -> None:
         """Write config and weights in Hugging Face format."""

@@ -94,7 +94,13 @@ def test_an_environment_is_ready_once_the_server_could_be_imported(wheels: Path,
 
     assert build_environment(stand_ins=stand_ins).was_ready
     (stand_ins / "stand_in_marker.py").write_text("changed = True\n")
-    assert not build_environment(stand_ins=stand_ins).was_ready
+    (stand_ins / "sgl_kernel.py").unlink()
+    (stand_ins / "stand_in_kernel.py").write_text("import sys\nsys.modules['sgl_kernel'] = sys\n")
+    steps.clear()
+    assert not build_environment(stand_ins=stand_ins, report=steps.append).was_ready
+    assert [step.text for step in steps] == ["installing the stand-ins", "importing the server in it"]
+    (packages,) = built.folder.glob("lib/python*/site-packages")
+    assert {file.name for file in packages.glob("s*.py")} == {"stand_in_kernel.py", "stand_in_marker.py"}
     assert build_environment(stand_ins=stand_ins).was_ready
 
     lock = places.lock_file(is_cpu=True)

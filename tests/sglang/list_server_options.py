@@ -14,6 +14,7 @@ Names, types, choices and defaults are facts of the server's interface; its help
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import os
 import sys
@@ -64,16 +65,16 @@ def describe(action: argparse.Action) -> dict[str, object]:
 
 
 def main() -> None:
-    import sglang
     from sglang.srt.arg_groups.choices import DETERMINISTIC_ATTENTION_BACKEND_CHOICES
     from sglang.srt.server_args import ServerArgs
 
+    version = importlib.metadata.version("sglang")
     parser = argparse.ArgumentParser(add_help=False)
     ServerArgs.add_cli_args(parser)
     options = [describe(action) for action in parser._actions]
     lines = ",\n".join(json.dumps(option) for option in sorted(options, key=lambda option: str(option["flags"])))
     backends = json.dumps(sorted(DETERMINISTIC_ATTENTION_BACKEND_CHOICES))
-    print(f'{{"version": "{sglang.__version__}",')
+    print(f'{{"version": "{version}",')
     print(f'"deterministic_attention_backends": {backends},')
     print(f'"options": [\n{lines}\n]}}')
 

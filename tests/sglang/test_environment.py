@@ -42,10 +42,14 @@ parser = argparse.ArgumentParser()
 ServerArgs.add_cli_args(parser)
 print(json.dumps(vars(parser.parse_args(["--model-path=x", *json.load(sys.stdin)]))))
 """
-UNUSUAL = {
+UNUSUAL: dict[str, OptionValue] = {
     "cuda_graph_config": '{"decode": {"backend": "full"}}',  # it knows the keys within
     "enable_amd_monokernel": True,  # two flags set it
 }
+
+EXAMPLES: dict[str, bool | int | float | str] = {
+    "bool": True, "int": 3, "size": 4096, "float": 0.25, "str": "-word", "json": '[{"a": 1}]',
+}  # fmt: skip
 
 
 def every_option() -> list[ServerOption]:
@@ -63,7 +67,7 @@ def example(option: ServerOption) -> OptionValue:
     if option.choices is not None:
         one: bool | int | float | str = option.choices[-1]
     else:
-        one = {"bool": True, "int": 3, "size": 4096, "float": 0.25, "str": "-word", "json": '[{"a": 1}]'}[option.type]
+        one = EXAMPLES[option.type]
     if option.nargs in ("+", "*"):
         return [str(one).strip("-") if option.type == "str" else one] * 2
     return one
@@ -140,7 +144,8 @@ def test_without_determinism_a_server_ignores_the_seed_as_is_declared(server: Ru
             f"{server.address}/generate", json.dumps(prompt).encode(), {"Content-Type": "application/json"}
         )
         with urllib.request.urlopen(request, timeout=60) as answer:
-            return json.load(answer)["output_ids"]
+            output_ids: list[int] = json.load(answer)["output_ids"]
+        return output_ids
 
     assert not supports_seeded_sampling({}, is_cpu=True)
     assert draw() != draw()

@@ -56,7 +56,6 @@ class _Shape(TypedDict):
     num_hidden_layers: int
     num_attention_heads: int
     num_key_value_heads: int
-    head_dim: int
     max_position_embeddings: int
     tie_word_embeddings: bool
     initializer_range: float
@@ -71,7 +70,6 @@ SHAPE: Final = _Shape(
     num_hidden_layers=2,
     num_attention_heads=4,
     num_key_value_heads=2,
-    head_dim=16,
     max_position_embeddings=CONTEXT_TOKENS,
     tie_word_embeddings=False,
     initializer_range=0.2,  # large enough that the likeliest token leads by more than rounding
@@ -96,7 +94,7 @@ def make_tiny_model(folder: Path, architecture: Architecture = "qwen3", *, seed:
 def _random_model(architecture: Architecture) -> PreTrainedModel:
     match architecture:
         case "qwen3":
-            return Qwen3ForCausalLM(Qwen3Config(**SHAPE))
+            return Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=16))
         case "llama":
             return LlamaForCausalLM(LlamaConfig(**SHAPE))
         case "qwen3_moe":

@@ -58,6 +58,8 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     """Digest of the lock that it was built from."""
     stand_ins: str | None = None
     """Digest of the stand-ins that were installed."""
+    stand_in_modules: tuple[str, ...] = ()
+    """Their names as files."""
 
 
 def find_environment(folder: Path | None = None, *, is_cpu: bool | None = None) -> SglangEnvironment:

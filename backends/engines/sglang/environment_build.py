@@ -4,7 +4,8 @@ Invariants:
 
 * One builder at a time for a folder, across processes: the others wait for its file lock, and then find the
   environment ready. The installer holds the lock as well, so that one that has lost its builder is waited for.
-* A folder is emptied only if it carries our mark. Whatever cuts a build off leaves the mark at ``building``.
+* A folder is emptied only if it carries our mark, and not for other stand-ins alone: servers may run from it.
+  Whatever cuts a build off leaves the mark at ``building``.
 * Packages come as wheels, at the versions of the lock and no others; from where is pip's configuration.
 
 ===========================  =========================================  ==================
@@ -123,13 +124,23 @@ def build_environment(
     wanted = Mark(
         state="ready", version=SGLANG_VERSION, is_cpu=is_cpu, lock=lock_digest(is_cpu=is_cpu),
         stand_ins=None if stand_ins is None else stand_ins_digest(stand_ins),
+        stand_in_modules=() if stand_ins is None else tuple(module.name for module in stand_in_modules(stand_ins)),
     )  # fmt: skip
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _only_builder(folder, report) as lock:
-            if not recreate and (ready := _ready(folder, wanted)) is not None:
-                return Built(ready, folder, was_ready=True)
-            return Built(_build(folder, wanted, stand_ins, python, report, lock), folder, was_ready=False)
+            kept = None if recreate else _kept(folder, wanted)
+            if kept is not None and wanted.stand_ins in (None, kept.stand_ins):
+                return Built(find_environment(folder, is_cpu=is_cpu), folder, was_ready=True)
+            if is_cpu and stand_ins is None:
+                raise SglangEnvironmentError(
+                    f"this machine has no NVIDIA GPU, and SGLang {SGLANG_VERSION} cannot be loaded without its "
+                    "packages for CUDA; on a CPU it serves only with stand-ins for them, which a checkout of Penstock "
+                    f"has, for tests: {build_command(folder, is_cpu=True)}"
+                )
+            if kept is None:
+                _install(folder, wanted, python or Path(sys.executable), report, lock)
+            return Built(_finish(folder, wanted, kept, stand_ins, report), folder, was_ready=False)
     except OSError as error:
         place = error.filename or folder
         raise SglangEnvironmentError(
@@ -138,27 +149,31 @@ def build_environment(
         ) from None
 
 
-def _build(
-    folder: Path,
-    wanted: Mark,
-    stand_ins: Path | None,
-    python: Path | None,
-    report: Report,
-    lock: int,
-) -> SglangEnvironment:
-    if wanted.is_cpu and stand_ins is None:
-        raise SglangEnvironmentError(
-            f"this machine has no NVIDIA GPU, and SGLang {SGLANG_VERSION} cannot be loaded without its packages for "
-            "CUDA; on a CPU it serves only with stand-ins for them, which a checkout of Penstock has, for tests: "
-            f"{build_command(folder, is_cpu=True)}"
-        )
+def _kept(folder: Path, wanted: Mark) -> Mark | None:
+    """The mark of an environment whose packages are those that are wanted."""
+    try:
+        find_environment(folder, is_cpu=wanted.is_cpu)
+    except SglangEnvironmentError:
+        return None
+    return read_mark(folder)
+
+
+def _install(folder: Path, wanted: Mark, python: Path, report: Report, lock: int) -> None:
     _clear(folder)
     folder.mkdir()
     write_mark(folder, msgspec.structs.replace(wanted, state="building"))
-    _make_virtual_environment(folder, python or Path(sys.executable), report, lock)
+    _make_virtual_environment(folder, python, report, lock)
     _install_pins(folder, report, lock, is_cpu=wanted.is_cpu)
+
+
+def _finish(folder: Path, wanted: Mark, kept: Mark | None, stand_ins: Path | None, report: Report) -> SglangEnvironment:
     if stand_ins is not None:
-        _install_stand_ins(folder, stand_ins)
+        report(Progress("installing the stand-ins"))
+        write_mark(folder, msgspec.structs.replace(wanted, state="building"))
+        (packages,) = folder.glob("lib/python*/site-packages")
+        for name in () if kept is None else kept.stand_in_modules:
+            (packages / name).unlink(missing_ok=True)
+        _install_stand_ins(packages, stand_ins)
     report(Progress("importing the server in it"))
     environment = SglangEnvironment(python_of(folder), wanted.is_cpu, SGLANG_VERSION)
     check_import(environment)
@@ -200,17 +215,6 @@ def check_import(environment: SglangEnvironment) -> Versions:
             f"{versions.cuda or '(none)'}, for which the NVIDIA driver may be too old"
         )
     return versions
-
-
-def _ready(folder: Path, wanted: Mark) -> SglangEnvironment | None:
-    """The environment, if it is what is wanted. Stand-ins that are not given are not compared."""
-    try:
-        environment = find_environment(folder, is_cpu=wanted.is_cpu)
-    except SglangEnvironmentError:
-        return None
-    mark = read_mark(folder)
-    assert mark is not None, "it has just been found"
-    return environment if wanted.stand_ins in (None, mark.stand_ins) else None
 
 
 @contextmanager
@@ -316,9 +320,8 @@ def _why_pip_failed(tail: str, log: Path, *, is_cpu: bool) -> str:
     return f"pip could not install SGLang for {device_name(is_cpu=is_cpu)}: {_last_lines(tail, 2)} (all of it: {log})"
 
 
-def _install_stand_ins(folder: Path, stand_ins: Path) -> None:
+def _install_stand_ins(packages: Path, stand_ins: Path) -> None:
     """Copy the modules beside the installed packages, where the processes that a server spawns find them too."""
-    (packages,) = folder.glob("lib/python*/site-packages")
     modules = stand_in_modules(stand_ins)
     for module in modules:
         shutil.copyfile(module, packages / module.name)

@@ -23,7 +23,7 @@ class _Anything(ModuleType):
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        self.__path__: list[str] = []
+        self.__path__ = []
 
     def __getattr__(self, name: str) -> object:
         if name.startswith("__"):

@@ -19,6 +19,7 @@ import contextlib
 import errno
 import secrets
 import threading
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVarTuple, Unpack
 
@@ -82,6 +83,8 @@ class GatewayEpisodes:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="gateway", daemon=True)
         self._closing = asyncio.Event()
+        self.address: Future[GatewayAddress] = Future()
+        """Once it listens; failed when it cannot."""
         self._sessions: dict[int, Session] = {}
         """By the identity of their episode."""
         self._table: SessionTable | None = None
@@ -136,6 +139,8 @@ class GatewayEpisodes:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(self._serve())
         except BaseException as error:  # the thread's end must not go unnoticed, whatever ended it
+            if not self.address.done():
+                self.address.set_exception(error)
             self._fail(error)
 
     async def _serve(self) -> None:
@@ -166,6 +171,7 @@ class GatewayEpisodes:
         try:
             address = await self._listen(runner)
             write_address(folder, address)
+            self.address.set_result(address)
             await self._closing.wait()
             remove_address(folder, address)
         finally:

@@ -198,6 +198,22 @@ def stop(
     )
 
 
+@app.command(
+    epilog="[bold]Examples[/]\n\npenstock gateway\n\npenstock gateway runs/tools-20260801-120000 --port 9000",
+)
+def gateway(
+    run: RunFolder = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 0.0.0.0 for agents on other machines.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any that is free.")] = 8470,
+) -> None:
+    """Serve one OpenAI-compatible address for the agents of a run whose samples are sessions."""
+    from penstock.runtime.cli.gateway import serve_gateway
+
+    raise typer.Exit(serve_gateway(_folder(run), host, port, console))
+
+
 @app.command()
 def doctor() -> None:
     """Check that this machine has what Penstock needs, and say what to do where it has not."""

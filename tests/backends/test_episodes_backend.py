@@ -12,11 +12,10 @@ from penstock.actors.engine_worker.settings import EngineWorkerSettings
 from penstock.backends.episodes.backend import MAX_PAUSE_S, EpisodeBackend
 from penstock.backends.episodes.protocol import EpisodeOverError, TurnRequest
 from penstock.messages.arrays import floats_view, pack_floats, pack_tokens, tokens_view
-from penstock.messages.base import Event, Metric
+from penstock.messages.base import Command, Event, Metric
 from penstock.messages.commands import (
     AbortGeneration,
     ApplyWeights,
-    Command,
     FetchWeights,
     Generate,
     InterruptGenerations,

@@ -1,0 +1,84 @@
+"""``penstock gateway``: serve one address for agents in front of a run's engines, until the run ends or Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+
+from aiohttp import web
+from rich.markup import escape
+
+from penstock.backends.episodes.registry import run_token
+from penstock.runtime.cli.runs import SCENARIO_NAME, is_alive, read_record
+from penstock.runtime.errors import UserError
+from penstock.runtime.gateway.door import FrontDoor
+from penstock.runtime.scenario import load_scenario
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.console import Console
+
+    from penstock.runtime.cli.runs import RunRecord
+
+EXAMPLE: Final = """\
+  session = requests.post("{url}/sessions", headers={{"Authorization": "Bearer {token}"}}).json()
+  client = openai.OpenAI(base_url=session["base_url"], api_key="{token}")"""
+
+
+def serve_gateway(folder: Path, host: str, port: int, console: Console) -> int:
+    """Serve until the run has ended.
+
+    Raises:
+        UserError: the run has no gateway, is over, or the port cannot be had.
+    """
+    record = read_record(folder)
+    if not is_alive(record):
+        raise UserError(f"{folder}: its process has ended, so there is nobody to talk to; resume it first")
+    scenario = load_scenario(folder / SCENARIO_NAME, [])
+    if scenario.episode.kind != "gateway":
+        raise UserError(
+            f"{folder}: its samples are no sessions (episode.kind: {scenario.episode.kind}); start the run with "
+            "episode.kind=gateway"
+        )
+    with suppress(asyncio.CancelledError):
+        asyncio.run(_serve(folder, host, port, console))
+    return 0
+
+
+async def _serve(folder: Path, host: str, port: int, console: Console) -> None:
+    token = run_token(folder)
+    runner = web.AppRunner(FrontDoor(folder, token).app(), access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, host, port).start()
+        except OSError as error:
+            raise UserError(f"--host {host} --port {port}: cannot listen there: {error.strerror}") from None
+        url = f"http://{host}:{runner.addresses[0][1]}"
+        console.print(f"agents of {escape(folder.name)} come to  {url}", soft_wrap=True)
+        console.print(f"with the API key  {token}\n", soft_wrap=True)
+        console.print(escape(EXAMPLE.format(url=url, token=token)), soft_wrap=True)
+        await _end_of(read_record(folder))
+        console.print("the run has ended")
+    finally:
+        await runner.cleanup()
+
+
+async def _end_of(record: RunRecord) -> None:
+    """Wait for the end of the run's process, which the kernel tells."""
+    try:
+        handle = os.pidfd_open(record.pid)
+    except ProcessLookupError:
+        return
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_reader(handle, ended.set)
+    try:
+        if is_alive(record):  # asked while the handle keeps the pid from meaning another process
+            await ended.wait()
+    finally:
+        loop.remove_reader(handle)
+        os.close(handle)

@@ -1,0 +1,236 @@
+"""The front door of a run's gateways: one address for agents, whatever engines come and go.
+
+Invariants:
+
+* It keeps nothing of its own. Which engine has a session is in the session's name; where that engine is, in the run's
+  folder. So it may be started, stopped and doubled at any time.
+* A session is taken at one engine only: of those that have one, at the one with the most.
+* What passes through is passed on as it comes, streams piece by piece.
+
+| waits for | who ends it |
+|---|---|
+| an open session | the engines' gateways, asked side by side; the time that the agent gave |
+| an engine's answer | the engine's deadlines for sessions; ``FORWARD_TIMEOUT_S`` without a byte |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Final
+
+import aiohttp
+import msgspec
+from aiohttp import web
+
+from penstock.backends.episodes.api import GatewayStatus, SessionAsked, SessionTaken
+from penstock.backends.episodes.registry import read_addresses
+from penstock.backends.episodes.server import (
+    MAX_BODY_BYTES,
+    MAX_WAIT_S,
+    RequestError,
+    answer_errors,
+    check_key,
+    decoded,
+    json_response,
+)
+from penstock.messages.names import engine_name
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from penstock.backends.episodes.registry import GatewayAddress
+    from penstock.backends.episodes.server import Handler
+
+FORWARD_TIMEOUT_S: Final = 3600.0
+CONNECT_TIMEOUT_S: Final = 10.0
+LOOK_AGAIN_S: Final = 5.0
+"""After so long an engine that came meanwhile is asked as well."""
+SESSION_HEADER: Final = "X-Penstock-Session"
+_HOP_HEADERS: Final = frozenset(
+    {"connection", "keep-alive", "transfer-encoding", "content-length", "host", "te", "upgrade", "content-encoding"}
+)
+
+
+class DoorStatus(msgspec.Struct, frozen=True):
+    """``GET /status``."""
+
+    num_open: int
+    num_taken: int
+    engines: list[GatewayStatus]
+    silent: list[str]
+    """Engines that did not answer."""
+
+
+class _Named(msgspec.Struct):
+    """Of a request without a session in its path."""
+
+    user: str | None = None
+
+
+class FrontDoor:
+    """One address for all gateways of a run."""
+
+    def __init__(self, run_folder: Path, token: str) -> None:
+        self._run_folder = run_folder
+        self._token = token
+        self._client: aiohttp.ClientSession | None = None
+
+    def app(self) -> web.Application:
+        """What aiohttp serves."""
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[answer_errors, self._check_key])
+        app.cleanup_ctx.append(self._open_client)
+        app.add_routes(
+            [
+                web.post("/sessions", self._take),
+                web.get("/status", self._status),
+                web.get("/v1/models", self._models),
+                web.post("/v1/{call:chat/completions|completions}", self._answer_named),
+                web.route("*", "/sessions/{name}/{rest:.*}", self._answer),
+            ]
+        )
+        return app
+
+    async def _open_client(self, _: web.Application) -> AsyncIterator[None]:
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=FORWARD_TIMEOUT_S)
+        headers = {"Authorization": f"Bearer {self._token}"}
+        async with aiohttp.ClientSession(
+            timeout=timeout, headers=headers, auto_decompress=False, connector=aiohttp.TCPConnector(limit=0)
+        ) as self._client:
+            yield
+
+    @property
+    def _engines(self) -> aiohttp.ClientSession:
+        assert self._client is not None
+        return self._client
+
+    @web.middleware
+    async def _check_key(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        check_key(request.headers, self._token)
+        return await handler(request)
+
+    # --- sessions ---------------------------------------------------------------------------------------------
+
+    async def _take(self, request: web.Request) -> web.Response:
+        asked = decoded(await request.read() or b"{}", SessionAsked)
+        deadline_s = time.monotonic() + min(max(asked.wait_s, 0.0), MAX_WAIT_S)
+        while True:
+            left_s = max(0.0, deadline_s - time.monotonic())
+            for address in await self._with_open(min(left_s, LOOK_AGAIN_S)):
+                taken = await self._take_at(address)
+                if taken is not None:
+                    origin = str(request.url.origin())
+                    moved = msgspec.structs.replace(taken, base_url=f"{origin}/sessions/{taken.id}/v1")
+                    return json_response(moved)
+            if time.monotonic() >= deadline_s:
+                return web.Response(status=204)
+
+    async def _with_open(self, wait_s: float) -> list[GatewayAddress]:
+        """The engines that have an open session now, those with the most first; if none has, the first that gets one,
+        and those that have one by then."""
+        addresses = self._addresses()
+        if not addresses:
+            await asyncio.sleep(wait_s)  # the run has no engine yet, and its folder is all there is to look at
+            return []
+        now = await asyncio.gather(*(self._figures(address, 0.0) for address in addresses))
+        if wait_s > 0 and not any(status is not None and status.num_open for status in now):
+            waits = [asyncio.ensure_future(self._figures(address, wait_s)) for address in addresses]
+            done, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for wait in pending:
+                wait.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)
+            now = [wait.result() if wait in done else None for wait in waits]
+        found = [(s.num_open, a) for s, a in zip(now, addresses, strict=True) if s is not None and s.num_open]
+        return [address for _, address in sorted(found, key=lambda item: -item[0])]
+
+    async def _figures(self, address: GatewayAddress, wait_s: float) -> GatewayStatus | None:
+        """What an engine's gateway says of itself, when it has an open session or the time is over; None when it does
+        not answer."""
+        try:
+            url = f"{address.url}/sessions/open?wait_s={wait_s}"
+            async with asyncio.timeout(wait_s + CONNECT_TIMEOUT_S), self._engines.get(url) as reply:
+                return msgspec.json.decode(await reply.read(), type=GatewayStatus)
+        except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError):
+            await asyncio.sleep(min(wait_s, LOOK_AGAIN_S))  # its successor's address is not there yet
+            return None
+
+    async def _take_at(self, address: GatewayAddress) -> SessionTaken | None:
+        """A session of this engine, if another agent was not quicker."""
+        try:
+            async with self._engines.post(f"{address.url}/sessions", data=b'{"wait_s":0}') as reply:
+                if reply.status != 200:
+                    return None
+                return msgspec.json.decode(await reply.read(), type=SessionTaken)
+        except (aiohttp.ClientError, TimeoutError):
+            return None
+
+    # --- everything else --------------------------------------------------------------------------------------
+
+    async def _answer_named(self, request: web.Request) -> web.StreamResponse:
+        """For agents that can name a session in a header or as the user, and cannot be given another address."""
+        name = request.headers.get(SESSION_HEADER) or decoded(await request.read(), _Named).user
+        if not name:
+            raise RequestError(
+                400,
+                "no_session",
+                f"which session? POST /sessions gives one; talk to its base_url, or name it with the header "
+                f"{SESSION_HEADER} or as 'user'",
+            )
+        return await self._forward(request, name, f"v1/{request.match_info['call']}")
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        return await self._forward(request, request.match_info["name"], request.match_info["rest"])
+
+    async def _forward(self, request: web.Request, name: str, rest: str) -> web.StreamResponse:
+        address = self._address_of(name)
+        headers = {key: value for key, value in request.headers.items() if key.lower() not in _HOP_HEADERS}
+        try:
+            async with self._engines.request(
+                request.method, f"{address.url}/sessions/{name}/{rest}", data=await request.read(), headers=headers
+            ) as reply:
+                return await _passed_on(request, reply)
+        except (aiohttp.ClientConnectorError, aiohttp.ServerDisconnectedError) as error:
+            raise RequestError(
+                502, "engine_unreachable", f"{address.engine} does not answer ({error}); it may be replaced just now"
+            ) from None
+
+    def _address_of(self, name: str) -> GatewayAddress:
+        index = name.partition("-")[0]
+        engine = engine_name(int(index)) if index.isdecimal() else ""
+        found = [address for address in self._addresses() if address.engine == engine]
+        if not found:
+            raise RequestError(404, "no_such_session", f"no engine of this run has a session '{name}'")
+        return found[0]
+
+    async def _models(self, request: web.Request) -> web.StreamResponse:
+        for address in self._addresses():
+            try:
+                async with self._engines.get(f"{address.url}/v1/models") as reply:
+                    return await _passed_on(request, reply)
+            except aiohttp.ClientConnectionError:
+                continue
+        raise RequestError(503, "no_engine", "no engine of this run is up; try again soon")
+
+    async def _status(self, request: web.Request) -> web.Response:
+        addresses = self._addresses()
+        found = await asyncio.gather(*(self._figures(address, 0.0) for address in addresses))
+        engines = [status for status in found if status is not None]
+        silent = [address.engine for address, status in zip(addresses, found, strict=True) if status is None]
+        num_open, num_taken = sum(s.num_open for s in engines), sum(s.num_taken for s in engines)
+        return json_response(DoorStatus(num_open, num_taken, engines, silent))
+
+    def _addresses(self) -> list[GatewayAddress]:
+        return read_addresses(self._run_folder)
+
+
+async def _passed_on(request: web.Request, reply: aiohttp.ClientResponse) -> web.StreamResponse:
+    headers = {key: value for key, value in reply.headers.items() if key.lower() not in _HOP_HEADERS}
+    response = web.StreamResponse(status=reply.status, headers=headers)
+    await response.prepare(request)
+    try:
+        async for piece in reply.content.iter_any():
+            await response.write(piece)
+    except aiohttp.ClientPayloadError:  # the engine died in the middle: so does the stream, and the client sees it
+        request.protocol.force_close()
+    return response

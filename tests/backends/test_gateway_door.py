@@ -1,0 +1,160 @@
+"""One address in front of the gateways of two engines."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import gateway_cases as cases
+import httpx2 as httpx
+import msgspec
+import openai
+import pytest
+from aiohttp import web
+from gateway_bench import ASKED, TOOLS, WAIT_S, BenchFactory, GatewayBench, hold_conversation
+
+from penstock.backends.episodes.api import SessionTaken
+from penstock.runtime.gateway.door import SESSION_HEADER, FrontDoor
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+    from pathlib import Path
+
+
+class Door:
+    """What an agent sees."""
+
+    def __init__(self, url: str, key: str) -> None:
+        self.url, self.key = url, key
+        self.http = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=WAIT_S)
+
+    def take(self) -> SessionTaken:
+        reply = self.http.post("/sessions", json={"wait_s": WAIT_S})
+        assert reply.status_code == 200, reply.text
+        return msgspec.json.decode(reply.content, type=SessionTaken)
+
+    def client(self, base_url: str) -> openai.OpenAI:
+        return openai.OpenAI(base_url=base_url, api_key=self.key, max_retries=0, timeout=WAIT_S)
+
+
+@contextmanager
+def open_door(run_folder: Path, key: str) -> Generator[Door]:
+    """A front door on a thread of its own."""
+    loop, url = asyncio.new_event_loop(), Future[str]()
+    closing = asyncio.Event()
+
+    async def serve() -> None:
+        runner = web.AppRunner(FrontDoor(run_folder, key).app(), shutdown_timeout=1.0)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url.set_result(f"http://127.0.0.1:{runner.addresses[0][1]}")
+        await closing.wait()
+        await runner.cleanup()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
+    thread.start()
+    door = Door(url.result(WAIT_S), key)
+    yield door
+    door.http.close()
+    loop.call_soon_threadsafe(closing.set)
+    thread.join(WAIT_S)
+    loop.close()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    cases.make_model(folder)
+    return folder
+
+
+@pytest.fixture
+def factory(model: Path, tmp_path: Path) -> Iterator[BenchFactory]:
+    factory = BenchFactory(model, tmp_path)
+    yield factory
+    for bench in factory.benches:
+        bench.close()
+
+
+@pytest.fixture
+def engines(factory: BenchFactory, tmp_path: Path) -> list[GatewayBench]:
+    return [factory(f"engine/{index}", tmp_path) for index in range(2)]
+
+
+@pytest.fixture
+def door(engines: list[GatewayBench], tmp_path: Path) -> Iterator[Door]:
+    with open_door(tmp_path, engines[0].key) as opened:
+        yield opened
+
+
+def test_sessions_come_from_every_engine_and_stay_with_theirs(engines: list[GatewayBench], door: Door) -> None:
+    for index in range(2):
+        engines[0].issue(index)
+    engines[1].issue(2)
+    taken = [door.take() for _ in range(3)]
+    assert sorted(session.sample for session in taken) == ["7/0", "7/1", "7/2"]
+    for session in taken:
+        assert session.base_url.startswith(door.url)
+        hold_conversation(door.client(session.base_url))
+        assert door.http.post(f"/sessions/{session.id}/finish", json={"reward": 1}).status_code == 200
+    assert [len(engine.engine.ends) for engine in engines] == [4, 2]
+
+
+def test_the_engine_with_the_most_open_sessions_comes_first(engines: list[GatewayBench], door: Door) -> None:
+    engines[0].issue(0)
+    for index in range(1, 4):
+        engines[1].issue(index)
+    assert door.take().sample == "7/1"
+
+
+def test_an_agent_that_waits_gets_the_first_session_of_any_engine(engines: list[GatewayBench], door: Door) -> None:
+    assert door.http.post("/sessions", json={"wait_s": 0}).status_code == 204
+    got: list[SessionTaken] = []
+    agent = threading.Thread(target=lambda: got.append(door.take()))
+    agent.start()
+    engines[1].issue(5)
+    agent.join(WAIT_S)
+    assert [session.sample for session in got] == ["7/5"]
+
+
+def test_streams_pass_through_in_pieces(engines: list[GatewayBench], door: Door) -> None:
+    engines[0].issue()
+    client = door.client(door.take().base_url)
+    chunks = list(client.chat.completions.create(model="t", messages=ASKED, stream=True, max_tokens=12))
+    assert len(chunks) > 2
+    assert chunks[-1].choices[0].finish_reason in ("length", "stop")
+
+
+def test_a_session_can_be_named_by_header_or_user(engines: list[GatewayBench], door: Door) -> None:
+    engines[1].issue()
+    session = door.take()
+    plain = door.client(f"{door.url}/v1")
+    first = plain.chat.completions.create(model="t", messages=ASKED, tools=TOOLS, user=session.id)
+    again = plain.chat.completions.create(
+        model="t", messages=ASKED, tools=TOOLS, extra_headers={SESSION_HEADER: session.id}
+    )
+    assert again.choices == first.choices
+    with pytest.raises(openai.BadRequestError, match="which session"):
+        plain.chat.completions.create(model="t", messages=ASKED)
+    assert [card.id for card in plain.models.list()] == ["tiny"]
+
+
+def test_status_adds_up_the_engines_and_names_the_silent(engines: list[GatewayBench], door: Door) -> None:
+    engines[0].issue(0)
+    engines[1].issue(1)
+    door.take()
+    status = json.loads(door.http.get("/status").content)
+    assert (status["num_open"], status["num_taken"], status["silent"]) == (1, 1, [])
+    assert [engine["engine"] for engine in status["engines"]] == ["engine/0", "engine/1"]
+
+
+def test_what_is_not_there_is_said_to_be_not_there(engines: list[GatewayBench], door: Door) -> None:
+    asked = {"messages": ASKED}
+    assert door.http.post("/sessions/9-dead-beef/v1/chat/completions", json=asked).status_code == 404
+    assert door.http.post("/sessions/nonsense/finish", json={}).status_code == 404
+    assert door.http.post("/sessions/1-dead-beef/finish", json={}).status_code == 410
+    assert httpx.get(f"{door.url}/status", timeout=WAIT_S).status_code == 401

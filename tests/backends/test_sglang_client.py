@@ -12,6 +12,7 @@ import pytest
 from sglang_replay import (
     DONE,
     Answer,
+    Exchange,
     ReplayServer,
     cut_after,
     events,
@@ -391,6 +392,18 @@ def test_a_server_that_never_begins_to_answer_is_given_up_at_the_deadline() -> N
     assert server.aborted == ["r"]
 
 
+def test_a_slow_drip_does_not_put_the_deadline_off() -> None:
+    async def drip(exchange: Exchange) -> None:
+        for piece in recording("incremental_length").events:
+            for i in range(0, len(piece), 8):
+                await exchange.send(piece[i : i + 8])
+                await asyncio.sleep(0.01)
+
+    generated, server = run(generate(drip, call=call_of(deadline_s=5 * SHORT_S)))
+    assert (generated.end, generated.failure) == (EndReason.FAILED, Failure.TIMED_OUT)
+    assert server.aborted == ["r"]
+
+
 def test_cancelling_aborts_at_the_server() -> None:
     async def work() -> ReplayServer:
         async with replay(stalled(recording("incremental_length").events[0])) as server:
@@ -445,6 +458,15 @@ def test_a_full_queue_is_tried_again_when_the_server_has_forgotten_the_id() -> N
     assert generated.end is EndReason.LENGTH
     assert len(server.requests) == 2
     assert time.slept_s[0] > LINGER_S > 2.0
+
+
+def test_a_stream_that_says_busy_after_tokens_is_not_begun_anew() -> None:
+    busy = b'data: {"error": {"message": "overloaded", "code": 503}}\n\n'
+    pieces = recording("incremental_length").events[:2]
+    generated, server, time = retried(events(*pieces, busy, DONE), recorded("incremental_length"))
+    assert (generated.end, generated.failure) == (EndReason.FAILED, Failure.BUSY)
+    assert len(tokens_view(generated.tokens)) == 5
+    assert (len(server.requests), time.slept_s) == (1, [])
 
 
 def test_the_first_attempt_may_still_be_there_when_the_second_comes() -> None:
@@ -606,6 +628,17 @@ def test_a_score_of_other_tokens_is_refused(ids: list[int]) -> None:
 def test_a_score_that_fails_raises(code: int, error: type[SglangError]) -> None:
     with pytest.raises(error):
         run(score(status(code), [5, 6]))
+
+
+def test_a_score_that_is_not_answered_in_time_is_aborted() -> None:
+    async def work() -> ReplayServer:
+        async with replay(silence) as server:
+            async with generator_for(server.url) as generator:
+                with pytest.raises(TimedOut):
+                    await generator.score(pack_tokens([5, 6]), rid="s", extra_key="v1", timeout_s=SHORT_S)
+            return server
+
+    assert run(work()).aborted == ["s"]
 
 
 def test_a_score_whose_logprob_is_no_number_is_refused() -> None:

@@ -180,27 +180,11 @@ class SglangGenerator:
             ValueError: the request asks for what this server does not heed.
         """
         body = self._encoded(call)
-        begun = self._clock()
-        deadline = begun + call.deadline_s
-        retry_until = min(deadline, begun + self._retry.give_up_after_s)
-        for attempt in itertools.count():
-            reply = Assembler(incremental=self._incremental, vocab_size=self._vocab_size, stop=call.stop)
-            try:
-                return await self._attempt(call, body, reply, on_chunk, deadline)
-            except SglangError as error:
-                delay_s = self._delay_s(call.rid, attempt, error)
-                if delay_s is None or self._clock() + delay_s >= retry_until:
-                    if isinstance(error, (CutOff, TimedOut, BadReply)):
-                        self.abort_soon(call.rid)
-                    return reply.failed(error)
-                if not isinstance(error, ConnectFailed):
-                    with suppress(SglangError):
-                        await self.abort(call.rid)
-                await self._sleep(delay_s)
-            except BaseException:
-                self.abort_soon(call.rid)
-                raise
-        raise AssertionError("attempts are endless")
+        try:
+            return await self._tried(call, body, on_chunk)
+        except BaseException:
+            self.abort_soon(call.rid)
+            raise
 
     async def score(self, tokens: bytes, *, rid: str, extra_key: str, timeout_s: float) -> bytes:
         """Log-probs float32 ``[T − 1]`` of tokens ``[T]`` at temperature 1: token t+1 given tokens 0 … t. Not answered
@@ -217,7 +201,11 @@ class SglangGenerator:
         body = _Body(
             rid=rid, input_ids=ids, sampling_params=sampling, extra_key=extra_key, stream=False, logprob_start_len=0
         )
-        data = await self._http.call("POST", "/generate", _ENCODER.encode(body), timeout_s=timeout_s)
+        try:
+            data = await self._http.call("POST", "/generate", _ENCODER.encode(body), timeout_s=timeout_s)
+        except (CutOff, TimedOut, asyncio.CancelledError):
+            self.abort_soon(rid)
+            raise
         _, meta = decode_reply(data)
         if meta.finish_reason is None or meta.finish_reason.type != "length":
             raise ServerBusy(f"scoring {rid} ended as {meta.finish_reason}")
@@ -260,6 +248,26 @@ class SglangGenerator:
     async def _abort_quietly(self, rid: str) -> None:
         with suppress(SglangError):
             await self.abort(rid)
+
+    async def _tried(self, call: GenerateCall, body: bytes, on_chunk: Callable[[Chunk], None]) -> Generated:
+        """As often as is safe and there is time for."""
+        begun = self._clock()
+        deadline = begun + call.deadline_s
+        retry_until = min(deadline, begun + self._retry.give_up_after_s)
+        for attempt in itertools.count():
+            reply = Assembler(incremental=self._incremental, vocab_size=self._vocab_size, stop=call.stop)
+            try:
+                return await self._attempt(call, body, reply, on_chunk, deadline)
+            except SglangError as error:
+                delay_s = self._delay_s(call.rid, attempt, error)
+                if delay_s is None or reply.num_tokens or self._clock() + delay_s >= retry_until:
+                    if isinstance(error, (CutOff, TimedOut, BadReply)):
+                        self.abort_soon(call.rid)
+                    return reply.failed(error)
+                if not isinstance(error, ConnectFailed):
+                    await self._abort_quietly(call.rid)
+                await self._sleep(delay_s)
+        raise AssertionError("attempts are endless")
 
     async def _attempt(
         self, call: GenerateCall, body: bytes, reply: Assembler, on_chunk: Callable[[Chunk], None], deadline: float

@@ -15,9 +15,9 @@ class PromptSourceOptions(Options, frozen=True, kw_only=True):
     routing: Literal["prefix_affine", "least_loaded"] = "prefix_affine"
     """``prefix_affine``: the samples of a group go to one engine, which computes their prompt once, and to others when
     it is full. ``least_loaded``: each goes to the engine with the smallest share of its slots taken."""
-    max_load: Annotated[float, Meta(ge=1, le=16)] = 1.25
-    """Samples that an engine is given at most, relative to its slots. What is above 1 waits there, so that a slot that
-    becomes free is taken at once."""
+    max_load: Annotated[float, Meta(ge=1, le=16)] = 1.5
+    """Samples that an engine is given at most, relative to its slots. What is above 1 waits there: a slot that becomes
+    free is taken at once, and an engine whose slots are full can be given a whole group."""
     num_retries: Annotated[int, Meta(ge=0)] = 2
     """How often a sample whose generation failed is issued again before it counts as failed."""
     max_engine_losses: Annotated[int, Meta(ge=1)] = 5

@@ -23,7 +23,7 @@ class PromptSourceSettings(Value, frozen=True, kw_only=True):
     lease_timeout_s: float
     census_timeout_s: float
     routing: Routing = "prefix_affine"
-    max_load: float = 1.25
+    max_load: float = 1.5
     """Samples that an engine is given, relative to its slots."""
     salvages_responses: bool = True
     """What a lost attempt had reported is the prefix of the next one. Not so where nobody can put the other side of a

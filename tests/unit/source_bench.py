@@ -56,7 +56,7 @@ class SourceBench:
         seed: int = 7,
         salvages_responses: bool = True,
         routing: Routing = "prefix_affine",
-        max_load: float = 1.25,
+        max_load: float = 1.5,
     ) -> None:
         self.driver = drive.Driver(
             PromptSource(

@@ -1,0 +1,196 @@
+"""Which engine gets a sample: sticky, prefix-affine, least loaded, under a cap."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import actor_driver as drive
+import pytest
+from source_bench import SourceBench, keys
+
+from penstock.actors.prompt_source.routing import Cache, EngineView, Router
+from penstock.messages.commands import Send
+from penstock.messages.flow import GenerationClosed, SampleIssued
+from penstock.messages.samples import InfraError, SampleKey
+from penstock.messages.weights import ServingEngine
+
+if TYPE_CHECKING:
+    from penstock.actors.prompt_source.settings import Routing
+    from penstock.messages.commands import AnyCommand
+
+FIRST = SampleKey(0, 0)
+
+
+def counts(commands: list[AnyCommand]) -> dict[str, int]:
+    """Samples issued to each engine."""
+    return dict(Counter(send.to for send in drive.every(commands, Send) if isinstance(send.event, SampleIssued)))
+
+
+def failed_after(bench: SourceBench, engine: str, num_tokens: int, attempt: int = 0) -> list[AnyCommand]:
+    """The first sample fails at this engine when it has made so many tokens."""
+    outcome = InfraError(detail="broke")
+    return bench.hear(
+        GenerationClosed(engine=engine, key=FIRST, attempt=attempt, outcome=outcome, num_tokens=num_tokens)
+    )
+
+
+# --- prefix-affine ------------------------------------------------------------------------------------------------
+
+
+def test_a_group_that_is_larger_than_the_room_spreads_and_does_not_queue_where_others_idle() -> None:
+    bench = SourceBench(num_samples=6).started(num_engines=3, num_slots=4)
+    issued = bench.grant(1)
+    assert keys(issued, "engine/0") == [(0, 0), (0, 1), (0, 2), (0, 3)]
+    assert keys(issued, "engine/1") == [(0, 4), (0, 5)]
+
+
+def test_where_nobody_has_a_free_slot_a_group_queues_at_one_engine_up_to_the_cap() -> None:
+    bench = SourceBench(num_samples=4, max_load=2.0).started(num_engines=2, num_slots=4)
+    issued = bench.grant(5)
+    assert counts(issued) == {"engine/0": 8, "engine/1": 8}
+    for group_id in range(4):
+        [engine] = [name for name in ("engine/0", "engine/1") if (group_id, 0) in keys(issued, name)]
+        assert [key for key in keys(issued, engine) if key[0] == group_id] == [(group_id, index) for index in range(4)]
+
+
+def test_a_full_engine_is_given_a_group_when_it_has_room_for_all_of_it() -> None:
+    bench = SourceBench(num_samples=3, max_load=2.0).started(num_engines=1, num_slots=4)
+    assert len(keys(bench.grant(4))) == 6  # two more would fit, which is not a group
+    assert keys(bench.closed("engine/0", FIRST)) == [(2, 0), (2, 1), (2, 2)]
+
+
+def test_a_group_is_begun_without_room_for_all_of_it_before_a_slot_becomes_idle() -> None:
+    bench = SourceBench(num_samples=3, max_load=1.25).started(num_engines=1, num_slots=4)
+    assert keys(bench.grant(3)) == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
+    assert keys(bench.closed("engine/0", FIRST)) == [(1, 2)]
+    assert keys(bench.closed("engine/0", SampleKey(0, 1))) == [(2, 0)]
+
+
+def test_least_loaded_gives_every_sample_to_the_engine_with_the_smallest_share_taken() -> None:
+    bench = SourceBench(num_samples=6, routing="least_loaded").started(num_engines=3, num_slots=4)
+    assert counts(bench.grant(1)) == {"engine/0": 2, "engine/1": 2, "engine/2": 2}
+
+
+@pytest.mark.parametrize("routing", ["least_loaded", "prefix_affine"])
+def test_engines_of_unequal_size_are_loaded_in_proportion(routing: Routing) -> None:
+    bench = SourceBench(num_samples=4, routing=routing)
+    bench.joins("engine/0", num_slots=16)
+    bench.joins("engine/1", num_slots=64)
+    bench.joins("engine/2", num_slots=48)
+    assert counts(bench.grant(16)) == {"engine/0": 8, "engine/1": 32, "engine/2": 24}
+
+
+# --- sticky -------------------------------------------------------------------------------------------------------
+
+
+def test_a_sample_that_failed_after_some_tokens_goes_on_where_they_were_made() -> None:
+    bench = SourceBench(num_samples=1, num_retries=3).started(num_engines=3)
+    bench.grant(1)
+    bench.progressed("engine/0", FIRST, 0, drive.part((0, 5)))
+    assert keys(failed_after(bench, "engine/0", 5), "engine/0") == [(0, 0)]
+
+
+def test_a_sample_that_failed_without_a_token_goes_elsewhere_and_does_not_come_back() -> None:
+    """An engine that fails at once has the smallest load, and would be given everything."""
+    bench = SourceBench(num_samples=1, num_retries=3).started(num_engines=2)
+    bench.grant(1)
+    assert keys(failed_after(bench, "engine/0", 0), "engine/1") == [(0, 0)]
+    bench.progressed("engine/1", FIRST, 0, drive.part((0, 5)), attempt=1)
+    assert keys(failed_after(bench, "engine/1", 5, attempt=1), "engine/1") == [(0, 0)]
+    assert keys(failed_after(bench, "engine/1", 5, attempt=2), "engine/0") == [(0, 0)]
+
+
+def test_a_sample_does_not_queue_for_its_cache_where_another_engine_is_idle() -> None:
+    router = Router(is_affine=True, max_load=1.5)
+    for name, load in (("engine/0", 4), ("engine/1", 3)):
+        router.join(name, 1, load=load)
+        router.ready(name, 1, 4, 0)
+    assert chosen(router, cache=Cache("engine/0", 1)) == "engine/1"
+    router.load("engine/1", 1)
+    assert chosen(router, cache=Cache("engine/0", 1)) == "engine/0"  # it queues anywhere
+
+
+def test_a_cache_is_gone_with_its_incarnation() -> None:
+    router = Router(is_affine=True, max_load=1.5)
+    router.join("engine/0", 1, load=3)
+    router.ready("engine/0", 1, 4, 0)
+    router.join("engine/1", 1, load=0)
+    router.ready("engine/1", 1, 4, 0)
+    assert chosen(router, cache=Cache("engine/0", 1)) == "engine/0"
+    assert chosen(router, cache=Cache("engine/0", 0)) == "engine/1"
+    assert chosen(router, cache=Cache("engine/7", 1)) == "engine/1"
+
+
+def test_word_of_a_sample_that_was_lost_brings_it_back_to_the_engine_that_has_its_cache() -> None:
+    bench = SourceBench(num_samples=1).started(num_engines=2)
+    bench.grant(1)
+    bench.progressed("engine/0", FIRST, 0, drive.part((0, 5)))
+    bench.loses("filter")
+    bench.returns("filter", epoch=1)
+    assert keys(bench.answers(), "engine/0") == [(0, 0)]
+
+
+# --- every choice, against the rules word by word -----------------------------------------------------------------
+
+
+def chosen(router: Router, *, cache: Cache | None = None, group: str = "") -> str:
+    view = router.choose(min_version=0, avoids="", cache=cache, group=group, group_size=1)
+    assert view is not None
+    return view.name
+
+
+def expected(
+    views: list[EngineView], *, is_affine: bool, min_version: int, avoids: str, group: str, group_size: int
+) -> str | None:
+    """The rules, over all engines; for versions that no older sample has gone beyond."""
+    with_room = [view for view in views if view.has_room]
+    others = [view for view in with_room if view.name != avoids] or with_room
+    if not others:
+        return None
+    first = min(others, key=lambda view: (view.share, view.name))
+    if first.version < min_version and first.name != avoids:
+        serving = [view for view in others if view.version >= min_version]
+        first = min(serving, key=lambda view: (view.share, view.name), default=first)
+    own = next((view for view in views if view.name == group and is_affine and view.name != avoids), None)
+    if own is not None and (own.has_free_slot or (own.has_room and not first.has_free_slot)):
+        return own.name
+    return first.name if first.takes(group_size if is_affine and not group else 1) else None
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_has_happened_the_choice_is_that_of_the_rules(seed: int) -> None:
+    rng = random.Random(seed)
+    is_affine = rng.random() < 0.5
+    router = Router(is_affine=is_affine, max_load=rng.choice([1.0, 1.25, 2.0]))
+    names = [f"engine/{index}" for index in range(8)]
+    newest, num_choices = 0, 0
+    for step in range(400):
+        name = rng.choice(names)
+        view = router.engines.get(name)
+        match rng.randrange(8):
+            case 0 if view is None:
+                router.join(name, step, load=0)
+                router.ready(name, step, rng.choice([1, 4, 16]), 0)
+            case 1 if view is not None and rng.random() < 0.3:
+                router.lose(name)
+            case 2:
+                router.serves([ServingEngine(name, newest)])
+            case 3 | 4 if view is not None and view.load:
+                router.load(name, -1)
+            case _:
+                newest += rng.random() < 0.05
+                avoids, group = rng.choice(["", "", name]), rng.choice(["", rng.choice(names)])
+                group_size = rng.choice([1, 3, 8])
+                found = router.choose(min_version=newest, avoids=avoids, cache=None, group=group, group_size=group_size)
+                views = list(router.engines.values())
+                wanted = expected(
+                    views, is_affine=is_affine, min_version=newest, avoids=avoids, group=group, group_size=group_size
+                )
+                assert (found.name if found else None) == wanted
+                if found is not None:
+                    num_choices += 1
+                    router.load(found.name, 1)
+        router.validate({view.name: view.load for view in router.engines.values()})
+    assert num_choices > 50

@@ -15,6 +15,7 @@ Invariants:
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import torch
@@ -30,7 +31,7 @@ from penstock.backends.models.checkpoint_names import CheckpointNames
 from penstock.backends.models.terminal import quiet_transformers
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Sequence
     from pathlib import Path
 
     import numpy as np
@@ -140,10 +141,11 @@ class PackedModel:
             CheckpointError: it is not, so tokens or positions of one sequence reach the next.
         """
         last = self._probe(start=0)
-        alone = self.logprobs(pack([last]), temperature=1.0)
-        behind, behind_other = (
-            self.logprobs(pack([self._probe(start), last]), temperature=1.0)[-len(alone) :] for start in (1, 2)
-        )
+        with _experts_row_by_row(self.model):
+            alone = self.logprobs(pack([last]), temperature=1.0)
+            behind, behind_other = (
+                self.logprobs(pack([self._probe(start), last]), temperature=1.0)[-len(alone) :] for start in (1, 2)
+            )
         leak, shift = float((behind - behind_other).abs().max()), float((behind - alone).abs().mean())
         if not (leak <= LEAK_TOLERANCE and shift <= SHIFT_TOLERANCE[self.dtype]):
             raise CheckpointError(
@@ -176,6 +178,21 @@ class PackedModel:
             packed_rows=PackedRows.of(packed, self.device),
         )
         return cast("Tensor", output.logits)[0]
+
+
+@contextmanager
+def _experts_row_by_row(model: PreTrainedModel) -> Generator[None]:
+    """Experts, where the model has some, are computed in products whose shapes are the same whatever the other rows
+    are. In those of training, as many rows stand together as go to one expert, and are rounded accordingly."""
+    usual = model.get_experts_implementation()
+    if usual[""] != "grouped_mm":
+        yield
+        return
+    model.set_experts_implementation("batched_mm")
+    try:
+        yield
+    finally:
+        model.set_experts_implementation(usual)
 
 
 def _leave_files(model: PreTrainedModel) -> None:

@@ -75,6 +75,13 @@ class LiveRun:
             assert time.monotonic() < self._deadline_s, self.output
             time.sleep(0.1)  # between two looks at a file; nothing is timed by it
 
+    def await_file(self, name: str) -> None:
+        """Until this file is in the run's folder."""
+        while not list(self.parent.glob(f"*/{name}")):
+            assert self.process.poll() is None, self.output
+            assert time.monotonic() < self._deadline_s, self.output
+            time.sleep(0.1)  # between two looks at a file; nothing is timed by it
+
     def pid_of(self, actor: str) -> int:
         """The process of the newest incarnation of an actor, from the driver's log."""
         log = (self.folder / "logs" / "driver.log").read_text()

@@ -1,0 +1,237 @@
+"""What a request adds to a conversation, token for token, with templates that make it hard."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import gateway_cases as cases
+import msgspec
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from penstock.backends.data.chat import ChatTemplate
+from penstock.backends.data.tokenizer import TextTokenizer
+from penstock.backends.episodes.api import ChatMessage, FunctionCall, ToolCall
+from penstock.backends.episodes.dialogue import ChatDialogue, ConversationError, MalformedError, TextDialogue
+from penstock.backends.episodes.stops import StopWatch, before_stop, settled_text
+from penstock.backends.episodes.tool_calls import ParsedCall, parse_tool_calls
+from penstock.backends.models.make import END_ID, END_TOKEN, PAD_TOKEN, character_tokenizer
+from penstock.messages.arrays import pack_floats, pack_tokens
+from penstock.messages.samples import Part, VersionSpan
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PLAIN_TEMPLATE = """\
+{%- for m in messages %}{{ m.role }}: {{ m.content }}{% if m.role == 'assistant' %}<eos>{% endif %}{{ '\\n' }}
+{%- endfor %}{% if add_generation_prompt %}assistant: {% endif %}"""
+"""For the tokenizer of the models that are made on the spot."""
+LLAMA_TEMPLATE = """\
+{{- '<|endoftext|>' }}
+{%- for m in messages %}
+    {{- '<|im_start|>' + m.role + '\\n\\n' }}
+    {%- if m.tool_calls %}
+        {{- '{"name": "' + m.tool_calls[0].function.name + '", "parameters": ' }}
+        {{- m.tool_calls[0].function.arguments | tojson }}{{- '}' }}
+    {%- else %}{{- m.content | trim }}{%- endif %}
+    {{- '<|im_end|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n\\n' }}{%- endif %}"""
+"""Of Llama's kind: the content of a message with calls is left out, and nothing but the end token follows a turn."""
+USER = ChatMessage("user", "What is 6 times 7?")
+CALL = ToolCall("call-1", FunctionCall("multiply", '{"a": 6, "b": 7}'))
+
+
+class Case:
+    """A dialogue and the tokenizer under it."""
+
+    def __init__(self, folder: Path, template: str | None = None) -> None:
+        if not (folder / "tokenizer.json").exists():
+            cases.make_tokenizer(folder)
+        if template is not None:
+            (folder / "chat_template.jinja").write_text(template)
+        self.template = ChatTemplate(folder)
+        self.tokenizer = TextTokenizer(folder)
+        self.dialogue = ChatDialogue(self.template, self.tokenizer)
+
+    def text(self, ids: list[int]) -> str:
+        """With special tokens by name."""
+        texts = [self.tokenizer.decode([i]) for i in ids]
+        return "".join(text or self.tokenizer.token_text(i) for text, i in zip(texts, ids, strict=True))
+
+    def ask(self, messages: list[ChatMessage], tools: list[Any] | None = None) -> str:
+        ids = self.dialogue.tokens_for(messages, tools or [])
+        self.dialogue.asked(messages, tools or [])
+        return self.text(ids)
+
+    def answer(self, content: str | None, *calls: ToolCall, end: str | None = "<|im_end|>") -> ChatMessage:
+        message = ChatMessage("assistant", content, list(calls) or None)
+        self.dialogue.replied(message, None if end is None else self.tokenizer.token_id(end))
+        return message
+
+
+@pytest.fixture
+def case(tmp_path: Path) -> Case:
+    return Case(tmp_path)
+
+
+def test_a_first_request_is_rendered_as_a_whole(case: Case) -> None:
+    messages: list[Any] = [{"role": "user", "content": USER.content}]
+    assert case.ask([USER], [cases.MULTIPLY]) == case.template.render_messages(messages, [cases.MULTIPLY])
+
+
+@pytest.mark.parametrize(
+    ("end", "closing"),
+    [("<|im_end|>", "\n"), (None, "<|im_end|>\n"), ("<|endoftext|>", "<|im_end|>\n")],
+    ids=["ended", "cut off", "ended otherwise"],
+)
+def test_a_turn_is_closed_exactly_once(case: Case, end: str | None, closing: str) -> None:
+    case.ask([USER])
+    reply = case.answer("42", end=end)
+    added = case.ask([USER, reply, ChatMessage("user", "Why?")])
+    assert added == f"{closing}<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_thoughts_stay_in_the_tokens_although_the_template_drops_them_from_earlier_turns(case: Case) -> None:
+    case.ask([USER])
+    reply = case.answer("<think>\nSix sevens.\n</think>\n\n42")
+    added = case.ask([USER, reply, ChatMessage("user", "Why?")])
+    assert added == "\n<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_results_of_several_calls_become_one_turn(case: Case) -> None:
+    second = ToolCall("call-2", FunctionCall("add", "{}"))
+    case.ask([USER], [cases.MULTIPLY])
+    reply = case.answer("Let me see.", CALL, second)
+    results = [ChatMessage("tool", text, tool_call_id=f"call-{i}") for i, text in ((1, "42"), (2, "0"))]
+    added = case.ask([USER, reply, *results], [cases.MULTIPLY])
+    assert added == (
+        "\n<|im_start|>user\n<tool_response>\n42\n</tool_response>\n<tool_response>\n0\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+def test_a_template_that_leaves_out_the_content_beside_calls_is_followed_too(tmp_path: Path) -> None:
+    case = Case(tmp_path, LLAMA_TEMPLATE)
+    case.ask([USER])
+    reply = case.answer("", CALL)
+    result = ChatMessage("tool", "42", tool_call_id="call-1")
+    assert case.ask([USER, reply, result]) == (
+        "<|im_start|>tool\n\n42<|im_end|><|im_start|>assistant\n\n"
+    )
+
+
+def test_the_tokenizer_of_a_made_model_goes_through_two_turns(tmp_path: Path) -> None:
+    fast = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=character_tokenizer(), pad_token=PAD_TOKEN, eos_token=END_TOKEN
+    )
+    fast.chat_template = PLAIN_TEMPLATE
+    fast.save_pretrained(str(tmp_path))
+    case = Case(tmp_path)
+    first = ChatMessage("user", "6*7?")
+    ids = case.dialogue.tokens_for([first], [])
+    case.dialogue.asked([first], [])
+    assert case.tokenizer.decode(ids) == "user: 6*7?\nassistant: "
+    case.dialogue.replied(ChatMessage("assistant", "42"), END_ID)
+    added = case.dialogue.tokens_for([first, ChatMessage("assistant", "42"), ChatMessage("user", "+1?")], [])
+    assert END_ID not in added
+    assert case.tokenizer.decode(added) == "\nuser: +1?\nassistant: "
+    case.dialogue.replied(ChatMessage("assistant", "42"), None)
+    assert case.dialogue.tokens_for([first, ChatMessage("assistant", "42"), ChatMessage("user", "+1?")], []) == [
+        END_ID,
+        *added,
+    ]
+
+
+def test_clients_may_spell_the_last_answer_in_their_own_way(case: Case) -> None:
+    case.ask([USER], [cases.MULTIPLY])
+    case.answer("\nLet me see. ", CALL)
+    spelt = ToolCall("call-1", FunctionCall("multiply", '{"b":7,"a":6}'))
+    result = ChatMessage("tool", "42", tool_call_id="call-1")
+    for content in ("Let me see.", None, ""):
+        assert case.dialogue.tokens_for(
+            [USER, ChatMessage("assistant", content, [spelt]), result], [cases.MULTIPLY]
+        )
+
+
+def test_a_template_that_refuses_is_an_error_of_the_request(tmp_path: Path) -> None:
+    case = Case(tmp_path, "{{ raise_exception('no system role') }}")
+    with pytest.raises(MalformedError, match="no system role"):
+        case.ask([USER])
+
+
+def test_pictures_are_refused_by_name(case: Case) -> None:
+    message = json.dumps({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]})
+    with pytest.raises(MalformedError, match="image_url"):
+        case.ask([msgspec.json.decode(message, type=ChatMessage)])
+
+
+def test_the_assistant_cannot_be_asked_after_itself(case: Case) -> None:
+    with pytest.raises(MalformedError, match="assistant"):
+        case.ask([USER, ChatMessage("assistant", "42")])
+
+
+def test_token_prompts_go_on_from_the_tokens(case: Case) -> None:
+    dialogue = TextDialogue(case.tokenizer, "abc", [1, 2])
+    assert dialogue.tokens_for("abc", []) == [1, 2]
+    assert dialogue.tokens_for([5, 6], []) == [5, 6]
+    dialogue.replied([5, 6], "x")
+    assert dialogue.tokens_for([5, 6, 7, 8], [5, 6, 7]) == [8]
+    with pytest.raises(ConversationError):
+        dialogue.tokens_for([5, 7], [5, 6, 7])
+
+
+# --- tool calls and stop strings ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        ("plain", "plain", ()),
+        ('<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>', "", (ParsedCall("f", '{"x":1}'),)),
+        (
+            'a <tool_call>{"name":"f","arguments":{}}</tool_call><tool_call>{"name":"g","arguments":{}}</tool_call>',
+            "a ",
+            (ParsedCall("f", "{}"), ParsedCall("g", "{}")),
+        ),
+        ('<tool_call>{"name": "f", "arguments": {"x": 1}</tool_call>', None, ()),
+        ('<tool_call>{"name": "f", "arguments": "x"}</tool_call>', None, ()),
+        ('<tool_call>{"name": "", "arguments": {}}</tool_call>', None, ()),
+        ('<tool_call>{"name": "f", "arguments": {}}', None, ()),
+        ("<tool_call>[]</tool_call>", None, ()),
+    ],
+)
+def test_hermes_calls_are_taken_out_and_malformed_ones_stay(
+    text: str, content: str | None, calls: tuple[ParsedCall, ...]
+) -> None:
+    assert parse_tool_calls(text, "hermes") == (text if content is None else content, calls)
+
+
+def test_a_whole_response_can_be_one_call() -> None:
+    text = ' {"name": "f", "parameters": {"x": 1}}\n'
+    assert parse_tool_calls(text, "json") == ("", (ParsedCall("f", '{"x":1}'),))
+    assert parse_tool_calls(text, "none") == (text, ())
+    assert parse_tool_calls(f"well, {text}", "json").calls == ()
+
+
+def test_a_stop_string_is_found_at_the_token_that_completes_it(case: Case) -> None:
+    (ids,) = case.tokenizer.encode(["What is 6 times 7? multiply it"], special=False)
+    assert isinstance(ids, list)
+    for size in (1, 3, len(ids)):
+        watch = StopWatch(["multi"], case.tokenizer)
+        found = [n for i in range(0, len(ids), size) if (n := watch(part(ids[i : i + size]))) is not None]
+        assert "multi" in case.tokenizer.decode(ids[: found[0]])
+        assert "multi" not in case.tokenizer.decode(ids[: found[0] - 1])
+
+
+def part(ids: list[int]) -> Part:
+    return Part(tokens=pack_tokens(ids), logprobs=pack_floats([0.0] * len(ids)), spans=(VersionSpan(0, len(ids)),))
+
+
+def test_streamed_text_holds_back_what_may_become_a_call_or_a_stop() -> None:
+    assert settled_text("see <tool", ["<tool_call>"]) == "see "
+    assert settled_text("see <tools>", ["<tool_call>"]) == "see <tools>"
+    assert settled_text("see <tool_call>{", ["<tool_call>"]) == "see "
+    assert settled_text("half a \ufffd", []) == "half a "
+    assert before_stop("a END b", ["END", "b"]) == "a "

@@ -1,0 +1,164 @@
+"""A real run whose samples are sessions: the agent of the documentation and one of a framework play them through
+``penstock gateway``, and what they played is trained."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import httpx2 as httpx
+import pyarrow.parquet as pq
+import pytest
+from live_run import LiveRun
+from pydantic_ai import Agent
+from pydantic_ai.exceptions import AgentRunError
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.openai import OpenAIProvider
+
+from penstock.backends.data.tokenizer import TextTokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HOUSE = Path(__file__).parents[2]
+sys.path.insert(0, str(HOUSE / "tests" / "backends"))  # the model that knows its part
+
+import gateway_cases as cases  # noqa: E402
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+NUM_STEPS = 3
+
+
+def multiply(a: int, b: int) -> int:
+    """Multiply two numbers."""
+    return a * b
+
+
+class FrameworkAgent:
+    """pydantic-ai on a thread, session after session."""
+
+    def __init__(self, url: str, key: str) -> None:
+        self.http = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=120)
+        self.key = key
+        self.played: list[str] = []
+        """Samples that it brought to their end."""
+        self.thread = threading.Thread(target=self.work)
+        self.thread.start()
+
+    def work(self) -> None:
+        try:
+            while (reply := self.http.post("/sessions", json={"wait_s": 60})).status_code in (200, 204):
+                if reply.status_code == 200:
+                    self.play(cast("dict[str, Any]", reply.json()))
+        except httpx.TransportError:
+            return  # the run is over, and so is the front door
+
+    def play(self, session: dict[str, Any]) -> None:
+        provider = OpenAIProvider(base_url=session["base_url"], api_key=self.key)
+        agent = Agent(OpenAIChatModel(session["model"], provider=provider), tools=[multiply], retries=0)
+        try:
+            result = agent.run_sync(session["messages"][0]["content"])
+            end: dict[str, object] = {"reward": float("42" in result.output), "metadata": {"by": "pydantic-ai"}}
+        except AgentRunError as error:
+            end = {"outcome": "infra_error", "detail": str(error)}
+        reply = self.http.post(f"/sessions/{session['id']}/finish", json=end)
+        if reply.status_code == 200 and "reward" in end:
+            self.played.append(session["sample"])
+
+
+@pytest.fixture
+def door_of() -> Iterator[Any]:
+    """Starts ``penstock gateway`` for a run; its address and key as it prints them."""
+    doors: list[subprocess.Popen[str]] = []
+
+    def open_door(folder: Path) -> tuple[str, str]:
+        command = [sys.executable, "-m", "penstock.runtime.cli", "gateway", str(folder), "--port", "0"]
+        door = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        doors.append(door)
+        assert door.stdout is not None
+        lines = [door.stdout.readline() for _ in range(2)]
+        url, key = re.search(r"(http://\S+)", lines[0]), re.search(r"(penstock-\S+)", lines[1])
+        assert url, lines
+        assert key, lines
+        return url[1], key[1]
+
+    yield open_door
+    for door in doors:
+        output = door.communicate(timeout=60)[0]
+        assert door.returncode == 0, output
+        assert "the run has ended" in output
+
+
+def agent_of_the_documentation(folder: Path) -> Path:
+    page = (HOUSE / "docs" / "gateway.md").read_text()
+    code = re.search(r"```python\n(# agent\.py.*?)```", page, re.DOTALL)
+    assert code is not None
+    file = folder / "agent.py"
+    file.write_text(code[1])
+    return file
+
+
+def test_what_agents_play_is_trained_token_for_token(tmp_path: Path, door_of: Any) -> None:  # noqa: ANN401
+    model, rows, parent = tmp_path / "model", tmp_path / "tasks.jsonl", tmp_path / "runs"
+    model.mkdir()
+    parent.mkdir()
+    cases.make_model(model)
+    rows.write_text("".join(json.dumps({"prompt": cases.QUESTION, "label": "42"}) + "\n" for _ in range(16)))
+    overrides = (
+        f"model.path={model}",
+        f"data.path={rows}",
+        "model.max_context=512",
+        "sampling.max_response_tokens=64",
+        "sampling.samples_per_group=2",
+        "filter.drop_zero_spread=false",
+        "engines.slots=4",
+        "engines.count=2",
+        "learner.groups_per_batch=2",
+        f"run.num_steps={NUM_STEPS}",
+        "run.keep_samples=true",
+    )
+    with LiveRun("gateway_tools.yaml", parent, overrides) as run:
+        run.await_file("gateway/token")
+        url, key = door_of(run.folder)
+        command = [sys.executable, str(agent_of_the_documentation(tmp_path)), url, key]
+        documented = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        framework = FrameworkAgent(url, key)
+        summary = run.finish()
+        folder = run.folder
+    framework.thread.join(120)
+    output = documented.communicate(timeout=120)[0]
+    assert documented.returncode == 0, output
+    assert "the run is over" in output
+    assert framework.played
+    assert summary.num_steps == NUM_STEPS
+    check_samples(folder, model, set(framework.played))
+    audit = [sys.executable, "-m", "penstock.runtime.cli", "audit", str(folder)]
+    assert subprocess.run(audit, capture_output=True, timeout=60, check=False).returncode == 0
+
+
+def check_samples(folder: Path, model: Path, by_framework: set[str]) -> None:
+    """Every trained sample is a conversation: the model's tokens are trained, the tool's are masked."""
+    tokenizer = TextTokenizer(model)
+    files = sorted((folder / "samples").glob("*.parquet"))
+    trained = cast("list[dict[str, Any]]", [row for file in files for row in pq.read_table(file).to_pylist()])
+    assert len(trained) == NUM_STEPS * 4
+    whole = [row for row in trained if row["loss_mask"] is not None]
+    assert whole, "no conversation of two turns was trained"
+    assert by_framework & {f"{row['group_id']}/{row['sample_index']}" for row in whole}
+    for row in whole:
+        pairs = list(zip(row["response_tokens"], row["logprobs"], row["loss_mask"], strict=True))
+        own = tokenizer.decode([token for token, _, mask in pairs if mask])
+        foreign = tokenizer.decode([token for token, _, mask in pairs if not mask])
+        assert "<tool_response>" in foreign
+        assert "<tool_response>" not in own
+        assert {logprob for _, logprob, mask in pairs if not mask} == {0.0}
+        assert all(logprob < 0 for _, logprob, mask in pairs if mask)
+        assert row["part_contexts"] is not None, "tools stand in the context, and not in the dataset's prompt"
+        assert sum(span["num_tokens"] for span in row["spans"]) == len(pairs)
+    right = [row for row in whole if row["reward"] == 1.0]
+    assert right, "the model knows its part by heart"

@@ -10,7 +10,8 @@ Two kinds:
   descriptor, which the server cannot receive, and it ends for that.
 * By handle: the payload names memory of this process's GPU (CUDA IPC), for a server on the same machine. The device
   is named by its UUID, because the two processes may number devices differently. Each rank needs a payload of its own:
-  torch counts references per payload. The memory has to stay until the server has answered.
+  torch counts references per payload, and by them keeps the memory until the server has let go of it, also beyond a
+  release.
 """
 
 # torch's reductions and ForkingPickler are typed in part only:

@@ -280,7 +280,9 @@ class WeightService:
         if group is None or group.has_ended:
             story = "" if group is None else f": {group.story}"
             raise WeightFetchError(f"there is no process group {request.group}, or it has ended{story}")
-        group.broadcast(self._shelf.find(request.publish), request, answer)
+        snapshot = self._shelf.find(request.publish)
+        snapshot.slice(request.start, request.size_bytes)  # refused here, it does not break the group
+        group.broadcast(snapshot, request, answer)
         if group.has_ended:  # in between, and perhaps without having seen this request
             answer(Refused(story=f"the process group {request.group} has ended: {group.story}"))
 

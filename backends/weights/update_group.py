@@ -57,7 +57,7 @@ Answer = Callable[["AnyReply"], None]
 MAX_UNDER_WAY: Final = 2
 """Broadcasts at once: while one is sent the next is brought to the device."""
 GLOO_INTERFACE: Final = "GLOO_SOCKET_IFNAME"
-NCCL_ERROR_HANDLING: Final = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+NCCL_WATCHDOGS: Final = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING")
 
 _environment_lock: Final = threading.Lock()
 
@@ -170,6 +170,7 @@ class UpdateGroup:
             return dist.ProcessGroupGloo(keys, 0, join.num_ranks + 1, options)
         torch.cuda.set_device(self._device)
         options = dist.ProcessGroupNCCL.Options()
+        options.global_ranks_in_group = []
         options._timeout = self._timeout
         with _errors_do_not_end_the_process():
             return dist.ProcessGroupNCCL(keys, 0, join.num_ranks + 1, options)
@@ -250,18 +251,19 @@ def _gloo_device(host: str) -> Any:  # noqa: ANN401 - see above
 
 @contextlib.contextmanager
 def _errors_do_not_end_the_process() -> Generator[None]:
-    """By default a watchdog of torch ends the whole process when an NCCL operation fails or takes too long: the learner
-    would die with a server. The constructor reads this."""
+    """By default watchdogs of torch end the whole process when an NCCL operation fails or takes too long: the learner
+    would die with a server. The constructor reads these."""
     with _environment_lock:
-        before = os.environ.get(NCCL_ERROR_HANDLING)
-        os.environ[NCCL_ERROR_HANDLING] = "0"
+        before = {name: os.environ.get(name) for name in NCCL_WATCHDOGS}
+        os.environ.update(dict.fromkeys(NCCL_WATCHDOGS, "0"))
         try:
             yield
         finally:
-            if before is None:
-                del os.environ[NCCL_ERROR_HANDLING]
-            else:
-                os.environ[NCCL_ERROR_HANDLING] = before
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
 
 
 def _first_line(error: BaseException) -> str:

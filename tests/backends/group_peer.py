@@ -1,8 +1,9 @@
 """The other end of a process group, joined as SGLang joins one; a process of its own, run by the tests.
 
-    python group_peer.py ADDRESS PORT GROUP RANK WORLD_SIZE SIZE_BYTES...
+    python group_peer.py GROUP RANK WORLD_SIZE SIZE_BYTES...
 
-It receives one broadcast for each size, prints its SHA-256 as a line, and waits on its standard input between any two.
+It says ``ready``, reads ``ADDRESS PORT`` and joins. Then it receives one broadcast for each size and prints its SHA-256
+as a line, each after a line on its standard input.
 """
 
 # pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -22,8 +23,10 @@ TIMEOUT = timedelta(seconds=60)
 
 
 def main() -> None:
-    address, port, group = sys.argv[1], sys.argv[2], sys.argv[3]
-    rank, world_size, *sizes = (int(word) for word in sys.argv[4:])
+    group = sys.argv[1]
+    rank, world_size, *sizes = (int(word) for word in sys.argv[2:])
+    print("ready", flush=True)
+    address, port = sys.stdin.readline().split()
     store, rank, world_size = next(rendezvous(f"tcp://{address}:{port}", rank, world_size, timeout=TIMEOUT))
     store.set_timeout(TIMEOUT)
     made, _ = c10d._new_process_group_helper(

@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import logging
 import uuid
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -44,6 +45,8 @@ FLATTENED: Final = "flattened_bucket"
 MAX_BY_VALUE_BYTES: Final = 64 << 20
 """Of a bucket in the body of a call, where it is base64 in JSON and held several times."""
 CLEAN_UP_S: Final = 5.0
+
+_log: Final = logging.getLogger(__name__)
 
 
 class PushError(RuntimeError):
@@ -138,7 +141,8 @@ class ServerGroup:
         await self.leave()
         ranks = self._ranks
         backend: GroupBackend = "nccl" if ranks.device == "cuda" and source.device == "cuda" else "gloo"
-        check_libraries(source.libraries, ranks.libraries, backend)
+        if story := check_libraries(source.libraries, ranks.libraries, backend):
+            _log.info("%s: %s", ranks.engine, story)
         name = f"penstock-{uuid.uuid4().hex[:16]}"
         joining = await source.join(
             name, engine=ranks.engine, num_ranks=ranks.tp_size, backend=backend, timeout_s=timeout_s

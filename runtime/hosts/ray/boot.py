@@ -51,9 +51,10 @@ class Wiring(Protocol):
         epoch: int,
         timers: Timers,
         store: LedgerStore | None,
+        host: str,
     ) -> Backend[Any] | None:
         """What carries out its commands, not started yet; None when it has none. Simulated ones run on ``timers``, that
-        of the Buffer reads ``store``."""
+        of the Buffer reads ``store``, and one that others call by itself listens at ``host``."""
         ...
 
     def hears(self, name: str, /) -> frozenset[type[Event]]:

@@ -141,7 +141,7 @@ class ActorLoop:
             self._store.claim(boot.epoch)  # from here on nobody else adds to what is read next
             self._machine = wiring.build_machine(boot.name, plan, epoch=boot.epoch, records=self._store.entries())
         self._backend: Backend[Any] | None = wiring.open_backend(
-            boot.name, plan, epoch=boot.epoch, timers=self._timers, store=self._store
+            boot.name, plan, epoch=boot.epoch, timers=self._timers, store=self._store, host=links.host
         )
         is_accounted = boot.name == LEARNER or is_engine(boot.name)
         self._accounted = cast("Accounted", self._machine) if is_accounted else None

@@ -207,17 +207,14 @@ class BenchFactory:
         self.benches: list[GatewayBench] = []
 
     def __call__(
-        self,
-        engine: str = "engine/0",
-        folder: Path | None = None,
-        **options: Any,  # noqa: ANN401
+        self, engine: str = "engine/0", folder: Path | None = None, options: dict[str, Any] | None = None
     ) -> GatewayBench:
         """``options``: of the scenario's ``episode:`` block."""
         data = DataOptions(path="rows.jsonl", metadata_keys=("level", "label"))
         if folder is None:
             folder = self.folder / str(len(self.benches))
             folder.mkdir()
-        bench = GatewayBench(self.model, folder, EpisodeOptions(kind="gateway", **options), data, engine)
+        bench = GatewayBench(self.model, folder, EpisodeOptions(kind="gateway", **(options or {})), data, engine)
         self.benches.append(bench)
         bench.serve(0)
         return bench

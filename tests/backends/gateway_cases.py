@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
@@ -22,9 +23,9 @@ from penstock.backends.models.terminal import quiet_transformers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 CONTEXT: Final = 1024
+MAX_LOSS: Final = 0.02
 QUESTION: Final = "What is 6 times 7?"
 CALL: Final = '<tool_call>\n{"name": "multiply", "arguments": {"a": 6, "b": 7}}\n</tool_call>'
 TOOL_RESULT: Final = "42"
@@ -100,8 +101,8 @@ TEMPLATE: Final = """\
     {{- '<|im_start|>assistant\\n' }}
 {%- endif %}
 """
-"""With what makes Qwen's templates hard: thoughts of earlier turns vanish, an empty one appears at the end, tool messages
-in a row become one turn of the user."""
+"""With what makes Qwen's templates hard: thoughts of earlier turns vanish, an empty one appears at the end, results
+of tools in a row become one turn of the user."""
 WORDS: Final = "Use the tools. Be brief. You are kind! Answer; number type string description object title"
 SPECIAL: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TAGS: Final = ("<tool_call>", "</tool_call>", "<think>", "</think>")
@@ -162,7 +163,7 @@ def make_model(folder: Path, *, num_steps: int = 300, num_threads: int = 1) -> N
 def _learn(model: Qwen3ForCausalLM, tokenizer: Any, num_steps: int) -> None:  # noqa: ANN401 - transformers' own
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=4e-3, total_steps=num_steps)
-    conversations = _conversations(tokenizer)
+    conversations, last_loss = _conversations(tokenizer), 0.0
     for _ in range(num_steps):
         rows = [next(conversations) for _ in range(2)]
         length = max(len(ids) for ids, _ in rows)
@@ -179,7 +180,8 @@ def _learn(model: Qwen3ForCausalLM, tokenizer: Any, num_steps: int) -> None:  # 
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
-    sys.stderr.write(f"the loss is {loss.item():.2g}\n")
+        last_loss = loss.item()
+    assert last_loss < MAX_LOSS, f"it has not learned its part: the loss is {last_loss:.2g}"
 
 
 def _conversations(tokenizer: Any) -> Iterator[tuple[list[int], list[bool]]]:  # noqa: ANN401
@@ -208,3 +210,7 @@ def _conversations(tokenizer: Any) -> Iterator[tuple[list[int], list[bool]]]:  #
             ids += new
             learned += [is_own] * len(new)
         yield ids, learned
+
+
+if __name__ == "__main__":
+    make_model(Path(sys.argv[1]))

@@ -1,5 +1,8 @@
 """What a request adds to a conversation, token for token, with templates that make it hard."""
 
+# transformers is typed in part only:
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import json
@@ -117,9 +120,7 @@ def test_a_template_that_leaves_out_the_content_beside_calls_is_followed_too(tmp
     case.ask([USER])
     reply = case.answer("", CALL)
     result = ChatMessage("tool", "42", tool_call_id="call-1")
-    assert case.ask([USER, reply, result]) == (
-        "<|im_start|>tool\n\n42<|im_end|><|im_start|>assistant\n\n"
-    )
+    assert case.ask([USER, reply, result]) == ("<|im_start|>tool\n\n42<|im_end|><|im_start|>assistant\n\n")
 
 
 def test_the_tokenizer_of_a_made_model_goes_through_two_turns(tmp_path: Path) -> None:
@@ -150,9 +151,7 @@ def test_clients_may_spell_the_last_answer_in_their_own_way(case: Case) -> None:
     spelt = ToolCall("call-1", FunctionCall("multiply", '{"b":7,"a":6}'))
     result = ChatMessage("tool", "42", tool_call_id="call-1")
     for content in ("Let me see.", None, ""):
-        assert case.dialogue.tokens_for(
-            [USER, ChatMessage("assistant", content, [spelt]), result], [cases.MULTIPLY]
-        )
+        assert case.dialogue.tokens_for([USER, ChatMessage("assistant", content, [spelt]), result], [cases.MULTIPLY])
 
 
 def test_a_template_that_refuses_is_an_error_of_the_request(tmp_path: Path) -> None:

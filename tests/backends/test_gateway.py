@@ -1,5 +1,8 @@
 """The gateway with the embedded engine behind it and the official OpenAI client in front of it."""
 
+# transformers is typed in part only:
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import json
@@ -182,10 +185,14 @@ EDITS: dict[str, Callable[[list[Any]], list[Any]]] = {
 }
 
 
+def _as_dict(message: Any) -> dict[str, Any]:  # noqa: ANN401 - ours or the client's
+    return cast("dict[str, Any]", message if isinstance(message, dict) else message.to_dict())
+
+
 @pytest.mark.parametrize("edit", EDITS)
 def test_a_conversation_that_was_changed_is_refused_and_can_go_on_as_it_was(bench: GatewayBench, edit: str) -> None:
     taken, client = bench.begin()
-    messages = [m if isinstance(m, dict) else m.to_dict() for m in hold_conversation(client)]
+    messages: list[Any] = [_as_dict(m) for m in hold_conversation(client)]
     with pytest.raises(openai.ConflictError, match="a session is one conversation") as refused:
         client.chat.completions.create(model="t", messages=EDITS[edit](messages), tools=TOOLS)
     assert refused.value.response.headers["x-should-retry"] == "false"
@@ -306,7 +313,7 @@ def test_an_aborted_session_is_gone_for_its_agent(bench: GatewayBench) -> None:
 
 @pytest.mark.parametrize("limit", ["take_timeout_s", "idle_timeout_s", "timeout_s"])
 def test_an_abandoned_session_is_an_infra_error_and_earns_nothing(open_bench: BenchFactory, limit: str) -> None:
-    bench = open_bench(**{limit: 0.2})
+    bench = open_bench(options={limit: 0.2})
     bench.issue()
     if limit != "take_timeout_s":
         bench.take()
@@ -318,7 +325,7 @@ def test_an_abandoned_session_is_an_infra_error_and_earns_nothing(open_bench: Be
 
 
 def test_a_session_at_its_last_turn_is_truncated_and_not_thrown_away(open_bench: BenchFactory) -> None:
-    bench = open_bench(max_turns=1)
+    bench = open_bench(options={"max_turns": 1})
     taken, client = bench.begin()
     first = client.chat.completions.create(model="t", messages=ASKED, tools=TOOLS)
     call = (first.choices[0].message.tool_calls or [])[0]

@@ -1,6 +1,9 @@
 """A real run whose samples are sessions: the agent of the documentation and one of a framework play them through
 ``penstock gateway``, and what they played is trained."""
 
+# pyarrow is typed in part only:
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import json
@@ -26,9 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HOUSE = Path(__file__).parents[2]
-sys.path.insert(0, str(HOUSE / "tests" / "backends"))  # the model that knows its part
-
-import gateway_cases as cases  # noqa: E402
+MAKES_MODEL = HOUSE / "tests" / "backends" / "gateway_cases.py"
+"""Run with a folder it writes a model that knows this conversation by heart."""
+QUESTION = "What is 6 times 7?"
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 NUM_STEPS = 3
@@ -107,8 +110,8 @@ def test_what_agents_play_is_trained_token_for_token(tmp_path: Path, door_of: An
     model, rows, parent = tmp_path / "model", tmp_path / "tasks.jsonl", tmp_path / "runs"
     model.mkdir()
     parent.mkdir()
-    cases.make_model(model)
-    rows.write_text("".join(json.dumps({"prompt": cases.QUESTION, "label": "42"}) + "\n" for _ in range(16)))
+    subprocess.run([sys.executable, str(MAKES_MODEL), str(model)], check=True, timeout=200)
+    rows.write_text("".join(json.dumps({"prompt": QUESTION, "label": "42"}) + "\n" for _ in range(16)))
     overrides = (
         f"model.path={model}",
         f"data.path={rows}",
@@ -145,7 +148,7 @@ def check_samples(folder: Path, model: Path, by_framework: set[str]) -> None:
     """Every trained sample is a conversation: the model's tokens are trained, the tool's are masked."""
     tokenizer = TextTokenizer(model)
     files = sorted((folder / "samples").glob("*.parquet"))
-    trained = cast("list[dict[str, Any]]", [row for file in files for row in pq.read_table(file).to_pylist()])
+    trained = [row for file in files for row in cast("list[dict[str, Any]]", pq.read_table(file).to_pylist())]
     assert len(trained) == NUM_STEPS * 4
     whole = [row for row in trained if row["loss_mask"] is not None]
     assert whole, "no conversation of two turns was trained"

@@ -1,0 +1,55 @@
+"""How the ``episode:`` block has to fit the others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from penstock.runtime.errors import ScenarioError
+from penstock.runtime.scenario import load_scenario
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BASE = """\
+run: {name: r}
+data: {path: "lines:100"}
+model: {make: xs}
+episode: {kind: gateway}
+"""
+
+
+def load(tmp_path: Path, *overrides: str) -> None:
+    file = tmp_path / "scenario.yaml"
+    file.write_text(BASE)
+    load_scenario(file, overrides)
+
+
+def test_the_defaults_fit_each_other_under_every_policy(tmp_path: Path) -> None:
+    for policy in ("sync", "one_step_off", "fully_async"):
+        load(tmp_path, f"staleness.policy={policy}")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("engines.backend=simulated", "learner.backend=simulated"), r"episode\.kind.*no model to talk to"),
+        (("episode.host=nowhere",), r"episode\.host.*found 'nowhere'"),
+        (("episode.idle_timeout_s=400",), r"prompt_source\.lease_timeout_s.*640 s without a token"),
+        (("staleness.policy=sync", "episode.timeout_s=3500"), r"weights\.drain_timeout_s.*up to 3740 s"),
+    ],
+)
+def test_a_block_that_does_not_fit_is_refused_with_the_key_to_change(
+    tmp_path: Path, overrides: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(ScenarioError, match=message):
+        load(tmp_path, *overrides)
+
+
+def test_a_long_session_is_no_matter_where_nothing_drains(tmp_path: Path) -> None:
+    load(tmp_path, "staleness.policy=fully_async", "staleness.update_mode=interrupt", "episode.timeout_s=7200")
+
+
+def test_timeouts_of_sessions_are_no_matter_where_there_are_none(tmp_path: Path) -> None:
+    load(tmp_path, "episode.kind=single", "episode.timeout_s=99999", "episode.idle_timeout_s=99999")

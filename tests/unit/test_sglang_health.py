@@ -94,7 +94,7 @@ def test_a_busy_server_whose_tokens_arrive_is_not_suspected() -> None:
 
 
 def test_a_cold_server_that_compiles_has_longer() -> None:
-    facts = [(0, Ready()), (1, InFlight(1)), (2, Asked(Check.SCHEDULER)), (890, Tick())]
+    facts: list[tuple[float, Fact]] = [(0, Ready()), (1, InFlight(1)), (2, Asked(Check.SCHEDULER)), (890, Tick())]
     assert states(facts) == [HealthState.HEALTHY, HealthState.SUSPECT]
     assert states([*facts, (902, Tick())])[-1] is HealthState.DEAD
 

@@ -120,7 +120,7 @@ class Prober:
         self._token_s: float | None = None
         """When a token arrived of which the health does not know yet."""
         self._num_in_flight = 0
-        self._num_occupying = 0
+        self._calls: list[Occupied] = []
         self._trial: asyncio.Task[None] | None = None
 
     @property
@@ -175,16 +175,16 @@ class Prober:
             call: its name, for the story.
             timeout_s: its deadline.
         """
-        self._num_occupying += 1
+        mark = Occupied(call, self._loop.time() + timeout_s)
+        self._calls.append(mark)
         try:
             if self._trial is not None:
                 await asyncio.wait({self._trial})
-            self._feed(Occupied(call, self._loop.time() + timeout_s))
+            self._feed(max(self._calls, key=_until_s))
             yield
         finally:
-            self._num_occupying -= 1
-            if not self._num_occupying:
-                self._feed(Released())
+            self._calls.remove(mark)
+            self._feed(max(self._calls, key=_until_s, default=Released()))
 
     async def _ask_again(self, check: Check) -> None:
         while True:
@@ -213,7 +213,7 @@ class Prober:
                 self._feed(Paused(reply.status == HTTP_UNAVAILABLE))
 
     def _wants_trial(self) -> bool:
-        return self._trial is None and not self._num_occupying and self.health.misses_tokens(self._loop.time())
+        return self._trial is None and not self._calls and self.health.misses_tokens(self._loop.time())
 
     async def _try_request(self) -> None:
         """A request of our own: where it is answered, those in flight are slow and not lost."""
@@ -269,3 +269,7 @@ class Prober:
                 self._on_change(change)
         next_s = self.health.next_s()
         self._timer = None if next_s is None else self._loop.call_at(next_s, self._feed, Tick())
+
+
+def _until_s(call: Occupied) -> float:
+    return call.until_s

@@ -5,6 +5,7 @@ A reward function is called with keyword arguments: those among the following th
 ====================  =======================================================================
 ``prompt``            the prompt as text
 ``response``          what the model wrote, without special tokens
+``conversation``      the same with what others wrote in between (tools, users), of an episode
 ``label``             the row's label, ``""`` when it has none
 ``metadata``          the row's metadata columns as a ``dict``
 ``truncated``         whether the length limit ended the response
@@ -52,6 +53,7 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
     REWARD: (
         "prompt",
         "response",
+        "conversation",
         "label",
         "metadata",
         "truncated",

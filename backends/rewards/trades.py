@@ -39,11 +39,18 @@ class ResponseText:
 
     def of(self, sample: Sample) -> str:
         """What the model wrote, without special tokens and without what others wrote in between."""
+        return self._decode(written_tokens(sample))
+
+    def of_all(self, sample: Sample) -> str:
+        """What the model wrote and what others wrote in between, without special tokens."""
+        return self._decode([token for part in sample.parts for token in tokens_view(part.tokens)])
+
+    def _decode(self, ids: list[int]) -> str:
         if self._tokenizer is None:
             from penstock.backends.data.tokenizer import TextTokenizer
 
             self._tokenizer = TextTokenizer(self._folder)
-        return self._tokenizer.decode(written_tokens(sample))
+        return self._tokenizer.decode(ids)
 
 
 def written_tokens(sample: Sample) -> list[int]:
@@ -71,6 +78,7 @@ def reward_call(command: Score, call_id: int, text: ResponseText, names: frozens
         row=prompt.row,
         group_id=sample.key.group_id,
         index=sample.key.index,
+        conversation=text.of_all(sample) if "conversation" in names else "",
     )
 
 

@@ -31,6 +31,7 @@ class RewardCall(msgspec.Struct, frozen=True, array_like=True, tag=True):
     row: int
     group_id: int
     index: int
+    conversation: str = ""
 
 
 class FilterCall(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -18,6 +18,7 @@ from penstock.backends.rewards.functions import NoRewardError
 from penstock.backends.rewards.math_answers import math_reward
 from penstock.backends.rewards.options import RewardOptions
 from penstock.messages.arrays import pack_floats, pack_tokens
+from penstock.messages.base import Metric
 from penstock.messages.commands import JudgeGroup, Score
 from penstock.messages.local import GroupJudged, SampleJudged
 from penstock.messages.samples import (
@@ -279,3 +280,21 @@ def test_without_a_filter_every_group_is_kept(tokenizer_folder: Path) -> None:
 def test_a_filter_that_there_is_not_is_refused_at_once(tokenizer_folder: Path) -> None:
     with pytest.raises(ValueError, match="there is no file"):
         open_filter("nowhere.py:keep", tokenizer_folder)
+
+
+def test_a_function_sees_what_the_model_wrote_and_the_conversation_around_it(
+    tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "def score(response, conversation):\n"
+        "    return {'reward': len(response), 'all': float(conversation == 'call [42] is 42')}\n"
+    )
+    mask = b"\1" * 5 + b"\0" * 4 + b"\1" * 6
+    sample = Sample(
+        key=SampleKey(0, 0), parts=(part_of(tokenizer_folder, "call [42] is 42", mask=mask),), outcome=Completed()
+    )
+    command = Score(sample=sample, prompt=Prompt(row=0, epoch=0, tokens=b""), timeout_s=30.0)
+    (answer,) = score_all(tokenizer_folder, f"{file}:score", command)
+    assert answer.reward is not None, answer.reason
+    assert (answer.reward.value, answer.reward.components) == (11.0, (Metric("all", 1.0),))

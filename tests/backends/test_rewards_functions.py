@@ -147,7 +147,7 @@ def test_a_function_with_keyword_arguments_gets_all(
         "def score(**given): return {'reward': len(given), 'metadata': len(given['metadata'])}",
     )
     (answer,) = judge.score(command()).values()
-    assert answer.reward == Reward(value=10.0, components=(Metric("metadata", 0.0),))
+    assert answer.reward == Reward(value=11.0, components=(Metric("metadata", 0.0),))
 
 
 RESULTS: dict[str, float | str | Reward] = {

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from penstock.actors.buffer.policies import StalenessPolicy
     from penstock.actors.machine import Machine
+    from penstock.backends.engines.sglang.remote_ranks import RemoteRanks
     from penstock.backends.protocol import Backend
     from penstock.backends.stores.protocol import LedgerStore
     from penstock.backends.timers import Timers
@@ -257,11 +258,13 @@ def open_backend(
     timers: Timers | None = None,
     store: LedgerStore | None = None,
     host: str = "127.0.0.1",
+    remote_ranks: RemoteRanks | None = None,
 ) -> Backend[Any] | None:
     """What carries out the commands of this actor, not started yet; None for an actor that has no such commands.
 
     ``timers`` is the clock of simulated backends; a scenario without such needs none. ``store`` is the ledger, for the
-    Buffer; ``host`` this machine's address as other processes of the run see it.
+    Buffer; ``host`` this machine's address as other processes of the run see it; ``remote_ranks`` the other nodes of an
+    engine that lies over several.
     """
     scenario = plan.scenario
     if name == BUFFER:
@@ -270,7 +273,7 @@ def open_backend(
         return LedgerBackend(store, archive)
     is_simulated = scenario.engines.backend == "simulated"
     if is_engine(name):
-        return _simulated(name, plan, epoch, timers) if is_simulated else _episodes(name, plan, epoch)
+        return _simulated(name, plan, epoch, timers) if is_simulated else _episodes(name, plan, epoch, remote_ranks)
     if name == LEARNER:
         simulates = scenario.learner.backend == "simulated"
         return _simulated(name, plan, epoch, timers) if simulates else _learner(plan, epoch, host)
@@ -295,13 +298,13 @@ def _simulated(name: str, plan: RunPlan, epoch: int, timers: Timers | None) -> B
     )
 
 
-def _episodes(name: str, plan: RunPlan, epoch: int) -> Backend[Any]:
+def _episodes(name: str, plan: RunPlan, epoch: int, remote_ranks: RemoteRanks | None) -> Backend[Any]:
     """The engine, behind the episodes that the scenario wants."""
     from penstock.backends.episodes import open_episodes
 
     scenario = plan.scenario
     return open_episodes(
-        _engine(name, plan),
+        _engine(name, plan, remote_ranks),
         scenario.episode,
         engine=name,
         epoch=epoch,
@@ -313,7 +316,7 @@ def _episodes(name: str, plan: RunPlan, epoch: int) -> Backend[Any]:
     )
 
 
-def _sglang(name: str, plan: RunPlan) -> Backend[Any]:
+def _sglang(name: str, plan: RunPlan, remote_ranks: RemoteRanks | None) -> Backend[Any]:
     from penstock.backends.engines.sglang.create import open_sglang_engine
 
     scenario, index = plan.scenario, engine_index(name)
@@ -327,12 +330,13 @@ def _sglang(name: str, plan: RunPlan) -> Backend[Any]:
         max_context=scenario.model.max_context,
         dtype=scenario.model.dtype,
         bucket_size_bytes=scenario.weights.bucket_size_bytes,
+        remote_ranks=remote_ranks,
     )
 
 
-def _engine(name: str, plan: RunPlan) -> Backend[Any]:
+def _engine(name: str, plan: RunPlan, remote_ranks: RemoteRanks | None) -> Backend[Any]:
     if group_of(plan.scenario.engines, engine_index(name))[0].backend == "sglang":
-        return _sglang(name, plan)
+        return _sglang(name, plan, remote_ranks)
     from penstock.backends.engines.torch import open_torch_engine
     from penstock.backends.weights.transports import open_fetcher
 

@@ -295,7 +295,14 @@ def build_machine(name: str, plan: RunPlan, *, epoch: int, records: Iterable[Led
 
 
 def open_backend(
-    name: str, plan: RunPlan, *, epoch: int, timers: Timers, store: LedgerStore | None, host: str
+    name: str,
+    plan: RunPlan,
+    *,
+    epoch: int,
+    timers: Timers,
+    store: LedgerStore | None,
+    host: str,
+    remote_ranks: object,
 ) -> EchoBackend | None:
     return EchoBackend(name, plan) if name == LEARNER or name == plan.stubborn else None
 

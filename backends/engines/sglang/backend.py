@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from penstock.backends.engines.sglang.health import HealthChange, HealthLimits
     from penstock.backends.engines.sglang.http import SglangHttp
     from penstock.backends.engines.sglang.opening import EngineSetup, Opened
+    from penstock.backends.engines.sglang.remote_ranks import RemoteRanks
     from penstock.backends.engines.sglang.requests import RequestRules
     from penstock.backends.engines.sglang.updates import Loadable
     from penstock.backends.protocol import Emit, Fail
@@ -195,7 +196,7 @@ class SglangEngineBackend:
         try:
             self._loop.run_until_complete(self._main())
         except BaseException as error:  # the contract of Backend: the process ends with this story
-            self._give_up(error)
+            self._fail(error)
         finally:
             self._loop.close()
 
@@ -285,6 +286,8 @@ class SglangEngineBackend:
         for prober in self._probers:
             prober.start()
         self._spawn(self._watch_load(), "load")
+        if opened.remote_ranks is not None:
+            self._spawn(self._watch_ranks(opened.remote_ranks), "ranks")
         self._tell(EngineOpened(num_slots=self._num_slots))
 
     def _generator_of(self, opened: Opened, http: SglangHttp) -> SglangGenerator:
@@ -305,6 +308,11 @@ class SglangEngineBackend:
             server = None if self._opened is None else self._opened.server
             story = server.ended.result().story if server is not None and server.ended.done() else change.cause
             self._give_up(EngineFailedError(story))
+
+    async def _watch_ranks(self, ranks: RemoteRanks) -> None:
+        ended = await ranks.ended()
+        last = "".join(f"\n    {line}" for line in ended.last_lines)
+        raise EngineFailedError(f"node {ended.rank} of the server ended: {ended.reason}. The end of its log:{last}")
 
     async def _watch_load(self) -> None:
         assert self._opened is not None

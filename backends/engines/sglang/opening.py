@@ -19,7 +19,8 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from dataclasses import dataclass
+import socket
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -88,6 +89,8 @@ class Opened:
     server: SglangServer | None
     """When it is ours."""
     headers: dict[str, str]
+    remote_ranks: RemoteRanks | None = None
+    """The nodes of our server but this one, if it has any."""
 
     @property
     def num_slots(self) -> int:
@@ -99,6 +102,8 @@ class Opened:
         for endpoint in self.endpoints:
             await endpoint.http.close()
         await self.generation.close()
+        if self.remote_ranks is not None:
+            await self.remote_ranks.stop()
         if self.server is not None:
             await self.server.end(timeout_s)
 
@@ -128,13 +133,15 @@ async def open_engine(setup: EngineSetup, report: Callable[[str], None]) -> Open
 
 async def _launch(setup: EngineSetup, report: Callable[[str], None]) -> Opened:
     options = setup.options
-    environment = find_environment(is_cpu=True if options.device == "cpu" else None)
+    environment = find_environment(is_cpu={"cpu": True, "auto": None}.get(options.device, False))
     own: dict[str, OptionValue] = {
         "dtype": setup.dtype,
         "context_length": setup.max_context,
         "max_running_requests": options.slots + NUM_SPARE,
         "incremental_streaming_output": True,
     }
+    remote = setup.remote_ranks
+    num_nodes = 1 if remote is None else remote.num_nodes
     logs = setup.run_folder / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     key = secrets.token_hex(16)
@@ -148,9 +155,15 @@ async def _launch(setup: EngineSetup, report: Callable[[str], None]) -> Opened:
         owner=setup.name,
         on_cpu=environment.is_cpu,
         num_threads=options.num_threads,
+        num_nodes=num_nodes,
+        dist_init_address="" if num_nodes == 1 or remote is None else f"{remote.host}:{_free_port(remote.host)}",
     )
     server = await SglangServer.launch(settings, report=report)
-    await server.wait_ready()
+    if remote is not None and num_nodes > 1:
+        await _launch_others(settings, server, remote)
+    else:
+        remote = None
+        await server.wait_ready()
     http = SglangHttp(server.address, admin_api_key=key)
     try:
         endpoint = await _endpoint(http)
@@ -158,7 +171,37 @@ async def _launch(setup: EngineSetup, report: Callable[[str], None]) -> Opened:
         await http.close()
         await server.end()
         raise
-    return Opened(http, (endpoint,), server, {"Authorization": f"Bearer {key}"})
+    return Opened(http, (endpoint,), server, {"Authorization": f"Bearer {key}"}, remote)
+
+
+async def _launch_others(settings: ServerSettings, server: SglangServer, remote: RemoteRanks) -> None:
+    """Start the server's processes on the other nodes and wait until all of it is ready."""
+    key_path = settings.log_path.with_suffix(".key.yaml")  # in the run's folder, which every node sees
+    key_path.unlink(missing_ok=True)
+    key_path.touch(mode=0o600, exist_ok=False)
+    key_path.write_text(settings.key_file_text(), encoding="utf-8")
+    try:
+        for rank in range(1, settings.num_nodes):
+            other = replace(settings, node_rank=rank)
+            log_path = settings.log_path.with_suffix(f".node-{rank}.log")
+            await remote.start(
+                rank, other.command(key_path), other.environment_of({}, f"{settings.owner}-{rank}"), str(log_path)
+            )
+        await server.wait_ready()
+    except BaseException:
+        await remote.stop()
+        await server.end()
+        raise
+    finally:
+        key_path.unlink(missing_ok=True)
+
+
+def _free_port(host: str) -> int:
+    """For the place where a server's nodes meet. Another process may take it first; the start then fails and is tried
+    again with another."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
 
 
 async def _attach(setup: EngineSetup) -> Opened:

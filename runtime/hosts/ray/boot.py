@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import msgspec
 
     from penstock.actors.machine import Machine
+    from penstock.backends.engines.sglang.remote_ranks import RemoteRanks
     from penstock.backends.protocol import Backend
     from penstock.backends.stores.protocol import LedgerStore
     from penstock.backends.timers import Timers
@@ -52,9 +53,11 @@ class Wiring(Protocol):
         timers: Timers,
         store: LedgerStore | None,
         host: str,
+        remote_ranks: RemoteRanks | None,
     ) -> Backend[Any] | None:
         """What carries out its commands, not started yet; None when it has none. Simulated ones run on ``timers``, that
-        of the Buffer reads ``store``, and one that others call by itself listens at ``host``."""
+        of the Buffer reads ``store``, and one that others call by itself listens at ``host``;
+        an engine over several nodes starts its other processes by ``remote_ranks``."""
         ...
 
     def hears(self, name: str, /) -> frozenset[type[Event]]:

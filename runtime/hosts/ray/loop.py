@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.actors.machine import Machine
+    from penstock.backends.engines.sglang.remote_ranks import RemoteRanks
     from penstock.backends.protocol import Backend
     from penstock.messages.base import Event
     from penstock.messages.commands import BackendCommand
@@ -141,8 +143,9 @@ class ActorLoop:
             self._store.claim(boot.epoch)  # from here on nobody else adds to what is read next
             self._machine = wiring.build_machine(boot.name, plan, epoch=boot.epoch, records=self._store.entries())
         self._backend: Backend[Any] | None = wiring.open_backend(
-            boot.name, plan, epoch=boot.epoch, timers=self._timers, store=self._store, host=links.host
-        )
+            boot.name, plan, epoch=boot.epoch, timers=self._timers, store=self._store, host=links.host,
+            remote_ranks=_other_nodes() if is_engine(boot.name) else None,
+        )  # fmt: skip
         is_accounted = boot.name == LEARNER or is_engine(boot.name)
         self._accounted = cast("Accounted", self._machine) if is_accounted else None
         self._activities = ActivityClock(clock.now_s()) if is_accounted else None
@@ -352,3 +355,14 @@ class ActorLoop:
 
     def _tell_supervisor(self, event: Event) -> None:
         self._links.send(SUPERVISOR, encode_pack([Envelope(self._header, event)]))
+
+
+def _other_nodes() -> RemoteRanks | None:
+    """The nodes of this actor's placement group but this one; None where Ray is not at work, or there are none."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return None
+    from penstock.runtime.hosts.ray.node_ranks import RayRemoteRanks
+
+    ranks = RayRemoteRanks()
+    return ranks if ranks.num_nodes > 1 else None

@@ -34,7 +34,7 @@ import time
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import penstock
+import penstock.backends
 from penstock.backends.processes import be_subreaper, descendants_of, end_with_parent
 
 READ_BYTES: Final = 65536
@@ -103,7 +103,7 @@ def start_guardian(job: GuardianJob, environment: dict[str, str]) -> subprocess.
     It is in a session of its own: a Ctrl-C in the terminal is for the launcher to handle.
     """
     # Without site-packages the interpreter finds this package only where this process has it from.
-    root = os.path.abspath(Path(penstock.__path__[0]).parent)
+    root = os.path.abspath(Path(penstock.backends.__path__[0]).parents[1])
     boot = f"import sys; sys.path.insert(0, {root!r}); from penstock.backends.guardian import main; main()"
     guardian = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", boot],

@@ -2,7 +2,7 @@
 
 What fits where:
 
-* ``shared_memory`` needs ``/dev/shm`` and embedded engines; an SGLang server cannot map it.
+* ``shared_memory`` needs ``/dev/shm`` and engines on the learner's machine.
 * ``disk`` fits every engine that sees the run's folder.
 * ``distributed`` and ``tensor`` need memory in the learner's process for the snapshots. Embedded engines beside SGLang
   servers pull the bytes. ``tensor`` needs every server on the loopback of the learner's machine.
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 NUM_COPIES: Final = 3
 """Kept at once: the newest, the one before (engines may still read it), and the one being written."""
-
-SGLANG: Final = "sglang"
 
 _ITEM_BYTES: Final = {"float32": 4, "bfloat16": 2}
 _HEADER_BYTES: Final = 8
@@ -86,8 +84,8 @@ def check_transport(
 ) -> TransportChoice:
     """Decide how weights of ``size_bytes`` travel; ``folder`` is where ``disk`` would write.
 
-    ``auto`` takes shared memory where there is room for ``num_copies`` and no SGLang server, and disk otherwise;
-    ``reason`` says which and why, and is worth a line in the log.
+    ``auto`` takes shared memory where there is room for ``num_copies`` and no server on another machine, and disk
+    otherwise; ``reason`` says which and why, and is worth a line in the log.
 
     Raises:
         TransportUnfitError: the wanted transport, or with ``auto`` either, cannot work.
@@ -106,7 +104,7 @@ def check_transport(
     except TransportUnfitError as no_shared_memory:
         if wanted == "shared_memory":
             more = f"Give the machine more (docker run --shm-size={_gibibytes(need_bytes)}g), or set"
-            fix = "Set" if SGLANG in engines.kinds else more
+            fix = "Set" if _elsewhere(engines) else more
             raise TransportUnfitError(
                 f"weights.transport is shared_memory, but {no_shared_memory}. {fix} weights.transport: disk"
             ) from None
@@ -122,14 +120,9 @@ def check_loopback(url: str) -> None:
     Raises:
         TransportUnfitError: it is not.
     """
-    host = urlsplit(url).hostname or ""
-    try:
-        is_loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        is_loopback = host == "localhost"
-    if not is_loopback:
+    if not _is_loopback(url):
         raise TransportUnfitError(
-            f"weights.transport is tensor, and the server at {host or url} is not on the loopback of the learner's "
+            f"weights.transport is tensor, and the server at {url} is not on the loopback of the learner's "
             "machine; set weights.transport: distributed, or disk"
         )
 
@@ -181,6 +174,19 @@ def in_units(size_bytes: int) -> str:
     return f"{size:.0f} {unit}" if unit == "bytes" or size >= 100 else f"{size:.1f} {unit}"
 
 
+def _elsewhere(engines: EngineSites) -> str:
+    """A server that runs on another machine; empty when none does."""
+    return next((address for address in engines.addresses if not _is_loopback(address)), "")
+
+
+def _is_loopback(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def _check_memory(transport: str, need_bytes: int, need: str) -> str:
     free_bytes = psutil.virtual_memory().available
     if free_bytes < need_bytes:
@@ -192,8 +198,8 @@ def _check_memory(transport: str, need_bytes: int, need: str) -> str:
 
 
 def _check_shared(folder: Path, need_bytes: int, need: str, engines: EngineSites) -> str:
-    if SGLANG in engines.kinds:
-        raise TransportUnfitError("SGLang servers cannot read shared memory")
+    if elsewhere := _elsewhere(engines):
+        raise TransportUnfitError(f"the server at {elsewhere} is on another machine and cannot read shared memory")
     if not folder.is_dir():
         raise TransportUnfitError(f"there is no {folder} on this machine, and {need}")
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):

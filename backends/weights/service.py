@@ -232,6 +232,7 @@ class WeightService:
                         digest=snapshot.digest,
                         libraries=own_libraries(),
                         device=snapshot.device.type,
+                        not_finite=snapshot.not_finite,
                     )
                 )
             case Read():

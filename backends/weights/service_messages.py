@@ -150,6 +150,8 @@ class Described(Reply, frozen=True, kw_only=True):
     libraries: Libraries
     device: str
     """Where the snapshot lies: ``cpu`` or ``cuda``."""
+    not_finite: str = ""
+    """A tensor with a value that is not finite; empty when there is none."""
 
 
 class Piece(Reply, frozen=True, kw_only=True):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from penstock.backends.weights.service_messages import PublishId
-    from penstock.backends.weights.tensor_file import Layout
+    from penstock.backends.weights.tensor_file import Layout, Placed
 
 DEVICE_RESERVE: Final = 0.1
 """Share of a device's memory that a snapshot leaves free for the learner's activations."""
@@ -47,10 +47,16 @@ class Snapshot:
         self.source = source
         """Where the learner's own tensors lie."""
         self.digest = _digest(data)
+        self.not_finite = next((placed.name for placed in layout.placed if not _is_finite(self.view(placed))), "")
+        """The first tensor with a value that is not finite; empty when there is none."""
 
     @property
     def device(self) -> torch.device:
         return self.data.device
+
+    def view(self, placed: Placed) -> torch.Tensor:
+        """One tensor, in place."""
+        return _view(self.data, placed)
 
     def slice(self, start: int, size_bytes: int) -> torch.Tensor:
         """These bytes, in place.
@@ -84,8 +90,7 @@ def take_snapshot(tensors: Mapping[str, torch.Tensor], publish: PublishId) -> Sn
     data[: len(layout.header)].copy_(torch.frombuffer(bytearray(layout.header), dtype=torch.uint8))
     for placed in layout.placed:
         if placed.size_bytes:
-            view = data[placed.start : placed.start + placed.size_bytes].view(placed.dtype).view(placed.shape)
-            view.copy_(tensors[placed.name].detach(), non_blocking=True)
+            _view(data, placed).copy_(tensors[placed.name].detach(), non_blocking=True)
     if source.type == "cuda":
         torch.cuda.synchronize(source)
     return Snapshot(publish, layout, data, source)
@@ -148,6 +153,15 @@ def _room_for(size_bytes: int, source: torch.device) -> torch.Tensor:
     if free_bytes - size_bytes >= DEVICE_RESERVE * total_bytes:
         return torch.empty(size_bytes, dtype=torch.uint8, device=source)
     return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
+
+
+def _view(data: torch.Tensor, placed: Placed) -> torch.Tensor:
+    return data[placed.start : placed.start + placed.size_bytes].view(placed.dtype).view(placed.shape)
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    # Of floats of one byte torch cannot tell; they are what quantising made, and saturate.
+    return tensor.element_size() == 1 or not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
 
 
 def _digest(data: torch.Tensor) -> str:

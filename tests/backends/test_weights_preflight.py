@@ -129,16 +129,18 @@ def test_what_pushes_needs_memory_of_the_process(wanted: Literal["distributed", 
         check_transport(wanted, size_bytes=1 << 50, folder=tmp_path, engines=SERVERS)
 
 
-def test_auto_takes_the_disk_when_a_server_is_among_the_engines(tmp_path: Path) -> None:
-    mixed = EngineSites(frozenset({"sglang", "torch"}))
-    choice = check_transport("auto", size_bytes=1000, folder=tmp_path, engines=mixed)
+def test_auto_takes_the_disk_when_a_server_is_on_another_machine(tmp_path: Path) -> None:
+    elsewhere = EngineSites(frozenset({"sglang", "torch"}), ("http://127.0.0.1:1", "http://10.0.0.7:30000"))
+    choice = check_transport("auto", size_bytes=1000, folder=tmp_path, engines=elsewhere)
     assert choice.transport == "disk"
-    assert "SGLang servers cannot read shared memory" in choice.reason
+    assert "http://10.0.0.7:30000 is on another machine and cannot read shared memory" in choice.reason
+    assert check_transport("auto", size_bytes=1000, folder=tmp_path, engines=SERVERS).transport == "shared_memory"
 
 
-def test_shared_memory_for_a_server_is_refused_with_what_to_set(tmp_path: Path) -> None:
+def test_shared_memory_for_a_server_elsewhere_is_refused_with_what_to_set(tmp_path: Path) -> None:
+    elsewhere = EngineSites(frozenset({"sglang"}), ("http://10.0.0.7:30000",))
     with pytest.raises(TransportUnfitError, match=r"cannot read shared memory. Set weights.transport: disk"):
-        check_transport("shared_memory", size_bytes=1000, folder=tmp_path, engines=SERVERS)
+        check_transport("shared_memory", size_bytes=1000, folder=tmp_path, engines=elsewhere)
 
 
 @pytest.mark.parametrize("address", ["http://10.0.0.7:30000", "http://gpu-1:30000", "http://[fe80::1]:30000"])

@@ -16,9 +16,12 @@ import msgspec
 import pytest
 import torch
 import zmq
+from safetensors.torch import load_file
 
 from penstock.backends.engines.sglang.bucket_source import ServiceError, open_source
+from penstock.backends.models.make import make_model
 from penstock.backends.weights.buckets import plan_buckets
+from penstock.backends.weights.expectation import UnfitWeightsError, expect_model
 from penstock.backends.weights.protocol import WeightExportError, WeightFetchError
 from penstock.backends.weights.pushing import PushExporter
 from penstock.backends.weights.service_messages import address_in, location_of
@@ -182,6 +185,27 @@ def test_a_learner_that_has_ended_is_heard_of_at_once(pusher: PushExporter) -> N
         source.close()
 
     run(ask())
+
+
+def test_weights_that_are_not_finite_are_refused_before_a_server_hears_of_them(
+    pusher: PushExporter, tmp_path: Path
+) -> None:
+    make_model("xs", tmp_path, seed=0)
+    tensors = load_file(tmp_path / "model.safetensors")
+    fit = pusher.export(tensors, version=0, publish=0, canary=None)
+    tensors["model.norm.weight"][3] = torch.nan
+    unfit = pusher.export(tensors, version=1, publish=1, canary=None)
+
+    async def check() -> None:
+        for manifest in (fit, unfit):
+            source = await open_source(manifest)
+            try:
+                source.check(expect_model(tmp_path))
+            finally:
+                source.close()
+
+    with pytest.raises(UnfitWeightsError, match=r"model\.norm\.weight holds values that are not finite"):
+        run(check())
 
 
 # --- keys ---------------------------------------------------------------------------------------------------------

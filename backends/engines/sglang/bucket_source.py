@@ -28,7 +28,7 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
-from penstock.backends.weights.expectation import TensorSpec, check_tensors, table_of
+from penstock.backends.weights.expectation import TensorSpec, UnfitWeightsError, check_tensors, table_of
 from penstock.backends.weights.protocol import WeightFetchError
 from penstock.backends.weights.pulled import BROKEN, configure, story_of_the_break
 from penstock.backends.weights.service_messages import (
@@ -166,6 +166,7 @@ class PublishSource:
         self.service_key = address_in(manifest).server_key
         """Names the incarnation of the service; groups that another one began are lost."""
         self._publish = publish_of(manifest)
+        self._not_finite = described.not_finite
         self._line = line
 
     @property
@@ -177,9 +178,11 @@ class PublishSource:
         """Raise unless a server with this model can load these.
 
         Raises:
-            UnfitWeightsError: it names what does not fit.
+            UnfitWeightsError: it names what does not fit, or a tensor with values that are not finite.
         """
         check_tensors(self.table, expected)
+        if self._not_finite:
+            raise UnfitWeightsError(f"{self._not_finite} holds values that are not finite: the learner has diverged")
 
     async def join(
         self, group: str, *, engine: str, num_ranks: int, backend: GroupBackend, timeout_s: float

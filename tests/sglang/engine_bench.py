@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
 import torch
 
 from penstock.backends.engines.options import EnginesOptions, SamplingOptions
+from penstock.backends.models.checkpoint_names import CheckpointNames
 from penstock.backends.weights.transports import open_exporter, open_fetcher
 from penstock.messages.arrays import pack_floats, pack_tokens, tokens_view
 from penstock.messages.commands import (
@@ -62,11 +63,14 @@ class EngineBench:
         folder: Path,
         *,
         sampling: SamplingOptions | None = None,
-        transport: str = "disk",
+        transport: Literal["shared_memory", "disk", "distributed", "tensor"] = "disk",
+        options: EnginesOptions | None = None,
+        dtype: str = "float32",
     ) -> None:
         self.kind = kind
         self.model_folder = model_folder
-        self.engine = _open(kind, model_folder, folder, sampling or SamplingOptions(max_response_tokens=MAX_RESPONSE))
+        sampling = sampling or SamplingOptions(max_response_tokens=MAX_RESPONSE)
+        self.engine = _open(kind, model_folder, folder, sampling, options, dtype)
         self.exporter: WeightExporter = open_exporter(
             transport, run_id="conformance", learner_epoch=1, folder=folder / "weights"
         )
@@ -185,21 +189,23 @@ class EngineBench:
         return event
 
 
-def _open(kind: str, model_folder: Path, folder: Path, sampling: SamplingOptions) -> Backend[EngineCommand]:
+def _open(
+    kind: str, model_folder: Path, folder: Path, sampling: SamplingOptions, options: EnginesOptions | None, dtype: str
+) -> Backend[EngineCommand]:
     if kind == "torch":
         from penstock.backends.engines.torch import open_torch_engine
 
         return open_torch_engine(
             model_folder=model_folder,
-            options=EnginesOptions(slots=NUM_SLOTS, device="cpu", progress_tokens=PROGRESS_TOKENS),
+            options=options or EnginesOptions(slots=NUM_SLOTS, device="cpu", progress_tokens=PROGRESS_TOKENS),
             sampling=sampling,
             max_context=MAX_CONTEXT,
-            dtype="float32",
+            dtype=dtype,
             fetcher=open_fetcher(),
         )
     from penstock.backends.engines.sglang.create import open_sglang_engine
 
-    options = EnginesOptions(
+    launched = EnginesOptions(
         backend="sglang",
         slots=NUM_SLOTS,
         device="cpu",
@@ -208,17 +214,25 @@ def _open(kind: str, model_folder: Path, folder: Path, sampling: SamplingOptions
         sglang={"max_total_tokens": 16384, "mem_fraction_static": 0.2},
     )
     return open_sglang_engine(
-        name="engine/0", place=0, model_folder=model_folder, run_folder=folder, options=options, sampling=sampling,
-        max_context=MAX_CONTEXT, dtype="float32", bucket_size_bytes=1 << 20,
-    )  # fmt: skip
+        name="engine/0",
+        place=0,
+        model_folder=model_folder,
+        run_folder=folder,
+        options=options or launched,
+        sampling=sampling,
+        max_context=MAX_CONTEXT,
+        dtype=dtype,
+        bucket_size_bytes=1 << 20,
+    )
 
 
 # --- transformers ---------------------------------------------------------------------------------------------------
 
 
 def weights_of(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """The model's parameters by name, copied."""
-    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    """The model's parameters by their names in a checkpoint, copied."""
+    named = CheckpointNames(model).rename(model.state_dict())
+    return {name: tensor.detach().clone() for name, tensor in named.items()}
 
 
 def perturbed(model: PreTrainedModel, seed: int, scale: float = 0.05) -> PreTrainedModel:

@@ -38,7 +38,8 @@ from penstock.backends.episodes.registry import (
     write_address,
 )
 from penstock.backends.episodes.server import GatewayServer
-from penstock.backends.episodes.sessions import Rules, Session, SessionTable
+from penstock.backends.episodes.sessions import Rules, Session
+from penstock.backends.episodes.table import SessionTable
 from penstock.messages.base import Metric, Value
 from penstock.messages.names import engine_index
 from penstock.messages.samples import InfraError

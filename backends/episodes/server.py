@@ -1,15 +1,10 @@
-"""The HTTP side of a gateway: requests in, sessions asked, responses out.
-
-Every answer that is no success has the form of the OpenAI protocol, with a sentence that says what to do. What an agent
-cannot mend by trying again carries ``x-should-retry: false``, which OpenAI's clients heed.
-"""
+"""The HTTP side of a gateway: requests in, sessions asked, responses out."""
 
 from __future__ import annotations
 
-import hmac
 import logging
 import time
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from aiohttp import web
@@ -28,35 +23,31 @@ from penstock.backends.episodes.api import (
     SessionLine,
     SessionTaken,
 )
-from penstock.backends.episodes.dialogue import ConversationError, MalformedError
+from penstock.backends.episodes.http import (
+    MAX_BODY_BYTES,
+    RequestError,
+    answer_errors,
+    check_key,
+    decoded,
+    json_response,
+)
 from penstock.backends.episodes.replies import EpisodeEndedError, Replies
-from penstock.backends.episodes.sessions import GoneError, LimitError, ignored_fields
+from penstock.backends.episodes.sessions import ignored_fields
 from penstock.messages.base import Metric
 from penstock.messages.samples import Completed, InfraError, PolicyError, Reward, StopReason, Truncated
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
+    from penstock.backends.episodes.http import Handler
     from penstock.backends.episodes.protocol import EpisodeOutcome
-    from penstock.backends.episodes.sessions import Rules, Session, SessionTable
+    from penstock.backends.episodes.sessions import Rules, Session
+    from penstock.backends.episodes.table import SessionTable
     from penstock.backends.episodes.turns import TurnRun
 
-    Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-MAX_BODY_BYTES: Final = 64 * 2**20
 MAX_WAIT_S: Final = 600.0
-NO_RETRY: Final = {"x-should-retry": "false"}
 _LOG: Final = logging.getLogger(__name__)
-
-StructT = TypeVar("StructT", bound=msgspec.Struct)
-
-
-class RequestError(Exception):
-    """An answer that is no success."""
-
-    def __init__(self, status: int, code: str, message: str) -> None:
-        super().__init__(message)
-        self.status, self.code, self.message = status, code, message
 
 
 class GatewayServer:
@@ -299,59 +290,3 @@ def _gone(session: Session) -> RequestError:
 
 def _name(outcome: EpisodeOutcome) -> str:
     return str(outcome.__struct_config__.tag)
-
-
-# --- for every server of this protocol ------------------------------------------------------------------------------
-
-
-def check_key(headers: Mapping[str, str], token: str) -> None:
-    """The request names the run's token.
-
-    Raises:
-        RequestError: it does not.
-    """
-    given = headers.get("Authorization", "").removeprefix("Bearer ").strip()
-    if not hmac.compare_digest(given.encode(), token.encode()):
-        raise RequestError(
-            401, "invalid_api_key", "the API key is not that of this run; it is in gateway/token of its folder"
-        )
-
-
-def json_response(body: msgspec.Struct, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    return web.Response(body=msgspec.json.encode(body), status=status, content_type="application/json", headers=headers)
-
-
-def decoded(body: bytes, form: type[StructT]) -> StructT:
-    """The body of a request.
-
-    Raises:
-        RequestError: it has another form.
-    """
-    try:
-        return msgspec.json.decode(body, type=form)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RequestError(400, "invalid_request", f"the request's body: {error}") from None
-
-
-@web.middleware
-async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Failures in the form of the protocol."""
-    try:
-        return await handler(request)
-    except RequestError as error:
-        failure = error
-    except GoneError as error:
-        failure = RequestError(410, "session_gone", f"the session is over: {error}")
-    except ConversationError as error:
-        failure = RequestError(409, "conversation_changed", str(error))
-    except LimitError as error:
-        failure = RequestError(400, error.code, str(error))
-    except MalformedError as error:
-        failure = RequestError(400, "invalid_request", str(error))
-    except web.HTTPException as error:
-        if error.status < 400:
-            raise
-        failure = RequestError(error.status, error.reason.lower().replace(" ", "_"), f"{request.path}: {error.reason}")
-    kind = "authentication_error" if failure.status == 401 else "invalid_request_error"
-    headers = NO_RETRY if failure.status < 500 else None
-    return json_response(ErrorReply(ErrorBody(failure.message, kind, failure.code)), failure.status, headers)

@@ -12,14 +12,12 @@ Invariants:
 |---|---|
 | an open session for an agent | ``POST /sessions``; ``take_timeout_s`` |
 | a taken session for its next request | its agent; ``idle_timeout_s``, ``timeout_s`` |
-| an agent for an open session | the next sample; the time it gave |
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -43,8 +41,6 @@ if TYPE_CHECKING:
     from penstock.backends.episodes.protocol import Episode, EpisodeOutcome
 
 MAX_STOPS: Final = 16
-MAX_REMEMBERED: Final = 10_000
-"""Sessions that are over and whose agents still hear why."""
 NEUTRAL: Final = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0}
 
 
@@ -268,86 +264,6 @@ class Session:
         if max_tokens is not None and max_tokens < 1:
             raise MalformedError(f"max_tokens: must be at least 1, found {max_tokens}")
         return min(room, rules.sampling.max_response_tokens, room if max_tokens is None else max_tokens)
-
-
-class SessionTable:
-    """All sessions of a gateway."""
-
-    def __init__(self, prefix: str) -> None:
-        """``prefix`` begins the name of every session of this very gateway."""
-        self.prefix = prefix
-        self.sessions: dict[str, Session] = {}
-        """Open and taken."""
-        self._open: deque[Session] = deque()
-        self._reasons: OrderedDict[str, str] = OrderedDict()
-        self._changed = asyncio.Event()
-
-    @property
-    def num_open(self) -> int:
-        """That can be taken now."""
-        return sum(1 for session in self._open if not session.episode.is_paused)
-
-    @property
-    def num_taken(self) -> int:
-        return len(self.sessions) - len(self._open)
-
-    def new_name(self) -> str:
-        return f"{self.prefix}{secrets.token_hex(8)}"
-
-    def add(self, session: Session) -> None:
-        """A new one, open."""
-        self.sessions[session.name] = session
-        self._open.append(session)
-        self._changed.set()
-
-    def note_change(self) -> None:
-        """A session that could not be taken can be now."""
-        self._changed.set()
-
-    def remove(self, session: Session) -> None:
-        """It is over."""
-        if self.sessions.pop(session.name, None) is None:
-            return
-        if not session.is_taken:
-            self._open.remove(session)
-        self._reasons[session.name] = session.over_because
-        if len(self._reasons) > MAX_REMEMBERED:
-            self._reasons.popitem(last=False)
-
-    def by_name(self, name: str) -> Session:
-        """A session that is taken.
-
-        Raises:
-            GoneError: it is over, or went with the engine that had it.
-            KeyError: there never was one.
-        """
-        session = self.sessions.get(name)
-        if session is not None and session.is_taken:
-            return session
-        if name in self._reasons:
-            raise GoneError(self._reasons[name])
-        if not name.startswith(self.prefix):
-            raise GoneError("its engine was replaced, and its conversation is lost; the sample is issued again")
-        raise KeyError(name)
-
-    def take(self) -> Session | None:
-        """The next open session, which its agent has from now on."""
-        session = next((session for session in self._open if not session.episode.is_paused), None)
-        if session is not None:
-            self._open.remove(session)
-            session.take()
-        return session
-
-    async def has_open(self, wait_s: float) -> bool:
-        """Wait until one can be taken, at most so long."""
-        try:
-            async with asyncio.timeout(wait_s):
-                while not self.num_open:
-                    self._changed.clear()
-                    await self._changed.wait()
-        except TimeoutError:
-            return False
-        return True
 
 
 def ignored_fields(request: ChatRequest | CompletionRequest, sampling: SamplingOptions) -> list[str]:

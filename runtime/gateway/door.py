@@ -24,24 +24,24 @@ import msgspec
 from aiohttp import web
 
 from penstock.backends.episodes.api import GatewayStatus, SessionAsked, SessionTaken
-from penstock.backends.episodes.registry import read_addresses
-from penstock.backends.episodes.server import (
+from penstock.backends.episodes.http import (
     MAX_BODY_BYTES,
-    MAX_WAIT_S,
     RequestError,
     answer_errors,
     check_key,
     decoded,
     json_response,
 )
+from penstock.backends.episodes.registry import read_addresses
+from penstock.backends.episodes.server import MAX_WAIT_S
 from penstock.messages.names import engine_name
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from penstock.backends.episodes.http import Handler
     from penstock.backends.episodes.registry import GatewayAddress
-    from penstock.backends.episodes.server import Handler
 
 FORWARD_TIMEOUT_S: Final = 3600.0
 CONNECT_TIMEOUT_S: Final = 10.0

@@ -19,6 +19,7 @@ Invariants:
 | word that the server is dead, when a connection was lost | the server's end; ``LOST_S``, then the request has failed |
 | a call of a swap | the server; ``SWAP_CALL_S`` |
 | the canary's log-probs | the server; ``CANARY_S`` |
+| a router, to find every server healthy after a swap | the router; ``ROUTER_S`` |
 | ``close`` for the loop | its own deadline |
 """
 
@@ -41,6 +42,7 @@ from penstock.backends.engines.sglang.http import SglangError
 from penstock.backends.engines.sglang.opening import UnfitServerError, open_engine
 from penstock.backends.engines.sglang.prober import Prober
 from penstock.backends.engines.sglang.requests import LOST, OpenRequest
+from penstock.backends.engines.sglang.router import RouterError, await_router
 from penstock.backends.engines.sglang.versions import label_of
 from penstock.backends.weights.protocol import WeightFetchError
 from penstock.messages.arrays import TOKEN_BYTES, floats_view
@@ -78,6 +80,7 @@ SWAP_CALL_S: Final = 600.0
 LOST_S: Final = 15.0
 LOAD_CHECK_S: Final = 1.0
 CANARY_S: Final = 120.0
+ROUTER_S: Final = 60.0
 FULL: Final = 0.9
 """Share of the server's cache from which on its queue is taken for want of memory."""
 
@@ -456,8 +459,10 @@ class SglangEngineBackend:
                 )
                 self._served, self._held = manifest, []
                 await updates.resume(endpoints, SWAP_CALL_S)
+            if self._setup.options.router is not None:
+                await await_router(self._opened.generation, self._setup.options.addresses, timeout_s=ROUTER_S)
             canary = await self._score_canary(manifest)
-        except SglangError as error:
+        except (SglangError, RouterError) as error:
             raise EngineFailedError(f"the swap to version {manifest.version} failed: {error}") from error
         self._release(list(self._staged).index(label) + 1)
         held, self._held = self._held, None

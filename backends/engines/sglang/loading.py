@@ -14,6 +14,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -64,13 +65,9 @@ class ServerStaging:
                 stage, manifest, model_folder=self._model_folder, folder=self._folder, expected=self.expected
             )
         if manifest.transport in (DISTRIBUTED, TENSOR):
-            source = await open_source(manifest)
-            try:
+            with contextlib.closing(await open_source(manifest)) as source:
                 source.check(self.expected)
-            except WeightFetchError:
-                source.close()
-                raise
-            return PushedWeights(manifest, source, self)
+            return PushedWeights(manifest, self)
         raise WeightFetchError(f"SGLang engines know no transport {manifest.transport!r}")
 
     async def close(self) -> None:
@@ -96,9 +93,8 @@ class ServerStaging:
 class PushedWeights:
     """Weights that the learner sends while the servers are paused."""
 
-    def __init__(self, manifest: WeightManifest, source: PublishSource, staging: ServerStaging) -> None:
+    def __init__(self, manifest: WeightManifest, staging: ServerStaging) -> None:
         self.manifest = manifest
-        self._source = source
         self._staging = staging
 
     @property
@@ -112,31 +108,35 @@ class PushedWeights:
         Raises:
             SglangError: it broke off; the server holds part of them.
         """
-        staging = self._staging
         try:
-            if self.manifest.transport == TENSOR:
-                await push_tensors(
-                    endpoint.control,
-                    endpoint.http.base_url,
-                    staging.ranks_of(endpoint),
-                    self._source,
-                    staging.expected,
-                    bucket_size_bytes=staging.bucket_size_bytes,
-                    flush=flush,
-                    timeout_s=timeout_s,
-                )
-            else:
-                await staging.group_of(endpoint).push(
-                    self._source,
-                    staging.expected,
-                    bucket_size_bytes=staging.bucket_size_bytes,
-                    flush=flush,
-                    timeout_s=timeout_s,
-                )
-        except (PushError, TransportUnfitError) as error:
+            # Anew: a line that broke since they were staged stays broken.
+            with contextlib.closing(await open_source(self.manifest)) as source:
+                await self._push(endpoint, source, flush=flush, timeout_s=timeout_s)
+        except (PushError, TransportUnfitError, WeightFetchError) as error:
             raise SglangError(str(error)) from error
         await endpoint.control.update_weight_version(label)
 
+    async def _push(self, endpoint: Endpoint, source: PublishSource, *, flush: bool, timeout_s: float) -> None:
+        staging = self._staging
+        if self.manifest.transport == TENSOR:
+            await push_tensors(
+                endpoint.control,
+                endpoint.http.base_url,
+                staging.ranks_of(endpoint),
+                source,
+                staging.expected,
+                bucket_size_bytes=staging.bucket_size_bytes,
+                flush=flush,
+                timeout_s=timeout_s,
+            )
+        else:
+            await staging.group_of(endpoint).push(
+                source,
+                staging.expected,
+                bucket_size_bytes=staging.bucket_size_bytes,
+                flush=flush,
+                timeout_s=timeout_s,
+            )
+
     def close(self) -> None:
-        """Let go of the line to the learner."""
-        self._source.close()
+        """Nothing is held: the learner keeps them."""

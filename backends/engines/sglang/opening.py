@@ -28,6 +28,7 @@ import msgspec
 from penstock.backends.engines.sglang.control import NoOpenSession, SglangControl
 from penstock.backends.engines.sglang.environment import SGLANG_VERSION, find_environment
 from penstock.backends.engines.sglang.http import SglangError, SglangHttp
+from penstock.backends.engines.sglang.router import await_router
 from penstock.backends.engines.sglang.server import SglangServer
 from penstock.backends.engines.sglang.server_options import command_line, defaults, merged
 from penstock.backends.engines.sglang.settings import ServerSettings
@@ -217,7 +218,11 @@ async def _attach(setup: EngineSetup) -> Opened:
             await _compare(setup, address, endpoint)
             await _clean(endpoint.control)
             endpoints.append(endpoint)
-        generation = endpoints[0].http if options.router is None else SglangHttp(options.router, admin_api_key=key)
+        generation = endpoints[0].http
+        if options.router is not None:
+            generation = SglangHttp(options.router, admin_api_key=key)
+            undo.push_async_callback(generation.close)
+            await await_router(generation, addresses, timeout_s=options.start_timeout_s)
         undo.pop_all()
     return Opened(generation, tuple(endpoints), None, {"Authorization": f"Bearer {key}"} if key else {})
 

@@ -73,7 +73,9 @@ def draw_trial(policy: str, seed: int) -> Trial:
         turn_s=rng.choice((0.0, 0.0, 0.001, 0.2)),
         bad_weights_rate=0.2 if rng.random() < 0.1 else 0.0,
     )
-    return msgspec.structs.replace(trial, faults=_draw_faults(rng, trial, weather))
+    faults = _draw_faults(rng, trial, weather)
+    routing = rng.choice(("prefix_affine", "prefix_affine", "least_loaded"))
+    return msgspec.structs.replace(trial, faults=faults, routing=routing, max_load=rng.choice((1.0, 1.25, 1.5, 3.0)))
 
 
 def _maybe(rng: random.Random, share: float, draw: Any) -> Any:  # noqa: ANN401 - hands on what ``draw`` returns

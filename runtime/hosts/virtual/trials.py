@@ -81,6 +81,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     num_retries: int = 2
     max_engine_losses: int = 5
     lease_timeout_s: float = 40.0
+    routing: Literal["prefix_affine", "least_loaded"] = "prefix_affine"
+    max_load: float = 1.5
     announce_fraction: float = 0.5
     judging: JudgingModel = JudgingModel()
     latency: LatencyOptions = LatencyOptions(
@@ -181,6 +183,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
                 max_failed_publishes=1000,
             ),
             prompt_source=PromptSourceOptions(
+                routing=self.routing,
+                max_load=self.max_load,
                 num_retries=self.num_retries,
                 max_engine_losses=self.max_engine_losses,
                 lease_timeout_s=self.lease_timeout_s,

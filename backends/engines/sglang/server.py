@@ -98,6 +98,7 @@ class SglangServer:
         self._report = report
         self._id = secrets.token_hex(16)
         self._launched_s = loop.time()
+        self._key_path: Path | None = None
         self._port = 0
         self._says_ready = False
         self._main_pid = 0
@@ -145,6 +146,7 @@ class SglangServer:
         descriptor, key_path = tempfile.mkstemp(prefix="penstock-server-", suffix=".yaml")  # for its owner alone
         os.write(descriptor, settings.key_file_text().encode())
         os.close(descriptor)
+        self._key_path = Path(key_path)
         job = GuardianJob(
             command=settings.command(Path(key_path)),
             launcher_pid=os.getpid(),
@@ -262,6 +264,7 @@ class SglangServer:
         self._says_ready |= says_ready(line, serves=self.settings.serves)
         if self._says_ready and (self._port or not self.settings.serves):  # these come in either order
             self._lines.clear()  # what it complained about on its way is not why it will end
+            self._remove_key()
             self._ready.set_result(None)
 
     def _lose_process(self, process: ServerProcess) -> None:
@@ -298,8 +301,15 @@ class SglangServer:
                 self._guardian.stdin.close()
             await self._wait_for_guardian(max(deadline_s - self._loop.time() - SWEEP_TIMEOUT_S, timeout_s / 2))
         left = await end_marked([f"{SERVER_VARIABLE}={self._id}".encode()], max(deadline_s - self._loop.time(), 0))
+        self._remove_key()
         self._bury("it was ended")
         return left
+
+    def _remove_key(self) -> None:
+        """The server has read it, or will not. The guardian does the same in the end, for a launcher that is killed."""
+        if self._key_path is not None:
+            self._key_path.unlink(missing_ok=True)
+            self._key_path = None
 
     async def _wait_for_guardian(self, timeout_s: float) -> None:
         try:

@@ -49,7 +49,7 @@ LOOK_AGAIN_S: Final = 5.0
 """After so long an engine that came meanwhile is asked as well."""
 SESSION_HEADER: Final = "X-Penstock-Session"
 _HOP_HEADERS: Final = frozenset(
-    {"connection", "keep-alive", "transfer-encoding", "content-length", "host", "te", "upgrade", "content-encoding"}
+    {"connection", "keep-alive", "transfer-encoding", "content-length", "host", "upgrade", "content-encoding"}
 )
 
 

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,11 +20,12 @@ from penstock.backends.engines.sglang.control import PauseMode, SglangControl
 from penstock.backends.engines.sglang.http import SglangHttp
 from penstock.backends.engines.sglang.opening import ADMIN_KEY_VARIABLE, UnfitServerError
 from penstock.messages.arrays import floats_view
+from penstock.messages.local import WeightsSwapped
 from penstock.messages.samples import Cancelled
+from penstock.messages.training import UpdateMode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
-    from pathlib import Path
 
     from running_server import RunningServer
     from transformers import PreTrainedModel
@@ -96,6 +99,18 @@ def test_a_server_that_runs_already_serves_what_it_is_given_and_outlives_its_eng
     assert is_served(bench, other)
     bench.close()
     assert not server.handle.ended.done()
+
+
+def test_weights_that_change_after_they_were_checked_are_noticed_in_the_server(
+    attach: Callable[..., EngineBench], tiny_model: Callable[..., Path]
+) -> None:
+    bench = attach()
+    manifest = bench.stage(load(tiny_model(seed=1)))
+    with (Path(manifest.location) / "model.safetensors").open("r+b") as file:
+        file.seek(-4, os.SEEK_END)
+        file.write(b"\0\0\0\x3f")
+    bench.apply(manifest, UpdateMode.DRAIN)
+    assert bench.hear(WeightsSwapped).digest != manifest.digest
 
 
 @pytest.mark.parametrize("left", ["pause", "session"])

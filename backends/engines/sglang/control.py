@@ -248,6 +248,11 @@ class SglangControl:
         """Go on generating, whoever paused it. Idempotent."""
         await self._tell("/continue_generation", wire.Empty(), timeout_s)
 
+    async def freeze_gc(self, timeout_s: float = ANSWER_S) -> None:
+        """Have its processes leave what they have built so far out of garbage collection. The server does so itself
+        after its start, but calls the port that it was given, and 0 is none."""
+        await self._tell("/freeze_gc", wire.Empty(), timeout_s)
+
     async def flush_cache(self, wait_s: float = 0.0) -> None:
         """Forget every cached prefix, waiting so long for requests to end.
 

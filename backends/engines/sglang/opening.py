@@ -34,7 +34,7 @@ from penstock.backends.engines.sglang.server_options import command_line, defaul
 from penstock.backends.engines.sglang.settings import ServerSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from penstock.backends.engines.options import EnginesOptions, OptionValue
@@ -142,7 +142,7 @@ async def _launch(setup: EngineSetup, report: Callable[[str], None]) -> Opened:
         "incremental_streaming_output": True,
     }
     remote = setup.remote_ranks
-    num_nodes = 1 if remote is None else remote.num_nodes
+    num_nodes, host = (1, "127.0.0.1") if remote is None else (remote.num_nodes, remote.host)
     logs = setup.run_folder / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     key = secrets.token_hex(16)
@@ -157,7 +157,7 @@ async def _launch(setup: EngineSetup, report: Callable[[str], None]) -> Opened:
         on_cpu=environment.is_cpu,
         num_threads=options.num_threads,
         num_nodes=num_nodes,
-        dist_init_address="" if num_nodes == 1 or remote is None else f"{remote.host}:{_free_port(remote.host)}",
+        dist_init_address=f"{host}:{_free_port(host)}" if num_nodes > 1 or _meets_itself(options.sglang) else "",
     )
     server = await SglangServer.launch(settings, report=report)
     if remote is not None and num_nodes > 1:
@@ -168,6 +168,7 @@ async def _launch(setup: EngineSetup, report: Callable[[str], None]) -> Opened:
     http = SglangHttp(server.address, admin_api_key=key)
     try:
         endpoint = await _endpoint(http)
+        await endpoint.control.freeze_gc()
     except SglangError:
         await http.close()
         await server.end()
@@ -195,6 +196,13 @@ async def _launch_others(settings: ServerSettings, server: SglangServer, remote:
         raise
     finally:
         key_path.unlink(missing_ok=True)
+
+
+def _meets_itself(options: Mapping[str, OptionValue]) -> bool:
+    """With data-parallel attention also a server on one node needs a place to meet: it derives one from its port, which
+    is 0."""
+    attention = options.get("attn_dp_size") or options.get("attention_data_parallel_size") or 1
+    return options.get("enable_dp_attention") is True or attention != 1
 
 
 def _free_port(host: str) -> int:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from penstock.backends.engines.sglang.versions import label_of
+from penstock.backends.weights.digest import digest_of
 from penstock.backends.weights.disk import DISK, FILE_NAME
 from penstock.backends.weights.expectation import check_tensors, table_of
 from penstock.backends.weights.fetched import check_size, checked_digest
@@ -68,6 +69,11 @@ class StagedFile:
         for name, tensor in self.tensors.items():
             if tensor.is_floating_point() and not torch.isfinite(tensor).all():
                 raise WeightFetchError(f"{name} holds values that are not finite: the learner has diverged")
+
+    def digest_now(self) -> str:
+        """Of the file as it is now."""
+        assert self._mapping is not None, "these weights were let go of"
+        return digest_of(memoryview(self._mapping))
 
     async def load(self, endpoint: Endpoint, label: str, *, flush: bool, timeout_s: float) -> None:
         """Have a server of this node load the folder.

@@ -48,6 +48,11 @@ class Loadable(Protocol):
         """What can be compared with; empty where the bytes never pass through this process."""
         ...
 
+    def digest_now(self) -> str:
+        """Of the bytes as they are now; they may have been changed since they were checked. The manifest's where they
+        are nowhere to be changed."""
+        ...
+
     async def load(self, endpoint: Endpoint, label: str, *, flush: bool, timeout_s: float) -> None:
         """Have one server load them, and call them ``label``."""
         ...
@@ -78,12 +83,14 @@ async def load(
     """Load them while the servers are paused, and look at what is there."""
     label, flush = label_of(weights.manifest), mode is not UpdateMode.IN_FLIGHT
     await asyncio.gather(*(weights.load(endpoint, label, flush=flush, timeout_s=timeout_s) for endpoint in endpoints))
-    checksums = await asyncio.gather(*(endpoint.control.weights_checksum(timeout_s) for endpoint in endpoints))
+    digest, *checksums = await asyncio.gather(
+        asyncio.to_thread(weights.digest_now),
+        *(endpoint.control.weights_checksum(timeout_s) for endpoint in endpoints),
+    )
     tensors = weights.tensors
     wrong: list[str] = []
     for endpoint, found in zip(endpoints, checksums, strict=True):
         wrong += await asyncio.to_thread(_wrong, endpoint, found, tensors, num_kv_heads)
-    digest = weights.manifest.digest
     if wrong:
         named = ", ".join(wrong[:NUM_NAMED]) + (f" and {len(wrong) - NUM_NAMED} more" if len(wrong) > NUM_NAMED else "")
         digest = f"not {digest}: {named} differ on the server"

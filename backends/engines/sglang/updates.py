@@ -83,9 +83,9 @@ async def load(
     """Load them while the servers are paused, and look at what is there."""
     label, flush = label_of(weights.manifest), mode is not UpdateMode.IN_FLIGHT
     await asyncio.gather(*(weights.load(endpoint, label, flush=flush, timeout_s=timeout_s) for endpoint in endpoints))
-    digest, *checksums = await asyncio.gather(
+    digest, checksums = await asyncio.gather(
         asyncio.to_thread(weights.digest_now),
-        *(endpoint.control.weights_checksum(timeout_s) for endpoint in endpoints),
+        asyncio.gather(*(endpoint.control.weights_checksum(timeout_s) for endpoint in endpoints)),
     )
     tensors = weights.tensors
     wrong: list[str] = []

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack, cast
 
 import torch
 from transformers import (
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 VOCAB_SIZE = len(SYMBOLS)
 CONTEXT = 1536
+EXTRA: dict[str, Any] = {"head_dim": 16}
+"""Qwen3-MoE's configuration takes this and does not declare it."""
 
 torch.set_num_threads(1)
 
@@ -103,7 +105,7 @@ def _qwen3_moe() -> PreTrainedModel:
     return Qwen3MoeForCausalLM(
         Qwen3MoeConfig(
             vocab_size=VOCAB_SIZE, hidden_size=48, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
-            num_key_value_heads=2, head_dim=16, max_position_embeddings=CONTEXT, tie_word_embeddings=False,
+            num_key_value_heads=2, **EXTRA, max_position_embeddings=CONTEXT, tie_word_embeddings=False,
             eos_token_id=END_ID, moe_intermediate_size=24, num_experts=8, num_experts_per_tok=2, norm_topk_prob=True,
             mlp_only_layers=[1],
         )
@@ -115,7 +117,7 @@ def _qwen3_moe_shares() -> PreTrainedModel:
     return Qwen3MoeForCausalLM(
         Qwen3MoeConfig(
             vocab_size=VOCAB_SIZE, hidden_size=40, intermediate_size=64, num_hidden_layers=2, num_attention_heads=3,
-            num_key_value_heads=1, head_dim=16, max_position_embeddings=CONTEXT, tie_word_embeddings=True,
+            num_key_value_heads=1, **EXTRA, max_position_embeddings=CONTEXT, tie_word_embeddings=True,
             eos_token_id=END_ID, attention_bias=True, moe_intermediate_size=16, num_experts=32, num_experts_per_tok=4,
             norm_topk_prob=False, decoder_sparse_step=2,
         )

@@ -1,7 +1,7 @@
 """The learner with a mixture of experts: the names under which weights leave it, and an engine that takes them."""
 
-# Transformers is typed in part only:
-# pyright: reportUnknownMemberType=false
+# Transformers and safetensors are typed in part only:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2,
     "initializer_range": 0.3,
 }
-EXPERTS: dict[str, Any] = {"moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2}
+EXPERTS: dict[str, Any] = {"head_dim": 8, "moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2}
 ARCHITECTURES: dict[str, PreTrainedConfig] = {
     "llama": LlamaConfig(**SIZES),
     "qwen3 with a tied head": Qwen3Config(**SIZES, head_dim=8, tie_word_embeddings=True),
-    "qwen3 with experts": Qwen3MoeConfig(**SIZES, **EXPERTS, head_dim=8, mlp_only_layers=[1]),
-    "qwen3 with experts and a tied head": Qwen3MoeConfig(**SIZES, **EXPERTS, head_dim=8, tie_word_embeddings=True),
+    "qwen3 with experts": Qwen3MoeConfig(**SIZES, **EXPERTS, mlp_only_layers=[1]),
+    "qwen3 with experts and a tied head": Qwen3MoeConfig(**SIZES, **EXPERTS, tie_word_embeddings=True),
     "mixtral": MixtralConfig(**SIZES, num_local_experts=4),
 }
 

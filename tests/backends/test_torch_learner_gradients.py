@@ -62,7 +62,7 @@ ARCHITECTURES: dict[str, PreTrainedConfig] = {
     "qwen3": Qwen3Config(**SIZES, head_dim=8, tie_word_embeddings=True),
     "llama": LlamaConfig(**SIZES, tie_word_embeddings=False),
     "qwen3 with experts and a dense layer": Qwen3MoeConfig(
-        **SIZES, head_dim=8, tie_word_embeddings=False, moe_intermediate_size=24, num_experts=6, num_experts_per_tok=2,
+        **SIZES, tie_word_embeddings=False, moe_intermediate_size=24, num_experts=6, num_experts_per_tok=2,
         norm_topk_prob=True, mlp_only_layers=[1],
     ),
     "mistral with a sliding window": MistralConfig(**SIZES, head_dim=8, sliding_window=5),

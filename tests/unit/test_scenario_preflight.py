@@ -200,6 +200,23 @@ def test_a_model_that_no_engine_computes_or_that_is_too_short_is_refused(tmp_pat
         check_architecture(scenario(tmp_path, *mine), folder)
 
 
+def test_a_mixture_of_experts_is_taken_where_all_of_it_is_understood(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    make_model("xs", folder, seed=0)
+    mine = ("model.make=null", f"model.path={folder}")
+    config = json.loads((folder / "config.json").read_text()) | {
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32, "norm_topk_prob": True,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    check_architecture(scenario(tmp_path, *mine), folder)
+    (folder / "config.json").write_text(json.dumps(config | {"num_experts_per_tok": 9}))
+    with pytest.raises(
+        PreflightError, match=r"^model\.path: .*num_experts_per_tok must be 1 to num_experts, 8, found 9"
+    ):
+        check_architecture(scenario(tmp_path, *mine), folder)
+
+
 def test_a_scenario_that_has_everything_passes(tmp_path: Path) -> None:
     check_machine(scenario(tmp_path), tmp_path / "runs" / "not" / "yet" / "there")
     assert not (tmp_path / "runs").exists()

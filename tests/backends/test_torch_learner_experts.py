@@ -117,3 +117,20 @@ def test_a_checkpoint_of_a_trained_mixture_of_experts_is_what_was_published(lear
         assert tensors.keys() == published.keys()
         assert all(torch.equal(tensors[name], tensor) for name, tensor in published.items())
     assert "Qwen3MoeForCausalLM" in json.loads((path / "config.json").read_text())["architectures"]
+
+
+def test_a_mixture_of_experts_goes_on_from_its_checkpoint_bit_for_bit(learner: RunningLearner, tmp_path: Path) -> None:
+    learner.ask(OpenLearner(), LearnerOpened)
+    learner.ask(train_command(1), BatchTrained)
+    path = learner.ask(SaveCheckpoint(version=1), CheckpointWritten).path
+    learner.ask(train_command(2), BatchTrained)
+    learner.ask(PublishWeights(version=2, publish=0), WeightsPublished)
+    options = LearnerOptions(learning_rate=1e-2)
+    resumed = open_learner(tmp_path / "model", tmp_path / "checkpoints", options, epoch=2)
+    resumed.ask(OpenLearner(version=1, path=path), LearnerOpened)
+    resumed.ask(train_command(2), BatchTrained)
+    resumed.ask(PublishWeights(version=2, publish=0), WeightsPublished)
+    straight, again = learner.weights.published[0], resumed.weights.published[0]
+    resumed.close()
+    assert straight.keys() == again.keys()
+    assert all(torch.equal(again[name], tensor) for name, tensor in straight.items())

@@ -20,7 +20,7 @@ from penstock.runtime.hosts.virtual.trials import Trial
 
 
 def counterexample() -> Trial:
-    """Three engines with one group each; those of g1 and g2 are slow."""
+    """Three engines; g1 and g2 run, or wait, where it is slow, and g3 comes to an engine that is not."""
     slow = [Fault(at_s=0.9, kind=FaultKind.SLOW, target=f"engine/{index}", amount=12.0) for index in (1, 2)]
     return Trial(
         seed=0,
@@ -32,6 +32,7 @@ def counterexample() -> Trial:
         samples_per_group=2,
         num_engines=3,
         num_slots=2,
+        max_load=3.0,  # the engine that is ready first is given all that there is at the start
         target_outstanding=3,
         latency=LatencyOptions(
             response_tokens_median=12, response_tokens_sigma=0, token_s=0.05, apply_weights_s=0.01, fetch_weights_s=0.01

@@ -562,6 +562,7 @@ def test_new_engine_takes_only_requests_whose_version_it_serves() -> None:
             num_steps=8,
             num_engines=2,
             num_slots=1,
+            max_load=3.0,
             groups_per_batch=4,
             samples_per_group=4,
             announce_fraction=0.01,

@@ -117,7 +117,7 @@ def test_what_a_killed_engine_had_reported_is_not_made_again(at_s: float) -> Non
 def test_versions_of_a_continued_response_are_those_that_made_its_tokens() -> None:
     """Killed after a swap in flight, so that prefixes are of two versions; the oracle checks the tokens themselves."""
     uneven = msgspec.structs.replace(LONG, response_tokens_median=30.0, response_tokens_sigma=0.4)
-    _, watch = ran(trial(Fault(at_s=45.0, kind=FaultKind.KILL, target="engine/0"), num_steps=8, latency=uneven))
+    _, watch = ran(trial(Fault(at_s=32.0, kind=FaultKind.KILL, target="engine/0"), num_steps=8, latency=uneven))
     prefixes = {(issued.key, issued.attempt): issued.prefix for issued in again(watch) if issued.prefix}
     assert any(len(prefix.spans) > 1 for prefix in prefixes.values())
     continued = [g.sample for g in watch.generated if (g.sample.key, g.sample.attempt) in prefixes]

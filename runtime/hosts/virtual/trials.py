@@ -112,10 +112,10 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_quick(self) -> bool:
-        """Whether, besides, nothing is on its way for longer than a census takes."""
+        """Whether, besides, nothing is on its way, or waits for a turn, for longer than a census takes."""
         kinds = (FaultKind.DELAY, FaultKind.STOP)
         is_delayed = any(fault.kind in kinds for fault in self.faults)
-        return self.loses_nothing and self.link.max_delay_s <= 0.01 and not is_delayed
+        return self.loses_nothing and max(self.link.max_delay_s, self.turn_s) <= 0.01 and not is_delayed
 
     @property
     def host(self) -> HostSettings:

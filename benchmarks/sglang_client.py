@@ -2,33 +2,32 @@
 
 How it is measured:
 
-* One server, prompts and responses of fixed lengths, so many requests open at once. The clients take turns, each with
-  an empty prefix cache and after a warm-up; a client's time is from its first request to its last answer.
-* ``bench_serving`` runs in its own process and environment in three ways: as it comes (every token streamed, no
-  log-probs); with log-probs and whole answers; and with Penstock's own requests (log-probs, streamed in steps).
-* Penstock needs log-probs, so the ratio claimed is that to the fastest way with log-probs, by repetition; the median
-  counts. The way without them is shown beside it.
-
-A CPU server shares its cores with its clients: there the ratio counts what a client costs, and not only whether it
-keeps up.
+* One server, prompts and responses of fixed lengths, so many requests open at once. The clients take turns in short
+  runs, each with an empty prefix cache and after a warm-up; the time is from the first request to the last answer.
+* ``bench_serving`` stays up in a process of SGLang's environment and is called three ways: as it comes (every token
+  streamed, no log-probs); with log-probs and whole answers; and with Penstock's own requests (log-probs, streamed in
+  steps).
+* Penstock needs log-probs, so what is claimed is the ratio to the faster of the two ways with log-probs, each the
+  median over repetitions of the ratio of runs next to each other. The way without them is shown beside it.
+* On a GPU the ratio is that of tokens per second. A CPU server shares its cores with its clients and with whatever else
+  runs, so there it is that of tokens per CPU second, of all processes of the server and of the client together; tokens
+  per second are shown as well.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import platform
 import random
 import secrets
 import statistics
-import subprocess
 import tempfile
 import time
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from rich.console import Console
@@ -42,58 +41,37 @@ from penstock.backends.engines.sglang.server import SglangServer
 from penstock.backends.engines.sglang.server_options import command_line, defaults, merged
 from penstock.backends.engines.sglang.settings import ServerSettings
 from penstock.backends.models.make import make_model
+from penstock.benchmarks._bench_serving import RUN_TIMEOUT_S, WAYS, WITH_LOGPROBS, Load, Target, bench_serving
 from penstock.messages.arrays import pack_tokens
 from penstock.runtime.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
+    from collections.abc import AsyncGenerator, Coroutine
 
     from penstock.backends.engines.options import OptionValue
-    from penstock.backends.engines.sglang.environment import SglangEnvironment
 
 REQUIRED_RATIO: Final = 0.95
 START_TIMEOUT_S: Final = 600.0
-RUN_TIMEOUT_S: Final = 900.0
 PENSTOCK: Final = "penstock"
-AS_IT_COMES: Final = "bench_serving, as it comes"
-WHOLE_ANSWERS: Final = "bench_serving, log-probs, whole answers"
-SAME_REQUESTS: Final = "bench_serving, the same requests"
-WITH_LOGPROBS: Final = (WHOLE_ANSWERS, SAME_REQUESTS)
 CPU_OPTIONS: Final[dict[str, OptionValue]] = {
     "dtype": "float32",
     "mem_fraction_static": 0.2,
     "max_total_tokens": 32768,
 }
-NO_DATASETS: Final = '''"""Stands in for a package that random prompts do not need."""
 
 
-def load_dataset(*_: object, **__: object) -> object:
-    raise ImportError("the package datasets is not in this environment")
-'''
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """One client, once."""
 
+    tokens_per_s: float
+    server_cpu_us: float
+    """Per token, all processes of the server."""
+    client_cpu_us: float
+    """Per token."""
 
-class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """What every client has to do."""
-
-    num_requests: int = 96
-    prompt_tokens: int = 64
-    new_tokens: int = 256
-    concurrency: int = 16
-    stream_interval: int = 64
-
-    @property
-    def num_tokens(self) -> int:
-        """That all responses have together."""
-        return self.num_requests * self.new_tokens
-
-
-class Target(NamedTuple):
-    """The server that all drive."""
-
-    url: str
-    admin_api_key: str
-    model_folder: Path
-    environment: SglangEnvironment
+    def cost(self, *, by_cpu: bool) -> float:
+        """Microseconds per token, of CPU or of wall time."""
+        return self.server_cpu_us + self.client_cpu_us if by_cpu else 1e6 / self.tokens_per_s
 
 
 class ClientReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,17 +81,21 @@ class ClientReport(msgspec.Struct, frozen=True, kw_only=True):
     load: Load
     machine: str
     num_cpus: int
-    tokens_per_s: dict[str, list[float]]
-    """By client, one figure for each repetition."""
-    penstock_cpu_us_per_token: float
-    ratios: list[float]
-    """Penstock ÷ the fastest way with log-probs, one for each repetition."""
+    runs: dict[str, list[Run]]
+    """By client, one for each repetition."""
+    by_cpu: bool
+    """Whether tokens per CPU second are compared, not tokens per second."""
     required_ratio: float = REQUIRED_RATIO
+
+    def ratio_to(self, client: str, *, by_cpu: bool) -> float:
+        """Penstock ÷ it, the median over repetitions."""
+        pairs = zip(self.runs[PENSTOCK], self.runs[client], strict=True)
+        return statistics.median(theirs.cost(by_cpu=by_cpu) / ours.cost(by_cpu=by_cpu) for ours, theirs in pairs)
 
     @property
     def ratio(self) -> float:
         """The one that counts."""
-        return statistics.median(self.ratios)
+        return min(self.ratio_to(way, by_cpu=self.by_cpu) for way in WITH_LOGPROBS)
 
     @property
     def passed(self) -> bool:
@@ -123,14 +105,6 @@ class ClientReport(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Config(msgspec.Struct):
     vocab_size: int
-
-
-class _BenchLine(msgspec.Struct):
-    """What ``bench_serving`` writes of a run."""
-
-    duration: float
-    completed: int
-    total_output_tokens: int
 
 
 async def run(load: Load, *, repetitions: int, target: Target | None = None, seed: int = 0) -> ClientReport:
@@ -170,7 +144,8 @@ async def _own_server(load: Load) -> AsyncGenerator[Target]:
         server = await SglangServer.launch(settings)
         try:
             await server.wait_ready()
-            yield Target(server.address, settings.admin_api_key, model_folder, environment)
+            pid = next(process.pid for process in server.processes if process.name == "main")
+            yield Target(server.address, settings.admin_api_key, model_folder, environment, pid)
         finally:
             await server.end()
 
@@ -186,20 +161,21 @@ async def _measure(target: Target, load: Load, repetitions: int, seed: int) -> C
             incremental=info.incremental_streaming,
             stream_interval=load.stream_interval,
         )
-        cpu_us: list[float] = []
-        rates: dict[str, list[float]] = {PENSTOCK: [], AS_IT_COMES: [], WHOLE_ANSWERS: [], SAME_REQUESTS: []}
-        order = list(rates)
-        for repetition in range(repetitions):
-            for client in order:
-                if client == PENSTOCK:
-                    await SglangControl(http).flush_cache(wait_s=60.0)
-                    rate, us = await _drive(generator, load, config.vocab_size, seed + repetition)
-                    cpu_us.append(us)
-                else:
-                    rate = await asyncio.to_thread(_bench_serving, target, load, client, seed + repetition)
-                rates[client].append(rate)
-            # Each goes first once, so that none always follows the same other.
-            order.append(order.pop(0))
+        async with bench_serving(target) as bench:
+            for way in WAYS:  # what is slow the first time is so for none of the runs that count
+                await bench.drive(load, way, seed)
+            runs: dict[str, list[Run]] = {client: [] for client in (PENSTOCK, *WAYS)}
+            order = list(runs)
+            for repetition in range(repetitions):
+                for client in order:
+                    if client == PENSTOCK:
+                        await SglangControl(http).flush_cache(wait_s=60.0)
+                        work, pid = _drive(generator, load, config.vocab_size, seed + repetition), os.getpid()
+                    else:
+                        work, pid = bench.drive(load, client, seed + repetition), bench.pid
+                    runs[client].append(await _counted(work, load, server_pid=target.pid, client_pid=pid))
+                # Back and forth, so that a load that grows or shrinks favours none.
+                order.reverse()
     finally:
         await http.close()
     return ClientReport(
@@ -207,14 +183,48 @@ async def _measure(target: Target, load: Load, repetitions: int, seed: int) -> C
         load=load,
         machine=f"{platform.machine()} {platform.system()}",
         num_cpus=os.cpu_count() or 1,
-        tokens_per_s=rates,
-        penstock_cpu_us_per_token=statistics.median(cpu_us),
-        ratios=[rates[PENSTOCK][i] / max(rates[way][i] for way in WITH_LOGPROBS) for i in range(repetitions)],
+        runs=runs,
+        by_cpu=target.environment.is_cpu,
     )
 
 
-async def _drive(generator: SglangGenerator, load: Load, vocab_size: int, seed: int) -> tuple[float, float]:
-    """Tokens per second, and microseconds of this process's CPU for each."""
+async def _counted(work: Coroutine[None, None, float], load: Load, *, server_pid: int, client_pid: int) -> Run:
+    """One run, with the CPU time that it took of both sides."""
+    pids = _with_children(server_pid)
+    before, client_before = sum(map(_cpu_s, pids)), _cpu_s(client_pid)
+    rate = await work
+    us = 1e6 / load.num_tokens
+    return Run(
+        tokens_per_s=rate,
+        server_cpu_us=(sum(map(_cpu_s, pids)) - before) * us,
+        client_cpu_us=(_cpu_s(client_pid) - client_before) * us,
+    )
+
+
+def _with_children(pid: int) -> list[int]:
+    """A process and all that descend from it."""
+    parents = {int(entry.name): int(_stat(int(entry.name))[1]) for entry in Path("/proc").glob("[0-9]*")}
+    found = [pid]
+    for known in found:
+        found += [child for child, parent in parents.items() if parent == known]
+    return found
+
+
+def _cpu_s(pid: int) -> float:
+    """User and system time of one process so far."""
+    return (int(_stat(pid)[11]) + int(_stat(pid)[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of ``/proc/PID/stat`` from the state on; a process that is gone has no parent and took no time."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return ["X", "0", *["0"] * 20]
+
+
+async def _drive(generator: SglangGenerator, load: Load, vocab_size: int, seed: int) -> float:
+    """Tokens per second."""
     draw = random.Random(seed)
     name = secrets.token_hex(4)
     open_requests = asyncio.Semaphore(load.concurrency)
@@ -237,81 +247,9 @@ async def _drive(generator: SglangGenerator, load: Load, vocab_size: int, seed: 
         return num_tokens
 
     await one(-1, 16)
-    begun, cpu = time.perf_counter(), time.process_time()
+    begun = time.perf_counter()
     total = sum(await asyncio.gather(*(one(index, load.new_tokens) for index in range(load.num_requests))))
-    took_s, cpu_s = time.perf_counter() - begun, time.process_time() - cpu
-    return total / took_s, cpu_s / total * 1e6
-
-
-def _bench_serving(target: Target, load: Load, way: str, seed: int) -> float:
-    """Tokens per second."""
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
-        folder = Path(name)
-        (folder / "datasets.py").write_text(NO_DATASETS)
-        output = folder / "result.jsonl"
-        command = [
-            *(str(target.environment.python), "-m", "sglang.bench_serving", "--backend", "sglang"),
-            *("--base-url", target.url, "--model", str(target.model_folder), "--tokenizer", str(target.model_folder)),
-            *("--dataset-name", "random-ids", "--tokenize-prompt", "--random-range-ratio", "1"),
-            *("--random-input-len", str(load.prompt_tokens), "--random-output-len", str(load.new_tokens)),
-            *("--num-prompts", str(load.num_requests), "--max-concurrency", str(load.concurrency)),
-            *("--temperature", "1.0", "--seed", str(seed), "--flush-cache", "--disable-tqdm"),
-            *("--output-file", str(output)),
-            *WAYS[way](load),
-        ]
-        environment = {
-            **{key: value for key, value in os.environ.items() if not key.startswith("PYTHON")},
-            **target.environment.variables,
-            "OPENAI_API_KEY": target.admin_api_key,
-        }
-        if not _has_datasets(target.environment):
-            environment["PYTHONPATH"] = str(folder)
-        ran = subprocess.run(
-            command, env=environment, cwd=folder, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False
-        )
-        if ran.returncode or not output.exists():
-            raise UserError(f"bench_serving ended with {ran.returncode}: {(ran.stdout + ran.stderr)[-2000:]}")
-        # It writes Infinity, which JSON does not have and only the standard library reads.
-        line = msgspec.convert(json.loads(output.read_text().splitlines()[-1]), _BenchLine)
-    if line.completed != load.num_requests or line.total_output_tokens != load.num_tokens:
-        raise UserError(f"bench_serving completed {line.completed} of {load.num_requests} requests")
-    return line.total_output_tokens / line.duration
-
-
-def _same_requests(load: Load) -> list[str]:
-    sampling = {
-        "max_new_tokens": load.new_tokens,
-        "temperature": 1.0,
-        "ignore_eos": True,
-        "stream_interval": load.stream_interval,
-        "skip_special_tokens": False,
-        "spaces_between_special_tokens": False,
-        "no_stop_trim": True,
-    }
-    body = msgspec.json.encode({"sampling_params": sampling}).decode()
-    return ["--return-logprob", "--extra-request-body", body]
-
-
-def _whole_answers(_: Load) -> list[str]:
-    return ["--return-logprob", "--disable-stream"]
-
-
-def _as_it_comes(_: Load) -> list[str]:
-    return []
-
-
-WAYS: Final[dict[str, Callable[[Load], list[str]]]] = {
-    AS_IT_COMES: _as_it_comes,
-    WHOLE_ANSWERS: _whole_answers,
-    SAME_REQUESTS: _same_requests,
-}
-
-
-def _has_datasets(environment: SglangEnvironment) -> bool:
-    """Whether ``bench_serving`` can be imported: it imports a package that the CPU environment leaves out."""
-    check = "import importlib.util, sys; sys.exit(importlib.util.find_spec('datasets') is None)"
-    command = [str(environment.python), "-I", "-c", check]
-    return subprocess.run(command, timeout=60, check=False).returncode == 0
+    return total / (time.perf_counter() - begun)
 
 
 def _print(report: ClientReport) -> None:
@@ -321,21 +259,24 @@ def _print(report: ClientReport) -> None:
         f"{load.concurrency} at once"
     )
     table = Table(title=title)
-    for heading in ("driven by", "tokens/s, median", "of", "Penstock ÷ it, median"):
+    for heading in ("driven by", "tokens/s", "CPU µs/token, server + client", "ratio of tokens/s", "per CPU second"):
         table.add_column(heading, justify="left" if heading == "driven by" else "right")
-    ours = report.tokens_per_s[PENSTOCK]
-    for client, rates in report.tokens_per_s.items():
-        pairs = [a / b for a, b in zip(ours, rates, strict=True)]
-        figures = ", ".join(f"{rate:,.0f}" for rate in rates)
-        ratio = "" if client == PENSTOCK else f"{statistics.median(pairs):.2f}"
-        table.add_row(client, f"{statistics.median(rates):,.0f}", figures, ratio)
+    for client, runs in report.runs.items():
+        server, own = (
+            statistics.median(run.server_cpu_us for run in runs),
+            statistics.median(run.client_cpu_us for run in runs),
+        )
+        ratios = ("", "") if client == PENSTOCK else (report.ratio_to(client, by_cpu=by) for by in (False, True))
+        figures = [ratio if isinstance(ratio, str) else f"{ratio:.2f}" for ratio in ratios]
+        rate = statistics.median(run.tokens_per_s for run in runs)
+        table.add_row(client, f"{rate:,.0f}", f"{server:.0f} + {own:.1f}", *figures)
     console = Console()
     console.print(table)
     colour = "green" if report.passed else "red"
+    what = "CPU second" if report.by_cpu else "second"
     console.print(
-        f"against the fastest way with log-probs: [{colour}]{report.ratio:.2f}[/] "
-        f"(required ≥ {report.required_ratio:g}); "
-        f"Penstock's client takes {report.penstock_cpu_us_per_token:.1f} µs of CPU a token"
+        f"medians; against the faster way with log-probs, tokens per {what}: [{colour}]{report.ratio:.2f}[/] "
+        f"(required ≥ {report.required_ratio:g})"
     )
 
 
@@ -344,15 +285,16 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="penstock bench sglang_client", description=(__doc__ or "").partition("\n")[0]
     )
-    parser.add_argument("--requests", type=int, default=96, help="of each client and repetition (default: 96)")
+    parser.add_argument("--requests", type=int, default=64, help="of each client and repetition (default: 64)")
     parser.add_argument("--prompt-tokens", type=int, default=64)
-    parser.add_argument("--new-tokens", type=int, default=256)
+    parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--concurrency", type=int, default=16, help="requests open at once (default: 16)")
     parser.add_argument("--stream-interval", type=int, default=64, help="tokens between two events (default: 64)")
-    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--repetitions", type=int, default=11)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--url", default="", help="of a running server on this machine (default: one is started)")
     parser.add_argument("--model", type=Path, default=None, help="folder of the model that it serves")
+    parser.add_argument("--pid", type=int, default=0, help="of its first process")
     parser.add_argument("--output", type=Path, default=None, help="write the report here as JSON")
     options = parser.parse_args(argv)
     load = Load(
@@ -364,10 +306,12 @@ def main(argv: list[str] | None = None) -> int:
     )
     target = None
     if options.url:
-        if options.model is None:
-            raise UserError("--url needs --model, the folder of the model that the server serves")
+        if options.model is None or not options.pid:
+            raise UserError(
+                "--url needs --model, the folder of the model that the server serves, and --pid, its process"
+            )
         key = os.environ.get("SGLANG_ADMIN_API_KEY", "")
-        target = Target(options.url, key, options.model.resolve(), find_environment())
+        target = Target(options.url, key, options.model.resolve(), find_environment(), options.pid)
     report = asyncio.run(run(load, repetitions=options.repetitions, target=target, seed=options.seed))
     if options.output is not None:
         options.output.write_bytes(msgspec.json.format(msgspec.json.encode(report)))

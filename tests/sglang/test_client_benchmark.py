@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.benchmarks.sglang_client import PENSTOCK, WAYS, Load, Target, run
+from penstock.benchmarks._bench_serving import WAYS, WITH_LOGPROBS, Load, Target
+from penstock.benchmarks.sglang_client import PENSTOCK, run
 
 if TYPE_CHECKING:
     from running_server import RunningServer
@@ -19,10 +20,12 @@ pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 
 def test_a_small_run_reports_every_way(server: RunningServer, environment: SglangEnvironment) -> None:
     load = Load(num_requests=4, prompt_tokens=16, new_tokens=32, concurrency=2)
-    target = Target(server.address, server.admin_api_key, server.model_folder, environment)
+    pid = next(process.pid for process in server.handle.processes if process.name == "main")
+    target = Target(server.address, server.admin_api_key, server.model_folder, environment, pid)
     report = asyncio.run(run(load, repetitions=1, target=target))
-    assert set(report.tokens_per_s) == {PENSTOCK, *WAYS}
-    for rates in report.tokens_per_s.values():
-        assert len(rates) == 1
-        assert rates[0] > 0
-    assert report.ratio == report.ratios[0] > 0
+    assert set(report.runs) == {PENSTOCK, *WAYS}
+    for runs in report.runs.values():
+        assert len(runs) == 1
+        assert min(runs[0].tokens_per_s, runs[0].server_cpu_us) > 0
+    assert report.by_cpu
+    assert report.ratio == min(report.ratio_to(way, by_cpu=True) for way in WITH_LOGPROBS) > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -77,6 +78,7 @@ def open_sglang_engine(
     def make_rules(opened: Opened) -> RequestRules:
         info = opened.endpoints[0].info
         return RequestRules(
+            tag=secrets.token_hex(4),
             sampling=sampling,
             stop_token_ids=stop_token_ids,
             stop_strings=stop_strings,

@@ -51,6 +51,8 @@ FIRST_PRIORITY: Final = 1 << 30
 class RequestRules:
     """What holds for every request of an engine."""
 
+    tag: str
+    """Of this engine's incarnation: a server may still end what an earlier one has asked it for."""
     sampling: SamplingOptions
     stop_token_ids: tuple[int, ...]
     """All of them: the model's, the tokenizer's and the scenario's."""
@@ -101,7 +103,7 @@ class OpenRequest:
     def call(self, label: str, version: int) -> GenerateCall:
         """What to ask the server for next, under these weights."""
         rules, sampling, command = self._rules, self._rules.sampling, self.command
-        self.rid = f"{command.key.group_id}-{command.key.index}-{command.attempt}-{self._num_sent}-{label}"
+        self.rid = f"{rules.tag}-{command.key.group_id}-{command.key.index}-{command.attempt}-{self._num_sent}"
         self.has_tokens = self.is_sent_again = False
         self._num_sent += 1
         self._version = version

@@ -118,6 +118,11 @@ class ApplyWeights(Command, frozen=True):
     update_mode: UpdateMode
 
 
+class SleepEngine(Command, frozen=True):
+    """Give device memory up, weights included, and keep the process; answered by ``EngineSlept``. The actor has seen to
+    it that nothing runs. The next ``ApplyWeights`` takes the memory again."""
+
+
 # --- of the Scorer and the Filter -----------------------------------------------------------------------------
 
 
@@ -182,6 +187,15 @@ class DeleteCheckpoints(Command, frozen=True):
     below_version: int
 
 
+class SleepLearner(Command, frozen=True):
+    """Move everything from the device to the host's memory; answered by ``LearnerSlept``. What was asked for before is
+    done first. Checkpoints can be saved in this state; it is neither trained nor published."""
+
+
+class WakeLearner(Command, frozen=True):
+    """Move everything back to the device; answered by ``LearnerWoken``."""
+
+
 # --- of the Buffer --------------------------------------------------------------------------------------------
 
 
@@ -201,10 +215,21 @@ class ArchiveSamples(Command, frozen=True):
 
 
 PromptCommand = FetchPrompts
-EngineCommand = OpenEngine | Generate | AbortGeneration | InterruptGenerations | FetchWeights | ApplyWeights
+EngineCommand = (
+    OpenEngine | Generate | AbortGeneration | InterruptGenerations | FetchWeights | ApplyWeights | SleepEngine
+)
 ScorerCommand = Score
 FilterCommand = JudgeGroup
-LearnerCommand = OpenLearner | Train | PublishWeights | ReleaseWeights | SaveCheckpoint | DeleteCheckpoints
+LearnerCommand = (
+    OpenLearner
+    | Train
+    | PublishWeights
+    | ReleaseWeights
+    | SaveCheckpoint
+    | DeleteCheckpoints
+    | SleepLearner
+    | WakeLearner
+)
 BufferCommand = FetchBatch | ArchiveSamples
 BackendCommand = PromptCommand | EngineCommand | ScorerCommand | FilterCommand | LearnerCommand | BufferCommand
 ShellCommand = Send | Record | StartTimer | StopTimer | ReplaceActor | FailRun

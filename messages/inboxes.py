@@ -26,10 +26,13 @@ from penstock.messages.local import (
     BatchTrained,
     CheckpointWritten,
     EngineOpened,
+    EngineSlept,
     GenerationAdvanced,
     GenerationEnded,
     GroupJudged,
     LearnerOpened,
+    LearnerSlept,
+    LearnerWoken,
     PromptsFetched,
     SampleJudged,
     SamplesArchived,
@@ -55,6 +58,8 @@ from penstock.messages.training import (
     CheckpointNamed,
     CheckpointSaved,
     CheckpointsKept,
+    DeviceTurned,
+    DeviceYielded,
     LearnerReady,
     NoticeGiven,
     PolicyChanged,
@@ -66,6 +71,7 @@ from penstock.messages.training import (
 from penstock.messages.waits import WaitsReported
 from penstock.messages.weights import (
     DrainFinished,
+    EngineOpening,
     EngineReady,
     PublishFailed,
     VersionAnnounced,
@@ -98,16 +104,20 @@ PromptSourceEvent = (
     | LineRestored
 )
 
-EngineWorkerWire = SampleIssued | SampleRevoked | SamplesSettled | WeightsStaged | WeightsCommitted | LeasesAsked
+EngineWorkerWire = (
+    SampleIssued | SampleRevoked | SamplesSettled | WeightsStaged | WeightsCommitted | DeviceTurned | LeasesAsked
+)
 EngineWorkerEvent = (
     SampleIssued
     | SampleRevoked
     | SamplesSettled
     | WeightsStaged
     | WeightsCommitted
+    | DeviceTurned
     | Started
     | TimerFired
     | EngineOpened
+    | EngineSlept
     | GenerationAdvanced
     | GenerationEnded
     | WeightsStagedLocally
@@ -146,10 +156,32 @@ BufferEvent = (
     | SamplesArchived
 )
 
-LearnerWire = BatchReady | CheckpointNamed | CheckpointsKept | CheckpointDemanded | VersionAnnounced | PublishFailed
-LearnerEvent = LearnerWire | Started | TimerFired | LearnerOpened | BatchTrained | WeightsPublished | CheckpointWritten
+LearnerWire = (
+    BatchReady
+    | CheckpointNamed
+    | CheckpointsKept
+    | CheckpointDemanded
+    | VersionAnnounced
+    | PublishFailed
+    | DeviceYielded
+)
+LearnerEvent = (
+    LearnerWire
+    | Started
+    | TimerFired
+    | LearnerOpened
+    | LearnerSlept
+    | LearnerWoken
+    | BatchTrained
+    | WeightsPublished
+    | CheckpointWritten
+    | EngineJoined
+    | EngineLost
+)
 
-WeightPublisherWire = StepFinished | WeightsExported | WeightsFetched | WeightsApplied | DrainFinished | EngineReady
+WeightPublisherWire = (
+    StepFinished | WeightsExported | WeightsFetched | WeightsApplied | DrainFinished | EngineOpening | EngineReady
+)
 WeightPublisherEvent = WeightPublisherWire | Started | TimerFired | EngineJoined | EngineLost
 
 SupervisorWire = StepReported | RunFinished | ActorReported | NoticeGiven | WaitsReported

@@ -90,6 +90,10 @@ class WeightsSwapped(LocalEvent, frozen=True, kw_only=True):
     """See ``WeightsApplied``."""
 
 
+class EngineSlept(LocalEvent, frozen=True, kw_only=True):
+    """Answer to ``SleepEngine``: it holds no device memory."""
+
+
 class SampleJudged(LocalEvent, frozen=True, kw_only=True):
     """Answer to ``Score``: a reward, or the reason why there is none."""
 
@@ -148,3 +152,11 @@ class CheckpointWritten(LocalEvent, frozen=True, kw_only=True):
 
     version: int
     path: str
+
+
+class LearnerSlept(LocalEvent, frozen=True, kw_only=True):
+    """Answer to ``SleepLearner``: it holds no device memory."""
+
+
+class LearnerWoken(LocalEvent, frozen=True, kw_only=True):
+    """Answer to ``WakeLearner``: it is on its device again."""

@@ -173,6 +173,30 @@ class NoticeGiven(Event, frozen=True, kw_only=True):
     text: str
 
 
+class Holder(StrEnum):
+    """Whose turn it is on devices that learner and engines share."""
+
+    LEARNER = "learner"
+    ENGINES = "engines"
+
+
+class DeviceTurned(Event, frozen=True, kw_only=True):
+    """Learner → EngineWorker, when they share devices: whose turn it is. Under the Learner's an engine gives its memory
+    up, and says so, when nothing runs any more; under the engines' it opens, and wakes with the next weights."""
+
+    turn: int
+    """Goes up with every change, also over incarnations of the Learner."""
+    holder: Holder
+
+
+class DeviceYielded(Event, frozen=True, kw_only=True):
+    """EngineWorker → Learner: this engine holds no device memory, and takes none before a later turn."""
+
+    engine: str
+    engine_epoch: int
+    turn: int
+
+
 class Activity(StrEnum):
     """What an engine or a learner spends its time on; exactly one at each moment."""
 

@@ -90,6 +90,14 @@ class DrainFinished(Event, frozen=True, kw_only=True):
     publish: int
 
 
+class EngineOpening(Event, frozen=True, kw_only=True):
+    """EngineWorker → WeightPublisher, where devices are shared with the learner: it is its turn, it opens; the deadline
+    of its start counts from here."""
+
+    engine: str
+    engine_epoch: int
+
+
 class EngineReady(Event, frozen=True, kw_only=True):
     """EngineWorker → PromptSource, WeightPublisher: started; takes requests."""
 

@@ -31,6 +31,7 @@ from penstock.messages import inboxes
 from penstock.messages.base import Value
 from penstock.messages.ledger import RunRecorded
 from penstock.messages.names import BUFFER, LEARNER, Role, engine_index, engine_name, is_engine, role_of
+from penstock.runtime.hosts.ray.placement import colocated
 from penstock.runtime.scenario import Scenario
 from penstock.runtime.scenario.capabilities import ENGINE_CAPABILITIES
 from penstock.runtime.shell import classes_of
@@ -116,6 +117,7 @@ def build_machine(name: str, plan: RunPlan, *, epoch: int = 0, records: Iterable
                     name=name,
                     epoch=epoch,
                     retracts=Capability.RETRACT in ENGINE_CAPABILITIES[group.backend],
+                    takes_turns=name in colocated(plan.scenario),
                     check_canary=weights.canary,
                     canary_tolerance=weights.canary_tolerance,
                 )
@@ -136,12 +138,19 @@ def build_machine(name: str, plan: RunPlan, *, epoch: int = 0, records: Iterable
                     save_every=options.save_every,
                     saves_first=options.warm_start is not None,
                     step_timeout_s=options.step_timeout_s,
+                    shares_with=_sharing(plan.scenario),
+                    yield_timeout_s=plan.scenario.weights.drain_timeout_s,
                 )
             )
         case Role.WEIGHT_PUBLISHER:
             return WeightPublisher(_weight_publisher(plan))
         case Role.SUPERVISOR:
             raise ValueError("the supervisor is no actor")
+
+
+def _sharing(scenario: Scenario) -> tuple[str, ...]:
+    """Engines on the learner's devices."""
+    return tuple(sorted(colocated(scenario), key=engine_index))
 
 
 def staleness_policy(scenario: Scenario) -> StalenessPolicy:
@@ -237,6 +246,7 @@ def _weight_publisher(plan: RunPlan) -> WeightPublisherSettings:
     options = plan.scenario.weights
     return WeightPublisherSettings(
         start_timeout_s=plan.scenario.engines.start_timeout_s,
+        share_devices=_sharing(plan.scenario),
         stage_timeout_s=options.stage_timeout_s,
         commit_timeout_s=options.commit_timeout_s,
         drain_timeout_s=options.drain_timeout_s,

@@ -11,15 +11,22 @@ Invariants:
 * Of a swap whose digest or canary is wrong nothing is passed on: what runs is ended, its tokens since the swap are
   dropped, and it goes on from there under the next weights that are right.
 * An attempt that is over here is not begun again, however often it is issued.
+* One that shares devices with the learner opens, wakes and generates in a turn of the engines only. In the learner's it
+  submits nothing, sleeps when nothing runs any more, and says so; it wakes with the next weights that it is told to
+  swap to.
 * A sample leaves once: as ``SampleGenerated``, or as a failure that PromptSource hears of, or cancelled by settlement.
 
 | state | leaves it |
 |---|---|
+| ``closed`` (shares devices) | a turn of the engines → ``starting`` |
 | ``starting`` | ``EngineOpened`` → ``serving`` |
 | ``serving`` | a commit of staged weights → ``draining``, ``interrupting`` or ``applying`` |
 | ``draining``, ``interrupting`` | the last running request ends → ``applying`` |
 | ``applying`` | ``WeightsSwapped`` → ``serving``, or ``spoilt`` when digest or canary are wrong |
 | ``spoilt`` | a commit of other weights, when nothing runs any more → ``applying`` |
+| any of these but ``starting`` and ``applying`` | a turn of the learner, when nothing runs any more → ``sleeping`` |
+| ``sleeping`` | ``EngineSlept`` → ``asleep`` |
+| ``asleep`` | a commit of staged weights, in a turn of the engines → ``applying`` |
 
 | waits for | who ends it |
 |---|---|
@@ -27,13 +34,15 @@ Invariants:
 | running requests | the engine; the length limit, and PromptSource's lease deadline |
 | weights to be fetched, swapped | its backend; the WeightPublisher's stage and commit deadlines |
 | other weights than the wrong ones | the WeightPublisher, which stages the best that it has or replaces the engine |
+| its turn on a device that it shares | the Learner, whose own work has deadlines; another Learner takes its place |
+| the engine to fall asleep | its backend; the Learner's ``yield_timeout_s``, then it is replaced |
 | a version that serves ``min_version`` | the WeightPublisher, which stages the newest on every engine |
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, assert_never, final
+from typing import TYPE_CHECKING, Final, assert_never, final
 
 from penstock.actors.canary import canary_difference
 from penstock.actors.engine_worker.requests import RequestTable
@@ -48,6 +57,7 @@ from penstock.messages.commands import (
     InterruptGenerations,
     OpenEngine,
     Send,
+    SleepEngine,
 )
 from penstock.messages.flow import (
     GenerationClosed,
@@ -59,6 +69,7 @@ from penstock.messages.flow import (
 )
 from penstock.messages.local import (
     EngineOpened,
+    EngineSlept,
     GenerationAdvanced,
     GenerationEnded,
     Started,
@@ -66,12 +77,13 @@ from penstock.messages.local import (
     WeightsStagedLocally,
     WeightsSwapped,
 )
-from penstock.messages.names import PROMPT_SOURCE, SCORER, SUPERVISOR, WEIGHT_PUBLISHER
+from penstock.messages.names import LEARNER, PROMPT_SOURCE, SCORER, SUPERVISOR, WEIGHT_PUBLISHER
 from penstock.messages.samples import Cancelled, InfraError, Part, Sample
-from penstock.messages.training import Activity, NoticeGiven, UpdateMode
+from penstock.messages.training import Activity, DeviceTurned, DeviceYielded, Holder, NoticeGiven, UpdateMode
 from penstock.messages.waits import OWN_BACKEND, Wait
 from penstock.messages.weights import (
     DrainFinished,
+    EngineOpening,
     EngineReady,
     WeightManifest,
     WeightsApplied,
@@ -93,12 +105,21 @@ if TYPE_CHECKING:
 class Phase(StrEnum):
     """State of the engine."""
 
+    CLOSED = "closed"
     STARTING = "starting"
     SERVING = "serving"
     DRAINING = "draining"
     INTERRUPTING = "interrupting"
     APPLYING = "applying"
     SPOILT = "spoilt"
+    SLEEPING = "sleeping"
+    ASLEEP = "asleep"
+
+
+BUSY: Final = (Phase.STARTING, Phase.APPLYING, Phase.SLEEPING)
+"""The backend does something that cannot be broken off."""
+HOLDING_NOTHING: Final = (Phase.CLOSED, Phase.SLEEPING, Phase.ASLEEP)
+"""No device memory, or not for long."""
 
 
 @final
@@ -107,7 +128,7 @@ class EngineWorker:
 
     def __init__(self, settings: EngineWorkerSettings) -> None:
         self.settings = settings
-        self.phase = Phase.STARTING
+        self.phase = Phase.CLOSED if settings.takes_turns else Phase.STARTING
         self.num_slots = 0
         self.version = -1
         self.served: WeightManifest | None = None
@@ -123,6 +144,10 @@ class EngineWorker:
         """Staged by the publisher while another fetch was running."""
         self._commit: WeightsCommitted | None = None
         self.applying: WeightManifest | None = None
+        self._turned: DeviceTurned | None = None
+        """Whose turn it is, as far as is known here."""
+        self._has_yielded = False
+        """In this turn."""
         self.num_spoilt_tokens = 0
         """Made by weights that were wrong, and dropped."""
         self._out: list[AnyCommand] = []
@@ -139,6 +164,8 @@ class EngineWorker:
         """What the engine's time is spent on."""
         if self.phase is Phase.STARTING:
             return Activity.STARTING
+        if self.phase in HOLDING_NOTHING and not self._is_our_turn:
+            return Activity.ASLEEP
         if self.phase is Phase.SPOILT:
             return Activity.WAITING_FOR_WEIGHTS
         if self.requests.num_running:
@@ -165,6 +192,12 @@ class EngineWorker:
             waits.append(Wait("start of", "the engine", OWN_BACKEND))
         elif self.phase is Phase.SPOILT:
             waits.append(Wait("other weights than", "the wrong ones", WEIGHT_PUBLISHER))
+        elif self.phase is Phase.SLEEPING:
+            waits.append(Wait("sleep of", "the engine", OWN_BACKEND))
+        elif self.phase in HOLDING_NOTHING and not self._is_our_turn:
+            waits.append(Wait("turn on", "the device", LEARNER))
+        elif self.phase is Phase.ASLEEP:
+            waits.append(Wait("weights for", "the engine that sleeps", WEIGHT_PUBLISHER))
         for doing, manifest in (("fetched weights of", self._fetching), ("swapped weights of", self.applying)):
             if manifest is not None:
                 waits.append(Wait(doing, f"version {manifest.version}", OWN_BACKEND))
@@ -204,12 +237,19 @@ class EngineWorker:
                 self._on_swapped(event)
             case EngineOpened():
                 self._on_opened(event.num_slots)
+            case DeviceTurned():
+                self._turned, self._has_yielded = event, False
+            case EngineSlept():
+                if self.phase is Phase.SLEEPING:
+                    self.phase = Phase.ASLEEP
             case Started():
-                self._out.append(OpenEngine())
+                if self.phase is Phase.STARTING:
+                    self._out.append(OpenEngine())
             case TimerFired():
                 pass
             case _:
                 assert_never(event)
+        self._take_turn()
         self._begin_swap()
         self._submit()
         out, self._out = self._out, []
@@ -225,6 +265,32 @@ class EngineWorker:
         ready = EngineReady(engine=self.settings.name, engine_epoch=self.settings.epoch, num_slots=num_slots)
         self._send(PROMPT_SOURCE, ready)
         self._send(WEIGHT_PUBLISHER, ready)
+
+    # --- turns on a device that is shared ---------------------------------------------------------------------
+
+    @property
+    def _is_our_turn(self) -> bool:
+        """Whether the device may be used."""
+        turned = self._turned
+        return not self.settings.takes_turns or (turned is not None and turned.holder is Holder.ENGINES)
+
+    def _take_turn(self) -> None:
+        """Open in a turn of the engines; in the learner's yield when nothing runs."""
+        if self._turned is None or not self.settings.takes_turns:
+            return
+        name, epoch = self.settings.name, self.settings.epoch
+        if self._is_our_turn:
+            if self.phase is Phase.CLOSED:
+                self.phase = Phase.STARTING
+                self._send(WEIGHT_PUBLISHER, EngineOpening(engine=name, engine_epoch=epoch))
+                self._out.append(OpenEngine())
+        elif self.phase in (Phase.CLOSED, Phase.ASLEEP):
+            if not self._has_yielded:
+                self._has_yielded = True
+                self._send(LEARNER, DeviceYielded(engine=name, engine_epoch=epoch, turn=self._turned.turn))
+        elif self.phase not in BUSY and not self.requests.num_running:
+            self.phase = Phase.SLEEPING
+            self._out.append(SleepEngine())
 
     # --- requests ---------------------------------------------------------------------------------------------
 
@@ -242,7 +308,7 @@ class EngineWorker:
     def _submit(self) -> None:
         """Give waiting requests to the engine while it serves and has slots."""
         num_places = self.num_slots - self.requests.num_running
-        if self.phase is not Phase.SERVING or num_places <= 0 or not self.requests.num_waiting:
+        if self.phase is not Phase.SERVING or not self._is_our_turn or num_places <= 0 or not self.requests.num_waiting:
             return
         for request in self.requests.take(num_places, self.version):
             issued = request.issued
@@ -378,7 +444,7 @@ class EngineWorker:
     def _begin_swap(self) -> None:
         """Go on with a commit whose weights are staged: drain or interrupt if need be, then apply."""
         commit, staged = self._commit, self._staged
-        if commit is None or staged is None or staged.publish != commit.publish:
+        if commit is None or staged is None or staged.publish != commit.publish or not self._is_our_turn:
             return
         if staged.version < self.version:  # staged before the swap to what is served now; engines do not go back
             self._commit = self._staged = None
@@ -394,7 +460,7 @@ class EngineWorker:
                 case UpdateMode.INTERRUPT | UpdateMode.IN_FLIGHT:
                     self._apply(staged, commit)
                     return
-        if self.phase not in (Phase.STARTING, Phase.APPLYING) and not self.requests.num_running:
+        if self.phase not in (*BUSY, Phase.CLOSED) and not self.requests.num_running:
             drained = DrainFinished(
                 engine=self.settings.name,
                 engine_epoch=self.settings.epoch,
@@ -457,4 +523,5 @@ class EngineWorker:
         num_running = self.requests.num_running
         assert num_running <= self.num_slots
         assert (self.phase is Phase.APPLYING) == (self.applying is not None)
-        assert self.phase is not Phase.STARTING or not num_running
+        assert self.phase not in (Phase.STARTING, *HOLDING_NOTHING) or not num_running
+        assert self.settings.takes_turns or self.phase not in HOLDING_NOTHING

@@ -13,6 +13,8 @@ class EngineWorkerSettings(Value, frozen=True, kw_only=True):
     retracts: bool = False
     """Under ``interrupt`` the engine itself holds what runs and computes it again under the new weights; it need not
     be ended first."""
+    takes_turns: bool = False
+    """It shares its devices with the learner."""
     check_canary: bool = True
     canary_tolerance: float = 0.05
     """Largest mean absolute difference to the learner's log-probs, in nats."""

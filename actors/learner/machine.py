@@ -10,15 +10,20 @@ Invariants:
 * It loads the checkpoint that the Buffer names, and no other.
 * A version that engines were told of, or a newer one, is published by this incarnation before it waits for batches
   made with it; an older one is never published.
+* Where it shares devices with engines, it loads, trains and publishes in its own turn only. It gives the turn away
+  after each publish, asleep, and says then what it has published: engines that wake find newer weights than theirs.
 
 States: ``starting`` (until a checkpoint is named) → ``opening`` → ``idle`` ⇄ ``training`` → ``publishing`` → ``idle``.
+With shared devices: ``asking`` before ``opening``; after ``publishing`` → ``sleeping`` → ``idle``, asleep, and from
+there → ``asking`` → ``waking`` → ``idle`` for the next batch.
 
 | waits for | who ends it |
 |---|---|
 | the name of a checkpoint | the Buffer; ``start_timeout_s``, then another Learner takes its place |
 | its backend to open (model, warm start) | the backend; ``start_timeout_s``, likewise |
 | a batch | the Buffer |
-| a step, an export, a checkpoint | the backend; ``step_timeout_s``, likewise |
+| a step, an export, a checkpoint, its sleep, its waking | the backend; ``step_timeout_s``, likewise |
+| engines that share its devices to yield | each, when what runs has ended; ``yield_timeout_s``, then it is replaced |
 """
 
 from __future__ import annotations
@@ -26,6 +31,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, assert_never, final
 
+from penstock.actors.learner.turns import Turns
 from penstock.messages.commands import (
     DeleteCheckpoints,
     FailRun,
@@ -35,18 +41,23 @@ from penstock.messages.commands import (
     ReplaceActor,
     SaveCheckpoint,
     Send,
+    SleepLearner,
     StartTimer,
     StopTimer,
     Train,
+    WakeLearner,
 )
 from penstock.messages.local import (
     BatchTrained,
     CheckpointWritten,
     LearnerOpened,
+    LearnerSlept,
+    LearnerWoken,
     Started,
     TimerFired,
     WeightsPublished,
 )
+from penstock.messages.membership import EngineJoined, EngineLost
 from penstock.messages.names import BUFFER, LEARNER, WEIGHT_PUBLISHER
 from penstock.messages.training import (
     Activity,
@@ -55,6 +66,8 @@ from penstock.messages.training import (
     CheckpointNamed,
     CheckpointSaved,
     CheckpointsKept,
+    DeviceYielded,
+    Holder,
     LearnerReady,
     StepFinished,
     UpdateMode,
@@ -72,6 +85,7 @@ PUBLISHES_PER_EPOCH: Final = 1_000_000
 """Publish numbers go up over incarnations too, so that an engine never takes an old one for a new one."""
 DEADLINE: Final = "deadline"
 SAVE_DEADLINE: Final = "save"
+YIELD_DEADLINE: Final = "yield"
 
 
 class Phase(StrEnum):
@@ -82,6 +96,10 @@ class Phase(StrEnum):
     IDLE = "idle"
     TRAINING = "training"
     PUBLISHING = "publishing"
+    ASKING = "asking"
+    """Something is to be done, and engines have the devices still."""
+    WAKING = "waking"
+    SLEEPING = "sleeping"
 
 
 @final
@@ -93,6 +111,9 @@ class Learner:
         self.phase = Phase.STARTING
         self.version = -1
         """−1: nothing is loaded."""
+        self.turns = Turns(settings.shares_with, settings.epoch)
+        self.is_awake = False
+        """On its device."""
         self.published_version = -1
         self._publish = settings.epoch * PUBLISHES_PER_EPOCH
         self._update_mode = UpdateMode.DRAIN
@@ -110,13 +131,20 @@ class Learner:
         self._saving: int | None = None
         """Version of the checkpoint that is being written."""
         self._saved: CheckpointSaved | None = None
+        self._named: CheckpointNamed | None = None
+        """To be loaded."""
+        self._exported: WeightsExported | None = None
+        """To be told when the engines have the devices."""
         self._out: list[AnyCommand] = []
 
     @property
     def state(self) -> str:
         """For people."""
-        is_saving = self._saving is not None and self.phase is Phase.IDLE
-        return "checkpointing" if is_saving else self.phase.value
+        if self.phase is not Phase.IDLE:
+            return self.phase.value
+        if not self.is_awake:
+            return "asleep"
+        return "checkpointing" if self._saving is not None else self.phase.value
 
     @property
     def activity(self) -> Activity:
@@ -124,6 +152,10 @@ class Learner:
         match self.phase:
             case Phase.STARTING | Phase.OPENING:
                 return Activity.STARTING
+            case Phase.ASKING | Phase.WAKING | Phase.SLEEPING:
+                return Activity.ASLEEP
+            case Phase.IDLE if not self.is_awake:
+                return Activity.ASLEEP
             case Phase.IDLE if self._saving is not None and self._next is None:
                 return Activity.CHECKPOINTING
             case Phase.IDLE:
@@ -169,6 +201,17 @@ class Learner:
                 self._on_named(event)
             case LearnerOpened():
                 self._on_opened(event.version)
+            case DeviceYielded():
+                self.turns.yielded(event)
+            case EngineJoined():
+                self._out.extend(self.turns.joined(event))
+            case EngineLost():
+                self.turns.lost(event)
+            case LearnerWoken():
+                self._done()
+                self.is_awake = True
+            case LearnerSlept():
+                self._on_slept()
             case Started():
                 self._out.append(Send(BUFFER, LearnerReady(epoch=self.settings.epoch, version=-1)))
                 self._out.append(StartTimer(DEADLINE, self.settings.start_timeout_s))
@@ -185,13 +228,13 @@ class Learner:
     def _on_named(self, event: CheckpointNamed) -> None:
         if self.phase is not Phase.STARTING or event.learner_epoch != self.settings.epoch:
             return  # said again, or to a predecessor
-        self.phase = Phase.OPENING
         self._announced = max(self._announced, event.announced_version)
-        self._out.append(OpenLearner(version=event.version, path=event.path))
+        self._named = event
+        self._ask()
 
     def _on_opened(self, version: int) -> None:
         self._done()
-        self.version = version
+        self.version, self.is_awake = version, True
         self._out.append(Send(BUFFER, LearnerReady(epoch=self.settings.epoch, version=version)))
         self._must_publish = version >= self._announced
         self._save_due = version == 0 and self.settings.saves_first
@@ -200,11 +243,19 @@ class Learner:
         doing = self.phase.value
         if key == SAVE_DEADLINE:
             doing = "" if self._saving is None else "checkpointing"
-        elif self.phase is Phase.IDLE:
+        elif key == YIELD_DEADLINE:
+            self._on_unyielding()
+            doing = ""
+        elif self.phase in (Phase.IDLE, Phase.ASKING):
             doing = ""
         if doing:  # otherwise it ran out while what it was for came to its end
             cause = f"it is {doing} for longer than it may"
             self._out.append(ReplaceActor(LEARNER, self.settings.epoch, cause))
+
+    def _on_unyielding(self) -> None:
+        if self.phase is Phase.ASKING:
+            timeout_s = self.settings.yield_timeout_s
+            self._out.extend((*self.turns.late(timeout_s), StartTimer(YIELD_DEADLINE, timeout_s)))
 
     def _on_batch(self, event: BatchReady) -> None:
         if self.version < 0:
@@ -232,7 +283,8 @@ class Learner:
         self._out.extend((Send(BUFFER, self._receipt), Send(WEIGHT_PUBLISHER, self._receipt)))
         self._update_mode = batch.update_mode
         self._announced = max(self._announced, batch.announced_version)
-        due = self.version - self.published_version >= self.settings.publish_every
+        # Engines that sleep wake with new weights only, so a turn that is given away ends with a publish.
+        due = self.turns.are_taken or self.version - self.published_version >= self.settings.publish_every
         # Engines may have been told of a version that this incarnation has not published: off the grid, then.
         missing = self._announced > self.published_version
         self._must_publish |= (due or missing) and self.version >= self._announced and not batch.is_last
@@ -242,7 +294,17 @@ class Learner:
         self._done()
         self.published_version = event.manifest.version
         exported = WeightsExported(manifest=event.manifest, update_mode=self._update_mode)
-        self._out.append(Send(WEIGHT_PUBLISHER, exported))
+        if self.turns.are_taken:
+            self._exported = exported
+        else:
+            self._out.append(Send(WEIGHT_PUBLISHER, exported))
+
+    def _on_slept(self) -> None:
+        self._done()
+        exported, self._exported = self._exported, None
+        assert exported is not None
+        self.is_awake = False
+        self._out.extend((Send(WEIGHT_PUBLISHER, exported), *self.turns.free()))
 
     def _on_demand(self, event: CheckpointDemanded) -> None:
         if self._saved is not None and self._saved.version == self.version >= event.version:
@@ -259,7 +321,13 @@ class Learner:
     # --- what follows from the state --------------------------------------------------------------------------
 
     def _advance(self) -> None:
+        if self.phase is Phase.ASKING and self.turns.is_ours:
+            self._take_turn()
         if self.phase is not Phase.IDLE:
+            return
+        if not self.is_awake and (self._must_publish or self._next is not None):
+            self._ask()
+            self._advance()
             return
         is_demanded = self._demanded is not None and self.version >= self._demanded
         if self._must_publish:
@@ -267,9 +335,32 @@ class Learner:
             return
         if (self._save_due or is_demanded) and self._saving is None:
             self._save()
-        if self._next is not None:
+        if self._exported is not None:
+            self._start(Phase.SLEEPING)
+            self._out.append(SleepLearner())
+        elif self._next is not None:
             batch, self._next = self._next, None
             self._train(batch)
+
+    def _ask(self) -> None:
+        """The device is needed; ``_advance`` goes on when it is there."""
+        self.phase = Phase.ASKING
+        self._out.extend(self.turns.ask())
+        if not self.turns.is_ours:
+            self._out.append(StartTimer(YIELD_DEADLINE, self.settings.yield_timeout_s))
+
+    def _take_turn(self) -> None:
+        if self.turns.are_taken:
+            self._out.append(StopTimer(YIELD_DEADLINE))
+        if self._named is None:
+            self._start(Phase.WAKING)
+            self._out.append(WakeLearner())
+            return
+        named, self._named = self._named, None
+        self.phase = Phase.OPENING
+        if self.turns.are_taken:  # the time that it waited for engines does not count
+            self._out.append(StartTimer(DEADLINE, self.settings.start_timeout_s))
+        self._out.append(OpenLearner(version=named.version, path=named.path))
 
     def _save(self) -> None:
         self._save_due = False
@@ -310,10 +401,16 @@ class Learner:
         assert (self.phase is Phase.TRAINING) == (self._batch is not None)
         assert self._batch is None or self._batch.version == self.version + 1
         assert self.published_version <= self.version or self.version < 0
+        self.turns.validate()
+        assert not self.is_awake or self.turns.holder is Holder.LEARNER
+        assert self.is_awake or self.phase not in (Phase.TRAINING, Phase.PUBLISHING, Phase.SLEEPING)
+        assert self.is_awake or self.turns.are_taken or self.phase is not Phase.IDLE
 
     def waits(self) -> tuple[Wait, ...]:
         """The Buffer, or its backend."""
         match self.phase:
+            case Phase.ASKING:
+                return tuple(self.turns.waits())
             case Phase.STARTING:
                 first = Wait("name of", "a checkpoint", BUFFER)
             case Phase.IDLE:

@@ -15,5 +15,9 @@ class LearnerSettings(Value, frozen=True, kw_only=True):
     saves_first: bool = False
     """Write a checkpoint of version 0, because it took long to get there."""
     step_timeout_s: float
+    shares_with: tuple[str, ...] = ()
+    """Engines on the learner's devices: they take turns."""
+    yield_timeout_s: float = 3600.0
+    """For these engines to end what runs, and sleep."""
     start_timeout_s: float = 1800.0
     """For loading the model and the warm start."""

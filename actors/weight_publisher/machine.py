@@ -25,6 +25,7 @@ Phases of an engine:
 | waits for | who ends it |
 |---|---|
 | a publish | the Learner |
+| an engine's turn on a device that it shares with the learner | the Learner, then as below |
 | an engine to open, to fetch, to be idle, to swap | the engine; a timer for each, at whose end it is replaced |
 | the canary | its engine; the same timers, then another engine becomes the canary |
 | another publish after one that failed | the Learner, which is told until it has heard it |
@@ -46,6 +47,7 @@ from penstock.messages.training import NoticeGiven, StepFinished, UpdateMode
 from penstock.messages.waits import Wait
 from penstock.messages.weights import (
     DrainFinished,
+    EngineOpening,
     EngineReady,
     PublishFailed,
     ServingEngine,
@@ -141,6 +143,10 @@ class WeightPublisher:
                 engine = self.engines.live(event.engine, event.engine_epoch)
                 if engine is not None and engine.phase is Phase.COMMITTING and engine.takes(event.publish):
                     self._out.append(StartTimer(engine.name, self.settings.commit_timeout_s))
+            case EngineOpening():
+                engine = self.engines.live(event.engine, event.engine_epoch)
+                if engine is not None and engine.phase is Phase.STARTING:
+                    self._out.append(StartTimer(engine.name, self.settings.start_timeout_s))
             case EngineReady():
                 engine = self.engines.live(event.engine, event.engine_epoch)
                 if engine is not None and engine.phase is Phase.STARTING:
@@ -182,7 +188,8 @@ class WeightPublisher:
                 return
             self._drop(engine)
         self.engines.join(event.name, event.epoch)
-        self._out.append(StartTimer(event.name, self.settings.start_timeout_s))
+        if event.name not in self.settings.share_devices:  # the others say when it is their turn to open
+            self._out.append(StartTimer(event.name, self.settings.start_timeout_s))
 
     def _drop(self, engine: EngineState) -> None:
         self.engines.drop(engine)

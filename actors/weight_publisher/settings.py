@@ -9,7 +9,9 @@ class WeightPublisherSettings(Value, frozen=True, kw_only=True):
     """Deadlines and tolerances."""
 
     start_timeout_s: float = 120.0
-    """For an engine to open, from when its process is there."""
+    """For an engine to open, from when its process is there, or from when it is its turn to."""
+    share_devices: tuple[str, ...] = ()
+    """Engines on the learner's devices, which open when it is their turn."""
     stage_timeout_s: float
     commit_timeout_s: float
     drain_timeout_s: float

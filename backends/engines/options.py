@@ -40,6 +40,10 @@ class LatencyOptions(Options, frozen=True, kw_only=True):
     fetch_weights_s: Annotated[float, Meta(ge=0)] = 1.0
     failure_rate: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """Share of generations that end as ``infra_error``."""
+    sleep_s: Annotated[float, Meta(ge=0)] = 0.2
+    """To give device memory up, with ``engines.placement: colocate``."""
+    wake_s: Annotated[float, Meta(ge=0)] = 0.5
+    """To take it again, before weights are applied."""
 
 
 OptionValue = bool | int | float | str | list[bool | int | float | str] | None
@@ -73,7 +77,8 @@ class EnginesOptions(EngineGroupOptions, frozen=True, kw_only=True):
     """Engines of other kinds beside these, in the same run."""
     placement: Literal["auto", "pack", "spread", "colocate"] = "auto"
     """Of GPUs: ``pack``, which ``auto`` is too, takes as few nodes as it can, ``spread`` as many. ``colocate`` puts the
-    learner on the GPUs of the first engine; they take turns, so it needs ``max_staleness: 0`` and ``drain``."""
+    learner on the GPUs of the first engine (simulated: of all); they take turns, and whoever has not the turn holds no
+    GPU memory, so it needs ``max_staleness: 0`` and ``drain``."""
     seeded_sampling: bool = False
     """Refuse engines whose samples do not follow from the seed."""
     progress_tokens: Annotated[int, Meta(ge=1)] = 64

@@ -6,6 +6,7 @@ Invariants:
   tokens; only the versions that made them differ.
 * Arrays are real: token ``t`` of any response is ``t % 1000``, so a hole or a repeat shows.
 * Every ``Generate`` is answered by exactly one ``GenerationEnded``.
+* Asleep it generates nothing; the next ``ApplyWeights`` wakes it.
 * Nothing happens per token. All running requests advance alike, one token each ``token_s + (running − 1)·token_load_s``
   seconds, so one shared count of tokens says when which of them is next.
 
@@ -32,9 +33,11 @@ from penstock.messages.commands import (
     Generate,
     InterruptGenerations,
     OpenEngine,
+    SleepEngine,
 )
 from penstock.messages.local import (
     EngineOpened,
+    EngineSlept,
     GenerationAdvanced,
     GenerationEnded,
     WeightsStagedLocally,
@@ -83,6 +86,7 @@ class SimulatedEngine:
         """Tokens that a request would have made that ran from the start."""
         self._counted_s = 0.0
         self._paused = False
+        self._is_asleep = False
         self._wake_s = math.inf
         self._wake_id = 0
         self._num_generated = 0
@@ -108,6 +112,8 @@ class SimulatedEngine:
                     self._after(self._model.fetch_weights_s, self._fetch, command.manifest)
                 case ApplyWeights():
                     self._apply(command)
+                case SleepEngine():
+                    self._sleep()
                 case OpenEngine():
                     self._emit(EngineOpened(num_slots=self._num_slots))
 
@@ -127,8 +133,9 @@ class SimulatedEngine:
     # --- requests ---------------------------------------------------------------------------------------------
 
     def _generate(self, command: Generate) -> None:
-        if self._version < 0:
-            raise RuntimeError(f"sample {command.key} was to be generated before any weights were loaded")
+        if self._version < 0 or self._is_asleep:
+            why = "while it sleeps" if self._is_asleep else "before any weights were loaded"
+            raise RuntimeError(f"sample {command.key} was to be generated {why}")
         request = SimulatedRequest(command, self._num_tokens(command.seed), self._model.failure_rate)
         if self.num_hangs:
             self.num_hangs -= 1
@@ -258,7 +265,15 @@ class SimulatedEngine:
             raise RuntimeError(f"{len(self._requests)} requests run at a swap in mode {command.update_mode}")
         self._advance()
         self._paused = True
-        self._after(self._model.apply_weights_s, self._swap, manifest)
+        wake_s = self._model.wake_s if self._is_asleep else 0.0
+        self._is_asleep = False
+        self._after(wake_s + self._model.apply_weights_s, self._swap, manifest)
+
+    def _sleep(self) -> None:
+        if self._requests or self._is_asleep:
+            raise RuntimeError(f"it was to sleep while {len(self._requests)} requests run (asleep: {self._is_asleep})")
+        self._is_asleep = True
+        self._timers.call_later(self._model.sleep_s, lambda: self._emit(EngineSlept()))
 
     def _swap(self, manifest: WeightManifest) -> None:
         self._advance()

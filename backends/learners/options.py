@@ -126,6 +126,10 @@ class SimulatedLearnerOptions(Options, frozen=True, kw_only=True):
     publish_s: NonNegative = 0.5
     jitter_sigma: NonNegative = 0.0
     """Log-normal noise on a step's time."""
+    sleep_s: NonNegative = 0.2
+    """To give device memory up, with ``engines.placement: colocate``."""
+    wake_s: NonNegative = 0.5
+    """To take it again."""
 
 
 class LearnerOptions(Options, frozen=True, kw_only=True):

@@ -23,9 +23,18 @@ from penstock.messages.commands import (
     PublishWeights,
     ReleaseWeights,
     SaveCheckpoint,
+    SleepLearner,
     Train,
+    WakeLearner,
 )
-from penstock.messages.local import BatchTrained, CheckpointWritten, LearnerOpened, WeightsPublished
+from penstock.messages.local import (
+    BatchTrained,
+    CheckpointWritten,
+    LearnerOpened,
+    LearnerSlept,
+    LearnerWoken,
+    WeightsPublished,
+)
 from penstock.messages.weights import Canary, WeightManifest
 
 if TYPE_CHECKING:
@@ -61,6 +70,7 @@ class SimulatedLearner:
         self._timers = timers
         self._lock = threading.RLock()
         self._free_s = 0.0
+        self._is_asleep = False
         self._num_waiting = 0
 
     def start(self, emit: Emit, fail: Fail) -> None:
@@ -69,6 +79,8 @@ class SimulatedLearner:
 
     def execute(self, command: LearnerCommand, /) -> None:
         """See :class:`penstock.backends.protocol.Backend`."""
+        if self._is_asleep and isinstance(command, Train | PublishWeights):
+            raise RuntimeError(f"{type(command).__name__} came while the learner sleeps")
         match command:
             case Train():
                 self._finish_after(self._step_s(command), _trained(command))
@@ -79,6 +91,12 @@ class SimulatedLearner:
                 self._finish_after(self._model.publish_s, written)
             case OpenLearner():
                 self._finish_after(0.0, _opened(command))
+            case SleepLearner():
+                self._is_asleep = True
+                self._finish_after(self._model.sleep_s, LearnerSlept())
+            case WakeLearner():
+                self._is_asleep = False
+                self._finish_after(self._model.wake_s, LearnerWoken())
             case ReleaseWeights() | DeleteCheckpoints():
                 pass  # nothing was kept
 

@@ -220,6 +220,35 @@ def _placement(s: Scenario) -> Iterator[Broken]:
             "colocated engines and the learner take turns on their devices, so none may run ahead of the other; set "
             "staleness.max_staleness=0 and staleness.update_mode=drain, or another placement",
         )
+    if s.engines.placement == "colocate":
+        yield from _colocation(s)
+
+
+def _colocation(s: Scenario) -> Iterator[Broken]:
+    engines, learner = s.engines, s.learner
+    if engines.addresses:
+        yield (
+            ("engines", "placement"),
+            "colocated engines are started here, on the learner's devices; remove engines.addresses, or take another "
+            "placement",
+        )
+    devices = {engines.device, learner.device}
+    if engines.backend != "simulated" and not engines.more and len(devices) > 1 and "auto" not in devices:
+        yield (
+            ("engines", "placement"),
+            f"the engines are on {engines.device} and the learner on {learner.device}, so they share nothing; give "
+            "both the same device, or take another placement",
+        )
+    if engines.sglang.get("enable_memory_saver") is False:
+        yield (
+            ("engines", "sglang", "enable_memory_saver"),
+            "a colocated server has to give its GPU memory up while the learner trains; remove it, it is set to true",
+        )
+    if (engines.backend == "simulated") != (learner.backend == "simulated"):
+        yield (
+            ("engines", "placement"),
+            "a simulated part has no device that another could share; take another placement",
+        )
 
 
 def _engine_groups(s: Scenario) -> Iterator[tuple[KeyPath, EngineGroupOptions]]:

@@ -20,7 +20,7 @@ import math
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.backends.engines.options import engine_groups
+from penstock.backends.engines.options import engine_groups, num_engines
 from penstock.backends.engines.sglang.size import EngineSize, engine_size
 from penstock.messages.names import LEARNER, engine_name
 from penstock.runtime.errors import PreflightError
@@ -125,9 +125,12 @@ def place(scenario: Scenario, nodes: Sequence[NodeGpus]) -> Placement:
 
 
 def colocated(scenario: Scenario) -> frozenset[str]:
-    """The engines that take turns with the learner: the first of those that get GPUs, or of all where none gets any."""
+    """The engines that take turns with the learner: the first of those that get GPUs, or of all where none gets any.
+    Simulated ones all do, as if the learner were spread over their devices."""
     if scenario.engines.placement != "colocate":
         return frozenset()
+    if scenario.engines.backend == "simulated":
+        return frozenset(engine_name(index) for index in range(num_engines(scenario.engines)))
     engines = [need.names[0] for need in needs_of(scenario) if need.names != (LEARNER,)]
     return frozenset({engines[0] if engines else engine_name(0)})
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from penstock.runtime.hosts.virtual.device_watch import DeviceWatch
 from penstock.runtime.hosts.virtual.event_digest import EventDigest
 from penstock.runtime.hosts.virtual.faults import inject
 from penstock.runtime.hosts.virtual.host import VirtualHost
@@ -65,6 +66,8 @@ class TrialRun:
         self.host = VirtualHost(trial.names, trial.casting(), trial.host, digest=self.digest)
         self.oracle = Oracle(rules_of(trial), self.host)
         self.host.watch(self.oracle)
+        if trial.colocated:
+            self.host.watch(DeviceWatch(trial.engines, self.host))
         inject(self.host, trial.faults)
 
     def run(self) -> Outcome:

@@ -75,7 +75,16 @@ def draw_trial(policy: str, seed: int) -> Trial:
     )
     faults = _draw_faults(rng, trial, weather)
     routing = rng.choice(("prefix_affine", "prefix_affine", "least_loaded"))
-    return msgspec.structs.replace(trial, faults=faults, routing=routing, max_load=rng.choice((1.0, 1.25, 1.5, 3.0)))
+    max_load = rng.choice((1.0, 1.25, 1.5, 3.0))
+    trial = msgspec.structs.replace(trial, faults=faults, routing=routing, max_load=max_load)
+    return _colocate(trial, rng) if policy == "sync" else trial
+
+
+def _colocate(trial: Trial, rng: random.Random) -> Trial:
+    """One of three has the learner on the devices of its engines."""
+    latency = msgspec.structs.replace(trial.latency, sleep_s=rng.choice((0.0, 0.1, 2.0)), wake_s=rng.choice((0.0, 0.5)))
+    learner = msgspec.structs.replace(trial.learner, sleep_s=rng.choice((0.0, 0.1, 2.0)), wake_s=rng.choice((0.0, 0.5)))
+    return msgspec.structs.replace(trial, colocated=rng.random() < 1 / 3, latency=latency, learner=learner)
 
 
 def _maybe(rng: random.Random, share: float, draw: Any) -> Any:  # noqa: ANN401 - hands on what ``draw`` returns

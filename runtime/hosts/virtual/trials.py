@@ -67,6 +67,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     samples_per_group: int = 2
     num_engines: int = 2
     num_slots: int = 4
+    colocated: bool = False
+    """Learner and engines share their devices, and take turns."""
     num_rows: int = 1000
     num_epochs: int | None = None
     target_outstanding: int | None = None
@@ -164,6 +166,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
                 backend="simulated",
                 count=self.num_engines,
                 slots=self.num_slots,
+                placement="colocate" if self.colocated else "auto",
                 progress_tokens=PROGRESS_TOKENS,
                 simulated=self.latency,
             ),

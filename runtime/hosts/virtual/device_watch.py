@@ -1,0 +1,97 @@
+"""Watches who holds the devices that learner and engines share.
+
+What it checks, from commands and from what backends answer, whatever the actors believe:
+
+* no engine opens, wakes or generates while the learner holds them;
+* the learner does not open, wake, train or publish while an engine holds them.
+
+Who is dead or given up holds nothing: on a real machine it was killed. (A stopped process that cannot be killed holds
+what it held; nobody can help that.)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.messages.commands import (
+    ApplyWeights,
+    Generate,
+    OpenEngine,
+    OpenLearner,
+    PublishWeights,
+    Train,
+    WakeLearner,
+)
+from penstock.messages.local import EngineSlept, LearnerSlept
+from penstock.messages.names import LEARNER
+from penstock.runtime.hosts.virtual.process import Process, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from penstock.messages.base import Event
+    from penstock.messages.commands import AnyCommand
+    from penstock.messages.ledger import LedgerEntry
+    from penstock.messages.wire import Header
+    from penstock.runtime.hosts.virtual.host import VirtualHost
+
+
+class DeviceWatch:
+    """Asserts after every event; implements :class:`penstock.runtime.hosts.virtual.host.Watcher`."""
+
+    def __init__(self, engines: Iterable[str], host: VirtualHost) -> None:
+        self.num_turns = 0
+        """Times that the learner took the devices."""
+        self._engines = frozenset(engines)
+        self._supervisor = host.supervisor
+        self._holders: dict[str, Process] = {}
+
+    def handled(self, process: Process, event: Event, header: Header | None, commands: list[AnyCommand]) -> None:
+        """See :class:`penstock.runtime.hosts.virtual.host.Watcher`."""
+        if isinstance(event, EngineSlept | LearnerSlept) and self._holders.get(process.name) is process:
+            del self._holders[process.name]
+        if not self._counts(process):
+            return
+        for command in commands:
+            match command:
+                case OpenEngine() | ApplyWeights() if process.name in self._engines:
+                    self._take(process, command, others=(LEARNER,))
+                case Generate() if process.name in self._engines:
+                    assert self._holds(process.name), f"{process.name} generates asleep"
+                    self._assert_free(process, command, (LEARNER,))
+                case OpenLearner() | WakeLearner():
+                    self.num_turns += 1
+                    self._take(process, command, others=self._engines)
+                case Train() | PublishWeights():
+                    assert self._holds(LEARNER), f"the learner is told to {type(command).__name__} asleep"
+                    self._assert_free(process, command, self._engines)
+                case _:
+                    pass
+
+    def _take(self, process: Process, command: AnyCommand, others: Iterable[str]) -> None:
+        self._assert_free(process, command, others)
+        self._holders[process.name] = process
+
+    def _assert_free(self, process: Process, command: AnyCommand, others: Iterable[str]) -> None:
+        held = [name for name in others if self._holds(name)]
+        assert not held, f"{process.name} is told to {type(command).__name__} while {', '.join(sorted(held))} is awake"
+
+    def _holds(self, name: str) -> bool:
+        holder = self._holders.get(name)
+        return holder is not None and self._counts(holder)
+
+    def _counts(self, process: Process) -> bool:
+        is_present = self._supervisor.processes.get(process.name) is process
+        return is_present and process.status is not Status.DEAD and not self._supervisor.is_given_up(process)
+
+    def committed(self, process: Process, entries: Sequence[LedgerEntry]) -> None:
+        """See :class:`penstock.runtime.hosts.virtual.host.Watcher`."""
+
+    def heard(self, process: Process, event: Event) -> None:
+        """See :class:`penstock.runtime.hosts.virtual.host.Watcher`."""
+
+    def turned(self, process: Process) -> None:
+        """See :class:`penstock.runtime.hosts.virtual.host.Watcher`."""
+
+    def lost(self, name: str, cause: str) -> None:
+        """See :class:`penstock.runtime.hosts.virtual.host.Watcher`."""

@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from penstock.messages.base import Metric
     from penstock.messages.commands import EngineCommand
 
+    OpenEngineFor = Callable[[Path, Path, SamplingOptions], Backend[EngineCommand]]
+    """From the model's folder and the run's to an engine with four slots and 512 tokens of context."""
+
 WAIT_S = 60.0
 ASKED: list[Any] = [{"role": "user", "content": cases.QUESTION}]
 TOOLS: list[Any] = [cases.MULTIPLY]
@@ -89,25 +92,36 @@ class Ended(NamedTuple):
     mask: list[int]
 
 
+def _embedded(model: Path, _: Path, sampling: SamplingOptions) -> Backend[EngineCommand]:
+    return open_torch_engine(
+        model_folder=model,
+        options=EnginesOptions(slots=4, device="cpu", progress_tokens=4),
+        sampling=sampling,
+        max_context=512,
+        dtype="float32",
+        fetcher=open_fetcher(),
+    )
+
+
 class GatewayBench:
     """One engine with its gateway, the actor played by hand."""
 
     def __init__(
-        self, model: Path, folder: Path, options: EpisodeOptions, data: DataOptions, engine_name: str = "engine/0"
+        self,
+        model: Path,
+        folder: Path,
+        options: EpisodeOptions,
+        data: DataOptions,
+        engine_name: str = "engine/0",
+        open_engine: OpenEngineFor | None = None,
+        start_s: float = WAIT_S,
+        sampling: SamplingOptions | None = None,
     ) -> None:
         self.model = model
         self.folder = folder
         self.tokenizer = TextTokenizer(model)
-        sampling = SamplingOptions(max_response_tokens=64)
-        engine = open_torch_engine(
-            model_folder=model,
-            options=EnginesOptions(slots=4, device="cpu", progress_tokens=4),
-            sampling=sampling,
-            max_context=512,
-            dtype="float32",
-            fetcher=open_fetcher(),
-        )
-        self.engine = Listening(engine)
+        sampling = sampling or SamplingOptions(max_response_tokens=64)
+        self.engine = Listening((open_engine or _embedded)(model, folder, sampling))
         self.gateway = GatewayEpisodes(
             GatewaySettings(
                 engine=engine_name, epoch=0, run_folder=str(folder), model_folder=str(model), model="tiny",
@@ -121,15 +135,15 @@ class GatewayBench:
             "disk", run_id="gateway", learner_epoch=0, folder=folder / f"weights-{engine_name[-1]}"
         )
         self.backend.execute(OpenEngine())
-        self.hear(EngineOpened)
+        self.hear(EngineOpened, start_s)
         self.url = self.gateway.address.result(WAIT_S).url
         self.key = run_token(folder)
         self.http = httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {self.key}"}, timeout=WAIT_S)
 
-    def hear(self, kind: type[Any]) -> Any:  # noqa: ANN401 - an event of this kind
+    def hear(self, kind: type[Any], timeout_s: float = WAIT_S) -> Any:  # noqa: ANN401 - an event of this kind
         """The next thing of this kind that is said."""
         while True:
-            event = self.said.get(timeout=WAIT_S)
+            event = self.said.get(timeout=timeout_s)
             assert not isinstance(event, BaseException), event
             if isinstance(event, kind):
                 return event

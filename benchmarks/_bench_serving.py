@@ -104,6 +104,7 @@ class BenchServing:
             *("--random-input-len", str(load.prompt_tokens), "--random-output-len", str(load.new_tokens)),
             *("--num-prompts", str(load.num_requests), "--max-concurrency", str(load.concurrency)),
             *("--temperature", "1.0", "--seed", str(seed), "--flush-cache", "--disable-tqdm"),
+            *("--warmup-requests", "0"),
             *("--output-file", str(output)),
             *WAYS[way](load),
         ]

@@ -3,7 +3,7 @@
 How it is measured:
 
 * One server, prompts and responses of fixed lengths, so many requests open at once. The clients take turns in short
-  runs, each with an empty prefix cache and after a warm-up; the time is from the first request to the last answer.
+  runs, each with an empty prefix cache and once warm; the time is from the first request to the last answer.
 * ``bench_serving`` stays up in a process of SGLang's environment and is called three ways: as it comes (every token
   streamed, no log-probs); with log-probs and whole answers; and with Penstock's own requests (log-probs, streamed in
   steps).
@@ -162,7 +162,10 @@ async def _measure(target: Target, load: Load, repetitions: int, seed: int) -> C
             stream_interval=load.stream_interval,
         )
         async with bench_serving(target) as bench:
-            for way in WAYS:  # what is slow the first time is so for none of the runs that count
+            # What is slow the first time is so for none of the runs that count; these have no warm-up of their own,
+            # because its CPU time would count.
+            await _drive(generator, load, config.vocab_size, seed)
+            for way in WAYS:
                 await bench.drive(load, way, seed)
             runs: dict[str, list[Run]] = {client: [] for client in (PENSTOCK, *WAYS)}
             order = list(runs)
@@ -246,7 +249,6 @@ async def _drive(generator: SglangGenerator, load: Load, vocab_size: int, seed: 
             raise UserError(f"request {call.rid} ended as {generated.end}: {generated.detail}")
         return num_tokens
 
-    await one(-1, 16)
     begun = time.perf_counter()
     total = sum(await asyncio.gather(*(one(index, load.new_tokens) for index in range(load.num_requests))))
     return total / (time.perf_counter() - begun)

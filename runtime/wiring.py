@@ -340,6 +340,7 @@ def _sglang(name: str, plan: RunPlan, remote_ranks: RemoteRanks | None) -> Backe
         max_context=scenario.model.max_context,
         dtype=scenario.model.dtype,
         bucket_size_bytes=scenario.weights.bucket_size_bytes,
+        sleeps=name in colocated(scenario),
         remote_ranks=remote_ranks,
     )
 

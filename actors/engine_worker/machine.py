@@ -172,7 +172,7 @@ class EngineWorker:
             return Activity.WORKING
         if self.phase is Phase.APPLYING:
             return Activity.APPLYING_WEIGHTS
-        if self.requests.num_waiting or self.version < 0:
+        if self.requests.num_waiting or self.version < 0 or self.phase is Phase.ASLEEP:
             return Activity.WAITING_FOR_WEIGHTS
         return Activity.WAITING_FOR_DEMAND
 

@@ -9,6 +9,8 @@ Invariants:
   new version, so that the prefix cache never holds what older weights made under a newer name.
 * Between the first token of new weights and the canary's log-probs nothing is told: the actor hears of the swap first,
   and drops what follows if it was wrong.
+* Asleep it holds no device memory. It falls asleep only when the server is idle, and wakes within a swap: memory for
+  weights, their load, memory for the rest.
 * A server that dies, hangs or fails in a swap is given up whole.
 
 | waits for | who ends it |
@@ -17,7 +19,8 @@ Invariants:
 | a generation | the server; ``engines.request_timeout_s``, an abort, the server's death |
 | room in a server that queues | the end of another request; ``LOAD_CHECK_S``, then it looks again |
 | word that the server is dead, when a connection was lost | the server's end; ``LOST_S``, then the request has failed |
-| a call of a swap | the server; ``SWAP_CALL_S`` |
+| a call of a swap, or of falling asleep | the server; ``SWAP_CALL_S`` |
+| requests that were revoked, before it falls asleep | the server, which aborts them; ``ABORTED_S`` |
 | the canary's log-probs | the server; ``CANARY_S`` |
 | a router, to find every server healthy after a swap | the router; ``ROUTER_S`` |
 | ``close`` for the loop | its own deadline |
@@ -54,8 +57,9 @@ from penstock.messages.commands import (
     Generate,
     InterruptGenerations,
     OpenEngine,
+    SleepEngine,
 )
-from penstock.messages.local import EngineOpened, WeightsStagedLocally, WeightsSwapped
+from penstock.messages.local import EngineOpened, EngineSlept, WeightsStagedLocally, WeightsSwapped
 from penstock.messages.samples import Cancelled, InfraError
 from penstock.messages.training import UpdateMode
 
@@ -80,6 +84,7 @@ SWAP_CALL_S: Final = 600.0
 LOST_S: Final = 15.0
 LOAD_CHECK_S: Final = 1.0
 CANARY_S: Final = 120.0
+ABORTED_S: Final = 60.0
 ROUTER_S: Final = 60.0
 FULL: Final = 0.9
 """Share of the server's cache from which on its queue is taken for want of memory."""
@@ -150,6 +155,7 @@ class SglangEngineBackend:
         self._held: list[LocalEvent] | None = None
         """Told after the canary's log-probs."""
         self._served: WeightManifest | None = None
+        self._is_asleep = False
         self._opened: Opened | None = None
         self._probers: tuple[Prober, ...] = ()
         self._num_generated = self._num_cached = self._num_retractions = 0
@@ -260,6 +266,8 @@ class SglangEngineBackend:
                 self._spawn(self._fetch(command.manifest), f"fetch version {command.manifest.version}")
             case ApplyWeights():
                 self._spawn(self._swap(command.manifest, command.update_mode), f"swap to {command.manifest.version}")
+            case SleepEngine():
+                self._spawn(self._sleep(), "sleep")
             case _:
                 assert_never(command)
 
@@ -454,9 +462,14 @@ class SglangEngineBackend:
                     await stack.enter_async_context(prober.occupied("the swap of weights", SWAP_CALL_S))
                 await updates.pause(endpoints, mode, SWAP_CALL_S)
                 await self._take_back_unbegun()
+                if self._is_asleep:
+                    await updates.wake(endpoints, updates.WEIGHTS_MEMORY, SWAP_CALL_S)
                 loaded = await updates.load(
                     endpoints, staged, mode, num_kv_heads=self._shape.num_kv_heads, timeout_s=SWAP_CALL_S
                 )
+                if self._is_asleep:
+                    await updates.wake(endpoints, updates.OTHER_MEMORY, SWAP_CALL_S)
+                    self._is_asleep = False
                 self._served, self._held = manifest, []
                 await updates.resume(endpoints, SWAP_CALL_S)
             if self._setup.options.router is not None:
@@ -479,6 +492,23 @@ class SglangEngineBackend:
         for event in held:
             self._tell(event)
         self._gate.set()
+
+    async def _sleep(self) -> None:
+        """The gate stays closed until the swap that wakes it. What the actor has revoked may be ending still."""
+        assert self._opened is not None
+        self._gate.clear()
+        ending = set(self._running.values())
+        if ending and (await asyncio.wait(ending, timeout=ABORTED_S)).pending:
+            raise EngineFailedError(f"a request has not ended {ABORTED_S:g} s after the server was to sleep")
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                for prober in self._probers:
+                    await stack.enter_async_context(prober.occupied("the release of memory", SWAP_CALL_S))
+                await updates.sleep(self._opened.endpoints, SWAP_CALL_S)
+        except SglangError as error:
+            raise EngineFailedError(f"the server cannot give its memory up: {error}") from error
+        self._is_asleep = True
+        self._tell(EngineSlept())
 
     async def _take_back_unbegun(self) -> None:
         """End the requests that have made nothing yet: they are sent again under the new version's key."""

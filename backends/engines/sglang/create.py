@@ -52,6 +52,7 @@ def open_sglang_engine(
     max_context: int,
     dtype: str,
     bucket_size_bytes: int,
+    sleeps: bool = False,
     remote_ranks: RemoteRanks | None = None,
 ) -> Backend[EngineCommand]:
     """An engine of SGLang servers for the model in this folder, not started yet.
@@ -66,6 +67,7 @@ def open_sglang_engine(
         max_context: tokens of prompt and response together.
         dtype: ``float32`` or ``bfloat16``.
         bucket_size_bytes: weights that are pushed travel in pieces of about this size.
+        sleeps: it takes turns on its GPUs with the learner.
         remote_ranks: the other nodes of an engine over several.
 
     Raises:
@@ -97,6 +99,7 @@ def open_sglang_engine(
         options=options,
         max_context=max_context,
         dtype=dtype,
+        sleeps=sleeps,
         remote_ranks=remote_ranks,
     )
     return SglangEngineBackend(

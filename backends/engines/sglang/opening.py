@@ -66,6 +66,8 @@ class EngineSetup:
     """As of a run with this kind of engine only."""
     max_context: int
     dtype: str
+    sleeps: bool = False
+    """It gives its GPU memory up now and then."""
     remote_ranks: RemoteRanks | None = None
     """The other nodes of its placement group, if there are any."""
 
@@ -143,6 +145,8 @@ async def _launch(setup: EngineSetup, report: Callable[[str], None]) -> Opened:
     }
     remote = setup.remote_ranks
     num_nodes, host = (1, "127.0.0.1") if remote is None else (remote.num_nodes, remote.host)
+    if setup.sleeps and not environment.is_cpu:
+        own["enable_memory_saver"] = True
     logs = setup.run_folder / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     key = secrets.token_hex(16)

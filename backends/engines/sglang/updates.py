@@ -34,6 +34,12 @@ if TYPE_CHECKING:
 
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 NUM_NAMED: Final = 3
+WEIGHTS_MEMORY: Final = ("weights",)
+OTHER_MEMORY: Final = ("kv_cache", "cuda_graph")
+"""Taken after the load, which may need room of its own."""
+ALL_MEMORY: Final = WEIGHTS_MEMORY + OTHER_MEMORY
+IDLE_S: Final = 10.0
+"""For a server to come to the end of what it does, when its last request has ended."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -96,6 +102,20 @@ async def load(
         digest = f"not {digest}: {named} differ on the server"
     layout = "; ".join(_layout_of(endpoint) for endpoint in endpoints)
     return Loaded(digest, layout, hashlib.sha256("".join(c.overall for c in checksums).encode()).hexdigest())
+
+
+async def sleep(endpoints: Sequence[Endpoint], timeout_s: float) -> None:
+    """Have the servers give their device memory up, weights included.
+
+    A server that is not idle would not survive it, so that is asked first, by a flush, which it refuses then.
+    """
+    await asyncio.gather(*(endpoint.control.flush_cache(IDLE_S) for endpoint in endpoints))
+    await asyncio.gather(*(endpoint.control.release_memory(ALL_MEMORY, timeout_s) for endpoint in endpoints))
+
+
+async def wake(endpoints: Sequence[Endpoint], tags: Sequence[str], timeout_s: float) -> None:
+    """Have them take a part of it again: ``WEIGHTS_MEMORY`` before the load, ``OTHER_MEMORY`` after it."""
+    await asyncio.gather(*(endpoint.control.resume_memory(tags, timeout_s) for endpoint in endpoints))
 
 
 async def resume(endpoints: Sequence[Endpoint], timeout_s: float) -> None:

@@ -20,6 +20,7 @@ Invariants:
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from queue import Empty, SimpleQueue
@@ -41,9 +42,11 @@ from penstock.messages.commands import (
     Generate,
     InterruptGenerations,
     OpenEngine,
+    SleepEngine,
 )
 from penstock.messages.local import (
     EngineOpened,
+    EngineSlept,
     GenerationAdvanced,
     GenerationEnded,
     WeightsStagedLocally,
@@ -65,6 +68,8 @@ if TYPE_CHECKING:
     from penstock.messages.weights import WeightManifest
 
 NUM_KEPT_FETCHES: Final = 2
+
+_log: Final = logging.getLogger(__name__)
 
 
 class RequestTag(NamedTuple):
@@ -207,6 +212,9 @@ class TorchEngineBackend:
                     self._answer(ended)
             case ApplyWeights():
                 self._apply(command.manifest, command.update_mode)
+            case SleepEngine():
+                _log.info("asleep: %d bytes are given up", self._opened.sleep())
+                self._emit(EngineSlept())
             case FetchWeights():
                 raise AssertionError("fetches go to their own thread")
             case _:

@@ -46,6 +46,11 @@ class KeyValueCache:
         self._first = first.transpose(0, 1).flatten(1).contiguous()
         """``[S, 2K]``: where position 0 of each head of a slot lies in ``_flat``."""
 
+    @property
+    def data(self) -> torch.Tensor:
+        """All of it."""
+        return self._data
+
     def first_addresses(self, num_running: int) -> torch.Tensor:
         """Where position 0 of the heads of the first slots lies, ``[num_running, 2K]``."""
         return self._first[:num_running]

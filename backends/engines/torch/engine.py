@@ -8,6 +8,7 @@ Invariants:
   under other weights after an interruption, which is what an interruption is for.
 * Each drawn token is stamped with the version that was loaded when it was drawn.
 * Every request that was taken ends exactly once, with all its tokens.
+* Asleep it has neither weights nor cache; the next ``load`` takes the memory again.
 
 Not thread-safe: one thread calls everything.
 """
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 import torch
 
+from penstock.backends.device_memory import ParkedMemory
 from penstock.backends.engines.torch.admission import Admission
 from penstock.backends.engines.torch.attention import (
     DecodeAttention,
@@ -133,6 +135,7 @@ class TorchEngine:
         """No running request has a report due before."""
         self._attention = DecodeAttention(config, self._cache)
         self._window: RunningSlots | None = None
+        self._parked: ParkedMemory | None = None
 
     @property
     def num_running(self) -> int:
@@ -155,6 +158,7 @@ class TorchEngine:
         Raises:
             WeightMismatchError: they are not of this model; nothing has changed.
         """
+        self._wake()
         with torch.inference_mode():
             self._weights.load(tensors)
         self.version = version
@@ -162,6 +166,27 @@ class TorchEngine:
         for running in self._seating.running:
             if running is not None:
                 running.mark_version(version, self._clock)
+
+    def sleep(self) -> int:
+        """Give the memory of weights and cache up; how many bytes. They are gone: until the next ``load`` it serves
+        nothing.
+
+        Raises:
+            RuntimeError: requests run or wait.
+        """
+        if self.num_running or self.num_queued:
+            raise RuntimeError(f"the engine was to sleep while {self.num_running + self.num_queued} requests are open")
+        if self._parked is None:
+            self._parked = ParkedMemory([*self._weights.tensors(), self._cache.data], keeps_values=False)
+            self.version = None
+        return self._parked.size_bytes
+
+    def _wake(self) -> None:
+        if self._parked is not None:
+            self._parked.restore()
+            self._parked = None
+            with torch.inference_mode():
+                self._cache.data.zero_()  # what is masked counts nothing only while it is a number
 
     def submit(self, request: GenerationRequest) -> Ended | None:
         """Take a request into the queue; the answer is its end where its prefix is a whole response already.

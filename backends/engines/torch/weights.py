@@ -15,7 +15,7 @@ names of checkpoints, one set of matrices each; the model in memory of transform
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -83,6 +83,13 @@ class FusedWeights:
         self.final_gain = None if fold and not config.tied_head else self._empty(config.hidden_size)
         """``[H]``. A tied head cannot take the gain in, for the embedding must not have it."""
         self.layers = tuple(self._empty_layer(index) for index in range(config.num_layers))
+
+    def tensors(self) -> list[torch.Tensor]:
+        """All memory of the weights; a tied head is a view of the embedding."""
+        found = [self.embedding, self.head, self.final_gain]
+        for layer in self.layers:
+            found += [getattr(layer, field.name) for field in fields(layer)]
+        return [tensor for tensor in found if tensor is not None]
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Take these parameters (Hugging Face names, any device and floating dtype).

@@ -7,6 +7,8 @@ Invariants:
   the checkpoint is durable. One is written at a time: the next ``SaveCheckpoint`` waits for it.
 * Each other command is answered by exactly one event, in the order of the commands; ``ReleaseWeights`` and
   ``DeleteCheckpoints`` by none.
+* Asleep it has nothing on its device; checkpoints are copied from the host's memory then. Learner and engines on a CPU
+  share its memory anyway, so there nothing is moved.
 * ``Train`` makes exactly the next version. What is published or saved is the current one.
 * An error ends both threads through ``fail``; nothing is answered after it. What was exported stays then, for engines
   that start before the next learner has published.
@@ -35,6 +37,7 @@ from typing import TYPE_CHECKING, Final, assert_never
 import torch
 from safetensors.torch import load_file
 
+from penstock.backends.device_memory import ParkedMemory
 from penstock.backends.learners.metrics import as_metrics
 from penstock.backends.learners.sequences import demonstration_sequence
 from penstock.backends.learners.torch.canary import canary_under, choose_canary
@@ -51,9 +54,18 @@ from penstock.messages.commands import (
     PublishWeights,
     ReleaseWeights,
     SaveCheckpoint,
+    SleepLearner,
     Train,
+    WakeLearner,
 )
-from penstock.messages.local import BatchTrained, CheckpointWritten, LearnerOpened, WeightsPublished
+from penstock.messages.local import (
+    BatchTrained,
+    CheckpointWritten,
+    LearnerOpened,
+    LearnerSlept,
+    LearnerWoken,
+    WeightsPublished,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -68,6 +80,9 @@ if TYPE_CHECKING:
 
 Demonstration = tuple["Sequence[int]", "Sequence[int]"]
 """Token ids of a prompt and of a response, the end token included."""
+
+SEPARATE_MEMORY: Final = ("cuda",)
+"""Devices whose memory is not the host's: only there anything is moved when the learner sleeps."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -103,6 +118,9 @@ class _Opened:
     canary: tuple[int, ...]
     version: int = 0
     trained_tokens: int = 0
+    is_asleep: bool = False
+    parked: ParkedMemory | None = None
+    """While it sleeps, on a device of its own memory."""
 
 
 class TorchLearnerBackend:
@@ -175,6 +193,10 @@ class TorchLearnerBackend:
             case DeleteCheckpoints():
                 self._checkpoints.delete_below(command.below_version)
                 return None
+            case SleepLearner():
+                return self._sleep()
+            case WakeLearner():
+                return self._wake()
             case _:
                 assert_never(command)
 
@@ -271,7 +293,7 @@ class TorchLearnerBackend:
         )
 
     def _train(self, command: Train) -> BatchTrained:
-        opened = self._ready(command.version - 1, "Train")
+        opened = self._ready(command.version - 1, "Train", awake=True)
         result = opened.trainer.train(
             command.groups, version=command.version, min_token_version=command.min_token_version
         )
@@ -286,7 +308,7 @@ class TorchLearnerBackend:
         )
 
     def _publish(self, command: PublishWeights) -> WeightsPublished:
-        opened = self._ready(command.version, "PublishWeights")
+        opened = self._ready(command.version, "PublishWeights", awake=True)
         manifest = self._setup.exporter.export(
             opened.model.named_tensors(),
             version=command.version,
@@ -310,6 +332,7 @@ class TorchLearnerBackend:
             dtype=self._setup.dtype,
             trained_tokens=opened.trained_tokens,
             canary=opened.canary,
+            parked=opened.parked,
         )
         self._report({"learner/snapshot_time_s": time.perf_counter() - began_s})
         self._writer = threading.Thread(target=self._write, args=(snapshot,), name="torch-checkpoint", daemon=True)
@@ -330,13 +353,55 @@ class TorchLearnerBackend:
         if not (self._closing.is_set() or self._failed.is_set()):
             self._emit(self._saved)
 
+    def _sleep(self) -> LearnerSlept:
+        opened = self._checked("SleepLearner", is_asleep=False)
+        self._await_reference()
+        began_s = time.perf_counter()
+        if self._setup.device.type in SEPARATE_MEMORY:
+            if opened.reference is not None:
+                opened.reference.model.to("cpu")  # type: ignore[arg-type]  # to() is decorated without types
+            model = opened.model.model
+            tensors = (*model.parameters(), *model.buffers(), *opened.trainer.state().values())
+            on_device = [tensor for tensor in tensors if tensor.device == opened.model.device]
+            opened.parked = ParkedMemory(on_device, keeps_values=True)
+            _log.info("asleep: %d bytes are on the host", opened.parked.size_bytes)
+        opened.is_asleep = True
+        self._report({"learner/sleep_time_s": time.perf_counter() - began_s})
+        return LearnerSlept()
+
+    def _wake(self) -> LearnerWoken:
+        opened = self._checked("WakeLearner", is_asleep=True)
+        self._await_reference()
+        began_s = time.perf_counter()
+        if opened.parked is not None:
+            opened.parked.restore()
+            opened.parked = None
+            if opened.reference is not None:
+                opened.reference.model.to(self._setup.device)  # type: ignore[arg-type]  # likewise
+        opened.is_asleep = False
+        self._report({"learner/wake_time_s": time.perf_counter() - began_s})
+        return LearnerWoken()
+
+    def _checked(self, command: str, *, is_asleep: bool) -> _Opened:
+        if self._opened is None or self._opened.is_asleep != is_asleep:
+            found = "has not opened yet" if self._opened is None else "sleeps" if self._opened.is_asleep else "is awake"
+            raise ValueError(f"{command} came to a learner that {found}")
+        return self._opened
+
+    def _await_reference(self) -> None:
+        """The first checkpoint is written with the reference as it lies in memory, so it must not move meanwhile."""
+        if self._opened is not None and self._opened.reference is not None and self._checkpoints.reference is None:
+            self._await_writer()
+
     def _await_writer(self) -> None:
         if self._writer is not None:
             self._writer.join()
 
-    def _ready(self, version: int, command: str) -> _Opened:
+    def _ready(self, version: int, command: str, *, awake: bool = False) -> _Opened:
         if self._opened is None:
             raise ValueError(f"{command} came before OpenLearner")
+        if awake:
+            self._checked(command, is_asleep=False)
         if self._opened.version != version:
             raise ValueError(f"{command} needs the learner at version {version}, and it is at {self._opened.version}")
         return self._opened

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from penstock.backends.device_memory import ParkedMemory
     from penstock.backends.learners.torch.model import PackedModel
     from penstock.backends.learners.torch.trainer import PolicyTrainer
 
@@ -71,13 +72,14 @@ def take_snapshot(
     dtype: str,
     trained_tokens: int,
     canary: tuple[int, ...],
+    parked: ParkedMemory | None = None,
 ) -> LearnerSnapshot:
-    """Copy what the next step would change to the CPU's memory."""
+    """Copy what the next step would change to memory of its own on the host; what is ``parked`` is there already."""
     return LearnerSnapshot(
         version=version,
         model=model,
-        weights=_copied(model.model.state_dict(keep_vars=True)),
-        trainer=_copied(trainer.state()) | _random_state(model.device),
+        weights=_copied(model.model.state_dict(keep_vars=True), parked),
+        trainer=_copied(trainer.state(), parked) | _random_state(model.device),
         dtype=dtype,
         trained_tokens=trained_tokens,
         canary=canary,
@@ -100,10 +102,11 @@ def _random_state(device: torch.device) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _copied(tensors: Mapping[str, Tensor], parked: ParkedMemory | None) -> dict[str, Tensor]:
     """Names that stand for one tensor (tied embeddings) stand for one copy, as transformers expects."""
     copies: dict[int, Tensor] = {}
     for tensor in tensors.values():
         if id(tensor) not in copies:
-            copies[id(tensor)] = tensor.detach().to("cpu", copy=True)
+            source = tensor if parked is None else parked.on_host(tensor)
+            copies[id(tensor)] = source.detach().to("cpu", copy=True)
     return {name: copies[id(tensor)] for name, tensor in tensors.items()}

@@ -1,0 +1,142 @@
+"""Learner and engines on the same devices, under every fault: never both awake, and never both waiting."""
+
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import msgspec
+import pytest
+
+from penstock.actors.engine_worker.machine import EngineWorker
+from penstock.actors.learner.machine import Learner
+from penstock.actors.learner.turns import Turns
+from penstock.messages.training import Activity, Holder, UpdateMode
+from penstock.runtime.hosts.virtual.accounting import RunAccounts
+from penstock.runtime.hosts.virtual.device_watch import DeviceWatch
+from penstock.runtime.hosts.virtual.faults import Fault, FaultKind
+from penstock.runtime.hosts.virtual.fuzz import TrialRun, run_trial
+from penstock.runtime.hosts.virtual.trial_draws import draw_trial
+from penstock.runtime.hosts.virtual.trials import Trial
+from penstock.runtime.observability.figures import RunFigures
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from penstock.messages.membership import EngineJoined
+
+MAX_SEED = 400
+
+
+def colocated(seed: int = 1, **fields: Any) -> Trial:  # noqa: ANN401 - fields of a Trial
+    fields = {"num_steps": 5, "policy": "sync", "max_staleness": 0, "update_mode": UpdateMode.DRAIN, **fields}
+    return Trial(seed=seed, colocated=True, **fields)
+
+
+def kill(target: str, at_s: float) -> Fault:
+    return Fault(at_s=at_s, kind=FaultKind.KILL, target=target)
+
+
+def test_the_learner_takes_one_turn_for_each_version_and_one_to_open() -> None:
+    run = TrialRun(colocated())
+    watch = DeviceWatch(run.trial.engines, run.host)
+    run.host.watch(watch)
+    run.run()
+    assert watch.num_turns == run.trial.num_steps + 1
+
+
+def test_every_second_is_somebodys_turn_and_the_other_side_is_asleep_in_it() -> None:
+    run = TrialRun(colocated(num_steps=8))
+    accounts = RunAccounts(run.host.clock, RunFigures(progress_tokens=8))
+    run.host.watch(accounts)
+    outcome = run.run()
+    accounts.close()
+    learner, engines = (accounts.shares_of(engines=engines).seconds for engines in (False, True))
+    assert learner[Activity.ASLEEP] > 0.2 * outcome.end_s
+    assert engines[Activity.ASLEEP] > 0.2 * outcome.end_s
+    busy = learner[Activity.WORKING] + learner[Activity.PUBLISHING]
+    assert engines[Activity.ASLEEP] > 0.9 * busy * len(run.trial.engines)
+    assert learner[Activity.WAITING_FOR_SAMPLES] < 0.1, "only after the last batch it is awake with nothing to do"
+    assert engines[Activity.WAITING_FOR_DEMAND] < 0.2 * outcome.end_s
+
+
+@pytest.mark.parametrize("target", ["engine/0", "learner", "weight_publisher", "buffer", "prompt_source"])
+def test_a_loss_at_any_moment_of_a_turn_leads_on(target: str) -> None:
+    for tenths in range(0, 160, 5):
+        run_trial(colocated(tenths, faults=(kill(target, tenths / 10),)), with_digest=False)
+
+
+def test_learner_and_an_engine_may_be_lost_together() -> None:
+    for tenths in range(0, 160, 5):
+        faults = (kill("learner", tenths / 10), kill("engine/1", tenths / 10 + 0.3))
+        run_trial(colocated(tenths, faults=faults), with_digest=False)
+
+
+def test_other_policies_take_turns_as_well() -> None:
+    """An operator may change the policy of a run."""
+    for seed in range(60):
+        trial = draw_trial("fully_async", seed)
+        run_trial(msgspec.structs.replace(trial, colocated=True), with_digest=False)
+
+
+# --- bugs that are planted --------------------------------------------------------------------------------------------
+
+
+def learner_does_not_wait() -> AbstractContextManager[Any]:
+    """The Learner asks for the devices and takes them."""
+    return patch.object(Turns, "is_ours", property(lambda self: self.holder is Holder.LEARNER))
+
+
+def engine_opens_at_any_time() -> AbstractContextManager[Any]:
+    return patch.object(EngineWorker, "_is_our_turn", property(lambda _: True))
+
+
+def successor_believes_that_engines_sleep() -> AbstractContextManager[Any]:
+    """A new Learner waits for no engine that was there before it."""
+    joined = Turns.joined
+
+    def forgetful(self: Turns, event: EngineJoined) -> Any:  # noqa: ANN401 - as the method that it stands for
+        told = joined(self, event)
+        self._awaited.clear()
+        return told
+
+    return patch.object(Turns, "joined", forgetful)
+
+
+def learner_keeps_the_turn() -> AbstractContextManager[Any]:
+    """Nobody hears that it sleeps."""
+    return patch.object(Turns, "free", lambda _: [])
+
+
+PLANTED = (
+    learner_does_not_wait,
+    engine_opens_at_any_time,
+    successor_believes_that_engines_sleep,
+    learner_keeps_the_turn,
+)
+
+
+def fails(seed: int) -> bool:
+    trial = draw_trial("sync", seed)
+    if not trial.colocated:
+        return False
+    try:
+        with patch.object(Learner, "validate", lambda _: None):
+            run_trial(trial, with_digest=False)
+    except (AssertionError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):
+        return True
+    return False
+
+
+@pytest.mark.parametrize("plant", PLANTED, ids=lambda plant: plant.__name__)
+def test_planted_bug_is_found(plant: Callable[[], AbstractContextManager[Any]]) -> None:
+    with plant():
+        assert any(fails(seed) for seed in range(MAX_SEED))
+
+
+def test_one_trial_of_three_is_colocated_under_sync_and_none_under_other_policies() -> None:
+    assert 100 < sum(draw_trial("sync", seed).colocated for seed in range(400)) < 170
+    assert not any(draw_trial("fully_async", seed).colocated for seed in range(50))

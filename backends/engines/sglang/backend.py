@@ -497,9 +497,10 @@ class SglangEngineBackend:
         """The gate stays closed until the swap that wakes it. What the actor has revoked may be ending still."""
         assert self._opened is not None
         self._gate.clear()
-        ending = set(self._running.values())
-        if ending and (await asyncio.wait(ending, timeout=ABORTED_S)).pending:
-            raise EngineFailedError(f"a request has not ended {ABORTED_S:g} s after the server was to sleep")
+        if self._running:
+            _, pending = await asyncio.wait(set(self._running.values()), timeout=ABORTED_S)
+            if pending:
+                raise EngineFailedError(f"a request has not ended {ABORTED_S:g} s after the server was to sleep")
         try:
             async with contextlib.AsyncExitStack() as stack:
                 for prober in self._probers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,9 +25,12 @@ from penstock.runtime.observability.trackers import read_run_events
 
 if TYPE_CHECKING:
     from penstock.backends.engines.sglang.environment import SglangEnvironment
+    from penstock.messages.samples import Group
 
 pytestmark = [pytest.mark.sglang, pytest.mark.ray]
 
+SERVING_S = 180.0
+MADE, NUM_MADE = "GenerationEnded", 32
 NUM_STEPS = 12
 SMALL = (
     f"run.num_steps={NUM_STEPS}",
@@ -36,6 +40,8 @@ SMALL = (
     "sampling.max_response_tokens=64",
     "runtime.heartbeat_timeout_s=30",
 )
+BESIDE = 'engines.more=[{"backend": "torch", "count": 1, "slots": 1, "device": "cpu"}]'
+"""An embedded engine beside the servers; it serves long before them."""
 
 
 def processes_of(run: LiveRun, engine: str, title: str) -> list[int]:
@@ -44,17 +50,42 @@ def processes_of(run: LiveRun, engine: str, title: str) -> list[int]:
     return [pid for pid in marked_processes(marks) if title in title_of(pid)]
 
 
-def versions_trained(folder: Path) -> set[int]:
-    """Versions in the spans of everything that was trained."""
+def await_samples(run: LiveRun, engine: str) -> None:
+    """Until this engine has made some."""
+    deadline_s = time.monotonic() + SERVING_S
+    while sum(row.actor == engine and row.event == MADE for row in read_run_events(run.folder)) < NUM_MADE:
+        assert run.process.poll() is None, run.output
+        assert time.monotonic() < deadline_s, run.output
+        time.sleep(0.2)  # between two looks at a file; nothing is timed by it
+
+
+def serving_scheduler(run: LiveRun, engine: str) -> int:
+    """The scheduler of an engine's server, once it has made some samples."""
+    await_samples(run, engine)
+    (scheduler,) = processes_of(run, engine, "scheduler")
+    return scheduler
+
+
+def groups_trained(folder: Path) -> list[Group]:
+    """In the order in which they were."""
     ledger = SqliteReader(folder / LEDGER_FILE)
     try:
         leases = [entry for entry in ledger.entries() if isinstance(entry, BatchLeased)]
         assert [lease.version for lease in leases] == list(range(1, NUM_STEPS + 1))
-        groups = [group for lease in leases for group in ledger.payloads(lease.group_ids)]
+        return [group for lease in leases for group in ledger.payloads(lease.group_ids)]
     finally:
         ledger.close()
+
+
+def versions_of(groups: list[Group]) -> set[int]:
+    """In the spans of all their samples."""
     parts = [part for group in groups for sample in group.samples for part in sample.parts]
     return {span.version for part in parts for span in part.spans if span.num_tokens}
+
+
+def engines_of(groups: list[Group]) -> set[str]:
+    """Those that made a sample."""
+    return {sample.engine for group in groups for sample in group.samples}
 
 
 def versions_announced(folder: Path) -> set[int]:
@@ -64,25 +95,54 @@ def versions_announced(folder: Path) -> set[int]:
 
 
 @pytest.mark.timeout(420)
-@pytest.mark.parametrize(("policy", "max_staleness"), [("sync", 0), ("one_step_off", 1), ("fully_async", 2)])
+@pytest.mark.parametrize(
+    ("policy", "max_staleness", "transport"),
+    [
+        ("sync", 0, "disk"),
+        ("one_step_off", 1, "distributed"),
+        ("fully_async", 2, "shared_memory"),
+    ],
+)
 def test_a_run_survives_the_loss_of_its_servers_under_every_policy(
-    environment: SglangEnvironment, tmp_path: Path, policy: str, max_staleness: int
+    environment: SglangEnvironment,
+    tmp_path: Path,
+    policy: str,
+    max_staleness: int,
+    transport: str,
 ) -> None:
     assert environment.is_cpu
-    overrides = (*SMALL, f"staleness.policy={policy}", f"staleness.max_staleness={max_staleness}")
+    overrides = (
+        *SMALL,
+        f"staleness.policy={policy}",
+        f"staleness.max_staleness={max_staleness}",
+        f"weights.transport={transport}",
+    )
     with LiveRun("sglang_cpu.yaml", tmp_path, overrides) as run:
         run.await_steps(2)
-        (scheduler,) = processes_of(run, "engine/0", "scheduler")
-        os.kill(scheduler, signal.SIGKILL)
+        os.kill(serving_scheduler(run, "engine/0"), signal.SIGKILL)
         run.await_steps(4)
-        (scheduler,) = processes_of(run, "engine/1", "scheduler")
-        os.kill(scheduler, signal.SIGSTOP)
+        os.kill(serving_scheduler(run, "engine/1"), signal.SIGSTOP)
         summary = run.finish()
         folder = run.folder
     assert (summary.completed, summary.version) == (True, NUM_STEPS)
     assert {"engine/0", "engine/1"} <= {restarts.name for restarts in summary.restarts}
     assert audit_ledger(folder / LEDGER_FILE).is_clean
-    trained = versions_trained(folder)
-    assert trained <= versions_announced(folder)
-    assert len(trained) > NUM_STEPS // 2
+    groups = groups_trained(folder)
+    versions = versions_of(groups)
+    assert versions <= versions_announced(folder)
+    assert len(versions) > NUM_STEPS // 2
+    assert engines_of(groups) == {"engine/0", "engine/1"}
     assert not processes_of(run, "engine/0", "sglang") + processes_of(run, "engine/1", "sglang")
+
+
+@pytest.mark.timeout(420)
+def test_servers_and_an_embedded_engine_serve_one_run(environment: SglangEnvironment, tmp_path: Path) -> None:
+    assert environment.is_cpu
+    with LiveRun("sglang_cpu.yaml", tmp_path, (*SMALL, "run.num_steps=100000", "engines.count=1", BESIDE)) as run:
+        run.await_steps(1)
+        for engine in ("engine/0", "engine/1"):
+            await_samples(run, engine)
+        run.process.send_signal(signal.SIGINT)
+        run.process.wait(SERVING_S)
+        folder = run.folder
+    assert audit_ledger(folder / LEDGER_FILE).is_clean

@@ -244,11 +244,6 @@ def _colocation(s: Scenario) -> Iterator[Broken]:
             ("engines", "sglang", "enable_memory_saver"),
             "a colocated server has to give its GPU memory up while the learner trains; remove it, it is set to true",
         )
-    if (engines.backend == "simulated") != (learner.backend == "simulated"):
-        yield (
-            ("engines", "placement"),
-            "a simulated part has no device that another could share; take another placement",
-        )
 
 
 def _engine_groups(s: Scenario) -> Iterator[tuple[KeyPath, EngineGroupOptions]]:

@@ -60,6 +60,7 @@ class ParkedMemory:
         """What this tensor holds: a view of the copy if it is parked here, otherwise the tensor itself."""
         place = self._places.get(id(tensor))
         if place is None:
+            assert tensor.untyped_storage().nbytes() or not tensor.numel(), "it is a view of what is parked"
             return tensor
         host = self._blocks[place].host
         assert host is not None, "its values were not kept"

@@ -152,6 +152,8 @@ class Learner:
         match self.phase:
             case Phase.STARTING | Phase.OPENING:
                 return Activity.STARTING
+            case Phase.ASKING if self.version < 0:
+                return Activity.STARTING
             case Phase.ASKING | Phase.WAKING | Phase.SLEEPING:
                 return Activity.ASLEEP
             case Phase.IDLE if not self.is_awake:

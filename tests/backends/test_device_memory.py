@@ -63,6 +63,6 @@ def test_gradients_and_an_optimizer_go_on_with_parameters_that_were_parked() -> 
             if sleeps:
                 state = [value for moments in optimizer.state.values() for value in moments.values()]
                 ParkedMemory([*model.parameters(), *state], keeps_values=True).restore()
-        return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).tolist()
+        return [float(value) for parameter in model.parameters() for value in parameter.detach().flatten()]
 
     assert trained(sleeps=True) == trained(sleeps=False)

@@ -87,7 +87,7 @@ def test_a_learner_that_sleeps_between_steps_is_the_one_that_does_not_bit_for_bi
     sleeper = case.open(model_folder, tmp_path / "sleeper")
     opened += (straight, sleeper)
     sleeper.ask(OpenLearner(), LearnerOpened)
-    found = []
+    found: list[dict[str, float]] = []
     for version in (1, 2, 3):
         found += train(sleeper, version, version)
         sleeper.ask(SleepLearner(), LearnerSlept)

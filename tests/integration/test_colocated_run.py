@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from penstock.messages.training import ActivitySpan
+    from penstock.runtime.observability.trackers import ActivityRow
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -32,11 +32,11 @@ COLOCATED = (
 )
 
 
-def seconds(lane: Sequence[ActivitySpan], *activities: Activity) -> float:
+def seconds(lane: Sequence[ActivityRow], *activities: Activity) -> float:
     return sum(span.end_s - span.start_s for span in lane if span.activity in activities)
 
 
-def overlap_s(one: Sequence[ActivitySpan], other: Sequence[ActivitySpan]) -> float:
+def overlap_s(one: Sequence[ActivityRow], other: Sequence[ActivityRow]) -> float:
     """Time in which both work."""
     return sum(
         max(0.0, min(a.end_s, b.end_s) - max(a.start_s, b.start_s))

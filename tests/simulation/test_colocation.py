@@ -1,6 +1,6 @@
 """Learner and engines on the same devices, under every fault: never both awake, and never both waiting."""
 
-# pyright: reportPrivateUsage=false
+# pyright: reportPrivateUsage=false, reportUnknownLambdaType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 

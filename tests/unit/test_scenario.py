@@ -249,6 +249,9 @@ def test_what_the_block_says_beats_the_policy_s_default(scenario_file: Path) -> 
     assert (resolved.staleness.max_staleness, resolved.staleness.update_mode) == (8, UpdateMode.INTERRUPT)
 
 
+COLOCATED = ("engines.placement=colocate", "staleness.policy=sync")
+
+
 @pytest.mark.parametrize(
     ("overrides", "key", "said"),
     [
@@ -282,6 +285,17 @@ def test_what_the_block_says_beats_the_policy_s_default(scenario_file: Path) -> 
         (["reward.function=maths"], "reward.function", "did you mean 'math'?"),
         (["filter.function=keep"], "filter.function", "must be file.py:function"),
         (["engines.placement=colocate"], "engines.placement", "take turns on their devices"),
+        ([*COLOCATED, "engines.device=cpu", "learner.device=cuda"], "engines.placement", "so they share nothing"),
+        (
+            [*COLOCATED, "engines.backend=sglang", "engines.addresses=[http://127.0.0.1:30000]"],
+            "engines.placement",
+            "remove engines.addresses",
+        ),
+        (
+            [*COLOCATED, "engines.backend=sglang", "engines.sglang.enable_memory_saver=false"],
+            "engines.sglang.enable_memory_saver",
+            "has to give its GPU memory up",
+        ),
         (["engines.backend=sglang", "engines.sglang.tp_size=0"], "engines.sglang", "tp_size: must be a whole number"),
     ],
 )

@@ -5,8 +5,7 @@ Both hosts build every actor here, so what runs on the virtual clock is what run
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock.actors.buffer.machine import Buffer
 from penstock.actors.buffer.pacing import PacingSettings
@@ -24,15 +23,13 @@ from penstock.actors.scorer.machine import Scorer
 from penstock.actors.scorer.settings import ScorerSettings
 from penstock.actors.weight_publisher.machine import WeightPublisher
 from penstock.actors.weight_publisher.settings import WeightPublisherSettings
-from penstock.backends.engines.options import group_of, num_engines, num_slots, options_of
+from penstock.backends.engines.options import group_of, num_engines, num_slots
 from penstock.backends.protocol import Capability
-from penstock.backends.stores.backend import LedgerBackend
 from penstock.messages import inboxes
-from penstock.messages.base import Value
 from penstock.messages.ledger import RunRecorded
-from penstock.messages.names import BUFFER, LEARNER, Role, engine_index, engine_name, is_engine, role_of
+from penstock.messages.names import Role, engine_index, engine_name, role_of
+from penstock.runtime.backends import open_backend as open_backend
 from penstock.runtime.hosts.ray.placement import colocated
-from penstock.runtime.scenario import Scenario
 from penstock.runtime.scenario.capabilities import ENGINE_CAPABILITIES
 from penstock.runtime.shell import classes_of
 
@@ -41,27 +38,10 @@ if TYPE_CHECKING:
 
     from penstock.actors.buffer.policies import StalenessPolicy
     from penstock.actors.machine import Machine
-    from penstock.backends.engines.sglang.remote_ranks import RemoteRanks
-    from penstock.backends.protocol import Backend
-    from penstock.backends.stores.protocol import LedgerStore
-    from penstock.backends.timers import Timers
     from penstock.messages.base import Event
     from penstock.messages.ledger import LedgerEntry
-
-
-class RunPlan(Value, frozen=True, kw_only=True):
-    """What every process of a run knows about it."""
-
-    scenario: Scenario
-    """Resolved."""
-    run_id: str
-    run_folder: str
-    """Absolute."""
-    model_folder: str
-    """Absolute; with the tokenizer. Empty when both backends are simulated."""
-    num_rows: int
-    """Of the dataset, without those that were skipped."""
-    transport: Literal["shared_memory", "disk", "distributed", "tensor"] = "shared_memory"
+    from penstock.runtime.plan import RunPlan
+    from penstock.runtime.scenario import Scenario
 
 
 _INBOXES: Final[Mapping[Role, tuple[Any, Any]]] = {
@@ -255,169 +235,3 @@ def _weight_publisher(plan: RunPlan) -> WeightPublisherSettings:
         canary_tolerance=options.canary_tolerance,
         max_failed_publishes=options.max_failed_publishes,
     )
-
-
-# --- backends -----------------------------------------------------------------------------------------------------
-
-
-def open_backend(
-    name: str,
-    plan: RunPlan,
-    *,
-    epoch: int = 0,
-    timers: Timers | None = None,
-    store: LedgerStore | None = None,
-    host: str = "127.0.0.1",
-    remote_ranks: RemoteRanks | None = None,
-) -> Backend[Any] | None:
-    """What carries out the commands of this actor, not started yet; None for an actor that has no such commands.
-
-    ``timers`` is the clock of simulated backends; a scenario without such needs none. ``store`` is the ledger, for the
-    Buffer; ``host`` this machine's address as other processes of the run see it; ``remote_ranks`` the other nodes of an
-    engine that lies over several.
-    """
-    scenario = plan.scenario
-    if name == BUFFER:
-        assert store is not None, "the Buffer reads from its ledger"
-        archive = Path(plan.run_folder) / "samples" if scenario.run.keep_samples else None
-        return LedgerBackend(store, archive)
-    is_simulated = scenario.engines.backend == "simulated"
-    if is_engine(name):
-        return _simulated(name, plan, epoch, timers) if is_simulated else _episodes(name, plan, epoch, remote_ranks)
-    if name == LEARNER:
-        simulates = scenario.learner.backend == "simulated"
-        return _simulated(name, plan, epoch, timers) if simulates else _learner(plan, epoch, host)
-    if role_of(name) is Role.WEIGHT_PUBLISHER:
-        return None
-    return _simulated(name, plan, epoch, timers) if is_simulated else _rows_and_rewards(name, plan)
-
-
-def _simulated(name: str, plan: RunPlan, epoch: int, timers: Timers | None) -> Backend[Any]:
-    from penstock.backends.simulated import open_simulated
-
-    assert timers is not None, "simulated backends need a clock"
-    scenario = plan.scenario
-    return open_simulated(
-        role_of(name),
-        engines=scenario.engines,
-        learner=scenario.learner,
-        max_response_tokens=scenario.sampling.max_response_tokens,
-        seed=scenario.run.seed,
-        epoch=epoch,
-        timers=timers,
-    )
-
-
-def _episodes(name: str, plan: RunPlan, epoch: int, remote_ranks: RemoteRanks | None) -> Backend[Any]:
-    """The engine, behind the episodes that the scenario wants."""
-    from penstock.backends.episodes import open_episodes
-
-    scenario = plan.scenario
-    return open_episodes(
-        _engine(name, plan, remote_ranks),
-        scenario.episode,
-        engine=name,
-        epoch=epoch,
-        run_folder=plan.run_folder,
-        model_folder=plan.model_folder,
-        max_context=scenario.model.max_context,
-        sampling=scenario.sampling,
-        data=scenario.data,
-    )
-
-
-def _sglang(name: str, plan: RunPlan, remote_ranks: RemoteRanks | None) -> Backend[Any]:
-    from penstock.backends.engines.sglang.create import open_sglang_engine
-
-    scenario, index = plan.scenario, engine_index(name)
-    return open_sglang_engine(
-        name=name,
-        place=group_of(scenario.engines, index)[1],
-        model_folder=Path(plan.model_folder),
-        run_folder=Path(plan.run_folder),
-        options=options_of(scenario.engines, index),
-        sampling=scenario.sampling,
-        max_context=scenario.model.max_context,
-        dtype=scenario.model.dtype,
-        bucket_size_bytes=scenario.weights.bucket_size_bytes,
-        sleeps=name in colocated(scenario),
-        remote_ranks=remote_ranks,
-    )
-
-
-def _engine(name: str, plan: RunPlan, remote_ranks: RemoteRanks | None) -> Backend[Any]:
-    if group_of(plan.scenario.engines, engine_index(name))[0].backend == "sglang":
-        return _sglang(name, plan, remote_ranks)
-    from penstock.backends.engines.torch import open_torch_engine
-    from penstock.backends.weights.transports import open_fetcher
-
-    scenario = plan.scenario
-    return open_torch_engine(
-        model_folder=Path(plan.model_folder),
-        options=options_of(scenario.engines, engine_index(name)),
-        sampling=scenario.sampling,
-        max_context=scenario.model.max_context,
-        dtype=scenario.model.dtype,
-        fetcher=open_fetcher(),
-    )
-
-
-def _learner(plan: RunPlan, epoch: int, host: str) -> Backend[Any]:
-    from penstock.backends.data.demonstrations import load_demonstrations
-    from penstock.backends.learners.torch.factory import open_torch_learner
-    from penstock.backends.weights.transports import open_exporter
-
-    scenario, folder = plan.scenario, Path(plan.run_folder)
-    model_folder, warm_start = Path(plan.model_folder), scenario.learner.warm_start
-    demonstrations = None
-    if warm_start is not None:
-        demonstrations = load_demonstrations(
-            warm_start.path,
-            scenario.data.prompt_key,
-            warm_start.response_key,
-            model_folder,
-            seed=scenario.run.seed,
-            chat_template=scenario.data.chat_template,
-            max_tokens=scenario.model.max_context,
-        )
-    return open_torch_learner(
-        model_folder=model_folder,
-        checkpoints_folder=folder / "checkpoints",
-        options=scenario.learner,
-        temperature=scenario.sampling.temperature or 1.0,
-        dtype=scenario.model.dtype,
-        seed=scenario.run.seed,
-        num_steps=scenario.run.num_steps,
-        epoch=epoch,
-        exporter=open_exporter(
-            plan.transport, run_id=plan.run_id, learner_epoch=epoch, folder=folder / "weights", host=host
-        ),
-        demonstrations=demonstrations,
-    )
-
-
-def _rows_and_rewards(name: str, plan: RunPlan) -> Backend[Any] | None:
-    scenario, model_folder = plan.scenario, Path(plan.model_folder)
-    match role_of(name):
-        case Role.PROMPT_SOURCE:
-            from penstock.backends.data.backend import DatasetBackend
-            from penstock.backends.data.dataset import load_dataset
-
-            max_context = scenario.model.max_context
-            return DatasetBackend(
-                load_dataset(
-                    scenario.data,
-                    model_folder,
-                    seed=scenario.run.seed,
-                    max_context=max_context,
-                    keeps_messages=scenario.episode.kind == "gateway",
-                )
-            )
-        case Role.SCORER:
-            from penstock.backends.rewards import open_rewards
-
-            return open_rewards(scenario.reward, model_folder)
-        case _:
-            from penstock.backends.rewards import open_filter
-
-            return open_filter(scenario.filter.function, model_folder)

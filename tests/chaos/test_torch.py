@@ -18,8 +18,9 @@ from penstock.messages.local import BatchTrained, CheckpointWritten, LearnerOpen
 from penstock.messages.names import LEARNER
 from penstock.runtime.cli.runs import SCENARIO_NAME
 from penstock.runtime.hosts.ray.prepare import MODEL_FOLDER
+from penstock.runtime.plan import RunPlan
 from penstock.runtime.scenario import load_scenario
-from penstock.runtime.wiring import RunPlan, open_backend
+from penstock.runtime.wiring import open_backend
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.runtime.hosts.ray.job import DriverJob
-    from penstock.runtime.wiring import RunPlan
+    from penstock.runtime.plan import RunPlan
 
 COMMAND: Final = (sys.executable, "-m", "penstock.runtime.hosts.ray.prepare")
 

@@ -22,7 +22,7 @@ from penstock.messages.base import Value
 from penstock.runtime.errors import PreflightError, UserError
 from penstock.runtime.hosts.ray.job import DriverJob
 from penstock.runtime.hosts.ray.processes import end_with_parent
-from penstock.runtime.wiring import RunPlan
+from penstock.runtime.plan import RunPlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable

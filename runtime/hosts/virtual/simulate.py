@@ -29,8 +29,9 @@ from penstock.runtime.observability.report import SCENARIO_FILE
 from penstock.runtime.observability.summary import machine_facts
 from penstock.runtime.observability.texts import duration_text
 from penstock.runtime.observability.trackers import EVENTS_FILE, EventLog
+from penstock.runtime.plan import RunPlan
 from penstock.runtime.scenario import Scenario, dump_scenario
-from penstock.runtime.wiring import RunPlan, actor_names, build_machine, hears, inbox_union, open_backend
+from penstock.runtime.wiring import actor_names, build_machine, hears, inbox_union, open_backend
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -37,8 +37,9 @@ from penstock.runtime.hosts.virtual.links import LinkModel
 from penstock.runtime.hosts.virtual.process import Casting, Player
 from penstock.runtime.hosts.virtual.supervisor import SupervisionModel
 from penstock.runtime.options import RunOptions, RuntimeOptions
+from penstock.runtime.plan import RunPlan
 from penstock.runtime.scenario import Scenario
-from penstock.runtime.wiring import RunPlan, actor_names, build_machine, engine_names, hears, inbox_union, open_backend
+from penstock.runtime.wiring import actor_names, build_machine, engine_names, hears, inbox_union, open_backend
 
 if TYPE_CHECKING:
     from typing import Any

@@ -1,0 +1,23 @@
+"""What every process of a run knows about it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from penstock.messages.base import Value
+from penstock.runtime.scenario import Scenario
+
+
+class RunPlan(Value, frozen=True, kw_only=True):
+    """What every process of a run knows about it."""
+
+    scenario: Scenario
+    """Resolved."""
+    run_id: str
+    run_folder: str
+    """Absolute."""
+    model_folder: str
+    """Absolute; with the tokenizer. Empty when both backends are simulated."""
+    num_rows: int
+    """Of the dataset, without those that were skipped."""
+    transport: Literal["shared_memory", "disk", "distributed", "tensor"] = "shared_memory"

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import pytest
 
+from penstock.backends.engines.options import EnginesOptions
 from penstock.backends.engines.sglang.log_lines import news_in, port_in, reason_in, says_ready, tail_of
+from penstock.backends.engines.sglang.opening import EngineSetup, launch_options
+from penstock.backends.engines.sglang.server_options import command_line
 from penstock.backends.engines.sglang.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.backends.engines.options import OptionValue
 
 PORT_LINE = "[2026-11-21 18:00:15] INFO:     Uvicorn running on http://127.0.0.1:35967 (Press CTRL+C to quit)"
 BAR = "Multi-thread loading shards:  50% Completed | 1/2 [00:00<?, ?it/s]"
@@ -153,3 +161,23 @@ def test_the_tail_has_no_noise() -> None:
     lines = ["a", "", "/x.py:71: UserWarning: old", "usage: y", "     [--no-foo]", "b"]
     assert tail_of(lines) == ("a", "b")
     assert tail_of(lines, 1) == ("b",)
+
+
+def test_a_server_that_takes_turns_on_a_gpu_is_started_so_that_it_can_give_its_memory_up(tmp_path: Path) -> None:
+    def options(*, sleeps: bool, is_cpu: bool) -> Mapping[str, OptionValue]:
+        setup = EngineSetup(
+            name="engine/0",
+            place=0,
+            model_folder=tmp_path,
+            run_folder=tmp_path,
+            options=EnginesOptions(backend="sglang", sglang={"mem_fraction_static": 0.7}),
+            max_context=512,
+            dtype="bfloat16",
+            sleeps=sleeps,
+        )
+        return launch_options(setup, is_cpu=is_cpu)
+
+    assert "--enable-memory-saver" in command_line(options(sleeps=True, is_cpu=False))
+    assert "--enable-memory-saver" not in command_line(options(sleeps=True, is_cpu=True))
+    assert "--enable-memory-saver" not in command_line(options(sleeps=False, is_cpu=False))
+    assert options(sleeps=True, is_cpu=False)["mem_fraction_static"] == 0.7

@@ -134,26 +134,31 @@ async def open_engine(setup: EngineSetup, report: Callable[[str], None]) -> Open
     return await _launch(setup, report)
 
 
-async def _launch(setup: EngineSetup, report: Callable[[str], None]) -> Opened:
-    options = setup.options
-    environment = find_environment(is_cpu={"cpu": True, "auto": None}.get(options.device, False))
+def launch_options(setup: EngineSetup, *, is_cpu: bool) -> Mapping[str, OptionValue]:
+    """Of a server that is started here: what the machine and the scenario's blocks say, and over it its own options."""
     own: dict[str, OptionValue] = {
         "dtype": setup.dtype,
         "context_length": setup.max_context,
-        "max_running_requests": options.slots + NUM_SPARE,
+        "max_running_requests": setup.options.slots + NUM_SPARE,
         "incremental_streaming_output": True,
     }
+    if setup.sleeps and not is_cpu:  # a CPU build has nothing to save, and does not start with it
+        own["enable_memory_saver"] = True
+    return merged(defaults(is_cpu=is_cpu), own, setup.options.sglang)
+
+
+async def _launch(setup: EngineSetup, report: Callable[[str], None]) -> Opened:
+    options = setup.options
+    environment = find_environment(is_cpu={"cpu": True, "auto": None}.get(options.device, False))
     remote = setup.remote_ranks
     num_nodes, host = (1, "127.0.0.1") if remote is None else (remote.num_nodes, remote.host)
-    if setup.sleeps and not environment.is_cpu:
-        own["enable_memory_saver"] = True
     logs = setup.run_folder / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     key = secrets.token_hex(16)
     settings = ServerSettings(
         python=environment.python,
         model_folder=setup.model_folder,
-        options=tuple(command_line(merged(defaults(is_cpu=environment.is_cpu), own, options.sglang))),
+        options=tuple(command_line(launch_options(setup, is_cpu=environment.is_cpu))),
         admin_api_key=key,
         log_path=logs / f"{setup.name.replace('/', '-')}-sglang.log",
         start_timeout_s=options.start_timeout_s,

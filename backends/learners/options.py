@@ -9,6 +9,7 @@ from msgspec import Meta
 # msgspec reads the annotations:
 from penstock.backends.learners.objectives.names import (
     Correction,
+    CriticPlace,
     Estimator,
     KlEstimator,
     KlPlace,
@@ -53,8 +54,8 @@ class ObjectiveOptions(Options, frozen=True, kw_only=True):
     be set over them."""
 
     name: str = "dapo"
-    """grpo, dapo, dr_grpo, gspo, cispo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline, dppo, or a function
-    of your own as file.py:function."""
+    """grpo, dapo, dr_grpo, gspo, cispo, rloo, ppo, reinforce_plus_plus, reinforce_plus_plus_baseline, dppo, or a
+    function of your own as file.py:function."""
     clip_low: Unit = 0.2
     """The ratio of the policies is held above 1 less this. (With DPPO: the threshold for tokens that get rarer.)"""
     clip_high: NonNegative = 0.28
@@ -79,7 +80,7 @@ class ObjectiveOptions(Options, frozen=True, kw_only=True):
     whiten: bool = False
     """Advantages of the whole batch to mean 0 and standard deviation 1."""
     discount: Unit = 1.0
-    """γ of REINFORCE++."""
+    """γ of REINFORCE++ and of GAE."""
     policy_loss: PolicyLoss = "ppo"
     """The loss of a token from its ratio and its advantage."""
     dual_clip: Annotated[float, Meta(gt=1)] | None = None
@@ -103,6 +104,21 @@ class ObjectiveOptions(Options, frozen=True, kw_only=True):
     off."""
     constant_tokens: Annotated[int, Meta(ge=1)] | None = None
     """The constant of `reduction: constant`; null: sampling.max_response_tokens."""
+    critic: CriticPlace = "none"
+    """What predicts the reward of each prefix, for `estimator: gae`. `own`: a model beside the policy, which starts as
+    a copy of it with a scalar head; `shared`: such a head on the policy itself, which learns to predict as well."""
+    gae_lambda: Unit = 1.0
+    """λ of GAE."""
+    value_clip: Positive | None = 0.2
+    """How far a value may move in one batch before its loss stops pulling it on; null: any way."""
+    value_coef: Positive = 0.1
+    """Weight of the values' loss beside the policy's with `critic: shared`."""
+    critic_learning_rate: Positive | None = None
+    """Of the critic (`shared`: of its head); null: ten times learner.learning_rate. It follows learner.lr_schedule."""
+    critic_warmup_steps: Annotated[int, Meta(ge=0)] = 0
+    """Batches over which the critic's learning rate rises."""
+    critic_only_steps: Annotated[int, Meta(ge=0)] = 0
+    """Batches at the start of the run that train the critic alone."""
 
 
 class WarmStartOptions(Options, frozen=True, kw_only=True):
@@ -137,6 +153,11 @@ class LearnerOptions(Options, frozen=True, kw_only=True):
 
     backend: Literal["torch", "simulated"] = "torch"
     groups_per_batch: Annotated[int, Meta(ge=1)] = 32
+    num_updates: Annotated[int, Meta(ge=1)] = 1
+    """Optimizer steps that a batch is divided into, each with about as many tokens: by whole groups, or by samples with
+    the estimators `gae` and `reinforce_plus_plus`, which compare nothing within a group. Versions count batches."""
+    num_passes: Annotated[int, Meta(ge=1)] = 1
+    """How often each batch is gone through, divided anew each time."""
     objective: ObjectiveOptions = ObjectiveOptions()
     learning_rate: Positive = 1e-6
     warmup_steps: Annotated[int, Meta(ge=0)] = 0

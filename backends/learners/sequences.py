@@ -45,6 +45,13 @@ class TrainSequence(NamedTuple):
     """``[T]``: which weights made each trained token; zeros for demonstrations."""
     sample: int
     """Index of its sample in the batch; the parts of an episode share it."""
+    first: int = 0
+    """Index of its first trained token among those of the batch, sequence after sequence."""
+
+    @property
+    def places(self) -> NDArray[np.int64]:
+        """Of its trained tokens among those of the batch ``[T]``."""
+        return np.arange(self.first, self.first + len(self.trained), dtype=np.int64)
 
 
 class TrainBatch(NamedTuple):
@@ -80,7 +87,7 @@ def read_groups(groups: Sequence[Group], *, min_token_version: int) -> TrainBatc
     sequences: list[TrainSequence] = []
     rewards: list[float] = []
     group_ids: list[int] = []
-    num_masked = 0
+    num_masked = num_trained = 0
     contexts: dict[bytes, int] = {}
     for group in groups:
         for sample in group.samples:
@@ -93,7 +100,8 @@ def read_groups(groups: Sequence[Group], *, min_token_version: int) -> TrainBatc
                     context = part.context_tokens or group.prompt.tokens
                     number = contexts.setdefault(context, len(contexts))
                     sequence = _sequence(sample, part, context, number, trained, len(rewards))
-                    sequences.append(sequence._replace(positions=trained + num_before))
+                    sequences.append(sequence._replace(positions=trained + num_before, first=num_trained))
+                    num_trained += len(trained)
                 num_before += part.num_tokens
             rewards.append(_reward(sample))
             group_ids.append(group.group_id)

@@ -158,9 +158,24 @@ def _staleness(s: Scenario) -> Iterator[Broken]:
 
 def _objective(s: Scenario) -> Iterator[Broken]:
     options, samples = s.learner.objective, s.sampling.samples_per_group
-    if problem := objective_problem(options):
+    if problem := objective_problem(options, num_steps=s.learner.num_updates * s.learner.num_passes):
         key, text = problem
         yield (*OBJECTIVE, key), text
+    whole, unit = s.learner.groups_per_batch, "groups"
+    if options.estimator not in GROUPED:
+        whole, unit = whole * samples, "samples"
+    if s.learner.num_updates > whole:
+        yield (
+            ("learner", "num_updates"),
+            f"{s.learner.num_updates} optimizer steps cannot be made from the {whole} {unit} of a batch, each of which "
+            f"stays whole; set it to {whole} or less, or go through the batch more often with learner.num_passes",
+        )
+    if options.critic_only_steps >= s.run.num_steps:
+        yield (
+            (*OBJECTIVE, "critic_only_steps"),
+            f"with {options.critic_only_steps} of the run's {s.run.num_steps} batches for the critic alone the policy "
+            "is never trained; set it below run.num_steps",
+        )
     if samples < 2 and options.estimator in GROUPED and s.learner.backend == "torch":
         yield (
             ("sampling", "samples_per_group"),

@@ -7,11 +7,13 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, TypeVar
 
+import msgspec
 import pytest
 
 from penstock.backends.data.lines import LinesRow, lines_demonstration, lines_reward, lines_row
 from penstock.backends.engines.options import EnginesOptions, SamplingOptions
 from penstock.backends.engines.torch.opening import open_torch_engine
+from penstock.backends.learners.objectives.presets import objective
 from penstock.backends.learners.options import LearnerOptions, WarmStartOptions
 from penstock.backends.learners.torch.factory import open_torch_learner
 from penstock.backends.models.make import END_ID, character_tokenizer, make_model
@@ -170,10 +172,13 @@ def scored(ended: GenerationEnded, row: LinesRow) -> Sample:
 
 
 @contextmanager
-def running_loop(folder: Path, *, num_warm_start_steps: int, num_steps: int) -> Generator[Loop]:
+def running_loop(
+    folder: Path, *, num_warm_start_steps: int, num_steps: int, learner: LearnerOptions | None = None
+) -> Generator[Loop]:
     make_model("xs", folder / "model", seed=0)
     block = WarmStartOptions(path="lines:4000", num_steps=num_warm_start_steps, learning_rate=4e-3)
-    options = LearnerOptions(learning_rate=1e-3, warmup_steps=5, lr_schedule="linear", device="cpu", warm_start=block)
+    options = learner or LearnerOptions(learning_rate=1e-3, warmup_steps=5, lr_schedule="linear")
+    options = msgspec.structs.replace(options, device="cpu", warm_start=block)
     loop = Loop(folder, folder / "model", options, num_steps)
     try:
         yield loop
@@ -181,14 +186,15 @@ def running_loop(folder: Path, *, num_warm_start_steps: int, num_steps: int) -> 
         loop.close()
 
 
-def run(loop: Loop, num_steps: int) -> list[float]:
-    """Mean reward of each step. On each one the engine's log-probs are the learner's: the weights are the same."""
+def run(loop: Loop, num_steps: int, *, first_trained: int = 0) -> list[float]:
+    """Mean reward of each batch. On each one the engine's log-probs are the learner's: the weights are the same."""
     rewards: list[float] = []
     for version in range(num_steps):
         loop.bring_weights(version)
         figures = loop.train(loop.generate(version * NUM_GROUPS, version), version + 1)
-        assert figures["train/train_rollout_logprob_abs_diff"] < 1e-4
-        assert figures["train/ois"] == pytest.approx(1.0, abs=1e-3)
+        if version >= first_trained:
+            assert figures["train/train_rollout_logprob_abs_diff"] < 1e-4
+            assert figures["train/ois"] == pytest.approx(1.0, abs=1e-3 if figures["train/num_updates"] == 1 else 0.2)
         rewards.append(figures["rollout/raw_reward"])
     return rewards
 
@@ -202,4 +208,14 @@ def test_engine_and_learner_agree_on_every_version(tmp_path: Path) -> None:
 def test_a_made_model_learns_the_task(tmp_path: Path) -> None:
     with running_loop(tmp_path, num_warm_start_steps=250, num_steps=50) as loop:
         rewards = run(loop, 50)
+    assert statistics.fmean(rewards[-8:]) > statistics.fmean(rewards[:8]) + 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["own", "shared"])
+def test_ppo_with_several_updates_learns_the_task(place: str, tmp_path: Path) -> None:
+    ppo = objective("ppo", critic=place, gae_lambda=0.95, whiten=True, critic_learning_rate=2e-3, critic_only_steps=3)
+    options = LearnerOptions(objective=ppo, num_updates=2, learning_rate=5e-4, warmup_steps=5, lr_schedule="linear")
+    with running_loop(tmp_path, num_warm_start_steps=250, num_steps=50, learner=options) as loop:
+        rewards = run(loop, 50, first_trained=ppo.critic_only_steps)
     assert statistics.fmean(rewards[-8:]) > statistics.fmean(rewards[:8]) + 0.1

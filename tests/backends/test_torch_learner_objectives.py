@@ -435,7 +435,8 @@ def test_the_cases_reach_the_bounds_that_they_are_about(case: str, figure: str, 
 
 
 def test_every_preset_is_among_the_cases() -> None:
-    assert set(PRESETS) <= set(OBJECTIVES)
+    # The formula of ppo needs a critic: test_torch_learner_updates.py.
+    assert set(PRESETS) - {"ppo"} <= set(OBJECTIVES)
 
 
 USER_FILE = """

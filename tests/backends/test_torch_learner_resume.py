@@ -25,6 +25,7 @@ from learner_cases import RunningLearner, demonstrations, make_groups, open_lear
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from penstock.backends.learners.objectives.presets import objective
 from penstock.backends.learners.options import LearnerOptions, ObjectiveOptions, WarmStartOptions
 from penstock.backends.learners.torch.checkpoint import CheckpointFolder, CheckpointWriteError
 from penstock.backends.learners.torch.checkpoint_record import RECORD_FILE, TENSORS_FILE, read_record
@@ -67,12 +68,23 @@ class Case(NamedTuple):
 
 WARM_START = WarmStartOptions(path="x", num_steps=4, batch_size=2)
 KL = ObjectiveOptions(kl_coef=0.1)
+SHARED = objective("ppo", critic="shared", gae_lambda=0.9, kl_coef=0.1)
 CASES: Final = {
     "plain": Case(LearnerOptions(learning_rate=1e-2)),
     "kl": Case(LearnerOptions(learning_rate=1e-2, objective=KL)),
     "bfloat16": Case(LearnerOptions(learning_rate=1e-2, weight_decay=0.1), "bfloat16"),
     "warm_start": Case(LearnerOptions(learning_rate=1e-2, warm_start=WARM_START)),
     "schedule": Case(LearnerOptions(learning_rate=1e-2, lr_schedule="cosine", warmup_steps=2)),
+    "updates": Case(
+        LearnerOptions(
+            learning_rate=1e-2, num_updates=2, num_passes=2, objective=objective("grpo", old_logprobs="recompute")
+        )
+    ),
+    "critic": Case(
+        LearnerOptions(learning_rate=1e-2, num_updates=3, num_passes=2, objective=objective("ppo", critic_only_steps=2))
+    ),
+    "shared_critic": Case(LearnerOptions(learning_rate=1e-2, num_updates=2, objective=SHARED), "bfloat16"),
+    "own_critic_in_bfloat16": Case(LearnerOptions(learning_rate=1e-2, objective=objective("ppo")), "bfloat16"),
     "everything": Case(
         LearnerOptions(learning_rate=1e-2, lr_schedule="linear", warmup_steps=4, warm_start=WARM_START, objective=KL),
         "bfloat16",
@@ -202,15 +214,18 @@ def run_python(program: str, *arguments: str | Path) -> str:
     return ended.stdout
 
 
-def test_another_process_goes_on_bit_for_bit(model_folder: Path, tmp_path: Path, opened: list[RunningLearner]) -> None:
-    learner = CASES["everything"].open(model_folder, tmp_path / "checkpoints")
+@pytest.mark.parametrize("name", ["everything", "critic"])
+def test_another_process_goes_on_bit_for_bit(
+    name: str, model_folder: Path, tmp_path: Path, opened: list[RunningLearner]
+) -> None:
+    learner = CASES[name].open(model_folder, tmp_path / "checkpoints")
     opened.append(learner)
     learner.ask(OpenLearner(), LearnerOpened)
     train(learner, 1, 3)
     path = save(learner, 3)
     train(learner, 4, 6)
     expected = save(learner, 6)
-    got = run_python(GO_ON, "everything", model_folder, tmp_path / "checkpoints", path).strip()
+    got = run_python(GO_ON, name, model_folder, tmp_path / "checkpoints", path).strip()
     assert got.endswith("version-0000006-e1002")
     assert_same_bits(expected, Path(got))
 
@@ -331,6 +346,24 @@ def test_options_that_the_checkpoint_does_not_fit_are_named(
     error = with_kl.error(OpenLearner(version=0, path=str(path)))
     assert isinstance(error, CheckpointError)
     assert "kl_coef is 0.1, and the checkpoint was written without a reference" in str(error)
+
+
+def test_a_critic_goes_on_from_a_checkpoint_that_has_such_a_critic(
+    model_folder: Path, tmp_path: Path, opened: list[RunningLearner]
+) -> None:
+    plain, own = (CASES[name].open(model_folder, tmp_path / name) for name in ("plain", "critic"))
+    paths = [save(learner, 0) for learner in (plain, own) if learner.ask(OpenLearner(), LearnerOpened)]
+    without = CASES["critic"].open(model_folder, tmp_path / "plain", epoch=2)
+    shared = Case(LearnerOptions(objective=objective("ppo", critic="shared")))
+    other = shared.open(model_folder, tmp_path / "critic", epoch=2)
+    ignoring = CASES["plain"].open(model_folder, tmp_path / "critic", epoch=3)
+    opened += (plain, own, without, other, ignoring)
+    for learner, path, story in ((without, paths[0], "has none"), (other, paths[1], "has one of")):
+        error = learner.error(OpenLearner(version=0, path=str(path)))
+        assert isinstance(error, CheckpointError)
+        assert story in str(error)
+    # An objective without a critic has no use for one.
+    assert ignoring.ask(OpenLearner(version=0, path=str(paths[1])), LearnerOpened).version == 0
 
 
 def test_optimizer_state_of_another_model_is_refused(

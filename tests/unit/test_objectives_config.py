@@ -78,7 +78,12 @@ def test_the_default_is_the_preset_that_its_name_says() -> None:
 @pytest.mark.parametrize(
     ("keys", "key", "story"),
     [
-        ({"name": "ppo"}, "name", "critic.*take reinforce_plus_plus"),
+        ({"name": "ppo", "critic": "none"}, "critic", "set critic: own or shared"),
+        ({"name": "grpo", "critic": "own"}, "critic", "estimator: grpo, which needs no values"),
+        ({"name": "grpo", "gae_lambda": 0.9}, "gae_lambda", "estimator: gae only"),
+        ({"name": "grpo", "critic_learning_rate": 1e-5}, "critic_learning_rate", "without a critic"),
+        ({"name": "dapo", "critic_only_steps": 3}, "critic_only_steps", "without a critic"),
+        ({"name": "ppo", "value_coef": 0.5}, "value_coef", "set critic: shared"),
         ({"name": "dapoo"}, "name", "did you mean 'dapo'"),
         ({"name": "xyz"}, "name", "there are grpo, dapo"),
         ({"name": "reinforce_plus_plus", "whiten": False}, "whiten", "set whiten: true"),
@@ -139,10 +144,32 @@ def test_what_makes_no_sense_is_refused_with_key_and_remedy(keys: dict[str, Any]
         open_objective(options)
 
 
+@pytest.mark.parametrize("keys", [{"name": "dppo"}, {"name": "dapo", "opsm_delta": 0.1}])
+def test_a_recomputed_policy_is_one_to_measure_from_with_several_steps_a_batch(keys: dict[str, Any]) -> None:
+    options = objective(**keys, old_logprobs="recompute")
+    assert objective_problem(options, num_steps=2) is None
+    assert objective_problem(options) is not None
+    with pytest.raises(ValueError, match="one optimizer step a batch"):
+        open_objective(options)
+    open_objective(options, num_steps=2)
+
+
+def test_the_ratio_is_taken_to_the_policy_that_opened_the_batch() -> None:
+    for place in ("recompute", "interpolate"):
+        options = objective("dapo", old_logprobs=place, correction="none")
+        opening = torch.tensor([-0.8, -1.0, -0.9])
+        tokens = tokens_with(LOGPROBS.clone().requires_grad_())._replace(opening_logprobs=opening)
+        rollout = tokens.rollout_logprobs
+        old = opening if place == "recompute" else torch.stack([opening[0], rollout[1], (opening[2] + rollout[2]) / 2])
+        figures = policy_objective(tokens, options).figures
+        assert float(figures["train/ppo_kl"]) == pytest.approx(float((WEIGHTS * (old - LOGPROBS)).sum()), abs=1e-6)
+
+
 def test_only_objectives_that_couple_tokens_pay_for_a_second_pass() -> None:
     coupled = {name for name in PRESETS if couples_tokens(objective(name))}
     assert coupled == {"gspo"}
-    assert couples_tokens(objective("rloo", kl_coef=0.1, kl_in="reward"))
+    # The KL in the reward is known before the first step of a batch.
+    assert not couples_tokens(objective("rloo", kl_coef=0.1, kl_in="reward"))
     assert couples_tokens(objective("dapo", opsm_delta=1e-4))
     assert couples_tokens(objective("dapo", old_logprobs="recompute", correction="mis"))
     assert couples_tokens(objective("mine.py:loss"))
@@ -271,11 +298,14 @@ def test_a_missing_objective_of_the_users_own_is_told_before_anything_starts(sce
 @pytest.mark.parametrize(
     ("text", "story"),
     [
-        ("learner:\n  objective: ppo\n", r":5: learner\.objective\.name: ppo learns its baseline with a critic"),
+        ("learner:\n  objective: {name: ppo, critic: none}\n", r":5: learner\.objective\.critic: estimator: gae needs"),
+        ("learner:\n  objective: {name: ppo, critic_only_steps: 1}\n", r":5: .*critic_only_steps: .* never trained"),
+        ("learner:\n  num_updates: 33\n", r":5: learner\.num_updates: 33 optimizer steps .* 32 groups of a batch"),
+        ("learner:\n  objective: ppo\n  num_updates: 500\n", r":6: learner\.num_updates: .* the 256 samples"),
         ("learner:\n  objective: {name: cispo, dual_clip: 7}\n", r":5: learner\.objective\.dual_clip: bounds"),
         ("learner: {objective: 3}\n", r"learner\.objective: must be a block of keys; found 3"),
         ("learner: {objective: {name: dapo, mis: {upperr: 3}}}\n", "did you mean 'upper'"),
-        ("learner: {objective: {estimator: gae}}\n", r"learner\.objective\.estimator: must be grpo, rein.*found 'gae'"),
+        ("learner: {objective: {estimator: gae}}\n", r"learner\.objective\.critic: estimator: gae needs"),
         (
             "sampling: {samples_per_group: 1}\nfilter: {drop_zero_spread: false, min_group_size: 1}\n",
             "nothing to compare; draw at least 2, or set learner.objective=reinforce_plus_plus",

@@ -23,7 +23,7 @@ from penstock.backends.learners.objectives.presets import objective
 from penstock.backends.learners.objectives.protocol import ObjectiveTerms, PolicyTokens
 from penstock.backends.learners.objectives.reduction import reduction_weights
 from penstock.backends.learners.objectives.segments import Segments
-from penstock.backends.learners.objectives.token_advantages import RewardedSamples, token_advantages
+from penstock.backends.learners.objectives.token_advantages import RewardedSamples, token_advantages, token_estimates
 from penstock.backends.learners.options import MisOptions, ObjectiveOptions
 from penstock.backends.learners.schedule import learning_rate
 
@@ -273,6 +273,44 @@ def test_whitening_counts_every_trained_token_once() -> None:
     plain = token_advantages(REWARDED, objective("reinforce_plus_plus_baseline", whiten=False, kl_coef=0.1), kl=KL)
     white = token_advantages(REWARDED, objective("reinforce_plus_plus_baseline", kl_coef=0.1), kl=KL)
     torch.testing.assert_close(white, (plain - plain.mean()) / plain.std())
+
+
+VALUES = torch.tensor([0.5, 0.1, 0.2, 0.3, 0.4, 0.6, 0.7])
+
+
+def test_gae_steps_over_what_is_not_trained_and_ends_with_the_reward_and_no_value_after_it() -> None:
+    """Sample 0 is trained at 0, 1 and 3, sample 3 at 0 and 4."""
+    options = objective("ppo", discount=0.9, gae_lambda=0.5, kl_coef=0.5)
+    found = token_estimates(REWARDED, options, kl=KL, values=VALUES)
+    last = 1.0 - 0.15 - 0.2
+    middle = (-0.35 + 0.9 * 0.2 - 0.7) + 0.45 * last
+    first = (-0.1 + 0.9 * 0.7 - 0.1) + 0.45 * middle
+    end = 2.0 - 0.05 - 0.5
+    begin = (-0.3 + 0.9 * 0.5 - 0.6) + 0.45 * end
+    expected = [end, first, last, 0.0 - 0.2 - 0.3, 4.0 - 0.25 - 0.4, begin, middle]
+    assert found.advantages.tolist() == pytest.approx(expected)
+    assert found.returns is not None
+    torch.testing.assert_close(found.returns, found.advantages + VALUES)
+
+
+def test_without_discount_gae_is_the_reward_less_the_value_and_its_returns_the_reward() -> None:
+    found = token_estimates(REWARDED, objective("ppo"), values=VALUES)
+    rewards = torch.tensor([2.0, 1.0, 1.0, 0.0, 4.0, 2.0, 1.0])
+    torch.testing.assert_close(found.advantages, rewards - VALUES)
+    torch.testing.assert_close(found.returns, rewards)
+
+
+def test_whitening_leaves_the_returns_of_a_critic_as_they_are() -> None:
+    plain, white = (token_estimates(REWARDED, objective("ppo", whiten=w), values=VALUES) for w in (False, True))
+    torch.testing.assert_close(white.advantages, (plain.advantages - plain.advantages.mean()) / plain.advantages.std())
+    assert white.returns is not None
+    assert plain.returns is not None
+    assert torch.equal(white.returns, plain.returns)
+
+
+def test_gae_without_a_critic_is_told() -> None:
+    with pytest.raises(ValueError, match="needs the values of a critic"):
+        token_estimates(REWARDED, objective("ppo"))
 
 
 @pytest.mark.parametrize(("schedule", "last"), [("constant", 1.0), ("linear", 0.1), ("cosine", 0.1)])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-Estimator = Literal["grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"]
+Estimator = Literal["grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae"]
+CriticPlace = Literal["none", "own", "shared"]
 PolicyLoss = Literal["ppo", "gspo", "cispo", "dppo_tv", "dppo_kl"]
 KlEstimator = Literal["k1", "k2", "k3", "low_var_kl"]
 KlPlace = Literal["loss", "reward"]

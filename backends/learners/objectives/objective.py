@@ -6,8 +6,8 @@ Invariants:
   the whole step. Those under ``sums/`` become a ratio in :func:`finished`.
 * Where one token's loss depends on another's log-prob (:func:`couples_tokens`), the function has to be called with
   all tokens of the step at once. The caller sees to that.
-* A step is one optimiser step, so the policy that opens it is the one that is trained: its log-probs are
-  ``tokens.logprobs`` without their gradient, and ``old_logprobs: recompute`` needs no further forward pass.
+* Where a batch is one optimiser step, the policy that opened it is the one that is trained: its log-probs are
+  ``tokens.logprobs`` without their gradient. With several steps ``tokens.opening_logprobs`` has them.
 """
 
 from __future__ import annotations
@@ -68,7 +68,6 @@ def couples_tokens(options: ObjectiveOptions) -> bool:
         or options.policy_loss == "gspo"
         or options.opsm_delta is not None
         or (options.correction == "mis" and options.old_logprobs != "engine")
-        or rewards_need_kl(options)
     )
 
 
@@ -79,13 +78,14 @@ def rewards_need_kl(options: ObjectiveOptions) -> bool:
 
 def old_logprobs(tokens: PolicyTokens, options: ObjectiveOptions) -> Tensor:
     """Of the proximal policy, which the trust region is around ``[N]``; without gradient."""
+    opening = tokens.logprobs if tokens.opening_logprobs is None else tokens.opening_logprobs
     match options.old_logprobs:
         case "engine":
             return tokens.rollout_logprobs
         case "recompute":
-            return tokens.logprobs.detach()
+            return opening.detach()
         case "interpolate":
-            return interpolated_logprobs(tokens.logprobs, tokens.rollout_logprobs, tokens.staleness)
+            return interpolated_logprobs(opening, tokens.rollout_logprobs, tokens.staleness)
         case _:
             assert_never(options.old_logprobs)
 

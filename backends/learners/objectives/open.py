@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     ObjectiveFunction = Callable[[PolicyTokens, ObjectiveOptions], ObjectiveTerms]
 
 
-def open_objective(options: ObjectiveOptions) -> ObjectiveFunction:
-    """The built-in objective, or the user's own.
+def open_objective(options: ObjectiveOptions, *, num_steps: int = 1) -> ObjectiveFunction:
+    """The built-in objective, or the user's own, for batches of ``num_steps`` optimizer steps.
 
     Raises:
         ValueError: the options make no sense together.
         UserCodeError: the user's file cannot be loaded, or the name in it is no function.
     """
-    if problem := objective_problem(options):
+    if problem := objective_problem(options, num_steps=num_steps):
         key, text = problem
         raise ValueError(f"learner.objective.{key}: {text}")
     if options.reduction == "constant" and options.constant_tokens is None:

@@ -4,7 +4,6 @@ Invariants:
 
 * A preset is plain data: keys of ``learner.objective`` that differ from the defaults of the block. What a scenario
   says itself goes over it.
-* ``ppo`` is not among them: it needs a critic, which no learner here has.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
     "gspo": {"policy_loss": "gspo", "clip_low": 3e-4, "clip_high": 4e-4, "reduction": "sequence_mean"},
     "cispo": {"policy_loss": "cispo", "clip_low": 1.0, "clip_high": 4.0},
     "rloo": {"estimator": "rloo", "clip_high": 0.2, "reduction": "constant"},
+    "ppo": {"estimator": "gae", "critic": "own", "clip_high": 0.2, "kl_in": "reward", "kl_estimator": "k1"},
     "reinforce_plus_plus": {
         "estimator": "reinforce_plus_plus", "whiten": True, "clip_high": 0.2, "kl_in": "reward", "kl_estimator": "k1",
     },

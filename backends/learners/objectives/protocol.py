@@ -33,6 +33,9 @@ class PolicyTokens(NamedTuple):
     """Policy versions between the one that made the token and the one that is trained, int64."""
     samples: Segments
     """Which tokens belong to which sample of the step."""
+    opening_logprobs: Tensor | None = None
+    """Of the policy that the batch began with; None where that is the one that is trained, in the only step of a batch,
+    and where ``old_logprobs: engine`` needs none."""
 
 
 class ObjectiveTerms(NamedTuple):

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 from penstock.backends.learners.objectives.advantages import (
+    generalized_advantages,
     group_normalized_advantages,
     leave_one_out_advantages,
     reinforce_plus_plus_advantages,
     reinforce_plus_plus_baseline_advantages,
+    terminal_rewards,
     whitened,
 )
 
@@ -32,22 +34,39 @@ class RewardedSamples(NamedTuple):
     """Of each trained token among the response tokens of its sample, int64 ``[N]``."""
 
 
+class TokenEstimates(NamedTuple):
+    """Of all trained tokens, float32 ``[N]``, without gradient."""
+
+    advantages: Tensor
+    returns: Tensor | None
+    """What the critic is to predict, never whitened; None where there is no critic."""
+
+
 def token_advantages(given: RewardedSamples, options: ObjectiveOptions, *, kl: Tensor | None = None) -> Tensor:
-    """Advantages ``[N]`` of all trained tokens of the step, float32, without gradient.
+    """The advantages of :func:`token_estimates` ``[N]``, for an estimator without critic."""
+    return token_estimates(given, options, kl=kl).advantages
+
+
+def token_estimates(
+    given: RewardedSamples, options: ObjectiveOptions, *, kl: Tensor | None = None, values: Tensor | None = None
+) -> TokenEstimates:
+    """Advantages, and with a critic returns, of all trained tokens of the batch.
 
     Args:
         given: the samples.
         options: which estimator, and what it takes.
         kl: estimate of the KL to the reference per token ``[N]``, for ``kl_in: reward``; None where there is none.
+        values: of the critic before the first step of the batch ``[N]``, for ``gae``; None for the others.
     """
-    exact_kl = None if kl is None else kl.detach().double()
-    advantages = _estimated(given, options, exact_kl)
+    exact_kl, exact_values = (None if given is None else given.detach().double() for given in (kl, values))
+    advantages = _estimated(given, options, exact_kl, exact_values)
+    returns = None if exact_values is None else (advantages + exact_values).float()
     if options.whiten:
         advantages = whitened(advantages)
-    return advantages.float()
+    return TokenEstimates(advantages.float(), returns)
 
 
-def _estimated(given: RewardedSamples, options: ObjectiveOptions, kl: Tensor | None) -> Tensor:
+def _estimated(given: RewardedSamples, options: ObjectiveOptions, kl: Tensor | None, values: Tensor | None) -> Tensor:
     """float64 ``[N]``."""
     rewards, samples, coef = given.rewards, given.samples, options.kl_coef
     match options.estimator:
@@ -70,14 +89,29 @@ def _estimated(given: RewardedSamples, options: ObjectiveOptions, kl: Tensor | N
             one = None if kl is None else kl[:, None]
             mask = centred.new_ones(len(centred), 1)
             return reinforce_plus_plus_baseline_advantages(centred, mask, kl=one, kl_coef=coef)[:, 0]
+        case "gae":
+            if values is None:
+                raise ValueError("estimator: gae needs the values of a critic")
+            mask, kl_table = _tables(given, kl)
+            estimated = generalized_advantages(
+                terminal_rewards(rewards, mask, kl=kl_table, kl_coef=coef),
+                _table(given, values),
+                mask,
+                discount=options.discount,
+                trace=options.gae_lambda,
+            )
+            return estimated.advantages[samples.index, given.positions]
         case _:
             assert_never(options.estimator)
 
 
 def _tables(given: RewardedSamples, kl: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Mask and KL by sample and position ``[S, T]``."""
-    length = int(given.positions.max()) + 1
-    empty = given.rewards.new_zeros(given.samples.count, length)
-    place = (given.samples.index, given.positions)
-    mask = empty.index_put(place, empty.new_ones(()))
-    return mask, None if kl is None else empty.index_put(place, kl)
+    mask = _table(given, given.rewards.new_ones(()))
+    return mask, None if kl is None else _table(given, kl)
+
+
+def _table(given: RewardedSamples, values: Tensor) -> Tensor:
+    """``[N]``, or one for all, by sample and position ``[S, T]``; 0 where nothing is trained."""
+    empty = given.rewards.new_zeros(given.samples.count, int(given.positions.max()) + 1)
+    return empty.index_put((given.samples.index, given.positions), values)

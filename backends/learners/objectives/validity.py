@@ -9,12 +9,10 @@ import difflib
 from typing import TYPE_CHECKING
 
 from penstock.backends.learners.objectives.presets import PRESETS, objective
-from penstock.backends.learners.options import MisOptions
+from penstock.backends.learners.options import MisOptions, ObjectiveOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from penstock.backends.learners.options import ObjectiveOptions
 
 Problem = tuple[str, str]
 GROUPED = ("grpo", "rloo", "reinforce_plus_plus_baseline")
@@ -26,20 +24,19 @@ def is_user_objective(name: str) -> bool:
     return ".py:" in name
 
 
-def objective_problem(options: ObjectiveOptions) -> Problem | None:
-    """The first thing that is wrong with these options: the key, and what to do; None where all is well."""
-    return next((problem for rule in _RULES for problem in rule(options)), None)
+def objective_problem(options: ObjectiveOptions, *, num_steps: int = 1) -> Problem | None:
+    """The first thing that is wrong with these options: the key, and what to do; None where all is well.
+
+    Args:
+        options: the ``learner.objective:`` block.
+        num_steps: optimizer steps a batch, ``learner.num_updates · learner.num_passes``.
+    """
+    found = (problem for rule in _RULES for problem in rule(options))
+    return next(found, None) or next(_single_step(options, num_steps), None)
 
 
 def _names(o: ObjectiveOptions) -> Iterator[Problem]:
     if o.name in PRESETS or is_user_objective(o.name):
-        return
-    if o.name == "ppo":
-        yield (
-            "name",
-            "ppo learns its baseline with a critic, and this learner has none; take reinforce_plus_plus (no critic, "
-            "one sample a prompt is enough) or grpo (the group is the baseline); both have the clipped loss of PPO",
-        )
         return
     near = difflib.get_close_matches(o.name, PRESETS, n=1)
     hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(PRESETS)}, and file.py:function"
@@ -49,8 +46,11 @@ def _names(o: ObjectiveOptions) -> Iterator[Problem]:
 def _advantages(o: ObjectiveOptions) -> Iterator[Problem]:
     if o.estimator.startswith("reinforce_plus_plus") and not o.whiten:
         yield "whiten", f"{o.estimator} is defined with whitened advantages; set whiten: true, or estimator: rloo"
-    if o.discount != 1.0 and o.estimator != "reinforce_plus_plus":
-        yield "discount", f"has an effect with estimator: reinforce_plus_plus only, found {o.estimator}; set it to 1"
+    if o.discount != 1.0 and o.estimator not in ("reinforce_plus_plus", "gae"):
+        yield (
+            "discount",
+            f"has an effect with estimator: reinforce_plus_plus only, or gae, found {o.estimator}; set it to 1",
+        )
     if o.constant_tokens is not None and o.reduction != "constant":
         yield "constant_tokens", f"has no effect with reduction: {o.reduction}; remove it, or set reduction: constant"
 
@@ -64,16 +64,44 @@ def _policy_loss(o: ObjectiveOptions) -> Iterator[Problem]:
             f"must be above 1 + clip_high = {1.0 + o.clip_high:g}, or it cuts off what the clip leaves; "
             f"found {o.dual_clip:g}",
         )
-    # One optimiser step a batch: the policy that opens the step is the one that is trained.
-    if o.old_logprobs == "recompute" and (o.opsm_delta is not None or o.policy_loss.startswith("dppo")):
-        key = "policy_loss" if o.policy_loss.startswith("dppo") else "opsm_delta"
-        yield (
-            key,
-            "has no effect with old_logprobs: recompute, as the policy has not moved from itself; set old_logprobs: "
-            "engine or interpolate",
-        )
     if o.policy_loss in ("ppo", "gspo") and o.clip_low == o.clip_high == 0.0:
         yield "clip_high", "with clip_low and clip_high of 0 no token that has moved is trained; set one above 0"
+
+
+def _single_step(o: ObjectiveOptions, num_steps: int) -> Iterator[Problem]:
+    # In the only optimiser step of a batch the policy that opened it is the one that is trained.
+    if num_steps == 1 and o.old_logprobs == "recompute" and (o.opsm_delta is not None or _is_masked(o)):
+        yield (
+            "policy_loss" if _is_masked(o) else "opsm_delta",
+            "has no effect with old_logprobs: recompute and one optimizer step a batch, as the policy has not moved "
+            "from itself; set old_logprobs: engine or interpolate, or learner.num_updates above 1",
+        )
+
+
+def _is_masked(o: ObjectiveOptions) -> bool:
+    return o.policy_loss.startswith("dppo")
+
+
+def _critic(o: ObjectiveOptions) -> Iterator[Problem]:
+    if o.estimator == "gae" and o.critic == "none":
+        yield "critic", "estimator: gae needs the values of a critic; set critic: own or shared, or another estimator"
+    if o.critic != "none" and o.estimator != "gae":
+        yield (
+            "critic",
+            f"{o.critic} has no effect with estimator: {o.estimator}, which needs no values; set critic: none, or "
+            "estimator: gae",
+        )
+    if o.gae_lambda != 1.0 and o.estimator != "gae":
+        yield "gae_lambda", f"has an effect with estimator: gae only, found {o.estimator}; remove it"
+    usual = ObjectiveOptions()
+    for key in ("value_clip", "critic_learning_rate", "critic_warmup_steps", "critic_only_steps"):
+        if o.critic == "none" and getattr(o, key) != getattr(usual, key):
+            yield key, "has no effect without a critic; remove it, or set estimator: gae and critic: own or shared"
+    if o.critic != "shared" and o.value_coef != usual.value_coef:
+        yield (
+            "value_coef",
+            f"weighs the two losses of one model, which critic: {o.critic} is not; remove it, or set critic: shared",
+        )
 
 
 def _kl(o: ObjectiveOptions) -> Iterator[Problem]:
@@ -139,6 +167,7 @@ def _mis(mis: MisOptions) -> Iterator[Problem]:
 _RULES: tuple[Callable[[ObjectiveOptions], Iterator[Problem]], ...] = (
     _names,
     _advantages,
+    _critic,
     _policy_loss,
     _kl,
     _correction,

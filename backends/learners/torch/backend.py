@@ -267,6 +267,7 @@ class TorchLearnerBackend:
             num_steps=setup.num_steps,
             reference=reference,
             check_stop=self._check_stop,
+            seed=setup.seed,
         )
 
     def _warm_start(self, model: PackedModel) -> None:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     import numpy as np
     from numpy.typing import NDArray
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from penstock.backends.learners.sequences import TrainSequence
 
@@ -56,6 +56,8 @@ class TokenScores(NamedTuple):
 
     logprobs: Tensor
     entropy: Tensor
+    hidden: Tensor | None
+    """What the output head was given ``[T, H]``, in the dtype of the model; None where it was not asked for."""
 
 
 class PackedModel:
@@ -96,16 +98,32 @@ class PackedModel:
     def dtype(self) -> torch.dtype:
         return next(self.model.parameters()).dtype
 
-    def scores(self, packed: PackedTokens, *, temperature: float, entropy_gradient: bool) -> TokenScores:
+    @property
+    def hidden_size(self) -> int:
+        """Width of what goes into the output head."""
+        return int(self.model.config.get_text_config().hidden_size)
+
+    def scores(
+        self, packed: PackedTokens, *, temperature: float, entropy_gradient: bool, wants_hidden: bool = False
+    ) -> TokenScores:
         """Log-probs and entropy of the trained tokens of a micro-batch.
 
         Only the places that predict a trained token go through the output head.
+
+        Raises:
+            CheckpointError: ``wants_hidden``, and the model does not call its output head as a module.
         """
-        logits = self._logits(packed)
+        with self._head_inputs(is_wanted=wants_hidden) as inputs:
+            logits = self._logits(packed)
+        if wants_hidden and not inputs:
+            raise CheckpointError(
+                "learner.objective.critic: shared reads what goes into the output head, and "
+                f"{type(self.model).__name__} does not show it; set critic: own"
+            )
         logprobs = token_logprobs(logits, self.tensor(packed.targets), temperature=temperature)
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
             entropy = token_entropy(logits, temperature=temperature)
-        return TokenScores(logprobs=logprobs, entropy=entropy)
+        return TokenScores(logprobs=logprobs, entropy=entropy, hidden=inputs[0][0] if wants_hidden else None)
 
     def logprobs(self, packed: PackedTokens, *, temperature: float) -> Tensor:
         """Log-probs ``[T]`` of the trained tokens of a micro-batch, float32."""
@@ -167,6 +185,24 @@ class PackedModel:
     def _probe(self, start: int) -> TrainSequence:
         ids = [(7 + 31 * index + 13 * start) % self.vocab_size for index in range(12)]
         return demonstration_sequence(ids[:4], ids[4:], sample=start)
+
+    @contextmanager
+    def _head_inputs(self, *, is_wanted: bool) -> Generator[list[Tensor]]:
+        """What the output head is given while the block runs, ``[1, T, H]``."""
+        taken: list[Tensor] = []
+        head = cast("nn.Module | None", self.model.get_output_embeddings())  # type: ignore[no-untyped-call]
+        if not is_wanted or head is None:
+            yield taken
+            return
+
+        def take(_head: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            taken.append(inputs[0])
+
+        handle = head.register_forward_pre_hook(take)
+        try:
+            yield taken
+        finally:
+            handle.remove()
 
     def _logits(self, packed: PackedTokens) -> Tensor:
         """``[T, V]`` in the dtype of the model."""

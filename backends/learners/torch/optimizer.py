@@ -156,7 +156,7 @@ class MasterAdamW:
 
 
 def _master_of(parameter: nn.Parameter) -> Tensor:
-    if parameter.dtype == torch.float32:
+    if parameter.dtype in (torch.float32, torch.float64):
         return parameter
     return parameter.detach().float().requires_grad_()
 

@@ -4,8 +4,8 @@ Invariants:
 
 * A snapshot is one atomic point: weights, optimizer and random state are copied between two steps.
 * Nothing of it changes any more. The reference alone is not copied: nobody changes it.
-* The learning rate is a function of the version and the objective draws nothing, so version, weights, optimizer and
-  random state are all that the next step depends on.
+* The learning rate is a function of the version, and the order in which a batch is gone through one of seed and
+  version, so version, weights, optimizers and random state are all that the next step depends on.
 """
 
 # torch's random state is typed in part only:
@@ -45,7 +45,7 @@ class LearnerSnapshot:
     weights: dict[str, Tensor]
     """As the model's ``state_dict`` has them."""
     trainer: dict[str, Tensor]
-    """Optimizer and random state."""
+    """Optimizer, critic and random state."""
     dtype: str
     trained_tokens: int
     canary: tuple[int, ...]

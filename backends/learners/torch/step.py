@@ -1,11 +1,11 @@
-"""The trained tokens of a step, laid end to end in the order of its micro-batches.
+"""The trained tokens of a batch and of each of its optimizer steps.
 
 Invariants:
 
-* A micro-batch is a slice of every tensor here; all of them together are the step.
-* Advantages are computed on the CPU, whatever the learner trains on: in float64, and with the same bits each time.
-* Advantages that need no log-prob are there from the start; the others once :meth:`StepTokens.estimate` was called
-  with those of the whole step.
+* The tokens of a batch are laid end to end in its own order; those of a step in the order of its micro-batches, each of
+  which is a slice of every tensor here.
+* Advantages and returns are those of the whole batch, found once, before its first step. They are computed on the CPU,
+  whatever the learner trains on: in float64, and with the same bits each time.
 """
 
 # torch.from_numpy is typed in part only:
@@ -23,7 +23,8 @@ from penstock.backends.learners.objectives.objective import old_logprobs, reward
 from penstock.backends.learners.objectives.protocol import PolicyTokens
 from penstock.backends.learners.objectives.reduction import reduction_weights
 from penstock.backends.learners.objectives.segments import Segments
-from penstock.backends.learners.objectives.token_advantages import RewardedSamples, token_advantages
+from penstock.backends.learners.objectives.token_advantages import RewardedSamples, token_estimates
+from penstock.backends.learners.updates import whole_batch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from penstock.backends.learners.options import ObjectiveOptions
     from penstock.backends.learners.sequences import TrainBatch, TrainSequence
+    from penstock.backends.learners.updates import Update
 
 
 class Scores(NamedTuple):
@@ -40,79 +42,145 @@ class Scores(NamedTuple):
     logprobs: Tensor
     entropy: Tensor
     reference: Tensor | None
+    """None where it is not asked, or was when the batch was opened."""
+    hidden: Tensor | None
+    """What the output head of the policy was given, in the dtype of the model ``[N, H]``; None where nobody asks."""
 
     @classmethod
     def joined(cls, parts: Sequence[Scores]) -> Scores:
-        """Those of several micro-batches, in order."""
+        """Those of several micro-batches, in order, without ``hidden``."""
         references = [part.reference for part in parts if part.reference is not None]
         return cls(
             logprobs=torch.cat([part.logprobs for part in parts]),
             entropy=torch.cat([part.entropy for part in parts]),
             reference=torch.cat(references) if references else None,
+            hidden=None,
         )
 
 
-class StepTokens:
-    """Everything about the tokens of a step that is fixed before the models have spoken."""
+class Opening(NamedTuple):
+    """What the models said about the tokens of a batch before its first step, float32 ``[N]`` in the order of the
+    batch. None where nothing depends on it."""
+
+    logprobs: Tensor | None = None
+    reference: Tensor | None = None
+    values: Tensor | None = None
+
+
+class BatchTokens:
+    """Everything about the tokens of a batch that its steps do not change."""
 
     def __init__(
-        self,
-        batch: TrainBatch,
-        parts: Sequence[Sequence[TrainSequence]],
-        options: ObjectiveOptions,
-        *,
-        version: int,
-        device: torch.device,
+        self, batch: TrainBatch, options: ObjectiveOptions, opening: Opening, *, version: int, device: torch.device
     ) -> None:
         """
         Args:
             batch: what is trained.
-            parts: its sequences, micro-batch by micro-batch.
             options: for advantages and weights.
-            version: of the policy that opens the step.
+            opening: with log-probs and reference for ``kl_in: reward``, with values for ``gae``.
+            version: of the policy that opens the batch.
             device: of the learner.
         """
-        self._options = options
+        ordered = batch.sequences
+        self.options = options
+        self.device = device
+        self.opening = opening
+        self.rollout = torch.from_numpy(np.concatenate([s.rollout_logprobs for s in ordered])).to(device)
+        versions = torch.from_numpy(np.concatenate([s.versions for s in ordered])).to(device)
+        self.staleness = (version - versions).clamp(min=0)
+        self._samples = _samples_of(ordered, len(batch.rewards))
+        rewarded = RewardedSamples(
+            rewards=torch.from_numpy(batch.rewards),
+            group_ids=torch.from_numpy(batch.group_ids),
+            samples=self._samples,
+            positions=torch.from_numpy(np.concatenate([s.positions for s in ordered])),
+        )
+        self._kl = self._kl_in_rewards()
+        on_cpu = (None if given is None else given.cpu() for given in (self._kl, opening.values))
+        kl, values = on_cpu
+        estimates = token_estimates(rewarded, options, kl=kl, values=values)
+        self.advantages = estimates.advantages.to(device)
+        self.returns = None if estimates.returns is None else estimates.returns.to(device)
+        self._weights = step_weights(whole_batch(batch), options)[1]
+
+    def figures(self) -> dict[str, float]:
+        """Of what was found before the first step."""
+        weights = self._samples.spread(self._weights).double()
+
+        def mean(values: Tensor) -> float:
+            return float((weights * values.cpu().double()).sum())
+
+        figures = {} if self._kl is None else {"train/kl_reward": mean(self._kl)}
+        values = self.opening.values
+        if self.returns is not None and values is not None:
+            figures |= {"rollout/values": mean(values), "rollout/returns": mean(self.returns)}
+            spread = mean(self.returns.square()) - figures["rollout/returns"] ** 2
+            errors = self.returns - values
+            if spread > 0:
+                missed = mean(errors.square()) - mean(errors) ** 2
+                figures["train/critic-explained_variance"] = 1.0 - missed / spread
+        return figures
+
+    @torch.no_grad()
+    def _kl_in_rewards(self) -> Tensor | None:
+        if not rewards_need_kl(self.options):
+            return None
+        opening, empty = self.opening, self.rollout.new_zeros(0)
+        assert opening.logprobs is not None, "kl_in: reward"
+        assert opening.reference is not None, "kl_coef is not 0"
+        tokens = PolicyTokens(
+            logprobs=opening.logprobs,
+            entropy=empty,
+            rollout_logprobs=self.rollout,
+            reference_logprobs=opening.reference,
+            advantages=empty,
+            weights=empty,
+            figure_weights=empty,
+            staleness=self.staleness,
+            samples=self._samples,
+        )
+        return kl_estimate(self.options.kl_estimator, old_logprobs(tokens, self.options), opening.reference)
+
+
+class ValueTargets(NamedTuple):
+    """What the critic is trained on, float32 ``[N]``."""
+
+    old_values: Tensor
+    returns: Tensor
+    weights: Tensor
+    """The loss is ``Σ weight · value``, a mean."""
+
+
+class StepTokens:
+    """The tokens of one optimizer step."""
+
+    def __init__(
+        self, known: BatchTokens, update: Update, parts: Sequence[Sequence[TrainSequence]], *, is_only_step: bool
+    ) -> None:
+        """
+        Args:
+            known: of the whole batch.
+            update: what is trained.
+            parts: its sequences, micro-batch by micro-batch.
+            is_only_step: whether the policy that is trained is the one that opened the batch.
+        """
         counts = [sum(len(sequence.trained) for sequence in part) for part in parts]
         ends = np.cumsum(counts)
         self.slices = [slice(int(end) - count, int(end)) for end, count in zip(ends, counts, strict=True)]
         ordered = [sequence for part in parts for sequence in part]
-        index = np.repeat(np.asarray([s.sample for s in ordered]), [len(s.trained) for s in ordered])
-        samples = Segments(torch.from_numpy(index), len(batch.rewards))
-        self._samples = Segments(samples.index.to(device), samples.count)
-        self._rollout = torch.from_numpy(np.concatenate([s.rollout_logprobs for s in ordered])).to(device)
-        versions = torch.from_numpy(np.concatenate([s.versions for s in ordered])).to(device)
-        self._staleness = (version - versions).clamp(min=0)
-        sizes = torch.from_numpy(batch.tokens_per_sample()).to(device)
-        weights = reduction_weights(options.reduction, sizes, constant_tokens=options.constant_tokens)
-        # A figure is a mean over tokens, also where the loss is a sum over a constant.
-        means = reduction_weights("token_mean", sizes) if options.reduction == "constant" else weights
+        samples = _samples_of(ordered, update.num_samples)
+        self._samples = Segments(samples.index.to(known.device), samples.count)
+        weights, means = (given.to(known.device) for given in step_weights(update, known.options))
         self._weights, self._figure_weights = self._samples.spread(weights), self._samples.spread(means)
-        self._rewarded = RewardedSamples(
-            rewards=torch.from_numpy(batch.rewards),
-            group_ids=torch.from_numpy(batch.group_ids),
-            samples=samples,
-            positions=torch.from_numpy(np.concatenate([s.positions for s in ordered])),
-        )
-        self._advantages = torch.zeros_like(self._rollout)
-        if not rewards_need_kl(options):
-            self._advantages = token_advantages(self._rewarded, options).to(device)
-
-    @torch.no_grad()
-    def estimate(self, scores: Scores) -> dict[str, Tensor]:
-        """Find the advantages that depend on log-probs; the figures that belong to them.
-
-        Args:
-            scores: of the whole step.
-        """
-        if not rewards_need_kl(self._options):
-            return {}
-        tokens = self.tokens(slice(None), scores)
-        assert tokens.reference_logprobs is not None, "kl_coef is not 0"
-        old = old_logprobs(tokens, self._options)
-        kl = kl_estimate(self._options.kl_estimator, old, tokens.reference_logprobs)
-        self._advantages = token_advantages(self._rewarded, self._options, kl=kl.cpu()).to(kl.device)
-        return {"train/kl_reward": (tokens.figure_weights * kl).sum(dtype=torch.float64)}
+        place = torch.from_numpy(np.concatenate([sequence.places for sequence in ordered])).to(known.device)
+        self._rollout, self._staleness = known.rollout[place], known.staleness[place]
+        self._advantages = known.advantages[place]
+        opening = known.opening
+        self.asks_reference = opening.reference is None
+        """Whether the reference, if there is one, has not spoken yet."""
+        self._reference = _at(opening.reference, place)
+        self._opening = None if is_only_step else _at(opening.logprobs, place)
+        self._old_values, self._returns = _at(opening.values, place), _at(known.returns, place)
 
     def tokens(self, part: slice, scores: Scores) -> PolicyTokens:
         """The tokens of a slice with what the models say about them.
@@ -125,10 +193,34 @@ class StepTokens:
             logprobs=scores.logprobs,
             entropy=scores.entropy,
             rollout_logprobs=self._rollout[part],
-            reference_logprobs=scores.reference,
+            reference_logprobs=scores.reference if self._reference is None else self._reference[part],
             advantages=self._advantages[part],
             weights=self._weights[part],
             figure_weights=self._figure_weights[part],
             staleness=self._staleness[part],
             samples=Segments(self._samples.index[part], self._samples.count),
+            opening_logprobs=_at(self._opening, part),
         )
+
+    def value_targets(self, part: slice) -> ValueTargets:
+        """Of the tokens of a slice; for an estimator with a critic."""
+        assert self._old_values is not None, "estimator: gae"
+        assert self._returns is not None, "estimator: gae"
+        return ValueTargets(self._old_values[part], self._returns[part], self._figure_weights[part])
+
+
+def step_weights(update: Update, options: ObjectiveOptions) -> tuple[Tensor, Tensor]:
+    """The weight of each token of a sample ``[S]``: in the loss, and in a figure. That is a mean over tokens also where
+    the loss is a sum over a constant."""
+    sizes = torch.from_numpy(update.tokens_per_sample())
+    weights = reduction_weights(options.reduction, sizes, constant_tokens=options.constant_tokens)
+    return weights, reduction_weights("token_mean", sizes) if options.reduction == "constant" else weights
+
+
+def _samples_of(sequences: Sequence[TrainSequence], count: int) -> Segments:
+    index = np.repeat(np.asarray([s.sample for s in sequences]), [len(s.trained) for s in sequences])
+    return Segments(torch.from_numpy(index), count)
+
+
+def _at(tensor: Tensor | None, place: Tensor | slice) -> Tensor | None:
+    return None if tensor is None else tensor[place]

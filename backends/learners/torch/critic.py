@@ -1,0 +1,180 @@
+"""The critic of PPO: predicts, before each trained token, the reward that is still to come.
+
+Invariants:
+
+* A value belongs to a trained token and is read where that token is predicted, so it depends on what stands before it
+  and not on the token itself. No other place has a value.
+* With a trunk of its own it starts as a copy of the policy, and nothing of its gradient reaches the policy. With the
+  policy's trunk only the head is its own. Either way the head starts at 0, so the first values are 0.
+* Head and values are at least float32, whatever the trunk computes in.
+* What ``state`` gave and ``restore`` took makes the next step the same, bit for bit.
+"""
+
+# torch and transformers are typed in part only:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
+
+import torch
+from torch import nn
+
+from penstock.backends.learners.objectives.values import clipped_value_loss
+from penstock.backends.learners.schedule import learning_rate
+from penstock.backends.learners.torch.attention import PackedRows
+from penstock.backends.learners.torch.model import CheckpointError
+from penstock.backends.learners.torch.optimizer import MasterAdamW
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor
+
+    from penstock.backends.learners.options import LearnerOptions
+    from penstock.backends.learners.packing import PackedTokens
+    from penstock.backends.learners.torch.model import PackedModel
+    from penstock.backends.learners.torch.step import ValueTargets
+
+PREFIX: Final = "critic/"
+WEIGHT: Final = "weight/"
+LEARNING_RATE_FACTOR: Final = 10.0
+"""Of the critic's learning rate over the policy's, where nothing is said."""
+
+
+class ValueTerms(NamedTuple):
+    """What the tokens of a micro-batch add to the step."""
+
+    loss: Tensor
+    """Scalar, with gradient."""
+    figures: dict[str, Tensor]
+    """Detached scalars by metric name."""
+
+
+class Critic:
+    """Owns the weights that predict values, and their optimizer."""
+
+    def __init__(self, policy: PackedModel, options: LearnerOptions, *, num_steps: int) -> None:
+        """
+        Args:
+            policy: as it is before the first step; what the trunk is copied from or shared with.
+            options: the ``learner:`` block.
+            num_steps: of the whole run, for the schedule.
+
+        Raises:
+            CheckpointError: the architecture has no trunk that could be told from its output head.
+        """
+        objective = options.objective
+        self.is_shared = objective.critic == "shared"
+        self._options = options
+        self._num_steps = num_steps
+        self._device = policy.device
+        self._value_clip = math.inf if objective.value_clip is None else objective.value_clip
+        self._peak = objective.critic_learning_rate or LEARNING_RATE_FACTOR * options.learning_rate
+        dtype = torch.promote_types(policy.dtype, torch.float32)
+        self._head = nn.Linear(policy.hidden_size, 1, dtype=dtype, device=policy.device)
+        nn.init.zeros_(self._head.weight)
+        nn.init.zeros_(self._head.bias)
+        self._module = nn.ModuleDict({"head": self._head})
+        if not self.is_shared:
+            self._module["trunk"] = _copied_trunk(policy)
+        self._optimizer = MasterAdamW(
+            self._module,
+            betas=options.betas,
+            weight_decay=options.weight_decay,
+            max_grad_norm=options.max_grad_norm,
+        )
+
+    def values(self, packed: PackedTokens, hidden: Tensor | None) -> Tensor:
+        """Before each trained token of a micro-batch ``[T]``.
+
+        Args:
+            packed: the micro-batch.
+            hidden: what the policy's output head was given there ``[T, H]``; read only with ``critic: shared``.
+        """
+        if self.is_shared:
+            assert hidden is not None, "the policy was asked for it"
+        else:
+            hidden = self._own_hidden(packed)
+        return cast("Tensor", self._head(hidden.to(self._head.weight.dtype)))[:, 0]
+
+    def terms(self, packed: PackedTokens, hidden: Tensor | None, targets: ValueTargets) -> ValueTerms:
+        """Loss and figures of a micro-batch; arguments as for :meth:`values`."""
+        values = self.values(packed, hidden)
+        found = clipped_value_loss(values, targets.old_values, targets.returns, value_clip=self._value_clip)
+        loss = (targets.weights * found.loss).sum(dtype=torch.float64)
+        clipped = (targets.weights * found.clipped).sum(dtype=torch.float64)
+        return ValueTerms(loss, {"train/value_loss": loss.detach(), "train/value_clipfrac": clipped})
+
+    def step(self, step: int, *, loss: float, name: str) -> float:
+        """Change the weights; the norm of the gradient before clipping.
+
+        Args:
+            step: batches before this one.
+            loss: of this step, for the check and the message.
+            name: of this step, for the message.
+
+        Raises:
+            NonFiniteStepError: the loss or the gradient is not finite.
+        """
+        return self._optimizer.step(self.learning_rate(step), loss=loss, name=f"{name}, critic")
+
+    def learning_rate(self, step: int) -> float:
+        """Of the batch that ``step`` others precede."""
+        return learning_rate(
+            step,
+            peak=self._peak,
+            warmup_steps=self._options.objective.critic_warmup_steps,
+            num_steps=self._num_steps,
+            schedule=self._options.lr_schedule,
+        )
+
+    def state(self) -> dict[str, Tensor]:
+        """Weights and optimizer, not copied, each under ``critic/…``."""
+        weights = {f"{PREFIX}{WEIGHT}{name}": parameter for name, parameter in self._module.named_parameters()}
+        return weights | {f"{PREFIX}{key}": tensor for key, tensor in self._optimizer.state().items()}
+
+    @torch.no_grad()
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over a copy of what ``state`` gave; entries of others are not looked at.
+
+        Raises:
+            CheckpointError: it is of no critic, or of another one.
+        """
+        mine = {key.removeprefix(PREFIX): tensor for key, tensor in tensors.items() if key.startswith(PREFIX)}
+        parameters = dict(self._module.named_parameters())
+        found = {key.removeprefix(WEIGHT): list(t.shape) for key, t in mine.items() if key.startswith(WEIGHT)}
+        expected = {name: list(parameter.shape) for name, parameter in parameters.items()}
+        if found != expected:
+            held = f"one of {len(found)} weights" if found else "none"
+            raise CheckpointError(
+                f"learner.objective.critic: {self._options.objective.critic} is a critic of {len(expected)} weights, "
+                f"and the checkpoint has {held}; resume with the objective that it was written with, or start a new "
+                "run from its model (model.path)"
+            )
+        for name, parameter in parameters.items():
+            parameter.copy_(mine[f"{WEIGHT}{name}"])
+        self._optimizer.restore(mine)
+
+    def _own_hidden(self, packed: PackedTokens) -> Tensor:
+        """What the trunk says before each trained token ``[T, H]``."""
+        output = self._module["trunk"](
+            input_ids=torch.from_numpy(packed.input_ids).to(self._device)[None],
+            position_ids=torch.from_numpy(packed.position_ids).to(self._device)[None],
+            use_cache=False,
+            packed_rows=PackedRows.of(packed, self._device),
+        )
+        hidden = cast("Tensor", output.last_hidden_state)[0]
+        return hidden[torch.from_numpy(packed.predicted_at).to(self._device)]
+
+
+def _copied_trunk(policy: PackedModel) -> nn.Module:
+    trunk = policy.model.base_model
+    if trunk is policy.model:
+        raise CheckpointError(
+            f"learner.objective.critic: own needs a model whose trunk can be told from its output head, and "
+            f"{type(policy.model).__name__} is in one piece; set critic: shared"
+        )
+    return copy.deepcopy(trunk)

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
+    Tensors = dict[str, torch.Tensor]
+
     from penstock.messages.local import LocalEvent
     from penstock.messages.samples import SampleKey
 
@@ -286,25 +288,23 @@ def test_an_update_that_interrupts_computes_what_ran_again_under_the_new_weights
 # --- weights that cannot be served ----------------------------------------------------------------------------------
 
 
-def without(tensors: dict[str, torch.Tensor], name: str) -> dict[str, torch.Tensor]:
+def without(tensors: Tensors, name: str) -> Tensors:
     return {key: tensor for key, tensor in tensors.items() if key != name}
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda t: {**t, "model.norm.weight": torch.ones(7)}, ("model.norm.weight", "7")),
-        (lambda t: without(t, "model.norm.weight"), ("model.norm.weight",)),
-        (lambda t: {**t, "model.layers.0.mlp.surprise.weight": torch.ones(3)}, ("model.layers.0.mlp.surprise.weight",)),
-        (lambda t: {**t, "model.norm.weight": t["model.norm.weight"] * float("nan")}, ("not finite",)),
-    ],
-    ids=["shape", "missing", "unknown", "nan"],
-)
-def test_weights_of_another_model_are_refused_and_the_engine_goes_on(
-    served: Served,
-    change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]],
-    words: tuple[str, ...],
-) -> None:
+NORM = "model.norm.weight"
+SURPRISE = "model.layers.0.mlp.surprise.weight"
+WRONG: dict[str, tuple[Callable[[Tensors], Tensors], tuple[str, ...]]] = {
+    "shape": (lambda tensors: {**tensors, NORM: torch.ones(7)}, (NORM, "7")),
+    "missing": (lambda tensors: without(tensors, NORM), (NORM,)),
+    "unknown": (lambda tensors: {**tensors, SURPRISE: torch.ones(3)}, (SURPRISE,)),
+    "nan": (lambda tensors: {**tensors, NORM: tensors[NORM] * float("nan")}, ("not finite",)),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_weights_of_another_model_are_refused_and_the_engine_goes_on(served: Served, what: str) -> None:
+    change, words = WRONG[what]
     version = served.bench.version
     staged = served.bench.fetch(served.bench.export(change(weights_of(served.model))))
     assert not staged.digest

@@ -43,12 +43,12 @@ def attach(
     monkeypatch.setenv(ADMIN_KEY_VARIABLE, server.admin_api_key)
     benches: list[EngineBench] = []
 
-    def open_bench(model_folder: Path | None = None, **wrong: str) -> EngineBench:
+    def open_bench(model_folder: Path | None = None, dtype: str = "float32") -> EngineBench:
         options = EnginesOptions(
             backend="sglang", slots=8, progress_tokens=8, start_timeout_s=60.0, addresses=(server.address,)
         )
         bench = EngineBench(
-            "sglang", model_folder or server.model_folder, tmp_path / str(len(benches)), options=options, **wrong
+            "sglang", model_folder or server.model_folder, tmp_path / str(len(benches)), options=options, dtype=dtype
         )
         benches.append(bench)
         return bench

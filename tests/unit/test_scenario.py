@@ -334,9 +334,8 @@ def test_what_an_engine_cannot_do_is_refused_with_what_it_can(scenario_file: Pat
 
 
 def test_the_table_of_capabilities_says_what_the_engines_say() -> None:
-    from penstock.backends.engines.torch import CAPABILITIES
-
     from penstock.backends.engines.sglang.create import CAPABILITIES as OF_SGLANG
+    from penstock.backends.engines.torch import CAPABILITIES
 
     assert ENGINE_CAPABILITIES["torch"] == CAPABILITIES
     assert ENGINE_CAPABILITIES["sglang"] == OF_SGLANG

@@ -282,7 +282,7 @@ class SglangEngineBackend:
         self._num_slots = min(options.slots, opened.num_slots)
         if self._num_slots < 1:
             raise UnfitServerError("the server's --max-running-requests is too small; it must be at least 3")
-        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True))
         self._probers = tuple(
             Prober(
                 endpoint.http.base_url,

@@ -6,8 +6,8 @@ Invariants:
   ``ConnectFailed`` promises that the server has seen nothing.
 * Connections are not limited in number, so control calls never queue behind generation: what limits generation is
   the caller's own count of open requests.
-* An idle connection is given up before the server gives it up (its keep-alive is 5 s), because a request that meets a
-  connection that is just being closed is lost without a word on whether it was accepted.
+* Every request has a connection of its own: one that meets a connection which the server is just closing (its
+  keep-alive is 5 s) would be lost without a word on whether it was accepted.
 * A session belongs to the event loop of its first call. Once closed it stays closed.
 
 | waits for | who ends it |
@@ -40,7 +40,6 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator, Mapping
 
-IDLE_CONNECTION_S: Final = 2.0
 MAX_EVENT_BYTES: Final = 256 * 1024 * 1024
 """A stream that goes on for longer without the end of an event is not one of SGLang's."""
 MAX_QUOTED: Final = 600
@@ -171,7 +170,7 @@ class SglangHttp:
             self._opened = aiohttp.ClientSession(
                 base_url=self.base_url + "/",
                 headers=self._headers,
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_S),
+                connector=aiohttp.TCPConnector(limit=0, force_close=True),
                 # Deadlines are the callers'; aiohttp would end a stream after five minutes.
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout_s),
                 read_bufsize=256 * 1024,

@@ -31,6 +31,7 @@ from test_torch_learner_objectives import (
 )
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 
+from penstock.backends.device_memory import ParkedMemory
 from penstock.backends.learners.objectives.presets import objective
 from penstock.backends.learners.options import LearnerOptions
 from penstock.backends.learners.sequences import read_groups
@@ -397,3 +398,23 @@ def test_a_fresh_critic_says_nothing(folder: Path) -> None:
     figures = trainer.accumulate(read_groups(groups, min_token_version=0), version=VERSION)
     assert figures["rollout/values"] == 0.0
     assert figures["rollout/advantages"] == pytest.approx(figures["rollout/returns"])
+
+
+@pytest.mark.parametrize("place", ["own", "shared"])
+def test_memory_that_is_parked_takes_the_critic_along(place: str, folder: Path) -> None:
+    """What a learner gives up while it sleeps is the model and what the trainer calls its state."""
+    groups = make_groups(13, plain_model(folder))
+    parked, awake = (make_learner(folder, objective("ppo", critic=place), num_updates=2) for _ in range(2))
+    for learner in (parked, awake):
+        learner.train(groups, 1)
+    state = parked.trainer.state()
+    copies = {name: tensor.detach().clone() for name, tensor in state.items()}
+    assert {"critic/weight/head.weight", "critic/exp_avg/head.bias"} <= set(state)
+    assert any(name.startswith("critic/exp_avg_sq/trunk.") for name in state) == (place == "own")
+    memory = ParkedMemory([*parked.model.model.parameters(), *state.values()], keeps_values=True)
+    assert all(tensor.untyped_storage().nbytes() == 0 for tensor in critic_weights(parked.trainer).values())
+    # A checkpoint that is taken meanwhile asks again for the state.
+    again = parked.trainer.state()
+    assert all(torch.equal(memory.on_host(again[name]), copy_) for name, copy_ in copies.items())
+    memory.restore()
+    assert parked.train(groups, 2) == awake.train(groups, 2)

@@ -17,7 +17,7 @@ from penstock.backends.learners.objectives.objective import (
     TOKEN_SUM,
     WEIGHT_SUM,
 )
-from penstock.backends.learners.sequences import TrainBatch, demonstration_sequence
+from penstock.backends.learners.sequences import TrainBatch, TrainSequence, demonstration_sequence
 from penstock.backends.learners.updates import Update, divide_batch
 
 
@@ -25,7 +25,8 @@ def make_batch(draw: random.Random, *, num_groups: int) -> TrainBatch:
     """Groups of 1 to 5 samples in a mixed order; a sample has no part, one or two."""
     owners = [group for group in range(num_groups) for _ in range(draw.randint(1, 5))]
     draw.shuffle(owners)
-    sequences, first = [], 0
+    sequences: list[TrainSequence] = []
+    first = 0
     for sample in range(len(owners)):
         for _ in range(draw.choice((0, 1, 1, 1, 2))):
             made = demonstration_sequence([1, 2], [3] * draw.randint(1, 60), sample=sample)

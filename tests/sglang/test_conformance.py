@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 import pytest
 import torch
-from engine_bench import (
+from conformance_bench import (
     MAX_RESPONSE,
     NUM_SLOTS,
     EngineBench,
@@ -55,7 +55,8 @@ def prompt_of(seed: int, num_tokens: int = 24) -> list[int]:
 
 
 def load(folder: Path) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    """In float32; ``from_pretrained`` leaves it in evaluation mode."""
+    return cast("PreTrainedModel", AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
 
 
 class Served:

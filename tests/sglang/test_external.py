@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 import torch
-from engine_bench import EngineBench, response_logprobs, tokens_of
+from conformance_bench import EngineBench, response_logprobs, tokens_of
 from transformers import AutoModelForCausalLM
 
 from penstock.backends.engines.options import EnginesOptions
@@ -80,7 +80,8 @@ def control(server: RunningServer, what: str) -> None:
 
 
 def load(folder: Path) -> PreTrainedModel:
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    """In float32; ``from_pretrained`` leaves it in evaluation mode."""
+    return cast("PreTrainedModel", AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
 
 
 def is_served(bench: EngineBench, model: PreTrainedModel) -> bool:

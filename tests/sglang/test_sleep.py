@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 import pytest
-from engine_bench import NUM_SLOTS, PROGRESS_TOKENS, START_S, EngineBench, perturbed
+from conformance_bench import NUM_SLOTS, PROGRESS_TOKENS, START_S, EngineBench, perturbed
 from test_conformance import SAMPLING, check, load, prompt_of
 
 from penstock.backends.engines.options import EnginesOptions

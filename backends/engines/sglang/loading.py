@@ -79,7 +79,12 @@ class ServerStaging:
         """Of a server of this engine."""
         info = endpoint.info
         return ServerRanks(
-            f"{self._engine} {endpoint.http.base_url}", info.tp_size, info.pp_size, info.dp_size, endpoint.facts.device
+            f"{self._engine} {endpoint.http.base_url}",
+            info.tp_size,
+            info.pp_size,
+            info.dp_size,
+            endpoint.facts.device,
+            endpoint.libraries,
         )
 
     def group_of(self, endpoint: Endpoint) -> ServerGroup:

@@ -17,6 +17,7 @@ Invariants:
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import os
 import secrets
 import socket
@@ -32,6 +33,7 @@ from penstock.backends.engines.sglang.router import await_router
 from penstock.backends.engines.sglang.server import SglangServer
 from penstock.backends.engines.sglang.server_options import command_line, defaults, merged
 from penstock.backends.engines.sglang.settings import ServerSettings
+from penstock.backends.weights.service_messages import Libraries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -80,6 +82,8 @@ class Endpoint:
     control: SglangControl
     info: ServerInfo
     facts: ServerFacts
+    libraries: Libraries | None = None
+    """Of its environment, when it is ours."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +170,7 @@ async def _launch(setup: EngineSetup, report: Callable[[str], None]) -> Opened:
         on_cpu=environment.is_cpu,
         num_threads=options.num_threads,
         num_nodes=num_nodes,
-        dist_init_address=f"{host}:{_free_port(host)}" if num_nodes > 1 or _meets_itself(options.sglang) else "",
+        dist_init_address=f"{host}:{_free_port(host)}" if num_nodes > 1 or meets_itself(options.sglang) else "",
     )
     server = await SglangServer.launch(settings, report=report)
     if remote is not None and num_nodes > 1:
@@ -176,7 +180,7 @@ async def _launch(setup: EngineSetup, report: Callable[[str], None]) -> Opened:
         await server.wait_ready()
     http = SglangHttp(server.address, admin_api_key=key)
     try:
-        endpoint = await _endpoint(http)
+        endpoint = replace(await _endpoint(http), libraries=libraries_of(environment.python))
         await endpoint.control.freeze_gc()
     except SglangError:
         await http.close()
@@ -207,7 +211,7 @@ async def _launch_others(settings: ServerSettings, server: SglangServer, remote:
         key_path.unlink(missing_ok=True)
 
 
-def _meets_itself(options: Mapping[str, OptionValue]) -> bool:
+def meets_itself(options: Mapping[str, OptionValue]) -> bool:
     """With data-parallel attention also a server on one node needs a place to meet: it derives one from its port, which
     is 0."""
     attention = options.get("attn_dp_size") or options.get("attention_data_parallel_size") or 1
@@ -242,6 +246,14 @@ async def _attach(setup: EngineSetup) -> Opened:
             await await_router(generation, addresses, timeout_s=options.start_timeout_s)
         undo.pop_all()
     return Opened(generation, tuple(endpoints), None, {"Authorization": f"Bearer {key}"} if key else {})
+
+
+def libraries_of(python: Path) -> Libraries:
+    """What is installed beside this interpreter, read off its packages' metadata."""
+    folders = [str(folder) for folder in python.parent.parent.glob("lib/python3*/site-packages")]
+    versions = {found.name.lower(): found.version for found in importlib.metadata.distributions(path=folders)}
+    nccl = next((version for name, version in versions.items() if name.startswith("nvidia-nccl")), "")
+    return Libraries(torch=versions.get("torch", ""), nccl=nccl)
 
 
 async def _endpoint(http: SglangHttp) -> Endpoint:

@@ -450,14 +450,16 @@ class SglangEngineBackend:
     async def _swap(self, manifest: WeightManifest, mode: UpdateMode) -> None:
         assert self._opened is not None
         endpoints, label = self._opened.endpoints, label_of(manifest)
-        staged = self._staged.get(label)
-        if staged is None:
+        if label not in self._staged:
             raise RuntimeError(f"{label} was to be applied unfetched")
+        self._release(list(self._staged).index(label))
+        staged = self._staged.pop(label)  # newer fetches must not let go of what is being loaded
         if not any(request.rid for request in self._requests.values()):
             mode = UpdateMode.DRAIN  # nothing runs, so the cache can be flushed
         self._gate.clear()
         try:
             async with contextlib.AsyncExitStack() as stack:
+                stack.callback(staged.close)
                 for prober in self._probers:
                     await stack.enter_async_context(prober.occupied("the swap of weights", SWAP_CALL_S))
                 await updates.pause(endpoints, mode, SWAP_CALL_S)
@@ -477,7 +479,6 @@ class SglangEngineBackend:
             canary = await self._score_canary(manifest)
         except (SglangError, RouterError) as error:
             raise EngineFailedError(f"the swap to version {manifest.version} failed: {error}") from error
-        self._release(list(self._staged).index(label) + 1)
         held, self._held = self._held, None
         self._tell(
             WeightsSwapped(

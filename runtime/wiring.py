@@ -30,6 +30,7 @@ from penstock.messages.ledger import RunRecorded
 from penstock.messages.names import Role, engine_index, engine_name, role_of
 from penstock.runtime.backends import open_backend as open_backend
 from penstock.runtime.hosts.ray.placement import colocated
+from penstock.runtime.plan import RunPlan as RunPlan  # noqa: TC001 - a process of the Ray host asks this module for it
 from penstock.runtime.scenario.capabilities import ENGINE_CAPABILITIES
 from penstock.runtime.shell import classes_of
 
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from penstock.actors.machine import Machine
     from penstock.messages.base import Event
     from penstock.messages.ledger import LedgerEntry
-    from penstock.runtime.plan import RunPlan
     from penstock.runtime.scenario import Scenario
 
 

@@ -565,7 +565,9 @@ def test_routing_key_priority_seed_and_further_fields_are_passed_on() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"seed": 1}, {"priority": 1}, {"extras": (("rid", msgspec.Raw(b'"other"')),)}], ids=str
+    "changes",
+    [{"seed": 1}, {"priority": 1}, {"extras": (("rid", msgspec.Raw(b'"other"')),)}],
+    ids=["seed", "priority", "rid"],
 )
 def test_what_the_server_would_ignore_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="request r"):

@@ -18,7 +18,7 @@ demo: .venv/.ready-run ## Train a small model from nothing, here and now (about 
 	@$(BIN)/penstock run scenarios/quickstart.yaml $(ARGS)
 
 test: .venv/.ready-test ## Everything but the slow tests
-	$(PYTEST) -n 2 -m "not slow and not ray and not chaos and not sglang" $(ARGS)
+	$(PYTEST) -n 2 --dist worksteal -m "not slow and not ray and not chaos and not sglang" $(ARGS)
 	$(PYTEST) -m "ray and not slow and not chaos and not sglang" $(ARGS)
 
 chaos: .venv/.ready-test ## Kills and stops of everything, cut links, bad frames, full disks: the run survives or resumes

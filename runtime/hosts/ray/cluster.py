@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from penstock.messages.names import LEARNER, is_engine
+from penstock.messages.names import LEARNER, engine_index, is_engine
 from penstock.runtime.hosts.ray import processes
 from penstock.runtime.hosts.ray.boot import Boot, EndKind, ProcessEnd
 from penstock.runtime.hosts.ray.groups import PlacementGroups, gpus_of_nodes
@@ -215,6 +215,7 @@ class RayYard:
         self._groups = PlacementGroups(ray, placement)
         self._ended: Wakeup[EndedProcess] = Wakeup()
         self._handles: dict[tuple[str, int], Any] = {}
+        self._launched: set[str] = set()
         self._actor_class: Any = ray.remote(ActorProcess)
         self._killer_class: Any = ray.remote(NodeKiller)
         self._killers: dict[str, Any] = {}
@@ -232,6 +233,7 @@ class RayYard:
             actor, self._spare = self._spare, None
         else:
             actor = self._actor(0, self._strategy(boot.name))
+        self._launched.add(boot.name)
         self._handles[boot.name, boot.epoch] = actor  # Ray ends an actor that nobody refers to
         holder, num_devices = (None, None) if seat is None else (seat.holder, seat.num_devices)
         result = actor.run.remote(msgspec.msgpack.encode(boot), holder, num_devices)
@@ -284,16 +286,28 @@ class RayYard:
 
     def _may_be_spare(self, name: str) -> bool:
         """Whether the spare process is where this actor belongs."""
-        return self._cluster.is_embedded or self._strategy(name) != SPREAD
+        return self._cluster.is_embedded or not (is_engine(name) or name == LEARNER)
 
     def _strategy(self, name: str) -> Any:  # noqa: ANN401 - a type of Ray's
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         if is_engine(name) or name == LEARNER:
-            return SPREAD
+            return self._spread(name)
         # The Buffer's ledger has to be on the driver's disk, and the rest of the control plane talks with it most.
         # All of it ends with the driver anyway, so another node would only add ways to fail.
         return NodeAffinitySchedulingStrategy(self._cluster.node_id, soft=False)
+
+    def _spread(self, name: str) -> Any:  # noqa: ANN401 - a type of Ray's
+        """Round and round over the nodes, the learner here: Ray's own SPREAD puts actors that ask for no CPU anywhere.
+        It does choose for replacements, since a node that has just been lost may still be listed."""
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        if name in self._launched:
+            return SPREAD
+        alive = [str(node["NodeID"]) for node in self._ray.nodes() if node["Alive"]]
+        nodes = sorted(alive, key=lambda node: (node != self._cluster.node_id, node))
+        place = engine_index(name) + 1 if is_engine(name) else 0
+        return NodeAffinitySchedulingStrategy(nodes[place % len(nodes)], soft=False)
 
     def _killer_of(self, node_id: str) -> Any:  # noqa: ANN401 - an actor's handle
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

@@ -425,7 +425,10 @@ def test_an_async_call_that_blocks_the_others_is_killed_and_they_are_done_again(
             "mine.py cannot be imported: ZeroDivisionError: division by zero (mine.py:2)",
         ),
         ("score = 3", "'score' is int, which cannot be called"),
-        ("def score(answer): pass", "asks for 'answer'; a reward function may ask for prompt, response, conversation, label"),
+        (
+            "def score(answer): pass",
+            "asks for 'answer'; a reward function may ask for prompt, response, conversation",
+        ),
         ("def score(response, /): pass", "asks for 'response' by position"),
         ("class score:\n  def __init__(self): raise KeyError('k')", "KeyError: 'k'"),
         ("import sys\nsys.exit('stop')", "SystemExit: stop (mine.py:2)"),

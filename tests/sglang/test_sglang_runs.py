@@ -62,8 +62,9 @@ def await_samples(run: LiveRun, engine: str) -> None:
 def serving_scheduler(run: LiveRun, engine: str) -> int:
     """The scheduler of an engine's server, once it has made some samples."""
     await_samples(run, engine)
-    (scheduler,) = processes_of(run, engine, "scheduler")
-    return scheduler
+    schedulers = processes_of(run, engine, "scheduler")
+    assert schedulers, run.output
+    return min(schedulers)  # a child that it has just forked bears its name until it has one of its own
 
 
 def groups_trained(folder: Path) -> list[Group]:

@@ -1,0 +1,145 @@
+"""What the processes of one learner are to each other.
+
+Invariants:
+
+* Every rank calls the same methods in the same order; that is what makes a collective of them.
+* What a method returns is the same on every rank, except where it says otherwise.
+* A gang of one has no process group, and each of its methods is the obvious one without any.
+* The control group is gloo on every device: it carries flags and small figures, and notices a dead peer at once.
+  Tensors travel in the default group, which takes gloo for a CPU and NCCL for a GPU.
+
+| wait | who ends it |
+|---|---|
+| every collective | the other ranks; a peer that died, by an error at once (gloo); at the latest the gang's timeout |
+| ``barrier`` | the other ranks; at the latest its own timeout |
+
+Whoever started the ranks has a deadline for each command besides, which also ends what hangs outside of a collective.
+"""
+
+# torch.distributed is typed in part only:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Final, cast
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch._C._distributed_c10d import Store
+    from torch.distributed import ProcessGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gang:
+    """One rank's view of all ranks."""
+
+    rank: int
+    num_ranks: int
+    local_rank: int
+    """Among the ranks of this machine."""
+    device: torch.device
+    """Of this rank."""
+    timeout_s: float
+    """How long a collective may wait."""
+    control: ProcessGroup | None = None
+    """None in a gang of one."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank exports weights, writes what is written once, and answers."""
+        return self.rank == 0
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there are no others, and no process group."""
+        return self.num_ranks == 1
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """Add up over the ranks, in place; every rank has the same bits then. Where all others have 0 it is exact, so a
+        vector of which each rank fills its own places is exchanged by this."""
+        if not self.is_alone:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def max_(self, tensor: Tensor) -> Tensor:
+        """The largest over the ranks, in place."""
+        if not self.is_alone:
+            dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+        return tensor
+
+    def spread_(self, tensor: Tensor) -> Tensor:
+        """What the first rank has, in place."""
+        if not self.is_alone:
+            dist.broadcast(tensor, src=0)
+        return tensor
+
+    def gather_to_first(self, tensor: Tensor) -> list[Tensor]:
+        """The tensors of all ranks, of one shape and type, in the order of the ranks; nothing on other ranks than the
+        first."""
+        if self.is_alone:
+            return [tensor]
+        parts = [torch.empty_like(tensor) for _ in range(self.num_ranks)] if self.is_first else None
+        dist.gather(tensor, parts, dst=0)
+        return parts or []
+
+    def agree(self, flag: bool) -> bool:
+        """Whether any rank says so."""
+        if self.is_alone:
+            return flag
+        found = torch.tensor([int(flag)])
+        dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self.control)
+        return bool(found.item())
+
+    def barrier(self, timeout_s: float | None = None) -> None:
+        """Wait until every rank is here.
+
+        Raises:
+            RuntimeError: not all came in time, or one has died; on the first rank it says which.
+        """
+        if not self.is_alone:
+            limit = timedelta(seconds=self.timeout_s if timeout_s is None else timeout_s)
+            dist.monitored_barrier(self.control, timeout=limit)
+
+
+def alone_on(device: torch.device) -> Gang:
+    """A gang of one."""
+    return Gang(rank=0, num_ranks=1, local_rank=0, device=device, timeout_s=float("inf"))
+
+
+def join_gang(
+    *, store: dist.Store, rank: int, num_ranks: int, local_rank: int, device: torch.device, timeout_s: float
+) -> Gang:
+    """Meet the other ranks; once in a process.
+
+    Raises:
+        RuntimeError: they did not all come in time.
+    """
+    limit = timedelta(seconds=timeout_s)
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(
+        backend,
+        store=store,
+        rank=rank,
+        world_size=num_ranks,
+        timeout=limit,
+        device_id=device if device.type == "cuda" else None,
+    )
+    control = cast("ProcessGroup", dist.new_group(backend="gloo", timeout=limit))
+    return Gang(
+        rank=rank, num_ranks=num_ranks, local_rank=local_rank, device=device, timeout_s=timeout_s, control=control
+    )
+
+
+def leave_gang(gang: Gang) -> None:
+    """The end of the process group, where there is one; waits for nobody."""
+    if not gang.is_alone:
+        dist.destroy_process_group()
+
+
+SOLO: Final = alone_on(torch.device("cpu"))
+"""The gang of one process on the CPU."""

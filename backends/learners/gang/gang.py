@@ -112,7 +112,7 @@ def alone_on(device: torch.device) -> Gang:
 
 
 def join_gang(
-    *, store: dist.Store, rank: int, num_ranks: int, local_rank: int, device: torch.device, timeout_s: float
+    *, store: Store, rank: int, num_ranks: int, local_rank: int, device: torch.device, timeout_s: float
 ) -> Gang:
     """Meet the other ranks; once in a process.
 

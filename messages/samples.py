@@ -23,6 +23,15 @@ class Purpose(StrEnum):
     EVALUATE = "evaluate"
 
 
+class Loss(StrEnum):
+    """What a sample is trained by."""
+
+    OBJECTIVE = ""
+    """The objective of the run."""
+    SUPERVISED = "sft"
+    """Maximum likelihood: it is imitated. It needs no reward, and none is asked for."""
+
+
 class SampleKey(Value, frozen=True, array_like=True, order=True):
     """Identity of a sample. ``index`` counts from 0 in its group; a replacement for a failed sample ``i`` of a
     group of ``n`` has the index ``i + n``, then ``i + 2n``, and so on."""
@@ -49,6 +58,10 @@ class Prompt(Value, frozen=True, kw_only=True, omit_defaults=True):
     """The row's further columns as a JSON object, for reward functions; empty when there are none."""
     messages: bytes = b""
     """What the text was rendered from, as a JSON list of chat messages, where an episode asks for it."""
+    is_recorded: bool = False
+    """The row holds the responses: an engine that knows the rows answers, and none generates."""
+    loss: Loss = Loss.OBJECTIVE
+    """Of its samples."""
 
     def __post_init__(self) -> None:
         _check_multiple(self.tokens, TOKEN_BYTES, "tokens")
@@ -71,7 +84,8 @@ class Part(Value, frozen=True, kw_only=True, omit_defaults=True):
     tokens: bytes = b""
     """int32 ids ``[T]``."""
     logprobs: bytes = b""
-    """float32 ``[T]``, as the engine computed them when it sampled."""
+    """float32 ``[T]``, as the engine computed them when it sampled; NaN where nobody has: of responses that were
+    recorded without."""
     spans: tuple[VersionSpan, ...] = ()
     """Which weights made which tokens, in order; adds up to T."""
     loss_mask: bytes = b""
@@ -163,6 +177,7 @@ class Sample(Value, frozen=True, kw_only=True, omit_defaults=True):
     engine: str = ""
     parts: tuple[Part, ...]
     outcome: ModelOutcome
+    loss: Loss = Loss.OBJECTIVE
 
     @property
     def num_tokens(self) -> int:

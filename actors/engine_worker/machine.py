@@ -366,7 +366,12 @@ class EngineWorker:
 
     def _pass_on(self, issued: SampleIssued, part: Part, outcome: ModelOutcome) -> None:
         sample = Sample(
-            key=issued.key, attempt=issued.attempt, engine=self.settings.name, parts=(part,), outcome=outcome
+            key=issued.key,
+            attempt=issued.attempt,
+            engine=self.settings.name,
+            parts=(part,),
+            outcome=outcome,
+            loss=issued.prompt.loss,
         )
         generated = SampleGenerated(
             sample=sample, group_size=issued.group_size, purpose=issued.purpose, prompt=issued.prompt

@@ -5,6 +5,7 @@ Invariants:
 * Every group of which something has come in goes out once, admitted or rejected, with every one of its samples.
 * No group waits for a sample that will not come: a failed one is replaced, left out, or closes the group.
 * Groups are told apart by their id, never by position.
+* Samples that are imitated are compared with none: equal rewards turn no group of them away.
 
 State: the groups being put together, those that a user's filter is judging, and the ids of those that have gone out.
 A group is forgotten when it is settled.
@@ -35,6 +36,7 @@ from penstock.messages.flow import (
 from penstock.messages.local import GroupJudged, Started, TimerFired
 from penstock.messages.membership import HeldLease, LeaseStage
 from penstock.messages.names import BUFFER, PROMPT_SOURCE
+from penstock.messages.samples import Loss
 from penstock.messages.waits import OWN_BACKEND, Wait
 
 if TYPE_CHECKING:
@@ -182,14 +184,15 @@ class Filter:
     def _cause_to_reject(self, group: Group) -> str:
         settings = self.settings
         lengths = [sample.num_tokens for sample in group.samples]
-        rewards = [reward for sample in group.samples if (reward := sample.reward) is not None]
+        compared = [sample for sample in group.samples if sample.loss is Loss.OBJECTIVE]
+        rewards = [reward for sample in compared if (reward := sample.reward) is not None]
         if len(group.samples) < settings.min_group_size:
             return "too_few_samples"
         if max(lengths) < settings.min_response_tokens:
             return "too_short"
         if settings.max_response_tokens is not None and max(lengths) > settings.max_response_tokens:
             return "too_long"
-        if settings.drop_zero_spread and max(rewards) - min(rewards) < SMALLEST_SPREAD:
+        if settings.drop_zero_spread and rewards and max(rewards) - min(rewards) < SMALLEST_SPREAD:
             return "zero_spread"
         return ""
 

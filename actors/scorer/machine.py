@@ -3,8 +3,9 @@
 Invariants:
 
 * Each sample that comes in goes out once: scored, or failed with the reason.
-* Only a reward function gives a reward, or the episode itself: a sample that comes with one is passed on as it is. A
-  call that fails, hangs or returns nonsense is tried again, then the sample is passed on as ``ScoringFailed``.
+* Only a reward function gives a reward, or the episode itself: a sample that comes with one is passed on as it is, and
+  so is one that is imitated, which needs none. A call that fails, hangs or returns nonsense is tried again, then the
+  sample is passed on as ``ScoringFailed``.
 
 State: the samples being scored. A sample leaves it with its ``SampleJudged``, or when its group is settled.
 
@@ -25,6 +26,7 @@ from penstock.messages.flow import SampleFailed, SampleGenerated, SampleScored, 
 from penstock.messages.local import SampleJudged, Started, TimerFired
 from penstock.messages.membership import HeldLease, LeaseStage
 from penstock.messages.names import FILTER
+from penstock.messages.samples import Loss
 from penstock.messages.waits import OWN_BACKEND, Wait
 
 if TYPE_CHECKING:
@@ -108,7 +110,7 @@ class Scorer:
         key = event.sample.key
         if key in self.pending:
             return
-        if event.sample.outcome.reward is not None:
+        if event.sample.outcome.reward is not None or event.sample.loss is Loss.SUPERVISED:
             self._pass_on(event, event.sample)
             return
         self.pending[key] = Pending(event, 0, self._sweep)

@@ -374,7 +374,7 @@ def test_optimizer_state_of_another_model_is_refused(
     learner.ask(OpenLearner(), LearnerOpened)
     train(learner, 1, 1)
     state = load_file(save(learner, 1) / TENSORS_FILE)
-    optimizer = cast("Any", learner.backend)._opened.trainer
+    optimizer = cast("Any", learner.backend)._worker._opened.trainer
     no_step = {key: tensor for key, tensor in state.items() if key != "step/model.norm.weight"}
     no_master = {key: tensor for key, tensor in state.items() if key != "master/model.norm.weight"}
     for wrong, story in (

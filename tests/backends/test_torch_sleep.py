@@ -12,7 +12,7 @@ from engine_cases import largest_error, make_case, open_engine, random_tokens, r
 from test_torch_learner_resume import CASES, assert_same_bits, save, train
 
 from penstock.backends.engines.torch.requests import RequestError
-from penstock.backends.learners.torch import backend as torch_learner
+from penstock.backends.learners.torch import worker as torch_learner
 from penstock.backends.models.make import make_model
 from penstock.messages.commands import OpenLearner, PublishWeights, SleepLearner, Train, WakeLearner
 from penstock.messages.local import LearnerOpened, LearnerSlept, LearnerWoken, WeightsPublished

@@ -1,151 +1,58 @@
-"""The torch learner as a backend: one worker thread that carries out commands in order, one that writes checkpoints.
+"""The torch learner in one process, as a backend: a worker thread that carries out commands in order.
 
 Invariants:
 
 * Model, optimizer and exporter are touched by the worker thread only; ``execute`` puts a command in its queue.
-* ``SaveCheckpoint`` copies the state between two steps; what follows does not wait for the disk. It is answered when
-  the checkpoint is durable. One is written at a time: the next ``SaveCheckpoint`` waits for it.
-* Each other command is answered by exactly one event, in the order of the commands; ``ReleaseWeights`` and
-  ``DeleteCheckpoints`` by none.
-* Asleep it has nothing on its device; checkpoints are copied from the host's memory then. Learner and engines on a CPU
-  share its memory anyway, so there nothing is moved.
-* ``Train`` makes exactly the next version. What is published or saved is the current one.
-* An error ends both threads through ``fail``; nothing is answered after it. What was exported stays then, for engines
-  that start before the next learner has published.
+* An error ends both threads, the worker's and that which writes checkpoints, through ``fail``; nothing is answered
+  after it. What was exported stays then, for engines that start before the next learner has published.
 
 | wait | who ends it |
 |---|---|
 | worker, for a command | ``execute``, or ``close`` with the end mark |
-| worker, at a second checkpoint and at the end, for the writer | the writer; its thread ends with the process |
 | ``close``, for the worker | the worker, which looks for the end before each micro-batch; at the latest the timeout |
 """
 
-# torch.manual_seed and safetensors are typed in part only:
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-
 from __future__ import annotations
 
-import copy
-import logging
 import threading
-import time
-from dataclasses import dataclass
-from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Final, assert_never
+from typing import TYPE_CHECKING
 
 import torch
-from safetensors.torch import load_file
 
-from penstock.backends.device_memory import ParkedMemory
-from penstock.backends.learners.metrics import as_metrics
-from penstock.backends.learners.sequences import demonstration_sequence
-from penstock.backends.learners.torch.canary import canary_under, choose_canary
-from penstock.backends.learners.torch.checkpoint import CheckpointFolder
-from penstock.backends.learners.torch.checkpoint_record import TENSORS_FILE, read_record
-from penstock.backends.learners.torch.model import CheckpointError, PackedModel
-from penstock.backends.learners.torch.snapshot import restore_random_state, take_snapshot
-from penstock.backends.learners.torch.trainer import PolicyTrainer
-from penstock.backends.learners.torch.warm_start import warm_start
-from penstock.messages.commands import (
-    DeleteCheckpoints,
-    LearnerCommand,
-    OpenLearner,
-    PublishWeights,
-    ReleaseWeights,
-    SaveCheckpoint,
-    SleepLearner,
-    Train,
-    WakeLearner,
-)
-from penstock.messages.local import (
-    BatchTrained,
-    CheckpointWritten,
-    LearnerOpened,
-    LearnerSlept,
-    LearnerWoken,
-    WeightsPublished,
-)
+from penstock.backends.learners.torch.worker import TorchWorker
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from penstock.backends.learners.options import LearnerOptions
-    from penstock.backends.learners.torch.checkpoint_record import CheckpointRecord
-    from penstock.backends.learners.torch.snapshot import LearnerSnapshot
+    from penstock.backends.learners.gang.gang import Gang
+    from penstock.backends.learners.torch.worker import LearnerSetup
     from penstock.backends.protocol import Emit, Fail
-    from penstock.backends.weights.protocol import WeightExporter
     from penstock.messages.base import Metric
+    from penstock.messages.commands import LearnerCommand
     from penstock.messages.local import LocalEvent
-
-Demonstration = tuple["Sequence[int]", "Sequence[int]"]
-"""Token ids of a prompt and of a response, the end token included."""
-
-SEPARATE_MEMORY: Final = ("cuda",)
-"""Devices whose memory is not the host's: only there anything is moved when the learner sleeps."""
-
-_log: Final = logging.getLogger(__name__)
 
 
 class _LearnerClosed(Exception):  # noqa: N818  # no error: the way out of a long command
     """Unwinds the worker when ``close`` was called or a checkpoint could not be written; never leaves it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LearnerSetup:
-    """What a learner is made from; see :func:`.open_torch_learner`."""
-
-    model_folder: Path
-    checkpoints_folder: Path
-    options: LearnerOptions
-    temperature: float
-    dtype: str
-    device: torch.device
-    seed: int
-    num_steps: int
-    epoch: int
-    exporter: WeightExporter
-    demonstrations: Sequence[Demonstration]
-
-
-@dataclass(slots=True)
-class _Opened:
-    """What exists from ``OpenLearner`` on."""
-
-    model: PackedModel
-    trainer: PolicyTrainer
-    reference: PackedModel | None
-    canary: tuple[int, ...]
-    version: int = 0
-    trained_tokens: int = 0
-    is_asleep: bool = False
-    parked: ParkedMemory | None = None
-    """While it sleeps, on a device of its own memory."""
-
-
 class TorchLearnerBackend:
     """Carries out the Learner's commands with torch."""
 
-    def __init__(self, setup: LearnerSetup) -> None:
-        self._setup = setup
-        self._checkpoints = CheckpointFolder(
-            setup.checkpoints_folder, epoch=setup.epoch, tokenizer_source=setup.model_folder
-        )
-        self._saved = CheckpointWritten(version=-1, path="")
-        """The newest that lies on disk whole: written by this incarnation, or opened by it."""
+    def __init__(self, setup: LearnerSetup, gang: Gang) -> None:
+        """``gang`` has one rank, which is this process."""
+        assert gang.is_alone
+        self._num_threads = setup.options.num_threads
+        self._worker = TorchWorker(setup, gang, self)
         self._commands: SimpleQueue[LearnerCommand | None] = SimpleQueue()
         self._closing = threading.Event()
         self._failed = threading.Event()
-        self._worker: threading.Thread | None = None
-        self._writer: threading.Thread | None = None
-        self._opened: _Opened | None = None
-        self._figures: dict[str, float] = {}
+        self._thread: threading.Thread | None = None
         self._gauges: tuple[Metric, ...] = ()
 
     def start(self, emit: Emit, fail: Fail) -> None:
         self._emit, self._fail = emit, fail
-        self._worker = threading.Thread(target=self._work, name="torch-learner", daemon=True)
-        self._worker.start()
+        self._thread = threading.Thread(target=self._work, name="torch-learner", daemon=True)
+        self._thread.start()
 
     def execute(self, command: LearnerCommand, /) -> None:
         self._commands.put(command)
@@ -156,262 +63,43 @@ class TorchLearnerBackend:
     def close(self, timeout_s: float) -> None:
         self._closing.set()
         self._commands.put(None)
-        if self._worker is not None:
-            self._worker.join(timeout_s)
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def emit(self, event: LocalEvent, /) -> None:
+        """See :class:`.WorkerHost`."""
+        if not (self._closing.is_set() or self._failed.is_set()):
+            self._emit(event)
+
+    def fail(self, error: BaseException, /) -> None:
+        """See :class:`.WorkerHost`."""
+        self._failed.set()
+        self._fail(error)
+
+    def check_stop(self) -> None:
+        """See :class:`.WorkerHost`."""
+        if self._closing.is_set() or self._failed.is_set():
+            raise _LearnerClosed
+
+    def show(self, gauges: tuple[Metric, ...], /) -> None:
+        """See :class:`.WorkerHost`."""
+        # Another thread reads the gauges; it gets this tuple or the one before, never a half of each.
+        self._gauges = gauges
 
     def _work(self) -> None:
-        torch.set_num_threads(self._setup.options.num_threads)
+        torch.set_num_threads(self._num_threads)
         try:
             while (command := self._commands.get()) is not None:
-                self._check_stop()
-                answer = self._carry_out(command)
+                self.check_stop()
+                answer = self._worker.carry_out(command)
                 if answer is not None:
                     self._emit(answer)
         except _LearnerClosed:
             pass
         except BaseException as error:
             # The thread's only way to tell: an error that ended it silently would look like a step that never ends.
-            self._failed.set()
-            self._fail(error)
-        if not self._failed.is_set():
-            self._setup.exporter.close()
-        self._await_writer()
-
-    def _carry_out(self, command: LearnerCommand) -> LocalEvent | None:
-        match command:
-            case OpenLearner():
-                return self._open(command)
-            case Train():
-                return self._train(command)
-            case PublishWeights():
-                return self._publish(command)
-            case ReleaseWeights():
-                self._setup.exporter.release(command.below_version)
-                return None
-            case SaveCheckpoint():
-                return self._save(command)
-            case DeleteCheckpoints():
-                self._checkpoints.delete_below(command.below_version)
-                return None
-            case SleepLearner():
-                return self._sleep()
-            case WakeLearner():
-                return self._wake()
-            case _:
-                assert_never(command)
-
-    def _open(self, command: OpenLearner) -> LearnerOpened:
-        if self._opened is not None:
-            raise ValueError("OpenLearner came twice; a learner is opened once")
-        if not command.path and command.version:
-            raise ValueError(f"OpenLearner names version {command.version} and no checkpoint of it")
-        torch.manual_seed(self._setup.seed)
-        self._opened = self._resume(command) if command.path else self._begin()
-        return LearnerOpened(version=self._opened.version)
-
-    def _begin(self) -> _Opened:
-        setup = self._setup
-        model = PackedModel.load(setup.model_folder, dtype=setup.dtype, device=setup.device)
-        self._warm_start(model)
-        reference = None
-        if setup.options.objective.kl_coef:
-            reference = PackedModel(copy.deepcopy(model.model).requires_grad_(requires_grad=False), model.device)
-        trainer = self._trainer(model, reference)
-        return _Opened(model=model, trainer=trainer, reference=reference, canary=choose_canary(model))
-
-    def _resume(self, command: OpenLearner) -> _Opened:
-        setup, folder = self._setup, Path(command.path)
-        record = read_record(folder, version=command.version)
-        if record.dtype != setup.dtype:
-            raise CheckpointError(
-                f"{folder}: expected a model of {setup.dtype}, as model.dtype says, found {record.dtype}; resume with "
-                f"model.dtype: {record.dtype}"
-            )
-        model = PackedModel.load(folder, dtype=setup.dtype, device=setup.device)
-        reference = self._stored_reference(folder, record)
-        trainer = self._trainer(model, reference)
-        tensors = load_file(folder / TENSORS_FILE)
-        trainer.restore(tensors)
-        restore_random_state(tensors, setup.device)
-        if folder.parent.resolve() == setup.checkpoints_folder.resolve():
-            self._checkpoints.reference = record.reference
-        self._saved = CheckpointWritten(version=record.version, path=str(folder))
-        self._report({"learner/trained_tokens": record.trained_tokens})
-        return _Opened(
-            model=model,
-            trainer=trainer,
-            reference=reference,
-            canary=record.canary,
-            version=record.version,
-            trained_tokens=record.trained_tokens,
-        )
-
-    def _stored_reference(self, folder: Path, record: CheckpointRecord) -> PackedModel | None:
-        setup = self._setup
-        if not setup.options.objective.kl_coef:
-            return None
-        if record.reference is None:
-            raise CheckpointError(
-                f"{folder}: learner.objective.kl_coef is {setup.options.objective.kl_coef}, and the checkpoint was "
-                "written without a reference because it was 0; resume with kl_coef: 0"
-            )
-        reference = PackedModel.load(folder.parent / record.reference.folder, dtype=setup.dtype, device=setup.device)
-        return PackedModel(reference.model.requires_grad_(requires_grad=False), reference.device)
-
-    def _trainer(self, model: PackedModel, reference: PackedModel | None) -> PolicyTrainer:
-        setup = self._setup
-        return PolicyTrainer(
-            model,
-            setup.options,
-            temperature=setup.temperature,
-            num_steps=setup.num_steps,
-            reference=reference,
-            check_stop=self._check_stop,
-            seed=setup.seed,
-        )
-
-    def _warm_start(self, model: PackedModel) -> None:
-        block = self._setup.options.warm_start
-        if block is None:
-            return
-        sequences = [
-            demonstration_sequence(prompt, response, sample=index)
-            for index, (prompt, response) in enumerate(self._setup.demonstrations)
-        ]
-        for index, sequence in enumerate(sequences):
-            model.check_length(sequence, f"demonstration {index}")
-        self._report({"learner/warm_start_fraction": 0.0})
-        warm_start(
-            model,
-            sequences,
-            self._setup.options,
-            block,
-            seed=self._setup.seed,
-            report=lambda fraction, loss: self._report(
-                {"learner/warm_start_fraction": fraction, "learner/warm_start_loss": loss}
-            ),
-            check_stop=self._check_stop,
-        )
-
-    def _train(self, command: Train) -> BatchTrained:
-        opened = self._ready(command.version - 1, "Train", awake=True)
-        result = opened.trainer.train(
-            command.groups, version=command.version, min_token_version=command.min_token_version
-        )
-        opened.version = command.version
-        opened.trained_tokens += result.num_trained_tokens
-        self._report({"learner/trained_tokens": opened.trained_tokens, "learner/step_time_s": result.step_time_s})
-        return BatchTrained(
-            version=command.version,
-            num_trained_tokens=result.num_trained_tokens,
-            num_masked_tokens=result.num_masked_tokens,
-            metrics=result.metrics,
-        )
-
-    def _publish(self, command: PublishWeights) -> WeightsPublished:
-        opened = self._ready(command.version, "PublishWeights", awake=True)
-        manifest = self._setup.exporter.export(
-            opened.model.named_tensors(),
-            version=command.version,
-            publish=command.publish,
-            canary=canary_under(opened.model, opened.canary),
-        )
-        return WeightsPublished(manifest=manifest)
-
-    def _save(self, command: SaveCheckpoint) -> CheckpointWritten | None:
-        opened = self._ready(command.version, "SaveCheckpoint")
-        self._await_writer()
-        self._check_stop()
-        if self._saved.version == command.version:
-            return self._saved
-        began_s = time.perf_counter()
-        snapshot = take_snapshot(
-            opened.model,
-            opened.trainer,
-            opened.reference,
-            version=opened.version,
-            dtype=self._setup.dtype,
-            trained_tokens=opened.trained_tokens,
-            canary=opened.canary,
-            parked=opened.parked,
-        )
-        self._report({"learner/snapshot_time_s": time.perf_counter() - began_s})
-        self._writer = threading.Thread(target=self._write, args=(snapshot,), name="torch-checkpoint", daemon=True)
-        self._writer.start()
-        return None
-
-    def _write(self, snapshot: LearnerSnapshot) -> None:
-        began_s = time.perf_counter()
-        try:
-            path = self._checkpoints.write(snapshot)
-        except BaseException as error:
-            # As in the worker; and the learner must not go on as if it had been saved.
-            self._failed.set()
-            self._fail(error)
-            return
-        self._saved = CheckpointWritten(version=snapshot.version, path=str(path))
-        _log.info("%s: %d bytes written in %.2f s", path, snapshot.size_bytes, time.perf_counter() - began_s)
-        if not (self._closing.is_set() or self._failed.is_set()):
-            self._emit(self._saved)
-
-    def _sleep(self) -> LearnerSlept:
-        opened = self._checked("SleepLearner", is_asleep=False)
-        self._await_reference()
-        began_s = time.perf_counter()
-        if self._setup.device.type in SEPARATE_MEMORY:
-            if opened.reference is not None:
-                opened.reference.model.to("cpu")  # type: ignore[arg-type]  # to() is decorated without types
-            model = opened.model.model
-            tensors = (*model.parameters(), *model.buffers(), *opened.trainer.state().values())
-            on_device = [tensor for tensor in tensors if tensor.device == opened.model.device]
-            opened.parked = ParkedMemory(on_device, keeps_values=True)
-            _log.info("asleep: %d bytes are on the host", opened.parked.size_bytes)
-        opened.is_asleep = True
-        self._report({"learner/sleep_time_s": time.perf_counter() - began_s})
-        return LearnerSlept()
-
-    def _wake(self) -> LearnerWoken:
-        opened = self._checked("WakeLearner", is_asleep=True)
-        self._await_reference()
-        began_s = time.perf_counter()
-        if opened.parked is not None:
-            opened.parked.restore()
-            opened.parked = None
-            if opened.reference is not None:
-                opened.reference.model.to(self._setup.device)  # type: ignore[arg-type]  # likewise
-        opened.is_asleep = False
-        self._report({"learner/wake_time_s": time.perf_counter() - began_s})
-        return LearnerWoken()
-
-    def _checked(self, command: str, *, is_asleep: bool) -> _Opened:
-        if self._opened is None or self._opened.is_asleep != is_asleep:
-            found = "has not opened yet" if self._opened is None else "sleeps" if self._opened.is_asleep else "is awake"
-            raise ValueError(f"{command} came to a learner that {found}")
-        return self._opened
-
-    def _await_reference(self) -> None:
-        """The first checkpoint is written with the reference as it lies in memory, so it must not move meanwhile."""
-        if self._opened is not None and self._opened.reference is not None and self._checkpoints.reference is None:
-            self._await_writer()
-
-    def _await_writer(self) -> None:
-        if self._writer is not None:
-            self._writer.join()
-
-    def _ready(self, version: int, command: str, *, awake: bool = False) -> _Opened:
-        if self._opened is None:
-            raise ValueError(f"{command} came before OpenLearner")
-        if awake:
-            self._checked(command, is_asleep=False)
-        if self._opened.version != version:
-            raise ValueError(f"{command} needs the learner at version {version}, and it is at {self._opened.version}")
-        return self._opened
-
-    def _report(self, figures: dict[str, float]) -> None:
-        self._figures |= figures
-        # Another thread reads the gauges; it gets this tuple or the one before, never a half of each.
-        self._gauges = as_metrics(self._figures)
-
-    def _check_stop(self) -> None:
-        if self._closing.is_set() or self._failed.is_set():
-            raise _LearnerClosed
+            self.fail(error)
+        if self._failed.is_set():
+            self._worker.settle()
+        else:
+            self._worker.finish()

@@ -6,13 +6,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from penstock.backends.learners.torch.backend import Demonstration, LearnerSetup, TorchLearnerBackend
+from penstock.backends.learners.gang.gang import alone_on
+from penstock.backends.learners.torch.backend import TorchLearnerBackend
+from penstock.backends.learners.torch.worker import LearnerSetup
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from penstock.backends.learners.options import LearnerOptions
+    from penstock.backends.learners.torch.worker import Demonstration
     from penstock.backends.protocol import Backend
     from penstock.backends.weights.protocol import WeightExporter
     from penstock.messages.commands import LearnerCommand
@@ -59,13 +62,13 @@ def open_torch_learner(
             options=options,
             temperature=temperature or 1.0,
             dtype=dtype,
-            device=choose_device(options.device),
             seed=seed,
             num_steps=num_steps,
             epoch=epoch,
             exporter=exporter,
             demonstrations=demonstrations or (),
-        )
+        ),
+        alone_on(choose_device(options.device)),
     )
 
 

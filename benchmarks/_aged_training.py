@@ -53,13 +53,13 @@ from penstock.messages.samples import Completed, Group, Prompt, Purpose, Sample,
 from penstock.messages.training import UpdateMode
 from penstock.runtime.backends import open_backend
 from penstock.runtime.plan import RunPlan
+from penstock.runtime.scenario import Scenario  # msgspec reads the annotations
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.backends.protocol import Backend
     from penstock.messages.weights import WeightManifest
-    from penstock.runtime.scenario import Scenario
 
 WAIT_S: Final = 900.0
 CLOSE_S: Final = 30.0

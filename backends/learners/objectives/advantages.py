@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import torch
 
+from penstock.backends.learners.objectives.scan import reverse_recurrence
 from penstock.backends.learners.objectives.segments import Segments
 
 if TYPE_CHECKING:
@@ -80,14 +81,10 @@ def terminal_rewards(rewards: Tensor, mask: Tensor, *, kl: Tensor | None = None,
 
 def discounted_returns(token_rewards: Tensor, *, discount: float) -> Tensor:
     """``G_t = r_t + γ · G_{t+1}`` along the rows of ``token_rewards [S, T]``."""
-    if discount == 1.0:  # the usual one, without a loop over positions
+    if discount == 1.0:  # the usual one
         return token_rewards.flip(1).cumsum(dim=1).flip(1)
-    returns = torch.empty_like(token_rewards)
-    following = token_rewards.new_zeros(token_rewards.shape[0])
-    for position in reversed(range(token_rewards.shape[1])):
-        following = token_rewards[:, position] + discount * following
-        returns[:, position] = following
-    return returns
+    factors = torch.full_like(token_rewards, discount)
+    return reverse_recurrence(token_rewards, factors, longest=token_rewards.shape[1])
 
 
 def reinforce_plus_plus_advantages(
@@ -133,16 +130,44 @@ def generalized_advantages(
         discount: γ.
         trace: λ.
     """
+    trained = mask != 0
+    sizes = trained.sum(dim=1)
+    estimated = generalized_token_advantages(
+        token_rewards[trained], values[trained], sizes, discount=discount, trace=trace
+    )
     advantages = torch.zeros_like(token_rewards)
-    next_value = next_advantage = token_rewards.new_zeros(token_rewards.shape[0])
-    for position in reversed(range(token_rewards.shape[1])):
-        here = mask[:, position] != 0
-        error = token_rewards[:, position] + discount * next_value - values[:, position]
-        advantage = error + discount * trace * next_advantage
-        advantages[:, position] = torch.where(here, advantage, 0.0)
-        next_advantage = torch.where(here, advantage, next_advantage)
-        next_value = torch.where(here, values[:, position], next_value)
-    return Advantages(advantages=advantages, returns=(advantages + values) * (mask != 0))
+    advantages[trained] = estimated
+    return Advantages(advantages=advantages, returns=(advantages + values) * trained)
+
+
+def generalized_token_advantages(
+    token_rewards: Tensor, values: Tensor, sizes: Tensor, *, discount: float, trace: float
+) -> Tensor:
+    """The advantages of :func:`generalized_advantages` for trained tokens alone, laid end to end sample by sample, in
+    the order of their positions.
+
+    Args:
+        token_rewards: ``[N]``.
+        values: of the critic, before the step ``[N]``.
+        sizes: trained tokens of each sample, in order; adds up to N.
+        discount: γ.
+        trace: λ.
+    """
+    goes_on = goes_on_after(sizes).to(token_rewards.dtype)
+    errors = token_rewards + discount * goes_on * values.roll(-1) - values
+    return reverse_recurrence(errors, discount * trace * goes_on, longest=int(sizes.max()))
+
+
+def goes_on_after(sizes: Tensor) -> Tensor:
+    """Of each token of samples that are laid end to end, whether another of its sample follows; bool ``[N]``.
+
+    Args:
+        sizes: tokens of each sample ``[S]``.
+    """
+    ends = sizes.cumsum(0)
+    follows = torch.ones(int(ends[-1]), dtype=torch.bool, device=sizes.device)
+    follows[ends[sizes > 0] - 1] = False
+    return follows
 
 
 def whitened(advantages: Tensor, mask: Tensor | None = None) -> Tensor:

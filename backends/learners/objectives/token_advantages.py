@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, assert_never
 
+import torch
+
 from penstock.backends.learners.objectives.advantages import (
-    generalized_advantages,
+    generalized_token_advantages,
+    goes_on_after,
     group_normalized_advantages,
     leave_one_out_advantages,
-    reinforce_plus_plus_advantages,
     reinforce_plus_plus_baseline_advantages,
-    terminal_rewards,
     whitened,
 )
+from penstock.backends.learners.objectives.scan import reverse_recurrence
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -80,9 +82,7 @@ def _estimated(given: RewardedSamples, options: ObjectiveOptions, kl: Tensor | N
         case "reinforce_plus_plus":
             if kl is None and options.discount == 1.0:  # the reward at the end, seen alike from every trained token
                 return samples.spread(rewards)
-            mask, kl_table = _tables(given, kl)
-            table = reinforce_plus_plus_advantages(rewards, mask, kl=kl_table, kl_coef=coef, discount=options.discount)
-            return table[samples.index, given.positions]
+            return _discounted(given, kl, options)
         case "reinforce_plus_plus_baseline":
             centred = samples.spread(group_normalized_advantages(rewards, given.group_ids, normalize_std=False))
             # No position depends on another, so each token can stand in a row of its own.
@@ -92,26 +92,47 @@ def _estimated(given: RewardedSamples, options: ObjectiveOptions, kl: Tensor | N
         case "gae":
             if values is None:
                 raise ValueError("estimator: gae needs the values of a critic")
-            mask, kl_table = _tables(given, kl)
-            estimated = generalized_advantages(
-                terminal_rewards(rewards, mask, kl=kl_table, kl_coef=coef),
-                _table(given, values),
-                mask,
-                discount=options.discount,
-                trace=options.gae_lambda,
+            in_order = _InOrder(given)
+            return in_order.back(
+                generalized_token_advantages(
+                    in_order.rewards(given, kl, options),
+                    values[in_order.order],
+                    in_order.sizes,
+                    discount=options.discount,
+                    trace=options.gae_lambda,
+                )
             )
-            return estimated.advantages[samples.index, given.positions]
         case _:
             assert_never(options.estimator)
 
 
-def _tables(given: RewardedSamples, kl: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Mask and KL by sample and position ``[S, T]``."""
-    mask = _table(given, given.rewards.new_ones(()))
-    return mask, None if kl is None else _table(given, kl)
+def _discounted(given: RewardedSamples, kl: Tensor | None, options: ObjectiveOptions) -> Tensor:
+    """Returns ``[N]``, where a position that is not trained counts as a step of time."""
+    in_order = _InOrder(given)
+    positions = given.positions[in_order.order]
+    steps = (positions.roll(-1) - positions).clamp(min=0)
+    factors = torch.full_like(given.rewards[:1], options.discount) ** steps * in_order.goes_on
+    rewards = in_order.rewards(given, kl, options)
+    return in_order.back(reverse_recurrence(rewards, factors, longest=int(in_order.sizes.max())))
 
 
-def _table(given: RewardedSamples, values: Tensor) -> Tensor:
-    """``[N]``, or one for all, by sample and position ``[S, T]``; 0 where nothing is trained."""
-    empty = given.rewards.new_zeros(given.samples.count, int(given.positions.max()) + 1)
-    return empty.index_put((given.samples.index, given.positions), values)
+class _InOrder:
+    """The trained tokens sample by sample, each sample's in the order of their positions."""
+
+    def __init__(self, given: RewardedSamples) -> None:
+        index, positions = given.samples.index, given.positions
+        self.order = (index * (int(positions.max()) + 1) + positions).argsort()
+        """Where each of them stands among the tokens of the batch ``[N]``."""
+        self.sizes = torch.bincount(index, minlength=given.samples.count)
+        """``[S]``"""
+        self.goes_on = goes_on_after(self.sizes)
+        """Whether another token of the sample follows ``[N]``."""
+
+    def rewards(self, given: RewardedSamples, kl: Tensor | None, options: ObjectiveOptions) -> Tensor:
+        """``[N]``: the sample's reward at its last trained token, less the KL at each."""
+        ends = given.samples.spread(given.rewards)[self.order] * ~self.goes_on
+        return ends if kl is None else ends - options.kl_coef * kl[self.order]
+
+    def back(self, values: Tensor) -> Tensor:
+        """Values of these tokens, in the order of the batch ``[N]``."""
+        return torch.empty_like(values).index_copy(0, self.order, values)

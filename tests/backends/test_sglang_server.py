@@ -43,7 +43,9 @@ signal.pause()
 TITLED = """
 import subprocess
 for name in ("sglang::scheduler", "sglang::detokenizer"):
-    subprocess.Popen([name, "-I", "-S", "-c", "import signal; signal.pause()"], executable=sys.executable)
+    code = "import signal; print(flush=True); signal.pause()"
+    child = subprocess.Popen([name, "-I", "-S", "-c", code], executable=sys.executable, stdout=subprocess.PIPE)
+    child.stdout.readline()  # a process has no title for a moment after its exec
 """
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
@@ -237,8 +238,6 @@ def weights_of(model: PreTrainedModel) -> dict[str, torch.Tensor]:
 
 def perturbed(model: PreTrainedModel, seed: int, scale: float = 0.05) -> PreTrainedModel:
     """A model of the same shape with other weights."""
-    import copy
-
     other = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -248,9 +247,12 @@ def perturbed(model: PreTrainedModel, seed: int, scale: float = 0.05) -> PreTrai
 
 
 def reference_logprobs(model: PreTrainedModel, tokens: list[int], temperature: float = 1.0) -> list[float]:
-    """``[T − 1]``: what transformers' forward pass gives each token but the first."""
+    """``[T − 1]``: what transformers' forward pass gives each token but the first, in float64: what differs from it is
+    the engine's own rounding alone."""
+    exact = copy.deepcopy(model).double()
+    exact.set_experts_implementation("eager")  # the grouped products have no float64
     with torch.no_grad():
-        logits = cast(torch.Tensor, model(torch.tensor([tokens])).logits)[0, :-1].float() / temperature
+        logits = cast(torch.Tensor, exact(torch.tensor([tokens])).logits)[0, :-1].double() / temperature
     return cast(
         "list[float]", torch.log_softmax(logits, -1).gather(1, torch.tensor(tokens[1:])[:, None])[:, 0].tolist()
     )

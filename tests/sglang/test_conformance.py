@@ -65,12 +65,13 @@ class Served:
     def __init__(self, bench: EngineBench, model: PreTrainedModel) -> None:
         self.bench = bench
         self.model = model
+        self._first = model
         self._num_updates = 0
 
     def next_model(self) -> PreTrainedModel:
         """Other weights than any before."""
         self._num_updates += 1
-        return perturbed(self.model, self._num_updates)
+        return perturbed(self._first, self._num_updates)  # not of the last: logits would grow, and rounding with them
 
     def update(self, mode: UpdateMode) -> None:
         """Other weights, while nothing runs."""

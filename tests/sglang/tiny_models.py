@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from transformers import PreTrainedModel
 
 Architecture = Literal["qwen3", "llama", "qwen3_moe"]
 
 VOCAB_SIZE: Final = 512
 CONTEXT_TOKENS: Final = 2048
+HEAD_SCALE: Final = 0.4
 PAD_TOKEN: Final = "<|endoftext|>"
 START_TOKEN: Final = "<|im_start|>"
 END_TOKEN: Final = "<|im_end|>"
@@ -84,6 +84,9 @@ def make_tiny_model(folder: Path, architecture: Architecture = "qwen3", *, seed:
     with torch.random.fork_rng(devices=[]), quiet_transformers():
         torch.manual_seed(seed)
         model = _random_model(architecture)
+        with torch.no_grad():
+            # Log-probs of a trained model's size: a float32 has seven digits, and at −16 the last of them is 2e-6.
+            model.lm_head.weight.mul_(HEAD_SCALE)
         assert model.generation_config is not None
         model.generation_config.eos_token_id = END_ID
         model.save_pretrained(folder)
@@ -91,7 +94,7 @@ def make_tiny_model(folder: Path, architecture: Architecture = "qwen3", *, seed:
     return folder
 
 
-def _random_model(architecture: Architecture) -> PreTrainedModel:
+def _random_model(architecture: Architecture) -> Qwen3ForCausalLM | LlamaForCausalLM | Qwen3MoeForCausalLM:
     match architecture:
         case "qwen3":
             return Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=16))

@@ -8,10 +8,10 @@ from collections import Counter
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-import aiohttp
 from aiohttp import web
 
 from penstock.backends.engines.sglang.health import HealthChange, HealthLimits, HealthState
+from penstock.backends.engines.sglang.http import SglangHttp
 from penstock.backends.engines.sglang.prober import STALL_S, Prober
 
 if TYPE_CHECKING:
@@ -53,17 +53,18 @@ async def probed(limits: HealthLimits = LIMITS) -> AsyncGenerator[tuple[Answers,
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     _, port = runner.addresses[0][:2]
-    async with aiohttp.ClientSession() as session:
-        prober = Prober(f"http://127.0.0.1:{port}", session, answers.changes.put_nowait, limits=limits, interval_s=0.05)
-        prober.start()
-        try:
-            assert await answers.next_state() is HealthState.HEALTHY
-            yield answers, prober
-        finally:
-            await prober.close()
-            for gate in answers.gates.values():
-                gate.set()
-            await runner.cleanup()
+    http = SglangHttp(f"http://127.0.0.1:{port}")
+    prober = Prober(http, answers.changes.put_nowait, limits=limits, interval_s=0.05)
+    prober.start()
+    try:
+        assert await answers.next_state() is HealthState.HEALTHY
+        yield answers, prober
+    finally:
+        await prober.close()
+        await http.close()
+        for gate in answers.gates.values():
+            gate.set()
+        await runner.cleanup()
 
 
 def test_a_check_that_hangs_is_asked_once_and_holds_up_no_other() -> None:

@@ -19,6 +19,7 @@ import pytest
 from running_server import settings_for
 
 from penstock.backends.engines.sglang.health import HealthChange, HealthLimits, HealthState
+from penstock.backends.engines.sglang.http import SglangHttp
 from penstock.backends.engines.sglang.prober import Prober
 from penstock.backends.engines.sglang.processes import Watch
 from penstock.backends.engines.sglang.server import ServerStartError, SglangServer
@@ -86,8 +87,9 @@ class Probed:
         self.address = server.address
         self.headers = {"Authorization": f"Bearer {server.admin_api_key}"}
         self.changes: asyncio.Queue[HealthChange] = asyncio.Queue()
+        self.http = SglangHttp(server.address, admin_api_key=server.admin_api_key)
         self.prober = Prober(
-            server.address, session, self.changes.put_nowait, limits=LIMITS, interval_s=0.2, headers=self.headers,
+            self.http, self.changes.put_nowait, limits=LIMITS, interval_s=0.2,
             server=server.handle if sees_processes else None,
         )  # fmt: skip
 
@@ -131,6 +133,7 @@ async def probed(server: RunningServer, *, sees_processes: bool = False) -> Asyn
             yield made
         finally:
             await made.prober.close()
+            await made.http.close()
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,6 @@ import secrets
 import threading
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, assert_never
 
-import aiohttp
-
 from penstock.backends.engines.sglang import updates
 from penstock.backends.engines.sglang.assembler import EndReason
 from penstock.backends.engines.sglang.generate import BadTokenError, SglangGenerator
@@ -220,7 +218,6 @@ class SglangEngineBackend:
         for staged in self._staged.values():
             staged.close()
         if self._opened is not None:
-            await self._session.close()
             await self._staging.close()
             await self._opened.close(self._close_s / 2)
 
@@ -282,15 +279,12 @@ class SglangEngineBackend:
         self._num_slots = min(options.slots, opened.num_slots)
         if self._num_slots < 1:
             raise UnfitServerError("the server's --max-running-requests is too small; it must be at least 3")
-        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True))
         self._probers = tuple(
             Prober(
-                endpoint.http.base_url,
-                self._session,
+                endpoint.http,
                 self._on_health,
                 limits=self._limits,
                 server=opened.server,
-                headers=opened.headers,
             )
             for endpoint in opened.endpoints
         )

@@ -92,6 +92,11 @@ class ServerInfo(Value, frozen=True, kw_only=True):
     priority_scheduling: bool
     memory_saver: bool
     skips_tokenizer: bool
+    device: str
+    """``cpu``, ``cuda``."""
+    dtype: str
+    context_length: int | None
+    """None: the model's own."""
 
 
 class ModelInfo(Value, frozen=True, kw_only=True):
@@ -184,11 +189,10 @@ class SglangControl:
             priority_scheduling=state.enable_priority_scheduling,
             memory_saver=state.enable_memory_saver,
             skips_tokenizer=state.skip_tokenizer_init,
+            device=info.device,
+            dtype=info.dtype,
+            context_length=info.context_length,
         )
-
-    async def server_info_raw(self, timeout_s: float = ANSWER_S) -> bytes:
-        """The whole answer as JSON. It holds the server's admin key: never to be logged."""
-        return await self._http.call("GET", "/server_info", timeout_s=timeout_s)
 
     async def model_info(self, timeout_s: float = ANSWER_S) -> ModelInfo:
         """Answered by the front end alone. After an update that was refused for its flush, its version is stale."""

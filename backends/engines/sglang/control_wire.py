@@ -39,6 +39,9 @@ class InfoReply(msgspec.Struct):
     max_total_num_tokens: int
     max_req_input_len: int
     internal_states: list[Internal]
+    device: str = ""
+    dtype: str = ""
+    context_length: int | None = None
 
 
 class ModelReply(msgspec.Struct):

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock.backends.engines.sglang.assembler import Assembler, Chunk, Generated
+from penstock.backends.engines.sglang.control import SglangControl
 from penstock.backends.engines.sglang.http import (
     BadReply,
     ConnectFailed,
@@ -167,7 +168,7 @@ class SglangGenerator:
         self._seeded = seeded
         self._priorities = priorities
         self._retry = retry or RetryPolicy()
-        self._abort_at = tuple(abort_at) or (http,)
+        self._abort_at = tuple(SglangControl(server) for server in abort_at or (http,))
         self._clock = clock
         self._sleep = sleep
         self._aborts: set[asyncio.Task[None]] = set()
@@ -225,8 +226,7 @@ class SglangGenerator:
         Raises:
             SglangError: a server could not be told.
         """
-        body = b'{"rid":%s}' % _ENCODER.encode(rid)
-        calls = (http.call("POST", "/abort_request", body, timeout_s=timeout_s) for http in self._abort_at)
+        calls = (control.abort(rid, timeout_s) for control in self._abort_at)
         results = await asyncio.gather(*calls, return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):

@@ -83,7 +83,7 @@ class ServerStaging:
             info.tp_size,
             info.pp_size,
             info.dp_size,
-            endpoint.facts.device,
+            info.device,
             endpoint.libraries,
         )
 

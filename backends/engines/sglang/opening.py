@@ -81,7 +81,6 @@ class Endpoint:
     http: SglangHttp
     control: SglangControl
     info: ServerInfo
-    facts: ServerFacts
     libraries: Libraries | None = None
     """Of its environment, when it is ours."""
 
@@ -95,7 +94,6 @@ class Opened:
     endpoints: tuple[Endpoint, ...]
     server: SglangServer | None
     """When it is ours."""
-    headers: dict[str, str]
     remote_ranks: RemoteRanks | None = None
     """The nodes of our server but this one, if it has any."""
 
@@ -113,16 +111,6 @@ class Opened:
             await self.remote_ranks.stop()
         if self.server is not None:
             await self.server.end(timeout_s)
-
-
-class ServerFacts(msgspec.Struct, frozen=True):
-    """Of ``/server_info``, what says how a server computes."""
-
-    device: str = ""
-    dtype: str = ""
-    context_length: int | None = None
-    pp_size: int = 1
-    tp_size: int = 1
 
 
 async def open_engine(setup: EngineSetup, report: Callable[[str], None]) -> Opened:
@@ -186,7 +174,7 @@ async def _launch(setup: EngineSetup, report: Callable[[str], None]) -> Opened:
         await http.close()
         await server.end()
         raise
-    return Opened(http, (endpoint,), server, {"Authorization": f"Bearer {key}"}, remote)
+    return Opened(http, (endpoint,), server, remote)
 
 
 async def _launch_others(settings: ServerSettings, server: SglangServer, remote: RemoteRanks) -> None:
@@ -214,8 +202,8 @@ async def _launch_others(settings: ServerSettings, server: SglangServer, remote:
 def meets_itself(options: Mapping[str, OptionValue]) -> bool:
     """With data-parallel attention also a server on one node needs a place to meet: it derives one from its port, which
     is 0."""
-    attention = options.get("attn_dp_size") or options.get("attention_data_parallel_size") or 1
-    return options.get("enable_dp_attention") is True or attention != 1
+    given = merged(options)
+    return given.get("enable_dp_attention") is True or (given.get("attn_dp_size") or 1) != 1
 
 
 def _free_port(host: str) -> int:
@@ -245,7 +233,7 @@ async def _attach(setup: EngineSetup) -> Opened:
             undo.push_async_callback(generation.close)
             await await_router(generation, addresses, timeout_s=options.start_timeout_s)
         undo.pop_all()
-    return Opened(generation, tuple(endpoints), None, {"Authorization": f"Bearer {key}"} if key else {})
+    return Opened(generation, tuple(endpoints), None)
 
 
 def libraries_of(python: Path) -> Libraries:
@@ -258,9 +246,7 @@ def libraries_of(python: Path) -> Libraries:
 
 async def _endpoint(http: SglangHttp) -> Endpoint:
     control = SglangControl(http)
-    info = await control.server_info()
-    facts = msgspec.json.decode(await control.server_info_raw(), type=ServerFacts)
-    return Endpoint(http, control, info, facts)
+    return Endpoint(http, control, await control.server_info())
 
 
 class _Architectures(msgspec.Struct):
@@ -269,7 +255,7 @@ class _Architectures(msgspec.Struct):
 
 async def _compare(setup: EngineSetup, address: str, endpoint: Endpoint) -> None:
     """The server runs the model of the scenario, in a way that its samples can be trained."""
-    info, facts = endpoint.info, endpoint.facts
+    info = endpoint.info
     model = await endpoint.control.model_info()
     config = setup.model_folder / "config.json"
     wanted = msgspec.json.decode(config.read_bytes(), type=_Architectures).architectures
@@ -278,10 +264,10 @@ async def _compare(setup: EngineSetup, address: str, endpoint: Endpoint) -> None
         problems.append(f"it is SGLang {info.version}, and Penstock speaks to {SGLANG_VERSION}")
     if wanted != model.architectures:
         problems.append(f"it runs {', '.join(model.architectures)}, and the scenario's model is {', '.join(wanted)}")
-    if facts.dtype != setup.dtype:
-        problems.append(f"its --dtype is {facts.dtype}, and model.dtype is {setup.dtype}")
-    if facts.context_length is not None and facts.context_length < setup.max_context:
-        problems.append(f"its --context-length is {facts.context_length}, and model.max_context {setup.max_context}")
+    if info.dtype != setup.dtype:
+        problems.append(f"its --dtype is {info.dtype}, and model.dtype is {setup.dtype}")
+    if info.context_length is not None and info.context_length < setup.max_context:
+        problems.append(f"its --context-length is {info.context_length}, and model.max_context {setup.max_context}")
     if info.skips_tokenizer:
         problems.append("it was started with --skip-tokenizer-init, so it cannot find stop strings")
     if model.preferred_sampling:

@@ -23,9 +23,9 @@ import contextlib
 import secrets
 from typing import TYPE_CHECKING, Final
 
-import aiohttp
 import msgspec
 
+from penstock.backends.engines.sglang.control import SglangControl
 from penstock.backends.engines.sglang.health import (
     Answered,
     Asked,
@@ -47,10 +47,12 @@ from penstock.backends.engines.sglang.health import (
     Stopped,
     Tick,
 )
+from penstock.backends.engines.sglang.http import ConnectFailed, CutOff, SglangError, TimedOut
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping
+    from collections.abc import AsyncGenerator, Callable
 
+    from penstock.backends.engines.sglang.http import SglangHttp
     from penstock.backends.engines.sglang.server import ServerEnd, SglangServer
 
 INTERVAL_S: Final = 5.0
@@ -59,7 +61,6 @@ TRIAL_TIMEOUT_S: Final = 20.0
 ABORT_TIMEOUT_S: Final = 5.0
 STALL_S: Final = 1.0
 """A timer that is later than this tells of a loop that was held up, or of a process that was stopped."""
-HTTP_OK: Final = 200
 HTTP_UNAVAILABLE: Final = 503
 
 
@@ -78,43 +79,33 @@ class _Trial(msgspec.Struct, frozen=True):
     sampling_params: _TrialSampling = _TrialSampling()
 
 
-class _Abort(msgspec.Struct, frozen=True):
-    rid: str
-
-
 class Prober:
     """The checks of one server. Everything runs on the event loop that ``start`` was called on."""
 
     def __init__(
         self,
-        address: str,
-        session: aiohttp.ClientSession,
+        http: SglangHttp,
         on_change: Callable[[HealthChange], None],
         *,
         limits: HealthLimits,
         interval_s: float = INTERVAL_S,
         server: SglangServer | None = None,
-        headers: Mapping[str, str] | None = None,
     ) -> None:
         """Does nothing before ``start``.
 
         Args:
-            address: ``http://host:port`` of a server that is ready.
-            session: for the requests; it must allow for three connections beside those of generation.
+            http: of a server that is ready; it stays the caller's to close.
             on_change: called with every change of state, on the loop.
             limits: how long silence is borne.
             interval_s: between an answer and the next question.
             server: when it is ours: its processes and its end are watched.
-            headers: of all requests, such as an API key.
         """
         self._loop = asyncio.get_running_loop()
         self.health = Health(limits, self._loop.time())
-        self._address = address
-        self._session = session
+        self._http = http
         self._on_change = on_change
         self._interval_s = interval_s
         self._server = server
-        self._headers = dict(headers or {})
         self._tasks: list[asyncio.Task[None]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._token_s: float | None = None
@@ -196,21 +187,20 @@ class Prober:
 
     async def _ask(self, check: Check) -> None:
         self._feed(Asked(check))
+        status = 0
         try:
-            async with self._session.get(
-                self._address + check.value,
-                headers=self._headers,
-                timeout=aiohttp.ClientTimeout(total=CHECK_TIMEOUT_S),
-            ) as reply:
-                await reply.read()
-        except TimeoutError:
+            await self._http.call("GET", check.value, timeout_s=CHECK_TIMEOUT_S)
+        except TimedOut:
             self._feed(Failed(check, f"asked again after {CHECK_TIMEOUT_S:g} s"))
-        except aiohttp.ClientError as error:
-            self._feed(Failed(check, str(error) or type(error).__name__))
-        else:
-            self._feed(Answered(check))
-            if check is Check.FRONT:
-                self._feed(Paused(reply.status == HTTP_UNAVAILABLE))
+            return
+        except (ConnectFailed, CutOff) as error:
+            self._feed(Failed(check, str(error)))
+            return
+        except SglangError as error:  # an answer all the same
+            status = error.status
+        self._feed(Answered(check))
+        if check is Check.FRONT:
+            self._feed(Paused(status == HTTP_UNAVAILABLE))
 
     def _wants_trial(self) -> bool:
         return self._trial is None and not self._calls and self.health.misses_tokens(self._loop.time())
@@ -219,31 +209,15 @@ class Prober:
         """A request of our own: where it is answered, those in flight are slow and not lost."""
         rid = f"penstock-trial-{secrets.token_hex(8)}"
         try:
-            async with self._session.post(
-                self._address + "/generate",
-                data=msgspec.json.encode(_Trial(rid, rid)),
-                headers={**self._headers, "Content-Type": "application/json"},
-                timeout=aiohttp.ClientTimeout(total=TRIAL_TIMEOUT_S),
-            ) as reply:
-                await reply.read()
-                if reply.status == HTTP_OK:
-                    self._feed(Progress())
-        except TimeoutError:
-            await self._abort(rid)
-        except aiohttp.ClientError:
+            await self._http.call("POST", "/generate", msgspec.json.encode(_Trial(rid, rid)), timeout_s=TRIAL_TIMEOUT_S)
+            self._feed(Progress())
+        except TimedOut:
+            with contextlib.suppress(SglangError):
+                await SglangControl(self._http).abort(rid, ABORT_TIMEOUT_S)
+        except SglangError:
             pass  # the checks find out what is the matter
         finally:
             self._trial = None
-
-    async def _abort(self, rid: str) -> None:
-        with contextlib.suppress(TimeoutError, aiohttp.ClientError):
-            async with self._session.post(
-                self._address + "/abort_request",
-                data=msgspec.json.encode(_Abort(rid)),
-                headers={**self._headers, "Content-Type": "application/json"},
-                timeout=aiohttp.ClientTimeout(total=ABORT_TIMEOUT_S),
-            ) as reply:
-                await reply.read()
 
     def _look_at_processes(self) -> None:
         if self._server is not None:

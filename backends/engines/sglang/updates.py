@@ -124,16 +124,16 @@ async def resume(endpoints: Sequence[Endpoint], timeout_s: float) -> None:
 
 
 def _layout_of(endpoint: Endpoint) -> str:
-    info, facts = endpoint.info, endpoint.facts
-    return f"sglang {info.version} {facts.device} {facts.dtype} tp{info.tp_size} pp{info.pp_size} dp{info.dp_size}"
+    info = endpoint.info
+    return f"sglang {info.version} {info.device} {info.dtype} tp{info.tp_size} pp{info.pp_size} dp{info.dp_size}"
 
 
 def _wrong(
     endpoint: Endpoint, found: WeightChecksums, tensors: Mapping[str, torch.Tensor], num_kv_heads: int
 ) -> Sequence[str]:
-    if endpoint.facts.device != "cpu" or not tensors:
+    if endpoint.info.device != "cpu" or not tensors:
         return ()
-    dtype = DTYPES[endpoint.facts.dtype]
+    dtype = DTYPES[endpoint.info.dtype]
     cast = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
     comparison = compare_checksums(cast, found.ranks, tp_size=endpoint.info.tp_size, num_kv_heads=num_kv_heads)
     if comparison.unknown:

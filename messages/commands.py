@@ -214,6 +214,13 @@ class ArchiveSamples(Command, frozen=True):
     last_version: int
 
 
+class ArchiveGroups(Command, frozen=True):
+    """Write the samples of these groups, which are ready and will not be trained here, to such a file; answered by
+    ``SamplesArchived``."""
+
+    group_ids: tuple[int, ...]
+
+
 PromptCommand = FetchPrompts
 EngineCommand = (
     OpenEngine | Generate | AbortGeneration | InterruptGenerations | FetchWeights | ApplyWeights | SleepEngine
@@ -230,7 +237,7 @@ LearnerCommand = (
     | SleepLearner
     | WakeLearner
 )
-BufferCommand = FetchBatch | ArchiveSamples
+BufferCommand = FetchBatch | ArchiveSamples | ArchiveGroups
 BackendCommand = PromptCommand | EngineCommand | ScorerCommand | FilterCommand | LearnerCommand | BufferCommand
 ShellCommand = Send | Record | StartTimer | StopTimer | ReplaceActor | FailRun
 AnyCommand = ShellCommand | BackendCommand

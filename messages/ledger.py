@@ -124,6 +124,16 @@ class PolicyRecorded(Entry, frozen=True, kw_only=True):
     on_stale: OnStale
 
 
+class BatchesFixed(Entry, frozen=True, kw_only=True):
+    """The batches of this run are known beforehand, and so are their groups: it trains what another run has recorded.
+    No other batch is formed, and nothing more is granted."""
+
+    batches: tuple[BatchLeased, ...]
+    """In order, from version 1."""
+    source: str
+    """Folder of the other run."""
+
+
 LedgerEntry = (
     RunRecorded
     | GroupsGranted
@@ -135,4 +145,5 @@ LedgerEntry = (
     | PayloadsReleased
     | VersionRecorded
     | PolicyRecorded
+    | BatchesFixed
 )

@@ -40,7 +40,8 @@ def open_backend(
     scenario = plan.scenario
     if name == BUFFER:
         assert store is not None, "the Buffer reads from its ledger"
-        archive = Path(plan.run_folder) / "samples" if scenario.run.keep_samples else None
+        keeps = scenario.run.keep_samples or scenario.run.only == "rollout"
+        archive = Path(plan.run_folder) / "samples" if keeps else None
         return LedgerBackend(store, archive)
     is_simulated = scenario.engines.backend == "simulated"
     if is_engine(name):

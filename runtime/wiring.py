@@ -27,8 +27,9 @@ from penstock.backends.engines.options import group_of, num_engines, num_slots
 from penstock.backends.protocol import Capability
 from penstock.messages import inboxes
 from penstock.messages.ledger import RunRecorded
-from penstock.messages.names import Role, engine_index, engine_name, role_of
+from penstock.messages.names import BUFFER, LEARNER, Role, engine_index, engine_name, role_of
 from penstock.runtime.backends import open_backend as open_backend
+from penstock.runtime.collecting import collected_groups, collecting_pacing, collecting_policy
 from penstock.runtime.hosts.ray.placement import colocated
 from penstock.runtime.plan import RunPlan as RunPlan  # noqa: TC001 - a process of the Ray host asks this module for it
 from penstock.runtime.scenario.capabilities import ENGINE_CAPABILITIES
@@ -56,7 +57,9 @@ _INBOXES: Final[Mapping[Role, tuple[Any, Any]]] = {
 
 
 def actor_names(scenario: Scenario) -> tuple[str, ...]:
-    """Every actor of a run, those that take longest to start first."""
+    """Every actor of a run, those that take longest to start first. Recorded batches need nobody who makes any."""
+    if scenario.run.only == "learner":
+        return (LEARNER, BUFFER)
     singles = (Role.LEARNER, Role.BUFFER, Role.PROMPT_SOURCE, Role.SCORER, Role.FILTER, Role.WEIGHT_PUBLISHER)
     learner, *others = (role.value for role in singles)
     return (learner, *engine_names(scenario), *others)
@@ -64,6 +67,8 @@ def actor_names(scenario: Scenario) -> tuple[str, ...]:
 
 def engine_names(scenario: Scenario) -> tuple[str, ...]:
     """The engines of a run."""
+    if scenario.run.only == "learner":
+        return ()
     return tuple(engine_name(index) for index in range(num_engines(scenario.engines)))
 
 
@@ -115,6 +120,7 @@ def build_machine(name: str, plan: RunPlan, *, epoch: int = 0, records: Iterable
                 LearnerSettings(
                     epoch=epoch,
                     publish_every=plan.scenario.weights.publish_every,
+                    publishes=plan.scenario.run.only != "learner",
                     save_every=options.save_every,
                     saves_first=options.warm_start is not None,
                     step_timeout_s=options.step_timeout_s,
@@ -139,6 +145,8 @@ def staleness_policy(scenario: Scenario) -> StalenessPolicy:
     Raises:
         UserCodeError: the user's file cannot be loaded.
     """
+    if scenario.run.only == "rollout":
+        return collecting_policy(scenario)
     options = scenario.staleness
     assert options.max_staleness is not None
     assert options.update_mode is not None
@@ -201,18 +209,22 @@ def _buffer(plan: RunPlan) -> BufferSettings:
         over_sampling=staleness.over_sampling,
     )
     num_epochs = scenario.data.num_epochs
+    is_given = scenario.run.only == "learner"  # its groups are in the ledger, whatever the dataset here is
     return BufferSettings(
-        pacing=pacing,
+        pacing=collecting_pacing(pacing, scenario) if scenario.run.only == "rollout" else pacing,
+        collects=collected_groups(scenario),
         samples_per_group=num_samples,
         engines=engine_names(scenario),
-        num_prompts=None if num_epochs is None else num_epochs * plan.num_rows,
+        num_prompts=None if num_epochs is None or is_given else num_epochs * plan.num_rows,
         publish_every=scenario.weights.publish_every,
         max_requeues=staleness.max_requeues,
         max_rejected_batches=staleness.max_rejected_batches,
         settle_delay_s=scenario.runtime.settle_delay_s,
         keep_checkpoints=scenario.learner.keep_checkpoints,
         keep_samples=scenario.run.keep_samples,
-        identity=RunRecorded(
+        identity=None
+        if is_given
+        else RunRecorded(
             seed=scenario.run.seed,
             num_rows=plan.num_rows,
             shuffle=scenario.data.shuffle,

@@ -18,6 +18,7 @@ from penstock.actors.buffer.grants import Grants, groups_of
 from penstock.actors.buffer.policies import builtin_policy
 from penstock.actors.buffer.table import GroupTable, Status, TrackedGroup
 from penstock.messages.ledger import (
+    BatchesFixed,
     BatchLeased,
     CheckpointRecorded,
     GroupClosed,
@@ -57,6 +58,8 @@ class Books:
         self.accounts = Accounts(settings.samples_per_group)
         self.grants = Grants(num_prompts=settings.num_prompts, max_requeues=settings.max_requeues)
         self.open_lease: BatchLeased | None = None
+        self.fixed: dict[int, BatchLeased] | None = None
+        """Every batch by version, in a run that trains what another one recorded."""
         self.leases: dict[int, BatchLeased] = {}
         self.checkpoints: list[CheckpointRecorded] = []
         """Those that the run can be resumed from, the newest last."""
@@ -68,6 +71,12 @@ class Books:
     def checkpoint_version(self) -> int:
         """Of the newest checkpoint; −1: there is none."""
         return self.checkpoints[-1].version if self.checkpoints else -1
+
+    @property
+    def num_steps(self) -> int:
+        """Batches to train: of a run with fixed ones at most those."""
+        wanted = self.settings.num_steps
+        return wanted if self.fixed is None else min(wanted, len(self.fixed))
 
     @property
     def is_exhausted(self) -> bool:
@@ -114,6 +123,8 @@ class Books:
                 )
             case RunRecorded():
                 self._identify(entry)
+            case BatchesFixed():
+                self.fixed = {lease.version: lease for lease in entry.batches}
             case _:
                 assert_never(entry)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from penstock.actors.buffer.batching import expired, form_batch
 from penstock.actors.buffer.pacing import bound, num_grantable
 from penstock.actors.buffer.policies import BufferState
@@ -31,7 +33,7 @@ def bound_of(books: Books) -> int:
 
 def next_grants(books: Books, target: AutoTarget) -> list[GroupsGranted]:
     """The grants that may be made now."""
-    if books.announced is None:
+    if books.announced is None or books.fixed is not None:
         return []
     number = num_grantable(
         limit=_limit(books, target),
@@ -41,6 +43,8 @@ def next_grants(books: Books, target: AutoTarget) -> list[GroupsGranted]:
         num_left=books.grants.num_left,
         settings=books.settings.pacing,
     )
+    if books.settings.collects is not None:
+        number = min(number, max(0, books.settings.collects - books.table.num_outstanding))
     eta = books.policy.max_staleness
     spans = books.grants.next_spans(number, min_version=books.announced, deadline_version=books.announced + eta)
     return [GroupsGranted(span=span, total=span.first_group + span.num_groups, max_staleness=eta) for span in spans]
@@ -63,6 +67,9 @@ def _limit(books: Books, target: AutoTarget) -> int:
 
 def next_lease(books: Books) -> BatchLeased | None:
     """The batch that makes the next version; None when no allowed one exists."""
+    if books.fixed is not None:
+        fixed = books.fixed.get(books.version + 1)
+        return None if fixed is None else replace(fixed, is_last=fixed.version == books.num_steps)
     pacing = books.settings.pacing
     formed = form_batch(books.table, books.policy, pacing, version=books.version, is_exhausted=books.is_exhausted)
     if formed is None:
@@ -85,7 +92,9 @@ def closing(books: Books, tracked: TrackedGroup, state: TerminalState, cause: st
 
 
 def expiring(books: Books) -> list[GroupClosed]:
-    """The entries for the groups that can no longer be trained in time."""
+    """The entries for the groups that can no longer be trained in time. A fixed batch was formed in time."""
+    if books.fixed is not None:
+        return []
     expiry, found = expired(
         books.table, books.policy, books.settings.pacing, version=books.version, taken_at=books.taken_at
     )

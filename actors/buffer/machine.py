@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, assert_never, final
 
 from penstock.actors.buffer.batching import unfit
 from penstock.actors.buffer.books import Books, recorded
+from penstock.actors.buffer.collecting import collected_ids, collected_report, is_collected
 from penstock.actors.buffer.decisions import bound_of, closing, expiring, next_grants, next_lease
 from penstock.actors.buffer.learner_side import LearnerSide
 from penstock.actors.buffer.pacing import AutoTarget
@@ -38,7 +39,7 @@ from penstock.actors.buffer.table import Status
 from penstock.actors.buffer.telling import Telling
 from penstock.actors.buffer.waiting import buffer_waits
 from penstock.messages.base import Metric
-from penstock.messages.commands import ArchiveSamples, FailRun, FetchBatch, Record, Send
+from penstock.messages.commands import ArchiveGroups, ArchiveSamples, FailRun, FetchBatch, Record, Send
 from penstock.messages.flow import GroupAdmitted, GroupRejected
 from penstock.messages.ledger import (
     CheckpointRecorded,
@@ -188,6 +189,10 @@ class Buffer:
         self._note(recorded(group, deadline))
         self._telling.came_in(sample.key for sample in group.samples)
         self._out.extend(self._telling.soon())
+        if self.settings.collects is not None:
+            self._num_rejected_since_batch = 0
+            if (report := collected_report(self.books)) is not None:
+                self._out.append(Send(SUPERVISOR, report))
         if self.policy.on_stale is OnStale.MASK:
             self._expire()  # it may be old throughout; what else expires does so with the version
 
@@ -256,7 +261,7 @@ class Buffer:
             Metric("buffer/announced_lag", receipt.version - (self.books.announced or 0)),
         )
         balance = self.books.accounts.balance()
-        return step_report(groups, receipt, gauges, num_steps=self.settings.num_steps, balance=balance)
+        return step_report(groups, receipt, gauges, num_steps=self.books.num_steps, balance=balance)
 
     def _on_fetched(self, event: BatchFetched) -> None:
         lease = self.books.leases.get(event.version)
@@ -283,12 +288,14 @@ class Buffer:
     @property
     def _is_archived(self) -> bool:
         """Whether no samples are left to be written to a file."""
+        if self.settings.collects is not None:
+            return self._phase != "ending"
         return not self.settings.keep_samples or self._archived_through >= self.books.checkpoint_version
 
     def _release(self) -> None:
         """Let go of what no checkpoint that is kept needs, once it is archived if it is to be."""
         books = self.books
-        if not self._is_archived:
+        if self.settings.collects is None and not self._is_archived:
             self._out.append(ArchiveSamples(self._archived_through + 1, books.checkpoint_version))
             return
         oldest = books.checkpoints[0].version
@@ -297,6 +304,11 @@ class Buffer:
         self._out.append(Send(LEARNER, CheckpointsKept(oldest_version=oldest)))
 
     def _on_archived(self, last_version: int) -> None:
+        if self.settings.collects is not None:
+            self._phase = "ended"
+            story = f"{self.books.table.num_ready} groups collected of {self.settings.collects}"
+            self._finish(story, completed=True)
+            return
         self._archived_through = max(self._archived_through, last_version)
         if self.books.checkpoints:
             self._release()
@@ -315,7 +327,8 @@ class Buffer:
         self._phase = "ended"
         story = f"{self.version} batches trained"
         if self.version < self.settings.num_steps:
-            story += f" of {self.settings.num_steps}: the dataset ended"
+            story += f" of {self.settings.num_steps}: "
+            story += "the dataset ended" if self.books.fixed is None else "no more were recorded"
         self._finish(story, completed=True)
 
     # --- ends -------------------------------------------------------------------------------------------------
@@ -323,6 +336,10 @@ class Buffer:
     def _end(self) -> None:
         """The last receipt is recorded: close what is left over and ask for the last checkpoint."""
         self._phase = "ending"
+        if self.settings.collects is not None:
+            self._out.extend(self._telling.settled())
+            self._out.append(ArchiveGroups(collected_ids(self.books)))
+            return
         for tracked in list(self.books.table.outstanding()):
             self._close(closing(self.books, tracked, TerminalState.CANCELLED, "run_end"))
         self._out.extend(self._telling.settled())
@@ -405,15 +422,18 @@ class Buffer:
             self._end()
             self._repeat()
         elif self._phase == "running" and self.books.announced is not None:
-            self._offer()
+            if self.settings.collects is None:
+                self._offer()
             self._grant()
 
     def _is_over(self) -> bool:
-        """Whether nothing more can be trained."""
+        """Whether nothing more can be trained, or everything is collected."""
         books = self.books
+        if self.settings.collects is not None:
+            return self._phase == "running" and is_collected(books)
         if books.open_lease is not None:
             return False  # a recorded batch is trained, also when num_steps was lowered since
-        return books.version >= self.settings.num_steps or (books.is_exhausted and not books.table.num_outstanding)
+        return books.version >= books.num_steps or (books.is_exhausted and not books.table.num_outstanding)
 
     def _repeat(self) -> None:
         """Offer a recorded batch to a Learner that has not trained it."""
@@ -470,7 +490,7 @@ class Buffer:
     def validate(self) -> None:
         """Assert the invariants."""
         self.books.validate()
-        if self.policy.on_stale is OnStale.WAIT:
+        if self.policy.on_stale is OnStale.WAIT and self.books.fixed is None:
             late = unfit(self.books.table, self.settings.pacing, taken_at=self.books.taken_at)
             assert not late, f"under wait these can no longer be trained in time: {late}"
 

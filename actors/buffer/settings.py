@@ -23,6 +23,8 @@ class BufferSettings(Value, frozen=True, kw_only=True):
     keep_checkpoints: int = 1
     keep_samples: bool = False
     """Archive trained samples before their payloads go."""
+    collects: int | None = None
+    """Groups to collect and not to train; None: batches are trained."""
     identity: RunRecorded | None = None
     """What a ledger must say of its run; None takes any."""
 

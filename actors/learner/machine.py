@@ -238,7 +238,7 @@ class Learner:
         self._done()
         self.version, self.is_awake = version, True
         self._out.append(Send(BUFFER, LearnerReady(epoch=self.settings.epoch, version=version)))
-        self._must_publish = version >= self._announced
+        self._must_publish = self.settings.publishes and version >= self._announced
         self._save_due = version == 0 and self.settings.saves_first
 
     def _on_late(self, key: str) -> None:
@@ -289,7 +289,9 @@ class Learner:
         due = self.turns.are_taken or self.version - self.published_version >= self.settings.publish_every
         # Engines may have been told of a version that this incarnation has not published: off the grid, then.
         missing = self._announced > self.published_version
-        self._must_publish |= (due or missing) and self.version >= self._announced and not batch.is_last
+        self._must_publish |= (
+            self.settings.publishes and (due or missing) and self.version >= self._announced and not batch.is_last
+        )
         self._save_due |= self.version % self.settings.save_every == 0 and not batch.is_last
 
     def _on_published(self, event: WeightsPublished) -> None:

@@ -10,6 +10,8 @@ class LearnerSettings(Value, frozen=True, kw_only=True):
 
     epoch: int
     publish_every: int
+    publishes: bool = True
+    """Whether there are engines to publish to."""
     save_every: int
     """Batches between two checkpoints."""
     saves_first: bool = False

@@ -19,20 +19,22 @@ from penstock.backends.durable import sync
 from penstock.messages.samples import Completed, PolicyError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     from penstock.backends.stores.protocol import LedgerReader
-    from penstock.messages.ledger import StepRecorded
     from penstock.messages.samples import Group, Part, Sample
 
 _NAME: Final = re.compile(r"steps-(\d{7,})-(\d{7,})\.parquet")
+COLLECTED_NAME: Final = "collected.parquet"
+"""Of groups that were not trained."""
+GROUPS_AT_ONCE: Final = 64
 
 COLUMNS: Final = {
     "group_id": "int64; the group",
     "sample_index": "int32; in its group",
-    "version": "int32; the version that training it made",
-    "staleness": "int32; age of its oldest token when it was trained, in versions; null without tokens",
+    "version": "int32; the version that training it made; null where the run trained nothing",
+    "staleness": "int32; age of its oldest token when it was trained, in versions; null without tokens, or without training",
     "attempt": "int32; how often it was issued again",
     "engine": "string; which engine finished it",
     "row": "int64; of the dataset, from 0",
@@ -73,7 +75,7 @@ def archive_samples(reader: LedgerReader, folder: Path, first_version: int, last
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / file_name(receipts[0].version, receipts[-1].version)
     partial = folder / f".{target.name}.partial"
-    _write(partial, reader, receipts)
+    _write(partial, reader, ((receipt.version, receipt.group_ids) for receipt in receipts))
     sync(partial)
     partial.replace(target)
     sync(folder)
@@ -82,15 +84,34 @@ def archive_samples(reader: LedgerReader, folder: Path, first_version: int, last
     return target
 
 
-def _write(path: Path, reader: LedgerReader, receipts: Sequence[StepRecorded]) -> None:
+def archive_groups(reader: LedgerReader, folder: Path, group_ids: Sequence[int]) -> Path:
+    """Write the samples of groups that were collected and not trained to a file in ``folder``, in this order.
+
+    Raises:
+        LedgerStoreError: a payload cannot be read.
+        OSError: the file cannot be written. None of its name is left.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / COLLECTED_NAME
+    partial = folder / f".{target.name}.partial"
+    parts = (group_ids[start : start + GROUPS_AT_ONCE] for start in range(0, len(group_ids), GROUPS_AT_ONCE))
+    _write(partial, reader, ((None, part) for part in parts))
+    sync(partial)
+    partial.replace(target)
+    sync(folder)
+    return target
+
+
+def _write(path: Path, reader: LedgerReader, parts: Iterable[tuple[int | None, Sequence[int]]]) -> None:
+    """Versions and groups; those of one part are in memory at a time."""
     import pyarrow  # takes long to load, and most runs keep no samples
     import pyarrow.parquet as parquet
 
     pa, pq = cast("Any", pyarrow), cast("Any", parquet)  # they have no types
     schema = _schema(pa)
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
-        for receipt in receipts:
-            rows = list(_rows(receipt.version, reader.payloads(receipt.group_ids)))
+        for version, group_ids in parts:
+            rows = list(_rows(version, reader.payloads(group_ids)))
             writer.write_table(pa.Table.from_pylist(rows, schema=schema))
 
 
@@ -108,7 +129,7 @@ def _schema(pa: Any) -> Any:  # noqa: ANN401 - as above
     return pa.schema([(name, types[name]) for name in COLUMNS])
 
 
-def _rows(version: int, groups: Sequence[Group]) -> Iterator[dict[str, Any]]:
+def _rows(version: int | None, groups: Sequence[Group]) -> Iterator[dict[str, Any]]:
     for group in groups:
         prompt = group.prompt
         shared = {
@@ -125,12 +146,12 @@ def _rows(version: int, groups: Sequence[Group]) -> Iterator[dict[str, Any]]:
             yield shared | _row(sample, version)
 
 
-def _row(sample: Sample, version: int) -> dict[str, Any]:
+def _row(sample: Sample, version: int | None) -> dict[str, Any]:
     parts, outcome, oldest = sample.parts, sample.outcome, sample.oldest_version
     reward = outcome.reward
     return {
         "sample_index": sample.key.index,
-        "staleness": None if oldest is None else version - 1 - oldest,
+        "staleness": None if oldest is None or version is None else version - 1 - oldest,
         "attempt": sample.attempt,
         "engine": sample.engine,
         "response_tokens": np.frombuffer(b"".join(part.tokens for part in parts), dtype="<i4"),

@@ -18,6 +18,7 @@ from penstock.backends.stores.audited_group import AuditedGroup, Finding, digest
 from penstock.backends.stores.tables import ADMITTED, CLOSED, GRANTED, LEASED, TRAINED
 from penstock.messages.ledger import (
     EPOCHS_PER_DRIVE,
+    BatchesFixed,
     BatchLeased,
     CheckpointRecorded,
     GroupClosed,
@@ -54,6 +55,8 @@ class AuditBooks:
         self.version = 0
         self.announced = -1
         self.lease: BatchLeased | None = None
+        self.fixed: dict[int, BatchLeased] | None = None
+        """Batches that were given beforehand, by version."""
         self.leases: dict[int, BatchLeased] = {}
         self.steps: dict[int, tuple[int, StepRecorded]] = {}
         """Receipts with their sequence."""
@@ -113,6 +116,8 @@ class AuditBooks:
                 self._announce(entry.version)
             case PolicyRecorded():
                 self.policies[self.sequence] = entry
+            case BatchesFixed():
+                self._fix(entry)
             case _:
                 assert_never(entry)
 
@@ -267,6 +272,14 @@ class AuditBooks:
 
     # --- batches ----------------------------------------------------------------------------------------------
 
+    def _fix(self, entry: BatchesFixed) -> None:
+        if self.fixed is not None or self.leases:
+            self._find("the batches are fixed after some were leased, or twice")
+            return
+        self.fixed = {batch.version: batch for batch in entry.batches}
+        if list(self.fixed) != list(range(1, len(entry.batches) + 1)):
+            self._find(f"the fixed batches make the versions {listed(sorted(self.fixed))}, not 1 and on")
+
     def _lease(self, entry: BatchLeased) -> None:
         if self.lease is not None:
             self._find(f"batch {entry.version} is leased while batch {self.lease.version} is out")
@@ -274,6 +287,8 @@ class AuditBooks:
         if entry.version != self.version + 1:
             self._find(f"batch {entry.version} is leased at version {self.version}: it must be {self.version + 1}")
             return
+        if self.fixed is not None and _batch_of(self.fixed.get(entry.version)) != _batch_of(entry):
+            self._find(f"batch {entry.version} is another one than was fixed beforehand")
         if self._last_drive == self.epoch // EPOCHS_PER_DRIVE:  # a resumed run may have been made longer
             self._find(f"batch {entry.version} is leased after the last one")
         if entry.is_last:
@@ -381,3 +396,8 @@ class AuditBooks:
 
     def _find(self, text: str, sequence: int = 0) -> None:
         self.findings.append(Finding(sequence or self.sequence, text))
+
+
+def _batch_of(lease: BatchLeased | None) -> tuple[tuple[int, ...], int, bool] | None:
+    """What a lease says of the training: whether it is the last depends on ``run.num_steps``."""
+    return None if lease is None else (lease.group_ids, lease.max_staleness, lease.mask_stale)

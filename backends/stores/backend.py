@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from penstock.backends.stores.protocol import PayloadGoneError
 from penstock.messages.base import Metric
-from penstock.messages.commands import ArchiveSamples, FetchBatch
+from penstock.messages.commands import ArchiveGroups, ArchiveSamples, FetchBatch
 from penstock.messages.local import BatchFetched, SamplesArchived
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class LedgerBackend:
         """
         self._store = store
         self._folder = archive_folder
-        self._asked: SimpleQueue[ArchiveSamples | None] = SimpleQueue()
+        self._asked: SimpleQueue[ArchiveSamples | ArchiveGroups | None] = SimpleQueue()
         self._num_asked = 0
         self._num_written = 0
         self._thread: threading.Thread | None = None
@@ -63,6 +63,9 @@ class LedgerBackend:
                     self._emit(SamplesArchived(last_version=command.last_version))
                 else:
                     self._begin(command, self._folder)
+            case ArchiveGroups():
+                assert self._folder is not None, "a run that collects has a place for it"
+                self._begin(command, self._folder)
 
     def _fetch(self, command: FetchBatch) -> BatchFetched:
         try:
@@ -80,7 +83,7 @@ class LedgerBackend:
             self._asked.put(None)
             self._thread.join(timeout_s)
 
-    def _begin(self, command: ArchiveSamples, folder: Path) -> None:
+    def _begin(self, command: ArchiveSamples | ArchiveGroups, folder: Path) -> None:
         self._num_asked += 1
         self._asked.put(command)
         if self._thread is None:
@@ -88,15 +91,19 @@ class LedgerBackend:
             self._thread.start()
 
     def _archive(self, folder: Path) -> None:
-        from penstock.backends.stores.archive import archive_samples  # numpy and pyarrow: the Buffer starts without
+        from penstock.backends.stores.archive import archive_groups, archive_samples  # numpy and pyarrow: the Buffer starts without
 
         try:
             reader = self._store.reader()
             try:
                 while (command := self._asked.get()) is not None:
-                    archive_samples(reader, folder, command.first_version, command.last_version)
+                    if isinstance(command, ArchiveGroups):
+                        archive_groups(reader, folder, command.group_ids)
+                    else:
+                        archive_samples(reader, folder, command.first_version, command.last_version)
                     self._num_written += 1
-                    self._emit(SamplesArchived(last_version=command.last_version))
+                    last = 0 if isinstance(command, ArchiveGroups) else command.last_version
+                    self._emit(SamplesArchived(last_version=last))
             finally:
                 reader.close()
         except BaseException as error:

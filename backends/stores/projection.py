@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, assert_never
 import msgspec
 
 from penstock.messages.ledger import (
+    BatchesFixed,
     BatchLeased,
     CheckpointRecorded,
     GroupClosed,
@@ -114,6 +115,8 @@ class Projection:
             case RunRecorded():
                 row = (entry.seed, entry.num_rows, entry.shuffle, entry.samples_per_group, entry.groups_per_batch)
                 execute("INSERT OR REPLACE INTO run VALUES (0, ?, ?, ?, ?, ?)", row)
+            case BatchesFixed():
+                pass  # each batch stands in the tables when it is leased
             case _:
                 assert_never(entry)
 

@@ -18,12 +18,13 @@ WARM_START_PATH: KeyPath = ("learner", "warm_start", "path")
 REWARD_FUNCTION: KeyPath = ("reward", "function")
 FILTER_FUNCTION: KeyPath = ("filter", "function")
 STALENESS_POLICY: KeyPath = ("staleness", "policy")
+RECORDED_RUN: KeyPath = ("run", "batches_from")
 OBJECTIVE: KeyPath = ("learner", "objective")
 OBJECTIVE_NAME: KeyPath = (*OBJECTIVE, "name")
 
 DATA_KEYS = (DATA_PATH, WARM_START_PATH)
 FUNCTION_KEYS = (REWARD_FUNCTION, FILTER_FUNCTION, STALENESS_POLICY, OBJECTIVE_NAME)
-PATH_KEYS = (MODEL_PATH, *DATA_KEYS, *FUNCTION_KEYS)
+PATH_KEYS = (MODEL_PATH, RECORDED_RUN, *DATA_KEYS, *FUNCTION_KEYS)
 
 MADE_DATA = ("lines:", "reasoning_gym:")
 """Prefixes of datasets that are made, not read."""

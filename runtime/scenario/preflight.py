@@ -26,8 +26,10 @@ from penstock.runtime.scenario.paths import MADE_DATA, is_user_code
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from penstock.backends.data.options import DataOptions
     from penstock.backends.data.row import RawRow
     from penstock.backends.engines.options import EngineGroupOptions
+    from penstock.backends.learners.options import WarmStartOptions
     from penstock.runtime.scenario.structure import Scenario
 
 MADE_MODEL_BYTES: Final = {"xs": 415_232, "s": 1_213_440, "m": 3_191_808}
@@ -68,20 +70,24 @@ def check_machine(scenario: Scenario, run_parent: Path) -> None:
 def machine_checks(scenario: Scenario, run_parent: Path) -> Iterator[MachineCheck]:
     """Everything that is asked before a run, in this order."""
     path, port = scenario.model.path, scenario.observability.metrics_port
+    generates = scenario.run.only != "learner"
     on_cluster = scenario.runtime.ray_address is not None
     model = ""
     if path is not None:
         model = "model.path"
         yield MachineCheck(model, lambda: check_checkpoint(Path(path)))
-        yield MachineCheck("the model's architecture", lambda: check_architecture(scenario, Path(path)), needs=model)
+        if generates:
+            yield MachineCheck("the model's architecture", lambda: check_architecture(scenario, Path(path)), needs=model)
     yield MachineCheck("functions of the user", lambda: check_user_code(scenario))
-    yield MachineCheck("data", lambda: check_data(scenario))
+    if generates or scenario.learner.warm_start is not None:
+        yield MachineCheck("data", lambda: check_data(scenario))
     if port:
         yield MachineCheck("observability.metrics_port", lambda: check_port("observability.metrics_port", port))
     yield MachineCheck("devices", lambda: check_devices(scenario), is_elsewhere=on_cluster)
-    if any(_starts_servers(group) for group in engine_groups(scenario.engines)):
+    if generates and any(_starts_servers(group) for group in engine_groups(scenario.engines)):
         yield MachineCheck("SGLang's environment", lambda: check_servers(scenario), is_elsewhere=on_cluster)
-    yield MachineCheck("room for weights", lambda: check_weights(scenario, run_parent), needs=model)
+    if generates:
+        yield MachineCheck("room for weights", lambda: check_weights(scenario, run_parent), needs=model)
 
 
 def check_checkpoint(folder: Path) -> None:
@@ -136,6 +142,13 @@ def check_data(scenario: Scenario) -> None:
     if scenario.learner.backend == "simulated":
         return
     data, warm_start = scenario.data, scenario.learner.warm_start
+    if scenario.run.only != "learner":
+        _check_prompts(data)
+    if warm_start is not None:
+        _check_demonstrations(data, warm_start)
+
+
+def _check_prompts(data: DataOptions) -> None:
     labels = [] if data.label_key is None else [data.label_key]
 
     def check_prompt(row: RawRow) -> None:
@@ -148,16 +161,17 @@ def check_data(scenario: Scenario) -> None:
     _check_rows(
         "data.path", data.path, columns, check_prompt, Problems(skip=data.skip_bad_rows, skip_key="data.skip_bad_rows")
     )
-    if warm_start is not None:
 
-        def check_demonstration(row: RawRow) -> None:
-            prompt_of(row, data.prompt_key, chat_template=data.chat_template, block="learner.warm_start")
-            text_of(row, warm_start.response_key, "Set learner.warm_start.response_key")
 
-        columns = [data.prompt_key, warm_start.response_key]
-        _check_rows(
-            "learner.warm_start.path", warm_start.path, columns, check_demonstration, Problems(skip=False, skip_key="")
-        )
+def _check_demonstrations(data: DataOptions, warm_start: WarmStartOptions) -> None:
+    def check_demonstration(row: RawRow) -> None:
+        prompt_of(row, data.prompt_key, chat_template=data.chat_template, block="learner.warm_start")
+        text_of(row, warm_start.response_key, "Set learner.warm_start.response_key")
+
+    columns = [data.prompt_key, warm_start.response_key]
+    _check_rows(
+        "learner.warm_start.path", warm_start.path, columns, check_demonstration, Problems(skip=False, skip_key="")
+    )
 
 
 def check_port(key: str, port: int) -> None:

@@ -28,6 +28,7 @@ from penstock.messages.training import UpdateMode
 from penstock.runtime.options import ObservabilityOptions
 from penstock.runtime.scenario.capabilities import ENGINE_CAPABILITIES, lacking
 from penstock.runtime.scenario.episode_rules import episode_rules
+from penstock.runtime.scenario.part_rules import part_rules
 from penstock.runtime.scenario.paths import DATA_KEYS, FILTER_FUNCTION, OBJECTIVE, REWARD_FUNCTION, is_user_code
 from penstock.runtime.scenario.source import dotted
 
@@ -318,5 +319,6 @@ RULES: tuple[Callable[[Scenario], Iterator[Broken]], ...] = (
     _timing,
     _metrics,
     episode_rules,
+    part_rules,
     _without_effect,
 )

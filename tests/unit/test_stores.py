@@ -25,6 +25,7 @@ from penstock.backends.stores.sqlite import (
 from penstock.messages.arrays import pack_floats, pack_tokens
 from penstock.messages.flow import GrantSpan
 from penstock.messages.ledger import (
+    BatchesFixed,
     BatchLeased,
     CheckpointRecorded,
     GroupClosed,
@@ -106,6 +107,7 @@ def every_kind() -> list[LedgerEntry]:
     """One of each; group 1 is admitted and stays open."""
     return [
         RunRecorded(seed=0, num_rows=9, shuffle=True, samples_per_group=1, groups_per_batch=1),
+        BatchesFixed(batches=(leased(1, 0),), source="runs/other"),
         PolicyRecorded(policy="sync", max_staleness=0, update_mode=UpdateMode.DRAIN, on_stale=OnStale.WAIT),
         GroupsGranted(span=GrantSpan(0, 3, 0, 0, 2), total=3, max_staleness=2),
         recorded(0),

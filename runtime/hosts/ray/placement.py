@@ -90,6 +90,8 @@ def needs_of(scenario: Scenario) -> list[Need]:
     learner, needs = scenario.learner, list[Need]()
     if learner.backend == "torch" and learner.device in FROM_RAY:
         needs.append(Need((LEARNER,), ONE_GPU, "learner", may_share=True, is_optional=learner.device == "auto"))
+    if scenario.run.only == "learner":
+        return needs
     first = 0
     for index, group in enumerate(engine_groups(scenario.engines)):
         names = tuple(engine_name(first + number) for number in range(group.count))
@@ -127,7 +129,7 @@ def place(scenario: Scenario, nodes: Sequence[NodeGpus]) -> Placement:
 def colocated(scenario: Scenario) -> frozenset[str]:
     """The engines that take turns with the learner: the first of those that get GPUs, or of all where none gets any.
     Simulated ones all do, as if the learner were spread over their devices."""
-    if scenario.engines.placement != "colocate":
+    if scenario.engines.placement != "colocate" or scenario.run.only == "learner":
         return frozenset()
     if scenario.engines.backend == "simulated":
         return frozenset(engine_name(index) for index in range(num_engines(scenario.engines)))

@@ -81,6 +81,8 @@ def prepare(job: DriverJob, tell: Callable[[str], None]) -> RunPlan:
 
 def _num_rows(job: DriverJob, folder: Path, tell: Callable[[str], None]) -> int:
     scenario = job.scenario
+    if scenario.run.only == "learner":
+        return 0  # its groups are recorded, and no prompt is read
     if scenario.engines.backend == "simulated":
         from penstock.runtime.hosts.virtual.simulate import num_rows
 
@@ -96,8 +98,8 @@ def _num_rows(job: DriverJob, folder: Path, tell: Callable[[str], None]) -> int:
 
 def _transport(job: DriverJob, folder: Path) -> Transport:
     scenario = job.scenario
-    if scenario.learner.backend == "simulated":
-        return "shared_memory"
+    if scenario.learner.backend == "simulated" or scenario.run.only == "learner":
+        return "shared_memory"  # nothing is published
     from penstock.backends.weights.preflight import check_transport, model_size_bytes, sites_of
 
     size_bytes = model_size_bytes(folder, scenario.model.dtype)

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, cast
 
+import msgspec
+
 from penstock.actors.buffer.machine import Buffer
 from penstock.actors.buffer.pacing import PacingSettings
 from penstock.actors.buffer.policies import BUILTIN, builtin_policy
 from penstock.actors.buffer.settings import BufferSettings
 from penstock.actors.engine_worker.machine import EngineWorker
-from penstock.actors.engine_worker.settings import EngineWorkerSettings
+from penstock.actors.engine_worker.settings import EngineWorkerSettings, TeacherSettings
+from penstock.actors.engine_worker.teacher import Teacher
 from penstock.actors.filter.machine import Filter
 from penstock.actors.filter.settings import FilterSettings
 from penstock.actors.learner.machine import Learner
@@ -23,11 +26,11 @@ from penstock.actors.scorer.machine import Scorer
 from penstock.actors.scorer.settings import ScorerSettings
 from penstock.actors.weight_publisher.machine import WeightPublisher
 from penstock.actors.weight_publisher.settings import WeightPublisherSettings
-from penstock.backends.engines.options import group_of, num_engines, num_slots
+from penstock.backends.engines.options import group_of, kinds, num_engines, num_slots
 from penstock.backends.protocol import Capability
 from penstock.messages import inboxes
 from penstock.messages.ledger import RunRecorded
-from penstock.messages.names import BUFFER, LEARNER, Role, engine_index, engine_name, role_of
+from penstock.messages.names import BUFFER, LEARNER, Role, engine_index, engine_name, role_of, teacher_name
 from penstock.runtime.backends import open_backend as open_backend
 from penstock.runtime.collecting import collected_groups, collecting_pacing, collecting_policy
 from penstock.runtime.hosts.ray.placement import colocated
@@ -53,6 +56,7 @@ _INBOXES: Final[Mapping[Role, tuple[Any, Any]]] = {
     Role.BUFFER: (inboxes.BufferWire, inboxes.BufferEvent),
     Role.LEARNER: (inboxes.LearnerWire, inboxes.LearnerEvent),
     Role.WEIGHT_PUBLISHER: (inboxes.WeightPublisherWire, inboxes.WeightPublisherEvent),
+    Role.TEACHER: (inboxes.TeacherWire, inboxes.TeacherEvent),
 }
 
 
@@ -62,7 +66,7 @@ def actor_names(scenario: Scenario) -> tuple[str, ...]:
         return (LEARNER, BUFFER)
     singles = (Role.LEARNER, Role.BUFFER, Role.PROMPT_SOURCE, Role.SCORER, Role.FILTER, Role.WEIGHT_PUBLISHER)
     learner, *others = (role.value for role in singles)
-    return (learner, *engine_names(scenario), *others)
+    return (learner, *engine_names(scenario), *teacher_names(scenario), *others)
 
 
 def engine_names(scenario: Scenario) -> tuple[str, ...]:
@@ -70,6 +74,22 @@ def engine_names(scenario: Scenario) -> tuple[str, ...]:
     if scenario.run.only == "learner":
         return ()
     return tuple(engine_name(index) for index in range(num_engines(scenario.engines)))
+
+
+def teacher_names(scenario: Scenario) -> tuple[str, ...]:
+    """The teachers of a run. Recorded batches have their log-probs already."""
+    teacher = scenario.teacher
+    if teacher is None or scenario.run.only == "learner":
+        return ()
+    return tuple(teacher_name(index) for index in range(teacher.count))
+
+
+def recorded_engines(scenario: Scenario) -> tuple[str, ...]:
+    """The engines that answer with the responses that rows hold."""
+    groups = (group_of(scenario.engines, engine_index(name))[0] for name in engine_names(scenario))
+    return tuple(
+        name for name, group in zip(engine_names(scenario), groups, strict=True) if group.backend == "recorded"
+    )
 
 
 def inbox_union(name: str) -> Any:  # noqa: ANN401 - a type form
@@ -103,13 +123,14 @@ def build_machine(name: str, plan: RunPlan, *, epoch: int = 0, records: Iterable
                     epoch=epoch,
                     retracts=Capability.RETRACT in ENGINE_CAPABILITIES[group.backend],
                     takes_turns=name in colocated(plan.scenario),
-                    check_canary=weights.canary,
+                    check_canary=weights.canary and group.backend != "recorded",
                     canary_tolerance=weights.canary_tolerance,
                 )
             )
         case Role.SCORER:
-            reward = plan.scenario.reward
-            return Scorer(ScorerSettings(timeout_s=reward.timeout_s, num_retries=reward.num_retries))
+            return Scorer(_scorer(plan.scenario))
+        case Role.TEACHER:
+            return Teacher(TeacherSettings(name=name, epoch=epoch))
         case Role.FILTER:
             return Filter(_filter(plan))
         case Role.BUFFER:
@@ -180,6 +201,21 @@ def _prompt_source(plan: RunPlan, epoch: int) -> PromptSourceSettings:
         lease_timeout_s=options.lease_timeout_s,
         census_timeout_s=options.census_timeout_s,
         salvages_responses=scenario.episode.kind == "single",
+        recorded_engines=recorded_engines(scenario),
+    )
+
+
+def _scorer(scenario: Scenario) -> ScorerSettings:
+    reward, teacher = scenario.reward, scenario.teacher
+    settings = ScorerSettings(timeout_s=reward.timeout_s, num_retries=reward.num_retries)
+    if teacher is None:
+        return settings
+    return msgspec.structs.replace(
+        settings,
+        teachers=teacher_names(scenario),
+        teacher_timeout_s=teacher.timeout_s,
+        teacher_start_timeout_s=teacher.start_timeout_s,
+        max_teacher_losses=teacher.max_losses,
     )
 
 
@@ -238,6 +274,8 @@ def _weight_publisher(plan: RunPlan) -> WeightPublisherSettings:
     options = plan.scenario.weights
     return WeightPublisherSettings(
         start_timeout_s=plan.scenario.engines.start_timeout_s,
+        weightless=recorded_engines(plan.scenario),
+        has_models=kinds(plan.scenario.engines) != {"recorded"},
         share_devices=_sharing(plan.scenario),
         stage_timeout_s=options.stage_timeout_s,
         commit_timeout_s=options.commit_timeout_s,

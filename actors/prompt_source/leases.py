@@ -8,6 +8,7 @@ Invariants:
 * The load of an engine is the number of leases ISSUED to it; those of an incarnation that was lost count until a
   census has said what became of them.
 * A lease that is ISSUED names an engine; any other names none.
+* A group whose row holds its responses has leases on engines that know the rows only, any other on none of them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from penstock.messages.samples import Part, Prompt, SampleKey
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from penstock.actors.prompt_source.routing import EngineView, Router
+    from penstock.actors.prompt_source.pools import EnginePools
+    from penstock.actors.prompt_source.routing import EngineView
 
 
 class LeaseState(Enum):
@@ -118,7 +120,7 @@ class LeasedGroup(msgspec.Struct):
 class LeaseTable:
     """Groups and leases, and through them the load of engines."""
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: EnginePools) -> None:
         self.groups: dict[int, LeasedGroup] = {}
         self.router = router
 
@@ -166,8 +168,10 @@ class LeaseTable:
             lease.cache = Cache(view.name, view.epoch)
 
     def choose_engine(self, group: LeasedGroup, lease: Lease) -> EngineView | None:
-        """Where this sample goes next; None while it has to wait."""
+        """Where this sample, whose prompt is read, goes next; None while it has to wait."""
+        assert group.prompt is not None
         return self.router.choose(
+            is_recorded=group.prompt.is_recorded,
             min_version=group.min_version,
             avoids=lease.avoids,
             cache=lease.cache,

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final, assert_never, final
 from penstock.actors.prompt_source.census import Census, Inheritance
 from penstock.actors.prompt_source.leases import Lease, LeasedGroup, LeaseState, LeaseTable
 from penstock.actors.prompt_source.order import row_of, sample_seed
-from penstock.actors.prompt_source.routing import Router
+from penstock.actors.prompt_source.pools import EnginePools
 from penstock.actors.prompt_source.stuck import find_stuck, note_running
 from penstock.actors.prompt_source.waiting import census_waits, lease_waits
 from penstock.actors.settled import KnownSettled
@@ -62,6 +62,7 @@ from penstock.messages.weights import EngineReady, VersionAnnounced
 
 if TYPE_CHECKING:
     from penstock.actors.prompt_source.census import Found
+    from penstock.actors.prompt_source.routing import EngineView
     from penstock.actors.prompt_source.settings import PromptSourceSettings
     from penstock.actors.prompt_source.stuck import StuckEngine
     from penstock.messages.commands import AnyCommand
@@ -82,7 +83,9 @@ class PromptSource:
     def __init__(self, settings: PromptSourceSettings) -> None:
         self.settings = settings
         is_affine = settings.routing == "prefix_affine"
-        self.table = LeaseTable(Router(is_affine=is_affine, max_load=settings.max_load))
+        self.table = LeaseTable(
+            EnginePools(recorded=settings.recorded_engines, is_affine=is_affine, max_load=settings.max_load)
+        )
         self.census = Census()
         self.num_issued = 0
         """Samples issued for the first time, by this incarnation."""
@@ -94,7 +97,8 @@ class PromptSource:
         self._members: dict[str, int] = {}
         self._total = 0
         self._settled = KnownSettled()
-        self._queue: deque[SampleKey] = deque()
+        self._queues: dict[bool, deque[SampleKey]] = {False: deque(), True: deque()}
+        """What waits for an engine: for one that generates, for one that knows the rows."""
         self._inherited = Inheritance()
         self._refills: tuple[SampleKey, ...] = ()
         self._may_issue = settings.epoch == 0
@@ -207,7 +211,7 @@ class PromptSource:
         lease = group.leases[index] = Lease(SampleKey(group.group_id, index), sweep=self._sweep)
         if found is None:
             self.num_issued += 1
-            self._queue.append(lease.key)
+            self._queue_of(group).append(lease.key)
         else:
             lease.round = self._inherited.round
             self._adopt(group, lease, *found)
@@ -284,7 +288,9 @@ class PromptSource:
         self.num_salvaged_tokens += lease.num_tokens
         lease.running_since = None
         self.table.move(lease, LeaseState.QUEUED)
-        self._queue.appendleft(lease.key)  # its group is older than what has never been issued
+        self._queue_of(self.table.groups[lease.key.group_id]).appendleft(
+            lease.key
+        )  # its group is older than what has never been issued
 
     def _give_up(self, group: LeasedGroup, lease: Lease, reason: str) -> None:
         assert group.prompt is not None
@@ -299,34 +305,43 @@ class PromptSource:
         )
         self._out.append(Send(SCORER, failed))
 
+    def _queue_of(self, group: LeasedGroup) -> deque[SampleKey]:
+        assert group.prompt is not None, "leases are opened once the prompt is read"
+        return self._queues[group.prompt.is_recorded]
+
     def _dispatch(self) -> None:
         """Send queued samples to engines, in order, as long as there is room."""
-        while self._queue and self._may_issue and self.table.router.has_room:
-            key = self._queue[0]
-            group, lease = self.table.groups.get(key.group_id), self.table.lease(key)
-            if group is None or lease is None or group.prompt is None or lease.state is not LeaseState.QUEUED:
-                self._queue.popleft()  # settled, or queued twice
-                continue
-            view = self.table.choose_engine(group, lease)
-            if view is None:
-                return
-            self._queue.popleft()
-            group.engine = view.name
-            lease.round, lease.sweep = self.census.round, self._sweep
-            lease.num_seen = lease.num_at_issue = lease.num_tokens
-            lease.running_since = None
-            self.table.move(lease, LeaseState.ISSUED, view.name)
-            issued = SampleIssued(
-                key=key,
-                attempt=lease.attempt,
-                group_size=self.settings.samples_per_group,
-                prompt=group.prompt,
-                seed=sample_seed(self.settings.seed, key.group_id, key.index),
-                min_version=group.min_version,
-                deadline_version=group.deadline_version,
-                prefix=lease.prefix(),
-            )
-            self._out.append(Send(view.name, issued))
+        for is_recorded, queue in self._queues.items():
+            while queue and self._may_issue and self.table.router.has_room(is_recorded=is_recorded):
+                group, lease = self.table.groups.get(queue[0].group_id), self.table.lease(queue[0])
+                if group is None or lease is None or group.prompt is None or lease.state is not LeaseState.QUEUED:
+                    queue.popleft()  # settled, or queued twice
+                    continue
+                view = self.table.choose_engine(group, lease)
+                if view is None:
+                    break
+                queue.popleft()
+                self._issue(group, lease, view)
+
+    def _issue(self, group: LeasedGroup, lease: Lease, view: EngineView) -> None:
+        assert group.prompt is not None
+        key = lease.key
+        group.engine = view.name
+        lease.round, lease.sweep = self.census.round, self._sweep
+        lease.num_seen = lease.num_at_issue = lease.num_tokens
+        lease.running_since = None
+        self.table.move(lease, LeaseState.ISSUED, view.name)
+        issued = SampleIssued(
+            key=key,
+            attempt=lease.attempt,
+            group_size=self.settings.samples_per_group,
+            prompt=group.prompt,
+            seed=sample_seed(self.settings.seed, key.group_id, key.index),
+            min_version=group.min_version,
+            deadline_version=group.deadline_version,
+            prefix=lease.prefix(),
+        )
+        self._out.append(Send(view.name, issued))
 
     # --- membership and census --------------------------------------------------------------------------------
 
@@ -465,6 +480,9 @@ class PromptSource:
         for group in self.table.groups.values():
             assert group.group_id not in self._settled
             assert group.group_id < self._total
+            for lease in group.leases.values():
+                is_known = lease.engine in self.settings.recorded_engines
+                assert not lease.engine or (group.prompt is not None and group.prompt.is_recorded == is_known), lease
         for _, lease in self.table.all_leases():
             assert lease.attempt <= self.settings.num_retries + lease.num_vanished, lease
             assert lease.num_engine_losses <= self.settings.max_engine_losses + 1, lease

@@ -28,3 +28,5 @@ class PromptSourceSettings(Value, frozen=True, kw_only=True):
     salvages_responses: bool = True
     """What a lost attempt had reported is the prefix of the next one. Not so where nobody can put the other side of a
     conversation back to where it ends."""
+    recorded_engines: tuple[str, ...] = ()
+    """Those that answer with the responses that rows hold, and generate nothing."""

@@ -3,7 +3,8 @@
 Invariants:
 
 * An engine is told to commit a publish only after it has fetched it whole, and only if an engine has passed the canary
-  with it or this one is the canary (there is one canary for each publish).
+  with it or this one is the canary (there is one canary for each publish). An engine without weights is none where
+  others have some.
 * The announced version never goes down. It is served by ``announce_fraction`` of the engines that are ready.
 * An engine that is late or wrong is handed to the supervisor once and takes part in nothing until it has returned.
 * A publish that the canary, or two engines one after the other, found wrong has failed: no engine is given it any more.
@@ -278,7 +279,8 @@ class WeightPublisher:
             return (
                 f"what it loaded has the checksum {event.checksum}, on engines that are laid out alike it is {others}"
             )
-        if self.settings.check_canary and manifest.canary is not None:
+        has_weights = event.engine not in self.settings.weightless
+        if self.settings.check_canary and has_weights and manifest.canary is not None:
             difference = canary_difference(manifest.canary, event.canary_logprobs)
             if difference > self.settings.canary_tolerance:
                 return f"its canary is off by {difference:.3g} nats, {self.settings.canary_tolerance:g} are allowed"
@@ -374,10 +376,17 @@ class WeightPublisher:
         self._out.append(StartTimer(engine.name, timeout_s))
 
     def _is_canary(self, engine: EngineState, publish: int) -> bool:
+        if not self._can_go_first(engine):
+            return False
         is_suspect = publish not in self._canaries and engine.name in self._suspects
-        if is_suspect and any(other.name not in self._suspects for other in self.engines.ready()):
+        others = (other for other in self.engines.ready() if self._can_go_first(other))
+        if is_suspect and any(other.name not in self._suspects for other in others):
             return False
         return self._canaries.setdefault(publish, engine.name) == engine.name
+
+    def _can_go_first(self, engine: EngineState) -> bool:
+        """What has no weights proves nothing of them."""
+        return not self.settings.has_models or engine.name not in self.settings.weightless
 
     def _announce(self) -> None:
         """Announce the newest version that enough engines serve. PromptSource also hears who serves what once no engine

@@ -12,6 +12,11 @@ class WeightPublisherSettings(Value, frozen=True, kw_only=True):
     """For an engine to open, from when its process is there, or from when it is its turn to."""
     share_devices: tuple[str, ...] = ()
     """Engines on the learner's devices, which open when it is their turn."""
+    weightless: tuple[str, ...] = ()
+    """Engines without weights, which answer with what rows hold. They take every version, and what they say of it proves
+    nothing."""
+    has_models: bool = True
+    """Whether the run has other engines."""
     stage_timeout_s: float
     commit_timeout_s: float
     drain_timeout_s: float

@@ -5,9 +5,9 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.backends.data.dataset import batches, known_tokens, open_template, rendered
+from penstock.backends.data.dataset import batches, open_template, rendered
 from penstock.backends.data.problems import Problems, RowProblem
-from penstock.backends.data.row import BadColumnError, text_of
+from penstock.backends.data.row import BadColumnError, known_tokens, text_of
 from penstock.backends.data.sources import parse_source, read_rows
 from penstock.backends.data.special_tokens import read_special_tokens
 from penstock.backends.data.tokenizer import TextTokenizer

@@ -14,7 +14,7 @@ import difflib
 import re
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
-from penstock.backends.data.lines import lines_row, noisy_answer
+from penstock.backends.data.lines import lines_row, noisy_answer, worse_answer
 from penstock.backends.data.problems import DataError
 from penstock.backends.data.row import RawRow
 
@@ -35,10 +35,17 @@ class _Tasks(Protocol):
 
 
 def lines_rows(path: str, rest: str, seed: int) -> Iterator[RawRow]:
-    """``lines:N``: columns ``prompt``, ``label`` and ``response`` (a noisy demonstration, for a warm start)."""
+    """``lines:N``: columns ``prompt``, ``label`` (the right answer), ``response`` (a noisy demonstration, for a warm
+    start), and a pair, ``chosen`` (right) and ``rejected`` (wrong)."""
     for index in range(_count(path, rest, "lines:256")):
         row = lines_row(seed, index)
-        columns = {"prompt": row.prompt, "label": row.answer, "response": noisy_answer(row.answer, seed, index)}
+        columns = {
+            "prompt": row.prompt,
+            "label": row.answer,
+            "response": noisy_answer(row.answer, seed, index),
+            "chosen": row.answer,
+            "rejected": worse_answer(row.answer, seed, index),
+        }
         yield RawRow(f"{path} row {index}", columns)
 
 

@@ -56,6 +56,17 @@ def noisy_answer(answer: str, seed: int, index: int, rate: float = 0.1) -> str:
     return "".join(draw.choice(string.ascii_lowercase) if c.islower() and draw.random() < rate else c for c in answer)
 
 
+def worse_answer(answer: str, seed: int, index: int) -> str:
+    """``answer`` with at least one wrong letter, for the rejected half of a pair."""
+    noisy = noisy_answer(answer, seed, index, rate=0.3)
+    if noisy != answer:
+        return noisy
+    place = next(place for place, character in enumerate(answer) if character.islower())
+    letters = string.ascii_lowercase
+    other = letters[(letters.index(answer[place]) + 1) % len(letters)]
+    return f"{answer[:place]}{other}{answer[place + 1 :]}"
+
+
 def lines_demonstration(seed: int, index: int) -> LinesRow:
     """A row for the warm start: the prompt of :func:`lines_row` and a noisy answer to it."""
     row = lines_row(seed, index)

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 BATCH_ROWS: Final = 1024
 
 
-def parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[RawRow]:
-    """The rows with only these columns; rows are counted from 0.
+def parquet_rows(path: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> Iterator[RawRow]:
+    """The rows with only these columns, and those of ``optional`` that are there; rows are counted from 0.
 
     Raises:
         DataError: the file cannot be read, or lacks a column.
@@ -32,7 +32,8 @@ def parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[RawRow]:
                     advice = "The scenario names it under data.prompt_key, data.label_key or data.metadata_keys"
                     raise DataError(f"{path}: {missing_column(column, names, advice).message}")
             number = 0
-            for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=list(dict.fromkeys(columns))):
+            wanted = list(dict.fromkeys((*columns, *(name for name in optional if name in names))))
+            for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=wanted):
                 for row in cast("list[dict[str, object]]", batch.to_pylist()):
                     yield RawRow(f"{path}: row {number}", row)
                     number += 1

@@ -114,6 +114,20 @@ def metadata_of(row: RawRow, keys: Sequence[str]) -> bytes:
         raise BadColumnError("metadata has no form in JSON", f"metadata has no form in JSON: {error}") from None
 
 
+def known_tokens(ids: list[int] | str) -> list[int]:
+    """The ids that the tokenizer gave.
+
+    Raises:
+        BadColumnError: it gave a reason instead.
+    """
+    if isinstance(ids, str):
+        raise BadColumnError(
+            "the tokenizer refuses the text",
+            f"the tokenizer refuses the text ({ids}); it may hold a character that the model does not know",
+        )
+    return ids
+
+
 def shown(value: object) -> str:
     """What was found, for a message: its JSON type and its beginning."""
     names: dict[type, str] = {dict: "an object", list: "a list", str: "a text", bool: "a boolean", type(None): "null"}

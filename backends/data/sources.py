@@ -61,16 +61,19 @@ def parse_source(path: str) -> SourceSpec:
     return SourceSpec(path, 0, None)
 
 
-def read_rows(spec: SourceSpec, columns: Sequence[str], *, seed: int) -> Iterator[RawRow | RowProblem]:
+def read_rows(
+    spec: SourceSpec, columns: Sequence[str], *, seed: int, optional: Sequence[str] = ()
+) -> Iterator[RawRow | RowProblem]:
     """The rows of the slice, in order.
 
-    ``columns`` are those that will be asked for; others may be left out. ``seed`` is for generated rows.
+    ``columns`` are those that will be asked for, and ``optional`` those that may be if they are there; others may be
+    left out. ``seed`` is for generated rows.
 
     Raises:
         DataError: the source as a whole cannot be read, or the slice begins past its end.
     """
     num_read = 0
-    for row in _open(spec.path, columns, seed):
+    for row in _open(spec.path, columns, optional, seed):
         if spec.stop is not None and num_read >= spec.stop:
             return
         if num_read >= spec.start:
@@ -80,7 +83,7 @@ def read_rows(spec: SourceSpec, columns: Sequence[str], *, seed: int) -> Iterato
         raise DataError(f"{spec} selects no row: there are {num_read}")
 
 
-def _open(path: str, columns: Sequence[str], seed: int) -> Iterator[RawRow | RowProblem]:
+def _open(path: str, columns: Sequence[str], optional: Sequence[str], seed: int) -> Iterator[RawRow | RowProblem]:
     kind, _, rest = path.partition(":")
     if kind == "lines" and rest:
         return lines_rows(path, rest, seed)
@@ -93,7 +96,7 @@ def _open(path: str, columns: Sequence[str], seed: int) -> Iterator[RawRow | Row
     if suffix in JSONL_SUFFIXES:
         return jsonl_rows(file)
     if suffix in PARQUET_SUFFIXES:
-        return parquet_rows(file, columns)
+        return parquet_rows(file, columns, optional)
     raise DataError(
         f"{file}: cannot tell what kind of file this is from {suffix or 'a name without ending'!r}; expected "
         f"{', '.join(JSONL_SUFFIXES)} (one JSON object a line) or {', '.join(PARQUET_SUFFIXES)}"

@@ -52,6 +52,11 @@ class TextTokenizer:
         """The text of these ids, without special tokens."""
         return self._tokenizer.decode(ids, skip_special_tokens=True)
 
+    @property
+    def num_tokens(self) -> int:
+        """Token ids are below."""
+        return self._tokenizer.get_vocab_size(with_added_tokens=True)
+
     def token_text(self, token: int) -> str:
         """The name of a token; for a special token the text that stands for it."""
         return self._tokenizer.id_to_token(token) or ""

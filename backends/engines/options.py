@@ -55,7 +55,9 @@ HttpUrl = Annotated[str, Meta(pattern=r"^https?://[^/\s]+$")]
 class EngineGroupOptions(Options, frozen=True, kw_only=True):
     """Engines of one kind."""
 
-    backend: Literal["torch", "sglang", "simulated"] = "torch"
+    backend: Literal["torch", "sglang", "recorded", "simulated"] = "torch"
+    """``recorded`` generates nothing: it answers with the responses that the rows of the dataset hold
+    (``data.recorded``)."""
     count: Annotated[int, Meta(ge=1, le=65536)] = 1
     slots: Annotated[int, Meta(ge=1)] = 64
     """Requests that one engine decodes side by side."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 MODEL_PATH: KeyPath = ("model", "path")
 DATA_PATH: KeyPath = ("data", "path")
+RECORDED_PATH: KeyPath = ("data", "recorded", "path")
 WARM_START_PATH: KeyPath = ("learner", "warm_start", "path")
 REWARD_FUNCTION: KeyPath = ("reward", "function")
 FILTER_FUNCTION: KeyPath = ("filter", "function")
@@ -22,7 +23,7 @@ RECORDED_RUN: KeyPath = ("run", "batches_from")
 OBJECTIVE: KeyPath = ("learner", "objective")
 OBJECTIVE_NAME: KeyPath = (*OBJECTIVE, "name")
 
-DATA_KEYS = (DATA_PATH, WARM_START_PATH)
+DATA_KEYS = (DATA_PATH, WARM_START_PATH, RECORDED_PATH)
 FUNCTION_KEYS = (REWARD_FUNCTION, FILTER_FUNCTION, STALENESS_POLICY, OBJECTIVE_NAME)
 PATH_KEYS = (MODEL_PATH, RECORDED_RUN, *DATA_KEYS, *FUNCTION_KEYS)
 

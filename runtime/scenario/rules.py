@@ -63,7 +63,8 @@ def _names(s: Scenario) -> Iterator[Broken]:
 
 def _data(s: Scenario) -> Iterator[Broken]:
     warm_start = s.learner.warm_start
-    for key, path in zip(DATA_KEYS, (s.data.path, warm_start.path if warm_start else None), strict=True):
+    given = (s.data.path, warm_start.path if warm_start else None, s.data.recorded.path)
+    for key, path in zip(DATA_KEYS, given, strict=True):
         try:
             parse_source(path or "")
         except DataError as error:

@@ -1,0 +1,82 @@
+"""The engines that generate and those that answer with responses of rows: a router for each kind.
+
+Invariants:
+
+* A sample whose row holds its response goes to an engine that knows the rows, any other to one that generates.
+* What waits for an engine of one kind never holds up what is for the other.
+"""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from typing import TYPE_CHECKING
+
+from penstock.actors.prompt_source.routing import Router
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from penstock.actors.prompt_source.routing import Cache, EngineView
+    from penstock.messages.weights import ServingEngine
+
+
+class EnginePools:
+    """All engines of the run; see :class:`~penstock.actors.prompt_source.routing.Router` for each kind."""
+
+    def __init__(self, *, recorded: Collection[str], is_affine: bool, max_load: float) -> None:
+        """``recorded``: the names of the engines that answer with responses of rows."""
+        self._recorded_names = frozenset(recorded)
+        self._generating = Router(is_affine=is_affine, max_load=max_load)
+        self._recorded = Router(is_affine=is_affine, max_load=max_load)
+        self.engines: Mapping[str, EngineView] = ChainMap(self._generating.engines, self._recorded.engines)
+
+    def has_room(self, *, is_recorded: bool) -> bool:
+        """Whether any engine of this kind takes a sample."""
+        return self._kind(is_recorded).has_room
+
+    def join(self, name: str, epoch: int, load: int) -> None:
+        """A new incarnation."""
+        self._of(name).join(name, epoch, load)
+
+    def ready(self, name: str, epoch: int, num_slots: int, sweep: int) -> None:
+        """This incarnation takes requests."""
+        self._of(name).ready(name, epoch, num_slots, sweep)
+
+    def lose(self, name: str) -> None:
+        """It is gone."""
+        self._of(name).lose(name)
+
+    def load(self, name: str, change: int) -> None:
+        """It has so many samples more, or fewer."""
+        self._of(name).load(name, change)
+
+    def progressed(self, name: str, sweep: int) -> None:
+        """Something has come of what this engine does."""
+        self._of(name).progressed(name, sweep)
+
+    def serves(self, serving: Iterable[ServingEngine]) -> None:
+        """These engines serve these versions."""
+        engines = tuple(serving)
+        self._generating.serves(engines)
+        self._recorded.serves(engines)
+
+    def choose(
+        self, *, is_recorded: bool, min_version: int, avoids: str, cache: Cache | None, group: str, group_size: int
+    ) -> EngineView | None:
+        """The engine for a sample; None when it has to wait. ``is_recorded``: its row holds its response."""
+        return self._kind(is_recorded).choose(
+            min_version=min_version, avoids=avoids, cache=cache, group=group, group_size=group_size
+        )
+
+    def _kind(self, is_recorded: bool) -> Router:  # noqa: FBT001 - private
+        return self._recorded if is_recorded else self._generating
+
+    def _of(self, name: str) -> Router:
+        return self._kind(name in self._recorded_names)
+
+    def validate(self, loads: Mapping[str, int]) -> None:
+        """Assert the invariants, and that these are the loads."""
+        for router in (self._generating, self._recorded):
+            router.validate({name: load for name, load in loads.items() if name in router.engines})
+        assert not self._generating.engines.keys() & self._recorded_names
+        assert self._recorded.engines.keys() <= self._recorded_names

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.backends.engines.simulated import SimulatedEngine
+from penstock.backends.engines.simulated_teacher import SimulatedTeacher
 from penstock.backends.learners.simulated import SimulatedLearner
 from penstock.backends.rewards.simulated import JudgingModel, SimulatedJudge, SimulatedPrompts, SimulatedScorer
 from penstock.messages.names import Role
 
 if TYPE_CHECKING:
     from penstock.backends.engines.options import EnginesOptions
+    from penstock.backends.engines.teacher_options import TeacherOptions
     from penstock.backends.learners.options import LearnerOptions
     from penstock.backends.protocol import Backend
     from penstock.backends.timers import Timers
@@ -30,6 +32,8 @@ def open_simulated(
     epoch: int,
     timers: Timers,
     judging: JudgingModel | None = None,
+    teacher: TeacherOptions | None = None,
+    index: int = 0,
 ) -> Backend[Any]:
     """What carries out the commands of this role on the given clock, not started yet.
 
@@ -41,12 +45,17 @@ def open_simulated(
         seed: of the run.
         epoch: incarnation of the actor.
         timers: the clock.
+        teacher: with the model of a teacher's latencies; for a teacher only.
+        index: of a teacher among its like.
         judging: how rewards and verdicts come about; half of the samples get the reward 1 when it is left out.
     """
     judging = judging or JudgingModel()
     match role:
         case Role.ENGINE_WORKER:
             return SimulatedEngine(engines, max_response_tokens=max_response_tokens, timers=timers)
+        case Role.TEACHER:
+            assert teacher is not None, "a scenario without teachers has no actor of this role"
+            return SimulatedTeacher(teacher, seed=seed, index=index, epoch=epoch, timers=timers)
         case Role.LEARNER:
             return SimulatedLearner(learner.simulated, seed=seed, epoch=epoch, timers=timers)
         case Role.PROMPT_SOURCE:

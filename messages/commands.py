@@ -8,6 +8,7 @@ from __future__ import annotations
 from penstock.messages.base import Command, Event
 from penstock.messages.ledger import LedgerEntry
 from penstock.messages.samples import Group, Part, Prompt, Purpose, Sample, SampleKey
+from penstock.messages.teaching import GivenTokens
 from penstock.messages.training import UpdateMode
 from penstock.messages.weights import WeightManifest
 
@@ -123,6 +124,15 @@ class SleepEngine(Command, frozen=True):
     it that nothing runs. The next ``ApplyWeights`` takes the memory again."""
 
 
+class ComputeLogprobs(Command, frozen=True, kw_only=True):
+    """Compute how likely these tokens are, each after those before it; answered by one ``LogprobsComputed``, also when
+    it cannot be done. Of a teacher, whose weights never change."""
+
+    key: SampleKey
+    attempt: int
+    texts: tuple[GivenTokens, ...]
+
+
 # --- of the Scorer and the Filter -----------------------------------------------------------------------------
 
 
@@ -225,6 +235,7 @@ PromptCommand = FetchPrompts
 EngineCommand = (
     OpenEngine | Generate | AbortGeneration | InterruptGenerations | FetchWeights | ApplyWeights | SleepEngine
 )
+TeacherCommand = OpenEngine | ComputeLogprobs
 ScorerCommand = Score
 FilterCommand = JudgeGroup
 LearnerCommand = (
@@ -238,6 +249,8 @@ LearnerCommand = (
     | WakeLearner
 )
 BufferCommand = FetchBatch | ArchiveSamples | ArchiveGroups
-BackendCommand = PromptCommand | EngineCommand | ScorerCommand | FilterCommand | LearnerCommand | BufferCommand
+BackendCommand = (
+    PromptCommand | EngineCommand | TeacherCommand | ScorerCommand | FilterCommand | LearnerCommand | BufferCommand
+)
 ShellCommand = Send | Record | StartTimer | StopTimer | ReplaceActor | FailRun
 AnyCommand = ShellCommand | BackendCommand

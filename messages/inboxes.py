@@ -33,6 +33,7 @@ from penstock.messages.local import (
     LearnerOpened,
     LearnerSlept,
     LearnerWoken,
+    LogprobsComputed,
     PromptsFetched,
     SampleJudged,
     SamplesArchived,
@@ -51,6 +52,7 @@ from penstock.messages.membership import (
     LeasesHeld,
     LineRestored,
 )
+from penstock.messages.teaching import TeacherAnswered, TeacherAsked
 from penstock.messages.training import (
     ActorReported,
     BatchReady,
@@ -124,8 +126,23 @@ EngineWorkerEvent = (
     | WeightsSwapped
 )
 
-ScorerWire = SampleGenerated | SampleFailed | SamplesSettled | LeasesAsked
-ScorerEvent = SampleGenerated | SampleFailed | SamplesSettled | Started | TimerFired | SampleJudged
+TeacherWire = TeacherAsked
+TeacherEvent = TeacherAsked | Started | EngineOpened | LogprobsComputed
+
+ScorerWire = SampleGenerated | SampleFailed | SamplesSettled | LeasesAsked | EngineReady | TeacherAnswered
+ScorerEvent = (
+    SampleGenerated
+    | SampleFailed
+    | SamplesSettled
+    | EngineReady
+    | TeacherAnswered
+    | Started
+    | TimerFired
+    | SampleJudged
+    | ActorLost
+    | ActorReturned
+    | LineRestored
+)
 
 FilterWire = SampleScored | ScoringFailed | SampleFailed | SamplesSettled | LeasesAsked
 FilterEvent = SampleScored | ScoringFailed | SampleFailed | SamplesSettled | Started | TimerFired | GroupJudged

@@ -94,6 +94,16 @@ class EngineSlept(LocalEvent, frozen=True, kw_only=True):
     """Answer to ``SleepEngine``: it holds no device memory."""
 
 
+class LogprobsComputed(LocalEvent, frozen=True, kw_only=True):
+    """Answer to ``ComputeLogprobs``: float32 bytes for each text, as many as it has tokens; or none of them, and the
+    reason."""
+
+    key: SampleKey
+    attempt: int
+    logprobs: tuple[bytes, ...] = ()
+    error: str = ""
+
+
 class SampleJudged(LocalEvent, frozen=True, kw_only=True):
     """Answer to ``Score``: a reward, or the reason why there is none."""
 

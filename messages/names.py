@@ -7,7 +7,7 @@ from typing import Final
 
 
 class Role(StrEnum):
-    """The seven roles, and the supervisor that runs them."""
+    """The seven roles, the supervisor that runs them, and that of a teacher."""
 
     PROMPT_SOURCE = "prompt_source"
     ENGINE_WORKER = "engine_worker"
@@ -17,6 +17,8 @@ class Role(StrEnum):
     LEARNER = "learner"
     WEIGHT_PUBLISHER = "weight_publisher"
     SUPERVISOR = "supervisor"
+    TEACHER = "teacher"
+    """An EngineWorker that generates nothing: it says how likely given tokens are."""
 
 
 PROMPT_SOURCE: Final = "prompt_source"
@@ -28,6 +30,7 @@ WEIGHT_PUBLISHER: Final = "weight_publisher"
 SUPERVISOR: Final = "supervisor"
 
 ENGINE_PREFIX: Final = "engine/"
+TEACHER_PREFIX: Final = "teacher/"
 
 
 def engine_name(index: int) -> str:
@@ -45,10 +48,28 @@ def is_engine(name: str) -> bool:
     return name.startswith(ENGINE_PREFIX)
 
 
+def teacher_name(index: int) -> str:
+    """The name of the teacher with this index, counted from 0."""
+    return f"{TEACHER_PREFIX}{index}"
+
+
+def teacher_index(name: str) -> int:
+    """The index in the name of a teacher."""
+    return int(name.removeprefix(TEACHER_PREFIX))
+
+
+def is_teacher(name: str) -> bool:
+    """Whether this is the name of a teacher. It is not that of an engine: nobody waits for it to take new weights, and
+    nothing is generated there."""
+    return name.startswith(TEACHER_PREFIX)
+
+
 def role_of(name: str) -> Role:
     """The role of the actor of this name.
 
     Raises:
         ValueError: the name belongs to no role.
     """
-    return Role.ENGINE_WORKER if is_engine(name) else Role(name)
+    if is_engine(name):
+        return Role.ENGINE_WORKER
+    return Role.TEACHER if is_teacher(name) else Role(name)

@@ -3,7 +3,8 @@
 Invariants:
 
 * A part has as many log-probs as tokens, and its version spans add up to its tokens; a mask, where there is
-  one, has one byte a token. Decoding checks this, so a wrong length never gets past the socket.
+  one, has one byte a token, and a teacher's log-probs, where there are some, are as many. Decoding checks this, so a
+  wrong length never gets past the socket.
 * Only an outcome that the model is responsible for has a field for a reward. An ``InfraError`` or a
   ``Cancelled`` cannot carry one.
 """
@@ -92,6 +93,9 @@ class Part(Value, frozen=True, kw_only=True, omit_defaults=True):
     """uint8 ``[T]``, 0 where the model did not produce the token; empty means 1 everywhere."""
     context_tokens: bytes = b""
     """int32 ids that stand before this part, when these are not the prompt (later turns of an episode)."""
+    teacher_logprobs: bytes = b""
+    """float32 ``[T]``: of the same tokens under a teacher, at the temperature of the sampling; empty: none was asked.
+    The Scorer adds them."""
 
     def __post_init__(self) -> None:
         _check_multiple(self.tokens, TOKEN_BYTES, "tokens")
@@ -100,6 +104,10 @@ class Part(Value, frozen=True, kw_only=True, omit_defaults=True):
         if len(self.logprobs) != n * LOGPROB_BYTES:
             raise ArrayLengthError(
                 f"logprobs: expected {n * LOGPROB_BYTES} bytes for {n} tokens, got {len(self.logprobs)}"
+            )
+        if self.teacher_logprobs and len(self.teacher_logprobs) != n * LOGPROB_BYTES:
+            raise ArrayLengthError(
+                f"teacher_logprobs: expected {n * LOGPROB_BYTES} bytes for {n} tokens, got {len(self.teacher_logprobs)}"
             )
         if self.loss_mask and len(self.loss_mask) != n:
             raise ArrayLengthError(f"loss_mask: expected {n} bytes for {n} tokens, got {len(self.loss_mask)}")

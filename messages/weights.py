@@ -99,12 +99,12 @@ class EngineOpening(Event, frozen=True, kw_only=True):
 
 
 class EngineReady(Event, frozen=True, kw_only=True):
-    """EngineWorker → PromptSource, WeightPublisher: started; takes requests."""
+    """EngineWorker → PromptSource, WeightPublisher: started; takes requests. A teacher tells the Scorer."""
 
     engine: str
     engine_epoch: int
     num_slots: int
-    """Requests that it decodes side by side."""
+    """Requests that it works on side by side."""
 
 
 class ServingEngine(Value, frozen=True, array_like=True):

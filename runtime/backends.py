@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.backends.engines.options import group_of, options_of
 from penstock.backends.stores.backend import LedgerBackend
-from penstock.messages.names import BUFFER, LEARNER, Role, engine_index, is_engine, role_of
+from penstock.messages.names import BUFFER, LEARNER, Role, engine_index, is_engine, is_teacher, role_of, teacher_index
 from penstock.runtime.hosts.ray.placement import colocated
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ def open_backend(
     is_simulated = scenario.engines.backend == "simulated"
     if is_engine(name):
         return _simulated(name, plan, epoch, timers) if is_simulated else _episodes(name, plan, epoch, remote_ranks)
+    if is_teacher(name):
+        return _simulated(name, plan, epoch, timers) if is_simulated else _teacher(name, plan)
     if name == LEARNER:
         simulates = scenario.learner.backend == "simulated"
         return _simulated(name, plan, epoch, timers) if simulates else _learner(plan, epoch, host)
@@ -67,6 +69,33 @@ def _simulated(name: str, plan: RunPlan, epoch: int, timers: Timers | None) -> B
         seed=scenario.run.seed,
         epoch=epoch,
         timers=timers,
+        teacher=scenario.teacher,
+        index=teacher_index(name) if is_teacher(name) else 0,
+    )
+
+
+def _teacher(name: str, plan: RunPlan) -> Backend[Any]:
+    scenario, folder = plan.scenario, Path(plan.teacher_folder)
+    options = scenario.teacher
+    assert options is not None, "a scenario without teachers has no actor of this role"
+    if options.backend == "sglang":
+        from penstock.backends.engines.sglang.teacher import open_sglang_teacher
+
+        return open_sglang_teacher(
+            name=name,
+            place=teacher_index(name),
+            model_folder=folder,
+            run_folder=Path(plan.run_folder),
+            options=options,
+            max_context=scenario.model.max_context,
+        )
+    from penstock.backends.engines.torch.teacher import open_torch_teacher
+
+    return open_torch_teacher(
+        model_folder=folder,
+        options=options,
+        max_context=scenario.model.max_context,
+        temperature=scenario.sampling.temperature or 1.0,
     )
 
 

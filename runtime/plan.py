@@ -18,6 +18,8 @@ class RunPlan(Value, frozen=True, kw_only=True):
     """Absolute."""
     model_folder: str
     """Absolute; with the tokenizer. Empty when both backends are simulated."""
+    teacher_folder: str = ""
+    """Absolute; with its tokenizer. Empty when there is no teacher, or a simulated one."""
     num_rows: int
     """Of the dataset, without those that were skipped."""
     transport: Literal["shared_memory", "disk", "distributed", "tensor"] = "shared_memory"

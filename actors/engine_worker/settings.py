@@ -18,3 +18,10 @@ class EngineWorkerSettings(Value, frozen=True, kw_only=True):
     check_canary: bool = True
     canary_tolerance: float = 0.05
     """Largest mean absolute difference to the learner's log-probs, in nats."""
+
+
+class TeacherSettings(Value, frozen=True, kw_only=True):
+    """Of one incarnation of a teacher."""
+
+    name: str
+    epoch: int

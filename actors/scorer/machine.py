@@ -1,4 +1,5 @@
-"""The Scorer: rewards in flight, their deadlines and retries. It never turns an error into a reward.
+"""The Scorer: rewards in flight, their deadlines and retries, and what teachers say. It never turns an error into a
+reward.
 
 Invariants:
 
@@ -6,12 +7,18 @@ Invariants:
 * Only a reward function gives a reward, or the episode itself: a sample that comes with one is passed on as it is, and
   so is one that is imitated, which needs none. A call that fails, hangs or returns nonsense is tried again, then the
   sample is passed on as ``ScoringFailed``.
+* Where a run has teachers, a sample for its objective goes on when both its reward and a teacher's log-probs are there.
+  It fails with the first of the two that cannot be had.
 
-State: the samples being scored. A sample leaves it with its ``SampleJudged``, or when its group is settled.
+State: the samples being scored. A sample leaves it with its ``SampleJudged`` and, where a teacher was asked, its
+``TeacherAnswered``; or when its group is settled.
 
 | waits for | who ends it |
 |---|---|
 | a reward | the backend, which ends each call at ``timeout_s``; when it answers nothing for longer, a sweep |
+| a teacher's answer | its backend; its loss, after which another is asked; a sweep, which has a silent one replaced |
+| a teacher to be ready | its backend; a sweep, which has one replaced that is not within ``teacher_start_timeout_s`` |
+| a place at a teacher | an answer, or a teacher that joins: the supervisor replaces those that are lost |
 """
 
 from __future__ import annotations
@@ -19,24 +26,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, assert_never, final
 
 import msgspec
+from msgspec.structs import replace
 
+from penstock.actors.scorer.teachers import Teachers, Verdict
 from penstock.actors.waits import several
 from penstock.messages.commands import Score, Send, StartTimer
 from penstock.messages.flow import SampleFailed, SampleGenerated, SampleScored, SamplesSettled, ScoringFailed
 from penstock.messages.local import SampleJudged, Started, TimerFired
-from penstock.messages.membership import HeldLease, LeaseStage
+from penstock.messages.membership import ActorLost, ActorReturned, HeldLease, LeaseStage, LineRestored
 from penstock.messages.names import FILTER
-from penstock.messages.samples import Loss
+from penstock.messages.samples import Loss, Purpose, Reward
+from penstock.messages.teaching import GivenTokens, TeacherAnswered
 from penstock.messages.waits import OWN_BACKEND, Wait
+from penstock.messages.weights import EngineReady
 
 if TYPE_CHECKING:
     from penstock.actors.scorer.settings import ScorerSettings
     from penstock.messages.base import Metric
     from penstock.messages.commands import AnyCommand
     from penstock.messages.inboxes import ScorerEvent
-    from penstock.messages.samples import Reward, Sample, SampleKey
+    from penstock.messages.samples import Sample, SampleKey
 
 SWEEP_TIMER: Final = "sweep"
+TEACHER_TIMER: Final = "teacher"
 
 
 class Pending(msgspec.Struct):
@@ -45,6 +57,10 @@ class Pending(msgspec.Struct):
     event: SampleGenerated
     num_tries: int
     sweep: int
+    reward: Reward | None
+    """None: it is being computed."""
+    teacher_logprobs: tuple[bytes, ...] | None
+    """Of each part, none where no teacher is needed; None: a teacher is to say them."""
 
 
 @final
@@ -54,6 +70,7 @@ class Scorer:
     def __init__(self, settings: ScorerSettings) -> None:
         self.settings = settings
         self.pending: dict[SampleKey, Pending] = {}
+        self.teachers = Teachers(settings)
         self._sweep = 0
         self._has_judged = False
         """Since the last sweep."""
@@ -72,8 +89,9 @@ class Scorer:
         )
 
     def waits(self) -> tuple[Wait, ...]:
-        """Rewards."""
-        return tuple(several("reward of", OWN_BACKEND, [(key, item.num_tries) for key, item in self.pending.items()]))
+        """Rewards and answers of teachers."""
+        unjudged = [(key, item.num_tries) for key, item in self.pending.items() if item.reward is None]
+        return (*several("reward of", OWN_BACKEND, unjudged), *self.teachers.waits())
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
@@ -88,8 +106,19 @@ class Scorer:
             case SampleJudged():
                 self._has_judged = True
                 item = self.pending.get(event.key)
-                if item is not None and item.event.sample.attempt == event.attempt:
+                if item is not None and item.event.sample.attempt == event.attempt and item.reward is None:
                     self._on_judged(item, event.reward, event.reason)
+            case TeacherAnswered():
+                verdict = self.teachers.answered(event)
+                self._on_verdicts([] if verdict is None else [verdict])
+            case EngineReady():
+                self._on_verdicts(self.teachers.ready(event.engine, event.engine_epoch, event.num_slots))
+            case ActorReturned():
+                self.teachers.joined(event.name, event.epoch)
+            case ActorLost():
+                self._on_verdicts(self.teachers.lost(event.name, event.epoch))
+            case LineRestored():
+                self._out += self.teachers.restored(event.name)
             case SampleFailed():
                 self._out.append(Send(FILTER, event))
             case SamplesSettled():
@@ -97,12 +126,19 @@ class Scorer:
                 above = frozenset(settled.above)
                 for key in [k for k in self.pending if k.group_id < settled.floor or k.group_id in above]:
                     del self.pending[key]
+                    self.teachers.forget(key)
             case TimerFired():
-                self._on_sweep()
+                if event.key == TEACHER_TIMER:
+                    self._out += self.teachers.sweep()
+                    self._start_teacher_sweep()
+                else:
+                    self._on_sweep()
             case Started():
                 self._start_sweep()
+                self._start_teacher_sweep()
             case _:
                 assert_never(event)
+        self._out += self.teachers.dispatch()
         out, self._out = self._out, []
         return out
 
@@ -110,11 +146,24 @@ class Scorer:
         key = event.sample.key
         if key in self.pending:
             return
-        if event.sample.outcome.reward is not None or event.sample.loss is Loss.SUPERVISED:
-            self._pass_on(event, event.sample)
+        sample, needs_teacher = event.sample, self._needs_teacher(event)
+        reward = sample.outcome.reward
+        needs_reward = reward is None and sample.loss is Loss.OBJECTIVE
+        if not (needs_reward or needs_teacher):
+            self._pass_on(event, sample)
             return
-        self.pending[key] = Pending(event, 0, self._sweep)
-        self._score(self.pending[key])
+        item = self.pending[key] = Pending(event, 0, self._sweep, reward, None if needs_teacher else ())
+        if needs_reward:
+            self._score(item)
+        if needs_teacher:
+            texts = tuple(GivenTokens(part.context_tokens or event.prompt.tokens, part.tokens) for part in sample.parts)
+            self.teachers.ask(key, sample.attempt, texts)
+
+    def _needs_teacher(self, event: SampleGenerated) -> bool:
+        """Only what the objective trains, and has something to be asked about, costs a teacher's time."""
+        sample = event.sample
+        is_trained = event.purpose is Purpose.TRAIN and sample.loss is Loss.OBJECTIVE
+        return bool(self.settings.teachers) and is_trained and sample.num_tokens > 0
 
     def _score(self, item: Pending) -> None:
         item.sweep = self._sweep
@@ -122,17 +171,40 @@ class Scorer:
         self._out.append(Score(sample=event.sample, prompt=event.prompt, timeout_s=self.settings.timeout_s))
 
     def _on_judged(self, item: Pending, reward: Reward | None, reason: str) -> None:
-        event = item.event
-        sample = event.sample
-        if reward is None and item.num_tries < self.settings.num_retries:
+        if reward is not None:
+            item.reward = reward
+            self._complete(item)
+        elif item.num_tries < self.settings.num_retries:
             item.num_tries += 1
             self._score(item)
+        else:
+            self._fail(item, reason)
+
+    def _on_verdicts(self, verdicts: list[Verdict]) -> None:
+        for verdict in verdicts:
+            item = self.pending[verdict.key]
+            if verdict.logprobs is None:
+                self._fail(item, verdict.reason)
+            else:
+                item.teacher_logprobs = verdict.logprobs
+                self._complete(item)
+
+    def _complete(self, item: Pending) -> None:
+        """Send the sample on when nothing is missing any more."""
+        if item.reward is None or item.teacher_logprobs is None:
             return
+        event, sample = item.event, item.event.sample
         del self.pending[sample.key]
-        if reward is not None:
-            outcome = msgspec.structs.replace(sample.outcome, reward=reward)
-            self._pass_on(event, msgspec.structs.replace(sample, outcome=outcome))
-            return
+        parts = sample.parts
+        if item.teacher_logprobs:
+            pairs = zip(parts, item.teacher_logprobs, strict=True)
+            parts = tuple(replace(part, teacher_logprobs=logprobs) for part, logprobs in pairs)
+        self._pass_on(event, replace(sample, outcome=replace(sample.outcome, reward=item.reward), parts=parts))
+
+    def _fail(self, item: Pending, reason: str) -> None:
+        event, sample = item.event, item.event.sample
+        del self.pending[sample.key]
+        self.teachers.forget(sample.key)
         failed = ScoringFailed(
             key=sample.key,
             attempt=sample.attempt,
@@ -151,6 +223,10 @@ class Scorer:
     def _start_sweep(self) -> None:
         self._out.append(StartTimer(SWEEP_TIMER, self.settings.timeout_s + self.settings.grace_s))
 
+    def _start_teacher_sweep(self) -> None:
+        if self.settings.teachers:
+            self._out.append(StartTimer(TEACHER_TIMER, self.settings.teacher_timeout_s))
+
     def _on_sweep(self) -> None:
         """A backend that was asked before the last sweep and has answered nothing since has lost it all. One that
         answers is only behind."""
@@ -158,13 +234,17 @@ class Scorer:
         self._sweep += 1
         self._has_judged = False
         if silent:
-            for item in [item for item in self.pending.values() if item.sweep < self._sweep - 1]:
+            unjudged = [item for item in self.pending.values() if item.reward is None]
+            for item in [item for item in unjudged if item.sweep < self._sweep - 1]:
                 self._on_judged(item, None, "the reward backend did not answer")
         self._start_sweep()
 
     def validate(self) -> None:
         """Assert the invariants."""
+        self.teachers.validate()
         for key, item in self.pending.items():
             assert key == item.event.sample.key
             assert item.num_tries <= self.settings.num_retries
-            assert item.event.sample.outcome.reward is None
+            assert item.reward is None or item.teacher_logprobs is None, f"{key} is whole and still here"
+            assert (item.teacher_logprobs is None) == (key in self.teachers.questions)
+        assert self.teachers.questions.keys() <= self.pending.keys()

@@ -8,6 +8,7 @@ from penstock.actors.prompt_source.options import PromptSourceOptions
 from penstock.actors.weight_publisher.options import WeightsOptions
 from penstock.backends.data.options import DataOptions
 from penstock.backends.engines.options import EnginesOptions, SamplingOptions
+from penstock.backends.engines.teacher_options import TeacherOptions
 from penstock.backends.episodes.options import EpisodeOptions
 from penstock.backends.learners.options import LearnerOptions
 from penstock.backends.models.options import ModelOptions
@@ -39,6 +40,8 @@ class Scenario(Options, frozen=True, kw_only=True):
     """What generates, and how many of them."""
     learner: LearnerOptions = LearnerOptions()
     """What trains, and how."""
+    teacher: TeacherOptions | None = None
+    """A second model that is learnt from, by distillation on the student's own samples. null: there is none."""
     weights: WeightsOptions = WeightsOptions()
     """How new weights reach the engines."""
     prompt_source: PromptSourceOptions = PromptSourceOptions()

@@ -118,6 +118,7 @@ def rules_of(trial: Trial) -> Rules:
         max_requeues=trial.max_requeues,
         num_prompts=None if trial.num_epochs is None else trial.num_epochs * trial.num_rows,
         keep_checkpoints=trial.keep_checkpoints,
+        has_teachers=bool(trial.num_teachers),
     )
 
 

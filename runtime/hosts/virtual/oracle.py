@@ -41,6 +41,7 @@ from penstock.runtime.hosts.virtual.oracle_checks import (
     assert_noted,
     assert_places,
     assert_ramp,
+    assert_taught,
     assert_whole,
     versions_of,
 )
@@ -274,6 +275,7 @@ class Oracle:
         for sample in samples:
             assert sample.reward in (0.0, 1.0), f"{sample.key} has the reward {sample.reward}"
             assert_whole(sample)
+            assert_taught(sample, payload.prompt, has_teachers=self.rules.has_teachers)
         oldest = min(versions_of(samples), default=None)
         assert oldest is None or oldest >= group.min_version
         if oldest is not None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from penstock.backends.engines.simulated_teacher import teacher_logprobs
 from penstock.messages.arrays import tokens_view
 from penstock.messages.samples import Group
 from penstock.messages.training import OnStale
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from penstock.messages.ledger import GroupRecorded
-    from penstock.messages.samples import Sample, SampleKey
+    from penstock.messages.samples import Prompt, Sample, SampleKey
     from penstock.runtime.hosts.virtual.process import Process
 
 TOKENS_MODULUS: Final = 1000
@@ -35,6 +36,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     max_requeues: int = 0
     num_prompts: int | None = None
     keep_checkpoints: int = 1
+    has_teachers: bool = False
 
 
 class WatchedGroup(msgspec.Struct):
@@ -88,6 +90,13 @@ def assert_whole(sample: Sample) -> None:
     """The response has no hole, no repeat, and a version for every token."""
     for part in sample.parts:
         assert_ramp(part.tokens, str(sample.key))
+
+
+def assert_taught(sample: Sample, prompt: Prompt, *, has_teachers: bool) -> None:
+    """What a teacher says of this very sample stands beside each of its tokens; without teachers nothing does."""
+    for part in sample.parts:
+        wanted = teacher_logprobs(part.context_tokens or prompt.tokens, part.tokens) if has_teachers else b""
+        assert part.teacher_logprobs == wanted, f"{sample.key} has other log-probs than a teacher gives it"
 
 
 def assert_ramp(tokens: bytes, what: str) -> None:

@@ -15,6 +15,7 @@ import msgspec
 
 from penstock.actors.buffer.policies import BUILTIN
 from penstock.backends.engines.options import LatencyOptions
+from penstock.backends.engines.teacher_options import TeacherLatencyOptions
 from penstock.backends.learners.options import SimulatedLearnerOptions
 from penstock.backends.rewards.simulated import JudgingModel
 from penstock.messages.names import BUFFER, FILTER, LEARNER, PROMPT_SOURCE, SCORER, WEIGHT_PUBLISHER
@@ -77,7 +78,41 @@ def draw_trial(policy: str, seed: int) -> Trial:
     routing = rng.choice(("prefix_affine", "prefix_affine", "least_loaded"))
     max_load = rng.choice((1.0, 1.25, 1.5, 3.0))
     trial = msgspec.structs.replace(trial, faults=faults, routing=routing, max_load=max_load)
-    return _colocate(trial, rng) if policy == "sync" else trial
+    trial = _colocate(trial, rng) if policy == "sync" else trial
+    return _teach(trial, random.Random(f"teachers {policy} {seed}"))
+
+
+def _teach(trial: Trial, rng: random.Random) -> Trial:
+    """One of four has teachers, and faults of their own."""
+    if rng.random() >= 0.25:
+        return trial
+    latency = TeacherLatencyOptions(
+        sample_s=rng.choice((0.0, 0.05, 0.5)),
+        token_s=rng.choice((0.0, 0.01)),
+        failure_rate=0.15 if rng.random() < 0.25 else 0.0,
+    )
+    taught = msgspec.structs.replace(
+        trial, num_teachers=rng.randint(1, 3), teacher_slots=rng.randint(1, 5), teacher_latency=latency
+    )
+    faults = [_draw_teacher_fault(rng, taught) for _ in range(rng.choice((0, 1, 2, 4)))]
+    return msgspec.structs.replace(taught, faults=(*taught.faults, *faults))
+
+
+def _draw_teacher_fault(rng: random.Random, trial: Trial) -> Fault:
+    target, at_s = rng.choice(trial.teachers), rng.uniform(0.0, trial.num_steps * (trial.learner.step_s + 2.0))
+    match rng.choice(("kill", "kill", "kill_within", "stop", "slow", "cut", "cut_answers")):
+        case "kill":
+            return Fault(at_s=at_s, kind=FaultKind.KILL, target=target)
+        case "kill_within":
+            return Fault(at_s=at_s, kind=FaultKind.KILL, target=target, after_effects=rng.randint(0, 8))
+        case "stop":
+            duration_s = rng.choice((rng.uniform(0.1, 9.0), 10 + rng.expovariate(0.2)))
+            return Fault(at_s=at_s, kind=FaultKind.STOP, target=target, duration_s=duration_s, as_zombie=True)
+        case "slow":
+            return Fault(at_s=at_s, kind=FaultKind.SLOW, target=target, amount=20.0, duration_s=rng.uniform(1.0, 30.0))
+        case way:
+            sender, peer = (SCORER, target) if way == "cut" else (target, SCORER)
+            return Fault(at_s=at_s, kind=FaultKind.CUT, target=sender, peer=peer, duration_s=rng.uniform(0.5, 20.0))
 
 
 def _colocate(trial: Trial, rng: random.Random) -> Trial:

@@ -21,6 +21,7 @@ from penstock.backends.data.options import DataOptions
 from penstock.backends.draws import mixed, uniform
 from penstock.backends.engines.options import EnginesOptions, LatencyOptions, SamplingOptions
 from penstock.backends.engines.simulated import SimulatedEngine
+from penstock.backends.engines.teacher_options import TeacherLatencyOptions, TeacherOptions
 from penstock.backends.learners.options import LearnerOptions, SimulatedLearnerOptions
 from penstock.backends.rewards.options import RewardOptions
 from penstock.backends.rewards.simulated import JudgingModel
@@ -28,7 +29,9 @@ from penstock.backends.simulated import open_simulated
 from penstock.messages.names import (
     BUFFER,
     WEIGHT_PUBLISHER,
+    is_teacher,
     role_of,
+    teacher_index,
 )
 from penstock.messages.training import OnStale, UpdateMode
 from penstock.runtime.hosts.virtual.faults import Fault, FaultKind
@@ -39,7 +42,15 @@ from penstock.runtime.hosts.virtual.supervisor import SupervisionModel
 from penstock.runtime.options import RunOptions, RuntimeOptions
 from penstock.runtime.plan import RunPlan
 from penstock.runtime.scenario import Scenario
-from penstock.runtime.wiring import actor_names, build_machine, engine_names, hears, inbox_union, open_backend
+from penstock.runtime.wiring import (
+    actor_names,
+    build_machine,
+    engine_names,
+    hears,
+    inbox_union,
+    open_backend,
+    teacher_names,
+)
 
 if TYPE_CHECKING:
     from typing import Any
@@ -94,6 +105,9 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     learner: SimulatedLearnerOptions = SimulatedLearnerOptions(publish_s=0.2)
     link: LinkModel = LinkModel()
     supervision: SupervisionModel = SupervisionModel()
+    num_teachers: int = 0
+    teacher_slots: int = 4
+    teacher_latency: TeacherLatencyOptions = TeacherLatencyOptions()
     bad_weights_rate: float = 0.0
     """Share of engine incarnations whose first fetch, or first swap, goes wrong."""
     turn_s: float = 0.0
@@ -106,6 +120,10 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def engines(self) -> tuple[str, ...]:
         return engine_names(self.scenario)
+
+    @property
+    def teachers(self) -> tuple[str, ...]:
+        return teacher_names(self.scenario)
 
     @property
     def loses_nothing(self) -> bool:
@@ -178,6 +196,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
                 keep_checkpoints=self.keep_checkpoints,
                 simulated=self.learner,
             ),
+            teacher=self._teacher,
             weights=WeightsOptions(
                 publish_every=self.publish_every,
                 stage_timeout_s=90.0,
@@ -194,6 +213,19 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
                 lease_timeout_s=self.lease_timeout_s,
             ),
             runtime=RuntimeOptions(),
+        )
+
+    @property
+    def _teacher(self) -> TeacherOptions | None:
+        if not self.num_teachers:
+            return None
+        return TeacherOptions(
+            backend="simulated",
+            count=self.num_teachers,
+            slots=self.teacher_slots,
+            timeout_s=20.0,
+            start_timeout_s=30.0,
+            simulated=self.teacher_latency,
         )
 
     # --- who plays whom ---------------------------------------------------------------------------------------
@@ -226,6 +258,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
             epoch=epoch,
             timers=timers,
             judging=self.judging,
+            teacher=scenario.teacher,
+            index=teacher_index(name) if is_teacher(name) else 0,
         )
         if isinstance(backend, SimulatedEngine):
             self._spoil(backend, (self.seed, int(name.split("/")[1]), epoch))

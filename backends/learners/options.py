@@ -133,6 +133,18 @@ class WarmStartOptions(Options, frozen=True, kw_only=True):
     warmup_steps: Annotated[int, Meta(ge=0)] = 20
 
 
+class LoraOptions(Options, frozen=True, kw_only=True):
+    """Train low-rank adapters beside the model's matrices, which stay as they are. Weights are published and saved with
+    the adapters added in; the KL term's reference is the model without them."""
+
+    rank: Annotated[int, Meta(ge=1)] = 16
+    alpha: Positive = 32.0
+    """What an adapter adds is scaled by alpha / rank."""
+    target_modules: Literal["auto"] | tuple[str, ...] = "auto"
+    """`auto`: every matrix between the embedding and the output head; or the last parts of their names, such as
+    [q_proj, v_proj]."""
+
+
 class SimulatedLearnerOptions(Options, frozen=True, kw_only=True):
     """The model of a simulated learner."""
 
@@ -167,13 +179,31 @@ class LearnerOptions(Options, frozen=True, kw_only=True):
     betas: tuple[Unit, Unit] = (0.9, 0.95)
     max_grad_norm: Positive = 1.0
     max_tokens_per_micro_batch: Annotated[int, Meta(ge=16)] = 1024
+    """Inputs that go through the model at once. A GPU that runs out of memory halves it for the rest of the run, and
+    says so; the result is the same."""
+    parallel: Literal["fsdp", "ddp"] = "fsdp"
+    """How several ranks divide the model: each has a share of every weight and of what the optimizer keeps of it
+    (`fsdp`), or all of them (`ddp`)."""
+    activation_checkpointing: bool = False
+    """Keep only what goes into each block of the model, and compute the rest again in the backward pass."""
+    cpu_offload: bool = False
+    """Keep weights, gradients and what the optimizer keeps in the memory of the host, for `parallel: fsdp` on GPUs."""
     device: str = "auto"
     num_threads: Annotated[int, Meta(ge=1)] = 1
+    """Of each rank, on a CPU."""
+    num_ranks: Annotated[int, Meta(ge=1)] = 1
+    """Processes that train together, on one node; on GPUs each has one of its own. With 1 the learner trains in its own
+    process."""
+    rank_timeout_s: Positive = 600.0
+    """How long a rank may keep the others waiting, at the start or in an exchange. Then all of them are ended, and the
+    learner is started again from its last checkpoint."""
     save_every: Annotated[int, Meta(ge=1)] = 20
     """Batches between two checkpoints. After the loss of the learner those since the last one are trained again."""
     keep_checkpoints: Annotated[int, Meta(ge=1)] = 2
     """Checkpoints that the run can be resumed from; older ones are removed, and the samples that they do not need."""
     warm_start: WarmStartOptions | None = None
+    lora: LoraOptions | None = None
+    """null: all weights are trained. A warm start always trains all of them; the adapters come after it."""
     step_timeout_s: Positive = 3600.0
     """A step that lasts longer ends the learner; another one takes its place."""
     simulated: SimulatedLearnerOptions = SimulatedLearnerOptions()

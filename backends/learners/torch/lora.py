@@ -1,0 +1,189 @@
+"""Low-rank adapters: the model's matrices stay as they are, and ``s · B · A`` beside each of them is trained.
+
+Hu et al., arXiv 2106.09685; the layers are those of ``peft``, put into the model in place.
+
+Invariants:
+
+* Nothing but the adapters has a gradient. They are float32, whatever the model computes in.
+* ``B`` begins as 0, so version 0 is the base itself, and without adapters (:meth:`Adapters.switched_off`) the model is
+  the base at any time, bit for bit.
+* What is exported and saved as a model has the names, shapes and dtypes that it has without adapters: each adapted
+  matrix is ``W + s · B · A``, added in float32 and rounded once.
+* No dropout: the engine has none, and log-probs would differ.
+"""
+
+# torch, transformers and peft are typed in part only:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.lora import Linear as AdaptedLinear
+from safetensors.torch import save_file
+from torch import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator, Mapping
+    from pathlib import Path
+
+    from torch import Tensor
+    from transformers import PreTrainedModel
+
+    from penstock.backends.learners.options import LoraOptions
+
+PREFIX: Final = "adapter/"
+NAME: Final = "default"
+"""Of the one adapter that a layer has, for peft."""
+MATRICES: Final = ("lora_A", "lora_B")
+SAVED_PREFIX: Final = "base_model.model."
+"""Of every name in a file of peft."""
+WEIGHTS_FILE: Final = "adapter_model.safetensors"
+
+
+class LoraError(ValueError):
+    """The model cannot have such adapters, or these are of another one."""
+
+
+class Adapters:
+    """Knows the adapted layers of one model."""
+
+    def __init__(self, model: PreTrainedModel, options: LoraOptions) -> None:
+        """Put adapters into the model, from torch's random numbers as they are.
+
+        Raises:
+            LoraError: a target is no matrix of the model, or cannot be adapted.
+        """
+        self._model = model
+        targets = _targets(model, options)
+        self._config = LoraConfig(
+            r=options.rank,
+            lora_alpha=cast("int", options.alpha),
+            lora_dropout=0.0,
+            bias="none",
+            target_modules=targets,
+            task_type="CAUSAL_LM",
+        )
+        inject_adapter_in_model(self._config, cast("nn.Module", model), adapter_name=NAME)
+        self._layers = {name: module for name, module in model.named_modules() if isinstance(module, AdaptedLinear)}
+        for name, parameter in model.named_parameters():
+            is_adapter = _is_adapter(name)
+            parameter.requires_grad_(is_adapter)
+            if is_adapter:
+                parameter.data = parameter.data.float()
+        model.eval()
+
+    @property
+    def num_parameters(self) -> int:
+        """That are trained."""
+        return sum(matrix.numel() for matrix in self.state().values())
+
+    @contextmanager
+    def switched_off(self) -> Generator[None]:
+        """While the block runs, the model is the base. Nothing in it takes a gradient."""
+        with torch.no_grad():
+            self._switch(on=False)
+            try:
+                yield
+            finally:
+                self._switch(on=True)
+
+    def merged(self) -> Iterator[tuple[str, Tensor]]:
+        """Every weight and persistent buffer as the model has them without adapters, detached, one after the other;
+        names that are tied come with the same tensor."""
+        for name, tensor in self._model.state_dict(keep_vars=True).items():
+            if _is_adapter(name):
+                continue
+            bare = bare_name(name)
+            layer = self._layers.get(bare.removesuffix(".weight")) if bare.endswith(".weight") else None
+            yield bare, tensor.detach() if layer is None else _merged(layer, tensor)
+
+    def state(self) -> dict[str, Tensor]:
+        """The adapters, not copied, each under ``adapter/…``."""
+        return {f"{PREFIX}{name}": tensor for name, tensor in self._model.named_parameters() if _is_adapter(name)}
+
+    @torch.no_grad()
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over a copy of what ``state`` gave; entries of others are not looked at.
+
+        Raises:
+            LoraError: it is of no adapters, or of other ones.
+        """
+        mine = self.state()
+        found = {key: list(tensor.shape) for key, tensor in tensors.items() if key.startswith(PREFIX)}
+        expected = {key: list(tensor.shape) for key, tensor in mine.items()}
+        if found != expected:
+            example = next(iter(expected))
+            held = f"{len(found)}, {example} of shape {found.get(example)}" if found else "none"
+            raise LoraError(
+                f"learner.lora: rank {self._config.r} makes {len(expected)} matrices, {example} of shape "
+                f"{expected[example]}, and the checkpoint has {held}; resume with the learner.lora that it was "
+                "written with, or start a new run from its model (model.path)"
+            )
+        for key, tensor in mine.items():
+            tensor.copy_(tensors[key])
+
+    def save(self, folder: Path, tensors: Mapping[str, Tensor], base: str) -> None:
+        """Write them as ``peft`` reads them.
+
+        Args:
+            folder: new.
+            tensors: copies of what ``state`` gave, whole.
+            base: the model that they belong to, as ``PeftModel`` is to find it.
+        """
+        folder.mkdir()
+        named = {
+            f"{SAVED_PREFIX}{name.removeprefix(PREFIX).replace(f'.{NAME}.', '.')}": tensor.contiguous()
+            for name, tensor in tensors.items()
+            if name.startswith(PREFIX)
+        }
+        save_file(named, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+        config = cast("dict[str, Any]", self._config.to_dict())
+        LoraConfig(**{**config, "base_model_name_or_path": base, "inference_mode": True}).save_pretrained(str(folder))
+
+    def _switch(self, *, on: bool) -> None:
+        for layer in self._layers.values():
+            layer.enable_adapters(on)
+
+
+def bare_name(name: str) -> str:
+    """The name that a weight has in the model without adapters."""
+    return name.replace(".base_layer.", ".")
+
+
+def _is_adapter(name: str) -> bool:
+    return any(f".{matrix}." in name for matrix in MATRICES)
+
+
+@torch.no_grad()
+def _merged(layer: AdaptedLinear, weight: Tensor) -> Tensor:
+    up, down = (cast("nn.Linear", matrices[NAME]).weight for matrices in (layer.lora_B, layer.lora_A))
+    delta = (up.detach() @ down.detach()) * layer.scaling[NAME]
+    return (weight.detach().to(torch.promote_types(weight.dtype, torch.float32)) + delta).to(weight.dtype)
+
+
+def _targets(model: PreTrainedModel, options: LoraOptions) -> list[str]:
+    """Full names of the matrices that get an adapter."""
+    head = cast("nn.Module | None", model.get_output_embeddings())  # type: ignore[no-untyped-call]
+    matrices = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    inner = [name for name, module in matrices.items() if module is not head]
+    if options.target_modules == "auto":
+        found = inner
+    else:
+        found = []
+        for wanted in options.target_modules:
+            matching = [name for name in inner if name == wanted or name.endswith(f".{wanted}")]
+            if not matching:
+                known = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in inner))
+                raise LoraError(
+                    f"learner.lora.target_modules: {wanted} is no matrix of {type(model).__name__} between the "
+                    f"embedding and the output head; there are {known or 'none'}"
+                )
+            found += matching
+    if not found:
+        raise LoraError(f"learner.lora: {type(model).__name__} has no matrix that could be adapted; remove the block")
+    return list(dict.fromkeys(found))

@@ -38,14 +38,16 @@ class CheckpointNames:
 
     def rename(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Weights by their names in memory to weights by their names in a checkpoint."""
-        if self._views_suffice:
+        if self.can_rename_one_by_one:
             return _split_experts(tensors)
         return _as_saved(self._model, tensors)
 
     @cached_property
-    def _views_suffice(self) -> bool:
-        """Whether splitting the experts is all that transformers does; asked with tensors that have no memory."""
-        weights = {name: weight.to("meta") for name, weight in self._model.state_dict().items()}
+    def can_rename_one_by_one(self) -> bool:
+        """Whether one weight at a time can be renamed: splitting the experts is all that transformers does then. Asked
+        with tensors that have no memory."""
+        state = self._model.state_dict(keep_vars=True)
+        weights = {name: torch.empty(weight.shape, dtype=weight.dtype, device="meta") for name, weight in state.items()}
         split, saved = _split_experts(weights), _as_saved(self._model, weights)
         return {name: weight.shape for name, weight in split.items()} == {
             name: weight.shape for name, weight in saved.items()

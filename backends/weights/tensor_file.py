@@ -160,7 +160,7 @@ def _aliases(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
     seen: dict[tuple[object, ...], str] = {}
     aliases: dict[str, str] = {}
     for name, tensor in tensors.items():
-        if not tensor.numel():
+        if not tensor.numel() or tensor.is_meta:  # neither has memory to share
             continue
         place = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
         if (first := seen.setdefault(place, name)) != name:

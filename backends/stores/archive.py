@@ -51,6 +51,7 @@ COLUMNS: Final = {
     "part_contexts": "list of lists of int32; what stands before each part; null: the prompt before all",
     "outcome": "string; `completed`, `truncated` or `policy_error`",
     "outcome_detail": "string; why a completed one stopped, what a policy error was",
+    "loss": "string; what the sample is trained by where it is not the objective: `sft`",
     "reward": "double",
     "reward_components": "map of string to double",
 }
@@ -124,7 +125,7 @@ def _schema(pa: Any) -> Any:  # noqa: ANN401 - as above
         "logprobs": pa.list_(pa.float32()), "loss_mask": pa.list_(pa.uint8()),
         "spans": pa.list_(pa.struct([("version", pa.int32()), ("num_tokens", pa.int32())])),
         "part_lengths": tokens, "part_contexts": pa.list_(tokens), "outcome": pa.string(),
-        "outcome_detail": pa.string(), "reward": pa.float64(), "reward_components": pa.map_(pa.string(), pa.float64()),
+        "outcome_detail": pa.string(), "loss": pa.string(), "reward": pa.float64(), "reward_components": pa.map_(pa.string(), pa.float64()),
     }  # fmt: skip
     return pa.schema([(name, types[name]) for name in COLUMNS])
 
@@ -162,6 +163,7 @@ def _row(sample: Sample, version: int | None) -> dict[str, Any]:
         "part_contexts": _contexts(parts),
         "outcome": outcome.__struct_config__.tag,
         "outcome_detail": _detail(sample),
+        "loss": sample.loss.value,
         "reward": None if reward is None else reward.value,
         "reward_components": [] if reward is None else [(item.name, item.value) for item in reward.components],
     }
@@ -188,6 +190,15 @@ def _detail(sample: Sample) -> str:
             return detail
         case _:
             return ""
+
+
+def archived_steps(folder: Path) -> dict[int, Path]:
+    """The file that has the samples of each step, by version; empty where nothing was kept."""
+    found: dict[int, Path] = {}
+    for path in sorted(folder.glob("steps-*.parquet")):
+        first, last = _range(path.name) or (0, -1)
+        found |= dict.fromkeys(range(first, last + 1), path)
+    return found
 
 
 def _covered(folder: Path, target: Path) -> list[Path]:

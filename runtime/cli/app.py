@@ -7,6 +7,7 @@ and SIGTERM. What the user has to change is one message on stderr, never a stack
 from __future__ import annotations
 
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -39,6 +40,15 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(metavar="KEY=VALUE", help="Keys to set over the file, such as staleness.max_staleness=4."),
 ]
+
+
+class Part(StrEnum):
+    """Of a run, where it is not the whole."""
+
+    LEARNER = "learner"
+    ROLLOUT = "rollout"
+
+
 RunFolder = Annotated[
     Path | None, typer.Argument(metavar="RUN", help="A run's folder; without it the newest one under ./runs.")
 ]
@@ -59,7 +69,9 @@ def main() -> None:
     epilog="[bold]Examples[/]\n\n"
     "penstock run scenarios/quickstart.yaml\n\n"
     "penstock run scenarios/fully_async.yaml staleness.max_staleness=4 run.seed=1\n\n"
-    "penstock run scenarios/local_model.yaml model.path=my/checkpoint data.path=my/rows.jsonl"
+    "penstock run scenarios/local_model.yaml model.path=my/checkpoint data.path=my/rows.jsonl\n\n"
+    "penstock run scenarios/quickstart.yaml --only rollout --num-groups 64\n\n"
+    "penstock run scenarios/quickstart.yaml --only learner --from runs/quickstart-20260801-120000 learner.objective=ppo"
 )
 def run(
     scenario: ScenarioFile,
@@ -70,11 +82,33 @@ def run(
     keep_samples: Annotated[
         bool, typer.Option("--keep-samples", help="Keep every trained sample as Parquet; as run.keep_samples=true.")
     ] = False,
+    only: Annotated[
+        Part | None,
+        typer.Option(
+            "--only",
+            help="[bold]learner[/]: train the batches that another run has recorded again, without engines. "
+            "[bold]rollout[/]: generate and score with the model as it is, train nothing, keep the groups.",
+        ),
+    ] = None,
+    batches_from: Annotated[
+        Path | None, typer.Option("--from", metavar="RUN", help="With --only learner: the folder of the recorded run.")
+    ] = None,
+    num_groups: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --only rollout: groups to collect; run.num_steps batches of them without it."),
+    ] = None,
 ) -> None:
     """Train: start the seven actors on this machine or a Ray cluster, and follow them to the end."""
     from penstock.runtime.scenario import load_scenario
 
-    loaded = load_scenario(scenario, [*(overrides or []), *(["run.keep_samples=true"] if keep_samples else [])])
+    options = {
+        "run.keep_samples": "true" if keep_samples else None,
+        "run.only": only,
+        "run.batches_from": batches_from,
+        "run.num_groups": num_groups,
+    }
+    given = [f"{key}={value}" for key, value in options.items() if value is not None]
+    loaded = load_scenario(scenario, [*(overrides or []), *given])
     if dry_run:
         from penstock.runtime.cli.dry_run import show_plan
 
@@ -100,6 +134,8 @@ def simulate(
     from penstock.runtime.scenario import load_scenario
 
     loaded = load_scenario(scenario, overrides or [])
+    if loaded.run.only is not None:
+        raise UserError(f"run.only: {loaded.run.only}: a part of a run is not simulated; remove it, or: penstock run")
     from penstock.runtime.hosts.virtual.simulate import simulate_scenario  # after the cheap checks: it takes longer
 
     raise typer.Exit(simulate_scenario(loaded, seed=seed, console=console, run_folder=out))

@@ -16,17 +16,22 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
+from penstock.backends.stores.archived_groups import ArchiveError
 from penstock.backends.stores.protocol import LedgerStoreError
 from penstock.backends.stores.sqlite import open_ledger
 from penstock.messages.ledger import EPOCHS_PER_DRIVE
+from penstock.runtime.cli.parts import recorded_batches, show_collected
 from penstock.runtime.cli.runs import SCENARIO_NAME, close_record, hold_run, make_run_folder, open_record
 from penstock.runtime.errors import RunFolderError, UserError
 from penstock.runtime.scenario import dump_scenario
 from penstock.runtime.scenario.preflight import check_machine
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from rich.console import Console
 
+    from penstock.messages.ledger import LedgerEntry
     from penstock.runtime.cli.runs import RunRecord
     from penstock.runtime.scenario import Scenario
 
@@ -39,11 +44,15 @@ def launch(scenario: Scenario, scenario_path: Path, console: Console) -> int:
     """
     parent = Path(scenario.run.folder).expanduser().absolute()
     check(scenario, parent, console)
-    folder = make_run_folder(parent, scenario.run.name)
-    write_scenario(folder, scenario)
-    console.print(f"run folder: {escape(str(folder))}")
-    with hold_run(folder):
-        return drive(folder, scenario, scenario_path, console)
+    with recorded_batches(scenario, console) as recorded:
+        folder = make_run_folder(parent, scenario.run.name)
+        write_scenario(folder, scenario)
+        console.print(f"run folder: {escape(str(folder))}")
+        with hold_run(folder):
+            exit_code = drive(folder, scenario, scenario_path, console, first_entries=recorded)
+    if scenario.run.only == "rollout" and not exit_code:
+        show_collected(folder, console)
+    return exit_code
 
 
 def check(scenario: Scenario, parent: Path, console: Console) -> None:
@@ -71,6 +80,7 @@ def drive(
     *,
     before: RunRecord | None = None,
     overrides: tuple[str, ...] = (),
+    first_entries: Iterable[Sequence[LedgerEntry]] = (),
 ) -> int:
     """Drive a run to its end, or as far as it comes; the exit code. Call it with the run's lock held.
 
@@ -81,6 +91,7 @@ def drive(
         console: the terminal.
         before: the record that the last drive left.
         overrides: that changed the scenario since.
+        first_entries: what a new ledger begins with, in the parts in which it is written.
 
     Raises:
         UserError: something that the user gave cannot be used.
@@ -89,7 +100,7 @@ def drive(
     from penstock.runtime.hosts.ray.driver import run_job
     from penstock.runtime.hosts.ray.job import DriverJob
 
-    first_epoch = claim_drive(folder) + 1
+    first_epoch = claim_drive(folder, first_entries) + 1
     temp_folder = str(make_temp_folder())
     record = open_record(folder, scenario.run.name, before=before, overrides=overrides, temp_folder=temp_folder)
     job = DriverJob(
@@ -126,8 +137,12 @@ def _close_record(folder: Path, record: RunRecord, exit_code: int) -> None:
         sys.stderr.write(f"penstock: {folder}: cannot write down how the run ended: {error}\n")
 
 
-def claim_drive(folder: Path) -> int:
+def claim_drive(folder: Path, first_entries: Iterable[Sequence[LedgerEntry]] = ()) -> int:
     """Claim the ledger for a new drive; the epoch that it was claimed with.
+
+    Args:
+        folder: of the run.
+        first_entries: are written first.
 
     Raises:
         RunFolderError: the ledger cannot be used.
@@ -138,9 +153,11 @@ def claim_drive(folder: Path) -> int:
             claimed = store.claimed_epoch()
             epoch = 0 if claimed < 0 else (claimed // EPOCHS_PER_DRIVE + 1) * EPOCHS_PER_DRIVE
             store.claim(epoch)
+            for part in first_entries:
+                store.commit(part)
         finally:
             store.close()
-    except LedgerStoreError as error:
+    except (LedgerStoreError, ArchiveError) as error:
         raise RunFolderError(str(error)) from None
     return epoch
 

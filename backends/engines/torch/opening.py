@@ -55,7 +55,7 @@ def open_torch_engine(
         num_slots=options.slots,
         max_context=max_context,
         dtype=DTYPES[dtype],
-        device=_device(options.device),
+        device=choose_device(options.device),
         sampler=Sampler(
             temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p
         ),
@@ -73,16 +73,21 @@ def open_torch_engine(
     )
 
 
-def _device(name: str) -> torch.device:
+def choose_device(name: str, key: str = "engines.device") -> torch.device:
+    """The device that this key of a scenario names.
+
+    Raises:
+        ValueError: there is none such here.
+    """
     has_gpu = torch.cuda.is_available()
     if name == "auto":
         return torch.device("cuda" if has_gpu else "cpu")
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ValueError(f"engines.device must be auto, cpu, cuda or cuda:N, got {name!r}") from None
+        raise ValueError(f"{key} must be auto, cpu, cuda or cuda:N, got {name!r}") from None
     if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"engines.device must be auto, cpu, cuda or cuda:N, got {name!r}")
+        raise ValueError(f"{key} must be auto, cpu, cuda or cuda:N, got {name!r}")
     if device.type == "cuda" and (not has_gpu or (device.index or 0) >= torch.cuda.device_count()):
-        raise ValueError(f"engines.device is {name}, but torch sees {torch.cuda.device_count()} GPUs; use auto or cpu")
+        raise ValueError(f"{key} is {name}, but torch sees {torch.cuda.device_count()} GPUs; use auto or cpu")
     return device

@@ -64,6 +64,8 @@ class ObjectiveOptions(Options, frozen=True, kw_only=True):
     """Divide a group's advantages by its standard deviation."""
     kl_coef: NonNegative = 0.0
     """Weight of the KL to the reference (the model as it was before the first step)."""
+    reference_every: Annotated[int, Meta(ge=1)] | None = None
+    """Batches after which the reference becomes the policy as it is then, again and again; null: it never changes."""
     tis_clip: Positive | None = 2.0
     """Upper bound of the truncated importance weight between learner and engine; null: none."""
     old_logprobs: OldLogprobs = "engine"
@@ -174,7 +176,9 @@ class LearnerOptions(Options, frozen=True, kw_only=True):
     learning_rate: Positive = 1e-6
     warmup_steps: Annotated[int, Meta(ge=0)] = 0
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """After the warm-up, over the whole run; ``linear`` and ``cosine`` end at a tenth."""
+    """After the warm-up, over the whole run; ``linear`` and ``cosine`` fall to min_learning_rate_ratio."""
+    min_learning_rate_ratio: Unit = 0.1
+    """Of the learning rate in the last batch to learning_rate; without effect with ``constant``."""
     weight_decay: NonNegative = 0.0
     betas: tuple[Unit, Unit] = (0.9, 0.95)
     max_grad_norm: Positive = 1.0

@@ -8,14 +8,22 @@ from typing import Final, Literal, assert_never
 Schedule = Literal["constant", "linear", "cosine"]
 
 FINAL_FRACTION: Final = 0.1
-"""Where ``linear`` and ``cosine`` end, relative to the peak."""
+"""Where ``linear`` and ``cosine`` end, relative to the peak, where nothing else is said."""
 
 
-def learning_rate(step: int, *, peak: float, warmup_steps: int, num_steps: int, schedule: Schedule) -> float:
+def learning_rate(
+    step: int,
+    *,
+    peak: float,
+    warmup_steps: int,
+    num_steps: int,
+    schedule: Schedule,
+    final_fraction: float = FINAL_FRACTION,
+) -> float:
     """The learning rate of ``step`` (counted from 0).
 
     It rises in equal steps to ``peak``, which the step ``warmup_steps`` has, and then follows ``schedule`` so that
-    step ``num_steps − 1`` has a tenth of it. Past ``num_steps`` it stays there.
+    step ``num_steps − 1`` has ``final_fraction`` of it. Past ``num_steps`` it stays there.
     """
     if step < warmup_steps:
         return peak * (step + 1) / (warmup_steps + 1)
@@ -24,9 +32,9 @@ def learning_rate(step: int, *, peak: float, warmup_steps: int, num_steps: int, 
         case "constant":
             fraction = 1.0
         case "linear":
-            fraction = 1.0 - (1.0 - FINAL_FRACTION) * done
+            fraction = 1.0 - (1.0 - final_fraction) * done
         case "cosine":
-            fraction = FINAL_FRACTION + (1.0 - FINAL_FRACTION) * 0.5 * (1.0 + math.cos(math.pi * done))
+            fraction = final_fraction + (1.0 - final_fraction) * 0.5 * (1.0 + math.cos(math.pi * done))
         case _:
             assert_never(schedule)
     return peak * fraction

@@ -24,6 +24,7 @@ from penstock.backends.learners.objectives.protocol import ObjectiveTerms, Polic
 from penstock.backends.learners.objectives.reduction import reduction_weights
 from penstock.backends.learners.objectives.segments import Segments
 from penstock.backends.learners.objectives.token_advantages import RewardedSamples, token_advantages, token_estimates
+from penstock.backends.learners.objectives.validity import objective_problem
 from penstock.backends.learners.options import MisOptions, ObjectiveOptions
 from penstock.backends.learners.schedule import learning_rate
 
@@ -323,6 +324,23 @@ def test_the_learning_rate_warms_up_peaks_and_ends(schedule: str, last: float) -
     assert rates[19] == pytest.approx(last)
     assert rates[19:] == [rates[19]] * 6
     assert all(a >= b for a, b in pairwise(rates[4:]))
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+def test_the_learning_rate_ends_where_it_is_told_to(schedule: str) -> None:
+    rates = [
+        learning_rate(step, peak=2.0, warmup_steps=2, num_steps=12, schedule=schedule, final_fraction=0.25)  # type: ignore[arg-type]
+        for step in range(14)
+    ]
+    assert max(rates) == rates[2] == 2.0
+    assert rates[11:] == pytest.approx([0.5] * 3)
+
+
+def test_a_reference_that_nothing_pulls_to_is_not_refreshed() -> None:
+    problem = objective_problem(objective("dapo", reference_every=4))
+    assert problem is not None
+    assert problem[0] == "reference_every"
+    assert objective_problem(objective("dapo", reference_every=4, kl_coef=0.1)) is None
 
 
 def test_a_run_that_is_all_warm_up_has_a_rate_for_each_step() -> None:

@@ -105,6 +105,8 @@ def _critic(o: ObjectiveOptions) -> Iterator[Problem]:
 
 
 def _kl(o: ObjectiveOptions) -> Iterator[Problem]:
+    if o.reference_every is not None and not o.kl_coef:
+        yield "reference_every", "has no effect with kl_coef: 0, which needs no reference; remove it, or set kl_coef"
     if is_user_objective(o.name):
         return
     if o.kl_in == "reward" and o.estimator == "grpo" and o.kl_coef:

@@ -28,6 +28,7 @@ from penstock.messages.training import UpdateMode
 from penstock.runtime.options import ObservabilityOptions
 from penstock.runtime.scenario.capabilities import ENGINE_CAPABILITIES, lacking
 from penstock.runtime.scenario.episode_rules import episode_rules
+from penstock.runtime.scenario.lora_rules import lora_rules
 from penstock.runtime.scenario.part_rules import part_rules
 from penstock.runtime.scenario.paths import DATA_KEYS, FILTER_FUNCTION, OBJECTIVE, REWARD_FUNCTION, is_user_code
 from penstock.runtime.scenario.source import dotted
@@ -313,6 +314,7 @@ RULES: tuple[Callable[[Scenario], Iterator[Broken]], ...] = (
     _groups,
     _staleness,
     _objective,
+    lora_rules,
     _server_options,
     _capabilities,
     _external,

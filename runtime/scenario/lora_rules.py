@@ -1,0 +1,31 @@
+"""What ``learner.lora`` cannot be combined with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.runtime.scenario.source import KeyPath
+    from penstock.runtime.scenario.structure import Scenario
+
+
+def lora_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
+    """Rules that are broken: the key to change, and the reason."""
+    if s.learner.lora is None:
+        return
+    if s.learner.backend == "simulated":
+        yield ("learner", "lora"), "a simulated learner has no weights to adapt; remove the block"
+    if s.learner.objective.critic == "own":
+        yield (
+            ("learner", "objective", "critic"),
+            "own would train a whole second model beside the adapters of learner.lora; set critic: shared, which adds a "
+            "head to the adapted model, or remove learner.lora",
+        )
+    if s.learner.objective.reference_every is not None:
+        yield (
+            ("learner", "objective", "reference_every"),
+            "the reference of learner.lora is the model without its adapters, which takes no second copy and cannot "
+            "move; remove one of them",
+        )

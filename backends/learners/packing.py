@@ -44,6 +44,8 @@ class PackedTokens(NamedTuple):
     """``[T]``"""
     sample_of: NDArray[np.int64]
     """Index in the batch of the sample that a trained token belongs to ``[T]``."""
+    lengths: NDArray[np.int64]
+    """Positions of each sequence ``[B]``, shared contexts counted."""
 
 
 def split_into_micro_batches(sequences: Sequence[TrainSequence], max_tokens: int) -> list[list[TrainSequence]]:
@@ -52,10 +54,7 @@ def split_into_micro_batches(sequences: Sequence[TrainSequence], max_tokens: int
     Sequences with the same context stay together, so that they can share it, and so do those of like length, since
     attention pads to the longest. Shared contexts count for each sequence, as they do in attention.
     """
-    longest: dict[int, int] = {}
-    for sequence in sequences:
-        longest[sequence.prompt] = max(longest.get(sequence.prompt, 0), len(sequence.tokens))
-    ordered = sorted(sequences, key=lambda s: (-longest[s.prompt], s.prompt, -len(s.tokens)))
+    ordered = in_packing_order(sequences)
     lengths = [len(sequence.tokens) - 1 for sequence in ordered]
     bound = _even_share(lengths, max_tokens)
     parts: list[list[TrainSequence]] = []
@@ -67,6 +66,28 @@ def split_into_micro_batches(sequences: Sequence[TrainSequence], max_tokens: int
         parts[-1].append(sequence)
         room -= length
     return parts
+
+
+def in_packing_order(sequences: Sequence[TrainSequence]) -> list[TrainSequence]:
+    """Those with the same context one after the other, the longest first."""
+    longest: dict[int, int] = {}
+    for sequence in sequences:
+        longest[sequence.prompt] = max(longest.get(sequence.prompt, 0), len(sequence.tokens))
+    return sorted(sequences, key=lambda s: (-longest[s.prompt], s.prompt, -len(s.tokens)))
+
+
+def stand_in(sequence: TrainSequence) -> PackedTokens:
+    """The smallest micro-batch that a model takes, from the first two tokens of a sequence. What comes of it counts
+    for nothing; it is for a rank that has nothing of its own to run while the others do."""
+    tiny = sequence._replace(
+        tokens=sequence.tokens[:2],
+        num_context=1,
+        trained=np.ones(1, dtype=np.int64),
+        rollout_logprobs=sequence.rollout_logprobs[:1],
+        positions=sequence.positions[:1],
+        versions=sequence.versions[:1],
+    )
+    return pack([tiny])
 
 
 def pack(sequences: Sequence[TrainSequence]) -> PackedTokens:
@@ -97,6 +118,7 @@ def pack(sequences: Sequence[TrainSequence]) -> PackedTokens:
         targets=np.concatenate([sequence.tokens[sequence.trained] for sequence in sequences]).astype(np.int64),
         rollout_logprobs=np.concatenate([sequence.rollout_logprobs for sequence in sequences]),
         sample_of=np.repeat(np.asarray([sequence.sample for sequence in sequences], dtype=np.int64), counts),
+        lengths=np.asarray([len(sequence.tokens) - 1 for sequence in sequences], dtype=np.int64),
     )
 
 

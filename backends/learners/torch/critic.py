@@ -7,6 +7,7 @@ Invariants:
 * With a trunk of its own it starts as a copy of the policy, and nothing of its gradient reaches the policy. With the
   policy's trunk only the head is its own. Either way the head starts at 0, so the first values are 0.
 * Head and values are at least float32, whatever the trunk computes in.
+* Where the policy is sharded over ranks, trunk and head are too.
 * What ``state`` gave and ``restore`` took makes the next step the same, bit for bit.
 """
 
@@ -22,17 +23,21 @@ from typing import TYPE_CHECKING, Final, NamedTuple, cast
 import torch
 from torch import nn
 
+from penstock.backends.learners.gang.gang import SOLO
 from penstock.backends.learners.objectives.values import clipped_value_loss
 from penstock.backends.learners.schedule import learning_rate
 from penstock.backends.learners.torch.attention import PackedRows
 from penstock.backends.learners.torch.model import CheckpointError
 from penstock.backends.learners.torch.optimizer import MasterAdamW
+from penstock.backends.learners.torch.parallel import fill_like, is_sharded, load_into, shard, without_memory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import Tensor
+    from transformers import PreTrainedModel
 
+    from penstock.backends.learners.gang.gang import Gang
     from penstock.backends.learners.options import LearnerOptions
     from penstock.backends.learners.packing import PackedTokens
     from penstock.backends.learners.torch.model import PackedModel
@@ -56,12 +61,13 @@ class ValueTerms(NamedTuple):
 class Critic:
     """Owns the weights that predict values, and their optimizer."""
 
-    def __init__(self, policy: PackedModel, options: LearnerOptions, *, num_steps: int) -> None:
+    def __init__(self, policy: PackedModel, options: LearnerOptions, *, num_steps: int, gang: Gang = SOLO) -> None:
         """
         Args:
             policy: as it is before the first step; what the trunk is copied from or shared with.
             options: the ``learner:`` block.
             num_steps: of the whole run, for the schedule.
+            gang: the ranks that the policy is on.
 
         Raises:
             CheckpointError: the architecture has no trunk that could be told from its output head.
@@ -79,13 +85,22 @@ class Critic:
         nn.init.zeros_(self._head.bias)
         self._module = nn.ModuleDict({"head": self._head})
         if not self.is_shared:
-            self._module["trunk"] = _copied_trunk(policy)
+            self._module["trunk"] = _copied_trunk(policy, options, gang)
+        if is_sharded(policy.model):
+            shard(self._head, [], gang, options, compute_dtype=dtype)
+        self._dtype = dtype
         self._optimizer = MasterAdamW(
             self._module,
             betas=options.betas,
             weight_decay=options.weight_decay,
             max_grad_norm=options.max_grad_norm,
+            gang=gang,
         )
+
+    @property
+    def roots(self) -> list[nn.Module]:
+        """What is called as a whole."""
+        return list(self._module.values())
 
     def values(self, packed: PackedTokens, hidden: Tensor | None) -> Tensor:
         """Before each trained token of a micro-batch ``[T]``.
@@ -98,11 +113,12 @@ class Critic:
             assert hidden is not None, "the policy was asked for it"
         else:
             hidden = self._own_hidden(packed)
-        return cast("Tensor", self._head(hidden.to(self._head.weight.dtype)))[:, 0]
+        return cast("Tensor", self._head(hidden.to(self._dtype)))[:, 0]
 
     def terms(self, packed: PackedTokens, hidden: Tensor | None, targets: ValueTargets) -> ValueTerms:
         """Loss and figures of a micro-batch; arguments as for :meth:`values`."""
-        values = self.values(packed, hidden)
+        # Of a stand-in for a micro-batch nothing counts.
+        values = self.values(packed, hidden)[: len(targets.weights)]
         found = clipped_value_loss(values, targets.old_values, targets.returns, value_clip=self._value_clip)
         loss = (targets.weights * found.loss).sum(dtype=torch.float64)
         clipped = (targets.weights * found.clipped).sum(dtype=torch.float64)
@@ -120,6 +136,14 @@ class Critic:
             NonFiniteStepError: the loss or the gradient is not finite.
         """
         return self._optimizer.step(self.learning_rate(step), loss=loss, name=f"{name}, critic")
+
+    def sum_gradients(self) -> None:
+        """See :meth:`.MasterAdamW.sum_gradients`."""
+        self._optimizer.sum_gradients()
+
+    def forget_gradients(self) -> None:
+        """See :meth:`.MasterAdamW.forget_gradients`."""
+        self._optimizer.forget_gradients()
 
     def learning_rate(self, step: int) -> float:
         """Of the batch that ``step`` others precede."""
@@ -155,7 +179,7 @@ class Critic:
                 "run from its model (model.path)"
             )
         for name, parameter in parameters.items():
-            parameter.copy_(mine[f"{WEIGHT}{name}"])
+            load_into(parameter, mine[f"{WEIGHT}{name}"])
         self._optimizer.restore(mine)
 
     def _own_hidden(self, packed: PackedTokens) -> Tensor:
@@ -170,11 +194,15 @@ class Critic:
         return hidden[torch.from_numpy(packed.predicted_at).to(self._device)]
 
 
-def _copied_trunk(policy: PackedModel) -> nn.Module:
+def _copied_trunk(policy: PackedModel, options: LearnerOptions, gang: Gang) -> nn.Module:
     trunk = policy.model.base_model
     if trunk is policy.model:
         raise CheckpointError(
             f"learner.objective.critic: own needs a model whose trunk can be told from its output head, and "
             f"{type(policy.model).__name__} is in one piece; set critic: shared"
         )
-    return copy.deepcopy(trunk)
+    if not is_sharded(policy.model):
+        return copy.deepcopy(trunk)
+    built = without_memory(cast("PreTrainedModel", trunk))
+    fill_like(built, trunk, gang, options, compute_dtype=policy.dtype)
+    return built

@@ -66,7 +66,8 @@ class PackedModel:
     def __init__(self, model: PreTrainedModel, device: torch.device) -> None:
         self.model = model
         self.device = device
-        self._names = CheckpointNames(model)
+        self.checkpoint_names = CheckpointNames(model)
+        self._dtype: torch.dtype | None = None
 
     @classmethod
     def load(cls, folder: Path, *, dtype: str, device: torch.device) -> PackedModel:
@@ -96,7 +97,17 @@ class PackedModel:
 
     @property
     def dtype(self) -> torch.dtype:
-        return next(self.model.parameters()).dtype
+        """What it computes in."""
+        return self._dtype or next(self.model.parameters()).dtype
+
+    def freeze_facts(self, dtype: torch.dtype) -> None:
+        """Before its weights are shared out over ranks, when they no longer tell what they are.
+
+        Args:
+            dtype: what it computes in.
+        """
+        self._dtype = dtype
+        _ = self.checkpoint_names.can_rename_one_by_one  # asks the whole weights
 
     @property
     def hidden_size(self) -> int:
@@ -141,7 +152,7 @@ class PackedModel:
         tensors = {name: parameter.detach() for name, parameter in self.model.named_parameters()}
         persistent = self.model.state_dict(keep_vars=True)
         buffers = {name: buffer for name, buffer in self.model.named_buffers() if name in persistent}
-        return self._names.rename(tensors | buffers)
+        return self.checkpoint_names.rename(tensors | buffers)
 
     def save(self, folder: Path) -> None:
         """Write config and weights in Hugging Face format."""

@@ -6,6 +6,8 @@ Invariants:
   is what the optimizer changes; the model holds its rounded value. (A step of 1e-6 is lost in bfloat16.)
 * What ``state`` gave and ``restore`` took makes the next step the same, bit for bit.
 * A step whose gradient is not finite changes nothing and raises.
+* Over ranks a gradient is the sum of theirs, and its norm that of all weights. Every rank comes to the same decision.
+  Of sharded weights (DTensors) each rank changes its own share, and ``state`` has shares; ``restore`` takes either.
 """
 
 # torch's hooks and optimizers have no types:
@@ -17,18 +19,27 @@ import math
 from typing import TYPE_CHECKING, Final, cast
 
 import torch
+from torch.distributed.tensor import DTensor
 
+from penstock.backends.learners.gang.gang import SOLO
 from penstock.backends.learners.torch.model import CheckpointError
+from penstock.backends.learners.torch.parallel import like, load_into, local
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from torch import Tensor, nn
     from torch.utils.hooks import RemovableHandle
 
+    from penstock.backends.learners.gang.gang import Gang
+
 MASTER: Final = "master"
 MOMENTS: Final = ("step", "exp_avg", "exp_avg_sq")
 """What AdamW keeps of a weight."""
+BUCKET_BYTES: Final = 64 * 2**20
+"""Of gradients that are added up over ranks at once."""
+NORM_EPSILON: Final = 1e-6
+"""torch's own, where it clips."""
 
 
 class NonFiniteStepError(RuntimeError):
@@ -39,13 +50,22 @@ class MasterAdamW:
     """Owns the float32 weights, their gradients and the optimizer's state."""
 
     def __init__(
-        self, model: nn.Module, *, betas: tuple[float, float], weight_decay: float, max_grad_norm: float
+        self,
+        model: nn.Module,
+        *,
+        betas: tuple[float, float],
+        weight_decay: float,
+        max_grad_norm: float,
+        gang: Gang = SOLO,
     ) -> None:
         trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self._names = list(trained)
         self._parameters = list(trained.values())
         self._masters = [_master_of(parameter) for parameter in self._parameters]
         self._max_grad_norm = max_grad_norm
+        self._gang = gang
+        self._is_summed = False
+        self._is_sharded = any(isinstance(parameter, DTensor) for parameter in self._parameters)
         self._hooks = [
             _add_hook(parameter, _GradientSum(master)) for parameter, master in self._pairs() if master is not parameter
         ]
@@ -72,7 +92,8 @@ class MasterAdamW:
         Raises:
             NonFiniteStepError: the loss or the gradient is not finite.
         """
-        norm = float(torch.nn.utils.clip_grad_norm_(self._masters, self._max_grad_norm))
+        self.sum_gradients()
+        norm = self._clip()
         if not (math.isfinite(norm) and math.isfinite(loss)):
             self.forget_gradients()
             raise NonFiniteStepError(
@@ -86,9 +107,42 @@ class MasterAdamW:
         self.forget_gradients()
         return norm
 
+    def sum_gradients(self) -> None:
+        """Add up over the ranks what each has found alone; ``step`` does it otherwise, and not twice."""
+        if self._gang.is_alone or self._is_sharded or self._is_summed:
+            return
+        # A weight that no rank has reached is left alone, as it would be on one.
+        found = torch.tensor([float(master.grad is not None) for master in self._masters])
+        is_reached = self._gang.max_(found.to(self._gang.device)).tolist()
+        for master, reached in zip(self._masters, is_reached, strict=True):
+            if reached and master.grad is None:
+                master.grad = torch.zeros_like(master)
+        for bucket in _buckets([master.grad for master in self._masters if master.grad is not None]):
+            together = self._gang.sum_(torch.cat([gradient.reshape(-1) for gradient in bucket]))
+            parts = together.split([gradient.numel() for gradient in bucket])
+            for gradient, part in zip(bucket, parts, strict=True):
+                gradient.copy_(part.view_as(gradient))
+        self._is_summed = True
+
     def forget_gradients(self) -> None:
         """Drop what the micro-batches of this step have added so far."""
         self._adamw.zero_grad(set_to_none=True)
+        for parameter in self._parameters:
+            parameter.grad = None  # there is one yet if a backward pass has broken off
+        self._is_summed = False
+
+    @torch.no_grad()
+    def _clip(self) -> float:
+        """The norm of the gradient, which is scaled down to the largest that is allowed."""
+        if not self._is_sharded:
+            return float(torch.nn.utils.clip_grad_norm_(self._masters, self._max_grad_norm))
+        shares = [local(master.grad) for master in self._masters if master.grad is not None]
+        squares = torch.stack([share.square().sum(dtype=torch.float64) for share in shares]).sum()
+        norm = math.sqrt(float(self._gang.sum_(squares)))
+        if norm > self._max_grad_norm - NORM_EPSILON:
+            for share in shares:
+                share.mul_(self._max_grad_norm / (norm + NORM_EPSILON))
+        return norm
 
     def state(self) -> dict[str, Tensor]:
         """What a step depends on beside the model and its gradients, not copied: ``exp_avg/NAME``, ``exp_avg_sq/NAME``
@@ -112,12 +166,11 @@ class MasterAdamW:
         state = self._checked(tensors)
         for name, parameter, master in zip(self._names, self._parameters, self._masters, strict=True):
             if master is not parameter:
-                master.copy_(state[f"{MASTER}/{name}"])
+                load_into(master, state[f"{MASTER}/{name}"])
             if f"{MOMENTS[0]}/{name}" in state:
                 # Copied, so that nothing stays on the mapping of a file; see the invariants of the model.
                 self._adamw.state[master] = {
-                    kind: state[f"{kind}/{name}"].to(device=master.device, dtype=torch.float32, copy=True)
-                    for kind in MOMENTS
+                    kind: _kept(master, state[f"{kind}/{name}"], is_shared=kind != MOMENTS[0]) for kind in MOMENTS
                 }
 
     def _checked(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -153,6 +206,26 @@ class MasterAdamW:
         for parameter, master in self._pairs():
             if master is not parameter:
                 parameter.copy_(master)
+
+
+def _kept(master: Tensor, value: Tensor, *, is_shared: bool) -> Tensor:
+    """A copy of a moment, on the device of its weight and shared out as that is."""
+    share = like(master, value) if is_shared else value
+    return share.to(device=master.device, dtype=torch.float32, copy=True)
+
+
+def _buckets(gradients: Iterable[Tensor]) -> Iterable[list[Tensor]]:
+    """Of one dtype each, none larger than it must be."""
+    bucket: list[Tensor] = []
+    size_bytes = 0
+    for gradient in gradients:
+        if bucket and (size_bytes + gradient.nbytes > BUCKET_BYTES or gradient.dtype != bucket[0].dtype):
+            yield bucket
+            bucket, size_bytes = [], 0
+        bucket.append(gradient)
+        size_bytes += gradient.nbytes
+    if bucket:
+        yield bucket
 
 
 def _master_of(parameter: nn.Parameter) -> Tensor:

@@ -2,8 +2,8 @@
 
 Invariants:
 
-* The tokens of a batch are laid end to end in its own order; those of a step in the order of its micro-batches, each of
-  which is a slice of every tensor here.
+* The tokens of a batch are laid end to end in its own order; those of a step in the order of the micro-batches of a
+  rank, each of which is a slice of every tensor here, or, where they couple, all of them in the order of the batch.
 * Advantages and returns are those of the whole batch, found once, before its first step. They are computed on the CPU,
   whatever the learner trains on: in float64, and with the same bits each time.
 """
@@ -24,6 +24,7 @@ from penstock.backends.learners.objectives.protocol import PolicyTokens
 from penstock.backends.learners.objectives.reduction import reduction_weights
 from penstock.backends.learners.objectives.segments import Segments
 from penstock.backends.learners.objectives.token_advantages import RewardedSamples, token_estimates
+from penstock.backends.learners.torch.micro_batch import joined
 from penstock.backends.learners.updates import whole_batch
 
 if TYPE_CHECKING:
@@ -46,16 +47,9 @@ class Scores(NamedTuple):
     hidden: Tensor | None
     """What the output head of the policy was given, in the dtype of the model ``[N, H]``; None where nobody asks."""
 
-    @classmethod
-    def joined(cls, parts: Sequence[Scores]) -> Scores:
-        """Those of several micro-batches, in order, without ``hidden``."""
-        references = [part.reference for part in parts if part.reference is not None]
-        return cls(
-            logprobs=torch.cat([part.logprobs for part in parts]),
-            entropy=torch.cat([part.entropy for part in parts]),
-            reference=torch.cat(references) if references else None,
-            hidden=None,
-        )
+    def first(self, count: int) -> Scores:
+        """Those of the first tokens, with their gradient."""
+        return Scores(*(None if values is None else values[:count] for values in self))  # type: ignore[arg-type]
 
 
 class Opening(NamedTuple):
@@ -161,18 +155,15 @@ class StepTokens:
         Args:
             known: of the whole batch.
             update: what is trained.
-            parts: its sequences, micro-batch by micro-batch.
+            parts: its sequences, or those of one rank, micro-batch by micro-batch.
             is_only_step: whether the policy that is trained is the one that opened the batch.
         """
-        counts = [sum(len(sequence.trained) for sequence in part) for part in parts]
-        ends = np.cumsum(counts)
-        self.slices = [slice(int(end) - count, int(end)) for end, count in zip(ends, counts, strict=True)]
         ordered = [sequence for part in parts for sequence in part]
         samples = _samples_of(ordered, update.num_samples)
         self._samples = Segments(samples.index.to(known.device), samples.count)
         weights, means = (given.to(known.device) for given in step_weights(update, known.options))
         self._weights, self._figure_weights = self._samples.spread(weights), self._samples.spread(means)
-        place = torch.from_numpy(np.concatenate([sequence.places for sequence in ordered])).to(known.device)
+        place = torch.from_numpy(joined([sequence.places for sequence in ordered])).to(known.device)
         self._rollout, self._staleness = known.rollout[place], known.staleness[place]
         self._advantages = known.advantages[place]
         opening = known.opening
@@ -186,7 +177,7 @@ class StepTokens:
         """The tokens of a slice with what the models say about them.
 
         Args:
-            part: one of ``slices``, or everything.
+            part: which of the tokens.
             scores: of the tokens of that slice.
         """
         return PolicyTokens(
@@ -218,7 +209,8 @@ def step_weights(update: Update, options: ObjectiveOptions) -> tuple[Tensor, Ten
 
 
 def _samples_of(sequences: Sequence[TrainSequence], count: int) -> Segments:
-    index = np.repeat(np.asarray([s.sample for s in sequences]), [len(s.trained) for s in sequences])
+    samples = np.asarray([s.sample for s in sequences], dtype=np.int64)
+    index = np.repeat(samples, np.asarray([len(s.trained) for s in sequences], dtype=np.int64))
     return Segments(torch.from_numpy(index), count)
 
 

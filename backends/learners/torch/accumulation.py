@@ -1,0 +1,192 @@
+"""The gradients of one optimizer step: those of the whole step, whatever its micro-batches and ranks are.
+
+Invariants:
+
+* The weights of the reduction are fixed over the whole step before it is split, so what micro-batches and ranks add up
+  to is the loss of the step, and its gradient.
+* What couples tokens of several micro-batches is computed over all tokens of the step at once, in the order of the
+  batch, on every rank alike.
+* After it every rank has the figures of the whole step.
+"""
+
+# Tensor.tolist and numpy's concatenate are typed in part only:
+# pyright: reportUnknownMemberType=false
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+import torch
+
+from penstock.backends.learners.objectives.objective import couples_tokens
+from penstock.backends.learners.torch.micro_batch import laid_out, nothing
+from penstock.backends.learners.torch.opening import scattered
+from penstock.backends.learners.torch.step import Scores, StepTokens
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
+
+    from penstock.backends.learners.division import Division
+    from penstock.backends.learners.gang.gang import Gang
+    from penstock.backends.learners.objectives.open import ObjectiveFunction
+    from penstock.backends.learners.options import LearnerOptions
+    from penstock.backends.learners.torch.micro_batch import MicroBatch
+    from penstock.backends.learners.torch.models import Models
+    from penstock.backends.learners.torch.rounds import Rounds
+    from penstock.backends.learners.sequences import TrainSequence
+    from penstock.backends.learners.torch.step import BatchTokens
+    from penstock.backends.learners.updates import Update
+
+
+class Step(NamedTuple):
+    """One optimizer step before it is run."""
+
+    known: BatchTokens
+    update: Update
+    division: Division
+    is_only: bool
+    """Whether the policy that is trained is the one that opened the batch."""
+
+
+class Accumulation:
+    """Runs the models of one rank forward and backward."""
+
+    def __init__(
+        self, models: Models, objective: ObjectiveFunction, options: LearnerOptions, rounds: Rounds, gang: Gang
+    ) -> None:
+        self._models = models
+        self._objective = objective
+        self._options = options
+        self._rounds = rounds
+        self._gang = gang
+
+    def add(self, step: Step, *, trains_policy: bool) -> dict[str, float]:
+        """Add the gradients of a step; the sums over its tokens.
+
+        Raises:
+            OutOfMemoryError: a micro-batch was too large; some gradients have been added.
+        """
+        parts = step.division.ranks[self._gang.rank]
+        batches, spare = laid_out(parts, step.update.sequences[0]), nothing(step.update.sequences[0])
+        own = StepTokens(step.known, step.update, parts, is_only_step=step.is_only)
+        if not trains_policy:
+            totals = self._add_values(own, batches, spare)
+        elif len(step.division.in_order) > 1 and couples_tokens(self._options.objective):
+            totals = self._add_coupled(step, own, batches, spare)
+        else:
+            totals = self._add_apart(own, batches, spare)
+        # One transfer for all of them: each would wait for the device on its own.
+        sums = self._gang.sum_(torch.stack([value.double() for value in totals.values()]))
+        return dict(zip(totals, cast("list[float]", sums.tolist()), strict=True))
+
+    def _add_apart(self, own: StepTokens, batches: Sequence[MicroBatch], spare: MicroBatch) -> dict[str, Tensor]:
+        """Loss and gradient micro-batch by micro-batch, for a loss that is a sum over tokens (or one micro-batch)."""
+
+        def work(batch: MicroBatch) -> dict[str, Tensor]:
+            scores = self._models.scores(batch, with_reference=own.asks_reference)
+            terms = self._objective(own.tokens(batch.part, scores), self._options.objective)
+            return {**terms.figures, **self._backward(terms.loss, batch, own, scores.hidden)}
+
+        return _sums(self._rounds.run(f"apart {own.asks_reference}", batches, spare, work))
+
+    def _add_coupled(
+        self, step: Step, own: StepTokens, batches: Sequence[MicroBatch], spare: MicroBatch
+    ) -> dict[str, Tensor]:
+        """Where the loss of a token depends on log-probs of others: a first pass without gradient finds all log-probs,
+        the loss of the step gives its gradient with respect to each of them, and a second pass sends these back
+        through the model. Exact for any function of the log-probs, at the cost of one more forward pass."""
+        whole = StepTokens(step.known, step.update, [step.update.sequences], is_only_step=step.is_only)
+        places = self._places_in(step.update, step.division.ranks[self._gang.rank])
+        scores = self._all_scores(own, batches, spare, places, num_tokens=step.update.num_tokens)
+        leaves = [scores.logprobs.requires_grad_(), scores.entropy.requires_grad_()]
+        terms = self._objective(whole.tokens(slice(None), scores), self._options.objective)
+        found = torch.autograd.grad(terms.loss, leaves, allow_unused=True, materialize_grads=True)
+        slopes = [slope[places] for slope in found]
+
+        def work(batch: MicroBatch) -> dict[str, Tensor]:
+            again = self._models.scores(batch, with_reference=False)
+            surrogate = (slopes[0][batch.part] * again.logprobs).sum()
+            if again.entropy.requires_grad:
+                surrogate = surrogate + (slopes[1][batch.part] * again.entropy).sum()
+            return self._backward(surrogate, batch, own, again.hidden)
+
+        values = _sums(self._rounds.run("coupled", batches, spare, work))
+        if self._gang.is_first:
+            return {**terms.figures, **values}
+        # Every rank has found those of the whole step, and they will be added up.
+        return {**{name: torch.zeros_like(figure) for name, figure in terms.figures.items()}, **values}
+
+    def _add_values(self, own: StepTokens, batches: Sequence[MicroBatch], spare: MicroBatch) -> dict[str, Tensor]:
+        """The critic alone; with a shared trunk its head alone, as the trunk is the policy's."""
+        critic = self._models.critic
+        assert critic is not None, "critic_only_steps"
+
+        def work(batch: MicroBatch) -> dict[str, Tensor]:
+            hidden = None
+            if critic.is_shared:
+                with torch.no_grad():
+                    hidden = self._models.scores(batch, with_reference=False).hidden
+            terms = critic.terms(batch.packed, hidden, own.value_targets(batch.part))
+            torch.autograd.backward(terms.loss)
+            return terms.figures
+
+        return _sums(self._rounds.run("values", batches, spare, work))
+
+    @torch.no_grad()
+    def _all_scores(
+        self, own: StepTokens, batches: Sequence[MicroBatch], spare: MicroBatch, places: Tensor, *, num_tokens: int
+    ) -> Scores:
+        """Of all tokens of the step, on every rank, in the order of the batch."""
+
+        def work(batch: MicroBatch) -> Scores:
+            return self._models.scores(batch, with_reference=own.asks_reference)._replace(hidden=None)
+
+        def exchanged(values: Sequence[Tensor]) -> Tensor:
+            return self._gang.sum_(scattered(torch.cat(list(values)), places, num_tokens))
+
+        found = self._rounds.run(f"scores {own.asks_reference}", batches, spare, work)
+        references = [scores.reference for scores in found if scores.reference is not None]
+        return Scores(
+            logprobs=exchanged([scores.logprobs for scores in found]),
+            entropy=exchanged([scores.entropy for scores in found]),
+            reference=exchanged(references) if references else None,
+            hidden=None,
+        )
+
+    def _places_in(self, update: Update, parts: Sequence[Sequence[TrainSequence]]) -> Tensor:
+        """Of this rank's tokens among those of the step in the order of the batch, int64 ``[T]``."""
+        starts: dict[int, int] = {}
+        num_tokens = 0
+        for sequence in update.sequences:
+            starts[sequence.first] = num_tokens
+            num_tokens += len(sequence.trained)
+        places = [
+            torch.arange(starts[sequence.first], starts[sequence.first] + len(sequence.trained))
+            for part in parts
+            for sequence in part
+        ]
+        return torch.cat([torch.zeros(0, dtype=torch.int64), *places]).to(self._models.policy.device)
+
+    def _backward(self, loss: Tensor, batch: MicroBatch, own: StepTokens, hidden: Tensor | None) -> dict[str, Tensor]:
+        """Send the loss of the policy back through it, and that of the values; the figures of these."""
+        critic = self._models.critic
+        if critic is None or not critic.is_shared:
+            torch.autograd.backward(loss)
+        if critic is None:
+            return {}
+        terms = critic.terms(batch.packed, hidden, own.value_targets(batch.part))
+        if critic.is_shared:
+            torch.autograd.backward(loss + self._options.objective.value_coef * terms.loss)
+        else:
+            torch.autograd.backward(terms.loss)
+        return terms.figures
+
+
+def _sums(figures: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    totals: dict[str, Tensor] = {}
+    for found in figures:
+        for name, value in found.items():
+            totals[name] = totals[name] + value if name in totals else value
+    return totals

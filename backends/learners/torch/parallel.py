@@ -1,0 +1,232 @@
+"""A model over the ranks of a gang: sharded (FSDP2) or one on each.
+
+Invariants:
+
+* ``fsdp``: of every weight each rank has an equal share, a DTensor; whole weights exist one block at a time, gathered
+  before the block runs and let go of after it. Gradients are added up over the ranks as each block's backward pass
+  ends, in float32 or better, and never lie whole on a rank either.
+* ``ddp``: every rank has all weights, the same bits; gradients are added up once a step, by the optimizer.
+* Either way gradients are sums over ranks, not means: the weights of the loss are those of the whole step.
+* The weights that are trained are float32 whatever the model computes in; a sharded one is rounded to that as it is
+  gathered. ``model.dtype`` of the outside, of exports and log-probs, is that of the computation.
+* Without other ranks nothing is changed, but for activation checkpointing.
+"""
+
+# torch and transformers are typed in part only:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils.checkpoint import checkpoint
+
+from penstock.backends.learners.torch.model import PackedModel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor, nn
+    from transformers import PreTrainedModel
+
+    from penstock.backends.learners.gang.gang import Gang
+    from penstock.backends.learners.options import LearnerOptions
+
+_log: Final = logging.getLogger(__name__)
+
+
+def parallelize(model: PackedModel, gang: Gang, options: LearnerOptions) -> None:
+    """Divide a model that every rank has loaded whole, in place; called by all ranks. Before its optimizer is made.
+
+    Raises:
+        ValueError: ``learner.cpu_offload`` with weights that are not sharded.
+    """
+    blocks = transformer_blocks(model.model)
+    if options.activation_checkpointing:
+        for block in blocks:
+            _recompute_in_backward(block)
+    if options.cpu_offload and (gang.is_alone or options.parallel != "fsdp"):
+        raise ValueError(
+            "learner.cpu_offload: moves the shards of the weights to the host, and there are none with "
+            f"learner.num_ranks: {gang.num_ranks} and learner.parallel: {options.parallel}; set num_ranks above 1 and "
+            "parallel: fsdp, or remove it"
+        )
+    if gang.is_alone or options.parallel == "ddp":
+        return
+    model.freeze_facts(model.dtype)
+    shard(model.model, blocks, gang, options, compute_dtype=model.dtype)
+
+
+def shard(
+    root: nn.Module, blocks: list[nn.Module], gang: Gang, options: LearnerOptions, *, compute_dtype: torch.dtype
+) -> None:
+    """Give each rank its share of a module that all have whole.
+
+    Args:
+        root: the module; what is in no block is gathered when it is called, and stays so until it returns.
+        blocks: in it; gathered one by one.
+        gang: all ranks.
+        options: the ``learner:`` block.
+        compute_dtype: what it computes in.
+    """
+    mesh = _mesh(gang)
+    reduced = torch.promote_types(compute_dtype, torch.float32)
+    precision = MixedPrecisionPolicy(
+        param_dtype=None if compute_dtype == reduced else compute_dtype, reduce_dtype=reduced, cast_forward_inputs=False
+    )
+    for module in (*blocks, root):
+        _make_precise(module)
+        # Always let go of, the root's too: what a run asks of the other ranks must not depend on the run before it.
+        fully_shard(
+            module, mesh=mesh, reshard_after_forward=True, mp_policy=precision, offload_policy=_offload(gang, options)
+        )
+        sharded = cast("FSDPModule", module)
+        sharded.set_gradient_divide_factor(1.0)
+        sharded.set_force_sum_reduction_for_comms(enable=True)
+        # A weight that no token of this rank has reached (an expert) is reached on another.
+        sharded.set_reduce_scatter_unused_params(True)
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Whether each rank has a share of its weights only."""
+    return isinstance(module, FSDPModule)
+
+
+def transformer_blocks(model: nn.Module) -> list[nn.Module]:
+    """The repeated blocks of a Hugging Face model, in order; none where it does not name them."""
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    return [module for module in model.modules() if type(module).__name__ in names]
+
+
+def full_tensors(model: PackedModel) -> Iterator[tuple[str, Tensor]]:
+    """Every weight whole, in the dtype of the model, by its name in a Hugging Face checkpoint.
+
+    All ranks go through it to the end, as weights are gathered on the way, on all of them. Each is let go of when the
+    next is asked for, unless the caller keeps it; one that is not sharded is the weight itself, not a copy.
+    """
+    if not is_sharded(model.model):
+        yield from model.named_tensors().items()
+        return
+    names = model.checkpoint_names
+    if names.can_rename_one_by_one:
+        for name, tensor in _sharded_tensors(model.model):
+            yield from names.rename({name: whole(tensor, model.dtype)}).items()
+        return
+    # transformers puts weights of this architecture together from several, so it is given all of them.
+    yield from names.rename({name: whole(t, model.dtype).cpu() for name, t in _sharded_tensors(model.model)}).items()
+
+
+@torch.no_grad()
+def whole(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """A weight from its shares, rounded before it is gathered; called by all ranks. One that is not shared: itself."""
+    if not isinstance(tensor, DTensor):
+        return tensor.detach()
+    detached = tensor.detach()
+    rounded = detached if dtype is None or not detached.is_floating_point() else detached.to(dtype)
+    return cast("DTensor", rounded).full_tensor()
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's share, not copied; a tensor that is not shared: itself."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+@torch.no_grad()
+def load_into(target: Tensor, source: Tensor) -> None:
+    """Copy the values of a tensor, which may be whole, into one that may be shared out. No communication."""
+    target.copy_(like(target, source))
+
+
+def like(target: Tensor, source: Tensor) -> Tensor:
+    """``source`` shared out as ``target`` is; every rank has it whole. No communication."""
+    if not isinstance(target, DTensor) or isinstance(source, DTensor):
+        return source
+    there = source.to(target.to_local().device)
+    return distribute_tensor(there, target.device_mesh, target.placements, src_data_rank=None)
+
+
+def replica(model: PackedModel, gang: Gang, options: LearnerOptions) -> PackedModel:
+    """A second model with the same weights, divided in the same way; of a sharded one no rank ever has more than its
+    share. Called by all ranks."""
+    if not is_sharded(model.model):
+        return PackedModel(copy.deepcopy(model.model), model.device)
+    built = PackedModel(without_memory(model.model), model.device)
+    built.freeze_facts(model.dtype)
+    fill_like(built.model, model.model, gang, options, compute_dtype=model.dtype)
+    return built
+
+
+def without_memory(model: PreTrainedModel) -> PreTrainedModel:
+    """A model of the same architecture, to be filled."""
+    with torch.device("meta"):
+        built = type(model)(copy.deepcopy(model.config))
+    return built.to(next(model.parameters()).dtype).eval()
+
+
+@torch.no_grad()
+def fill_like(
+    built: nn.Module, source: nn.Module, gang: Gang, options: LearnerOptions, *, compute_dtype: torch.dtype
+) -> None:
+    """Shard a module without memory, and copy the shares of another that is sharded in the same way."""
+    blocks = transformer_blocks(built)
+    if options.activation_checkpointing:
+        for block in blocks:
+            _recompute_in_backward(block)
+    shard(built, blocks, gang, options, compute_dtype=compute_dtype)
+    device = gang.device if not _is_offloaded(gang, options) else torch.device("cpu")
+    built.to_empty(device=device)
+    sources = dict(source.named_parameters(remove_duplicate=False))
+    for name, parameter in built.named_parameters():
+        local(parameter).copy_(local(sources[name]))
+    buffers = dict(source.named_buffers(remove_duplicate=False))
+    for name, module in built.named_modules():
+        for key in list(module._buffers):  # noqa: SLF001  # no other way to replace one
+            found = buffers.get(f"{name}.{key}" if name else key)
+            module._buffers[key] = None if found is None else found.clone()  # noqa: SLF001  # likewise
+
+
+def _sharded_tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """Each once, under the first of its names."""
+    yield from model.named_parameters()
+    persistent = model.state_dict(keep_vars=True)
+    yield from ((name, buffer) for name, buffer in model.named_buffers() if name in persistent)
+
+
+def _mesh(gang: Gang) -> DeviceMesh:
+    return DeviceMesh(gang.device.type, torch.arange(gang.num_ranks), mesh_dim_names=("shard",))
+
+
+def _is_offloaded(gang: Gang, options: LearnerOptions) -> bool:
+    return options.cpu_offload and gang.device.type == "cuda"
+
+
+def _offload(gang: Gang, options: LearnerOptions) -> OffloadPolicy:
+    if options.cpu_offload and gang.device.type == "cpu":
+        _log.info("learner.cpu_offload: the weights are in the memory of the host anyway on a CPU; it has no effect")
+    return CPUOffloadPolicy() if _is_offloaded(gang, options) else OffloadPolicy()
+
+
+def _make_precise(module: nn.Module) -> None:
+    """What is trained is at least float32. One module at a time, so that no rank ever has all of it in float32."""
+    for parameter in module.parameters():
+        if not isinstance(parameter, DTensor):
+            parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
+
+
+def _recompute_in_backward(block: nn.Module) -> None:
+    """Keep what goes into a block, and compute what happens in it again when its gradient is asked for."""
+    forward = cast("Any", block.forward)
+    block.forward = functools.partial(_checkpointed, forward)
+
+
+def _checkpointed(forward: Any, *inputs: Any, **keys: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*inputs, **keys)
+    return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=False, **keys)

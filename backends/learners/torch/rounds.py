@@ -1,0 +1,136 @@
+"""Micro-batches one after the other, in step with the other ranks, and what happens when memory does not suffice.
+
+Invariants:
+
+* All ranks run equally many micro-batches in one call, and all raise :class:`OutOfMemoryError`, or none does.
+* A rank that runs out of memory leaves no other waiting: it joins the collectives that are left of the micro-batch
+  (:class:`.Collectives`), runs the rest of them over nothing, and what came of all that is thrown away by everybody.
+* Where weights are divided, the first call of a kind runs over nothing once, on all ranks: what it asks of the others
+  is then known, before it can fail.
+
+| wait | who ends it |
+|---|---|
+| at the end of a call, whether all had memory enough | the other ranks; at the latest the gang's timeout |
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from penstock.backends.learners.gang.gang import Gang
+    from penstock.backends.learners.torch.collectives import Collectives
+    from penstock.backends.learners.torch.micro_batch import MicroBatch
+
+ResultT = TypeVar("ResultT")
+
+_log: Final = logging.getLogger(__name__)
+
+
+class OutOfMemoryError(RuntimeError):
+    """A micro-batch was too large for the memory of some rank. Gradients that were added before it are still there."""
+
+
+class StepTooLargeError(RuntimeError):
+    """Even one sequence at a time is too much for the memory of a device."""
+
+
+class MicroBatchSize:
+    """How many inputs a micro-batch may have; found once, if the one that was asked for does not fit."""
+
+    def __init__(self, max_tokens: int, *, is_speaker: bool) -> None:
+        """
+        Args:
+            max_tokens: that was asked for.
+            is_speaker: whether this rank tells of it.
+        """
+        self.max_tokens = max_tokens
+        self._is_speaker = is_speaker
+        self._told = max_tokens
+
+    def halve(self, *, can_be_finer: bool) -> None:
+        """
+        Args:
+            can_be_finer: whether some micro-batch has several sequences.
+
+        Raises:
+            StepTooLargeError: there is nothing to divide.
+        """
+        if not can_be_finer:
+            raise StepTooLargeError(
+                f"out of memory with each sequence in a micro-batch of its own (at {self.max_tokens} tokens each); "
+                "lower sampling.max_response_tokens, set learner.activation_checkpointing: true, or divide the model "
+                "over more GPUs (learner.num_ranks, with learner.parallel: fsdp)"
+            )
+        self.max_tokens = max(1, self.max_tokens // 2)
+
+    def worked(self, *, step: int) -> None:
+        """A step was computed with it."""
+        if self.max_tokens != self._told and self._is_speaker:
+            _log.warning(
+                "step %d: out of memory with micro-batches of %d tokens, so they have %d from now on; the result is "
+                "the same. Write it into the scenario to save the search: learner.max_tokens_per_micro_batch: %d",
+                step,
+                self._told,
+                self.max_tokens,
+                self.max_tokens,
+            )
+        self._told = self.max_tokens
+
+
+class Rounds:
+    """Runs micro-batches."""
+
+    def __init__(self, gang: Gang, collectives: Collectives, check_stop: Callable[[], None]) -> None:
+        self._gang = gang
+        self._collectives = collectives
+        self._check_stop = check_stop
+
+    def run(
+        self, kind: str, batches: Sequence[MicroBatch], spare: MicroBatch, work: Callable[[MicroBatch], ResultT]
+    ) -> list[ResultT]:
+        """What ``work`` makes of each micro-batch.
+
+        Args:
+            kind: the same for all work that asks the same of the other ranks.
+            batches: equally many on each rank.
+            spare: a micro-batch of no token.
+            work: runs the models; whatever it adds up must not matter with ``spare``.
+
+        Raises:
+            OutOfMemoryError: on every rank, if one ran out.
+        """
+        self._collectives.rehearse(kind, lambda: work(spare))
+        results: list[ResultT] = []
+        has_failed = False
+        for batch in batches:
+            self._check_stop()
+            if not self._tried(kind, spare if has_failed else batch, work, results):
+                has_failed = True
+                results.clear()
+                self._recover()
+        if self._gang.agree(has_failed):
+            raise OutOfMemoryError
+        return results
+
+    def _tried(
+        self, kind: str, batch: MicroBatch, work: Callable[[MicroBatch], ResultT], results: list[ResultT]
+    ) -> bool:
+        """Whether there was memory enough. Whoever called has left the handler when it goes on, and with it every
+        frame and tensor that the error held."""
+        try:
+            with self._collectives.following(kind):
+                results.append(work(batch))
+        except torch.OutOfMemoryError:
+            return False
+        return True
+
+    def _recover(self) -> None:
+        if self._gang.device.type == "cuda":
+            torch.cuda.empty_cache()
+        self._collectives.finish()

@@ -28,7 +28,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping
+    from collections.abc import Callable, Generator, Iterator, Mapping
     from pathlib import Path
 
     from torch import Tensor
@@ -43,6 +43,11 @@ MATRICES: Final = ("lora_A", "lora_B")
 SAVED_PREFIX: Final = "base_model.model."
 """Of every name in a file of peft."""
 WEIGHTS_FILE: Final = "adapter_model.safetensors"
+
+
+def detached(tensor: Tensor) -> Tensor:
+    """The tensor itself, without gradient."""
+    return tensor.detach()
 
 
 class LoraError(ValueError):
@@ -92,15 +97,20 @@ class Adapters:
             finally:
                 self._switch(on=True)
 
-    def merged(self) -> Iterator[tuple[str, Tensor]]:
-        """Every weight and persistent buffer as the model has them without adapters, detached, one after the other;
-        names that are tied come with the same tensor."""
-        for name, tensor in self._model.state_dict(keep_vars=True).items():
-            if _is_adapter(name):
-                continue
-            bare = bare_name(name)
-            layer = self._layers.get(bare.removesuffix(".weight")) if bare.endswith(".weight") else None
-            yield bare, tensor.detach() if layer is None else _merged(layer, tensor)
+    def merged(self, read: Callable[[Tensor], Tensor] = detached) -> Iterator[tuple[str, Tensor]]:
+        """Every parameter and persistent buffer under its name in the model without adapters, with the adapter added
+        in. One after the other; a tensor that has several names comes under the first.
+
+        Args:
+            read: where the values of a tensor are, if they are not in it.
+        """
+        for name, tensor in _kept(self._model):
+            layer = self._layers.get(name.removesuffix(".base_layer.weight"))
+            yield bare_name(name), read(tensor) if layer is None else _merged(layer, tensor, read)
+
+    def base(self) -> Iterator[tuple[str, Tensor]]:
+        """As :meth:`merged`, without the adapters."""
+        return ((bare_name(name), tensor.detach()) for name, tensor in _kept(self._model))
 
     def state(self) -> dict[str, Tensor]:
         """The adapters, not copied, each under ``adapter/…``."""
@@ -159,11 +169,19 @@ def _is_adapter(name: str) -> bool:
     return any(f".{matrix}." in name for matrix in MATRICES)
 
 
+def _kept(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and persistent buffers, without those of adapters."""
+    persistent = model.state_dict(keep_vars=True)
+    yield from ((name, parameter) for name, parameter in model.named_parameters() if not _is_adapter(name))
+    yield from ((name, buffer) for name, buffer in model.named_buffers() if name in persistent)
+
+
 @torch.no_grad()
-def _merged(layer: AdaptedLinear, weight: Tensor) -> Tensor:
-    up, down = (cast("nn.Linear", matrices[NAME]).weight for matrices in (layer.lora_B, layer.lora_A))
-    delta = (up.detach() @ down.detach()) * layer.scaling[NAME]
-    return (weight.detach().to(torch.promote_types(weight.dtype, torch.float32)) + delta).to(weight.dtype)
+def _merged(layer: AdaptedLinear, weight: Tensor, read: Callable[[Tensor], Tensor]) -> Tensor:
+    up, down = (read(cast("nn.Linear", matrices[NAME]).weight) for matrices in (layer.lora_B, layer.lora_A))
+    base = read(weight)
+    exact = base.to(torch.promote_types(base.dtype, torch.float32))
+    return (exact + (up @ down) * layer.scaling[NAME]).to(base.dtype)
 
 
 def _targets(model: PreTrainedModel, options: LoraOptions) -> list[str]:

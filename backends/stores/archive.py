@@ -34,7 +34,7 @@ COLUMNS: Final = {
     "group_id": "int64; the group",
     "sample_index": "int32; in its group",
     "version": "int32; the version that training it made; null where the run trained nothing",
-    "staleness": "int32; age of its oldest token when it was trained, in versions; null without tokens, or without training",
+    "staleness": "int32; age of its oldest token when it was trained, in versions; null without tokens or training",
     "attempt": "int32; how often it was issued again",
     "engine": "string; which engine finished it",
     "row": "int64; of the dataset, from 0",
@@ -125,7 +125,8 @@ def _schema(pa: Any) -> Any:  # noqa: ANN401 - as above
         "logprobs": pa.list_(pa.float32()), "loss_mask": pa.list_(pa.uint8()),
         "spans": pa.list_(pa.struct([("version", pa.int32()), ("num_tokens", pa.int32())])),
         "part_lengths": tokens, "part_contexts": pa.list_(tokens), "outcome": pa.string(),
-        "outcome_detail": pa.string(), "loss": pa.string(), "reward": pa.float64(), "reward_components": pa.map_(pa.string(), pa.float64()),
+        "outcome_detail": pa.string(), "loss": pa.string(), "reward": pa.float64(),
+        "reward_components": pa.map_(pa.string(), pa.float64()),
     }  # fmt: skip
     return pa.schema([(name, types[name]) for name in COLUMNS])
 

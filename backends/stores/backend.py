@@ -91,7 +91,10 @@ class LedgerBackend:
             self._thread.start()
 
     def _archive(self, folder: Path) -> None:
-        from penstock.backends.stores.archive import archive_groups, archive_samples  # numpy and pyarrow: the Buffer starts without
+        from penstock.backends.stores.archive import (
+            archive_groups,
+            archive_samples,
+        )  # numpy and pyarrow: the Buffer starts without
 
         try:
             reader = self._store.reader()

@@ -139,7 +139,7 @@ class RecordedBatches:
                 self._leases.append(entry)
             case BatchesFixed():
                 raise RecordedError(
-                    f"{self._folder} trains batches of {entry.source} itself; take them from there: --from {entry.source}"
+                    f"{self._folder} trains batches of {entry.source} itself; take them from there (--from)"
                 )
             case _:
                 pass
@@ -230,7 +230,7 @@ class RecordedBatches:
 
     def _ends(self, group_id: int) -> tuple[SampleEnd, ...]:
         record = self._groups[group_id].record
-        indices = {index: 0 for index in range(self.run.samples_per_group)}
+        indices = dict.fromkeys(range(self.run.samples_per_group), 0)
         if record is not None:
             indices = {note.index: note.num_tokens for note in record.samples}
         cancelled = tuple(

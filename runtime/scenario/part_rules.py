@@ -21,7 +21,10 @@ def part_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
             "run … --only learner --from RUN)",
         )
     if only != "learner" and s.run.batches_from is not None:
-        yield ("run", "batches_from"), "has no effect without run.only: learner; set that (--only learner), or remove it"
+        yield (
+            ("run", "batches_from"),
+            "has no effect without run.only: learner; set that (--only learner) or remove it",
+        )
     if only != "rollout" and s.run.num_groups is not None:
         yield (
             ("run", "num_groups"),

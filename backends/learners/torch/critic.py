@@ -153,6 +153,7 @@ class Critic:
             warmup_steps=self._options.objective.critic_warmup_steps,
             num_steps=self._num_steps,
             schedule=self._options.lr_schedule,
+            final_fraction=self._options.min_learning_rate_ratio,
         )
 
     def state(self) -> dict[str, Tensor]:

@@ -31,14 +31,16 @@ from penstock.backends.models.checkpoint_names import CheckpointNames
 from penstock.backends.models.terminal import quiet_transformers
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
     from pathlib import Path
 
     import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
+    from penstock.backends.learners.options import LoraOptions
     from penstock.backends.learners.sequences import TrainSequence
+    from penstock.backends.learners.torch.lora import Adapters
 
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 LEAK_TOLERANCE: Final = 1e-5
@@ -67,6 +69,8 @@ class PackedModel:
         self.model = model
         self.device = device
         self.checkpoint_names = CheckpointNames(model)
+        self.adapters: Adapters | None = None
+        """What is trained in place of the weights; None: the weights are."""
         self._dtype: torch.dtype | None = None
 
     @classmethod
@@ -147,12 +151,31 @@ class PackedModel:
         packed = pack([demonstration_sequence(tokens, [0], sample=0)])
         return self._logits(packed)[-1].float().cpu()
 
+    def adapt(self, options: LoraOptions) -> None:
+        """Train low-rank adapters from here on; see :class:`.Adapters`. Before the model is divided over ranks."""
+        from penstock.backends.learners.torch.lora import Adapters  # brings peft
+
+        self.freeze_facts(self.dtype)
+        self.adapters = Adapters(self.model, options)
+
+    def weights(self, read: Callable[[Tensor], Tensor] | None = None) -> Iterator[tuple[str, Tensor]]:
+        """Every parameter and persistent buffer by its name in memory, one after the other; one that has several names
+        comes under the first. Those of adapters are added in.
+
+        Args:
+            read: where the values of a tensor are, if they are not in it; without it they come detached.
+        """
+        known = read or _detached
+        if self.adapters is not None:
+            yield from self.adapters.merged(known)
+            return
+        yield from ((name, known(parameter)) for name, parameter in self.model.named_parameters())
+        persistent = self.model.state_dict(keep_vars=True)
+        yield from ((name, known(buffer)) for name, buffer in self.model.named_buffers() if name in persistent)
+
     def named_tensors(self) -> dict[str, Tensor]:
         """Every weight by the name that it has in a Hugging Face checkpoint, detached; see :mod:`.checkpoint_names`."""
-        tensors = {name: parameter.detach() for name, parameter in self.model.named_parameters()}
-        persistent = self.model.state_dict(keep_vars=True)
-        buffers = {name: buffer for name, buffer in self.model.named_buffers() if name in persistent}
-        return self.checkpoint_names.rename(tensors | buffers)
+        return self.checkpoint_names.rename(dict(self.weights()))
 
     def save(self, folder: Path) -> None:
         """Write config and weights in Hugging Face format."""
@@ -240,6 +263,10 @@ def _experts_row_by_row(model: PreTrainedModel) -> Generator[None]:
         yield
     finally:
         model.set_experts_implementation(usual)
+
+
+def _detached(tensor: Tensor) -> Tensor:
+    return tensor.detach()
 
 
 def _leave_files(model: PreTrainedModel) -> None:

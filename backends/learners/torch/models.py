@@ -29,7 +29,8 @@ class Models:
     @property
     def roots(self) -> list[torch.nn.Module]:
         """Every module that is called as a whole."""
-        references = [] if self.reference is None else [self.reference.model]
+        has_own = self.reference is not None and self.reference.model is not self.policy.model
+        references = [self.reference.model] if self.reference is not None and has_own else []
         return [self.policy.model, *references, *([] if self.critic is None else self.critic.roots)]
 
     def scores(self, batch: MicroBatch, *, with_reference: bool) -> Scores:

@@ -116,11 +116,11 @@ def full_tensors(model: PackedModel) -> Iterator[tuple[str, Tensor]]:
         return
     names = model.checkpoint_names
     if names.can_rename_one_by_one:
-        for name, tensor in _sharded_tensors(model.model):
+        for name, tensor in model.weights():
             yield from names.rename({name: whole(tensor, model.dtype)}).items()
         return
     # transformers puts weights of this architecture together from several, so it is given all of them.
-    yield from names.rename({name: whole(t, model.dtype).cpu() for name, t in _sharded_tensors(model.model)}).items()
+    yield from names.rename({name: whole(t, model.dtype).cpu() for name, t in model.weights()}).items()
 
 
 @torch.no_grad()
@@ -192,13 +192,6 @@ def fill_like(
             module._buffers[key] = None if found is None else found.clone()  # noqa: SLF001  # likewise
 
 
-def _sharded_tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """Each once, under the first of its names."""
-    yield from model.named_parameters()
-    persistent = model.state_dict(keep_vars=True)
-    yield from ((name, buffer) for name, buffer in model.named_buffers() if name in persistent)
-
-
 def _mesh(gang: Gang) -> DeviceMesh:
     return DeviceMesh(gang.device.type, torch.arange(gang.num_ranks), mesh_dim_names=("shard",))
 
@@ -214,9 +207,12 @@ def _offload(gang: Gang, options: LearnerOptions) -> OffloadPolicy:
 
 
 def _make_precise(module: nn.Module) -> None:
-    """What is trained is at least float32. One module at a time, so that no rank ever has all of it in float32."""
-    for parameter in module.parameters():
-        if not isinstance(parameter, DTensor):
+    """What is trained is at least float32, and so is everything where nothing is. One module at a time, so that no rank
+    ever has all of it in float32."""
+    parameters = list(module.parameters())
+    is_frozen = not any(parameter.requires_grad for parameter in parameters)
+    for parameter in parameters:
+        if not isinstance(parameter, DTensor) and (parameter.requires_grad or is_frozen):
             parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
 
 

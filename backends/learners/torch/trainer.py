@@ -156,12 +156,16 @@ class PolicyTrainer:
         )
 
     def state(self) -> dict[str, Tensor]:
-        """What the next step depends on beside the model and the version; see :meth:`.MasterAdamW.state` and
-        :meth:`.Critic.state`."""
-        return self._optimizer.state() | ({} if self._critic is None else self._critic.state())
+        """What the next step depends on beside the model and the version; see :meth:`.MasterAdamW.state`,
+        :meth:`.Critic.state` and :meth:`.Adapters.state`."""
+        adapters = self._models.policy.adapters
+        of_policy = self._optimizer.state() | ({} if adapters is None else adapters.state())
+        return of_policy | ({} if self._critic is None else self._critic.state())
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Go on where ``state`` was taken; see :meth:`.MasterAdamW.restore` and :meth:`.Critic.restore`."""
+        if self._models.policy.adapters is not None:
+            self._models.policy.adapters.restore(tensors)
         self._optimizer.restore(tensors)
         if self._critic is not None:
             self._critic.restore(tensors)
@@ -269,6 +273,7 @@ class PolicyTrainer:
             warmup_steps=self._options.warmup_steps,
             num_steps=self._num_steps,
             schedule=self._options.lr_schedule,
+            final_fraction=self._options.min_learning_rate_ratio,
         )
 
     def _division(self, update: Update) -> Division:

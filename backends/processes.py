@@ -62,6 +62,18 @@ def title_of(pid: int) -> str:
     return command.partition(b"\0")[0].decode(errors="replace").strip()
 
 
+def how_it_ended(exit_code: int | None) -> str:
+    """``was killed by SIGKILL``, ``ended with exit code 1``; None: nobody knows."""
+    if exit_code is None:
+        return "ended"
+    if exit_code >= 0:
+        return f"ended with exit code {exit_code}"
+    try:
+        return f"was killed by {signal.Signals(-exit_code).name}"
+    except ValueError:
+        return f"was killed by signal {-exit_code}"
+
+
 def start_ticks_of(pid: int) -> int:
     """Start time of a process that is there.
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.backends.processes import descendants_of, facts_of, is_running, kill, marked_processes, title_of
+from penstock.backends.processes import how_it_ended as how_it_ended
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -73,18 +73,6 @@ def exit_code_of(process: ServerProcess) -> int | None:
     if facts is None or facts.start_ticks != process.start_ticks or facts.state != "Z":
         return None
     return os.waitstatus_to_exitcode(facts.wait_status)
-
-
-def how_it_ended(exit_code: int | None) -> str:
-    """``was killed by SIGKILL``, ``ended with exit code 1``."""
-    if exit_code is None:
-        return "ended"
-    if exit_code >= 0:
-        return f"ended with exit code {exit_code}"
-    try:
-        return f"was killed by {signal.Signals(-exit_code).name}"
-    except ValueError:
-        return f"was killed by signal {-exit_code}"
 
 
 async def end_marked(marks: Collection[bytes], timeout_s: float) -> list[int]:

@@ -135,10 +135,13 @@ def join_gang(
     )
 
 
-def leave_gang(gang: Gang) -> None:
-    """The end of the process group, where there is one; waits for nobody."""
-    if not gang.is_alone:
-        dist.destroy_process_group()
+def is_peer_lost(error: BaseException) -> bool:
+    """Whether a collective ended because of another rank, which then has the reason."""
+    # gloo raises plain RuntimeErrors, so their text has to be read.
+    text = str(error)
+    return isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError) and any(word in text for word in ("gloo", "monitoredBarrier", "pair closure"))
+    )
 
 
 SOLO: Final = alone_on(torch.device("cpu"))

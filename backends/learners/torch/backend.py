@@ -24,11 +24,11 @@ from penstock.backends.learners.torch.worker import TorchWorker
 
 if TYPE_CHECKING:
     from penstock.backends.learners.gang.gang import Gang
+    from penstock.backends.learners.gang.words import LearnerAnswer
     from penstock.backends.learners.torch.worker import LearnerSetup
     from penstock.backends.protocol import Emit, Fail
     from penstock.messages.base import Metric
     from penstock.messages.commands import LearnerCommand
-    from penstock.messages.local import LocalEvent
 
 
 class _LearnerClosed(Exception):  # noqa: N818  # no error: the way out of a long command
@@ -66,10 +66,10 @@ class TorchLearnerBackend:
         if self._thread is not None:
             self._thread.join(timeout_s)
 
-    def emit(self, event: LocalEvent, /) -> None:
+    def emit(self, answer: LearnerAnswer, /) -> None:
         """See :class:`.WorkerHost`."""
         if not (self._closing.is_set() or self._failed.is_set()):
-            self._emit(event)
+            self._emit(answer)
 
     def fail(self, error: BaseException, /) -> None:
         """See :class:`.WorkerHost`."""

@@ -27,7 +27,7 @@ import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol, assert_never
+from typing import TYPE_CHECKING, Final, assert_never
 
 import torch
 from safetensors.torch import load_file
@@ -67,11 +67,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.backends.learners.gang.gang import Gang
+    from penstock.backends.learners.gang.words import LearnerAnswer
+    from penstock.backends.learners.gang.worker import WorkerHost
     from penstock.backends.learners.options import LearnerOptions
     from penstock.backends.learners.torch.checkpoint_record import CheckpointRecord
     from penstock.backends.weights.protocol import WeightExporter
-    from penstock.messages.base import Metric
-    from penstock.messages.local import LocalEvent
 
 Demonstration = tuple["Sequence[int]", "Sequence[int]"]
 """Token ids of a prompt and of a response, the end token included."""
@@ -114,26 +114,6 @@ class OpenedLearner:
     """While it sleeps, on a device of its own memory."""
 
 
-class WorkerHost(Protocol):
-    """The process that a worker works in."""
-
-    def emit(self, event: LocalEvent, /) -> None:
-        """Answer later, from any thread."""
-        ...
-
-    def fail(self, error: BaseException, /) -> None:
-        """The learner cannot go on; from any thread but the worker's, which raises."""
-        ...
-
-    def check_stop(self) -> None:
-        """Called now and then in a long command; raises to end it."""
-        ...
-
-    def show(self, gauges: tuple[Metric, ...], /) -> None:
-        """All current figures."""
-        ...
-
-
 class TorchWorker:
     """One rank of the learner, or all of it."""
 
@@ -148,8 +128,8 @@ class TorchWorker:
         self._opened: OpenedLearner | None = None
         self._figures: dict[str, float] = {}
 
-    def carry_out(self, command: LearnerCommand, /) -> LocalEvent | None:
-        """Do it, and answer it unless that comes later, or never."""
+    def carry_out(self, command: LearnerCommand, /) -> LearnerAnswer | None:
+        """See :class:`.LearnerWorker`."""
         match command:
             case OpenLearner():
                 return self._open(command)
@@ -175,8 +155,7 @@ class TorchWorker:
                 assert_never(command)
 
     def finish(self) -> None:
-        """What was asked for is done: let the published weights go, and wait for the checkpoint that is being written.
-        Not after a failure."""
+        """See :class:`.LearnerWorker`."""
         if self._setup.exporter is not None:
             self._setup.exporter.close()
         self.settle()

@@ -1,0 +1,47 @@
+"""Which device a learner's process trains on."""
+
+from __future__ import annotations
+
+import torch
+
+
+def choose_device(name: str) -> torch.device:
+    """The device that ``learner.device`` names; ``auto`` is the first GPU that this process may see, or the CPU.
+
+    Raises:
+        ValueError: it is neither a CPU nor a CUDA device that this process may see.
+    """
+    num_gpus = torch.cuda.device_count()
+    if name == "auto":
+        return torch.device("cuda:0" if num_gpus else "cpu")
+    if name == "cpu":
+        return torch.device("cpu")
+    kind, _, index = name.partition(":")
+    if kind != "cuda" or not (index or "0").isdecimal():
+        raise ValueError(f"learner.device: expected auto, cpu, cuda or cuda:N, got {name!r}")
+    if int(index or 0) >= num_gpus:
+        raise ValueError(f"learner.device: {name} was asked for, and this process may see {num_gpus} GPUs")
+    return torch.device("cuda", int(index or 0))
+
+
+def choose_rank_device(name: str, *, local_rank: int, num_local_ranks: int) -> torch.device:
+    """The device of one of several ranks: a GPU for each, in order, or the CPU for all.
+
+    Raises:
+        RankDeviceError: the device cannot be divided, or there are not enough GPUs.
+    """
+    num_gpus = torch.cuda.device_count()
+    if name == "cpu" or (name == "auto" and num_gpus == 0):
+        return torch.device("cpu")
+    if name not in ("auto", "cuda"):
+        raise RankDeviceError(f"learner.device: expected auto, cpu or cuda with several ranks, got {name!r}")
+    if num_gpus < num_local_ranks:
+        raise RankDeviceError(
+            f"learner.num_ranks is {num_local_ranks}, and the learner may see {num_gpus} GPUs; every rank needs one of "
+            "its own. Reduce learner.num_ranks, give the learner more GPUs, or set learner.device: cpu"
+        )
+    return torch.device("cuda", local_rank)
+
+
+class RankDeviceError(ValueError):
+    """There is no device for every rank."""

@@ -1,0 +1,66 @@
+"""Why a gang has to end: the errors that tell it, and which of several signs is the cause. Pure.
+
+A rank that dies takes the others out of their exchanges, so what they say about it may arrive before the news of its
+death. That is why the launcher listens a moment longer after the first sign.
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING
+
+from penstock.backends.learners.gang.words import FailureKind, RankFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.backends.learners.gang.rank_process import RankProcess
+
+
+class GangError(RuntimeError):
+    """A rank died, hung, or failed; all of them have been ended."""
+
+
+class GangInputError(ValueError):
+    """A rank cannot use the scenario or what it names; trying again would not help."""
+
+
+def first_cause(ranks: Sequence[RankProcess]) -> RankProcess | None:
+    """The rank that has the reason, where one has: it failed by itself, died without a word, or is stopped."""
+    culprits = [rank for rank in ranks if rank.failure is not None and rank.failure.kind is not FailureKind.PEER_LOST]
+    died = [rank for rank in ranks if rank.failure is None and rank.has_ended]
+    stopped = [rank for rank in ranks if rank.is_stopped]
+    # Killed by a signal: by somebody else. An exit code of its own may follow from what another rank has said.
+    killed = [rank for rank in died if (rank.exit_code or 0) < 0 or rank.is_gone]
+    return next(iter([*killed, *culprits, *died, *stopped]), None)
+
+
+def error_of(ranks: Sequence[RankProcess], seen: str) -> BaseException:
+    """What ``fail`` is told.
+
+    Args:
+        ranks: as they are now, before they are ended.
+        seen: what was noticed first, where no rank has the reason itself.
+    """
+    cause, others = first_cause(ranks), len(ranks) - 1
+    if cause is None or cause.failure is None:
+        if cause is None:
+            told = seen
+        elif cause.is_stopped:
+            told = f"{cause} is stopped by a signal, and the others wait for it"
+        else:
+            told = cause.ended_how()
+        source = cause or next((rank for rank in ranks if rank.failure is not None), None)
+        tail = f". {source.last_lines()}" if source is not None else ""
+        return GangError(f"the learner has lost a rank: {told}; the other {others} were ended with it{tail}")
+    return _raised_again(cause, cause.failure)
+
+
+def _raised_again(rank: RankProcess, failure: RankFailed) -> BaseException:
+    match failure.kind:
+        case FailureKind.USERS:
+            return GangInputError(failure.message)
+        case FailureKind.DISK_FULL:
+            return OSError(errno.ENOSPC, failure.message)
+        case _:
+            return GangError(f"{rank} failed: {failure.name}: {failure.message}. {rank.last_lines()}")

@@ -1,0 +1,143 @@
+"""All ranks of a gang as the process sees them that started them: their launch, their lines, their end.
+
+Invariants:
+
+* The place where they report is a socket in a folder that only this user may enter, so only our own processes can.
+* What is said to all is encoded once; ``kill`` leaves no process, no socket and no folder.
+
+| wait | who ends it |
+|---|---|
+| ``listen`` | a rank, a guardian, ``wake``; at the latest its timeout |
+| ``kill`` | the guardians; at the latest its timeout, then the kernel |
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import shutil
+import socket
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from penstock.backends.learners.gang.channel import Channel, ChannelClosedError, Parcel
+from penstock.backends.learners.gang.rank_process import RankProcess
+from penstock.backends.learners.gang.words import RankCame, RankFailed, decode_rank_word, encode_word
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from penstock.backends.learners.gang.words import RankWord, Word
+
+_WAKE: Final = 8
+
+
+class RankSet:
+    """The ranks. One thread uses it, but for ``wake``."""
+
+    def __init__(self) -> None:
+        """Nothing runs yet."""
+        self.ranks: list[RankProcess] = []
+        self.heard: list[tuple[RankProcess, RankWord]] = []
+        """What ``listen`` has read, for whoever called it to take."""
+        self._selector = selectors.DefaultSelector()
+        self._alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._listener: socket.socket | None = None
+        self._folder: Path | None = None
+
+    def launch(self, num_ranks: int, log_path: Callable[[int], Path]) -> None:
+        """Start all of them."""
+        self._folder = Path(tempfile.mkdtemp(prefix="penstock-gang-"))
+        path = self._folder / "line"
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(str(path))
+        self._listener.listen(num_ranks)
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._alarm, selectors.EVENT_READ, partial(os.read, self._alarm, _WAKE))
+        now_s = time.monotonic()
+        for number in range(num_ranks):
+            log = log_path(number)
+            log.parent.mkdir(parents=True, exist_ok=True)
+            rank = RankProcess(number, path, log)
+            rank.heard_s = now_s
+            self.ranks.append(rank)
+            self._selector.register(rank.guardian_output, selectors.EVENT_READ, partial(self._read_guardian, rank))
+
+    def wake(self) -> None:
+        """End the current or the next ``listen``; from any thread."""
+        os.eventfd_write(self._alarm, 1)
+
+    def listen(self, timeout_s: float) -> list[tuple[RankProcess, RankWord]]:
+        """Wait for something to happen; returns what ranks have said, in order."""
+        self.heard = []
+        for key, _ in self._selector.select(timeout_s):
+            key.data()
+        return self.heard
+
+    def say(self, word: Word, ranks: Iterable[RankProcess] | None = None) -> None:
+        """To all, or to these; a rank whose line is closed has ended, which is noticed elsewhere.
+
+        Raises:
+            TimeoutError: a rank does not read.
+        """
+        parcel = Parcel(encode_word(word))
+        try:
+            for rank in self.ranks if ranks is None else ranks:
+                if rank.channel is not None:
+                    with contextlib.suppress(ChannelClosedError):
+                        rank.channel.send(parcel)
+        finally:
+            parcel.close()
+
+    def kill(self, timeout_s: float) -> None:
+        """End every process, and remove what they met at."""
+        for rank in self.ranks:
+            rank.order_end()
+        deadline_s = time.monotonic() + timeout_s
+        for rank in self.ranks:
+            rank.await_end(max(0.0, deadline_s - time.monotonic()))
+        self._selector.close()
+        if self._listener is not None:
+            self._listener.close()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        line, _ = self._listener.accept()
+        channel = Channel(line)
+        self._selector.register(channel, selectors.EVENT_READ, partial(self._meet, channel))
+
+    def _meet(self, channel: Channel) -> None:
+        """The first word of a line says whose it is."""
+        self._selector.unregister(channel)
+        with contextlib.suppress(ChannelClosedError):
+            word = channel.receive(decode_rank_word)
+            assert isinstance(word, RankCame)
+            rank = self.ranks[word.rank]
+            rank.channel = channel
+            self._selector.register(channel, selectors.EVENT_READ, partial(self._read_line, rank, channel))
+            self._hear(rank, word)
+
+    def _read_line(self, rank: RankProcess, channel: Channel) -> None:
+        try:
+            self._hear(rank, channel.receive(decode_rank_word))
+        except ChannelClosedError:
+            self._selector.unregister(channel)  # the guardian tells how it ended
+
+    def _hear(self, rank: RankProcess, word: RankWord) -> None:
+        rank.heard_s = time.monotonic()
+        if isinstance(word, RankFailed):
+            rank.failure = word
+        self.heard.append((rank, word))
+
+    def _read_guardian(self, rank: RankProcess) -> None:
+        output = rank.guardian_output
+        rank.read_guardian()
+        if rank.is_gone:
+            self._selector.unregister(output)

@@ -28,7 +28,8 @@ from transformers import AutoModelForCausalLM
 from penstock.backends.learners.objectives.presets import objective
 from penstock.backends.learners.options import LearnerOptions, ObjectiveOptions, WarmStartOptions
 from penstock.backends.learners.torch.checkpoint import CheckpointFolder, CheckpointWriteError
-from penstock.backends.learners.torch.checkpoint_record import RECORD_FILE, TENSORS_FILE, read_record
+from penstock.backends.learners.torch.checkpoint_record import RECORD_FILE, STATE_FOLDER, read_record
+from penstock.backends.learners.torch.checkpoint_state import load_state
 from penstock.backends.learners.torch.factory import open_torch_learner
 from penstock.backends.learners.torch.model import CheckpointError
 from penstock.backends.models.make import make_model
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 
 TIMEOUT_S: Final = 120
 MODEL_FILE: Final = "model.safetensors"
+TENSORS_FILE: Final = f"{STATE_FOLDER}/shard-00001-model-00001-of-00001.safetensors"
 
 
 class Case(NamedTuple):
@@ -142,7 +144,7 @@ def save(learner: RunningLearner, version: int) -> Path:
 
 def tensors_of(checkpoint: Path) -> dict[str, torch.Tensor]:
     """Model, optimizer and random state."""
-    return {**load_file(checkpoint / MODEL_FILE), **load_file(checkpoint / TENSORS_FILE)}
+    return {**load_file(checkpoint / MODEL_FILE), **load_state(checkpoint / STATE_FOLDER)}
 
 
 def assert_same_bits(one: Path, other: Path) -> None:
@@ -373,7 +375,7 @@ def test_optimizer_state_of_another_model_is_refused(
     opened.append(learner)
     learner.ask(OpenLearner(), LearnerOpened)
     train(learner, 1, 1)
-    state = load_file(save(learner, 1) / TENSORS_FILE)
+    state = load_state(save(learner, 1) / STATE_FOLDER)
     optimizer = cast("Any", learner.backend)._worker._opened.trainer
     no_step = {key: tensor for key, tensor in state.items() if key != "step/model.norm.weight"}
     no_master = {key: tensor for key, tensor in state.items() if key != "master/model.norm.weight"}
@@ -507,6 +509,7 @@ KILL_AT = """
     from pathlib import Path
     import torch
     from penstock.backends.learners.options import LearnerOptions
+    from penstock.backends.learners.gang.gang import SOLO
     from penstock.backends.learners.torch.checkpoint import CheckpointFolder
     from penstock.backends.learners.torch.model import PackedModel
     from penstock.backends.learners.torch.snapshot import take_snapshot
@@ -521,7 +524,7 @@ KILL_AT = """
 
     def shot(version):
         return take_snapshot(
-            model, trainer, model, version=version, dtype="float32", trained_tokens=0, canary=(1,)
+            model, trainer, model, gang=SOLO, version=version, dtype="float32", trained_tokens=0, canary=(1,)
         )
 
     trainer.train(make_groups(), version=1, min_token_version=0)

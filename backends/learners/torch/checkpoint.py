@@ -8,14 +8,13 @@ Invariants:
 
 * A folder is written beside its name and renamed to it when every byte is on disk: whoever sees the name sees a whole
   checkpoint, also after a crash. It loses its name before its first byte is removed.
+* Several ranks write into one folder, which all of them have to see; the first rank names it when all are done. Of
+  :meth:`CheckpointFolder.write` every rank has the same outcome.
 * No folder is written twice. An incarnation touches nothing that a later one wrote, except that what lies below a
   version that the run still needs may go, whoever wrote it.
 * What a crash or a full disk left unfinished is removed by the next write, at the latest.
 * A link is never followed when something is removed.
 """
-
-# safetensors is typed in part only:
-# pyright: reportUnknownVariableType=false
 
 from __future__ import annotations
 
@@ -26,36 +25,30 @@ import shutil
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from safetensors import SafetensorError
-from safetensors.torch import save_file
-
 from penstock.backends.durable import sync
+from penstock.backends.learners.gang.gang import SOLO
+from penstock.backends.learners.torch.checkpoint_channel import CheckpointChannel, WriteRefusedError
+from penstock.backends.learners.torch.checkpoint_model import copy_tokenizer, write_model
 from penstock.backends.learners.torch.checkpoint_record import (
     STATE_FOLDER,
-    TENSORS_FILE,
     CheckpointRecord,
+    FileRecord,
     ReferenceRecord,
+    file_record,
     files_of,
     write_record,
 )
+from penstock.backends.learners.torch.checkpoint_state import files_of_rank, save_state
+from penstock.backends.learners.torch.snapshot import kept_shards
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Mapping
     from pathlib import Path
 
     from penstock.backends.learners.torch.model import PackedModel
     from penstock.backends.learners.torch.snapshot import LearnerSnapshot
 
-TOKENIZER_FILES: Final = (
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "*.model",
-    "*.tiktoken",
-    "chat_template*",
-)
+ALONE: Final = CheckpointChannel(SOLO)
 
 _CHECKPOINT: Final = re.compile(r"version-(?P<version>\d+)(-e\d+)?")
 _LEFTOVER: Final = re.compile(r"\.(version-\d+|reference)(-e(?P<epoch>\d+))?\.(?P<kind>partial|deleted)")
@@ -68,18 +61,21 @@ class CheckpointWriteError(ValueError):
 
 
 class CheckpointFolder:
-    """The checkpoints of a run, as one incarnation of its learner writes them. One thread at a time calls it."""
+    """The checkpoints of a run, as one incarnation of its learner writes them. Of each rank one thread at a time calls
+    it."""
 
-    def __init__(self, folder: Path, *, epoch: int, tokenizer_source: Path) -> None:
+    def __init__(self, folder: Path, *, epoch: int, tokenizer_source: Path, channel: CheckpointChannel = ALONE) -> None:
         """
         Args:
             folder: of all checkpoints of the run; made when it is missing.
             epoch: of this incarnation.
             tokenizer_source: the folder whose tokenizer every checkpoint gets.
+            channel: to the other ranks.
         """
         self._folder = folder.absolute()
         self._epoch = epoch
         self._tokenizer_source = tokenizer_source
+        self._channel = channel
         self.reference: ReferenceRecord | None = None
         """The reference that lies on disk already; the first write puts one there otherwise."""
 
@@ -88,21 +84,19 @@ class CheckpointFolder:
         return self._folder / f"version-{version:07d}{self._suffix}"
 
     def write(self, snapshot: LearnerSnapshot) -> Path:
-        """Write a checkpoint, and the reference before the first one; durable when this returns.
+        """Write a checkpoint, and the reference before the first one; durable when this returns. Every rank calls it.
 
         Raises:
-            CheckpointWriteError: the disk refuses, or the folder is there already. Nothing else has changed.
+            CheckpointWriteError: a disk refuses, or the folder is there already. Nothing else has changed.
         """
         target = self.path_of(snapshot.version)
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            sync(self._folder.parent)
-            self._remove_leftovers()
+            self._channel.first(self._make_room)
             if snapshot.reference is not None and self.reference is None:
                 self.reference = self._write_reference(snapshot.reference)
-            with _written_beside(target) as partial:
+            with self._written_beside(target) as partial:
                 self._fill(partial, snapshot)
-        except (OSError, SafetensorError) as error:
+        except WriteRefusedError as error:
             raise CheckpointWriteError(self._story(target, snapshot.size_bytes, error)) from error
         return target
 
@@ -123,11 +117,26 @@ class CheckpointFolder:
     def _suffix(self) -> str:
         return f"-e{self._epoch}" if self._epoch > 1 else ""
 
+    def _make_room(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        sync(self._folder.parent)
+        self._remove_leftovers()
+
     def _fill(self, folder: Path, snapshot: LearnerSnapshot) -> None:
-        snapshot.save_model(folder)
-        self._copy_tokenizer(folder)
-        (folder / STATE_FOLDER).mkdir()
-        save_file(snapshot.trainer, folder / TENSORS_FILE, metadata={"format": "pt"})
+        channel, state = self._channel, folder / STATE_FOLDER
+        channel.first(state.mkdir)
+        channel.each(lambda: save_state(state, snapshot.trainer, channel))
+        channel.each(lambda: write_model(folder, snapshot.model, snapshot.weights, channel))
+        parts = channel.each(
+            lambda: {f"{STATE_FOLDER}/{path.name}": file_record(path) for path in files_of_rank(state, channel.rank)}
+        )
+        channel.first(lambda: self._seal(folder, snapshot, parts))
+
+    def _seal(self, folder: Path, snapshot: LearnerSnapshot, parts: list[dict[str, FileRecord]]) -> None:
+        """Add what lies there once, and the record of everything; ``parts`` are the files of each rank."""
+        files = {name: record for of_rank in parts for name, record in of_rank.items()}
+        _check_all_are_here(folder, files)
+        copy_tokenizer(self._tokenizer_source, folder)
         record = CheckpointRecord(
             version=snapshot.version,
             epoch=self._epoch,
@@ -135,23 +144,35 @@ class CheckpointFolder:
             trained_tokens=snapshot.trained_tokens,
             canary=snapshot.canary,
             reference=self.reference,
-            files=files_of(folder),
+            files=dict(sorted((files | files_of(folder, but=files)).items())),
         )
         write_record(folder, record)
 
     def _write_reference(self, model: PackedModel) -> ReferenceRecord:
         target = self._folder / f"reference{self._suffix}"
-        with _written_beside(target) as partial:
-            model.save(partial)
-            self._copy_tokenizer(partial)
-            files = files_of(partial)
+        with self._written_beside(target) as partial:
+            self._channel.each(lambda: write_model(partial, model, kept_shards(model), self._channel))
+
+            def finish() -> dict[str, FileRecord]:
+                copy_tokenizer(self._tokenizer_source, partial)
+                return files_of(partial)
+
+            files = self._channel.first(finish)
         return ReferenceRecord(target.name, files)
 
-    def _copy_tokenizer(self, folder: Path) -> None:
-        for pattern in TOKENIZER_FILES:
-            for path in self._tokenizer_source.glob(pattern):
-                if path.is_file():
-                    shutil.copyfile(path, folder / path.name)
+    @contextmanager
+    def _written_beside(self, target: Path) -> Generator[Path]:
+        """A new folder to fill, by all ranks. It appears as ``target``, durable, when the block is done, and goes when
+        it raises."""
+        partial = target.with_name(f".{target.name}.partial")
+        self._channel.first(lambda: _begin(target, partial))
+        try:
+            yield partial
+            self._channel.first(lambda: _publish(partial, target))
+        except BaseException:
+            if self._channel.is_first:
+                shutil.rmtree(partial, ignore_errors=True)
+            raise
 
     def _remove_leftovers(self) -> None:
         for path in self._entries():
@@ -173,23 +194,27 @@ class CheckpointFolder:
         )
 
 
-@contextmanager
-def _written_beside(target: Path) -> Generator[Path]:
-    """A new folder to fill. It appears as ``target``, durable, when the block is done, and goes when it raises."""
+def _begin(target: Path, partial: Path) -> None:
     if os.path.lexists(target):
         raise CheckpointWriteError(f"{target} is there already, and no checkpoint is written twice; move it away")
-    partial = target.with_name(f".{target.name}.partial")
     partial.mkdir()
-    try:
-        yield partial
-        for path in sorted(partial.rglob("*")):
-            sync(path)
-        sync(partial)
-        partial.rename(target)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+
+
+def _publish(partial: Path, target: Path) -> None:
+    for path in sorted(partial.rglob("*")):
+        sync(path)
+    sync(partial)
+    partial.rename(target)
     sync(target.parent)
+
+
+def _check_all_are_here(folder: Path, files: Mapping[str, FileRecord]) -> None:
+    missing = [name for name in files if not (folder / name).is_file()]
+    if missing:
+        raise CheckpointWriteError(
+            f"{len(missing)} files that other ranks wrote cannot be seen from the first one, {missing[0]} first; the "
+            "run folder has to be on a file system that all machines of the learner share"
+        )
 
 
 def _remove(folder: Path) -> None:

@@ -4,6 +4,8 @@ Invariants:
 
 * The record names every other file of the checkpoint with its size and digest, and it has a digest of its own: what
   was read is what was written, or it is refused.
+* It is read and checked before anything else of the checkpoint. Where several ranks read, each checks its share of the
+  files.
 * It is JSON beside safetensors; nothing in a checkpoint is unpickled.
 * ``format_version`` is read before anything else, so that an older penstock refuses what a newer one wrote.
 """
@@ -20,13 +22,12 @@ from penstock.backends.learners.torch.model import CheckpointError
 from penstock.backends.weights.digest import digest_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Container, Mapping
     from pathlib import Path
 
 FORMAT_VERSION: Final = 1
 STATE_FOLDER: Final = "trainer_state"
 RECORD_FILE: Final = f"{STATE_FOLDER}/state.json"
-TENSORS_FILE: Final = f"{STATE_FOLDER}/trainer.safetensors"
 
 _REMEDY: Final = (
     "put the folder back as it was written, or start a new run from an older checkpoint beside it (model.path)"
@@ -84,8 +85,14 @@ def write_record(folder: Path, record: CheckpointRecord) -> None:
     (folder / RECORD_FILE).write_bytes(msgspec.json.encode(envelope))
 
 
-def read_record(folder: Path, *, version: int) -> CheckpointRecord:
+def read_record(folder: Path, *, version: int | None = None, rank: int = 0, num_ranks: int = 1) -> CheckpointRecord:
     """Read the record of a checkpoint and check every file of it, the reference's too.
+
+    Args:
+        folder: of the checkpoint.
+        version: that it has to be of.
+        rank: of who reads.
+        num_ranks: who read it together; each checks every so many files.
 
     Raises:
         CheckpointError: it is not there, not whole, of another version or of a newer format.
@@ -97,20 +104,20 @@ def read_record(folder: Path, *, version: int) -> CheckpointRecord:
         )
     path = folder / RECORD_FILE
     record = _decode(path)
-    if record.version != version:
+    if version is not None and record.version != version:
         raise CheckpointError(
             f"{path}: expected version {version}, found {record.version}; was a checkpoint renamed? {_REMEDY}"
         )
-    check_files(folder, record.files)
+    check_files(folder, _share(record.files, rank, num_ranks))
     if record.reference is not None:
-        check_files(folder.parent / record.reference.folder, record.reference.files)
+        check_files(folder.parent / record.reference.folder, _share(record.reference.files, rank, num_ranks))
     return record
 
 
-def files_of(folder: Path) -> dict[str, FileRecord]:
-    """Every file below ``folder``, by its path in it."""
-    paths = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): _file_record(path) for path in paths}
+def files_of(folder: Path, *, but: Container[str] = ()) -> dict[str, FileRecord]:
+    """Every file below ``folder``, by its path in it, those in ``but`` left out."""
+    paths = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {name: file_record(path) for name, path in paths.items() if name not in but}
 
 
 def check_files(folder: Path, files: Mapping[str, FileRecord]) -> None:
@@ -126,8 +133,12 @@ def check_files(folder: Path, files: Mapping[str, FileRecord]) -> None:
             raise CheckpointError(
                 f"{path} is damaged: expected {expected.size_bytes:,} bytes, found {size_bytes:,}; {_REMEDY}"
             )
-        if _file_record(path) != expected:
+        if file_record(path) != expected:
             raise CheckpointError(f"{path} is damaged: its bytes do not have the recorded digest; {_REMEDY}")
+
+
+def _share(files: Mapping[str, FileRecord], rank: int, num_ranks: int) -> dict[str, FileRecord]:
+    return dict(sorted(files.items())[rank::num_ranks])
 
 
 def _decode(path: Path) -> CheckpointRecord:
@@ -153,7 +164,8 @@ def _decode(path: Path) -> CheckpointRecord:
         raise CheckpointError(f"{path} is damaged: {error}; {_REMEDY}") from error
 
 
-def _file_record(path: Path) -> FileRecord:
+def file_record(path: Path) -> FileRecord:
+    """Size and digest of a file as it is now."""
     with path.open("rb") as file:
         size_bytes = path.stat().st_size
         if not size_bytes:  # mmap refuses it

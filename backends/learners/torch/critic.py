@@ -30,6 +30,7 @@ from penstock.backends.learners.torch.attention import PackedRows
 from penstock.backends.learners.torch.model import CheckpointError
 from penstock.backends.learners.torch.optimizer import MasterAdamW
 from penstock.backends.learners.torch.parallel import fill_like, is_sharded, load_into, shard, without_memory
+from penstock.backends.learners.torch.shards import is_divided
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -94,6 +95,7 @@ class Critic:
             betas=options.betas,
             weight_decay=options.weight_decay,
             max_grad_norm=options.max_grad_norm,
+            compute_dtype=policy.dtype,
             gang=gang,
         )
 
@@ -160,6 +162,11 @@ class Critic:
         """Weights and optimizer, not copied, each under ``critic/…``."""
         weights = {f"{PREFIX}{WEIGHT}{name}": parameter for name, parameter in self._module.named_parameters()}
         return weights | {f"{PREFIX}{key}": tensor for key, tensor in self._optimizer.state().items()}
+
+    def layouts(self) -> dict[str, Tensor]:
+        """See :meth:`.MasterAdamW.layouts`."""
+        weights = {f"{WEIGHT}{name}": weight for name, weight in self._module.named_parameters() if is_divided(weight)}
+        return {f"{PREFIX}{key}": tensor for key, tensor in (weights | self._optimizer.layouts()).items()}
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor]) -> None:

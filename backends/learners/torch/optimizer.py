@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor
 from penstock.backends.learners.gang.gang import SOLO
 from penstock.backends.learners.torch.model import CheckpointError
 from penstock.backends.learners.torch.parallel import like, load_into, local
+from penstock.backends.learners.torch.shards import is_divided
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -56,14 +57,25 @@ class MasterAdamW:
         betas: tuple[float, float],
         weight_decay: float,
         max_grad_norm: float,
+        compute_dtype: torch.dtype = torch.float32,
         gang: Gang = SOLO,
     ) -> None:
+        """
+        Args:
+            model: whose weights are trained.
+            betas: of AdamW.
+            weight_decay: of matrices.
+            max_grad_norm: what a larger gradient is scaled down to.
+            compute_dtype: what the model computes in, also where its weights are more exact than that here.
+            gang: all ranks.
+        """
         trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self._names = list(trained)
         self._parameters = list(trained.values())
         self._masters = [_master_of(parameter) for parameter in self._parameters]
         self._max_grad_norm = max_grad_norm
         self._gang = gang
+        self._is_rounded = compute_dtype != torch.promote_types(compute_dtype, torch.float32)
         self._is_summed = False
         self._is_sharded = any(isinstance(parameter, DTensor) for parameter in self._parameters)
         self._hooks = [
@@ -146,15 +158,21 @@ class MasterAdamW:
 
     def state(self) -> dict[str, Tensor]:
         """What a step depends on beside the model and its gradients, not copied: ``exp_avg/NAME``, ``exp_avg_sq/NAME``
-        and ``step/NAME`` of each weight that was ever changed, ``master/NAME`` where the model holds a rounded one."""
+        and ``step/NAME`` of each weight that was ever changed, ``master/NAME`` where the model or its checkpoint holds
+        a rounded one."""
         tensors: dict[str, Tensor] = {}
         for name, parameter, master in zip(self._names, self._parameters, self._masters, strict=True):
-            if master is not parameter:
+            if master is not parameter or self._is_rounded:
                 tensors[f"{MASTER}/{name}"] = master
             # Not indexing: that would make an empty state, as if there had been a step.
             for kind, value in self._adamw.state.get(master, {}).items():
                 tensors[f"{kind}/{name}"] = value
         return tensors
+
+    def layouts(self) -> dict[str, Tensor]:
+        """Key that ``state`` may have → a tensor that is divided as the tensor there, for what is divided."""
+        divided = {name: master for name, master in zip(self._names, self._masters, strict=True) if is_divided(master)}
+        return {f"{kind}/{name}": master for name, master in divided.items() for kind in (MASTER, *MOMENTS[1:])}
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
@@ -164,8 +182,8 @@ class MasterAdamW:
             CheckpointError: it is that of a model with other weights.
         """
         state = self._checked(tensors)
-        for name, parameter, master in zip(self._names, self._parameters, self._masters, strict=True):
-            if master is not parameter:
+        for name, master in zip(self._names, self._masters, strict=True):
+            if f"{MASTER}/{name}" in state:
                 load_into(master, state[f"{MASTER}/{name}"])
             if f"{MOMENTS[0]}/{name}" in state:
                 # Copied, so that nothing stays on the mapping of a file; see the invariants of the model.
@@ -186,7 +204,8 @@ class MasterAdamW:
                 )
         for name, parameter, master in zip(self._names, self._parameters, self._masters, strict=True):
             moments = [kind for kind in MOMENTS if f"{kind}/{name}" in state]
-            if len(moments) not in (0, len(MOMENTS)) or (master is not parameter and f"{MASTER}/{name}" not in state):
+            needs_master = master is not parameter or self._is_rounded
+            if len(moments) not in (0, len(MOMENTS)) or (needs_master and f"{MASTER}/{name}" not in state):
                 raise CheckpointError(
                     f"the optimizer state of {name} is not whole: expected {', '.join((*MOMENTS, MASTER))} (the last "
                     f"with bfloat16 only), found {', '.join(moments) or 'nothing'} of the first three"

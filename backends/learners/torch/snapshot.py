@@ -4,6 +4,7 @@ Invariants:
 
 * A snapshot is one atomic point: weights, optimizer and random state are copied between two steps.
 * Nothing of it changes any more. The reference alone is not copied: nobody changes it.
+* Each rank copies its own parts; all ranks copy at the same point between the same steps.
 * The learning rate is a function of the version, and the order in which a batch is gone through one of seed and
   version, so version, weights, optimizers and random state are all that the next step depends on.
 """
@@ -18,33 +19,33 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from penstock.backends.models.terminal import quiet_transformers
+from penstock.backends.learners.torch.shards import Shard, copied_shard, is_divided, shard_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from torch import Tensor
 
     from penstock.backends.device_memory import ParkedMemory
+    from penstock.backends.learners.gang.gang import Gang
     from penstock.backends.learners.torch.model import PackedModel
     from penstock.backends.learners.torch.trainer import PolicyTrainer
 
 CPU_RANDOM: Final = "random/cpu"
 CUDA_RANDOM: Final = "random/cuda"
-"""Of the learner's own device."""
+"""Of the learner's own devices; as the other one, a row of each rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerSnapshot:
-    """What a checkpoint is written from."""
+    """What one rank writes a checkpoint from."""
 
     version: int
     model: PackedModel
-    """For its class and config only; its weights train on."""
-    weights: dict[str, Tensor]
-    """As the model's ``state_dict`` has them."""
-    trainer: dict[str, Tensor]
+    """For its class, config and names only; its weights train on."""
+    weights: Mapping[str, Shard]
+    """By their names in memory, each tensor under one name."""
+    trainer: Mapping[str, Shard]
     """Optimizer, critic and random state."""
     dtype: str
     trained_tokens: int
@@ -53,14 +54,8 @@ class LearnerSnapshot:
 
     @property
     def size_bytes(self) -> int:
-        """Of the tensors; those that have several names count once."""
-        tensors = {id(tensor): tensor for tensor in (*self.weights.values(), *self.trainer.values())}
-        return sum(tensor.nbytes for tensor in tensors.values())
-
-    def save_model(self, folder: Path) -> None:
-        """Write config and weights in Hugging Face format."""
-        with quiet_transformers():
-            self.model.model.save_pretrained(folder, state_dict=dict(self.weights))
+        """Of the tensors in this snapshot."""
+        return sum(shard.local.nbytes for shard in (*self.weights.values(), *self.trainer.values()))
 
 
 def take_snapshot(
@@ -68,6 +63,7 @@ def take_snapshot(
     trainer: PolicyTrainer,
     reference: PackedModel | None,
     *,
+    gang: Gang,
     version: int,
     dtype: str,
     trained_tokens: int,
@@ -78,8 +74,8 @@ def take_snapshot(
     return LearnerSnapshot(
         version=version,
         model=model,
-        weights=_copied(model.model.state_dict(keep_vars=True), parked),
-        trainer=_copied(trainer.state(), parked) | _random_state(model.device),
+        weights={name: copied_shard(tensor, parked, model.dtype) for name, tensor in _kept(model).items()},
+        trainer={name: copied_shard(tensor, parked) for name, tensor in trainer.state().items()} | _random_state(gang),
         dtype=dtype,
         trained_tokens=trained_tokens,
         canary=canary,
@@ -87,26 +83,36 @@ def take_snapshot(
     )
 
 
-def restore_random_state(tensors: Mapping[str, Tensor], device: torch.device) -> None:
-    """Go on with the random numbers of a snapshot; those of a GPU only where both had one."""
-    torch.set_rng_state(tensors[CPU_RANDOM].clone())
-    if device.type == "cuda" and CUDA_RANDOM in tensors:
-        torch.cuda.set_rng_state(tensors[CUDA_RANDOM].clone(), device)
+def kept_shards(model: PackedModel) -> dict[str, Shard]:
+    """What a checkpoint keeps of a model that nobody changes. Parts of a model that is divided are copied, because they
+    are rounded to what it computes in; others are not."""
+    return {
+        name: copied_shard(tensor, None, model.dtype) if is_divided(tensor) else shard_of(tensor)
+        for name, tensor in _kept(model).items()
+    }
 
 
-def _random_state(device: torch.device) -> dict[str, Tensor]:
+def restore_random_state(tensors: Mapping[str, Tensor], gang: Gang) -> None:
+    """Go on with the random numbers of a snapshot, each rank with those of its number; a rank that there was not yet,
+    with those of the first. Those of a GPU only where both had one."""
+    torch.set_rng_state(_row(tensors[CPU_RANDOM], gang.rank))
+    if gang.device.type == "cuda" and CUDA_RANDOM in tensors:
+        torch.cuda.set_rng_state(_row(tensors[CUDA_RANDOM], gang.rank), gang.device)
+
+
+def _row(states: Tensor, rank: int) -> Tensor:
+    return states[rank if rank < len(states) else 0].clone()
+
+
+def _random_state(gang: Gang) -> dict[str, Shard]:
     states = {CPU_RANDOM: torch.get_rng_state()}
-    if device.type == "cuda":
-        states[CUDA_RANDOM] = torch.cuda.get_rng_state(device)
-    return states
+    if gang.device.type == "cuda":
+        states[CUDA_RANDOM] = torch.cuda.get_rng_state(gang.device)
+    return {name: Shard(state[None], (gang.num_ranks, len(state)), (gang.rank, 0)) for name, state in states.items()}
 
 
-@torch.no_grad()
-def _copied(tensors: Mapping[str, Tensor], parked: ParkedMemory | None) -> dict[str, Tensor]:
-    """Names that stand for one tensor (tied embeddings) stand for one copy, as transformers expects."""
-    copies: dict[int, Tensor] = {}
-    for tensor in tensors.values():
-        if id(tensor) not in copies:
-            source = tensor if parked is None else parked.on_host(tensor)
-            copies[id(tensor)] = source.detach().to("cpu", copy=True)
-    return {name: copies[id(tensor)] for name, tensor in tensors.items()}
+def _kept(model: PackedModel) -> dict[str, Tensor]:
+    """Parameters and buffers that a checkpoint keeps; a tensor that has several names comes under the first."""
+    persistent = model.model.state_dict(keep_vars=True)
+    buffers = {name: buffer for name, buffer in model.model.named_buffers() if name in persistent}
+    return dict(model.model.named_parameters()) | buffers

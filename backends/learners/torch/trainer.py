@@ -115,6 +115,7 @@ class PolicyTrainer:
             betas=options.betas,
             weight_decay=options.weight_decay,
             max_grad_norm=options.max_grad_norm,
+            compute_dtype=model.dtype,
             gang=gang,
         )
         self._optimizers = (self._optimizer, *([] if self._critic is None else [self._critic]))
@@ -161,6 +162,10 @@ class PolicyTrainer:
         adapters = self._models.policy.adapters
         of_policy = self._optimizer.state() | ({} if adapters is None else adapters.state())
         return of_policy | ({} if self._critic is None else self._critic.state())
+
+    def layouts(self) -> dict[str, Tensor]:
+        """Where and how what ``state`` has is divided over ranks; see :meth:`.MasterAdamW.layouts`."""
+        return self._optimizer.layouts() | ({} if self._critic is None else self._critic.layouts())
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Go on where ``state`` was taken; see :meth:`.MasterAdamW.restore` and :meth:`.Critic.restore`."""

@@ -17,8 +17,8 @@ Invariants:
 | in a step, for the other ranks | they do; at the latest the timeout of the :class:`.Gang` |
 """
 
-# torch.manual_seed and safetensors are typed in part only:
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# torch.manual_seed is typed in part only:
+# pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, assert_never
 
 import torch
-from safetensors.torch import load_file
 
 from penstock.backends.device_memory import ParkedMemory
 from penstock.backends.learners.metrics import as_metrics
 from penstock.backends.learners.sequences import demonstration_sequence
 from penstock.backends.learners.torch.canary import canary_under, choose_canary
 from penstock.backends.learners.torch.checkpoint import CheckpointFolder
-from penstock.backends.learners.torch.checkpoint_record import TENSORS_FILE, read_record
+from penstock.backends.learners.torch.checkpoint_channel import CheckpointChannel
+from penstock.backends.learners.torch.checkpoint_record import STATE_FOLDER, read_record
+from penstock.backends.learners.torch.checkpoint_state import load_state
 from penstock.backends.learners.torch.model import CheckpointError, PackedModel
 from penstock.backends.learners.torch.snapshot import restore_random_state, take_snapshot
 from penstock.backends.learners.torch.trainer import PolicyTrainer
@@ -122,7 +123,10 @@ class TorchWorker:
         self._gang = gang
         self._host = host
         self._checkpoints = CheckpointFolder(
-            setup.checkpoints_folder, epoch=setup.epoch, tokenizer_source=setup.model_folder
+            setup.checkpoints_folder,
+            epoch=setup.epoch,
+            tokenizer_source=setup.model_folder,
+            channel=CheckpointChannel(gang),
         )
         self._writer = CheckpointWriter(self._checkpoints, done=host.emit, fail=host.fail)
         self._opened: OpenedLearner | None = None
@@ -185,7 +189,7 @@ class TorchWorker:
 
     def _resume(self, command: OpenLearner) -> OpenedLearner:
         setup, folder = self._setup, Path(command.path)
-        record = read_record(folder, version=command.version)
+        record = read_record(folder, version=command.version, rank=self._gang.rank, num_ranks=self._gang.num_ranks)
         if record.dtype != setup.dtype:
             raise CheckpointError(
                 f"{folder}: expected a model of {setup.dtype}, as model.dtype says, found {record.dtype}; resume with "
@@ -194,9 +198,9 @@ class TorchWorker:
         model = PackedModel.load(folder, dtype=setup.dtype, device=self._gang.device)
         reference = self._stored_reference(folder, record)
         trainer = self._trainer(model, reference)
-        tensors = load_file(folder / TENSORS_FILE)
+        tensors = load_state(folder / STATE_FOLDER, trainer.layouts())
         trainer.restore(tensors)
-        restore_random_state(tensors, self._gang.device)
+        restore_random_state(tensors, self._gang)
         if folder.parent.resolve() == setup.checkpoints_folder.resolve():
             self._checkpoints.reference = record.reference
         self._writer.saved = CheckpointWritten(version=record.version, path=str(folder))
@@ -291,13 +295,12 @@ class TorchWorker:
         self._host.check_stop()
         if self._writer.saved.version == command.version:
             return self._writer.saved
-        if not self._gang.is_first:
-            return None
         began_s = time.perf_counter()
         snapshot = take_snapshot(
             opened.model,
             opened.trainer,
             opened.reference,
+            gang=self._gang,
             version=opened.version,
             dtype=self._setup.dtype,
             trained_tokens=opened.trained_tokens,

@@ -27,6 +27,8 @@ from peft.tuners.lora import Linear as AdaptedLinear
 from safetensors.torch import save_file
 from torch import nn
 
+from penstock.backends.learners.torch.parallel import load_into
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping
     from pathlib import Path
@@ -108,9 +110,10 @@ class Adapters:
             layer = self._layers.get(name.removesuffix(".base_layer.weight"))
             yield bare_name(name), read(tensor) if layer is None else _merged(layer, tensor, read)
 
-    def base(self) -> Iterator[tuple[str, Tensor]]:
+    def base(self, read: Callable[[Tensor], Tensor] | None = None) -> Iterator[tuple[str, Tensor]]:
         """As :meth:`merged`, without the adapters."""
-        return ((bare_name(name), tensor.detach()) for name, tensor in _kept(self._model))
+        known = read or detached
+        return ((bare_name(name), known(tensor)) for name, tensor in _kept(self._model))
 
     def state(self) -> dict[str, Tensor]:
         """The adapters, not copied, each under ``adapter/…``."""
@@ -135,7 +138,7 @@ class Adapters:
                 "written with, or start a new run from its model (model.path)"
             )
         for key, tensor in mine.items():
-            tensor.copy_(tensors[key])
+            load_into(tensor, tensors[key])
 
     def save(self, folder: Path, tensors: Mapping[str, Tensor], base: str) -> None:
         """Write them as ``peft`` reads them.

@@ -40,6 +40,7 @@ from penstock.backends.learners.torch.checkpoint_channel import CheckpointChanne
 from penstock.backends.learners.torch.checkpoint_record import STATE_FOLDER, read_record
 from penstock.backends.learners.torch.checkpoint_state import load_state
 from penstock.backends.learners.torch.model import CheckpointError, PackedModel
+from penstock.backends.learners.torch.reference import frozen, is_due, new_reference, refresh
 from penstock.backends.learners.torch.snapshot import restore_random_state, take_snapshot
 from penstock.backends.learners.torch.trainer import PolicyTrainer
 from penstock.backends.learners.torch.warm_start import warm_start
@@ -181,9 +182,9 @@ class TorchWorker:
         setup = self._setup
         model = PackedModel.load(setup.model_folder, dtype=setup.dtype, device=self._gang.device)
         self._warm_start(model)
-        reference = None
-        if setup.options.objective.kl_coef:
-            reference = PackedModel(copy.deepcopy(model.model).requires_grad_(requires_grad=False), model.device)
+        if setup.options.lora is not None:
+            model.adapt(setup.options.lora)
+        reference = new_reference(model, setup.options)
         trainer = self._trainer(model, reference)
         return OpenedLearner(model=model, trainer=trainer, reference=reference, canary=choose_canary(model))
 
@@ -195,8 +196,13 @@ class TorchWorker:
                 f"{folder}: expected a model of {setup.dtype}, as model.dtype says, found {record.dtype}; resume with "
                 f"model.dtype: {record.dtype}"
             )
-        model = PackedModel.load(folder, dtype=setup.dtype, device=self._gang.device)
-        reference = self._stored_reference(folder, record)
+        if setup.options.lora is None:
+            model = PackedModel.load(folder, dtype=setup.dtype, device=self._gang.device)
+            reference = self._stored_reference(folder, record)
+        else:
+            model = self._stored_base(folder, record)
+            model.adapt(setup.options.lora)
+            reference = new_reference(model, setup.options)
         trainer = self._trainer(model, reference)
         tensors = load_state(folder / STATE_FOLDER, trainer.layouts())
         trainer.restore(tensors)
@@ -223,10 +229,19 @@ class TorchWorker:
                 f"{folder}: learner.objective.kl_coef is {setup.options.objective.kl_coef}, and the checkpoint was "
                 "written without a reference because it was 0; resume with kl_coef: 0"
             )
-        reference = PackedModel.load(
-            folder.parent / record.reference.folder, dtype=setup.dtype, device=self._gang.device
+        return frozen(
+            PackedModel.load(folder.parent / record.reference.folder, dtype=setup.dtype, device=self._gang.device)
         )
-        return PackedModel(reference.model.requires_grad_(requires_grad=False), reference.device)
+
+    def _stored_base(self, folder: Path, record: CheckpointRecord) -> PackedModel:
+        """What the adapters of a checkpoint belong to."""
+        if record.reference is None:
+            raise CheckpointError(
+                f"{folder}: written without learner.lora, so no model lies beside it that adapters could belong to; "
+                "resume without learner.lora, or start a new run from its model (model.path)"
+            )
+        base = folder.parent / record.reference.folder
+        return PackedModel.load(base, dtype=self._setup.dtype, device=self._gang.device)
 
     def _trainer(self, model: PackedModel, reference: PackedModel | None) -> PolicyTrainer:
         setup = self._setup
@@ -235,7 +250,7 @@ class TorchWorker:
             setup.options,
             temperature=setup.temperature,
             num_steps=setup.num_steps,
-            reference=reference,
+            reference=reference if setup.options.objective.kl_coef else None,
             check_stop=self._host.check_stop,
             seed=setup.seed,
         )
@@ -269,6 +284,11 @@ class TorchWorker:
             command.groups, version=command.version, min_token_version=command.min_token_version
         )
         opened.version = command.version
+        if opened.reference is not None and is_due(command.version, self._setup.options):
+            # A checkpoint may be in the writing whose reference is the one that lies in this memory.
+            self._writer.wait()
+            self._host.check_stop()
+            refresh(opened.reference, opened.model)
         opened.trained_tokens += result.num_trained_tokens
         self._report({"learner/trained_tokens": opened.trained_tokens, "learner/step_time_s": result.step_time_s})
         return BatchTrained(
@@ -316,7 +336,7 @@ class TorchWorker:
         self._await_reference()
         began_s = time.perf_counter()
         if self._gang.device.type in SEPARATE_MEMORY:
-            if opened.reference is not None:
+            if opened.reference is not None and opened.reference.model is not opened.model.model:
                 opened.reference.model.to("cpu")  # type: ignore[arg-type]  # to() is decorated without types
             model = opened.model.model
             tensors = (*model.parameters(), *model.buffers(), *opened.trainer.state().values())
@@ -334,7 +354,7 @@ class TorchWorker:
         if opened.parked is not None:
             opened.parked.restore()
             opened.parked = None
-            if opened.reference is not None:
+            if opened.reference is not None and opened.reference.model is not opened.model.model:
                 opened.reference.model.to(self._gang.device)  # type: ignore[arg-type]  # likewise
         opened.is_asleep = False
         self._report({"learner/wake_time_s": time.perf_counter() - began_s})

@@ -22,7 +22,6 @@ Invariants:
 
 from __future__ import annotations
 
-import copy
 import logging
 import time
 from dataclasses import dataclass

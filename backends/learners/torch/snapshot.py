@@ -22,7 +22,7 @@ import torch
 from penstock.backends.learners.torch.shards import Shard, copied_shard, is_divided, shard_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from torch import Tensor
 
@@ -74,7 +74,7 @@ def take_snapshot(
     return LearnerSnapshot(
         version=version,
         model=model,
-        weights={name: copied_shard(tensor, parked, model.dtype) for name, tensor in _kept(model).items()},
+        weights={name: copied_shard(tensor, parked, model.dtype) for name, tensor in _kept(model, parked)},
         trainer={name: copied_shard(tensor, parked) for name, tensor in trainer.state().items()} | _random_state(gang),
         dtype=dtype,
         trained_tokens=trained_tokens,
@@ -88,7 +88,7 @@ def kept_shards(model: PackedModel) -> dict[str, Shard]:
     are rounded to what it computes in; others are not."""
     return {
         name: copied_shard(tensor, None, model.dtype) if is_divided(tensor) else shard_of(tensor)
-        for name, tensor in _kept(model).items()
+        for name, tensor in _kept(model, None)
     }
 
 
@@ -111,8 +111,14 @@ def _random_state(gang: Gang) -> dict[str, Shard]:
     return {name: Shard(state[None], (gang.num_ranks, len(state)), (gang.rank, 0)) for name, state in states.items()}
 
 
-def _kept(model: PackedModel) -> dict[str, Tensor]:
-    """Parameters and buffers that a checkpoint keeps; a tensor that has several names comes under the first."""
-    persistent = model.model.state_dict(keep_vars=True)
-    buffers = {name: buffer for name, buffer in model.model.named_buffers() if name in persistent}
-    return dict(model.model.named_parameters()) | buffers
+def _kept(model: PackedModel, parked: ParkedMemory | None) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers that a checkpoint keeps; a tensor that has several names comes under the first.
+
+    They are the very tensors of the model, by which ``parked`` knows them, except where adapters are added to them:
+    that needs their values here.
+    """
+    return model.weights(_as_it_is if parked is None or model.adapters is None else parked.on_host)
+
+
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor

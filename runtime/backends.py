@@ -14,6 +14,7 @@ from penstock.messages.names import BUFFER, LEARNER, Role, engine_index, is_engi
 from penstock.runtime.hosts.ray.placement import colocated
 
 if TYPE_CHECKING:
+    from penstock.backends.data.demonstrations import Demonstration
     from penstock.backends.engines.sglang.remote_ranks import RemoteRanks
     from penstock.backends.protocol import Backend
     from penstock.backends.stores.protocol import LedgerStore
@@ -154,25 +155,16 @@ def _engine(name: str, plan: RunPlan, remote_ranks: RemoteRanks | None) -> Backe
 
 
 def _learner(plan: RunPlan, epoch: int, host: str) -> Backend[Any]:
-    from penstock.backends.data.demonstrations import load_demonstrations
+    """In the process that opens it, or as a gang of processes of its own."""
+    demonstrations = _demonstrations(plan)
+    if plan.scenario.learner.num_ranks > 1:
+        return _gang(plan, epoch, host, demonstrations)
     from penstock.backends.learners.torch.factory import open_torch_learner
     from penstock.backends.weights.transports import open_exporter
 
     scenario, folder = plan.scenario, Path(plan.run_folder)
-    model_folder, warm_start = Path(plan.model_folder), scenario.learner.warm_start
-    demonstrations = None
-    if warm_start is not None:
-        demonstrations = load_demonstrations(
-            warm_start.path,
-            scenario.data.prompt_key,
-            warm_start.response_key,
-            model_folder,
-            seed=scenario.run.seed,
-            chat_template=scenario.data.chat_template,
-            max_tokens=scenario.model.max_context,
-        )
     return open_torch_learner(
-        model_folder=model_folder,
+        model_folder=Path(plan.model_folder),
         checkpoints_folder=folder / "checkpoints",
         options=scenario.learner,
         temperature=scenario.sampling.temperature or 1.0,
@@ -184,6 +176,45 @@ def _learner(plan: RunPlan, epoch: int, host: str) -> Backend[Any]:
             plan.transport, run_id=plan.run_id, learner_epoch=epoch, folder=folder / "weights", host=host
         ),
         demonstrations=demonstrations,
+    )
+
+
+def _gang(plan: RunPlan, epoch: int, host: str, demonstrations: list[Demonstration] | None) -> Backend[Any]:
+    from penstock.backends.learners.gang.open import open_gang_learner
+    from penstock.backends.learners.gang.plan import ExportPlan
+    from penstock.runtime.hosts.ray.boot import log_name
+
+    scenario, folder = plan.scenario, Path(plan.run_folder)
+    return open_gang_learner(
+        model_folder=Path(plan.model_folder),
+        checkpoints_folder=folder / "checkpoints",
+        options=scenario.learner,
+        temperature=scenario.sampling.temperature or 1.0,
+        dtype=scenario.model.dtype,
+        seed=scenario.run.seed,
+        num_steps=scenario.run.num_steps,
+        epoch=epoch,
+        export=ExportPlan(transport=plan.transport, run_id=plan.run_id, folder=str(folder / "weights"), host=host),
+        demonstrations=demonstrations,
+        log_path=lambda rank: folder / log_name(f"{LEARNER}-rank{rank}", epoch),
+    )
+
+
+def _demonstrations(plan: RunPlan) -> list[Demonstration] | None:
+    """For the warm start; None where there is none."""
+    scenario, warm_start = plan.scenario, plan.scenario.learner.warm_start
+    if warm_start is None:
+        return None
+    from penstock.backends.data.demonstrations import load_demonstrations
+
+    return load_demonstrations(
+        warm_start.path,
+        scenario.data.prompt_key,
+        warm_start.response_key,
+        Path(plan.model_folder),
+        seed=scenario.run.seed,
+        chat_template=scenario.data.chat_template,
+        max_tokens=scenario.model.max_context,
     )
 
 

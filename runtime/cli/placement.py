@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from penstock.backends.engines.options import EngineGroupOptions, EnginesOptions
+    from penstock.backends.learners.options import LearnerOptions
     from penstock.runtime.scenario import Scenario
 
 
@@ -36,9 +37,17 @@ def placement(scenario: Scenario) -> list[Placed]:
         Placed(SCORER, 1 + rewards, 1, "cpu", f"with {rewards} for the reward function"),
         Placed(FILTER, 1, 1, "cpu"),
         Placed(BUFFER, 1, 1, "cpu", scenario.staleness.policy),
-        Placed(LEARNER, 1, learner.num_threads, learner.device, learner.backend),
+        _learner(learner),
         Placed(WEIGHT_PUBLISHER, 1, 1, "cpu", f"transport {scenario.weights.transport}"),
     ]
+
+
+def _learner(options: LearnerOptions) -> Placed:
+    num_ranks, threads, device = options.num_ranks, options.num_threads, options.device
+    if num_ranks == 1:
+        return Placed(LEARNER, 1, threads, device, options.backend)
+    each = "" if device == "cpu" else ", 1 GPU each where there are any" if device == "auto" else ", 1 GPU each"
+    return Placed(LEARNER, 1 + num_ranks, threads, device, f"{options.backend}, {num_ranks} ranks{each}")
 
 
 def _engines(options: EnginesOptions) -> Iterator[Placed]:

@@ -31,6 +31,7 @@ from penstock.runtime.scenario.episode_rules import episode_rules
 from penstock.runtime.scenario.lora_rules import lora_rules
 from penstock.runtime.scenario.part_rules import part_rules
 from penstock.runtime.scenario.paths import DATA_KEYS, FILTER_FUNCTION, OBJECTIVE, REWARD_FUNCTION, is_user_code
+from penstock.runtime.scenario.rank_rules import rank_rules
 from penstock.runtime.scenario.source import dotted
 
 if TYPE_CHECKING:
@@ -315,6 +316,7 @@ RULES: tuple[Callable[[Scenario], Iterator[Broken]], ...] = (
     _staleness,
     _objective,
     lora_rules,
+    rank_rules,
     _server_options,
     _capabilities,
     _external,

@@ -104,7 +104,8 @@ class PlacementGroups:
             self._reserve_anew(block)
         strategy = _strategy(self._groups[block], 0)
         if block in self._holders:
-            return Seat(strategy, 0.0, self._holders[block], 1 if name == LEARNER else None)
+            num_devices = self._placement.num_learner_ranks if name == LEARNER else None
+            return Seat(strategy, 0.0, self._holders[block], num_devices)
         return Seat(strategy, block.gpus_per_node / len(block.members))
 
     def release(self) -> None:

@@ -26,7 +26,7 @@ from penstock.messages.names import LEARNER, engine_name
 from penstock.runtime.errors import PreflightError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from penstock.backends.engines.options import EngineGroupOptions
     from penstock.runtime.scenario import Scenario
@@ -75,6 +75,8 @@ class Placement(NamedTuple):
     """Who gets which GPUs; who is in no block gets none."""
 
     blocks: tuple[Block, ...] = ()
+    num_learner_ranks: int = 1
+    """So many of its block's GPUs the learner uses."""
 
     def block_of(self, name: str) -> Block | None:
         """The block that this actor uses."""
@@ -89,7 +91,9 @@ def needs_of(scenario: Scenario) -> list[Need]:
     """
     learner, needs = scenario.learner, list[Need]()
     if learner.backend == "torch" and learner.device in FROM_RAY:
-        needs.append(Need((LEARNER,), ONE_GPU, "learner", may_share=True, is_optional=learner.device == "auto"))
+        size = EngineSize(learner.num_ranks, (1,))  # ranks meet on one node
+        is_optional, may_share = learner.device == "auto", learner.num_ranks == 1
+        needs.append(Need((LEARNER,), size, "learner", may_share=may_share, is_optional=is_optional))
     if scenario.run.only == "learner":
         return needs
     first = 0
@@ -119,11 +123,19 @@ def place(scenario: Scenario, nodes: Sequence[NodeGpus]) -> Placement:
     needs = needs_of(scenario)
     if not any(node.num_gpus for node in nodes) and all(need.is_optional for need in needs):
         return Placement()
-    how = scenario.engines.placement
+    how, num_ranks = scenario.engines.placement, scenario.learner.num_ranks
     blocks = _arrange(needs, nodes, how)
     if blocks is None:
         raise PreflightError(_refusal(needs, nodes, how))
-    return Placement(tuple(blocks))
+    placement = Placement(tuple(blocks), num_ranks)
+    shared = placement.block_of(LEARNER)
+    if shared is not None and shared.gpus_per_node < num_ranks:
+        raise PreflightError(
+            f"learner.num_ranks: the learner is put on the GPUs of {shared.members[0]}, which has "
+            f"{shared.gpus_per_node} on a node, and each of {num_ranks} ranks needs one of its own; set it to "
+            f"{shared.gpus_per_node} or less, give the engine more GPUs, or take another engines.placement"
+        )
+    return placement
 
 
 def colocated(scenario: Scenario) -> frozenset[str]:
@@ -220,7 +232,16 @@ def _nearest(needs: list[Need], largest: Need, nodes: Sequence[NodeGpus], how: s
         return f"The nearest that fits is {largest.key}.count={count}"
     if largest.size.node_counts[0] > 1 and fits(len(largest.names), EngineSize(largest.size.num_gpus, (1,))):
         return f"It fits without {largest.key}.sglang.nnodes"
+    if largest.names == (LEARNER,):
+        return _fewer_ranks(largest, fits)
     for num_gpus in range(largest.size.num_gpus - 1, 0, -1):
         if largest.size.num_gpus % num_gpus == 0 and fits(1, EngineSize(num_gpus, (1,))):
             return f"The largest engine that fits beside the others has {num_gpus} GPUs: reduce tp_size or pp_size"
     return "Not one engine fits beside the others: add GPUs, or take something off them with device: cpu"
+
+
+def _fewer_ranks(learner: Need, fits: Callable[[int, EngineSize], bool]) -> str:
+    for num_ranks in range(learner.size.num_gpus - 1, 0, -1):
+        if fits(1, EngineSize(num_ranks, (1,))):
+            return f"All ranks of a learner are on one node; the most that fit are learner.num_ranks={num_ranks}"
+    return "No rank of the learner fits beside the others: add GPUs, or set learner.device=cpu where that is enough"

@@ -1,0 +1,76 @@
+"""The way in: a learner over several processes, checked before they are started. Nothing here needs torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.backends.learners.gang.backend import GangLearnerBackend
+from penstock.backends.learners.gang.plan import GangPlan, PackedDemonstration
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from penstock.backends.learners.gang.plan import ExportPlan
+    from penstock.backends.learners.options import LearnerOptions
+    from penstock.backends.protocol import Backend
+    from penstock.messages.commands import LearnerCommand
+
+
+def open_gang_learner(
+    *,
+    model_folder: Path,
+    checkpoints_folder: Path,
+    options: LearnerOptions,
+    temperature: float,
+    dtype: str,
+    seed: int,
+    num_steps: int,
+    epoch: int,
+    export: ExportPlan,
+    demonstrations: Sequence[tuple[Sequence[int], Sequence[int]]] | None,
+    log_path: Callable[[int], Path],
+) -> Backend[LearnerCommand]:
+    """As :func:`.open_torch_learner`, by ``options.num_ranks`` processes.
+
+    Args:
+        model_folder: see there, as for whatever is not here.
+        checkpoints_folder: see there.
+        options: see there.
+        temperature: see there.
+        dtype: see there.
+        seed: see there.
+        num_steps: see there.
+        epoch: see there.
+        export: where the first rank publishes the weights.
+        demonstrations: for the warm start; given exactly when ``options.warm_start`` is.
+        log_path: where the output of each rank goes.
+
+    Raises:
+        ValueError: demonstrations and ``options.warm_start`` do not go together.
+    """
+    if options.warm_start is None and demonstrations is not None:
+        raise ValueError("demonstrations were given and learner.warm_start is not set; set it or leave them out")
+    if options.warm_start is not None and not demonstrations:
+        raise ValueError(f"learner.warm_start.path: {options.warm_start.path} has no rows; expected at least one")
+    plan = GangPlan(
+        model_folder=str(model_folder.absolute()),
+        checkpoints_folder=str(checkpoints_folder.absolute()),
+        options=options,
+        temperature=temperature or 1.0,
+        dtype=dtype,
+        seed=seed,
+        num_steps=num_steps,
+        epoch=epoch,
+        export=export,
+        demonstrations=tuple(
+            PackedDemonstration(_packed(prompt), _packed(response)) for prompt, response in demonstrations or ()
+        ),
+    )
+    return GangLearnerBackend(plan, log_path=log_path)
+
+
+def _packed(ids: Sequence[int]) -> bytes:
+    return np.asarray(ids, dtype=np.int32).tobytes()

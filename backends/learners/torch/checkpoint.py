@@ -51,7 +51,8 @@ if TYPE_CHECKING:
 ALONE: Final = CheckpointChannel(SOLO)
 
 _CHECKPOINT: Final = re.compile(r"version-(?P<version>\d+)(-e\d+)?")
-_LEFTOVER: Final = re.compile(r"\.(version-\d+|reference)(-e(?P<epoch>\d+))?\.(?P<kind>partial|deleted)")
+_REFERENCE: Final = re.compile(r"reference(-(?P<version>\d+))?(-e\d+)?")
+_LEFTOVER: Final = re.compile(r"\.(version-\d+|reference(-\d+)?)(-e(?P<epoch>\d+))?\.(?P<kind>partial|deleted)")
 
 _log: Final = logging.getLogger(__name__)
 
@@ -77,14 +78,14 @@ class CheckpointFolder:
         self._tokenizer_source = tokenizer_source
         self._channel = channel
         self.reference: ReferenceRecord | None = None
-        """The reference that lies on disk already; the first write puts one there otherwise."""
+        """The reference that lies on disk already; a write whose checkpoint has another one puts it there before."""
 
     def path_of(self, version: int) -> Path:
         """Where this incarnation writes a version; names sort as versions do."""
         return self._folder / f"version-{version:07d}{self._suffix}"
 
     def write(self, snapshot: LearnerSnapshot) -> Path:
-        """Write a checkpoint, and the reference before the first one; durable when this returns. Every rank calls it.
+        """Write a checkpoint, and its reference before it if need be; durable when this returns. Every rank calls it.
 
         Raises:
             CheckpointWriteError: a disk refuses, or the folder is there already. Nothing else has changed.
@@ -92,26 +93,32 @@ class CheckpointFolder:
         target = self.path_of(snapshot.version)
         try:
             self._channel.first(self._make_room)
-            if snapshot.reference is not None and self.reference is None:
-                self.reference = self._write_reference(snapshot.reference)
+            if snapshot.reference is not None and not self.has_reference(snapshot.reference_version):
+                self.reference = self._write_reference(snapshot.reference, snapshot.reference_version)
             with self._written_beside(target) as partial:
                 self._fill(partial, snapshot)
         except WriteRefusedError as error:
             raise CheckpointWriteError(self._story(target, snapshot.size_bytes, error)) from error
         return target
 
+    def has_reference(self, version: int) -> bool:
+        """Whether the reference that lies on disk is the policy of this version."""
+        return self.reference is not None and self.reference.version == version
+
     def delete_below(self, version: int) -> None:
-        """Remove the checkpoints of lower versions, whichever incarnation wrote them. The reference stays."""
-        for path in self._entries():
-            match = _CHECKPOINT.fullmatch(path.name)
-            if match and int(match["version"]) < version and path.is_dir() and not path.is_symlink():
-                deleted = path.with_name(f".{path.name}.deleted")
-                try:
-                    path.rename(deleted)
-                    _remove(deleted)
-                except OSError as error:
-                    # Training need not end because an old folder stays: the next removal finds it again.
-                    _log.warning("%s is not needed any more and cannot be removed: %s", path, error)
+        """Remove the checkpoints of lower versions, whichever incarnation wrote them, and the references that none of
+        the others has: of a version no higher than this the newest stays, as checkpoints from here on may have it."""
+        references = {path: int(match["version"] or 0) for path, match in self._matching(_REFERENCE)}
+        needed = max((found for found in references.values() if found <= version), default=0)
+        old = [path for path, match in self._matching(_CHECKPOINT) if int(match["version"]) < version]
+        for path in (*old, *(path for path, found in references.items() if found < needed)):
+            deleted = path.with_name(f".{path.name}.deleted")
+            try:
+                path.rename(deleted)
+                _remove(deleted)
+            except OSError as error:
+                # Training need not end because an old folder stays: the next removal finds it again.
+                _log.warning("%s is not needed any more and cannot be removed: %s", path, error)
 
     @property
     def _suffix(self) -> str:
@@ -148,8 +155,9 @@ class CheckpointFolder:
         )
         write_record(folder, record)
 
-    def _write_reference(self, model: PackedModel) -> ReferenceRecord:
-        target = self._folder / f"reference{self._suffix}"
+    def _write_reference(self, model: PackedModel, version: int) -> ReferenceRecord:
+        name = f"reference-{version:07d}" if version else "reference"
+        target = self._folder / f"{name}{self._suffix}"
         with self._written_beside(target) as partial:
             self._channel.each(lambda: write_model(partial, model, kept_shards(model), self._channel))
 
@@ -158,7 +166,7 @@ class CheckpointFolder:
                 return files_of(partial)
 
             files = self._channel.first(finish)
-        return ReferenceRecord(target.name, files)
+        return ReferenceRecord(target.name, files, version)
 
     @contextmanager
     def _written_beside(self, target: Path) -> Generator[Path]:
@@ -180,6 +188,11 @@ class CheckpointFolder:
             # A partial folder of a later incarnation may be in the writing.
             if match and (match["kind"] == "deleted" or int(match["epoch"] or 0) <= self._epoch):
                 _remove(path)
+
+    def _matching(self, pattern: re.Pattern[str]) -> list[tuple[Path, re.Match[str]]]:
+        """Folders of this name; no links to such."""
+        found = ((path, pattern.fullmatch(path.name)) for path in self._entries())
+        return [(path, match) for path, match in found if match and path.is_dir() and not path.is_symlink()]
 
     def _entries(self) -> list[Path]:
         return sorted(self._folder.iterdir()) if self._folder.is_dir() else []

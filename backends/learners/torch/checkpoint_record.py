@@ -43,11 +43,14 @@ class FileRecord(msgspec.Struct, frozen=True):
 
 
 class ReferenceRecord(msgspec.Struct, frozen=True):
-    """The model that the KL term pulls to. It lies beside the checkpoints, once for all of them."""
+    """The model that the KL term pulls to, or that adapters belong to. It lies beside the checkpoints, once for all of
+    them that have it."""
 
     folder: str
     """Its name, in the folder that the checkpoint lies in."""
     files: dict[str, FileRecord]
+    version: int = 0
+    """Which policy it is."""
 
 
 class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,8 +7,8 @@ Invariants:
 
 * Nothing of it takes a gradient.
 * Between two refreshes its weights do not change, so a checkpoint need not copy them.
-* The reference after a batch is a function of that batch's version: the policy of the last version that
-  ``learner.objective.reference_every`` divides.
+* It is refreshed between two batches: right after the one whose version ``learner.objective.reference_every`` divides.
+  A checkpoint says which policy it is.
 """
 
 from __future__ import annotations
@@ -68,12 +68,6 @@ def is_due(version: int, options: LearnerOptions) -> bool:
     """Whether the reference becomes the policy of this version."""
     every = options.objective.reference_every
     return every is not None and version % every == 0
-
-
-def version_at(version: int, options: LearnerOptions) -> int:
-    """Which policy the reference is, in a checkpoint of this version."""
-    every = options.objective.reference_every
-    return 0 if every is None else version - version % every
 
 
 @torch.no_grad()

@@ -3,7 +3,7 @@
 Invariants:
 
 * A snapshot is one atomic point: weights, optimizer and random state are copied between two steps.
-* Nothing of it changes any more. The reference alone is not copied: nobody changes it.
+* Nothing of it changes any more. The reference alone is not copied: it waits for the snapshot before it changes.
 * Each rank copies its own parts; all ranks copy at the same point between the same steps.
 * The learning rate is a function of the version, and the order in which a batch is gone through one of seed and
   version, so version, weights, optimizers and random state are all that the next step depends on.
@@ -51,6 +51,8 @@ class LearnerSnapshot:
     trained_tokens: int
     canary: tuple[int, ...]
     reference: PackedModel | None
+    reference_version: int
+    """Which policy the reference is."""
 
     @property
     def size_bytes(self) -> int:
@@ -68,6 +70,7 @@ def take_snapshot(
     dtype: str,
     trained_tokens: int,
     canary: tuple[int, ...],
+    reference_version: int = 0,
     parked: ParkedMemory | None = None,
 ) -> LearnerSnapshot:
     """Copy what the next step would change to memory of its own on the host; what is ``parked`` is there already."""
@@ -80,6 +83,7 @@ def take_snapshot(
         trained_tokens=trained_tokens,
         canary=canary,
         reference=reference,
+        reference_version=reference_version,
     )
 
 

@@ -107,6 +107,8 @@ class OpenedLearner:
     model: PackedModel
     trainer: PolicyTrainer
     reference: PackedModel | None
+    reference_version: int
+    """Which policy the reference is."""
     canary: tuple[int, ...]
     version: int = 0
     trained_tokens: int = 0
@@ -185,7 +187,9 @@ class TorchWorker:
             model.adapt(setup.options.lora)
         reference = new_reference(model, setup.options)
         trainer = self._trainer(model, reference)
-        return OpenedLearner(model=model, trainer=trainer, reference=reference, canary=choose_canary(model))
+        return OpenedLearner(
+            model=model, trainer=trainer, reference=reference, reference_version=0, canary=choose_canary(model)
+        )
 
     def _resume(self, command: OpenLearner) -> OpenedLearner:
         setup, folder = self._setup, Path(command.path)
@@ -214,6 +218,7 @@ class TorchWorker:
             model=model,
             trainer=trainer,
             reference=reference,
+            reference_version=0 if record.reference is None else record.reference.version,
             canary=record.canary,
             version=record.version,
             trained_tokens=record.trained_tokens,
@@ -288,6 +293,7 @@ class TorchWorker:
             self._writer.wait()
             self._host.check_stop()
             refresh(opened.reference, opened.model)
+            opened.reference_version = command.version
         opened.trained_tokens += result.num_trained_tokens
         self._report({"learner/trained_tokens": opened.trained_tokens, "learner/step_time_s": result.step_time_s})
         return BatchTrained(
@@ -324,6 +330,7 @@ class TorchWorker:
             dtype=self._setup.dtype,
             trained_tokens=opened.trained_tokens,
             canary=opened.canary,
+            reference_version=opened.reference_version,
             parked=opened.parked,
         )
         self._report({"learner/snapshot_time_s": time.perf_counter() - began_s})
@@ -366,9 +373,11 @@ class TorchWorker:
         return self._opened
 
     def _await_reference(self) -> None:
-        """The first checkpoint is written with the reference as it lies in memory, so it must not move meanwhile."""
-        if self._opened is not None and self._opened.reference is not None and self._checkpoints.reference is None:
-            self._writer.wait()
+        """A reference that is not on disk yet is written as it lies in memory, so it must not move meanwhile."""
+        opened = self._opened
+        if opened is not None and opened.reference is not None:
+            if not self._checkpoints.has_reference(opened.reference_version):
+                self._writer.wait()
 
     def _ready(self, version: int, command: str, *, awake: bool = False) -> OpenedLearner:
         if self._opened is None:

@@ -28,8 +28,6 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
-from penstock.backends.learners.torch.model import PackedModel
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -38,6 +36,7 @@ if TYPE_CHECKING:
 
     from penstock.backends.learners.gang.gang import Gang
     from penstock.backends.learners.options import LearnerOptions
+    from penstock.backends.learners.torch.model import PackedModel
 
 _log: Final = logging.getLogger(__name__)
 
@@ -156,8 +155,8 @@ def replica(model: PackedModel, gang: Gang, options: LearnerOptions) -> PackedMo
     """A second model with the same weights, divided in the same way; of a sharded one no rank ever has more than its
     share. Called by all ranks."""
     if not is_sharded(model.model):
-        return PackedModel(copy.deepcopy(model.model), model.device)
-    built = PackedModel(without_memory(model.model), model.device)
+        return type(model)(copy.deepcopy(model.model), model.device)
+    built = type(model)(without_memory(model.model), model.device)
     built.freeze_facts(model.dtype)
     fill_like(built.model, model.model, gang, options, compute_dtype=model.dtype)
     return built

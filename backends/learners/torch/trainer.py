@@ -23,7 +23,7 @@ from penstock.backends.learners.metrics import as_metrics, batch_metrics
 from penstock.backends.learners.objectives.figures import BatchFigures
 from penstock.backends.learners.objectives.objective import FRESH_DIFFERENCE, finished
 from penstock.backends.learners.objectives.open import open_objective
-from penstock.backends.learners.objectives.validity import GROUPED, is_user_objective
+from penstock.backends.learners.objectives.validity import compares_rewards, is_user_objective
 from penstock.backends.learners.schedule import learning_rate
 from penstock.backends.learners.sequences import read_groups
 from penstock.backends.learners.torch.accumulation import Accumulation, Step
@@ -156,6 +156,11 @@ class PolicyTrainer:
             metrics=as_metrics(figures),
         )
 
+    @property
+    def max_tokens_per_micro_batch(self) -> int:
+        """As it was found to fit."""
+        return self._size.max_tokens
+
     def state(self) -> dict[str, Tensor]:
         """What the next step depends on beside the model and the version; see :meth:`.MasterAdamW.state`,
         :meth:`.Critic.state` and :meth:`.Adapters.state`."""
@@ -188,6 +193,11 @@ class PolicyTrainer:
         for optimizer in self._optimizers:
             optimizer.sum_gradients()
         return {**found.known.figures(), **finished(found.totals)}
+
+    def forget_gradients(self) -> None:
+        """Those of policy and critic."""
+        for optimizer in self._optimizers:
+            optimizer.forget_gradients()
 
     def _optimize(self, batch: TrainBatch, *, step: int) -> dict[str, float]:
         options = self._options
@@ -237,8 +247,7 @@ class PolicyTrainer:
             else:
                 self._size.worked(step=version + 1)
                 return _Added(opened, totals)
-            for optimizer in self._optimizers:
-                optimizer.forget_gradients()
+            self.forget_gradients()
             self._size.halve(can_be_finer=not all(division.is_finest for division in divisions))
 
     def _open(self, batch: TrainBatch, first_pass: Sequence[Update], *, version: int) -> BatchTokens:
@@ -256,7 +265,7 @@ class PolicyTrainer:
         return BatchTokens(batch, self._options.objective, opening, version=version, device=self._models.policy.device)
 
     def _divided(self, batch: TrainBatch, step: int, index: int) -> list[Update]:
-        by_sample = self._options.objective.estimator not in GROUPED
+        by_sample = not compares_rewards(self._options.objective)
         draw = random.Random(f"updates {self._seed} {step} {index}")
         return divide_batch(batch, self._options.num_updates, by_sample=by_sample, draw=draw)
 

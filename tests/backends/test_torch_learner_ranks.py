@@ -1,0 +1,399 @@
+"""Loss, gradient and weights do not depend on how a batch is packed, on its micro-batches, or on ranks: against a padded
+batch in one process."""
+
+# Transformers and torch.distributed are typed in part only:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import logging
+import random
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from rank_cases import CPU, Ranks, open_ranks
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config, Qwen3MoeConfig
+
+from penstock.backends.learners.gang.gang import SOLO
+from penstock.backends.learners.objectives.presets import objective
+from penstock.backends.learners.options import LearnerOptions
+from penstock.backends.learners.sequences import read_groups
+from penstock.backends.learners.torch.attention import PACKED_ATTENTION
+from penstock.backends.learners.torch.model import PackedModel
+from penstock.backends.learners.torch.parallel import is_sharded, parallelize, replica, transformer_blocks, whole
+from penstock.backends.learners.torch.rounds import StepTooLargeError
+from penstock.backends.learners.torch.trainer import PolicyTrainer
+from penstock.messages.arrays import pack_floats, pack_tokens
+from penstock.messages.samples import Completed, Group, Part, Prompt, Reward, Sample, SampleKey, VersionSpan
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from penstock.backends.learners.gang.gang import Gang
+    from penstock.backends.learners.packing import PackedTokens
+
+AutoModel: Any = AutoModelForCausalLM  # transformers' factories have no types
+VOCAB = 40
+VERSION = 6
+NUM_BATCHES = 50
+TOLERANCE = 1e-6
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.1,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+}
+ARCHITECTURES = {
+    "tied": Qwen3Config(**SIZES, head_dim=8, tie_word_embeddings=True),
+    "untied": LlamaConfig(**SIZES, tie_word_embeddings=False),
+    "experts": Qwen3MoeConfig(**SIZES, head_dim=8, moe_intermediate_size=12, num_experts=5, num_experts_per_tok=2),
+}
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "dapo": {"name": "dapo"},
+    "grpo with KL": {"name": "grpo", "old_logprobs": "recompute", "kl_coef": 0.1, "entropy_coef": 0.01},
+    "gspo": {"name": "gspo", "clip_low": 0.05, "clip_high": 0.05},
+    "opsm": {"name": "dapo", "opsm_delta": 1e-3},
+    "mis": {
+        "name": "dapo", "old_logprobs": "interpolate", "correction": "mis",
+        "mis": {"level": "sequence", "mode": "clip", "normalize": True, "reject_level": "geometric"},
+    },
+    "ppo": {"name": "ppo", "whiten": True, "kl_coef": 0.05, "gae_lambda": 0.9},
+    "ppo, shared and coupled": {"name": "ppo", "critic": "shared", "policy_loss": "gspo"},
+    "reinforce": {"name": "reinforce_plus_plus", "discount": 0.97, "kl_coef": 0.05, "kl_in": "reward"},
+    "dr_grpo": {"name": "dr_grpo", "constant_tokens": 50},
+}  # fmt: skip
+
+
+class Case(NamedTuple):
+    """Batches that are trained with one objective and one architecture."""
+
+    objective: str
+    architecture: str
+    seeds: tuple[int, ...]
+
+
+class Found(NamedTuple):
+    """What came of one batch."""
+
+    figures: dict[str, float]
+    gradient: NDArray[np.float64]
+    """Of policy and critic, all weights end to end."""
+
+
+CASES = [
+    Case(name, list(ARCHITECTURES)[index % 3], tuple(range(index, NUM_BATCHES, len(OBJECTIVES))))
+    for index, name in enumerate(OBJECTIVES)
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models")
+    for name, config in ARCHITECTURES.items():
+        torch.manual_seed(5)
+        AutoModel.from_config(config).save_pretrained(path / name)
+    return path
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with open_ranks(3) as opened:
+        yield opened
+
+
+# --- batches ------------------------------------------------------------------------------------------------------
+
+
+def make_batch(seed: int) -> tuple[Group, ...]:
+    """Groups of uneven sizes and lengths, with loss masks, several versions, and samples of two parts."""
+    draw = random.Random(f"batch {seed}")
+    groups: list[Group] = []
+    for group_id in range(draw.randint(1, 4)):
+        prompt = Prompt(row=0, epoch=0, tokens=some_tokens(draw, draw.randint(2, 12)))
+        samples: list[Sample] = []
+        for index in range(draw.randint(2, 5)):
+            parts = [make_part(draw, context=False), *([make_part(draw, context=True)] if draw.random() < 0.3 else [])]
+            outcome = Completed(reward=Reward(value=draw.random()))
+            samples.append(Sample(key=SampleKey(group_id, index), parts=tuple(parts), outcome=outcome))
+        groups.append(Group(group_id=group_id, prompt=prompt, samples=tuple(samples)))
+    return tuple(groups)
+
+
+def make_part(draw: random.Random, *, context: bool) -> Part:
+    length = min(100, 2 + int(draw.lognormvariate(2.3, 0.8)))
+    old = draw.randint(0, length - 1)
+    return Part(
+        tokens=some_tokens(draw, length),
+        logprobs=pack_floats(min(0.0, draw.gauss(-3.7, 0.3)) for _ in range(length)),
+        spans=(VersionSpan(4, old), VersionSpan(5, length - old)),
+        loss_mask=bytes([*(draw.randint(0, 1) for _ in range(length - 1)), 1]) if draw.random() < 0.5 else b"",
+        context_tokens=some_tokens(draw, draw.randint(1, 15)) if context else b"",
+    )
+
+
+def some_tokens(draw: random.Random, count: int) -> bytes:
+    return pack_tokens(draw.randrange(2, VOCAB) for _ in range(count))
+
+
+# --- ranks --------------------------------------------------------------------------------------------------------
+
+
+def learner_options(name: str, **keys: Any) -> LearnerOptions:
+    return LearnerOptions(objective=objective(**OBJECTIVES[name]), **keys)
+
+
+def loaded(folder: Path, kind: type[PackedModel] = PackedModel) -> PackedModel:
+    """In float64, so that what is compared is no rounding."""
+    model = kind.load(folder, dtype="float32", device=CPU)
+    if model.model.get_experts_implementation()[""] == "grouped_mm":
+        model.model.set_experts_implementation("batched_mm")  # the other has no float64
+    model.model.double()
+    return model
+
+
+@dataclass
+class Learner:
+    """A trainer on one rank."""
+
+    model: PackedModel
+    trainer: PolicyTrainer
+
+    @classmethod
+    def open(cls, gang: Gang, model: PackedModel, options: LearnerOptions) -> Learner:
+        """Its reference and its critic differ from the policy."""
+        parallelize(model, gang, options)
+        assert is_sharded(model.model) == (not gang.is_alone and options.parallel == "fsdp")
+        reference = None
+        if options.objective.kl_coef:
+            reference = replica(model, gang, options)
+            shift(dict(reference.model.named_parameters()), 0.9)
+            reference.model.requires_grad_(requires_grad=False)
+        trainer = PolicyTrainer(
+            model, options, temperature=0.8, num_steps=10, reference=reference, check_stop=lambda: None, gang=gang
+        )
+        learner = cls(model, trainer)
+        shift(learner.critic(), 1.1)
+        return learner
+
+    def critic(self) -> dict[str, Tensor]:
+        return {name: t for name, t in self.trainer.state().items() if name.startswith("critic/weight/")}
+
+    def weights(self) -> dict[str, Tensor]:
+        return {**dict(self.model.model.named_parameters()), **self.critic()}
+
+    def gradient(self) -> NDArray[np.float64]:
+        """All of it, on every rank; it is forgotten."""
+        gradients = [(weight, weight.grad) for weight in self.weights().values()]
+        flat = [whole(torch.zeros_like(w) if g is None else g).reshape(-1) for w, g in gradients]
+        for weight, _ in gradients:
+            weight.grad = None
+        self.trainer.forget_gradients()
+        return torch.cat(flat).double().numpy()
+
+
+@torch.no_grad()
+def shift(weights: dict[str, Tensor], scale: float) -> None:
+    for name, weight in weights.items():
+        weight.mul_(scale).add_(0.05 if "head." in name else 0.0)
+
+
+def gradients_of(
+    gang: Gang, folder: Path, cases: list[Case], keys: dict[str, Any], kind: type[PackedModel] = PackedModel
+) -> list[Found]:
+    """Of every batch of every case."""
+    found: list[Found] = []
+    for case in cases:
+        learner = Learner.open(gang, loaded(folder / case.architecture, kind), learner_options(case.objective, **keys))
+        for seed in case.seeds:
+            batch = read_groups(make_batch(seed), min_token_version=5 if seed % 4 == 0 else 0)
+            figures = learner.trainer.accumulate(batch, version=VERSION)
+            found.append(Found(figures, learner.gradient()))
+    return found
+
+
+class PaddedModel(PackedModel):
+    """Runs micro-batches as padded rows through transformers' own attention."""
+
+    def _logits(self, packed: PackedTokens) -> Tensor:
+        self.model.set_attn_implementation("eager")
+        seen = torch.arange(packed.rows.shape[1])[None] < torch.from_numpy(packed.lengths)[:, None]
+        rows = torch.from_numpy(packed.rows)
+        ids = torch.where(seen, torch.from_numpy(packed.input_ids)[rows], 0)
+        logits = self.model(input_ids=ids, attention_mask=seen.long(), use_cache=False).logits
+        self.model.set_attn_implementation(PACKED_ATTENTION)
+        self._asked = packed
+        return self._trained(logits)
+
+    def _trained(self, rows: Tensor) -> Tensor:
+        """``[B, P, …]`` → ``[T, …]``."""
+        flat = rows.flatten(0, 1)[torch.from_numpy(self._asked.places)]
+        return flat[torch.from_numpy(self._asked.predicted_at)]
+
+    @contextmanager
+    def _head_inputs(self, *, is_wanted: bool) -> Generator[list[Tensor]]:
+        with super()._head_inputs(is_wanted=is_wanted) as taken:
+            yield taken
+        taken[:] = [self._trained(rows)[None] for rows in taken]
+
+
+def assert_same(found: list[Found], expected: list[Found]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        assert one.figures.keys() == other.figures.keys()
+        for name, value in other.figures.items():
+            assert one.figures[name] == pytest.approx(value, abs=TOLERANCE, rel=TOLERANCE), name
+        scale = float(np.abs(other.gradient).max())
+        assert scale > 0
+        assert float(np.abs(one.gradient - other.gradient).max()) <= TOLERANCE * scale
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> list[Found]:
+    """Of all cases, padded, in one micro-batch, in one process."""
+    return gradients_of(SOLO, folder, CASES, {"max_tokens_per_micro_batch": 100_000}, PaddedModel)
+
+
+@pytest.mark.parametrize("max_tokens", [64, 100_000])
+def test_packed_or_padded_many_micro_batches_or_one(max_tokens: int, folder: Path, expected: list[Found]) -> None:
+    assert_same(gradients_of(SOLO, folder, CASES, {"max_tokens_per_micro_batch": max_tokens}), expected)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_one_rank_or_several(
+    num_ranks: int, parallel: str, folder: Path, ranks: Ranks, expected: list[Found]
+) -> None:
+    keys = {"max_tokens_per_micro_batch": 64, "parallel": parallel}
+    for found in ranks.run(num_ranks, gradients_of, folder, CASES, keys):
+        assert_same(found, expected)
+
+
+# --- training -----------------------------------------------------------------------------------------------------
+
+
+class Trained(NamedTuple):
+    """What came of some steps."""
+
+    figures: list[dict[str, float]]
+    weights: NDArray[np.float64]
+    max_tokens: int
+    log: list[str]
+
+
+class Limit(NamedTuple):
+    """Memory for that many inputs and no more."""
+
+    max_inputs: int
+    rank: int
+    """That has it; the others have plenty."""
+    place: str
+    """Where it ends: in the forward or in the backward pass."""
+
+
+def impose(limit: Limit, model: PackedModel) -> None:
+    """As on a GPU: in the middle of a block an allocation fails, with what has been computed before in memory."""
+    block: Any = transformer_blocks(model.model)[1]
+
+    def run_out(values: Tensor) -> None:
+        if values.shape[-2] > limit.max_inputs:
+            raise torch.OutOfMemoryError(f"{values.shape[-2]} inputs")
+
+    def forward(_module: object, _inputs: object, output: tuple[Tensor, ...]) -> None:
+        # Behind the MLP in the backward pass, so that there are gradients of this block already.
+        if limit.place == "forward":
+            run_out(output[0])
+        elif output[0].requires_grad:
+            output[0].register_hook(run_out)
+
+    block.self_attn.register_forward_hook(forward)
+
+
+def train(
+    gang: Gang, folder: Path, name: str, keys: dict[str, Any], num_steps: int = 3, limit: Limit | None = None
+) -> Trained:
+    """Some batches."""
+    options = learner_options(name, learning_rate=1e-3, weight_decay=0.1, max_grad_norm=0.5, **keys)
+    model = loaded(folder)
+    heard = Heard()
+    logging.getLogger("penstock").addHandler(heard)
+    learner = Learner.open(gang, model, options)
+    if limit is not None and limit.rank == gang.rank:
+        impose(limit, model)
+    found: list[dict[str, float]] = []
+    for version in range(1, num_steps + 1):
+        result = learner.trainer.train(make_batch(100 + version), version=version, min_token_version=0)
+        found.append({m.name: m.value for m in result.metrics if not m.name.startswith("perf/")})
+    logging.getLogger("penstock").removeHandler(heard)
+    weights = torch.cat([whole(weight).reshape(-1) for weight in learner.weights().values()])
+    return Trained(found, weights.double().numpy(), learner.trainer.max_tokens_per_micro_batch, heard.lines)
+
+
+class Heard(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def assert_trained_alike(found: Trained, expected: Trained) -> None:
+    for one, other in zip(found.figures, expected.figures, strict=True):
+        assert one == pytest.approx(other, abs=TOLERANCE, rel=1e-5)
+    assert float(np.abs(found.weights - expected.weights).max()) <= TOLERANCE
+
+
+SEVERAL: dict[str, Any] = {"max_tokens_per_micro_batch": 64, "num_updates": 2, "num_passes": 2}
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize("name", ["grpo with KL", "ppo", "ppo, shared and coupled"])
+def test_three_steps_on_two_ranks_leave_the_weights_of_one(
+    name: str, parallel: str, folder: Path, ranks: Ranks
+) -> None:
+    alone = train(SOLO, folder / "tied", name, SEVERAL)
+    for found in ranks.run(2, train, folder / "tied", name, {**SEVERAL, "parallel": parallel}):
+        assert_trained_alike(found, alone)
+
+
+@pytest.mark.parametrize("place", ["forward", "backward"])
+@pytest.mark.parametrize("parallel", ["alone", "ddp", "fsdp"])
+def test_a_step_that_ran_out_of_memory_is_that_of_smaller_micro_batches(
+    parallel: str, place: str, folder: Path, ranks: Ranks
+) -> None:
+    """Rank 1 runs out in a later micro-batch than its first, as its limit is between the largest two."""
+    name = "ppo, shared and coupled"
+    limit = Limit(70, rank=0 if parallel == "alone" else 1, place=place)
+    keys = {**SEVERAL, "max_tokens_per_micro_batch": 256}
+    free = train(SOLO, folder / "untied", name, keys)
+    if parallel == "alone":
+        results = [train(SOLO, folder / "untied", name, keys, limit=limit)]
+    else:
+        results = ranks.run(2, train, folder / "untied", name, {**keys, "parallel": parallel}, limit=limit)
+    for found in results:
+        assert_trained_alike(found, free)
+        assert found.max_tokens == 64
+    assert len(results[0].log) == 1
+    assert "learner.max_tokens_per_micro_batch: 64" in results[0].log[0]
+    assert not any(found.log for found in results[1:])
+
+
+def test_a_sequence_that_does_not_fit_alone_ends_the_run_with_advice(folder: Path) -> None:
+    with pytest.raises(StepTooLargeError, match="activation_checkpointing"):
+        train(SOLO, folder / "tied", "dapo", {}, limit=Limit(4, rank=0, place="forward"))

@@ -375,9 +375,10 @@ class TorchWorker:
     def _await_reference(self) -> None:
         """A reference that is not on disk yet is written as it lies in memory, so it must not move meanwhile."""
         opened = self._opened
-        if opened is not None and opened.reference is not None:
-            if not self._checkpoints.has_reference(opened.reference_version):
-                self._writer.wait()
+        if opened is None or opened.reference is None:
+            return
+        if not self._checkpoints.has_reference(opened.reference_version):
+            self._writer.wait()
 
     def _ready(self, version: int, command: str, *, awake: bool = False) -> OpenedLearner:
         if self._opened is None:

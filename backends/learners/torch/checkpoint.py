@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.backends.durable import sync
 from penstock.backends.learners.gang.gang import SOLO
 from penstock.backends.learners.torch.checkpoint_channel import CheckpointChannel, WriteRefusedError
-from penstock.backends.learners.torch.checkpoint_model import copy_tokenizer, write_model
+from penstock.backends.learners.torch.checkpoint_model import copy_tokenizer, write_adapters, write_model
 from penstock.backends.learners.torch.checkpoint_record import (
     STATE_FOLDER,
     CheckpointRecord,
@@ -134,6 +134,8 @@ class CheckpointFolder:
         channel.first(state.mkdir)
         channel.each(lambda: save_state(state, snapshot.trainer, channel))
         channel.each(lambda: write_model(folder, snapshot.model, snapshot.weights, channel))
+        base = "" if self.reference is None else self.reference.folder
+        channel.each(lambda: write_adapters(folder, snapshot.model, snapshot.trainer, channel, base=base))
         parts = channel.each(
             lambda: {f"{STATE_FOLDER}/{path.name}": file_record(path) for path in files_of_rank(state, channel.rank)}
         )

@@ -43,6 +43,7 @@ TOKENIZER_FILES: Final = (
     "*.tiktoken",
     "chat_template*",
 )
+ADAPTER_FOLDER: Final = "adapter"
 SHARDED_PREFIX: Final = "FSDP"
 """What ``fully_shard`` puts before the name of a class."""
 
@@ -66,6 +67,31 @@ def write_model(folder: Path, model: PackedModel, shards: Mapping[str, Shard], c
             _write_weights(folder, model, shards, tensors)
     finally:
         # The other ranks send whatever has become of the disk; and they send by going through it.
+        deque(tensors, maxlen=0)
+
+
+def write_adapters(
+    folder: Path, model: PackedModel, shards: Mapping[str, Shard], channel: CheckpointChannel, *, base: str
+) -> None:
+    """Write the adapters of a model that has some as peft reads them, into ``adapter/``. Every rank calls it.
+
+    Args:
+        folder: of the checkpoint.
+        model: of which they are.
+        shards: of the trainer's state; what is not of adapters is not looked at.
+        channel: to the other ranks.
+        base: name of the model that they belong to.
+
+    Raises:
+        OSError: on the first rank: the disk refuses.
+    """
+    if model.adapters is None:
+        return
+    tensors = channel.whole_tensors({name: shards[name] for name in model.adapters.state()})
+    try:
+        if channel.is_first:
+            model.adapters.save(folder / ADAPTER_FOLDER, dict(tensors), base)
+    finally:
         deque(tensors, maxlen=0)
 
 

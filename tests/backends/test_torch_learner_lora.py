@@ -7,20 +7,24 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
+from learner_cases import RunningLearner, open_learner, train_command
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
-from penstock.backends.learners.options import LoraOptions
+from penstock.backends.learners.options import LearnerOptions, LoraOptions, ObjectiveOptions
 from penstock.backends.learners.torch.lora import Adapters, LoraError
 from penstock.backends.models.make import make_model
 from penstock.backends.models.terminal import quiet_transformers
+from penstock.messages.commands import OpenLearner, PublishWeights, SaveCheckpoint
+from penstock.messages.local import BatchTrained, CheckpointWritten, LearnerOpened, WeightsPublished
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
     from transformers import PreTrainedModel
 
@@ -128,5 +132,136 @@ def test_adapters_are_taken_over_whole_or_refused(model_folder: Path) -> None:
 def test_targets_are_found_by_the_end_of_their_name_or_refused(model_folder: Path) -> None:
     adapters = Adapters(loaded(model_folder), LoraOptions(target_modules=("q_proj", "self_attn.v_proj")))
     assert len(adapters.state()) == 2 * 2 * 2
-    with pytest.raises(LoraError, match=r"lm_head is no matrix of Qwen3ForCausalLM between .* there are q_proj, k_proj"):
+    with pytest.raises(
+        LoraError, match=r"lm_head is no matrix of Qwen3ForCausalLM between .* there are q_proj, k_proj"
+    ):
         Adapters(loaded(model_folder), LoraOptions(target_modules=("lm_head",)))
+
+
+# --- the learner --------------------------------------------------------------------------------------------------
+
+LORA = LearnerOptions(learning_rate=1e-2, lora=LoraOptions(rank=4, alpha=8))
+WITH_KL = LearnerOptions(
+    learning_rate=1e-2, lora=LoraOptions(rank=4, alpha=8), objective=ObjectiveOptions(kl_coef=0.1), num_updates=2
+)
+
+
+@pytest.fixture
+def opened() -> Iterator[list[RunningLearner]]:
+    """Learners that are closed at the end."""
+    running: list[RunningLearner] = []
+    yield running
+    for learner in running:
+        learner.close()
+
+
+def figures(learner: RunningLearner, version: int) -> dict[str, float]:
+    trained = learner.ask(train_command(version), BatchTrained)
+    return {metric.name: metric.value for metric in trained.metrics if not metric.name.startswith("perf/")}
+
+
+def published(learner: RunningLearner, version: int) -> dict[str, torch.Tensor]:
+    learner.ask(PublishWeights(version=version, publish=version + 1), WeightsPublished)
+    return learner.weights.published[-1]
+
+
+def test_adapted_matrices_move_and_nothing_else_does(
+    model_folder: Path, tmp_path: Path, opened: list[RunningLearner]
+) -> None:
+    learner = open_learner(model_folder, tmp_path / "checkpoints", LORA)
+    opened.append(learner)
+    learner.ask(OpenLearner(), LearnerOpened)
+    before = published(learner, 0)
+    original = dict(loaded(model_folder).named_parameters())
+    assert before.keys() == original.keys()
+    assert all(torch.equal(before[name], original[name]) for name in before)
+    for version in (1, 2):
+        figures(learner, version)
+    after = published(learner, 2)
+    moved_names = {name for name in after if not torch.equal(after[name], before[name])}
+    assert moved_names == {name for name in after if "_proj." in name}
+    assert len(moved_names) == 14
+
+
+def test_the_canary_of_the_learner_is_what_the_published_weights_say(
+    model_folder: Path, tmp_path: Path, opened: list[RunningLearner]
+) -> None:
+    learner = open_learner(model_folder, tmp_path / "checkpoints", LORA)
+    opened.append(learner)
+    learner.ask(OpenLearner(), LearnerOpened)
+    figures(learner, 1)
+    weights = published(learner, 1)
+    plain = loaded(model_folder)
+    plain.load_state_dict(weights, strict=False)
+    canary = learner.weights.canaries[-1]
+    ids = torch.frombuffer(bytearray(canary.tokens), dtype=torch.int32).long()
+    said = cast("torch.Tensor", plain(ids[None]).logits)[0, :-1].log_softmax(-1).gather(1, ids[1:, None])[:, 0]
+    expected = torch.frombuffer(bytearray(canary.logprobs), dtype=torch.float32)
+    torch.testing.assert_close(said, expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize(("options", "dtype"), [(LORA, "float32"), (WITH_KL, "float32"), (LORA, "bfloat16")])
+def test_a_learner_with_adapters_goes_on_bit_for_bit(
+    options: LearnerOptions, dtype: str, model_folder: Path, tmp_path: Path, opened: list[RunningLearner]
+) -> None:
+    straight = open_learner(model_folder, tmp_path / "straight", options, dtype=dtype, seed=3)
+    straight.ask(OpenLearner(), LearnerOpened)
+    expected = [figures(straight, version) for version in (1, 2, 3, 4)]
+    first = open_learner(model_folder, tmp_path / "checkpoints", options, dtype=dtype, seed=3)
+    first.ask(OpenLearner(), LearnerOpened)
+    for version in (1, 2):
+        figures(first, version)
+    path = first.ask(SaveCheckpoint(version=2), CheckpointWritten).path
+    torch.manual_seed(99)
+    second = open_learner(model_folder, tmp_path / "checkpoints", options, dtype=dtype, seed=3, epoch=2)
+    opened += (straight, first, second)
+    second.ask(OpenLearner(version=2, path=path), LearnerOpened)
+    assert [figures(second, version) for version in (3, 4)] == expected[2:]
+    weights, others = published(straight, 4), published(second, 4)
+    assert all(torch.equal(weights[name], others[name]) for name in weights)
+    assert sorted(entry.name for entry in (tmp_path / "checkpoints").iterdir()) == ["reference", "version-0000002"]
+
+
+def test_a_checkpoint_is_the_merged_model_with_small_adapters_beside_it(
+    model_folder: Path, tmp_path: Path, opened: list[RunningLearner]
+) -> None:
+    learner = open_learner(model_folder, tmp_path / "checkpoints", LORA)
+    opened.append(learner)
+    learner.ask(OpenLearner(), LearnerOpened)
+    figures(learner, 1)
+    weights = published(learner, 1)
+    folder = Path(learner.ask(SaveCheckpoint(version=1), CheckpointWritten).path)
+    merged = loaded(folder)
+    assert all(torch.equal(weights[name], tensor) for name, tensor in merged.named_parameters())
+    base = loaded(folder.parent / "reference")
+    peft_model = PeftModel.from_pretrained(base, str(folder / "adapter"))
+    torch.testing.assert_close(logits(peft_model), logits(merged), rtol=1e-5, atol=1e-5)
+    size_bytes = (folder / "adapter" / "adapter_model.safetensors").stat().st_size
+    assert size_bytes < (folder / "model.safetensors").stat().st_size / 5
+
+
+def test_the_kl_is_to_the_model_without_adapters(
+    model_folder: Path, tmp_path: Path, opened: list[RunningLearner]
+) -> None:
+    options = LearnerOptions(learning_rate=1e-2, lora=LORA.lora, objective=ObjectiveOptions(kl_coef=0.1))
+    learner = open_learner(model_folder, tmp_path / "checkpoints", options)
+    opened.append(learner)
+    learner.ask(OpenLearner(), LearnerOpened)
+    assert figures(learner, 1)["train/kl_loss"] == 0.0
+    later = figures(learner, 2)
+    assert later["train/kl_loss"] > 1e-6
+    assert later["rollout/ref_log_probs"] != later["rollout/log_probs"]
+
+
+def test_a_checkpoint_without_adapters_is_no_place_to_go_on_from_with_them(
+    model_folder: Path, tmp_path: Path, opened: list[RunningLearner]
+) -> None:
+    plain = open_learner(model_folder, tmp_path / "checkpoints", LearnerOptions(learning_rate=1e-2))
+    opened.append(plain)
+    plain.ask(OpenLearner(), LearnerOpened)
+    figures(plain, 1)
+    path = plain.ask(SaveCheckpoint(version=1), CheckpointWritten).path
+    adapted = open_learner(model_folder, tmp_path / "checkpoints", LORA, epoch=2)
+    opened.append(adapted)
+    error = adapted.error(OpenLearner(version=1, path=path))
+    assert "written without learner.lora" in str(error)

@@ -101,7 +101,8 @@ def is_sharded(module: nn.Module) -> bool:
 def transformer_blocks(model: nn.Module) -> list[nn.Module]:
     """The repeated blocks of a Hugging Face model, in order; none where it does not name them."""
     names = set(getattr(model, "_no_split_modules", None) or ())
-    return [module for module in model.modules() if type(module).__name__ in names]
+    # Sharding derives a class from theirs.
+    return [module for module in model.modules() if names & {base.__name__ for base in type(module).__mro__}]
 
 
 def full_tensors(model: PackedModel) -> Iterator[tuple[str, Tensor]]:

@@ -12,16 +12,16 @@ Invariants:
 
 from __future__ import annotations
 
-import logging
 import random
 import time
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from penstock.backends.learners.alarms import Alarms
 from penstock.backends.learners.division import divide_over_ranks
 from penstock.backends.learners.gang.gang import SOLO
 from penstock.backends.learners.metrics import as_metrics, batch_metrics
 from penstock.backends.learners.objectives.figures import BatchFigures
-from penstock.backends.learners.objectives.objective import FRESH_DIFFERENCE, finished
+from penstock.backends.learners.objectives.objective import finished
 from penstock.backends.learners.objectives.open import open_objective
 from penstock.backends.learners.objectives.validity import compares_rewards, is_user_objective
 from penstock.backends.learners.schedule import learning_rate
@@ -34,6 +34,7 @@ from penstock.backends.learners.torch.models import Models
 from penstock.backends.learners.torch.opening import open_batch
 from penstock.backends.learners.torch.optimizer import MasterAdamW
 from penstock.backends.learners.torch.rounds import MicroBatchSize, OutOfMemoryError, Rounds
+from penstock.backends.learners.torch.speed import DTYPE_NAMES, speed_of
 from penstock.backends.learners.torch.step import BatchTokens
 from penstock.backends.learners.updates import divide_batch, whole_batch
 
@@ -52,12 +53,6 @@ if TYPE_CHECKING:
     from penstock.messages.samples import Group
 
 
-MISMATCH_ALARM_NATS: Final = 0.1
-"""Mean difference of log-probs, under the same weights, from which on engine and learner compute different models."""
-
-_log: Final = logging.getLogger(__name__)
-
-
 class StepResult(NamedTuple):
     """What became of one batch."""
 
@@ -65,6 +60,8 @@ class StepResult(NamedTuple):
     num_masked_tokens: int
     step_time_s: float
     metrics: tuple[Metric, ...]
+    notices: tuple[str, ...] = ()
+    """What people should know about it."""
 
 
 class _Added(NamedTuple):
@@ -128,6 +125,8 @@ class PolicyTrainer:
         )
         self._rounds = Rounds(gang, Collectives(self._models.roots), check_stop)
         self._accumulation = Accumulation(self._models, objective, options, self._rounds, gang)
+        self._alarms = Alarms(options, DTYPE_NAMES.get(model.dtype, str(model.dtype)))
+        self._speed = speed_of(model, options, num_ranks=gang.num_ranks)
         self._size = MicroBatchSize(options.max_tokens_per_micro_batch, is_speaker=gang.is_first)
 
     def train(self, groups: Sequence[Group], *, version: int, min_token_version: int) -> StepResult:
@@ -144,16 +143,15 @@ class PolicyTrainer:
         figures = {**batch_metrics(groups), "train/num_tokens": float(batch.num_trained_tokens)}
         if batch.sequences:
             figures |= self._optimize(batch, step=version - 1)
-            warn_of_mismatch(figures, version=version)
+        notices = self._alarms.hear(figures, version=version)
         step_time_s = time.perf_counter() - started_s
-        num_tokens = sum(len(sequence.tokens) for sequence in batch.sequences)
-        figures["perf/actor_train_time"] = step_time_s
-        figures["perf/actor_train_tok_per_s"] = num_tokens / step_time_s
+        figures |= self._speed.figures(batch.sequences, step_time_s)
         return StepResult(
             num_trained_tokens=batch.num_trained_tokens,
             num_masked_tokens=batch.num_masked_tokens,
             step_time_s=step_time_s,
             metrics=as_metrics(figures),
+            notices=notices,
         )
 
     @property
@@ -296,22 +294,4 @@ class PolicyTrainer:
             num_ranks=self._gang.num_ranks,
             max_tokens=self._size.max_tokens,
             hidden_size=self._models.policy.hidden_size,
-        )
-
-
-def warn_of_mismatch(figures: Mapping[str, float], *, version: int) -> None:
-    """Sound the alarm where engine and learner differ on tokens that the trained weights themselves have made.
-
-    Older tokens differ because the policy has moved on, so they say nothing here.
-    """
-    difference = figures.get(FRESH_DIFFERENCE, 0.0)
-    if difference > MISMATCH_ALARM_NATS:
-        _log.warning(
-            "step %d: the log-probs of engine and learner differ by %.3f nats a token (expected: at most %g) on tokens "
-            "made by the weights that are trained, so the engine computes another model than the learner; compare "
-            "sampling.temperature, top_p, model.dtype and the tokenizer of both, or set learner.objective.old_logprobs="
-            "recompute to correct for it",
-            version,
-            difference,
-            MISMATCH_ALARM_NATS,
         )

@@ -149,6 +149,8 @@ class BatchTrained(LocalEvent, frozen=True, kw_only=True):
     num_trained_tokens: int
     num_masked_tokens: int
     metrics: tuple[Metric, ...]
+    notices: tuple[str, ...] = ()
+    """What people should know about it: sentences for the terminal, the report and the log."""
 
 
 class WeightsPublished(LocalEvent, frozen=True, kw_only=True):

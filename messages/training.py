@@ -171,6 +171,8 @@ class NoticeGiven(Event, frozen=True, kw_only=True):
     delivery: ClassVar[Delivery] = Delivery.LOSSY
     name: str
     text: str
+    is_warning: bool = False
+    """Something is wrong with the run, and it goes on: it stands in the summary and in the report as well."""
 
 
 class Holder(StrEnum):

@@ -58,7 +58,7 @@ from penstock.messages.local import (
     WeightsPublished,
 )
 from penstock.messages.membership import EngineJoined, EngineLost
-from penstock.messages.names import BUFFER, LEARNER, WEIGHT_PUBLISHER
+from penstock.messages.names import BUFFER, LEARNER, SUPERVISOR, WEIGHT_PUBLISHER
 from penstock.messages.training import (
     Activity,
     BatchReady,
@@ -69,6 +69,7 @@ from penstock.messages.training import (
     DeviceYielded,
     Holder,
     LearnerReady,
+    NoticeGiven,
     StepFinished,
     UpdateMode,
 )
@@ -283,6 +284,10 @@ class Learner:
             metrics=event.metrics,
         )
         self._out.extend((Send(BUFFER, self._receipt), Send(WEIGHT_PUBLISHER, self._receipt)))
+        if self.settings.publishes or event.version == 1:  # recorded tokens are the trained weights' own only at first
+            self._out.extend(
+                Send(SUPERVISOR, NoticeGiven(name=LEARNER, text=text, is_warning=True)) for text in event.notices
+            )
         self._update_mode = batch.update_mode
         self._announced = max(self._announced, batch.announced_version)
         # Engines that sleep wake with new weights only, so a turn that is given away ends with a publish.

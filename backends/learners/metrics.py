@@ -4,31 +4,53 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from penstock.messages.base import Metric
 from penstock.messages.samples import Truncated
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from penstock.messages.samples import Group
 
 
 def batch_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """``rollout/…``: rewards, lengths in response tokens and share of truncated responses. Empty without samples."""
+    """``rollout/…``: rewards, groups whose samples all earned the same, lengths in response tokens and share of
+    truncated responses; ``passrate/pass@k`` with a reward of exactly 1 as correct. Empty without samples."""
     samples = [sample for group in groups for sample in group.samples]
     if not samples:
         return {}
+    rewards = list(_rewards(groups))
+    chances = pass_at_k([[reward == 1.0 for reward in group] for group in rewards])
     lengths = [sample.num_tokens for sample in samples]
     return {
-        "rollout/raw_reward": statistics.fmean(sample.reward or 0.0 for sample in samples),
+        **({"rollout/raw_reward": statistics.fmean(chain.from_iterable(rewards))} if rewards else {}),
         "rollout/response_len/mean": statistics.fmean(lengths),
         "rollout/response_len/median": float(statistics.median(lengths)),
         "rollout/response_len/max": float(max(lengths)),
         "rollout/response_len/min": float(min(lengths)),
         "rollout/truncated_ratio": statistics.fmean(isinstance(sample.outcome, Truncated) for sample in samples),
+        "train/global_batch_size": float(len(samples)),
+        **{f"passrate/pass@{k}": chance for k, chance in chances.items()},
+        **_without_spread(rewards),
     }
+
+
+def _rewards(groups: Sequence[Group]) -> Iterator[list[float]]:
+    """Of the groups whose samples have any; those that are imitated have none."""
+    for group in groups:
+        rewards = [reward for sample in group.samples if (reward := sample.reward) is not None]
+        if rewards:
+            yield rewards
+
+
+def _without_spread(rewards: Sequence[Sequence[float]]) -> dict[str, float]:
+    """``rollout/zero_std/count_<r>``: groups of which every sample earned r, to one decimal."""
+    alike = Counter(f"{group[0]:.1f}" for group in rewards if len(group) > 1 and len(set(group)) == 1)
+    return {f"rollout/zero_std/count_{reward}": float(count) for reward, count in sorted(alike.items())}
 
 
 def pass_at_k(corrects: Sequence[Sequence[bool]]) -> dict[int, float]:

@@ -9,7 +9,7 @@ Invariants:
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from penstock.messages.training import ActorReported, RunFinished, StepReported
     from penstock.runtime.observability.live import LiveView
     from penstock.runtime.observability.metrics import RunMetrics
+
+MAX_WARNINGS: Final = 20
+"""In the summary: the first ones tell what is wrong."""
 
 
 class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +87,7 @@ class RunRecorder:
         self._metrics = metrics
         self._started_at = started_at or datetime.now(UTC).astimezone()
         self._trained_before_s = 0.0
+        self._warnings: list[str] = []
         if resumes:
             self._restore(run_folder)
         self._steps = MetricsLog(run_folder)
@@ -95,6 +99,7 @@ class RunRecorder:
         self.figures.restore(rows, summary)
         times = [0.0 if summary is None else summary.training_s, *(row.training_s for row in rows[-1:])]
         self._trained_before_s = max(times)
+        self._warnings += () if summary is None else summary.warnings
         if self._view is not None:
             self._view.restore(rows, summary)
 
@@ -144,6 +149,11 @@ class RunRecorder:
             self._view.actor_lost(name)
             self._view.note(story)
 
+    def warn(self, text: str) -> None:
+        """Something is wrong with the run, and it goes on."""
+        if text not in self._warnings and len(self._warnings) < MAX_WARNINGS:
+            self._warnings.append(text)
+
     def finish(self, finished: RunFinished, now_s: float) -> RunSummary:
         """The run is over: complete the files, write ``summary.json`` and ``report.html``, show the summary.
 
@@ -185,6 +195,7 @@ class RunRecorder:
             machine=facts.machine,
             completed=finished.completed,
             story=finished.story,
+            warnings=tuple(self._warnings),
             version=finished.version,
             num_steps=facts.num_steps,
             wall_s=now_s,

@@ -99,6 +99,8 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     costs: tuple[ActorCost, ...] = ()
     """By actor; none on a virtual clock."""
 
+    warnings: tuple[str, ...] = ()
+    """What was found to be wrong with the run while it went on: engine and learner that compute different models."""
     checkpoint: str = ""
     """Folder of the last checkpoint; empty when there is none."""
     report: str = ""

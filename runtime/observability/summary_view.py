@@ -27,6 +27,8 @@ def summary_panel(summary: RunSummary) -> Panel:
     parts: list[RenderableType] = []
     if summary.story:
         parts += [Text(summary.story), Text()]
+    for text in summary.warnings:
+        parts += [Text(text, style="yellow"), Text()]
     parts += [_facts(summary), Text(), _balance(summary)]
     if places := _places(summary):
         parts += [Text(), places]

@@ -66,7 +66,7 @@ class Witness:
     def on_actor(self, name: str, epoch: int, state: str) -> None:
         self.states.append((name, epoch, state))
 
-    def on_notice(self, name: str, text: str) -> None:
+    def on_notice(self, name: str, text: str, *, is_warning: bool = False) -> None:
         self.notices.append((name, text))
 
     def on_lost(self, name: str, cause: str) -> None:

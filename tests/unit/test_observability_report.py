@@ -116,6 +116,9 @@ def run(
         if version == 5:
             recorder.lost("engine/0", "engine/0 was killed")
             epoch, generated = 2, 0.0
+        if version == 7:
+            recorder.warn("learner: the engine computes <another> model")
+            recorder.warn("learner: the engine computes <another> model")
     if finished is None:
         recorder.abandon()
         return None
@@ -157,6 +160,7 @@ def test_the_summary_is_what_was_reported(tmp_path: Path) -> None:
         "machine": MACHINE,
         "completed": True,
         "story": "Every step is trained.",
+        "warnings": ("learner: the engine computes <another> model",),
         "version": 25,
         "num_steps": 25,
         "wall_s": 35.5,

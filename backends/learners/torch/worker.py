@@ -301,6 +301,7 @@ class TorchWorker:
             num_trained_tokens=result.num_trained_tokens,
             num_masked_tokens=result.num_masked_tokens,
             metrics=result.metrics,
+            notices=result.notices,
         )
 
     def _publish(self, command: PublishWeights) -> WeightsPublished | None:

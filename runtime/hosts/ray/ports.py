@@ -79,7 +79,7 @@ class RunSink(Protocol):
         """``starting``, ``up``, ``lost`` or ``ended``."""
         ...
 
-    def on_notice(self, name: str, text: str) -> None:
+    def on_notice(self, name: str, text: str, *, is_warning: bool = False) -> None:
         """An actor has something to tell people."""
         ...
 

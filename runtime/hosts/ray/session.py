@@ -251,8 +251,10 @@ class Session:
         else:
             self._view.phase("loading the model")
 
-    def on_notice(self, name: str, text: str) -> None:
-        _log.info("%s: %s", name, text)
+    def on_notice(self, name: str, text: str, *, is_warning: bool = False) -> None:
+        _log.log(logging.WARNING if is_warning else logging.INFO, "%s: %s", name, text)
+        if is_warning:
+            self._recorder.warn(f"{name}: {text}")
         self._view.note(f"{name}: {text}")
 
     def on_lost(self, name: str, cause: str) -> None:

@@ -259,7 +259,7 @@ class Supervisor:
             case RunFinished():
                 self._on_finished(event)
             case NoticeGiven():
-                self._sink.on_notice(event.name, event.text)
+                self._sink.on_notice(event.name, event.text, is_warning=event.is_warning)
             case WaitsReported():
                 self._sink.on_waits(event)
             case _:

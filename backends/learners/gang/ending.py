@@ -42,7 +42,7 @@ def error_of(ranks: Sequence[RankProcess], seen: str) -> BaseException:
         ranks: as they are now, before they are ended.
         seen: what was noticed first, where no rank has the reason itself.
     """
-    cause, others = first_cause(ranks), len(ranks) - 1
+    cause = first_cause(ranks)
     if cause is None or cause.failure is None:
         if cause is None:
             told = seen
@@ -52,7 +52,7 @@ def error_of(ranks: Sequence[RankProcess], seen: str) -> BaseException:
             told = cause.ended_how()
         source = cause or next((rank for rank in ranks if rank.failure is not None), None)
         tail = f". {source.last_lines()}" if source is not None else ""
-        return GangError(f"the learner has lost a rank: {told}; the other {others} were ended with it{tail}")
+        return GangError(f"the learner has lost a rank: {told}; the others were ended with it{tail}")
     return _raised_again(cause, cause.failure)
 
 

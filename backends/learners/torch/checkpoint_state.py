@@ -10,7 +10,8 @@ Invariants:
 
 * Nothing is unpickled from disk.
 * What is read has the bits of what was written, however it was divided and is divided now.
-* A tensor of which a part is missing is refused, not filled with what happened to be in memory.
+* Which files there are, and that they are whole, is for the record to say, before. A tensor with a hole is refused
+  here as well, not filled with what happened to be in memory.
 * Copies of one part on several ranks are written once, by the rank that has least to write.
 * Reading needs no other rank.
 """

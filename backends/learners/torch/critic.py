@@ -28,7 +28,7 @@ from penstock.backends.learners.objectives.values import clipped_value_loss
 from penstock.backends.learners.schedule import learning_rate
 from penstock.backends.learners.torch.attention import PackedRows
 from penstock.backends.learners.torch.model import CheckpointError
-from penstock.backends.learners.torch.optimizer import MasterAdamW
+from penstock.backends.learners.torch.optimizer import MASTER, MasterAdamW
 from penstock.backends.learners.torch.parallel import fill_like, is_sharded, load_into, shard, without_memory
 from penstock.backends.learners.torch.shards import is_divided
 
@@ -159,9 +159,14 @@ class Critic:
         )
 
     def state(self) -> dict[str, Tensor]:
-        """Weights and optimizer, not copied, each under ``critic/…``."""
-        weights = {f"{PREFIX}{WEIGHT}{name}": parameter for name, parameter in self._module.named_parameters()}
-        return weights | {f"{PREFIX}{key}": tensor for key, tensor in self._optimizer.state().items()}
+        """Weights and optimizer, not copied, each under ``critic/…``; of a weight with a ``master`` that one only."""
+        optimizer = self._optimizer.state()
+        weights = {
+            f"{WEIGHT}{name}": parameter
+            for name, parameter in self._module.named_parameters()
+            if f"{MASTER}/{name}" not in optimizer
+        }
+        return {f"{PREFIX}{key}": tensor for key, tensor in (weights | optimizer).items()}
 
     def layouts(self) -> dict[str, Tensor]:
         """See :meth:`.MasterAdamW.layouts`."""
@@ -177,7 +182,10 @@ class Critic:
         """
         mine = {key.removeprefix(PREFIX): tensor for key, tensor in tensors.items() if key.startswith(PREFIX)}
         parameters = dict(self._module.named_parameters())
-        found = {key.removeprefix(WEIGHT): list(t.shape) for key, t in mine.items() if key.startswith(WEIGHT)}
+        weights = {
+            key.partition("/")[2]: tensor for key, tensor in mine.items() if key.startswith((WEIGHT, f"{MASTER}/"))
+        }
+        found = {name: list(tensor.shape) for name, tensor in weights.items()}
         expected = {name: list(parameter.shape) for name, parameter in parameters.items()}
         if found != expected:
             held = f"one of {len(found)} weights" if found else "none"
@@ -187,7 +195,7 @@ class Critic:
                 "run from its model (model.path)"
             )
         for name, parameter in parameters.items():
-            load_into(parameter, mine[f"{WEIGHT}{name}"])
+            load_into(parameter, weights[name])
         self._optimizer.restore(mine)
 
     def _own_hidden(self, packed: PackedTokens) -> Tensor:

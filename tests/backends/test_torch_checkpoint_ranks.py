@@ -1,0 +1,173 @@
+"""Checkpoints over ranks: what any number of them wrote, any other reads, bit for bit; what goes wrong on one rank."""
+
+# Transformers is typed in part only:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from checkpoint_cases import (
+    DIVISIONS,
+    VERSION,
+    die_while_writing,
+    digests_of,
+    load_and_train,
+    open_rank,
+    save_where_one_rank_may_not_write,
+    train_and_save,
+)
+from rank_cases import CPU, Ranks, open_ranks
+from transformers import AutoModelForCausalLM
+
+from penstock.backends.learners.gang.gang import SOLO, alone_on
+from penstock.backends.learners.torch.checkpoint import CheckpointFolder
+from penstock.backends.learners.torch.checkpoint_record import STATE_FOLDER, read_record
+from penstock.backends.learners.torch.checkpoint_state import load_state
+from penstock.backends.learners.torch.model import CheckpointError
+from penstock.backends.models.make import make_model
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+TOLERANCE = 1e-6
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with open_ranks(3) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("xs")
+    make_model("xs", path, seed=0)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("writer", "dtype"), [*((name, "float32") for name in DIVISIONS), ("1", "bfloat16"), ("2 fsdp", "bfloat16")]
+)
+def test_what_any_number_of_ranks_wrote_any_other_reads_bit_for_bit(
+    writer: str, dtype: str, ranks: Ranks, source: Path, tmp_path: Path
+) -> None:
+    division = DIVISIONS[writer]
+    told = ranks.run(division.num_ranks, train_and_save, source, tmp_path, division, dtype)
+    written, loss = told[0]
+    assert all(other == (written, loss) for other in told)
+    path = tmp_path / f"version-000000{VERSION}"
+    assert any(name.startswith("critic/exp_avg_sq/trunk") for name in written)
+    assert any(name.startswith("master/") for name in written) == (dtype == "bfloat16")
+    record = read_record(path, version=VERSION)
+    state = load_state(path / STATE_FOLDER, is_wanted=lambda name: not name.startswith("random/"))
+    assert digests_of(state) == {name: digest for name, digest in written.items() if not name.startswith("model/")}
+    assert {entry.name for entry in tmp_path.iterdir()} == {"reference", path.name}
+
+    model = cast("Any", AutoModelForCausalLM.from_pretrained(path, dtype="auto"))
+    loaded = {f"model/{name}": parameter for name, parameter in model.named_parameters()}
+    assert digests_of(loaded) == {name: digest for name, digest in written.items() if name.startswith("model/")}
+    one = sum(entry.size_bytes for name, entry in record.files.items() if name.startswith(STATE_FOLDER))
+    tensor_bytes = sum(tensor.nbytes for tensor in state.values())
+    assert tensor_bytes < one < 1.3 * tensor_bytes, "copies on several ranks are written once"
+
+    for reader in DIVISIONS.values():
+        if dtype == "bfloat16" and reader.num_ranks == 3:
+            continue
+        answers = ranks.run(reader.num_ranks, load_and_train, path, reader, dtype)
+        for digests, continued, _ in answers:
+            assert digests == written, reader
+            # Sums over ranks are rounded otherwise, and a model in bfloat16 is rounded after each product.
+            assert continued == pytest.approx(loss, abs=TOLERANCE if dtype == "float32" else 2e-3), reader
+        if reader.num_ranks > 1 and reader.parallel == "fsdp":
+            key = "exp_avg/model.layers.0.mlp.down_proj.weight"
+            sizes = [sizes[key] for _, _, sizes in answers]
+            assert sum(sizes) == state[key].numel(), "each reads its part only"
+
+
+@pytest.mark.parametrize("refusing", [0, 1])
+def test_a_disk_that_refuses_on_one_rank_ends_the_write_on_all_with_one_story(
+    refusing: int, ranks: Ranks, source: Path, tmp_path: Path
+) -> None:
+    (story, name), *others = ranks.run(2, save_where_one_rank_may_not_write, source, tmp_path, refusing=refusing)
+    assert f"cannot be written: rank {refusing}: [Errno 27] File too large" in story
+    for other, other_name in others:
+        assert f"rank {refusing}: [Errno 27] File too large" in other
+        assert other_name == name == "version-0000002"
+    assert {entry.name for entry in tmp_path.iterdir()} == {"reference", "version-0000001", name}
+    for version in (1, 2):
+        read_record(tmp_path / f"version-000000{version}", version=version)
+
+
+def test_a_rank_that_dies_while_it_writes_leaves_the_older_checkpoint_whole(source: Path, tmp_path: Path) -> None:
+    with open_ranks(2) as mortal, pytest.raises((AssertionError, EOFError)):
+        mortal.run(2, die_while_writing, source, tmp_path)
+    assert read_record(tmp_path / "version-0000001", version=1).version == 1
+    assert not list(tmp_path.glob("version-0000002*"))
+    successor = open_rank(alone_on(CPU), source, DIVISIONS["1"], "float32")
+    CheckpointFolder(tmp_path, epoch=2, tokenizer_source=source).write(successor.snapshot(2))
+    names = {entry.name for entry in tmp_path.iterdir()}
+    assert names == {"reference", "reference-e2", "version-0000001", "version-0000002-e2"}
+
+
+@pytest.fixture(scope="module")
+def of_two(ranks: Ranks, source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint that two ranks wrote; tests copy it."""
+    folder = tmp_path_factory.mktemp("of_two")
+    ranks.run(2, train_and_save, source, folder, DIVISIONS["2 fsdp"], "float32")
+    return folder / f"version-000000{VERSION}"
+
+
+def test_what_is_missing_of_a_rank_is_refused_and_not_made_up(of_two: Path, tmp_path: Path) -> None:
+    shutil.copytree(of_two.parent, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / of_two.name
+    for rank in (1, 2):
+        (file,) = (path / STATE_FOLDER).glob(f"shard-0000{rank}-*")
+        data = file.read_bytes()
+        file.unlink()
+        with pytest.raises(CheckpointError, match=f"{file.name} is missing"):
+            read_record(path, version=VERSION)
+        if rank == 1:
+            with pytest.raises(CheckpointError, match=r"elements of .*, found [\d,]+: a file of a rank"):
+                load_state(path / STATE_FOLDER)
+        file.write_bytes(data[:-100])
+        with pytest.raises(CheckpointError, match=rf"{file.name} is damaged: expected [\d,]+ bytes"):
+            read_record(path, version=VERSION)
+        with pytest.raises(CheckpointError, match="the state of the trainer cannot be read"):
+            load_state(path / STATE_FOLDER)
+        file.write_bytes(data)
+    read_record(path, version=VERSION)
+
+
+def test_ranks_that_read_together_check_every_file_once(of_two: Path, source: Path, tmp_path: Path) -> None:
+    shutil.copytree(of_two.parent, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / of_two.name
+    for file in [*read_record(path).files, "../reference/model.safetensors"]:
+        data = (path / file).read_bytes()
+        (path / file).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        refusals = 0
+        for rank in range(3):
+            try:
+                read_record(path, rank=rank, num_ranks=3)
+            except CheckpointError:
+                refusals += 1
+        assert refusals == 1, file
+        (path / file).write_bytes(data)
+
+
+def test_a_state_larger_than_a_file_is_divided_over_files(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner = open_rank(SOLO, source, DIVISIONS["1"], "float32")
+    learner.train(1)
+    monkeypatch.setattr("penstock.backends.learners.torch.checkpoint_state.MAX_FILE_BYTES", 150_000)
+    path = CheckpointFolder(tmp_path, epoch=1, tokenizer_source=source).write(learner.snapshot(1))
+    files = list((path / STATE_FOLDER).glob("*.safetensors"))
+    assert len(files) > 3
+    assert max(file.stat().st_size for file in files) < 200_000
+    state = load_state(path / STATE_FOLDER)
+    expected = {name: digest for name, digest in learner.digests().items() if not name.startswith("model/")}
+    assert digests_of({name: t for name, t in state.items() if not name.startswith("random/")}) == expected

@@ -8,7 +8,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-sglang chaos lint format docs clean
+.PHONY: help demo test test-all test-sglang test-megatron chaos lint format docs clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -18,8 +18,8 @@ demo: .venv/.ready-run ## Train a small model from nothing, here and now (about 
 	@$(BIN)/penstock run scenarios/quickstart.yaml $(ARGS)
 
 test: .venv/.ready-test ## Everything but the slow tests
-	$(PYTEST) -n 2 --dist worksteal -m "not slow and not ray and not chaos and not sglang" $(ARGS)
-	$(PYTEST) -m "ray and not slow and not chaos and not sglang" $(ARGS)
+	$(PYTEST) -n 2 --dist worksteal -m "not slow and not ray and not chaos and not sglang and not megatron" $(ARGS)
+	$(PYTEST) -m "ray and not slow and not chaos and not sglang and not megatron" $(ARGS)
 
 chaos: .venv/.ready-test ## Kills and stops of everything, cut links, bad frames, full disks: the run survives or resumes
 	$(PYTEST) -m "chaos and not slow" --timeout 600 -o faulthandler_timeout=600 \
@@ -29,7 +29,11 @@ test-sglang: .venv/.ready-test ## Against stock SGLang servers on the CPU (their
 	@$(BIN)/penstock env sglang --stand-ins tests/sglang/stand_ins
 	$(PYTEST) -m "sglang and not slow" --timeout 600 -o faulthandler_timeout=600 tests/sglang $(ARGS)
 
-test-all: test chaos test-sglang ## The slow tests as well (tens of minutes)
+test-megatron: .venv/.ready-test .venv/.ready-megatron ## Against megatron-core on the CPU
+	TORCHDYNAMO_DISABLE=1 $(PYTEST) -m "megatron and not slow" --timeout 600 -o faulthandler_timeout=600 \
+		tests/megatron $(ARGS)
+
+test-all: test chaos test-sglang test-megatron ## The slow tests as well (tens of minutes)
 	$(PYTEST) -m slow --timeout 3600 -o faulthandler_timeout=3600 $(ARGS)
 
 lint: .venv/.ready-test .venv/.ready-lint ## Style, spelling and types
@@ -52,5 +56,5 @@ clean: ## Remove the environment and caches; the next target sets up anew
 .venv/.ready-run: pyproject.toml constraints.txt
 	@.ci/set_up run
 
-.venv/.ready-test .venv/.ready-lint: .venv/.ready-%: .venv/.ready-run
+.venv/.ready-test .venv/.ready-lint .venv/.ready-megatron: .venv/.ready-%: .venv/.ready-run
 	@.ci/set_up $*

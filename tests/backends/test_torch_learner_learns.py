@@ -14,7 +14,7 @@ from penstock.backends.data.lines import LinesRow, lines_demonstration, lines_re
 from penstock.backends.engines.options import EnginesOptions, SamplingOptions
 from penstock.backends.engines.torch.opening import open_torch_engine
 from penstock.backends.learners.objectives.presets import objective
-from penstock.backends.learners.options import LearnerOptions, WarmStartOptions
+from penstock.backends.learners.options import LearnerOptions, LoraOptions, WarmStartOptions
 from penstock.backends.learners.torch.factory import open_torch_learner
 from penstock.backends.models.make import END_ID, character_tokenizer, make_model
 from penstock.backends.weights.transports import open_exporter, open_fetcher
@@ -199,9 +199,20 @@ def run(loop: Loop, num_steps: int, *, first_trained: int = 0) -> list[float]:
     return rewards
 
 
-def test_engine_and_learner_agree_on_every_version(tmp_path: Path) -> None:
-    with running_loop(tmp_path, num_warm_start_steps=20, num_steps=3) as loop:
+ADAPTED = LearnerOptions(lora=LoraOptions(), learning_rate=3e-3, warmup_steps=5, lr_schedule="linear")
+
+
+@pytest.mark.parametrize("learner", [None, ADAPTED], ids=["whole", "lora"])
+def test_engine_and_learner_agree_on_every_version(learner: LearnerOptions | None, tmp_path: Path) -> None:
+    with running_loop(tmp_path, num_warm_start_steps=20, num_steps=3, learner=learner) as loop:
         run(loop, 3)
+
+
+@pytest.mark.slow
+def test_adapters_learn_the_task(tmp_path: Path) -> None:
+    with running_loop(tmp_path, num_warm_start_steps=250, num_steps=50, learner=ADAPTED) as loop:
+        rewards = run(loop, 50)
+    assert statistics.fmean(rewards[-8:]) > statistics.fmean(rewards[:8]) + 0.1
 
 
 @pytest.mark.slow

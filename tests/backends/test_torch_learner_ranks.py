@@ -1,5 +1,5 @@
-"""Loss, gradient and weights do not depend on how a batch is packed, on its micro-batches, or on ranks: against a padded
-batch in one process."""
+"""Loss, gradient and weights do not depend on how a batch is packed, on its micro-batches, or on ranks: against a
+padded batch in one process."""
 
 # Transformers and torch.distributed are typed in part only:
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -276,9 +276,7 @@ def test_packed_or_padded_many_micro_batches_or_one(max_tokens: int, folder: Pat
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 @pytest.mark.parametrize("num_ranks", [2, 3])
-def test_one_rank_or_several(
-    num_ranks: int, parallel: str, folder: Path, ranks: Ranks, expected: list[Found]
-) -> None:
+def test_one_rank_or_several(num_ranks: int, parallel: str, folder: Path, ranks: Ranks, expected: list[Found]) -> None:
     keys = {"max_tokens_per_micro_batch": 64, "parallel": parallel}
     for found in ranks.run(num_ranks, gradients_of, folder, CASES, keys):
         assert_same(found, expected)

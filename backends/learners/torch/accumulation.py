@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from penstock.backends.learners.gang.gang import Gang
     from penstock.backends.learners.objectives.open import ObjectiveFunction
     from penstock.backends.learners.options import LearnerOptions
+    from penstock.backends.learners.sequences import TrainSequence
     from penstock.backends.learners.torch.micro_batch import MicroBatch
     from penstock.backends.learners.torch.models import Models
     from penstock.backends.learners.torch.rounds import Rounds
-    from penstock.backends.learners.sequences import TrainSequence
     from penstock.backends.learners.torch.step import BatchTokens
     from penstock.backends.learners.updates import Update
 

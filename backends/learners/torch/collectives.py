@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch.distributed.fsdp import FSDPModule
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
     from torch import Tensor, nn
-    from torch.distributed import ProcessGroup, Work
+    from torch.distributed import ProcessGroup, ReduceOp, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class _RecordedScatter(DefaultReduceScatter):
         self._collectives = collectives
 
     def __call__(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: ProcessGroup, op: Any, async_op: bool = False
+        self, output_tensor: Tensor, input_tensor: Tensor, group: ProcessGroup, op: ReduceOp, async_op: bool = False
     ) -> Work:
         def comm(output: Tensor, given: Tensor) -> Work | None:
             return cast("Work | None", DefaultReduceScatter.__call__(self, output, given, group, op))
@@ -136,8 +136,8 @@ def _forget_whole_gradients(root: nn.Module) -> None:
     for part in root.modules():
         if not isinstance(part, FSDPModule):
             continue
-        for group in part._get_fsdp_state()._fsdp_param_groups:  # noqa: SLF001  # torch has no other door
+        for group in part._get_fsdp_state()._fsdp_param_groups:  # torch has no other door
             for parameter in group.fsdp_params:
                 parameter.unsharded_accumulated_grad = None
                 if hasattr(parameter, "_unsharded_param"):
-                    parameter._unsharded_param.grad = None  # noqa: SLF001  # likewise
+                    parameter._unsharded_param.grad = None

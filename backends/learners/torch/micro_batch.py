@@ -3,8 +3,8 @@
 Invariants:
 
 * Each is a slice of the tokens of its rank's :class:`.StepTokens`.
-* One that stands in for nothing has the slice of no token. The model runs over a few tokens then, because it runs on the
-  other ranks too, and what it says is cut away; what flows back is exactly 0.
+* One that stands in for nothing has the slice of no token. The model runs over a few tokens then, because it runs on
+  the other ranks too, and what it says is cut away; what flows back is exactly 0.
 """
 
 # torch.from_numpy is typed in part only:

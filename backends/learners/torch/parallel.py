@@ -20,7 +20,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
@@ -29,7 +29,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor, nn
     from transformers import PreTrainedModel
@@ -39,6 +39,11 @@ if TYPE_CHECKING:
     from penstock.backends.learners.torch.model import PackedModel
 
 _log: Final = logging.getLogger(__name__)
+
+
+def loading_device(gang: Gang, options: LearnerOptions) -> torch.device:
+    """Where a model is loaded to before it is divided: one that is to be sharded need not fit on a device whole."""
+    return gang.device if gang.is_alone or options.parallel == "ddp" else torch.device("cpu")
 
 
 def parallelize(model: PackedModel, gang: Gang, options: LearnerOptions) -> None:
@@ -60,6 +65,7 @@ def parallelize(model: PackedModel, gang: Gang, options: LearnerOptions) -> None
     if gang.is_alone or options.parallel == "ddp":
         return
     model.freeze_facts(model.dtype)
+    model.device = gang.device
     shard(model.model, blocks, gang, options, compute_dtype=model.dtype)
 
 
@@ -121,6 +127,18 @@ def full_tensors(model: PackedModel) -> Iterator[tuple[str, Tensor]]:
         return
     # transformers puts weights of this architecture together from several, so it is given all of them.
     yield from names.rename({name: whole(t, model.dtype).cpu() for name, t in model.weights()}).items()
+
+
+def gathered(model: PackedModel, *, is_wanted: bool) -> dict[str, Tensor]:
+    """What :func:`full_tensors` gives, all at once: of a sharded model on the host, else the weights themselves. Called
+    by all ranks, and empty where it is not wanted."""
+    if not is_sharded(model.model):
+        return model.named_tensors() if is_wanted else {}
+    kept: dict[str, Tensor] = {}
+    for name, tensor in full_tensors(model):
+        if is_wanted:
+            kept[name] = tensor.cpu()
+    return kept
 
 
 @torch.no_grad()
@@ -187,9 +205,9 @@ def fill_like(
         local(parameter).copy_(local(sources[name]))
     buffers = dict(source.named_buffers(remove_duplicate=False))
     for name, module in built.named_modules():
-        for key in list(module._buffers):  # noqa: SLF001  # no other way to replace one
+        for key in list(module._buffers):  # no other way to replace one
             found = buffers.get(f"{name}.{key}" if name else key)
-            module._buffers[key] = None if found is None else found.clone()  # noqa: SLF001  # likewise
+            module._buffers[key] = None if found is None else found.clone()
 
 
 def _mesh(gang: Gang) -> DeviceMesh:
@@ -218,11 +236,10 @@ def _make_precise(module: nn.Module) -> None:
 
 def _recompute_in_backward(block: nn.Module) -> None:
     """Keep what goes into a block, and compute what happens in it again when its gradient is asked for."""
-    forward = cast("Any", block.forward)
-    block.forward = functools.partial(_checkpointed, forward)
+    block.forward = functools.partial(_checkpointed, block.forward)
 
 
-def _checkpointed(forward: Any, *inputs: Any, **keys: Any) -> Any:
+def _checkpointed(forward: Callable[..., object], *inputs: object, **keys: object) -> object:
     if not torch.is_grad_enabled():
         return forward(*inputs, **keys)
     return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=False, **keys)

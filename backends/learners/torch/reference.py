@@ -13,18 +13,20 @@ Invariants:
 
 from __future__ import annotations
 
-import copy
 from typing import TYPE_CHECKING
 
 import torch
 
+from penstock.backends.learners.gang.gang import SOLO
 from penstock.backends.learners.torch.model import PackedModel
+from penstock.backends.learners.torch.parallel import replica
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
+    from penstock.backends.learners.gang.gang import Gang
     from penstock.backends.learners.options import LearnerOptions
     from penstock.backends.learners.packing import PackedTokens
     from penstock.backends.learners.torch.lora import Adapters
@@ -49,13 +51,13 @@ class BasePolicy(PackedModel):
         return self._switch.base(read)
 
 
-def new_reference(policy: PackedModel, options: LearnerOptions) -> PackedModel | None:
+def new_reference(policy: PackedModel, options: LearnerOptions, gang: Gang = SOLO) -> PackedModel | None:
     """The reference of a run that begins. A model with adapters always has one: its base has to be kept somewhere."""
     if policy.adapters is not None:
         return BasePolicy(policy, policy.adapters)
     if not options.objective.kl_coef:
         return None
-    return frozen(PackedModel(copy.deepcopy(policy.model), policy.device))
+    return frozen(replica(policy, gang, options))
 
 
 def frozen(model: PackedModel) -> PackedModel:

@@ -16,13 +16,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from penstock.backends.learners.packing import pack, split_into_micro_batches
+from penstock.backends.learners.division import divide_over_ranks
+from penstock.backends.learners.gang.gang import SOLO
 from penstock.backends.learners.schedule import learning_rate
+from penstock.backends.learners.torch.micro_batch import laid_out
 from penstock.backends.learners.torch.optimizer import MasterAdamW
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from penstock.backends.learners.gang.gang import Gang
     from penstock.backends.learners.options import LearnerOptions, WarmStartOptions
     from penstock.backends.learners.sequences import TrainSequence
     from penstock.backends.learners.torch.model import PackedModel
@@ -37,6 +40,7 @@ def warm_start(
     seed: int,
     report: Callable[[float, float], None],
     check_stop: Callable[[], None],
+    gang: Gang = SOLO,
 ) -> None:
     """Imitate the demonstrations for ``block.num_steps`` steps.
 
@@ -48,6 +52,7 @@ def warm_start(
         seed: of the order of the demonstrations.
         report: called after each step with the fraction done and the loss.
         check_stop: called before each micro-batch; raises to end the warm start.
+        gang: the ranks that the model is divided over.
 
     Raises:
         NonFiniteStepError: the loss or the gradient is not finite.
@@ -57,11 +62,12 @@ def warm_start(
         betas=options.betas,
         weight_decay=options.weight_decay,
         max_grad_norm=options.max_grad_norm,
+        gang=gang,
     )
     stream = _endless(demonstrations, seed)
     for step in range(block.num_steps):
         batch = list(islice(stream, block.batch_size))
-        loss = accumulate(model, batch, options.max_tokens_per_micro_batch, check_stop)
+        loss = accumulate(model, batch, options.max_tokens_per_micro_batch, check_stop, gang)
         rate = learning_rate(
             step,
             peak=block.learning_rate,
@@ -75,17 +81,24 @@ def warm_start(
 
 
 def accumulate(
-    model: PackedModel, batch: Sequence[TrainSequence], max_tokens: int, check_stop: Callable[[], None]
+    model: PackedModel,
+    batch: Sequence[TrainSequence],
+    max_tokens: int,
+    check_stop: Callable[[], None],
+    gang: Gang = SOLO,
 ) -> float:
-    """Add the gradient of the mean loss over the batch to the weights' gradients; returns that loss in nats."""
+    """Add the gradient of the mean loss over the batch to the weights' gradients; returns that loss in nats. Each rank
+    adds its own share of the gradient."""
     num_trained = sum(len(sequence.trained) for sequence in batch)
+    division = divide_over_ranks(batch, num_ranks=gang.num_ranks, max_tokens=max_tokens, hidden_size=model.hidden_size)
     total = torch.zeros((), device=model.device)
-    for part in split_into_micro_batches(batch, max_tokens):
+    for micro_batch in laid_out(division.ranks[gang.rank], batch[0]):
         check_stop()
-        loss = -model.logprobs(pack(part), temperature=1.0).sum() / num_trained
+        logprobs = model.logprobs(micro_batch.packed, temperature=1.0)[: micro_batch.num_tokens]
+        loss = -logprobs.sum() / num_trained
         torch.autograd.backward(loss)
         total += loss.detach()
-    return float(total)
+    return float(gang.sum_(total))
 
 
 def _endless(demonstrations: Sequence[TrainSequence], seed: int) -> Iterator[TrainSequence]:

@@ -39,7 +39,9 @@ from penstock.backends.learners.torch.checkpoint_channel import CheckpointChanne
 from penstock.backends.learners.torch.checkpoint_record import STATE_FOLDER, read_record
 from penstock.backends.learners.torch.checkpoint_state import load_state
 from penstock.backends.learners.torch.model import CheckpointError, PackedModel
+from penstock.backends.learners.torch.parallel import gathered, loading_device, parallelize
 from penstock.backends.learners.torch.reference import frozen, is_due, new_reference, refresh
+from penstock.backends.learners.torch.shards import local_of
 from penstock.backends.learners.torch.snapshot import restore_random_state, take_snapshot
 from penstock.backends.learners.torch.trainer import PolicyTrainer
 from penstock.backends.learners.torch.warm_start import warm_start
@@ -70,7 +72,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.gang.gang import Gang
     from penstock.backends.learners.gang.words import LearnerAnswer
     from penstock.backends.learners.gang.worker import WorkerHost
-    from penstock.backends.learners.options import LearnerOptions
+    from penstock.backends.learners.options import LearnerOptions, LoraOptions
     from penstock.backends.learners.torch.checkpoint_record import CheckpointRecord
     from penstock.backends.weights.protocol import WeightExporter
 
@@ -181,11 +183,15 @@ class TorchWorker:
 
     def _begin(self) -> OpenedLearner:
         setup = self._setup
-        model = PackedModel.load(setup.model_folder, dtype=setup.dtype, device=self._gang.device)
-        self._warm_start(model)
-        if setup.options.lora is not None:
-            model.adapt(setup.options.lora)
-        reference = new_reference(model, setup.options)
+        if setup.options.lora is None:
+            model = self._loaded(setup.model_folder)
+            self._warm_start(model)
+        else:
+            # All of its weights are trained first, and then none of them.
+            model = PackedModel.load(setup.model_folder, dtype=setup.dtype, device=self._gang.device)
+            self._warm_start(model)
+            self._adapt(model, setup.options.lora)
+        reference = new_reference(model, setup.options, self._gang)
         trainer = self._trainer(model, reference)
         return OpenedLearner(
             model=model, trainer=trainer, reference=reference, reference_version=0, canary=choose_canary(model)
@@ -200,12 +206,12 @@ class TorchWorker:
                 f"model.dtype: {record.dtype}"
             )
         if setup.options.lora is None:
-            model = PackedModel.load(folder, dtype=setup.dtype, device=self._gang.device)
+            model = self._loaded(folder)
             reference = self._stored_reference(folder, record)
         else:
             model = self._stored_base(folder, record)
-            model.adapt(setup.options.lora)
-            reference = new_reference(model, setup.options)
+            self._adapt(model, setup.options.lora)
+            reference = new_reference(model, setup.options, self._gang)
         trainer = self._trainer(model, reference)
         tensors = load_state(folder / STATE_FOLDER, trainer.layouts())
         trainer.restore(tensors)
@@ -233,9 +239,7 @@ class TorchWorker:
                 f"{folder}: learner.objective.kl_coef is {setup.options.objective.kl_coef}, and the checkpoint was "
                 "written without a reference because it was 0; resume with kl_coef: 0"
             )
-        return frozen(
-            PackedModel.load(folder.parent / record.reference.folder, dtype=setup.dtype, device=self._gang.device)
-        )
+        return frozen(self._loaded(folder.parent / record.reference.folder))
 
     def _stored_base(self, folder: Path, record: CheckpointRecord) -> PackedModel:
         """What the adapters of a checkpoint belong to."""
@@ -245,7 +249,19 @@ class TorchWorker:
                 "resume without learner.lora, or start a new run from its model (model.path)"
             )
         base = folder.parent / record.reference.folder
-        return PackedModel.load(base, dtype=self._setup.dtype, device=self._gang.device)
+        return PackedModel.load(base, dtype=self._setup.dtype, device=loading_device(self._gang, self._setup.options))
+
+    def _adapt(self, model: PackedModel, options: LoraOptions) -> None:
+        """Give a whole model adapters, and divide it over the ranks."""
+        model.adapt(options)
+        parallelize(model, self._gang, self._setup.options)
+
+    def _loaded(self, folder: Path) -> PackedModel:
+        """A model, divided over the ranks."""
+        options = self._setup.options
+        model = PackedModel.load(folder, dtype=self._setup.dtype, device=loading_device(self._gang, options))
+        parallelize(model, self._gang, options)
+        return model
 
     def _trainer(self, model: PackedModel, reference: PackedModel | None) -> PolicyTrainer:
         setup = self._setup
@@ -257,6 +273,7 @@ class TorchWorker:
             reference=reference if setup.options.objective.kl_coef else None,
             check_stop=self._host.check_stop,
             seed=setup.seed,
+            gang=self._gang,
         )
 
     def _warm_start(self, model: PackedModel) -> None:
@@ -280,6 +297,7 @@ class TorchWorker:
                 {"learner/warm_start_fraction": fraction, "learner/warm_start_loss": loss}
             ),
             check_stop=self._host.check_stop,
+            gang=self._gang,
         )
 
     def _train(self, command: Train) -> BatchTrained:
@@ -308,11 +326,11 @@ class TorchWorker:
         opened = self._ready(command.version, "PublishWeights", awake=True)
         # Every rank computes it: a model that is divided can only be run by all of them.
         canary = canary_under(opened.model, opened.canary)
+        # Likewise; and its weights are gathered from all of them.
+        tensors = gathered(opened.model, is_wanted=self._setup.exporter is not None)
         if self._setup.exporter is None:
             return None
-        manifest = self._setup.exporter.export(
-            opened.model.named_tensors(), version=command.version, publish=command.publish, canary=canary
-        )
+        manifest = self._setup.exporter.export(tensors, version=command.version, publish=command.publish, canary=canary)
         return WeightsPublished(manifest=manifest)
 
     def _save(self, command: SaveCheckpoint) -> CheckpointWritten | None:
@@ -347,7 +365,7 @@ class TorchWorker:
                 opened.reference.model.to("cpu")  # type: ignore[arg-type]  # to() is decorated without types
             model = opened.model.model
             tensors = (*model.parameters(), *model.buffers(), *opened.trainer.state().values())
-            on_device = [tensor for tensor in tensors if tensor.device == opened.model.device]
+            on_device = [local_of(tensor) for tensor in tensors if tensor.device == opened.model.device]
             opened.parked = ParkedMemory(on_device, keeps_values=True)
             _log.info("asleep: %d bytes are on the host", opened.parked.size_bytes)
         opened.is_asleep = True

@@ -1,0 +1,71 @@
+"""What is said about a batch whose figures cannot be right."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.backends.learners.alarms import Alarms
+from penstock.backends.learners.options import LearnerOptions, ObjectiveOptions
+
+FRESH = "train/fresh_logprob_abs_diff"
+
+
+def alarms(dtype: str = "float32", **objective: str) -> Alarms:
+    return Alarms(LearnerOptions(objective=ObjectiveOptions(**objective)), dtype)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "version", "nats", "is_wrong"),
+    [
+        ("float32", 1, 0.9e-4, False),
+        ("float32", 1, 1.1e-4, True),
+        ("float32", 2, 0.09, False),
+        ("float32", 2, 0.11, True),
+        ("bfloat16", 1, 0.09, False),
+        ("bfloat16", 1, 0.11, True),
+    ],
+)
+def test_engine_and_learner_may_differ_by_rounding_only(
+    dtype: str, version: int, nats: float, *, is_wrong: bool
+) -> None:
+    figures = {FRESH: nats}
+    notices = alarms(dtype).hear(figures, version=version)
+    assert figures["train/mismatch_alarm"] == is_wrong
+    assert len(notices) == is_wrong
+    assert all(f"step {version}: " in text and "sampling.temperature" in text for text in notices)
+
+
+def test_tokens_of_older_weights_say_nothing() -> None:
+    figures = {"train/train_rollout_logprob_abs_diff": 3.0}
+    assert alarms().hear(figures, version=1) == ()
+    assert "train/mismatch_alarm" not in figures
+
+
+def test_the_same_is_said_once_until_it_has_been_well() -> None:
+    found = alarms()
+    said = [len(found.hear({FRESH: nats}, version=v)) for v, nats in enumerate((0.5, 0.5, 1e-6, 0.5, 0.4), start=1)]
+    assert said == [1, 0, 0, 1, 0]
+
+
+@pytest.mark.parametrize("old_logprobs", ["recompute", "interpolate"])
+def test_a_policy_that_has_moved_before_its_first_step_is_named(old_logprobs: str) -> None:
+    (text,) = alarms(old_logprobs=old_logprobs).hear({"train/ppo_kl": -2e-8}, version=1)
+    assert "train/ppo_kl is -2e-08" in text
+    assert alarms(old_logprobs=old_logprobs).hear({"train/ppo_kl": 0.9e-8}, version=1) == ()
+    assert alarms(old_logprobs=old_logprobs).hear({"train/ppo_kl": 0.2}, version=2) == ()
+
+
+def test_of_several_updates_the_first_has_not_moved() -> None:
+    figures = {"train/ppo_kl": 0.3, "train/first_ppo_kl": 0.0, "train/kl_loss": 0.2, "train/num_updates": 4.0}
+    assert alarms(old_logprobs="recompute").hear(figures, version=1) == ()
+
+
+def test_a_ratio_to_the_engine_is_no_distance_of_the_policy_from_itself() -> None:
+    assert alarms(old_logprobs="engine").hear({"train/ppo_kl": 1e-6}, version=1) == ()
+
+
+def test_a_reference_that_is_not_the_policy_is_named() -> None:
+    (text,) = alarms().hear({"train/kl_loss": 1e-7, "train/num_updates": 1.0}, version=1)
+    assert "train/kl_loss is 1e-07" in text
+    assert alarms().hear({"train/kl_loss": 1e-9, "train/num_updates": 1.0}, version=1) == ()
+    assert alarms("bfloat16").hear({"train/kl_loss": 1e-4, "train/num_updates": 1.0}, version=1) == ()

@@ -12,6 +12,7 @@ from penstock.backends.engines.options import group_of, options_of
 from penstock.backends.stores.backend import LedgerBackend
 from penstock.messages.names import BUFFER, LEARNER, Role, engine_index, is_engine, is_teacher, role_of, teacher_index
 from penstock.runtime.hosts.ray.placement import colocated
+from penstock.runtime.scenario.recorded_rules import recorded_settings
 
 if TYPE_CHECKING:
     from penstock.backends.data.demonstrations import Demonstration
@@ -105,6 +106,9 @@ def _episodes(name: str, plan: RunPlan, epoch: int, remote_ranks: RemoteRanks | 
     from penstock.backends.episodes import open_episodes
 
     scenario = plan.scenario
+    group, _ = group_of(scenario.engines, engine_index(name))
+    if group.backend == "recorded":
+        return _recorded(plan, group.slots)
     return open_episodes(
         _engine(name, plan, remote_ranks),
         scenario.episode,
@@ -115,6 +119,22 @@ def _episodes(name: str, plan: RunPlan, epoch: int, remote_ranks: RemoteRanks | 
         max_context=scenario.model.max_context,
         sampling=scenario.sampling,
         data=scenario.data,
+    )
+
+
+def _recorded(plan: RunPlan, num_slots: int) -> Backend[Any]:
+    """It gives responses whole, so no episode is played around it."""
+    from penstock.backends.engines.recorded import open_recorded_engine
+
+    scenario, settings = plan.scenario, recorded_settings(plan.scenario)
+    assert settings is not None, "this engine is one"
+    return open_recorded_engine(
+        scenario.data,
+        settings,
+        model_folder=Path(plan.model_folder),
+        num_slots=num_slots,
+        seed=scenario.run.seed,
+        max_context=scenario.model.max_context,
     )
 
 
@@ -233,6 +253,7 @@ def _rows_and_rewards(name: str, plan: RunPlan) -> Backend[Any] | None:
                     seed=scenario.run.seed,
                     max_context=max_context,
                     keeps_messages=scenario.episode.kind == "gateway",
+                    recorded=recorded_settings(scenario),
                 )
             )
         case Role.SCORER:

@@ -22,4 +22,4 @@ class RunPlan(Value, frozen=True, kw_only=True):
     """Absolute; with its tokenizer. Empty when there is no teacher, or a simulated one."""
     num_rows: int
     """Of the dataset, without those that were skipped."""
-    transport: Literal["shared_memory", "disk", "distributed", "tensor"] = "shared_memory"
+    transport: Literal["shared_memory", "disk", "distributed", "tensor", "none"] = "shared_memory"

@@ -68,7 +68,7 @@ class EnginePools:
             min_version=min_version, avoids=avoids, cache=cache, group=group, group_size=group_size
         )
 
-    def _kind(self, is_recorded: bool) -> Router:  # noqa: FBT001 - private
+    def _kind(self, is_recorded: bool) -> Router:
         return self._recorded if is_recorded else self._generating
 
     def _of(self, name: str) -> Router:

@@ -13,8 +13,8 @@ class WeightPublisherSettings(Value, frozen=True, kw_only=True):
     share_devices: tuple[str, ...] = ()
     """Engines on the learner's devices, which open when it is their turn."""
     weightless: tuple[str, ...] = ()
-    """Engines without weights, which answer with what rows hold. They take every version, and what they say of it proves
-    nothing."""
+    """Engines without weights, which answer with what rows hold. They take every version, and what they say of it
+    proves nothing."""
     has_models: bool = True
     """Whether the run has other engines."""
     stage_timeout_s: float

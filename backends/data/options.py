@@ -10,8 +10,8 @@ from penstock.messages.base import Options
 
 
 class RecordedOptions(Options, frozen=True, kw_only=True):
-    """Responses that the rows hold already, for engines of the backend `recorded`. The page docs/learner.md has the forms
-    of rows."""
+    """Responses that the rows hold already, for engines of the backend `recorded`. The page docs/learner.md has the
+    forms of rows."""
 
     path: str | None = None
     """Rows with responses, beside those of data.path, for which engines generate; written as data.path. null: the rows

@@ -98,8 +98,8 @@ def recorded_row(row: RawRow, options: DataOptions, settings: RecordedSettings) 
         raise BadColumnError(
             "the response has no log-probs",
             f"the response has no log-probs, and learner.objective: {settings.ratio_objective} compares the policy "
-            f"with whatever drew it. Name their column in {BLOCK}.logprobs_key, imitate the row with {BLOCK}.loss: sft, "
-            "or take an objective that needs none (sft, dpo, rejection_sampling, reward_weighted)",
+            f"with whatever drew it. Name their column in {BLOCK}.logprobs_key, imitate the row with {BLOCK}.loss: "
+            "sft, or take an objective that needs none (sft, dpo, rejection_sampling, reward_weighted)",
         )
     is_scored = loss is Loss.OBJECTIVE and any(each.reward is None for each in responses)
     return RecordedRow(

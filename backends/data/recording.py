@@ -98,8 +98,8 @@ class Recorder:
         max_context: int,
         check_prompt: Callable[[list[int] | str], list[int]],
     ) -> None:
-        """``check_prompt``: the ids of a prompt, as the tokenizer gave them or a reason instead; raises where there are too
-        many, or none."""
+        """``check_prompt``: the ids of a prompt, as the tokenizer gave them or a reason instead; raises where there are
+        too many, or none."""
         self._tokenizer = tokenizer
         self._template = template
         self._special = special
@@ -223,7 +223,8 @@ class Recorder:
         if unknown := [token for token in ids if not 0 <= token < self._tokenizer.num_tokens]:
             raise BadColumnError(
                 "a token id is unknown",
-                f"the response has the token id {unknown[0]}; the tokenizer knows 0 to {self._tokenizer.num_tokens - 1}",
+                f"the response has the token id {unknown[0]}; the tokenizer knows those below "
+                f"{self._tokenizer.num_tokens}",
             )
         most = self._settings.max_response_tokens
         if len(ids) > most:
@@ -266,8 +267,8 @@ def _follows(done: str, longer: str, *, is_made: bool) -> Iterator[_Stretch]:
     if not longer.startswith(done):
         raise BadColumnError(
             "the chat template rewrites earlier turns",
-            "the chat template writes what stands before a turn of the assistant otherwise once another turn follows, so "
-            "a conversation cannot be trained as the model meets it; give its turns as rows of their own",
+            "the chat template writes what stands before a turn of the assistant otherwise once another turn follows, "
+            "so a conversation cannot be trained as the model meets it; give its turns as rows of their own",
         )
     if len(longer) > len(done):
         yield _Stretch(longer[len(done) :], is_made=is_made)

@@ -16,6 +16,7 @@ from penstock.backends.learners.objectives.names import (
     Level,
     MisMode,
     OldLogprobs,
+    Pairing,
     PolicyLoss,
     Reduction,
 )
@@ -54,8 +55,8 @@ class ObjectiveOptions(Options, frozen=True, kw_only=True):
     be set over them."""
 
     name: str = "dapo"
-    """grpo, dapo, dr_grpo, gspo, cispo, rloo, ppo, reinforce_plus_plus, reinforce_plus_plus_baseline, dppo, or a
-    function of your own as file.py:function."""
+    """grpo, dapo, dr_grpo, gspo, cispo, rloo, ppo, reinforce_plus_plus, reinforce_plus_plus_baseline, dppo, distill;
+    sft, dpo, rejection_sampling, reward_weighted; or a function of your own as file.py:function."""
     clip_low: Unit = 0.2
     """The ratio of the policies is held above 1 less this. (With DPPO: the threshold for tokens that get rarer.)"""
     clip_high: NonNegative = 0.28
@@ -75,10 +76,12 @@ class ObjectiveOptions(Options, frozen=True, kw_only=True):
     reduction: Reduction = "token_mean"
     """How tokens become one loss: the mean over all tokens, the mean over samples of each one's mean, or a sum over a
     constant number of tokens."""
+    opd_kl_coef: NonNegative = 0.0
+    """Weight of the reverse KL to the `teacher:` of the scenario, which is taken off the advantage of each token."""
     entropy_coef: float = 0.0
     """Weight of the entropy, which is made larger."""
     estimator: Estimator = "grpo"
-    """How rewards become advantages."""
+    """How rewards become advantages; `teacher`: not at all, the teacher alone is learnt from."""
     whiten: bool = False
     """Advantages of the whole batch to mean 0 and standard deviation 1."""
     discount: Unit = 1.0
@@ -121,6 +124,20 @@ class ObjectiveOptions(Options, frozen=True, kw_only=True):
     """Batches over which the critic's learning rate rises."""
     critic_only_steps: Annotated[int, Meta(ge=0)] = 0
     """Batches at the start of the run that train the critic alone."""
+    min_reward: float | None = None
+    """What a response must earn to be imitated, with the estimators `best_of_group` (null: any) and `threshold`."""
+    reward_scale: Positive = 1.0
+    """β of `estimator: exponential`: a reward that is so much above the mean of its group weighs e times as much."""
+    max_weight: Positive = 20.0
+    """Largest weight that `estimator: exponential` gives."""
+    dpo_beta: Positive = 0.1
+    """β of DPO: how strongly the reference holds the policy."""
+    dpo_label_smoothing: Annotated[float, Meta(ge=0, lt=0.5)] = 0.0
+    """ε of DPO: share of pairs that are taken to be the wrong way round."""
+    dpo_pairs: Pairing = "best_worst"
+    """Of a group, for DPO: its best and its worst response, or every two with different rewards."""
+    sft_coef: Positive = 1.0
+    """Weight of the loss of samples that are imitated beside those of the objective (`data.recorded.loss: sft`)."""
 
 
 class WarmStartOptions(Options, frozen=True, kw_only=True):
@@ -199,8 +216,8 @@ class LearnerOptions(Options, frozen=True, kw_only=True):
     """Processes that train together, on one node; on GPUs each has one of its own. With 1 the learner trains in its own
     process."""
     rank_timeout_s: Positive = 600.0
-    """How long a rank may keep the others waiting, at the start or in an exchange. Then all of them are ended, and the
-    learner is started again from its last checkpoint."""
+    """How long a rank may keep the others waiting (at the start five minutes at least). Then all of them are ended, and
+    the learner is started again from its last checkpoint."""
     save_every: Annotated[int, Meta(ge=1)] = 20
     """Batches between two checkpoints. After the loss of the learner those since the last one are trained again."""
     keep_checkpoints: Annotated[int, Meta(ge=1)] = 2

@@ -8,7 +8,8 @@ Invariants:
   made; nothing is tokenised again.
 * A token is trained if the model made it (loss mask) with a version of at least ``min_token_version``; every other
   token is context and has no part in the loss, in its denominator, or in any figure under ``train/``.
-* Every sample of a batch has a reward; the Scorer never lets one pass without.
+* Every sample of a batch has a reward, except those that are imitated; the Scorer lets no other pass without. Theirs
+  counts as 0 here, and nothing reads it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+
+from penstock.messages.samples import Loss
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,13 +41,19 @@ class TrainSequence(NamedTuple):
     """Places ``[T]`` of the trained tokens in ``tokens``, ascending and at least 1: place ``t`` is predicted at
     ``t − 1``."""
     rollout_logprobs: NDArray[np.float32]
-    """``[T]``, as the engine reported them; zeros for demonstrations."""
+    """``[T]``, as the engine reported them, NaN where nobody knows them; zeros for demonstrations of a warm start."""
     positions: NDArray[np.int64]
     """``[T]``: of each trained token among the response tokens of its sample, all parts of an episode in order."""
     versions: NDArray[np.int64]
     """``[T]``: which weights made each trained token; zeros for demonstrations."""
     sample: int
     """Index of its sample in the batch; the parts of an episode share it."""
+    teacher_logprobs: NDArray[np.float32] | None = None
+    """``[T]``, as the teacher reported them; None where none was asked."""
+    is_recorded: bool = False
+    """Its row held it: no weights of this run have made it."""
+    is_imitated: bool = False
+    """It is trained by likelihood, whatever the objective is."""
     first: int = 0
     """Index of its first trained token among those of the batch, sequence after sequence."""
 
@@ -100,7 +109,11 @@ def read_groups(groups: Sequence[Group], *, min_token_version: int) -> TrainBatc
                     context = part.context_tokens or group.prompt.tokens
                     number = contexts.setdefault(context, len(contexts))
                     sequence = _sequence(sample, part, context, number, trained, len(rewards))
-                    sequences.append(sequence._replace(positions=trained + num_before, first=num_trained))
+                    sequences.append(
+                        sequence._replace(
+                            positions=trained + num_before, is_recorded=group.prompt.is_recorded, first=num_trained
+                        )
+                    )
                     num_trained += len(trained)
                 num_before += part.num_tokens
             rewards.append(_reward(sample))
@@ -150,6 +163,10 @@ def _sequence(
         positions=trained,
         versions=_versions(part)[trained],
         sample=index,
+        is_imitated=sample.loss is Loss.SUPERVISED,
+        teacher_logprobs=np.frombuffer(part.teacher_logprobs, dtype=np.float32)[trained]
+        if part.teacher_logprobs
+        else None,
     )
 
 
@@ -173,6 +190,8 @@ def _versions(part: Part) -> NDArray[np.int64]:
 
 
 def _reward(sample: Sample) -> float:
+    if sample.reward is None and sample.loss is Loss.SUPERVISED:
+        return 0.0
     if sample.reward is None:
         raise ValueError(f"sample {sample.key} came to the learner without a reward; every trained sample needs one")
     return sample.reward

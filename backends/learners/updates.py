@@ -30,6 +30,8 @@ class Update(NamedTuple):
     """``sample`` counts within the update, ``first`` within the batch."""
     num_samples: int
     """With those that have no trained token."""
+    batch_samples: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+    """Of each of them, its number in the batch."""
 
     @property
     def num_tokens(self) -> int:
@@ -46,7 +48,7 @@ class Update(NamedTuple):
 
 def whole_batch(batch: TrainBatch) -> Update:
     """The batch as one update."""
-    return Update(batch.sequences, len(batch.rewards))
+    return Update(batch.sequences, len(batch.rewards), np.arange(len(batch.rewards)))
 
 
 def divide_batch(batch: TrainBatch, num_updates: int, *, by_sample: bool, draw: random.Random) -> list[Update]:
@@ -91,4 +93,4 @@ def _spread(sizes: Sequence[int], num_updates: int, draw: random.Random) -> list
 def _update_of(batch: TrainBatch, samples: NDArray[np.int64]) -> Update:
     number = {int(sample): index for index, sample in enumerate(samples)}
     sequences = (sequence for sequence in batch.sequences if sequence.sample in number)
-    return Update(tuple(s._replace(sample=number[s.sample]) for s in sequences), len(samples))
+    return Update(tuple(s._replace(sample=number[s.sample]) for s in sequences), len(samples), samples)

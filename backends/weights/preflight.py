@@ -6,6 +6,7 @@ What fits where:
 * ``disk`` fits every engine that sees the run's folder.
 * ``distributed`` and ``tensor`` need memory in the learner's process for the snapshots. Embedded engines beside SGLang
   servers pull the bytes. ``tensor`` needs every server on the loopback of the learner's machine.
+* ``none`` is what a run gets whose engines hold no weights, whatever it asks for.
 * ``auto`` takes ``shared_memory`` or ``disk``. It never takes a transport that pushes: what a learner pushed ends with
   it, so an engine that starts while there is no learner would have nothing to load.
 """
@@ -37,7 +38,7 @@ _ITEM_BYTES: Final = {"float32": 4, "bfloat16": 2}
 _HEADER_BYTES: Final = 8
 
 
-Transport = Literal["shared_memory", "disk", "distributed", "tensor"]
+Transport = Literal["shared_memory", "disk", "distributed", "tensor", "none"]
 
 
 class TransportUnfitError(ValueError):
@@ -90,6 +91,8 @@ def check_transport(
     Raises:
         TransportUnfitError: the wanted transport, or with ``auto`` either, cannot work.
     """
+    if engines.kinds == {"recorded"}:
+        return TransportChoice("none", "no engine of the run holds weights")
     need_bytes = size_bytes * num_copies
     need = f"{num_copies} copies of the weights need {in_units(need_bytes)} ({in_units(size_bytes)} each)"
     if wanted == "tensor":

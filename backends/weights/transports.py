@@ -6,6 +6,7 @@
 | ``disk`` | as a file of a shared folder | every engine; the only one that a server can stage |
 | ``distributed`` | by a process group of learner and server | SGLang servers anywhere; embedded engines pull |
 | ``tensor`` | in a call: as handles of GPU memory, by value on a CPU | SGLang servers beside the learner; others pull |
+| ``none`` | nothing | engines that hold no weights |
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from penstock.backends.weights.disk import DISK, DiskExporter, fetch_disk
+from penstock.backends.weights.nothing import NothingExporter
 from penstock.backends.weights.protocol import WeightFetchError
 from penstock.backends.weights.pulled import fetch_pushed
 from penstock.backends.weights.pushing import PushExporter
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def open_exporter(
-    transport: Literal["shared_memory", "disk", "distributed", "tensor"],
+    transport: Literal["shared_memory", "disk", "distributed", "tensor", "none"],
     *,
     run_id: str,
     learner_epoch: int,
@@ -56,6 +58,8 @@ def open_exporter(
             return DiskExporter(folder, learner_epoch)
         case "distributed" | "tensor":
             return PushExporter(transport, learner_epoch, host)
+        case "none":
+            return NothingExporter(learner_epoch)
 
 
 def open_fetcher() -> WeightFetcher:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 ENGINE_CAPABILITIES: Final[Mapping[str, frozenset[Capability]]] = {
     "torch": frozenset(Capability) - {Capability.RETRACT},
     "sglang": frozenset(Capability) - {Capability.SEEDED_SAMPLING, Capability.STAGED_WEIGHTS},
+    "recorded": frozenset(
+        {Capability.SEEDED_SAMPLING, Capability.IN_FLIGHT, Capability.INTERRUPT, Capability.STAGED_WEIGHTS}
+    ),
     "simulated": frozenset(Capability) - {Capability.RETRACT},
 }
 _NEEDED_BY: Final = {UpdateMode.IN_FLIGHT: Capability.IN_FLIGHT, UpdateMode.INTERRUPT: Capability.INTERRUPT}

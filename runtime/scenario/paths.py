@@ -22,10 +22,12 @@ STALENESS_POLICY: KeyPath = ("staleness", "policy")
 RECORDED_RUN: KeyPath = ("run", "batches_from")
 OBJECTIVE: KeyPath = ("learner", "objective")
 OBJECTIVE_NAME: KeyPath = (*OBJECTIVE, "name")
+TEACHER_MODEL_PATH: KeyPath = ("teacher", "model", "path")
+TEACHER_WARM_START_PATH: KeyPath = ("teacher", "model", "warm_start", "path")
 
-DATA_KEYS = (DATA_PATH, WARM_START_PATH, RECORDED_PATH)
+DATA_KEYS = (DATA_PATH, WARM_START_PATH, RECORDED_PATH, TEACHER_WARM_START_PATH)
 FUNCTION_KEYS = (REWARD_FUNCTION, FILTER_FUNCTION, STALENESS_POLICY, OBJECTIVE_NAME)
-PATH_KEYS = (MODEL_PATH, RECORDED_RUN, *DATA_KEYS, *FUNCTION_KEYS)
+PATH_KEYS = (MODEL_PATH, TEACHER_MODEL_PATH, RECORDED_RUN, *DATA_KEYS, *FUNCTION_KEYS)
 
 MADE_DATA = ("lines:", "reasoning_gym:")
 """Prefixes of datasets that are made, not read."""

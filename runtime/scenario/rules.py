@@ -21,7 +21,12 @@ from penstock.backends.engines.sglang.server_options import (
     supports_seeded_sampling,
 )
 from penstock.backends.engines.sglang.size import EngineSizeError, engine_size
-from penstock.backends.learners.objectives.validity import GROUPED, objective_problem
+from penstock.backends.learners.objectives.validity import (
+    IMITATION,
+    compares_rewards,
+    learns_from_equals,
+    objective_problem,
+)
 from penstock.backends.protocol import Capability
 from penstock.backends.rewards.builtin import BUILT_IN
 from penstock.messages.training import UpdateMode
@@ -32,7 +37,9 @@ from penstock.runtime.scenario.lora_rules import lora_rules
 from penstock.runtime.scenario.part_rules import part_rules
 from penstock.runtime.scenario.paths import DATA_KEYS, FILTER_FUNCTION, OBJECTIVE, REWARD_FUNCTION, is_user_code
 from penstock.runtime.scenario.rank_rules import rank_rules
+from penstock.runtime.scenario.recorded_rules import recorded_rules
 from penstock.runtime.scenario.source import dotted
+from penstock.runtime.scenario.teacher_rules import teacher_rules
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -65,7 +72,13 @@ def _names(s: Scenario) -> Iterator[Broken]:
 
 def _data(s: Scenario) -> Iterator[Broken]:
     warm_start = s.learner.warm_start
-    given = (s.data.path, warm_start.path if warm_start else None, s.data.recorded.path)
+    taught = None if s.teacher is None else s.teacher.model.warm_start
+    given = (
+        s.data.path,
+        warm_start.path if warm_start else None,
+        s.data.recorded.path,
+        taught.path if taught else None,
+    )
     for key, path in zip(DATA_KEYS, given, strict=True):
         try:
             parse_source(path or "")
@@ -122,8 +135,14 @@ def _lengths(s: Scenario) -> Iterator[Broken]:
 
 
 def _groups(s: Scenario) -> Iterator[Broken]:
-    n = s.sampling.samples_per_group
-    if n < 2 and s.filter.drop_zero_spread:
+    n, objective = s.sampling.samples_per_group, s.learner.objective
+    if s.filter.drop_zero_spread and learns_from_equals(objective):
+        yield (
+            ("filter", "drop_zero_spread"),
+            f"{objective.name} learns from a group whose rewards are all equal too, which would be turned away; set it "
+            "to false",
+        )
+    if n < 2 and s.filter.drop_zero_spread and objective.name != IMITATION:
         yield (
             ("sampling", "samples_per_group"),
             "the rewards of a group of one are always equal, so filter.drop_zero_spread would turn every group away; "
@@ -166,7 +185,7 @@ def _objective(s: Scenario) -> Iterator[Broken]:
         key, text = problem
         yield (*OBJECTIVE, key), text
     whole, unit = s.learner.groups_per_batch, "groups"
-    if options.estimator not in GROUPED:
+    if not compares_rewards(options):
         whole, unit = whole * samples, "samples"
     if s.learner.num_updates > whole:
         yield (
@@ -180,11 +199,11 @@ def _objective(s: Scenario) -> Iterator[Broken]:
             f"with {options.critic_only_steps} of the run's {s.run.num_steps} batches for the critic alone the policy "
             "is never trained; set it below run.num_steps",
         )
-    if samples < 2 and options.estimator in GROUPED and s.learner.backend == "torch":
+    if samples < 2 and compares_rewards(options) and s.learner.backend == "torch":
         yield (
             ("sampling", "samples_per_group"),
-            f"learner.objective.estimator: {options.estimator} compares the samples of a group, and with one there is "
-            "nothing to compare; draw at least 2, or set learner.objective=reinforce_plus_plus",
+            f"learner.objective: {options.name} compares the samples of a group, and with one there is nothing to "
+            "compare; draw at least 2, or set learner.objective=reinforce_plus_plus",
         )
 
 
@@ -200,6 +219,8 @@ def _capabilities(s: Scenario) -> Iterator[Broken]:
                     f"{dotted(path)}.sglang, or seeded_sampling to false",
                 )
             can |= {Capability.SEEDED_SAMPLING}
+        if group.backend == "recorded":
+            can |= {Capability.CANARY}  # none is asked of it: it has no weights
         yield from lacking(s, path, group.backend, can)
 
 
@@ -324,6 +345,8 @@ RULES: tuple[Callable[[Scenario], Iterator[Broken]], ...] = (
     _timing,
     _metrics,
     episode_rules,
+    recorded_rules,
     part_rules,
+    teacher_rules,
     _without_effect,
 )

@@ -14,7 +14,7 @@ from penstock.backends.learners.objectives.open import open_objective
 from penstock.backends.learners.objectives.presets import PRESETS, objective
 from penstock.backends.learners.objectives.protocol import ObjectiveTerms, PolicyTokens
 from penstock.backends.learners.objectives.segments import Segments
-from penstock.backends.learners.objectives.validity import objective_problem
+from penstock.backends.learners.objectives.validity import needs_rollout_logprobs, objective_problem
 from penstock.backends.learners.options import ObjectiveOptions
 from penstock.backends.user_code import UserCodeError
 from penstock.runtime.errors import PreflightError, ScenarioError
@@ -26,6 +26,10 @@ LOGPROBS = torch.tensor([-0.5, -1.5, -0.5])
 ADVANTAGES = torch.tensor([1.0, -1.0, 0.5])
 WEIGHTS = torch.tensor([0.2, 0.5, 0.3])
 MINIMAL = "run: {name: t, num_steps: 1}\ndata: {path: lines:10}\nmodel: {make: xs}\n"
+
+
+ROLLED = sorted(n for n in PRESETS if needs_rollout_logprobs(objective(n)) and not objective(n).opd_kl_coef)
+"""Those that take a ratio to whatever drew the tokens, and need no teacher; the others have tests of their own."""
 
 
 def tokens_with(logprobs: torch.Tensor) -> PolicyTokens:
@@ -42,7 +46,7 @@ def tokens_with(logprobs: torch.Tensor) -> PolicyTokens:
     )
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", ROLLED)
 def test_every_preset_makes_sense_and_has_a_loss(name: str) -> None:
     options = objective(name)
     assert objective_problem(options) is None
@@ -52,7 +56,7 @@ def test_every_preset_makes_sense_and_has_a_loss(name: str) -> None:
     assert torch.isfinite(logprobs.grad).all()
 
 
-@pytest.mark.parametrize("name", sorted(set(PRESETS) - {"cispo"}))  # whose loss is no integral of its gradient
+@pytest.mark.parametrize("name", sorted({*ROLLED} - {"cispo"}))  # whose loss is no integral of its gradient
 def test_the_gradient_of_a_preset_is_that_of_finite_differences(name: str) -> None:
     """With the ratio to the engine's log-probs, KL in the loss and entropy, in float64."""
     options = objective(name, kl_coef=0.2, kl_in="loss", kl_estimator="k3", entropy_coef=0.1, dual_clip=None)
@@ -167,7 +171,7 @@ def test_the_ratio_is_taken_to_the_policy_that_opened_the_batch() -> None:
 
 def test_only_objectives_that_couple_tokens_pay_for_a_second_pass() -> None:
     coupled = {name for name in PRESETS if couples_tokens(objective(name))}
-    assert coupled == {"gspo"}
+    assert coupled == {"gspo", "dpo"}
     # The KL in the reward is known before the first step of a batch.
     assert not couples_tokens(objective("rloo", kl_coef=0.1, kl_in="reward"))
     assert couples_tokens(objective("dapo", opsm_delta=1e-4))
@@ -253,7 +257,7 @@ def loaded(file: Path, text: str, *overrides: str) -> ObjectiveOptions:
 
 
 def test_one_word_is_the_whole_preset(scenario_file: Path) -> None:
-    for name in PRESETS:
+    for name in ROLLED:
         options = loaded(scenario_file, f"learner: {{objective: {name}}}\n")
         constant = 256 if options.reduction == "constant" else None
         assert options == objective(name, constant_tokens=constant)
@@ -274,7 +278,7 @@ def test_the_constant_denominator_is_the_longest_response(scenario_file: Path) -
     assert set_by_hand.constant_tokens == 7
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", ROLLED)
 def test_what_is_dumped_loads_again_as_it_was(scenario_file: Path, name: str) -> None:
     scenario = load_scenario(scenario_file, [f"learner.objective={name}"])
     scenario_file.write_text(dump_scenario(scenario))

@@ -76,9 +76,9 @@ def test_the_regimes_differ_in_the_staleness_block_only(other: str) -> None:
         ("stalenes: {}\n", 7, "stalenes: no such key; did you mean 'staleness'?"),
         ("staleness:\n  max_stalenes: 1\n", 8, "staleness.max_stalenes: no such key; did you mean 'max_staleness'?"),
         (
-            "learner:\n  objective: {beta: 1, clip_lo: 0.2}\n",
+            "learner:\n  objective: {zeta: 1, clip_lo: 0.2}\n",
             8,
-            "learner.objective.beta: no such key; the keys of learner.objective are name, clip_low",
+            "learner.objective.zeta: no such key; the keys of learner.objective are name, clip_low",
         ),
         ("sampling:\n  groups_per_batch: 8\n", 8, "no such key here; did you mean learner.groups_per_batch?"),
         ("engines:\n  simulated:\n    token: 1\n", 9, "engines.simulated.token: no such key; did you mean 'token_s'?"),

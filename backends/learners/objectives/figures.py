@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.backends.learners.objectives.objective import FRESH_SUM, FRESH_TOKENS, TOKEN_SUM, finished
+from penstock.backends.learners.objectives.objective import FRESH_SUM, FRESH_TOKENS, finished
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,7 +53,7 @@ class BatchFigures:
         steps, first = self._steps, self._steps[0].totals
         names = {name: None for step in steps for name in step.totals}
         totals = dict(first) if len(steps) == 1 else {name: self._joined(name) for name in names}
-        figures = finished(totals) if TOKEN_SUM in totals else totals
+        figures = finished(totals)
         if len(steps) > 1:
             figures |= {f"{name}_max": max(s.totals[name] for s in steps) for name in NORMS if name in names}
             if "train/ppo_kl" in first:

@@ -1,16 +1,28 @@
-"""Learning from what is given: demonstrations, one's own best responses, a teacher."""
+"""Learning from what is given: demonstrations, and one's own best responses."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
-from torch.nn import functional
 
-from penstock.backends.learners.objectives.logprobs import at_least_float32
+from penstock.backends.learners.objectives.kl import kl_estimate
+from penstock.backends.learners.objectives.objective import (
+    NLL_SUM,
+    NLL_TOKENS,
+    SFT_SUM,
+    SFT_TOKENS,
+    always_reported,
+    weighted,
+)
+from penstock.backends.learners.objectives.protocol import ObjectiveTerms
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from penstock.backends.learners.objectives.protocol import ObjectiveFunction, PolicyTokens
+    from penstock.backends.learners.options import ObjectiveOptions
 
 
 def supervised_loss(logprobs: Tensor) -> Tensor:
@@ -29,40 +41,74 @@ def best_of_group(rewards: Tensor, group_ids: Tensor, *, threshold: float) -> Te
     return (rewards == best) & (rewards >= threshold)
 
 
-def distillation_advantages(
-    advantages: Tensor, old_logprobs: Tensor, teacher_logprobs: Tensor, *, coef: float
-) -> Tensor:
-    """``A_t − coef · (old_t − teacher_t)`` for each token ``[N]``: on-policy distillation by the reverse KL of the
-    sampled tokens.
+def exponential_weights(centred_rewards: Tensor, *, scale: float, max_weight: float) -> Tensor:
+    """``min(exp((r − group mean) / β), max_weight)`` for each sample ``[S]``: how much its likelihood weighs.
 
-    Agarwal et al., arXiv 2306.13649; Thinking Machines, "On-Policy Distillation". With advantages of 0 and coef 1 it
-    is distillation alone. No gradient flows through it.
-    """
-    return advantages - coef * (old_logprobs.detach() - teacher_logprobs.detach())
-
-
-def generalized_jsd(logits: Tensor, teacher_logits: Tensor, *, beta: float) -> Tensor:
-    """The generalised Jensen–Shannon divergence between teacher and student over the whole vocabulary, per token
-    ``[N]`` in nats: ``β · KL(P ‖ M) + (1 − β) · KL(Q ‖ M)`` with ``M = β P + (1 − β) Q``, P the teacher, Q the student.
-
-    GKD, Agarwal et al., arXiv 2306.13649. ``beta`` of 0 gives the forward KL(P ‖ Q) and 1 the reverse KL(Q ‖ P), the
-    limits of the divergence over ``β`` and ``1 − β``.
+    Advantage-weighted regression, Peng et al., arXiv 1910.00177, with the mean of the group in place of a critic.
 
     Args:
-        logits: of the student ``[N, V]``; with gradient.
-        teacher_logits: ``[N, V]``; no gradient flows here.
-        beta: from 0 to 1.
+        centred_rewards: rewards less the mean of their group ``[S]``.
+        scale: β.
+        max_weight: the bound.
     """
-    student = functional.log_softmax(at_least_float32(logits), dim=-1)
-    teacher = functional.log_softmax(at_least_float32(teacher_logits.detach()), dim=-1)
-    if beta == 0.0:
-        return _kl(teacher, student)
-    if beta == 1.0:
-        return _kl(student, teacher)
-    weights = torch.tensor([beta, 1.0 - beta], dtype=student.dtype, device=student.device).log()
-    mixture = torch.logsumexp(torch.stack([teacher + weights[0], student + weights[1]]), dim=0)
-    return beta * _kl(teacher, mixture) + (1.0 - beta) * _kl(student, mixture)
+    return (centred_rewards / scale).clamp(max=math.log(max_weight)).exp()
 
 
-def _kl(logprobs: Tensor, base: Tensor) -> Tensor:
-    return (logprobs.exp() * (logprobs - base)).sum(dim=-1)
+def likelihood_objective(tokens: PolicyTokens, options: ObjectiveOptions) -> ObjectiveTerms:
+    """``Σ weight · (−A · lp + kl_coef · kl − entropy_coef · entropy)``: no ratio to whatever drew the tokens, so it
+    needs no log-probs of theirs. With the weights of rejection sampling, what is turned away stays in the denominator.
+    """
+    nll = supervised_loss(tokens.logprobs)
+    per_token = tokens.advantages * nll
+    pg_loss = per_token
+    values = {"train/entropy_loss": tokens.entropy}
+    if tokens.reference_logprobs is not None and options.kl_in == "loss":
+        kl = kl_estimate(options.kl_estimator, tokens.logprobs, tokens.reference_logprobs)
+        per_token = per_token + options.kl_coef * kl
+        values["train/kl_loss"] = kl
+    if options.entropy_coef:
+        per_token = per_token - options.entropy_coef * tokens.entropy
+    loss = weighted(tokens.weights, per_token)
+    weighs = (tokens.advantages > 0).double()
+    figures = {
+        **always_reported(tokens),
+        **{name: weighted(tokens.figure_weights, value.detach()) for name, value in values.items()},
+        NLL_SUM: (weighs * nll.detach()).sum(),
+        NLL_TOKENS: weighs.sum(),
+        "train/imitated_ratio": weighted(tokens.figure_weights, weighs),
+        "train/pg_loss": weighted(tokens.weights, pg_loss.detach()),
+        "train/loss": loss.detach(),
+    }
+    return ObjectiveTerms(loss=loss, figures=figures)
+
+
+def imitation_terms(tokens: PolicyTokens, *, coef: float) -> ObjectiveTerms:
+    """``coef · Σ weight · −lp`` over tokens that are imitated whatever the objective is, under the step's weights."""
+    nll = supervised_loss(tokens.logprobs)
+    loss = coef * weighted(tokens.weights, nll)
+    figures = {
+        SFT_SUM: nll.detach().sum(dtype=torch.float64),
+        SFT_TOKENS: nll.new_tensor(nll.numel(), dtype=torch.float64),
+        "train/loss": loss.detach(),
+    }
+    return ObjectiveTerms(loss=loss, figures=figures)
+
+
+def beside_imitation(function: ObjectiveFunction) -> ObjectiveFunction:
+    """The objective for the tokens of samples that are its own, and imitation for the others: two sums over the tokens
+    of one step, under the weights of one reduction, so that a token weighs the same in both."""
+
+    def call(tokens: PolicyTokens, options: ObjectiveOptions, /) -> ObjectiveTerms:
+        if tokens.imitated is None:
+            return function(tokens, options)
+        own, given = tokens.only(~tokens.imitated), tokens.only(tokens.imitated)
+        terms = [imitation_terms(given, coef=options.sft_coef)] if len(given.logprobs) else []
+        if len(own.logprobs) or not terms:
+            terms.append(function(own, options))
+        figures: dict[str, Tensor] = {}
+        for part in terms:
+            figures |= part.figures
+        loss = torch.stack([part.loss.double() for part in terms]).sum()
+        return ObjectiveTerms(loss=loss, figures={**figures, "train/loss": loss.detach()})
+
+    return call

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from typing import Literal
 
-Estimator = Literal["grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae"]
+Estimator = Literal[
+    "grpo",
+    "rloo",
+    "reinforce_plus_plus",
+    "reinforce_plus_plus_baseline",
+    "gae",
+    "teacher",
+    "uniform",
+    "best_of_group",
+    "threshold",
+    "exponential",
+]
 CriticPlace = Literal["none", "own", "shared"]
-PolicyLoss = Literal["ppo", "gspo", "cispo", "dppo_tv", "dppo_kl"]
+PolicyLoss = Literal["ppo", "gspo", "cispo", "dppo_tv", "dppo_kl", "likelihood", "dpo"]
 KlEstimator = Literal["k1", "k2", "k3", "low_var_kl"]
 KlPlace = Literal["loss", "reward"]
 OldLogprobs = Literal["engine", "recompute", "interpolate"]
@@ -14,3 +25,4 @@ Correction = Literal["none", "tis", "icepop", "mis"]
 Level = Literal["token", "sequence", "geometric"]
 MisMode = Literal["truncate", "clip", "mask"]
 Reduction = Literal["token_mean", "sequence_mean", "constant"]
+Pairing = Literal["best_worst", "all"]

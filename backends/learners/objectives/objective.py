@@ -52,6 +52,14 @@ TOKEN_SUM: Final = "sums/tokens"
 FRESH_SUM: Final = "sums/fresh_difference"
 FRESH_TOKENS: Final = "sums/fresh_tokens"
 FRESH_DIFFERENCE: Final = "train/fresh_logprob_abs_diff"
+RATIOS: Final = {
+    FRESH_DIFFERENCE: (FRESH_SUM, FRESH_TOKENS),
+    "train/sft_loss": ("sums/sft", "sums/sft_tokens"),
+    "train/nll": ("sums/nll", "sums/nll_tokens"),
+}
+"""Figures that are a quotient of two sums, where the second is not 0."""
+SFT_SUM, SFT_TOKENS = RATIOS["train/sft_loss"]
+NLL_SUM, NLL_TOKENS = RATIOS["train/nll"]
 
 
 class Corrected(NamedTuple):
@@ -65,7 +73,7 @@ def couples_tokens(options: ObjectiveOptions) -> bool:
     """Whether the loss of a token depends on the log-probs of others, so that all must be known first."""
     return (
         is_user_objective(options.name)
-        or options.policy_loss == "gspo"
+        or options.policy_loss in ("gspo", "dpo")
         or options.opsm_delta is not None
         or (options.correction == "mis" and options.old_logprobs != "engine")
     )
@@ -117,51 +125,57 @@ def policy_objective(tokens: PolicyTokens, options: ObjectiveOptions) -> Objecti
         values["train/kl_loss"] = kl
     if options.entropy_coef:
         per_token = per_token - options.entropy_coef * tokens.entropy
-    loss = _weighted(tokens.weights, per_token)
+    loss = weighted(tokens.weights, per_token)
     figures = {
         **always_reported(tokens),
-        **{name: _weighted(tokens.figure_weights, value.detach()) for name, value in values.items()},
-        "train/pg_loss": _weighted(tokens.weights, pg_loss.detach()),
+        **{name: weighted(tokens.figure_weights, value.detach()) for name, value in values.items()},
+        "train/pg_loss": weighted(tokens.weights, pg_loss.detach()),
         "train/loss": loss.detach(),
     }
     return ObjectiveTerms(loss=loss, figures=figures)
 
 
 def always_reported(tokens: PolicyTokens) -> dict[str, Tensor]:
-    """How far learner and engine are apart on the same tokens, and what these are worth, whatever the objective is."""
-    current = tokens.logprobs.detach()
-    values = {
-        **engine_mismatch(current, tokens.rollout_logprobs),
-        "rollout/log_probs": current,
-        "rollout/rollout_log_probs": tokens.rollout_logprobs,
-        "rollout/advantages": tokens.advantages,
-    }
+    """How far learner and engine are apart on the same tokens, and what these are worth, whatever the objective is.
+
+    Where nobody knows what drew some of the tokens of the batch, only those that the trained weights themselves have
+    made are compared.
+    """
+    current, drawn = tokens.logprobs.detach(), tokens.rollout_logprobs
+    values = {"rollout/log_probs": current, "rollout/advantages": tokens.advantages}
     if tokens.reference_logprobs is not None:
         values["rollout/ref_log_probs"] = tokens.reference_logprobs
-    ratio = probability_ratio(current, tokens.rollout_logprobs)
-    fresh = (tokens.staleness == 0).double()
+    sums: dict[str, Tensor] = {}
+    if tokens.knows_rollout:
+        values |= {**engine_mismatch(current, drawn), "rollout/rollout_log_probs": drawn}
+        ratio = probability_ratio(current, drawn)
+        sums = {
+            WEIGHT_SUM: ratio.sum(dtype=torch.float64),
+            SQUARE_SUM: ratio.square().sum(dtype=torch.float64),
+            TOKEN_SUM: ratio.new_tensor(ratio.numel(), dtype=torch.float64),
+        }
+    fresh = (tokens.staleness == 0) & drawn.isfinite()
     return {
-        **{name: _weighted(tokens.figure_weights, value) for name, value in values.items()},
-        WEIGHT_SUM: ratio.sum(dtype=torch.float64),
-        SQUARE_SUM: ratio.square().sum(dtype=torch.float64),
-        FRESH_SUM: (fresh * (current - tokens.rollout_logprobs).abs()).sum(),
+        **{name: weighted(tokens.figure_weights, value) for name, value in values.items()},
+        **sums,
+        FRESH_SUM: torch.where(fresh, (current - drawn).abs().double(), 0.0).sum(),
         FRESH_TOKENS: fresh.sum(),
-        TOKEN_SUM: ratio.new_tensor(ratio.numel(), dtype=torch.float64),
     }
 
 
 def finished(totals: Mapping[str, float]) -> dict[str, float]:
     """The figures of a step from the sums over its micro-batches."""
     figures = {name: value for name, value in totals.items() if not name.startswith("sums/")}
-    squares = totals[TOKEN_SUM] * totals[SQUARE_SUM]
+    squares = totals.get(TOKEN_SUM, 0.0) * totals.get(SQUARE_SUM, 0.0)
     if squares > 0:
         figures["train/ess_ratio"] = totals[WEIGHT_SUM] ** 2 / squares
-    if totals[FRESH_TOKENS]:
-        figures[FRESH_DIFFERENCE] = totals[FRESH_SUM] / totals[FRESH_TOKENS]
+    for name, (part, whole) in RATIOS.items():
+        if totals.get(whole, 0.0):
+            figures[name] = totals[part] / totals[whole]
     return figures
 
 
-def _weighted(weights: Tensor, values: Tensor) -> Tensor:
+def weighted(weights: Tensor, values: Tensor) -> Tensor:
     """The sum over tokens, in float64: many small numbers, in whatever order the packing gives."""
     return (weights * values).sum(dtype=torch.float64)
 
@@ -181,6 +195,8 @@ def _policy_loss(tokens: PolicyTokens, old: Tensor, options: ObjectiveOptions) -
             return divergence_masked_loss(
                 new, old, advantages, divergence=measure(new.detach(), old), threshold_low=low, threshold_high=high
             )
+        case "likelihood" | "dpo":
+            raise ValueError(f"policy_loss: {options.policy_loss} takes no ratio; open_objective gives its function")
         case _:
             assert_never(options.policy_loss)
 

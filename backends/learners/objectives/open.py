@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
+from penstock.backends.learners.objectives.imitation import beside_imitation, likelihood_objective
 from penstock.backends.learners.objectives.objective import checked_terms, policy_objective
+from penstock.backends.learners.objectives.preference import preference_objective
 from penstock.backends.learners.objectives.validity import is_user_objective, objective_problem
 from penstock.backends.user_code import UserCodeError, load_object
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from penstock.backends.learners.objectives.protocol import ObjectiveTerms, PolicyTokens, UserObjective
+    from penstock.backends.learners.objectives.protocol import (
+        ObjectiveFunction,
+        ObjectiveTerms,
+        PolicyTokens,
+        UserObjective,
+    )
     from penstock.backends.learners.options import ObjectiveOptions
-
-    ObjectiveFunction = Callable[[PolicyTokens, ObjectiveOptions], ObjectiveTerms]
 
 
 def open_objective(options: ObjectiveOptions, *, num_steps: int = 1) -> ObjectiveFunction:
@@ -30,7 +33,7 @@ def open_objective(options: ObjectiveOptions, *, num_steps: int = 1) -> Objectiv
     if options.reduction == "constant" and options.constant_tokens is None:
         raise ValueError("learner.objective.constant_tokens: reduction: constant needs it, the longest response")
     if not is_user_objective(options.name):
-        return policy_objective
+        return beside_imitation(_built_in(options))
     found = load_object(options.name)
     if not callable(found):
         raise UserCodeError(f"{options.name}: expected a function of tokens and options, found {type(found).__name__}")
@@ -39,4 +42,14 @@ def open_objective(options: ObjectiveOptions, *, num_steps: int = 1) -> Objectiv
     def call(tokens: PolicyTokens, options: ObjectiveOptions, /) -> ObjectiveTerms:
         return checked_terms(function(tokens, options), tokens, name=options.name)
 
-    return call
+    return beside_imitation(call)
+
+
+def _built_in(options: ObjectiveOptions) -> ObjectiveFunction:
+    match options.policy_loss:
+        case "likelihood":
+            return likelihood_objective
+        case "dpo":
+            return preference_objective
+        case _:
+            return policy_objective

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
 from torch.nn import functional
+
+from penstock.backends.learners.objectives.objective import always_reported, weighted
+from penstock.backends.learners.objectives.protocol import ObjectiveTerms
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from penstock.backends.learners.objectives.names import Pairing
+    from penstock.backends.learners.objectives.protocol import PolicyTokens
+    from penstock.backends.learners.options import ObjectiveOptions
 
 
 class PreferenceLoss(NamedTuple):
@@ -43,3 +51,66 @@ def dpo_loss(
     margin = beta * ((chosen_logprobs - chosen_reference) - (rejected_logprobs - rejected_reference))
     loss = -(1.0 - label_smoothing) * functional.logsigmoid(margin) - label_smoothing * functional.logsigmoid(-margin)
     return PreferenceLoss(loss=loss, margin=margin.detach())
+
+
+def preference_pairs(rewards: Tensor, group_ids: Tensor, is_trained: Tensor, *, pairing: Pairing) -> Tensor:
+    """The better and the worse sample of each pair, int64 ``[B, 2]``.
+
+    Both are of one group, by its id, and their rewards differ. ``best_worst`` makes one pair of a group, of the first
+    of its best and the first of its worst samples; ``all`` every one there is.
+
+    Args:
+        rewards: of the samples ``[S]``.
+        group_ids: ``[S]``
+        is_trained: False for a sample without any trained token, which is in no pair ``[S]``.
+        pairing: which.
+    """
+    found: list[tuple[int, int]] = []
+    groups: dict[int, list[int]] = {}
+    for sample, (group, trained) in enumerate(zip(group_ids.tolist(), is_trained.tolist(), strict=True)):
+        if trained:
+            groups.setdefault(group, []).append(sample)
+    values = rewards.tolist()
+    for members in groups.values():
+        if pairing == "all":
+            found += [(a, b) for a in members for b in members if values[a] > values[b]]
+            continue
+        best, worst = max(members, key=lambda s: values[s]), min(members, key=lambda s: values[s])
+        if values[best] > values[worst]:
+            found.append((best, worst))
+    return torch.tensor(found, dtype=torch.int64).reshape(-1, 2)
+
+
+def preference_objective(tokens: PolicyTokens, options: ObjectiveOptions) -> ObjectiveTerms:
+    """The mean of DPO's loss over the pairs of the step; tokens that are not trained are in no sum. Without any pair it
+    is 0, and so is its gradient."""
+    assert tokens.pairs is not None, "policy_loss: dpo"
+    assert tokens.reference_logprobs is not None, "DPO has a reference"
+    chosen, rejected = tokens.pairs.unbind(dim=1)
+    whole = tokens.samples.sums(tokens.logprobs)
+    reference = tokens.samples.sums(tokens.reference_logprobs)
+    found = dpo_loss(
+        whole[chosen],
+        whole[rejected],
+        reference[chosen],
+        reference[rejected],
+        beta=options.dpo_beta,
+        label_smoothing=options.dpo_label_smoothing,
+    )
+    number = max(1, len(chosen))
+    loss = found.loss.sum(dtype=torch.float64) / number
+    gained = options.dpo_beta * (whole - reference).detach()
+    per_pair = {
+        "train/dpo_accuracy": (found.margin > 0).double(),
+        "train/dpo_margin": found.margin,
+        "train/dpo_chosen_reward": gained[chosen],
+        "train/dpo_rejected_reward": gained[rejected],
+    }
+    figures = {
+        **always_reported(tokens),
+        **{name: value.sum(dtype=torch.float64) / number for name, value in per_pair.items()},
+        "train/entropy_loss": weighted(tokens.figure_weights, tokens.entropy.detach()),
+        "train/num_pairs": loss.new_tensor(len(chosen)),
+        "train/loss": loss.detach(),
+    }
+    return ObjectiveTerms(loss=loss, figures=figures)

@@ -33,6 +33,11 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
         "kl_estimator": "k1",
     },
     "dppo": {"policy_loss": "dppo_tv", "clip_high": 0.2},
+    "sft": {"estimator": "uniform", "policy_loss": "likelihood", "correction": "none"},
+    "rejection_sampling": {"estimator": "best_of_group", "policy_loss": "likelihood", "correction": "none"},
+    "reward_weighted": {"estimator": "exponential", "policy_loss": "likelihood", "correction": "none"},
+    "dpo": {"estimator": "uniform", "policy_loss": "dpo", "correction": "none"},
+    "distill": {"estimator": "teacher", "opd_kl_coef": 1.0, "clip_high": 0.2},
 }  # fmt: skip
 """Sources in ``docs/objectives.md``. Without an entry here a key has the default of the block."""
 

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from penstock.backends.learners.objectives.segments import Segments
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import Tensor
 
-    from penstock.backends.learners.objectives.segments import Segments
     from penstock.backends.learners.options import ObjectiveOptions
+
+
+PER_TOKEN: Final = (
+    "logprobs",
+    "entropy",
+    "rollout_logprobs",
+    "reference_logprobs",
+    "advantages",
+    "weights",
+    "figure_weights",
+    "staleness",
+    "opening_logprobs",
+    "teacher_logprobs",
+)
+"""Fields with one value a token."""
 
 
 class PolicyTokens(NamedTuple):
@@ -21,7 +37,7 @@ class PolicyTokens(NamedTuple):
     entropy: Tensor
     """With gradient where ``entropy_coef`` is not 0, and for user objectives."""
     rollout_logprobs: Tensor
-    """As the engine reported them."""
+    """As the engine reported them; NaN where nobody knows them, of recorded responses."""
     reference_logprobs: Tensor | None
     """Of the frozen reference; None where ``kl_coef`` is 0."""
     advantages: Tensor
@@ -30,12 +46,29 @@ class PolicyTokens(NamedTuple):
     figure_weights: Tensor
     """Those of the figures, which are means over the tokens where ``weights`` make no mean (constant denominator)."""
     staleness: Tensor
-    """Policy versions between the one that made the token and the one that is trained, int64."""
+    """Policy versions between the one that made the token and the one that is trained, int64; −1 where none of this run
+    has made it, of recorded responses."""
     samples: Segments
     """Which tokens belong to which sample of the step."""
     opening_logprobs: Tensor | None = None
     """Of the policy that the batch began with; None where that is the one that is trained, in the only step of a batch,
     and where ``old_logprobs: engine`` needs none."""
+    teacher_logprobs: Tensor | None = None
+    """Of the scenario's teacher; None where there is none. NaN for tokens that it was not asked about."""
+    pairs: Tensor | None = None
+    """Better and worse sample of each pair of the step, int64 ``[B, 2]``; None where the loss is not one of pairs."""
+    knows_rollout: bool = True
+    """Whether ``rollout_logprobs`` are known of all tokens of the batch."""
+    imitated: Tensor | None = None
+    """True ``[N]`` where a token is imitated, whatever the objective is; None where none of the step is. A function is
+    called with the others alone."""
+
+    def only(self, which: Tensor) -> PolicyTokens:
+        """The tokens of which this is true ``[N]``; what belongs to the step stays as it is."""
+        index = self.samples.index[which]
+        mask = None if self.samples.mask is None else self.samples.mask[which]
+        picked = {name: None if (values := getattr(self, name)) is None else values[which] for name in PER_TOKEN}
+        return self._replace(**picked, samples=Segments(index, self.samples.count, mask), imitated=None)
 
 
 class ObjectiveTerms(NamedTuple):
@@ -55,5 +88,11 @@ class UserObjective(Protocol):
     ``kl_coef`` above 0 has made the reference available. Its gradient with respect to ``logprobs`` and ``entropy`` is
     what is trained on.
     """
+
+    def __call__(self, tokens: PolicyTokens, options: ObjectiveOptions, /) -> ObjectiveTerms: ...
+
+
+class ObjectiveFunction(Protocol):
+    """What the trainer calls."""
 
     def __call__(self, tokens: PolicyTokens, options: ObjectiveOptions, /) -> ObjectiveTerms: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 import torch
@@ -14,6 +15,7 @@ from penstock.backends.learners.objectives.advantages import (
     reinforce_plus_plus_baseline_advantages,
     whitened,
 )
+from penstock.backends.learners.objectives.imitation import best_of_group, exponential_weights
 from penstock.backends.learners.objectives.scan import reverse_recurrence
 
 if TYPE_CHECKING:
@@ -50,7 +52,12 @@ def token_advantages(given: RewardedSamples, options: ObjectiveOptions, *, kl: T
 
 
 def token_estimates(
-    given: RewardedSamples, options: ObjectiveOptions, *, kl: Tensor | None = None, values: Tensor | None = None
+    given: RewardedSamples,
+    options: ObjectiveOptions,
+    *,
+    kl: Tensor | None = None,
+    values: Tensor | None = None,
+    reverse_kl: Tensor | None = None,
 ) -> TokenEstimates:
     """Advantages, and with a critic returns, of all trained tokens of the batch.
 
@@ -59,10 +66,14 @@ def token_estimates(
         options: which estimator, and what it takes.
         kl: estimate of the KL to the reference per token ``[N]``, for ``kl_in: reward``; None where there is none.
         values: of the critic before the first step of the batch ``[N]``, for ``gae``; None for the others.
+        reverse_kl: of the proximal policy to the teacher per token ``[N]``, for ``opd_kl_coef``; None for no teacher.
+            It is taken off before whitening, and no part of what a critic predicts.
     """
     exact_kl, exact_values = (None if given is None else given.detach().double() for given in (kl, values))
     advantages = _estimated(given, options, exact_kl, exact_values)
     returns = None if exact_values is None else (advantages + exact_values).float()
+    if reverse_kl is not None:
+        advantages = advantages - options.opd_kl_coef * reverse_kl.detach().double()
     if options.whiten:
         advantages = whitened(advantages)
     return TokenEstimates(advantages.float(), returns)
@@ -72,6 +83,8 @@ def _estimated(given: RewardedSamples, options: ObjectiveOptions, kl: Tensor | N
     """float64 ``[N]``."""
     rewards, samples, coef = given.rewards, given.samples, options.kl_coef
     match options.estimator:
+        case "teacher":
+            return samples.spread(torch.zeros_like(rewards))
         case "grpo":
             normalized = group_normalized_advantages(rewards, given.group_ids, normalize_std=options.normalize_std)
             return samples.spread(normalized)
@@ -102,6 +115,18 @@ def _estimated(given: RewardedSamples, options: ObjectiveOptions, kl: Tensor | N
                     trace=options.gae_lambda,
                 )
             )
+        case "uniform":
+            return samples.spread(torch.ones_like(rewards))
+        case "best_of_group":
+            least = -math.inf if options.min_reward is None else options.min_reward
+            return samples.spread(best_of_group(rewards, given.group_ids, threshold=least).to(rewards.dtype))
+        case "threshold":
+            assert options.min_reward is not None, "the rules of the objective ask for it"
+            return samples.spread((rewards >= options.min_reward).to(rewards.dtype))
+        case "exponential":
+            centred = group_normalized_advantages(rewards, given.group_ids, normalize_std=False)
+            scale, most = options.reward_scale, options.max_weight
+            return samples.spread(exponential_weights(centred, scale=scale, max_weight=most))
         case _:
             assert_never(options.estimator)
 

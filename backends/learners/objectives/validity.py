@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 Problem = tuple[str, str]
+IMITATION = "sft"
+"""The objective that imitates what rows hold, and reads no reward."""
+LIKELIHOODS = ("likelihood", "dpo")
+"""Losses of a token that take no ratio to whatever drew it."""
+WEIGHTINGS = ("uniform", "best_of_group", "threshold", "exponential")
+"""Estimators that give weights of a likelihood, not advantages: never negative."""
 GROUPED = ("grpo", "rloo", "reinforce_plus_plus_baseline")
 """Estimators that compare the samples of a group."""
 
@@ -22,6 +28,33 @@ GROUPED = ("grpo", "rloo", "reinforce_plus_plus_baseline")
 def is_user_objective(name: str) -> bool:
     """Whether it is a function of the user's own, ``file.py:function``."""
     return ".py:" in name
+
+
+def needs_rollout_logprobs(options: ObjectiveOptions) -> bool:
+    """Whether the loss compares the policy with whatever drew a response. A function of the user's own is believed to
+    know what it is given."""
+    return not is_user_objective(options.name) and options.policy_loss not in LIKELIHOODS
+
+
+def needs_reference(options: ObjectiveOptions) -> bool:
+    """Whether the policy as it was before the first step is asked."""
+    return options.kl_coef != 0.0 or prefers_pairs(options)
+
+
+def prefers_pairs(options: ObjectiveOptions) -> bool:
+    """Whether the loss is one of pairs of responses."""
+    return options.policy_loss == "dpo" and not is_user_objective(options.name)
+
+
+def compares_rewards(options: ObjectiveOptions) -> bool:
+    """Whether the samples of a group are compared with each other, so that a group of one teaches nothing and a group
+    has to stay whole."""
+    return prefers_pairs(options) or options.estimator in (*GROUPED, "best_of_group", "exponential")
+
+
+def learns_from_equals(options: ObjectiveOptions) -> bool:
+    """Whether a group whose rewards are all equal is trained like any other."""
+    return options.estimator in (*WEIGHTINGS, "teacher") and not prefers_pairs(options) and options.name != IMITATION
 
 
 def objective_problem(options: ObjectiveOptions, *, num_steps: int = 1) -> Problem | None:
@@ -53,6 +86,22 @@ def _advantages(o: ObjectiveOptions) -> Iterator[Problem]:
         )
     if o.constant_tokens is not None and o.reduction != "constant":
         yield "constant_tokens", f"has no effect with reduction: {o.reduction}; remove it, or set reduction: constant"
+
+
+def _distillation(o: ObjectiveOptions) -> Iterator[Problem]:
+    if o.estimator == "teacher" and not o.opd_kl_coef:
+        yield (
+            "opd_kl_coef",
+            "with estimator: teacher nothing is learnt from rewards, and with 0 here nothing from the teacher; set it "
+            "above 0, or another estimator",
+        )
+    if o.estimator == "teacher" and o.kl_in == "reward" and o.kl_coef:
+        yield "kl_in", "estimator: teacher leaves rewards out, and with them a KL in them; set kl_in: loss"
+    if o.opd_kl_coef and o.policy_loss in LIKELIHOODS:
+        yield (
+            "opd_kl_coef",
+            f"is taken off advantages, and policy_loss: {o.policy_loss} has none; remove it, or set policy_loss: ppo",
+        )
 
 
 def _policy_loss(o: ObjectiveOptions) -> Iterator[Problem]:
@@ -104,8 +153,74 @@ def _critic(o: ObjectiveOptions) -> Iterator[Problem]:
         )
 
 
+def _weightings(o: ObjectiveOptions) -> Iterator[Problem]:
+    if is_user_objective(o.name):
+        return
+    if o.estimator in WEIGHTINGS and o.policy_loss not in LIKELIHOODS:
+        yield (
+            "estimator",
+            f"{o.estimator} gives weights of a likelihood, and policy_loss: {o.policy_loss} wants advantages; set "
+            "policy_loss: likelihood, or another estimator",
+        )
+    if o.estimator in WEIGHTINGS and o.opd_kl_coef:
+        yield "opd_kl_coef", f"a teacher corrects advantages, and estimator: {o.estimator} gives none; set it to 0"
+    if o.estimator in WEIGHTINGS and o.whiten:
+        yield "whiten", f"a weight of a likelihood is not negative, and {o.estimator} gives such; set whiten: false"
+    if o.estimator == "threshold" and o.min_reward is None:
+        yield "min_reward", "estimator: threshold needs it: the reward from which on a response is imitated"
+    if o.min_reward is not None and o.estimator not in ("best_of_group", "threshold"):
+        yield (
+            "min_reward",
+            f"has no effect with estimator: {o.estimator}; remove it, or set best_of_group or threshold",
+        )
+    usual = ObjectiveOptions()
+    for key, value in (("reward_scale", "exponential"), ("max_weight", "exponential")):
+        if o.estimator != value and getattr(o, key) != getattr(usual, key):
+            yield key, f"has no effect with estimator: {o.estimator}; remove it, or set estimator: {value}"
+    if o.name == IMITATION and (o.estimator, o.policy_loss) != ("uniform", "likelihood"):
+        key = "estimator" if o.estimator != "uniform" else "policy_loss"
+        yield key, f"{IMITATION} weighs every token alike and reads no reward; remove it, or take rejection_sampling"
+    if o.name == IMITATION and o.sft_coef != usual.sft_coef:
+        yield "sft_coef", "weighs imitation beside an objective, and there is none beside it; remove it"
+
+
+def _likelihood(o: ObjectiveOptions) -> Iterator[Problem]:
+    if is_user_objective(o.name) or o.policy_loss not in LIKELIHOODS:
+        return
+    usual = objective(o.name) if o.name in PRESETS else ObjectiveOptions()
+    without: list[tuple[str, object]] = [("old_logprobs", "engine"), ("opsm_delta", None), ("unbiased_kl", False)]
+    without += [("clip_low", usual.clip_low), ("clip_high", usual.clip_high)]
+    for key, value in without:
+        if getattr(o, key) != value:
+            yield (
+                key,
+                f"has no effect with policy_loss: {o.policy_loss}, which takes no ratio to an older policy; remove it",
+            )
+    if o.kl_in == "reward" and o.kl_coef and o.estimator in WEIGHTINGS:
+        yield "kl_in", f"estimator: {o.estimator} gives weights of a likelihood, not rewards; set kl_in: loss"
+
+
+def _pairs(o: ObjectiveOptions) -> Iterator[Problem]:
+    usual = ObjectiveOptions()
+    if not prefers_pairs(o):
+        for key in ("dpo_beta", "dpo_label_smoothing", "dpo_pairs"):
+            if getattr(o, key) != getattr(usual, key):
+                yield key, f"has no effect with policy_loss: {o.policy_loss}; remove it, or set learner.objective: dpo"
+        return
+    if o.estimator != "uniform":
+        yield "estimator", "DPO reads from rewards which response is better, and nothing else; set it to uniform"
+    for key, advice in (
+        ("kl_coef", "dpo_beta holds the policy to the reference already; set it to 0"),
+        ("entropy_coef", "DPO has no such term; set it to 0"),
+    ):
+        if getattr(o, key):
+            yield key, advice
+    if o.reduction != usual.reduction:
+        yield "reduction", "has no effect on a mean over pairs, each of whole responses; remove it"
+
+
 def _kl(o: ObjectiveOptions) -> Iterator[Problem]:
-    if o.reference_every is not None and not o.kl_coef:
+    if o.reference_every is not None and not needs_reference(o):
         yield "reference_every", "has no effect with kl_coef: 0, which needs no reference; remove it, or set kl_coef"
     if is_user_objective(o.name):
         return
@@ -168,8 +283,12 @@ def _mis(mis: MisOptions) -> Iterator[Problem]:
 
 _RULES: tuple[Callable[[ObjectiveOptions], Iterator[Problem]], ...] = (
     _names,
+    _weightings,
+    _likelihood,
+    _pairs,
     _advantages,
     _critic,
+    _distillation,
     _policy_loss,
     _kl,
     _correction,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from penstock.backends.learners.gang.gang import SOLO
+from penstock.backends.learners.objectives.validity import needs_reference
 from penstock.backends.learners.torch.model import PackedModel
 from penstock.backends.learners.torch.parallel import replica
 
@@ -55,7 +56,7 @@ def new_reference(policy: PackedModel, options: LearnerOptions, gang: Gang = SOL
     """The reference of a run that begins. A model with adapters always has one: its base has to be kept somewhere."""
     if policy.adapters is not None:
         return BasePolicy(policy, policy.adapters)
-    if not options.objective.kl_coef:
+    if not needs_reference(options.objective):
         return None
     return frozen(replica(policy, gang, options))
 

@@ -4,6 +4,7 @@ Invariants:
 
 * The tokens of a batch are laid end to end in its own order; those of a step in the order of the micro-batches of a
   rank, each of which is a slice of every tensor here, or, where they couple, all of them in the order of the batch.
+* Tokens that are imitated have no advantage and no return, and take no part in finding those of the others.
 * Advantages and returns are those of the whole batch, found once, before its first step. They are computed on the CPU,
   whatever the learner trains on: in float64, and with the same bits each time.
 """
@@ -18,12 +19,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
+from penstock.backends.learners.objectives.distillation import sampled_reverse_kl
 from penstock.backends.learners.objectives.kl import kl_estimate
 from penstock.backends.learners.objectives.objective import old_logprobs, rewards_need_kl
+from penstock.backends.learners.objectives.preference import preference_pairs
 from penstock.backends.learners.objectives.protocol import PolicyTokens
 from penstock.backends.learners.objectives.reduction import reduction_weights
 from penstock.backends.learners.objectives.segments import Segments
-from penstock.backends.learners.objectives.token_advantages import RewardedSamples, token_estimates
+from penstock.backends.learners.objectives.token_advantages import RewardedSamples, TokenEstimates, token_estimates
+from penstock.backends.learners.objectives.validity import prefers_pairs
 from penstock.backends.learners.torch.micro_batch import joined
 from penstock.backends.learners.updates import whole_batch
 
@@ -71,7 +75,8 @@ class BatchTokens:
         Args:
             batch: what is trained.
             options: for advantages and weights.
-            opening: with log-probs and reference for ``kl_in: reward``, with values for ``gae``.
+            opening: with log-probs and reference for ``kl_in: reward``, with log-probs for ``opd_kl_coef`` unless
+                ``old_logprobs: engine``, with values for ``gae``.
             version: of the policy that opens the batch.
             device: of the learner.
         """
@@ -81,30 +86,35 @@ class BatchTokens:
         self.opening = opening
         self.rollout = torch.from_numpy(np.concatenate([s.rollout_logprobs for s in ordered])).to(device)
         versions = torch.from_numpy(np.concatenate([s.versions for s in ordered])).to(device)
-        self.staleness = (version - versions).clamp(min=0)
+        is_recorded = _flags(ordered, [s.is_recorded for s in ordered]).to(device)
+        self.staleness = torch.where(is_recorded, -1, (version - versions).clamp(min=0))
+        imitated = _flags(ordered, [s.is_imitated for s in ordered])
+        self._own = None if not bool(imitated.any()) else ~imitated
+        """Tokens of the objective, on the CPU; None where all are."""
+        self.imitated = None if self._own is None else imitated.to(device)
+        self.knows_rollout = bool(self._of_objective(self.rollout).isfinite().all())
+        self.rewards, self.group_ids = torch.from_numpy(batch.rewards), torch.from_numpy(batch.group_ids)
         self._samples = _samples_of(ordered, len(batch.rewards))
-        rewarded = RewardedSamples(
-            rewards=torch.from_numpy(batch.rewards),
-            group_ids=torch.from_numpy(batch.group_ids),
-            samples=self._samples,
-            positions=torch.from_numpy(np.concatenate([s.positions for s in ordered])),
-        )
         self._kl = self._kl_in_rewards()
-        on_cpu = (None if given is None else given.cpu() for given in (self._kl, opening.values))
-        kl, values = on_cpu
-        estimates = token_estimates(rewarded, options, kl=kl, values=values)
-        self.advantages = estimates.advantages.to(device)
-        self.returns = None if estimates.returns is None else estimates.returns.to(device)
-        self._weights = step_weights(whole_batch(batch), options)[1]
+        self._teacher = _teacher_of(ordered, device)
+        self._reverse_kl = self._kl_to_teacher()
+        positions = torch.from_numpy(np.concatenate([s.positions for s in ordered]))
+        estimates = self._estimates(positions)
+        self.advantages = self._among_all(estimates.advantages).to(device)
+        self.returns = None if estimates.returns is None else self._among_all(estimates.returns).to(device)
+        whole = whole_batch(batch)
+        self._weights = _means_by_loss(whole, step_weights(whole, options)[1])
 
     def figures(self) -> dict[str, float]:
         """Of what was found before the first step."""
-        weights = self._samples.spread(self._weights).double()
+        weights = self._of_objective(self._samples.spread(self._weights).double())
 
         def mean(values: Tensor) -> float:
-            return float((weights * values.cpu().double()).sum())
+            return float((weights * self._of_objective(values.cpu().double())).sum())
 
         figures = {} if self._kl is None else {"train/kl_reward": mean(self._kl)}
+        if self._reverse_kl is not None:
+            figures["train/opd_reverse_kl"] = mean(self._reverse_kl)
         values = self.opening.values
         if self.returns is not None and values is not None:
             figures |= {"rollout/values": mean(values), "rollout/returns": mean(self.returns)}
@@ -115,15 +125,55 @@ class BatchTokens:
                 figures["train/critic-explained_variance"] = 1.0 - missed / spread
         return figures
 
-    @torch.no_grad()
+    def _estimates(self, positions: Tensor) -> TokenEstimates:
+        """Of the tokens of the objective: those that are imitated take no part, in whitening neither."""
+        samples = Segments(self._of_objective(self._samples.index), self._samples.count)
+        kl, values, reverse_kl = (
+            None if given is None else self._of_objective(given.cpu())
+            for given in (self._kl, self.opening.values, self._reverse_kl)
+        )
+        if not len(samples.index):
+            return TokenEstimates(torch.zeros(0), None if values is None else torch.zeros(0))
+        rewarded = RewardedSamples(self.rewards, self.group_ids, samples, self._of_objective(positions))
+        return token_estimates(rewarded, self.options, kl=kl, values=values, reverse_kl=reverse_kl)
+
+    def _of_objective(self, values: Tensor) -> Tensor:
+        """Of all tokens ``[N]``, those of the objective."""
+        return values if self._own is None else values[self._own.to(values.device)]
+
+    def _among_all(self, values: Tensor) -> Tensor:
+        """The opposite, with 0 for the others."""
+        if self._own is None:
+            return values
+        return values.new_zeros(len(self._own)).masked_scatter(self._own, values)
+
+    def teacher_at(self, place: Tensor) -> Tensor | None:
+        """Log-probs of the teacher at these places."""
+        return _at(self._teacher, place)
+
     def _kl_in_rewards(self) -> Tensor | None:
         if not rewards_need_kl(self.options):
             return None
+        reference = self.opening.reference
+        assert reference is not None, "kl_coef is not 0"
+        return kl_estimate(self.options.kl_estimator, self._old(), reference)
+
+    def _kl_to_teacher(self) -> Tensor | None:
+        if not self.options.opd_kl_coef:
+            return None
+        if self._teacher is None or bool(self._of_objective(self._teacher).isnan().any()):
+            raise ValueError(
+                "learner.objective.opd_kl_coef: samples of this batch came without the log-probs of a teacher; set it "
+                "to 0, or train what a run with a teacher has recorded"
+            )
+        return sampled_reverse_kl(self._old(), self._teacher)
+
+    def _old(self) -> Tensor:
+        """Log-probs of the proximal policy before the first step ``[N]``, without gradient."""
         opening, empty = self.opening, self.rollout.new_zeros(0)
-        assert opening.logprobs is not None, "kl_in: reward"
-        assert opening.reference is not None, "kl_coef is not 0"
+        assert opening.logprobs is not None or self.options.old_logprobs == "engine", "advantages_need_policy"
         tokens = PolicyTokens(
-            logprobs=opening.logprobs,
+            logprobs=self.rollout if opening.logprobs is None else opening.logprobs,
             entropy=empty,
             rollout_logprobs=self.rollout,
             reference_logprobs=opening.reference,
@@ -133,7 +183,18 @@ class BatchTokens:
             staleness=self.staleness,
             samples=self._samples,
         )
-        return kl_estimate(self.options.kl_estimator, old_logprobs(tokens, self.options), opening.reference)
+        return old_logprobs(tokens, self.options).detach()
+
+
+def _teacher_of(sequences: Sequence[TrainSequence], device: torch.device) -> Tensor | None:
+    """What the teacher said of all tokens of a batch, NaN where it was not asked; None where it never was."""
+    if all(sequence.teacher_logprobs is None for sequence in sequences):
+        return None
+    parts = [
+        np.full(len(s.trained), np.nan, dtype=np.float32) if s.teacher_logprobs is None else s.teacher_logprobs
+        for s in sequences
+    ]
+    return torch.from_numpy(np.concatenate(parts)).to(device)
 
 
 class ValueTargets(NamedTuple):
@@ -161,11 +222,16 @@ class StepTokens:
         ordered = [sequence for part in parts for sequence in part]
         samples = _samples_of(ordered, update.num_samples)
         self._samples = Segments(samples.index.to(known.device), samples.count)
-        weights, means = (given.to(known.device) for given in step_weights(update, known.options))
-        self._weights, self._figure_weights = self._samples.spread(weights), self._samples.spread(means)
+        weights, means = step_weights(update, known.options)
+        means = _means_by_loss(update, means)
+        self._weights = self._samples.spread(weights.to(known.device))
+        self._figure_weights = self._samples.spread(means.to(known.device))
         place = torch.from_numpy(joined([sequence.places for sequence in ordered])).to(known.device)
         self._rollout, self._staleness = known.rollout[place], known.staleness[place]
         self._advantages = known.advantages[place]
+        self._teacher = known.teacher_at(place)
+        self._imitated, self._knows_rollout = _at(known.imitated, place), known.knows_rollout
+        self._pairs = _pairs_of(known, update)
         opening = known.opening
         self.asks_reference = opening.reference is None
         """Whether the reference, if there is one, has not spoken yet."""
@@ -191,13 +257,20 @@ class StepTokens:
             staleness=self._staleness[part],
             samples=Segments(self._samples.index[part], self._samples.count),
             opening_logprobs=_at(self._opening, part),
+            teacher_logprobs=_at(self._teacher, part),
+            pairs=self._pairs,
+            knows_rollout=self._knows_rollout,
+            imitated=_at(self._imitated, part),
         )
 
     def value_targets(self, part: slice) -> ValueTargets:
         """Of the tokens of a slice; for an estimator with a critic."""
         assert self._old_values is not None, "estimator: gae"
         assert self._returns is not None, "estimator: gae"
-        return ValueTargets(self._old_values[part], self._returns[part], self._figure_weights[part])
+        weights = self._figure_weights[part]
+        if self._imitated is not None:  # a demonstration has no reward to be predicted
+            weights = weights * ~self._imitated[part]
+        return ValueTargets(self._old_values[part], self._returns[part], weights)
 
 
 def step_weights(update: Update, options: ObjectiveOptions) -> tuple[Tensor, Tensor]:
@@ -206,6 +279,35 @@ def step_weights(update: Update, options: ObjectiveOptions) -> tuple[Tensor, Ten
     sizes = torch.from_numpy(update.tokens_per_sample())
     weights = reduction_weights(options.reduction, sizes, constant_tokens=options.constant_tokens)
     return weights, reduction_weights("token_mean", sizes) if options.reduction == "constant" else weights
+
+
+def _means_by_loss(update: Update, means: Tensor) -> Tensor:
+    """The weights of figures ``[S]`` so that each is a mean over the tokens of the objective, or over those that are
+    imitated, where a step has both."""
+    is_imitated = torch.zeros(update.num_samples, dtype=torch.bool)
+    is_imitated[[s.sample for s in update.sequences if s.is_imitated]] = True
+    if not bool(is_imitated.any()):
+        return means
+    shares = means * torch.from_numpy(update.tokens_per_sample())
+    totals = torch.stack([shares[~is_imitated].sum(), shares[is_imitated].sum()])
+    return means / totals.clamp(min=torch.finfo(means.dtype).tiny)[is_imitated.long()]
+
+
+def _pairs_of(known: BatchTokens, update: Update) -> Tensor | None:
+    """The pairs of a step, by the numbers that its samples have there; None where the loss is not one of pairs."""
+    if not prefers_pairs(known.options):
+        return None
+    samples = torch.from_numpy(update.batch_samples)
+    is_trained = torch.from_numpy(update.tokens_per_sample()) > 0
+    pairs = preference_pairs(
+        known.rewards[samples], known.group_ids[samples], is_trained, pairing=known.options.dpo_pairs
+    )
+    return pairs.to(known.device)
+
+
+def _flags(sequences: Sequence[TrainSequence], given: Sequence[bool]) -> Tensor:
+    """Of each trained token, what is given of its sequence ``[N]``."""
+    return torch.from_numpy(np.repeat(np.asarray(given, dtype=np.bool_), [len(s.trained) for s in sequences]))
 
 
 def _samples_of(sequences: Sequence[TrainSequence], count: int) -> Segments:

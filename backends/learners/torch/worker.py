@@ -32,6 +32,7 @@ import torch
 
 from penstock.backends.device_memory import ParkedMemory
 from penstock.backends.learners.metrics import as_metrics
+from penstock.backends.learners.objectives.validity import needs_reference
 from penstock.backends.learners.sequences import demonstration_sequence
 from penstock.backends.learners.torch.canary import canary_under, choose_canary
 from penstock.backends.learners.torch.checkpoint import CheckpointFolder
@@ -232,12 +233,14 @@ class TorchWorker:
 
     def _stored_reference(self, folder: Path, record: CheckpointRecord) -> PackedModel | None:
         setup = self._setup
-        if not setup.options.objective.kl_coef:
+        objective = setup.options.objective
+        if not needs_reference(objective):
             return None
         if record.reference is None:
+            asked = f"learner.objective.kl_coef is {objective.kl_coef}" if objective.kl_coef else "DPO has a reference"
             raise CheckpointError(
-                f"{folder}: learner.objective.kl_coef is {setup.options.objective.kl_coef}, and the checkpoint was "
-                "written without a reference because it was 0; resume with kl_coef: 0"
+                f"{folder}: {asked}, and the checkpoint was written without a reference because its objective had none; "
+                "resume with that one (kl_coef: 0)"
             )
         return frozen(self._loaded(folder.parent / record.reference.folder))
 
@@ -270,7 +273,7 @@ class TorchWorker:
             setup.options,
             temperature=setup.temperature,
             num_steps=setup.num_steps,
-            reference=reference if setup.options.objective.kl_coef else None,
+            reference=reference if needs_reference(setup.options.objective) else None,
             check_stop=self._host.check_stop,
             seed=setup.seed,
             gang=self._gang,

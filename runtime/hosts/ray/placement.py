@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.backends.engines.options import engine_groups, num_engines
 from penstock.backends.engines.sglang.size import EngineSize, engine_size
-from penstock.messages.names import LEARNER, engine_name
+from penstock.messages.names import LEARNER, engine_name, is_engine, teacher_name
 from penstock.runtime.errors import PreflightError
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class Placement(NamedTuple):
 
 
 def needs_of(scenario: Scenario) -> list[Need]:
-    """Everybody who asks Ray for GPUs: the learner, then the engines.
+    """Everybody who asks Ray for GPUs: the learner, then the engines, then the teachers.
 
     Raises:
         EngineSizeError: the options of an engine give no number of GPUs.
@@ -105,12 +105,23 @@ def needs_of(scenario: Scenario) -> list[Need]:
             size = ONE_GPU if is_embedded else engine_size(group.sglang)
             key = f"engines.more[{index - 1}]" if index else "engines"
             needs.append(Need(names, size, key, may_share=is_embedded, is_optional=group.device == "auto"))
+    needs += _teachers(scenario)
     return needs
+
+
+def _teachers(scenario: Scenario) -> list[Need]:
+    teacher = scenario.teacher
+    if teacher is None or teacher.backend == "simulated" or teacher.device not in FROM_RAY or teacher.addresses:
+        return []
+    is_embedded = teacher.backend == "torch"
+    size = ONE_GPU if is_embedded else engine_size(teacher.sglang)
+    names = tuple(teacher_name(index) for index in range(teacher.count))
+    return [Need(names, size, "teacher", may_share=is_embedded, is_optional=teacher.device == "auto")]
 
 
 def _takes_gpus(group: EngineGroupOptions) -> bool:
     """Servers that somebody else has started have theirs."""
-    return group.backend != "simulated" and group.device in FROM_RAY and not group.addresses
+    return group.backend not in ("simulated", "recorded") and group.device in FROM_RAY and not group.addresses
 
 
 def place(scenario: Scenario, nodes: Sequence[NodeGpus]) -> Placement:
@@ -145,7 +156,7 @@ def colocated(scenario: Scenario) -> frozenset[str]:
         return frozenset()
     if scenario.engines.backend == "simulated":
         return frozenset(engine_name(index) for index in range(num_engines(scenario.engines)))
-    engines = [need.names[0] for need in needs_of(scenario) if need.names != (LEARNER,)]
+    engines = [need.names[0] for need in needs_of(scenario) if is_engine(need.names[0])]
     return frozenset({engines[0] if engines else engine_name(0)})
 
 
@@ -158,7 +169,12 @@ def _arrange(needs: Iterable[Need], nodes: Sequence[NodeGpus], how: str) -> list
     """First fit, largest first. That finds a place for all where sizes divide the nodes, as powers of two do."""
     free = {node.node_id: node.num_gpus for node in nodes}
     wishes = [(_Wish((name,), need.size), need.may_share) for need in needs for name in need.names]
-    if how == "colocate" and len(wishes) > 1 and wishes[0][0].members == (LEARNER,):
+    if (
+        how == "colocate"
+        and len(wishes) > 1
+        and wishes[0][0].members == (LEARNER,)
+        and is_engine(wishes[1][0].members[0])
+    ):
         _, (engine, _), *others = wishes
         wishes = [(_Wish((*engine.members, LEARNER), engine.size), False), *others]
     whole = [wish for wish, may_share in wishes if not may_share]

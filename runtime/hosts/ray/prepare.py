@@ -23,13 +23,16 @@ from penstock.runtime.errors import PreflightError, UserError
 from penstock.runtime.hosts.ray.job import DriverJob
 from penstock.runtime.hosts.ray.processes import end_with_parent
 from penstock.runtime.plan import RunPlan
+from penstock.runtime.scenario.recorded_rules import recorded_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from penstock.backends.data.demonstrations import Demonstration
     from penstock.backends.weights.preflight import Transport
 
 MODEL_FOLDER: Final = "model"
+TEACHER_FOLDER: Final = "teacher"
 
 
 class PhaseBegun(Value, frozen=True, tag=True):
@@ -74,9 +77,50 @@ def prepare(job: DriverJob, tell: Callable[[str], None]) -> RunPlan:
         run_id=job.run_id,
         run_folder=job.run_folder,
         model_folder=str(folder) if needs_model else "",
+        teacher_folder=_teacher_folder(job, folder, tell),
         num_rows=_num_rows(job, folder, tell),
         transport=_transport(job, folder),
     )
+
+
+def _teacher_folder(job: DriverJob, student: Path, tell: Callable[[str], None]) -> str:
+    """Where the teacher's model is; made now where the scenario wants that."""
+    scenario = job.scenario
+    teacher = scenario.teacher
+    if teacher is None or teacher.backend == "simulated" or scenario.run.only == "learner":
+        return ""
+    folder = Path(teacher.model.path) if teacher.model.path else Path(job.run_folder) / TEACHER_FOLDER
+    if teacher.model.make is not None:
+        from penstock.backends.data.demonstrations import load_demonstrations
+        from penstock.backends.learners.torch.made_teacher import make_teacher
+
+        block, data, max_tokens = teacher.model.warm_start, scenario.data, scenario.model.max_context
+
+        def load(tokenizer_folder: Path) -> Sequence[Demonstration]:
+            assert block is not None, "asked for with a warm start only"
+            return load_demonstrations(
+                block.path,
+                data.prompt_key,
+                block.response_key,
+                tokenizer_folder,
+                seed=scenario.run.seed,
+                chat_template=data.chat_template,
+                max_tokens=max_tokens,
+            )
+
+        tell("making the teacher")
+        make_teacher(
+            teacher.model.make,
+            folder,
+            scenario.run.seed,
+            block=block,
+            load_demonstrations=load,
+            report=lambda done, loss: tell(f"the teacher imitates: {done:.0%}, loss {loss:.2f}"),
+        )
+    from penstock.backends.data.same_tokens import check_same_tokens
+
+    check_same_tokens(student, folder)
+    return str(folder)
 
 
 def _num_rows(job: DriverJob, folder: Path, tell: Callable[[str], None]) -> int:
@@ -90,7 +134,13 @@ def _num_rows(job: DriverJob, folder: Path, tell: Callable[[str], None]) -> int:
     tell("reading the dataset")
     from penstock.backends.data.dataset import load_dataset
 
-    dataset = load_dataset(scenario.data, folder, seed=scenario.run.seed, max_context=scenario.model.max_context)
+    dataset = load_dataset(
+        scenario.data,
+        folder,
+        seed=scenario.run.seed,
+        max_context=scenario.model.max_context,
+        recorded=recorded_settings(scenario),
+    )
     if not dataset.num_rows:
         raise PreflightError(f"data.path: {scenario.data.path}: there is not one row to train on")
     return dataset.num_rows

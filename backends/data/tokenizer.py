@@ -65,6 +65,10 @@ class TextTokenizer:
         """The id of a token by its name; None when there is none."""
         return self._tokenizer.token_to_id(token)
 
+    def ids(self) -> dict[str, int]:
+        """Every token by its name, those that were added to the vocabulary too."""
+        return self._tokenizer.get_vocab(with_added_tokens=True)
+
     def _encode_one(self, text: str, *, special: bool) -> list[int] | str:
         try:
             return self._tokenizer.encode(text, add_special_tokens=special).ids

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING
 
 from penstock.backends.engines.options import engine_groups
 from penstock.backends.engines.sglang.size import engine_size
-from penstock.messages.names import BUFFER, FILTER, LEARNER, PROMPT_SOURCE, SCORER, WEIGHT_PUBLISHER, engine_name
+from penstock.messages.names import (
+    BUFFER,
+    FILTER,
+    LEARNER,
+    PROMPT_SOURCE,
+    SCORER,
+    WEIGHT_PUBLISHER,
+    engine_name,
+    teacher_name,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,6 +43,7 @@ def placement(scenario: Scenario) -> list[Placed]:
     return [
         Placed(PROMPT_SOURCE, 1, 1, "cpu"),
         *_engines(scenario.engines),
+        *_teachers(scenario),
         Placed(SCORER, 1 + rewards, 1, "cpu", f"with {rewards} for the reward function"),
         Placed(FILTER, 1, 1, "cpu"),
         Placed(BUFFER, 1, 1, "cpu", scenario.staleness.policy),
@@ -62,6 +72,21 @@ def _engines(options: EnginesOptions) -> Iterator[Placed]:
             f"{group.backend}, {group.slots} slots each{_gpus(group)}",
         )
         first = last + 1
+
+
+def _teachers(scenario: Scenario) -> Iterator[Placed]:
+    teacher = scenario.teacher
+    if teacher is None:
+        return
+    first, last = teacher_name(0), teacher_name(teacher.count - 1)
+    where = ", running already" if teacher.addresses else ""
+    yield Placed(
+        first if first == last else f"{first} … {last}",
+        teacher.count,
+        teacher.num_threads,
+        teacher.device,
+        f"{teacher.backend}, {teacher.slots} samples each{where}",
+    )
 
 
 def _gpus(group: EngineGroupOptions) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from penstock.messages.names import is_engine
+from penstock.messages.names import is_engine, is_teacher
 from penstock.messages.training import Activity
 from penstock.runtime.observability.shares import LABELS, Shares
 
@@ -65,7 +65,7 @@ def lanes_of(activity: Mapping[str, Sequence[ActivityRow]]) -> Lanes | None:
     names = sorted(activity, key=_order)
     shown = names[:MAX_LANES]
     engines = [name for name in names if is_engine(name)]
-    rows = [_lane_row(name, Shares(activity[name]), has_slots=is_engine(name)) for name in shown]
+    rows = [_lane_row(name, Shares(activity[name]), has_slots=is_engine(name) or is_teacher(name)) for name in shown]
     if len(engines) > 1:
         spans = [span for name in engines for span in activity[name]]
         rows.append(_lane_row(f"all {len(engines)} engines", Shares(spans), has_slots=True))
@@ -80,9 +80,9 @@ def lanes_of(activity: Mapping[str, Sequence[ActivityRow]]) -> Lanes | None:
 
 
 def _order(name: str) -> tuple[int, str, int]:
-    """The learner first, then engines by number."""
+    """The learner first, then engines by number, then teachers."""
     head, _, tail = name.rpartition("/")
-    return int(is_engine(name)), head or name, int(tail) if tail.isdecimal() else 0
+    return is_engine(name) + 2 * is_teacher(name), head or name, int(tail) if tail.isdecimal() else 0
 
 
 def _lane_row(name: str, shares: Shares, *, has_slots: bool) -> LaneRow:

@@ -39,7 +39,7 @@ COLOURS: Final[dict[Activity, str]] = {
     Activity.STARTING: "bright_black",
     Activity.DOWN: "red",
 }
-_ROLES: Final = ("learner", "engine", "prompt_source", "scorer", "filter", "buffer", "weight_publisher")
+_ROLES: Final = ("learner", "engine", "teacher", "prompt_source", "scorer", "filter", "buffer", "weight_publisher")
 _spinner: Final = Spinner("dots", style="cyan")
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 import ast
 import errno
 import socket
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
 from penstock.backends.data.problems import DataError, Problems, RowProblem
+from penstock.backends.data.recorded_rows import dataset_columns, dataset_paths, is_recorded_row, recorded_row
 from penstock.backends.data.row import BadColumnError, label_of, metadata_of, prompt_of, text_of
 from penstock.backends.data.sources import parse_source, read_rows
 from penstock.backends.engines.options import engine_groups, kinds
@@ -22,13 +24,16 @@ from penstock.backends.user_code import UserCodeError, split_spec
 from penstock.backends.weights.preflight import check_transport, model_size_bytes, sites_of
 from penstock.runtime.errors import PreflightError
 from penstock.runtime.scenario.paths import MADE_DATA, is_user_code
+from penstock.runtime.scenario.recorded_rules import recorded_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from penstock.backends.data.options import DataOptions
+    from penstock.backends.data.recorded_rows import RecordedSettings
     from penstock.backends.data.row import RawRow
     from penstock.backends.engines.options import EngineGroupOptions
+    from penstock.backends.engines.teacher_options import TeacherOptions
     from penstock.backends.learners.options import WarmStartOptions
     from penstock.runtime.scenario.structure import Scenario
 
@@ -77,33 +82,38 @@ def machine_checks(scenario: Scenario, run_parent: Path) -> Iterator[MachineChec
         model = "model.path"
         yield MachineCheck(model, lambda: check_checkpoint(Path(path)))
         if generates:
-            yield MachineCheck("the model's architecture", lambda: check_architecture(scenario, Path(path)), needs=model)
+            yield MachineCheck(
+                "the model's architecture", lambda: check_architecture(scenario, Path(path)), needs=model
+            )
+    if scenario.teacher is not None and scenario.teacher.model.path is not None:
+        yield MachineCheck("the teacher's model", lambda: check_teacher(scenario), needs=model)
     yield MachineCheck("functions of the user", lambda: check_user_code(scenario))
     if generates or scenario.learner.warm_start is not None:
         yield MachineCheck("data", lambda: check_data(scenario))
     if port:
         yield MachineCheck("observability.metrics_port", lambda: check_port("observability.metrics_port", port))
     yield MachineCheck("devices", lambda: check_devices(scenario), is_elsewhere=on_cluster)
-    if generates and any(_starts_servers(group) for group in engine_groups(scenario.engines)):
+    if generates and _server_devices(scenario):
         yield MachineCheck("SGLang's environment", lambda: check_servers(scenario), is_elsewhere=on_cluster)
     if generates:
         yield MachineCheck("room for weights", lambda: check_weights(scenario, run_parent), needs=model)
 
 
-def check_checkpoint(folder: Path) -> None:
+def check_checkpoint(folder: Path, key: str = "model.path", *, needs_weights: bool = True) -> None:
     """The folder has a config, a tokenizer and every file of its weights."""
     if not folder.is_dir():
         what = "a file, not a folder" if folder.exists() else "no such folder"
         raise PreflightError(
-            f"model.path: {folder}: {what}; expected what transformers' save_pretrained writes, or set model.make"
+            f"{key}: {folder}: {what}; expected what transformers' save_pretrained writes, or set "
+            f"{key.removesuffix('path')}make"
         )
     missing = [] if (folder / "config.json").is_file() else ["config.json"]
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         missing.append("tokenizer.json")
-    missing += _missing_weights(folder)
+    missing += _missing_weights(folder, key) if needs_weights else []
     if missing:
         raise PreflightError(
-            f"model.path: {folder}: missing {', '.join(missing)}; expected what save_pretrained of a transformers "
+            f"{key}: {folder}: missing {', '.join(missing)}; expected what save_pretrained of a transformers "
             "model and of its tokenizer write"
         )
 
@@ -125,6 +135,37 @@ def check_architecture(scenario: Scenario, folder: Path) -> None:
         )
 
 
+def check_teacher(scenario: Scenario) -> None:
+    """The teacher's model can be asked about samples as long as these, and calls tokens as the student does."""
+    teacher = scenario.teacher
+    if teacher is None or teacher.model.path is None:
+        return
+    folder, max_context = Path(teacher.model.path), scenario.model.max_context
+    check_checkpoint(folder, "teacher.model.path", needs_weights=not teacher.addresses)
+    try:
+        if teacher.backend == "torch":
+            from penstock.backends.engines.torch.config import read_model_config
+
+            limit = read_model_config(folder).max_positions
+        elif teacher.addresses:
+            limit = max_context  # the server is asked when it is there
+        else:
+            from penstock.backends.engines.sglang.teacher import longest_sample
+
+            limit = longest_sample(folder) or max_context
+        if scenario.model.path is not None:
+            from penstock.backends.data.same_tokens import check_same_tokens
+
+            check_same_tokens(Path(scenario.model.path), folder)
+    except ValueError as error:
+        raise PreflightError(f"teacher.model.path: {error}") from None
+    if max_context > limit:
+        raise PreflightError(
+            f"teacher.model.path: samples of {limit} tokens are the longest that {folder} can be asked about, and "
+            f"model.max_context is {max_context}; lower that, or take another teacher"
+        )
+
+
 def check_user_code(scenario: Scenario) -> None:
     """Each ``file.py:name`` of the scenario names a file that can be parsed and defines that name."""
     for key, value in (
@@ -143,24 +184,30 @@ def check_data(scenario: Scenario) -> None:
         return
     data, warm_start = scenario.data, scenario.learner.warm_start
     if scenario.run.only != "learner":
-        _check_prompts(data)
+        _check_prompts(data, recorded_settings(scenario))
     if warm_start is not None:
         _check_demonstrations(data, warm_start)
 
 
-def _check_prompts(data: DataOptions) -> None:
+def _check_prompts(data: DataOptions, recorded: RecordedSettings | None) -> None:
     labels = [] if data.label_key is None else [data.label_key]
 
-    def check_prompt(row: RawRow) -> None:
+    def check_row(row: RawRow, source: int) -> None:
+        if is_recorded_row(row, data, recorded, source=source):
+            assert recorded is not None
+            recorded_row(row, data, recorded)
+            return
         prompt_of(row, data.prompt_key, chat_template=data.chat_template, block="data")
         for key in labels:
             label_of(row, key)
         metadata_of(row, data.metadata_keys)
 
-    columns = [data.prompt_key, *labels, *data.metadata_keys]
-    _check_rows(
-        "data.path", data.path, columns, check_prompt, Problems(skip=data.skip_bad_rows, skip_key="data.skip_bad_rows")
-    )
+    for source, (key, path) in enumerate(
+        zip(("data.path", "data.recorded.path"), dataset_paths(data, recorded), strict=False)
+    ):
+        columns, optional = dataset_columns(data, recorded, source=source)
+        problems = Problems(skip=data.skip_bad_rows, skip_key="data.skip_bad_rows")
+        _check_rows(key, path, columns, partial(check_row, source=source), problems, optional)
 
 
 def _check_demonstrations(data: DataOptions, warm_start: WarmStartOptions) -> None:
@@ -193,7 +240,7 @@ def check_devices(scenario: Scenario) -> None:
     ]
     wanted = {
         key: device
-        for key, device in (*engine_devices, ("learner.device", scenario.learner.device))
+        for key, device in (*engine_devices, ("learner.device", scenario.learner.device), *_teacher_device(scenario))
         if device.startswith("cuda")
     }
     if not wanted or scenario.runtime.ray_address is not None:  # a cluster's GPUs are elsewhere
@@ -211,15 +258,25 @@ def check_devices(scenario: Scenario) -> None:
 
 def check_servers(scenario: Scenario) -> None:
     """The environment that SGLang's servers run in has been built."""
-    for group in engine_groups(scenario.engines):
-        if _starts_servers(group):
-            try:
-                find_environment(is_cpu=group.device == "cpu" or (group.device == "auto" and not has_cuda_gpu()))
-            except SglangEnvironmentError as error:
-                raise PreflightError(f"engines.backend: sglang: {error}") from None
+    for key, device in _server_devices(scenario):
+        try:
+            find_environment(is_cpu=device == "cpu" or (device == "auto" and not has_cuda_gpu()))
+        except SglangEnvironmentError as error:
+            raise PreflightError(f"{key}.backend: sglang: {error}") from None
 
 
-def _starts_servers(group: EngineGroupOptions) -> bool:
+def _teacher_device(scenario: Scenario) -> list[tuple[str, str]]:
+    return [] if scenario.teacher is None else [("teacher.device", scenario.teacher.device)]
+
+
+def _server_devices(scenario: Scenario) -> list[tuple[str, str]]:
+    """Block and device of each kind of server that is started here."""
+    blocks = [("engines", group.device) for group in engine_groups(scenario.engines) if _starts_servers(group)]
+    teacher = scenario.teacher
+    return [*blocks, ("teacher", teacher.device)] if teacher is not None and _starts_servers(teacher) else blocks
+
+
+def _starts_servers(group: EngineGroupOptions | TeacherOptions) -> bool:
     return group.backend == "sglang" and not group.addresses
 
 
@@ -242,12 +299,19 @@ def check_weights(scenario: Scenario, run_parent: Path) -> None:
         raise PreflightError(str(error)) from None
 
 
-def _check_rows(key: str, path: str, columns: list[str], check: Callable[[RawRow], None], problems: Problems) -> None:
+def _check_rows(
+    key: str,
+    path: str,
+    columns: list[str],
+    check: Callable[[RawRow], None],
+    problems: Problems,
+    optional: Sequence[str] = (),
+) -> None:
     source = parse_source(path)
     is_made = path.startswith(MADE_DATA)
     num_good = 0
     try:
-        for row in read_rows(source, columns, seed=0):
+        for row in read_rows(source, columns, seed=0, optional=optional):
             if isinstance(row, RowProblem):
                 problems.add(row)
                 continue
@@ -264,14 +328,14 @@ def _check_rows(key: str, path: str, columns: list[str], check: Callable[[RawRow
         raise PreflightError(f"{key}: {error}") from None
 
 
-def _missing_weights(folder: Path) -> list[str]:
+def _missing_weights(folder: Path, key: str) -> list[str]:
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return [] if any(folder.glob("*.safetensors")) else ["model.safetensors"]
     try:
         shards = set(msgspec.json.decode(index.read_bytes(), type=_WeightIndex).weight_map.values())
     except msgspec.DecodeError as error:
-        raise PreflightError(f"model.path: {index}: no index of weights: {error}") from None
+        raise PreflightError(f"{key}: {index}: no index of weights: {error}") from None
     return sorted(name for name in shards if not (folder / name).is_file())
 
 

@@ -21,10 +21,13 @@ from penstock.backends.learners.objectives.advantages import (
     terminal_rewards,
     whitened,
 )
-from penstock.backends.learners.objectives.imitation import (
-    best_of_group,
+from penstock.backends.learners.objectives.distillation import (
     distillation_advantages,
     generalized_jsd,
+    sampled_reverse_kl,
+)
+from penstock.backends.learners.objectives.imitation import (
+    best_of_group,
     supervised_loss,
 )
 from penstock.backends.learners.objectives.kl import kl_estimate
@@ -310,6 +313,30 @@ def test_distillation_takes_the_reverse_kl_off_the_advantages() -> None:
     old, teacher = torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -0.5])
     result = distillation_advantages(torch.tensor([1.0, 1.0]), old, teacher, coef=0.5)
     assert result.tolist() == [0.75, 1.75]
+
+
+def test_the_mean_over_samples_of_the_difference_is_the_reverse_kl() -> None:
+    """Enumerated instead of drawn: each token weighs as often as the student takes it."""
+    student, teacher = torch.tensor([0.2, 0.3, 0.5]), torch.tensor([0.6, 0.3, 0.1])
+    sampled = sampled_reverse_kl(student.log().requires_grad_(), teacher.log())
+    assert not sampled.requires_grad
+    expected = 0.2 * math.log(0.2 / 0.6) + 0.5 * math.log(0.5 / 0.1)
+    assert float((student * sampled).sum()) == pytest.approx(expected)
+    assert float((student * sampled).sum()) == pytest.approx(
+        float(generalized_jsd(student.log()[None], teacher.log()[None], beta=1.0))
+    )
+
+
+def test_the_policy_gradient_of_distillation_is_that_of_the_reverse_kl() -> None:
+    """``−E[A · ∇log π]`` with ``A = −(log π − log π_T)`` over all tokens is ``∇ KL(π ‖ π_T)``, as ``E[∇log π] = 0``."""
+    logits, teacher = random(5, seed=1, requires_grad=True), torch.log_softmax(random(5, seed=2), -1)
+    student = torch.log_softmax(logits, -1)
+    advantages = distillation_advantages(torch.zeros(5, dtype=torch.float64), student, teacher, coef=1.0)
+    (by_policy,) = torch.autograd.grad(
+        -(student.exp().detach() * advantages * student).sum(), logits, retain_graph=True
+    )
+    (by_kl,) = torch.autograd.grad((student.exp() * (student - teacher)).sum(), logits)
+    assert torch.allclose(by_policy, by_kl, atol=1e-12)
 
 
 def test_the_generalized_jsd_is_that_of_two_distributions() -> None:

@@ -105,7 +105,7 @@ def open_sglang_engine(
     return SglangEngineBackend(
         setup,
         make_rules=make_rules,
-        shape=_shape_of(model_folder),
+        shape=shape_of(model_folder),
         staging=ServerStaging(
             engine=name,
             model_folder=model_folder,
@@ -127,7 +127,12 @@ def _limits(hang_timeout_s: float) -> HealthLimits:
     )
 
 
-def _shape_of(model_folder: Path) -> ModelShape:
+def shape_of(model_folder: Path) -> ModelShape:
+    """What the checkpoint's configuration says.
+
+    Raises:
+        ModelConfigError: it does not say it.
+    """
     path = model_folder / "config.json"
     try:
         config = msgspec.json.decode(path.read_bytes(), type=_Config)

@@ -187,9 +187,9 @@ class SglangGenerator:
             self.abort_soon(call.rid)
             raise
 
-    async def score(self, tokens: bytes, *, rid: str, extra_key: str, timeout_s: float) -> bytes:
-        """Log-probs float32 ``[T − 1]`` of tokens ``[T]`` at temperature 1: token t+1 given tokens 0 … t. Not answered
-        while generation is paused.
+    async def score(self, tokens: bytes, *, rid: str, extra_key: str, timeout_s: float, first: int = 1) -> bytes:
+        """Log-probs float32 ``[T − first]`` of tokens ``[T]`` at temperature 1, from place ``first`` on, each given all
+        before it. Not answered while generation is paused.
 
         Raises:
             BadTokenError: an id lies outside the embedding.
@@ -200,7 +200,12 @@ class SglangGenerator:
             GenerateCall(rid=rid, input_ids=b"", max_new_tokens=0, extra_key=extra_key, deadline_s=timeout_s), 1
         )
         body = _Body(
-            rid=rid, input_ids=ids, sampling_params=sampling, extra_key=extra_key, stream=False, logprob_start_len=0
+            rid=rid,
+            input_ids=ids,
+            sampling_params=sampling,
+            extra_key=extra_key,
+            stream=False,
+            logprob_start_len=first - 1,  # the first entry is that of a token whose log-prob nobody computes
         )
         try:
             data = await self._http.call("POST", "/generate", _ENCODER.encode(body), timeout_s=timeout_s)
@@ -211,13 +216,16 @@ class SglangGenerator:
         if meta.finish_reason is None or meta.finish_reason.type != "length":
             raise ServerBusy(f"scoring {rid} ended as {meta.finish_reason}")
         entries = meta.input_token_logprobs
-        if len(entries) != len(ids) or any(not self._names(e[1], sent) for e, sent in zip(entries, ids, strict=True)):
+        asked = ids[first - 1 :]
+        if len(entries) != len(asked) or not all(
+            self._names(e[1], sent) for e, sent in zip(entries, asked, strict=True)
+        ):
             raise BadReply(
-                f"scoring {rid}: asked for {len(ids)} tokens, the answer is for {len(entries)} or other ones"
+                f"scoring {rid}: asked for {len(asked)} tokens, the answer is for {len(entries)} or other ones"
             )
         logprobs = [entry[0] for entry in entries[1:] if entry[0] is not None]
-        if len(logprobs) != len(ids) - 1:
-            raise BadReply(f"scoring {rid}: {len(ids) - 1 - len(logprobs)} log-probs are no numbers")
+        if len(logprobs) != len(asked) - 1:
+            raise BadReply(f"scoring {rid}: {len(asked) - 1 - len(logprobs)} log-probs are no numbers")
         return pack_floats(logprobs)
 
     async def abort(self, rid: str, timeout_s: float = ABORT_TIMEOUT_S) -> None:

@@ -84,6 +84,11 @@ def rewards_need_kl(options: ObjectiveOptions) -> bool:
     return options.kl_in == "reward" and options.kl_coef != 0.0 and not is_user_objective(options.name)
 
 
+def advantages_need_policy(options: ObjectiveOptions) -> bool:
+    """Whether advantages depend on log-probs of the policy that opens a batch."""
+    return rewards_need_kl(options) or (options.opd_kl_coef != 0.0 and options.old_logprobs != "engine")
+
+
 def old_logprobs(tokens: PolicyTokens, options: ObjectiveOptions) -> Tensor:
     """Of the proximal policy, which the trust region is around ``[N]``; without gradient."""
     opening = tokens.logprobs if tokens.opening_logprobs is None else tokens.opening_logprobs

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from penstock.backends.learners.objectives.objective import rewards_need_kl
+from penstock.backends.learners.objectives.objective import advantages_need_policy
 from penstock.backends.learners.torch.step import Opening
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def asks_policy(options: LearnerOptions) -> bool:
     """Whether anything depends on log-probs of the policy that opens a batch."""
     is_moving = options.num_updates * options.num_passes > 1
-    return rewards_need_kl(options.objective) or (is_moving and options.objective.old_logprobs != "engine")
+    return advantages_need_policy(options.objective) or (is_moving and options.objective.old_logprobs != "engine")
 
 
 @torch.no_grad()

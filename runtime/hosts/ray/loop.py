@@ -33,7 +33,7 @@ from penstock.backends.stores.sqlite import open_ledger
 from penstock.backends.timers import ThreadTimers
 from penstock.messages.base import Metric
 from penstock.messages.commands import FailRun, ReplaceActor
-from penstock.messages.names import BUFFER, LEARNER, SUPERVISOR, is_engine
+from penstock.messages.names import BUFFER, LEARNER, SUPERVISOR, is_engine, is_teacher
 from penstock.messages.training import Activity, ActorReported
 from penstock.messages.wire import Envelope, Header, InboxDecoder, WireError, encode_pack
 from penstock.runtime.hosts.ray.boot import Boot, EndKind, load_wiring
@@ -146,7 +146,7 @@ class ActorLoop:
             boot.name, plan, epoch=boot.epoch, timers=self._timers, store=self._store, host=links.host,
             remote_ranks=_other_nodes() if is_engine(boot.name) else None,
         )  # fmt: skip
-        is_accounted = boot.name == LEARNER or is_engine(boot.name)
+        is_accounted = boot.name == LEARNER or is_engine(boot.name) or is_teacher(boot.name)
         self._accounted = cast("Accounted", self._machine) if is_accounted else None
         self._activities = ActivityClock(clock.now_s()) if is_accounted else None
         self.shell = Shell(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, cast
 
-from penstock.messages.names import LEARNER, is_engine
+from penstock.messages.names import LEARNER, is_engine, is_teacher
 from penstock.messages.training import ActorReported, StepReported
 from penstock.runtime.observability.activity import ActivityClock, LaneTiler
 from penstock.runtime.observability.shares import Shares
@@ -125,7 +125,7 @@ class RunAccounts:
         """See :class:`penstock.runtime.hosts.virtual.host.Watcher`."""
         lane = self._lanes.get(process.name)
         if lane is None:
-            if process.name != LEARNER and not is_engine(process.name):
+            if process.name != LEARNER and not is_engine(process.name) and not is_teacher(process.name):
                 return
             lane = self._lanes[process.name] = _Lane(process, self._clock.now_s)
         elif lane.process is not process:
@@ -166,7 +166,7 @@ class RunAccounts:
         """The time of all engines together, or of the learner."""
         total = Shares()
         for name, lane in self._lanes.items():
-            if is_engine(name) == engines:
+            if is_engine(name) == engines and not is_teacher(name):
                 for activity, seconds in lane.shares.seconds.items():
                     total.seconds[activity] += seconds
                 total.occupied_s += lane.shares.occupied_s

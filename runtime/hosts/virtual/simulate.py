@@ -231,11 +231,13 @@ def num_rows(scenario: Scenario) -> int:
 
 def _check(scenario: Scenario) -> None:
     backends = {"engines.backend": scenario.engines.backend, "learner.backend": scenario.learner.backend}
+    if scenario.teacher is not None:
+        backends["teacher.backend"] = scenario.teacher.backend
     real = [key for key, backend in backends.items() if backend != "simulated"]
     if real:
         raise ScenarioError(
-            f"{real[0]}: a simulation models engines and learner, found {backends[real[0]]}; add the overrides "
-            f"{' '.join(f'{key}=simulated' for key in real)}"
+            f"{real[0]}: a simulation models engines, learner and teacher, found {backends[real[0]]}; add the "
+            f"overrides {' '.join(f'{key}=simulated' for key in real)}"
         )
 
 

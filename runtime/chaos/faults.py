@@ -7,7 +7,8 @@ Invariants:
   faults of a fast one.
 
 A fault is written ``KIND[:TARGET[>PEER]][@PROGRESS][+SECONDS][=AMOUNT]``: ``kill:engine/0``, ``stop:buffer@0.5+2``,
-``drop:scorer>filter=0.3``. What is left out is drawn. ``*`` is any actor.
+``drop:scorer>filter=0.3``. What is left out is drawn. ``*`` is any actor. ``learner/1`` is rank 1 of a learner that is
+several processes.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from penstock.messages.names import is_engine
+from penstock.messages.names import LEARNER, is_engine
 from penstock.runtime.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 DRIVER: Final = "driver"
+RANK_PREFIX: Final = f"{LEARNER}/"
 ANY: Final = "*"
 
 
@@ -119,6 +121,11 @@ class ChaosFault(msgspec.Struct, frozen=True, kw_only=True):
     duration_s: float = 0.0
     amount: float = 0.0
 
+    @property
+    def actor(self) -> str:
+        """Whom a fault of a process is one of: a rank is the learner's."""
+        return LEARNER if is_rank(self.target) else self.target
+
     def __str__(self) -> str:
         link = f"{self.target}>{self.peer}" if self.peer else self.target
         return f"{self.kind}:{link}" if link else str(self.kind)
@@ -136,7 +143,13 @@ class _Wanted(msgspec.Struct, frozen=True):
 
 
 def plan_faults(
-    texts: Sequence[str], *, num_faults: int | None, seed: int, names: Sequence[str], duration_s: float | None = None
+    texts: Sequence[str],
+    *,
+    num_faults: int | None,
+    seed: int,
+    names: Sequence[str],
+    num_ranks: int = 1,
+    duration_s: float | None = None,
 ) -> tuple[ChaosFault, ...]:
     """The faults of a run, earliest first.
 
@@ -145,13 +158,15 @@ def plan_faults(
         num_faults: how many to draw from ``texts``, each in turn; None takes each of them once.
         seed: of everything that is drawn.
         names: every actor of the run.
+        num_ranks: of its learner; a rank is hit only where one is named.
         duration_s: of the lasting ones that do not say so themselves; None draws it.
 
     Raises:
         UserError: one cannot be read, or names nobody.
     """
     rng = random.Random(seed)
-    wanted = [_read(text, names) for text in texts or DEFAULT_POOL]
+    ranks = [f"{RANK_PREFIX}{rank}" for rank in range(num_ranks if num_ranks > 1 else 0)]
+    wanted = [_read(text, names, ranks) for text in texts or DEFAULT_POOL]
     if num_faults is not None:
         rng.shuffle(wanted)
         wanted = [wanted[i % len(wanted)] for i in range(num_faults)]
@@ -192,7 +207,17 @@ def _draw(wanted: _Wanted, rng: random.Random, targets: _Targets, duration_s: fl
     )
 
 
-def _read(text: str, names: Sequence[str]) -> _Wanted:
+def is_rank(target: str) -> bool:
+    """Whether this is a rank of the learner."""
+    return target.startswith(RANK_PREFIX)
+
+
+def rank_of(target: str) -> int:
+    """Which one."""
+    return int(target.removeprefix(RANK_PREFIX))
+
+
+def _read(text: str, names: Sequence[str], ranks: Sequence[str]) -> _Wanted:
     found = _FORM.fullmatch(text.strip())
     if found is None:
         raise UserError(
@@ -202,7 +227,7 @@ def _read(text: str, names: Sequence[str]) -> _Wanted:
     if found["kind"] not in set(ChaosKind):
         raise UserError(f"--faults: there is no '{found['kind']}'; there are {', '.join(ChaosKind)}")
     kind, target, peer = ChaosKind(found["kind"]), found["target"] or "", found["peer"] or ""
-    _check_ends(text, kind, target, peer, names)
+    _check_ends(text, kind, target, peer, (*names, *ranks) if kind in PROCESS_FAULTS else names)
     return _Wanted(
         kind,
         target,

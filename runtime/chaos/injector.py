@@ -146,7 +146,7 @@ class Injector:
                 return False
             self._hit_link(fault)
         elif fault.target:
-            actor = self._run.actor(fault.target)
+            actor = self._run.actor(fault.actor)
             one.epoch = None if actor is None else actor.epoch
             hit = self._hit_process(fault)
             if hit is None:

@@ -182,7 +182,7 @@ def _note_losses(run: WatchedRun, injected: Sequence[Injected]) -> None:
     """A stop that was short enough is nobody's loss."""
     for one in injected:
         one.was_lost = one.unix_s is not None and any(
-            (loss.name, loss.epoch) == (one.fault.target, one.epoch) for loss in run.losses
+            (loss.name, loss.epoch) == (one.fault.actor, one.epoch) for loss in run.losses
         )
 
 
@@ -287,7 +287,7 @@ def _fault(
         next_s = min(later, default=math.inf) - started_unix_s
         restored_s = speed.restored_after_s(at_s, usual, next_s=next_s) if usual else None
         if one.was_lost:
-            works_s = logs.works_from_s(one.fault.target, at_s)
+            works_s = logs.works_from_s(one.fault.actor, at_s)
             back_s = None if works_s is None else works_s - at_s
     return FaultVerdict(
         fault=str(one.fault),

@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from penstock.runtime.chaos.faults import DRIVER
+from penstock.backends.learners.gang.rank_process import RANK_VARIABLE
+from penstock.messages.names import LEARNER
+from penstock.runtime.chaos.faults import DRIVER, is_rank, rank_of
 from penstock.runtime.hosts.ray.driver import DRIVER_LOG
 from penstock.runtime.hosts.ray.job import RUN_ID_VARIABLE
 from penstock.runtime.hosts.ray.processes import descendants_of, environment_of, facts_of, is_running, kill
@@ -258,7 +260,9 @@ class WatchedRun:
         return found if found is not None and is_running(found.pid, found.start_ticks) else None
 
     def find(self, target: str) -> tuple[int, int] | None:
-        """Pid and start time of an actor or of the driver; None while there is none."""
+        """Pid and start time of an actor, a rank or the driver; None while there is none."""
+        if is_rank(target):
+            return self._find_rank(rank_of(target))
         if target != DRIVER:
             found = self.actor(target)
             return None if found is None else (found.pid, found.start_ticks)
@@ -269,8 +273,17 @@ class WatchedRun:
                 return pid, facts.start_ticks
         return None
 
+    def _find_rank(self, rank: int) -> tuple[int, int] | None:
+        learner, mark = self.actor(LEARNER), f"{RANK_VARIABLE}={rank}".encode()
+        for pid in descendants_of(learner.pid) if learner is not None else ():
+            facts = facts_of(pid)
+            # Its guardian, which is its parent, has the mark too.
+            if facts is not None and mark in environment_of(pid) and mark in environment_of(facts.parent):
+                return pid, facts.start_ticks
+        return None
+
     def signal(self, target: str, number: signal.Signals) -> tuple[int, int] | None:
-        """Signal an actor or the driver; the process that was hit, or None when there is none."""
+        """Signal an actor, a rank or the driver; the process that was hit, or None when there is none."""
         found = self.find(target)
         return found if found is not None and kill(*found, number) else None
 

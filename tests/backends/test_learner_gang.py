@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from learner_cases import make_groups, train_command
 
+from penstock.backends.learners.gang import backend as gang_backend
 from penstock.backends.learners.gang import rank_process
 from penstock.backends.learners.gang.channel import INLINE_BYTES
 from penstock.backends.learners.gang.ending import GangError, GangInputError
@@ -197,8 +198,9 @@ def test_ranks_that_do_not_come_are_named(
     (tmp_path / "stays_and_says_nothing.py").write_text("import signal\n\nsignal.pause()\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.setattr(rank_process, "RANK_MODULE", "stays_and_says_nothing")
+    monkeypatch.setattr(gang_backend, "START_TIMEOUT_S", LATE_S)
     story = str(launch(rank_timeout_s=LATE_S).next())
-    assert re.search(r"rank 0 \(process \d+\), rank 1 \(process \d+\) said nothing for 2 s", story)
+    assert re.search(r"rank 0 \(process \d+\), rank 1 \(process \d+\) did not start within 2 s", story)
 
 
 def test_closed_between_two_commands_every_rank_finishes(launch: Callable[..., Gang]) -> None:
@@ -230,7 +232,8 @@ def test_no_rank_outlives_a_launcher_that_is_killed(tmp_path: Path) -> None:
     program = textwrap.dedent("""
         import sys
         from pathlib import Path
-        from penstock.backends.learners.gang import rank_process
+        from penstock.backends.learners.gang import backend as gang_backend
+from penstock.backends.learners.gang import rank_process
         from test_learner_gang import Gang
         from penstock.messages.commands import OpenLearner
         rank_process.RANK_MODULE = "gang_stand_in"

@@ -29,7 +29,9 @@ class ChaosRun:
         path = HERE / name
         keys = (*overrides, f"run.folder={folder}")
         scenario = load_scenario(path, keys)
-        planned = plan_faults(faults, num_faults=None, seed=seed, names=actor_names(scenario))
+        planned = plan_faults(
+            faults, num_faults=None, seed=seed, names=actor_names(scenario), num_ranks=scenario.learner.num_ranks
+        )
         self.verdict: Verdict = play(scenario, path, keys, planned, seed=seed, timeout_s=TIMEOUT_S)
 
     @property

@@ -68,6 +68,18 @@ def test_drawn_targets_reach_every_role_before_one_comes_again() -> None:
     assert hit == {"buffer", "prompt_source", "scorer", "filter", "weight_publisher", "learner", "engine"}
 
 
+def test_a_rank_of_the_learner_is_hit_only_where_one_is_named() -> None:
+    [fault] = plan_faults(["kill:learner/1"], num_faults=None, seed=0, names=NAMES, num_ranks=2)
+    assert (fault.target, fault.actor) == ("learner/1", "learner")
+    drawn = plan_faults(["kill:*"], num_faults=40, seed=0, names=NAMES, num_ranks=2)
+    assert not [fault for fault in drawn if fault.target.startswith("learner/")]
+    for text in ("kill:learner/2", "cut:learner/1>buffer"):
+        with pytest.raises(UserError, match="the run has no 'learner/"):
+            plan_faults([text], num_faults=None, seed=0, names=NAMES, num_ranks=2)
+    with pytest.raises(UserError, match="the run has no 'learner/0'"):
+        plan("kill:learner/0")
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [

@@ -20,7 +20,7 @@ Invariants:
 | wait | who ends it |
 |---|---|
 | the thread, for anything to happen | a rank's word, a guardian's, ``execute``, ``close``; at the latest ``TICK_S`` |
-| for the ranks at the start | they say so; at the latest ``rank_timeout_s`` |
+| for the ranks at the start | they say so; at the latest the larger of ``rank_timeout_s`` and ``START_TIMEOUT_S`` |
 | for a rank that others have overtaken, or that says nothing | it; at the latest ``rank_timeout_s`` |
 | for a step that no rank finishes | the Learner, whose ``step_timeout_s`` it is, by ending this process |
 | ``close``, for the ranks | rank 0, before its next micro-batch; at the latest the timeout, which kills them |
@@ -62,6 +62,8 @@ if TYPE_CHECKING:
     from penstock.backends.protocol import Emit, Fail
     from penstock.messages.commands import LearnerCommand
 
+START_TIMEOUT_S = 300.0
+"""For the ranks to start, unless ``rank_timeout_s`` is longer: a busy machine imports torch slowly."""
 TICK_S: Final = 0.5
 LAST_WORDS_S: Final = 0.5
 """Between the first sign of an end and the story, so that its cause is in it."""
@@ -163,7 +165,13 @@ class GangLearnerBackend:
         match word:
             case RankCame():
                 options = self._plan.options
-                self._set.say(Join(plan=self._plan, num_ranks=options.num_ranks, timeout_s=self._timeout_s), [rank])
+                join = Join(
+                    plan=self._plan,
+                    num_ranks=options.num_ranks,
+                    timeout_s=self._timeout_s,
+                    start_timeout_s=max(self._timeout_s, START_TIMEOUT_S),
+                )
+                self._set.say(join, [rank])
                 if self._store is not None:
                     self._set.say(self._store, [rank])
             case StoreOpened(port):
@@ -198,10 +206,11 @@ class GangLearnerBackend:
         if any(rank.failure is not None or rank.has_ended for rank in ranks):
             failure = next((rank.failure for rank in ranks if rank.failure is not None), None)
             return "a rank ended" if failure is None else f"an exchange between them broke: {failure.message}"
-        if silent := [rank for rank in ranks if now_s - rank.heard_s > self._timeout_s]:
+        if silent := [rank for rank in ranks if rank.is_ready and now_s - rank.heard_s > self._timeout_s]:
             return f"{_names(silent)} said nothing for {limit}"
-        if now_s - began_s > self._timeout_s and (late := [rank for rank in ranks if not rank.is_ready]):
-            return f"{_names(late)} did not start within {limit}"
+        start_s = max(self._timeout_s, START_TIMEOUT_S)
+        if now_s - began_s > start_s and (late := [rank for rank in ranks if not rank.is_ready]):
+            return f"{_names(late)} did not start within {start_s:g} s"
         if self._overtaken_s and now_s - min(self._overtaken_s.values()) > self._timeout_s:
             order = min(self._overtaken_s)
             late = [rank for rank in ranks if rank.num_done < order]

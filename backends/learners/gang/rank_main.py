@@ -12,7 +12,7 @@ Invariants:
 
 | wait | who ends it |
 |---|---|
-| for the first rank's store, for the other ranks | they come; at the latest ``rank_timeout_s`` |
+| for the first rank's store, for the other ranks | they come; at the latest ``start_timeout_s`` |
 | main thread, for an order | the launcher; the guardian, when that has ended |
 | for room in the line, to say something | the launcher reads; at the latest ``rank_timeout_s`` |
 """
@@ -146,7 +146,7 @@ class Rank:
         self._channel.say(encode_word(word), wait_s=self._timeout_s)
 
     def _meet(self) -> Gang:
-        join, limit = self.join, timedelta(seconds=self._timeout_s)
+        join, limit = self.join, timedelta(seconds=self.join.start_timeout_s)
         device = choose_rank_device(join.plan.options.device, local_rank=self._rank, num_local_ranks=join.num_ranks)
         # Before anything else: on a GPU everything that a rank does without naming a device is then on its own.
         if device.type == "cuda":
@@ -178,7 +178,7 @@ class Rank:
         return store
 
     def _find_store(self, limit: timedelta) -> TCPStore:
-        word = self._inbox.get(timeout=self._timeout_s)
+        word = self._inbox.get(timeout=self.join.start_timeout_s)
         assert isinstance(word, StoreAt)
         return TCPStore(LOOPBACK, word.port, self.join.num_ranks, is_master=False, timeout=limit)
 

@@ -50,6 +50,8 @@ class Join(Word, frozen=True, kw_only=True):
     num_ranks: int
     timeout_s: float
     """How long ranks wait for each other."""
+    start_timeout_s: float
+    """How long they wait for each other to start."""
 
 
 class StoreAt(Word, frozen=True):

@@ -173,7 +173,14 @@ def chaos(
     texts = [text for text in faults.split(",") if text.strip()]
     if not texts and num_faults is None:
         raise UserError("name the faults with --faults, or say how many to draw with --num-faults")
-    planned = plan_faults(texts, num_faults=num_faults, seed=seed, names=actor_names(loaded), duration_s=duration)
+    planned = plan_faults(
+        texts,
+        num_faults=num_faults,
+        seed=seed,
+        names=actor_names(loaded),
+        num_ranks=loaded.learner.num_ranks,
+        duration_s=duration,
+    )
     raise typer.Exit(
         run_chaos(loaded, scenario, overrides or [], planned, seed=seed, timeout_s=timeout, console=console)
     )

@@ -1,0 +1,57 @@
+"""Adapters over ranks: the same merged weights as in one process, and a refresh of a divided reference."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from lora_rank_cases import Parallel, refresh_divided, train_adapters
+from rank_cases import Ranks, open_ranks
+
+from penstock.backends.learners.torch.model import PackedModel
+from penstock.backends.models.make import make_model
+from penstock.backends.models.terminal import quiet_transformers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("lora_ranks") / "model"
+    with quiet_transformers():
+        make_model("xs", path, 0)
+    return path
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with open_ranks(2) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("parallel", ["fsdp", "ddp"])
+def test_merged_weights_over_ranks_are_those_of_one_process(folder: Path, ranks: Ranks, parallel: Parallel) -> None:
+    ((alone, divergences),) = ranks.run(1, train_adapters, folder, parallel, "float32")
+    for merged, found in ranks.run(2, train_adapters, folder, parallel, "float32"):
+        assert merged.keys() == alone.keys()
+        for name, tensor in merged.items():
+            torch.testing.assert_close(tensor, alone[name], rtol=0, atol=2e-6)
+        assert found == pytest.approx(divergences, abs=1e-6)
+        assert found[0] == 0.0
+        assert found[2] > 1e-7
+
+
+def test_a_frozen_base_in_bfloat16_stays_so_over_ranks(folder: Path, ranks: Ranks) -> None:
+    base = PackedModel.load(folder, dtype="bfloat16", device=torch.device("cpu")).named_tensors()
+    for merged, found in ranks.run(2, train_adapters, folder, "fsdp", "bfloat16"):
+        assert {tensor.dtype for tensor in merged.values()} == {torch.bfloat16}
+        assert all(torch.equal(merged[name], base[name]) for name in base if "_proj." not in name)
+        assert found[0] == 0.0
+
+
+@pytest.mark.parametrize("parallel", ["fsdp", "ddp"])
+def test_a_divided_reference_is_refreshed_share_by_share(folder: Path, ranks: Ranks, parallel: Parallel) -> None:
+    assert ranks.run(2, refresh_divided, folder, parallel) == [True, True]

@@ -47,7 +47,7 @@ def step_report(
     own = (
         Metric("buffer/staleness_mean", sum(sample_ages) / max(1, len(sample_ages))),
         Metric("buffer/staleness_max", receipt.max_staleness),
-        Metric("rollout/raw_reward", _mean_reward(groups)),
+        *_mean_reward(groups),
         Metric("train/num_tokens", receipt.num_trained_tokens),
         Metric("train/num_masked_tokens", receipt.num_masked_tokens),
     )
@@ -63,6 +63,7 @@ def step_report(
     )
 
 
-def _mean_reward(groups: tuple[Group, ...]) -> float:
+def _mean_reward(groups: tuple[Group, ...]) -> tuple[Metric, ...]:
+    """Of the samples that have a reward; nothing where none has, because all are imitated."""
     rewards = [r for group in groups for sample in group.samples if (r := sample.reward) is not None]
-    return sum(rewards) / max(1, len(rewards))
+    return (Metric("rollout/raw_reward", sum(rewards) / len(rewards)),) if rewards else ()

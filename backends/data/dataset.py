@@ -17,7 +17,7 @@ import msgspec
 
 from penstock.backends.data.columns import BytesColumn
 from penstock.backends.data.problems import Problems, RowProblem
-from penstock.backends.data.recorded_rows import holds_responses, recorded_columns, recorded_row
+from penstock.backends.data.recorded_rows import dataset_columns, dataset_paths, is_recorded_row, recorded_row
 from penstock.backends.data.recording import RecordedGroup, Recorder, pack_samples, unpack_samples
 from penstock.backends.data.row import BadColumnError, known_tokens, label_of, metadata_of, prompt_of
 from penstock.backends.data.sources import parse_source, read_rows
@@ -164,21 +164,6 @@ def load_dataset(
     return loader.dataset
 
 
-def dataset_paths(options: DataOptions, recorded: RecordedSettings | None) -> tuple[str, ...]:
-    """The sources of the rows of a run: the second one, if there is one, has only rows that hold their responses."""
-    second = None if recorded is None else options.recorded.path
-    return (options.path,) if second is None else (options.path, second)
-
-
-def is_recorded_row(row: RawRow, options: DataOptions, recorded: RecordedSettings | None, *, source: int) -> bool:
-    """Whether the row is one that holds its responses. ``source``: which of :func:`dataset_paths` it is from."""
-    if recorded is None:
-        return False
-    if options.recorded.path is not None:
-        return source == 1
-    return recorded.are_all_recorded or holds_responses(row, options)
-
-
 class _Loader:
     """Reads one source after the other into one dataset."""
 
@@ -209,14 +194,7 @@ class _Loader:
 
     def read(self, source: SourceSpec, *, seed: int, is_recorded: bool) -> None:
         """Add the rows of a source, in batches, so that the tokenizer can work on several at once."""
-        must, may = _columns(self._options), list[str]()
-        if self._recorded is not None:
-            recorded_must, may = recorded_columns(self._options)
-            holds_all = is_recorded or self._recorded.are_all_recorded
-            if holds_all:
-                must = recorded_must
-            else:
-                may = [*may, *recorded_must]
+        must, may = dataset_columns(self._options, self._recorded, source=int(is_recorded))
         for rows in batches(read_rows(source, must, seed=seed, optional=may)):
             self._add(rows, source=int(is_recorded))
 
@@ -331,11 +309,6 @@ def rendered(row: RawRow, key: str, template: ChatTemplate | None, block: str) -
         return template.render(prompt)
     assert isinstance(prompt, str)  # prompt_of refuses messages where there is no template
     return prompt
-
-
-def _columns(options: DataOptions) -> list[str]:
-    label = [] if options.label_key is None else [options.label_key]
-    return [options.prompt_key, *label, *options.metadata_keys]
 
 
 def _messages_of(row: RawRow, key: str) -> bytes:

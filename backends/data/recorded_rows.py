@@ -70,6 +70,35 @@ def recorded_columns(options: DataOptions) -> tuple[list[str], list[str]]:
     return must, [recorded.response_key, recorded.chosen_key, recorded.rejected_key, *label]
 
 
+def dataset_paths(options: DataOptions, recorded: RecordedSettings | None) -> tuple[str, ...]:
+    """The sources of the rows of a run: the second one, if there is one, has only rows that hold their responses."""
+    second = None if recorded is None else options.recorded.path
+    return (options.path,) if second is None else (options.path, second)
+
+
+def dataset_columns(
+    options: DataOptions, recorded: RecordedSettings | None, *, source: int
+) -> tuple[list[str], list[str]]:
+    """The columns that the rows of one of :func:`dataset_paths` must have, and those that they may have."""
+    label = [] if options.label_key is None else [options.label_key]
+    must = [options.prompt_key, *label, *options.metadata_keys]
+    if recorded is None:
+        return must, []
+    of_recorded, may = recorded_columns(options)
+    if source == 1 or recorded.are_all_recorded:
+        return of_recorded, may
+    return must, [] if options.recorded.path is not None else [*of_recorded, *may]
+
+
+def is_recorded_row(row: RawRow, options: DataOptions, recorded: RecordedSettings | None, *, source: int) -> bool:
+    """Whether the row is one that holds its responses. ``source``: which of :func:`dataset_paths` it is from."""
+    if recorded is None:
+        return False
+    if options.recorded.path is not None:
+        return source == 1
+    return recorded.are_all_recorded or holds_responses(row, options)
+
+
 def holds_responses(row: RawRow, options: DataOptions) -> bool:
     """Whether a row of a dataset for engines of both kinds is one for those that answer with what it holds."""
     recorded, columns = options.recorded, row.columns

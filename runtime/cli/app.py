@@ -198,7 +198,7 @@ def resume(
         typer.Argument(
             metavar="[RUN] [KEY=VALUE]...",
             help="A run's folder, the newest one under ./runs without it; then keys to change from here on: "
-            "run.num_steps, engines.*, runtime.*, observability.*.",
+            "run.num_steps, learner.num_ranks, learner.parallel, engines.*, runtime.*, observability.*.",
         ),
     ] = None,
 ) -> None:
@@ -238,6 +238,52 @@ def stop(
     raise UserError(
         f"{folder}: process {record.pid} is still there after {timeout:g} s; wait longer with --timeout, or end it "
         f"hard with: kill -9 {record.pid}"
+    )
+
+
+@app.command(
+    epilog="[bold]Examples[/]\n\n"
+    "penstock convert runs/quickstart-20260801-120000 my/model --dtype bfloat16\n\n"
+    "penstock convert runs/quickstart-20260801-120000 my/model --version 40 --max-shard-size 2GB\n\n"
+    "penstock convert my/model --check"
+)
+def convert(
+    source: Annotated[
+        Path, typer.Argument(metavar="RUN", help="A run's folder, a checkpoint, or a model in Hugging Face format.")
+    ],
+    out: Annotated[
+        Path | None, typer.Argument(metavar="[OUT]", help="The folder to write, which must not be there yet.")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing: look at names, shapes, tied weights, files and tokenizer.")
+    ] = False,
+    version: Annotated[
+        int | None, typer.Option(min=0, help="Of the checkpoint; without it the newest one of the run.")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16 or float16; without it every weight stays as it is.")
+    ] = None,
+    max_shard_size: Annotated[str, typer.Option(help="Where the next file of weights begins.")] = "5GB",
+    target_format: Annotated[str, typer.Option("--format", help="What to write: huggingface.")] = "huggingface",
+) -> None:
+    """Write the model of a run as a folder that transformers and engines load; or say what is wrong with a model."""
+    if check == (out is not None):
+        raise UserError("name either OUT, the folder to write, or --check, which writes nothing")
+    from penstock.runtime.cli.convert import convert as write_model
+    from penstock.runtime.cli.convert import show_problems
+
+    if out is None:
+        raise typer.Exit(show_problems(source, console, version=version))
+    raise typer.Exit(
+        write_model(
+            source,
+            out,
+            console,
+            version=version,
+            dtype=dtype,
+            max_shard_size=max_shard_size,
+            target_format=target_format,
+        )
     )
 
 

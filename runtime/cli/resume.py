@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 TAKE_OVER_S: Final = 5.0
 """A process that was just killed lets go of the lock within this time."""
 NUM_STEPS: Final = "run.num_steps"
+FREE_KEYS: Final = (NUM_STEPS, "learner.num_ranks", "learner.parallel")
+"""Checkpoints are read by any number of ranks, divided in any way."""
 FREE_BLOCKS: Final = ("engines", "runtime", "observability")
 REASONS: Final = {
     "run": "the run keeps its name, its seed and its folder",
@@ -85,10 +87,11 @@ def overridden(folder: Path, overrides: Sequence[str]) -> Scenario:
     for text in overrides:
         key = text.partition("=")[0].strip()
         block = key.partition(".")[0]
-        if key != NUM_STEPS and block not in FREE_BLOCKS:
+        if key not in FREE_KEYS and block not in FREE_BLOCKS:
             raise ScenarioError(
                 f"override '{text}': cannot change in a run that goes on: {REASONS.get(block, OTHER_REASON)}. What "
-                f"can: {NUM_STEPS}, {', '.join(f'{block}.*' for block in FREE_BLOCKS)}; for another run: penstock run"
+                f"can: {', '.join((*FREE_KEYS, *(f'{block}.*' for block in FREE_BLOCKS)))}; for another run: "
+                "penstock run"
             )
     return load_scenario(folder / SCENARIO_NAME, overrides)
 

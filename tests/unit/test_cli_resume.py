@@ -93,7 +93,8 @@ def child(**variables: str) -> Generator[Child]:
         ("staleness.max_staleness=4", "were promised this policy"),
         ("learner.learning_rate=1.0", "would come out otherwise"),
         ("filter.drop_zero_spread=false", "would not be alike"),
-        ("engines_count=3", "What can: run.num_steps, engines.*, runtime.*, observability.*"),
+        ("engines_count=3", "What can: run.num_steps, learner.num_ranks, learner.parallel, engines.*, runtime.*, obs"),
+        ("learner.num_updates=2", "would come out otherwise"),
     ],
 )
 def test_what_a_run_cannot_change_is_refused_with_the_reason(folder: Path, override: str, reason: str) -> None:

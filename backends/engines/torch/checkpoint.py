@@ -16,6 +16,7 @@ import msgspec
 from safetensors import SafetensorError, safe_open
 
 from penstock.backends.engines.torch.config import ModelFolderError
+from penstock.backends.weights.tensor_file import DTYPES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,6 +30,7 @@ INDEX_FILE: Final = "model.safetensors.index.json"
 
 class _Slice(Protocol):
     def get_shape(self) -> list[int]: ...
+    def get_dtype(self) -> str: ...
 
 
 class _Shard(Protocol):
@@ -93,6 +95,18 @@ class CheckpointTensors(Mapping[str, "torch.Tensor"]):
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Parameter name → shape, from the headers."""
         return {name: tuple(shard.get_slice(name).get_shape()) for name, shard in self._shard_of.items()}
+
+    def dtypes(self) -> dict[str, torch.dtype]:
+        """Parameter name → dtype, from the headers.
+
+        Raises:
+            ModelFolderError: a dtype that torch does not have.
+        """
+        found = {name: shard.get_slice(name).get_dtype() for name, shard in self._shard_of.items()}
+        for name, dtype in found.items():
+            if dtype not in DTYPES:
+                raise ModelFolderError(f"{name} has dtype {dtype}; expected one of {', '.join(DTYPES)}")
+        return {name: DTYPES[dtype] for name, dtype in found.items()}
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._shard_of[name].get_tensor(name)

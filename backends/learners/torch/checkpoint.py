@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.backends.durable import sync
 from penstock.backends.learners.gang.gang import SOLO
 from penstock.backends.learners.torch.checkpoint_channel import CheckpointChannel, WriteRefusedError
-from penstock.backends.learners.torch.checkpoint_model import copy_tokenizer, write_adapters, write_model
+from penstock.backends.learners.torch.checkpoint_model import write_adapters, write_model
 from penstock.backends.learners.torch.checkpoint_record import (
     STATE_FOLDER,
     CheckpointRecord,
@@ -40,6 +40,7 @@ from penstock.backends.learners.torch.checkpoint_record import (
 )
 from penstock.backends.learners.torch.checkpoint_state import files_of_rank, save_state
 from penstock.backends.learners.torch.snapshot import kept_shards
+from penstock.backends.models.tokenizer_files import copy_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping

@@ -14,7 +14,6 @@ Invariants:
 from __future__ import annotations
 
 import copy
-import shutil
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
@@ -33,16 +32,6 @@ if TYPE_CHECKING:
     from penstock.backends.learners.torch.model import PackedModel
     from penstock.backends.learners.torch.shards import Shard
 
-TOKENIZER_FILES: Final = (
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "*.model",
-    "*.tiktoken",
-    "chat_template*",
-)
 ADAPTER_FOLDER: Final = "adapter"
 SHARDED_PREFIX: Final = "FSDP"
 """What ``fully_shard`` puts before the name of a class."""
@@ -93,18 +82,6 @@ def write_adapters(
             model.adapters.save(folder / ADAPTER_FOLDER, dict(tensors), base)
     finally:
         deque(tensors, maxlen=0)
-
-
-def copy_tokenizer(source: Path, folder: Path) -> None:
-    """Copy the files of a tokenizer from one model folder to another.
-
-    Raises:
-        OSError: the disk refuses.
-    """
-    for pattern in TOKENIZER_FILES:
-        for path in source.glob(pattern):
-            if path.is_file():
-                shutil.copyfile(path, folder / path.name)
 
 
 def _write_config(folder: Path, model: PackedModel) -> None:

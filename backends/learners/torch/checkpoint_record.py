@@ -106,7 +106,7 @@ def read_record(folder: Path, *, version: int | None = None, rank: int = 0, num_
             "folder back, or the whole run's folder if that was moved"
         )
     path = folder / RECORD_FILE
-    record = _decode(path)
+    record = open_record(path)
     if version is not None and record.version != version:
         raise CheckpointError(
             f"{path}: expected version {version}, found {record.version}; was a checkpoint renamed? {_REMEDY}"
@@ -144,7 +144,12 @@ def _share(files: Mapping[str, FileRecord], rank: int, num_ranks: int) -> dict[s
     return dict(sorted(files.items())[rank::num_ranks])
 
 
-def _decode(path: Path) -> CheckpointRecord:
+def open_record(path: Path) -> CheckpointRecord:
+    """Read the record of a checkpoint, and check that alone.
+
+    Raises:
+        CheckpointError: it is not there, damaged, or of a newer format.
+    """
     try:
         data = path.read_bytes()
     except FileNotFoundError:

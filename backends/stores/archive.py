@@ -45,6 +45,7 @@ COLUMNS: Final = {
     "metadata": "string; the row's further columns as JSON",
     "response_tokens": "list of int32; all parts, one after the other",
     "logprobs": "list of float; of the response tokens, as the engine sampled them",
+    "teacher_logprobs": "list of float; of the same tokens under a teacher, NaN in parts without; null: none was asked",
     "loss_mask": "list of uint8; 0 where the model did not make the token; null: it made all",
     "spans": "list of {version, num_tokens}; which weights made which tokens",
     "part_lengths": "list of int32; response tokens of each part; one part unless it was an episode",
@@ -122,7 +123,8 @@ def _schema(pa: Any) -> Any:  # noqa: ANN401 - as above
         "group_id": pa.int64(), "sample_index": pa.int32(), "version": pa.int32(), "staleness": pa.int32(),
         "attempt": pa.int32(), "engine": pa.string(), "row": pa.int64(), "epoch": pa.int32(), "prompt": pa.string(),
         "prompt_tokens": tokens, "label": pa.string(), "metadata": pa.string(), "response_tokens": tokens,
-        "logprobs": pa.list_(pa.float32()), "loss_mask": pa.list_(pa.uint8()),
+        "logprobs": pa.list_(pa.float32()), "teacher_logprobs": pa.list_(pa.float32()),
+        "loss_mask": pa.list_(pa.uint8()),
         "spans": pa.list_(pa.struct([("version", pa.int32()), ("num_tokens", pa.int32())])),
         "part_lengths": tokens, "part_contexts": pa.list_(tokens), "outcome": pa.string(),
         "outcome_detail": pa.string(), "loss": pa.string(), "reward": pa.float64(),
@@ -158,6 +160,7 @@ def _row(sample: Sample, version: int | None) -> dict[str, Any]:
         "engine": sample.engine,
         "response_tokens": np.frombuffer(b"".join(part.tokens for part in parts), dtype="<i4"),
         "logprobs": np.frombuffer(b"".join(part.logprobs for part in parts), dtype="<f4"),
+        "teacher_logprobs": _teacher_logprobs(parts),
         "loss_mask": _loss_mask(parts),
         "spans": [{"version": s.version, "num_tokens": s.num_tokens} for part in parts for s in part.spans],
         "part_lengths": [part.num_tokens for part in parts],
@@ -175,6 +178,14 @@ def _loss_mask(parts: Sequence[Part]) -> Any:  # noqa: ANN401 - an array or noth
         return None
     whole = (part.loss_mask or b"\x01" * part.num_tokens for part in parts)
     return np.frombuffer(b"".join(whole), dtype="u1")
+
+
+def _teacher_logprobs(parts: Sequence[Part]) -> Any:  # noqa: ANN401 - likewise
+    if not any(part.teacher_logprobs for part in parts):
+        return None
+    none = np.float32("nan").tobytes()
+    whole = (part.teacher_logprobs or none * part.num_tokens for part in parts)
+    return np.frombuffer(b"".join(whole), dtype="<f4")
 
 
 def _contexts(parts: Sequence[Part]) -> list[Any] | None:

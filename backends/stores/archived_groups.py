@@ -100,6 +100,7 @@ def _sample(row: Row) -> Sample:
 
 def _parts(row: Row) -> Iterator[Part]:
     tokens, logprobs, mask = row["response_tokens"], row["logprobs"], row["loss_mask"]
+    teacher = row.get("teacher_logprobs")
     contexts, spans = row["part_contexts"], [VersionSpan(s["version"], s["num_tokens"]) for s in row["spans"]]
     start = 0
     for number, length in enumerate(row["part_lengths"]):
@@ -111,11 +112,18 @@ def _parts(row: Row) -> Iterator[Part]:
         yield Part(
             tokens=_bytes(tokens[start:end], TOKENS),
             logprobs=_bytes(logprobs[start:end], LOGPROBS),
+            teacher_logprobs=b"" if teacher is None else _teacher(teacher[start:end]),
             spans=tuple(mine),
             loss_mask=bytes(made),
             context_tokens=b"" if contexts is None else _bytes(contexts[number], TOKENS),
         )
         start = end
+
+
+def _teacher(logprobs: Sequence[float]) -> bytes:
+    """Empty for a part without."""
+    values = np.asarray(logprobs, dtype=LOGPROBS)
+    return b"" if np.isnan(values).all() else values.tobytes()
 
 
 def _outcome(row: Row) -> ModelOutcome:

@@ -114,6 +114,8 @@ def test_trained_samples_are_kept_as_they_were(backend: LedgerBackend, listener:
         "part_contexts": None,
         "outcome": "completed",
         "outcome_detail": "end_token",
+        "loss": "",
+        "teacher_logprobs": None,
         "reward": 0.5,
         "reward_components": [("format", 1.0)],
     }

@@ -266,7 +266,10 @@ def rich_group() -> Group:
         logprobs=pack_floats([-0.1, -1e-30, -7.25]),
         spans=(VersionSpan(3, 1), VersionSpan(4, 2)),
     )
-    masked = msgspec.structs.replace(plain, loss_mask=b"\x01\x00\x01", spans=(VersionSpan(4, 3),))
+    taught = pack_floats([-0.25, -0.5, -3.0])
+    masked = msgspec.structs.replace(
+        plain, loss_mask=b"\x01\x00\x01", spans=(VersionSpan(4, 3),), teacher_logprobs=taught
+    )
     later = Part(
         tokens=pack_tokens([9]),
         logprobs=pack_floats([-2.0]),

@@ -1,0 +1,1 @@
+"""Learners on megatron-core; see ``docs/megatron.md``."""

@@ -1,0 +1,154 @@
+"""Builds this rank's share of a model, and fills it from a checkpoint.
+
+The caller has called ``no_cuda.install()`` before this module is imported, and joined the default process group.
+
+Invariants:
+
+* A model is in evaluation mode and drops nothing out: the learner's log-probs are comparable with an engine's.
+"""
+
+# megatron-core is typed for what is used of it only:
+# pyright: reportUnknownMemberType=false, reportPrivateUsage=false
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.models.gpt import GPTModel
+from megatron.core.transformer import TransformerConfig
+from torch.nn import functional
+
+from penstock.backends.learners.megatron import gaps
+from penstock.backends.learners.megatron.config_fields import DTYPE_NAMES
+from penstock.backends.learners.megatron.layer_spec import block_spec
+from penstock.backends.learners.megatron.layout import UNEVEN_STAGES, check_layout
+from penstock.backends.learners.megatron.model_config import transformer_fields
+from penstock.backends.learners.megatron.weight_map import padded_vocab_size
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from penstock.backends.learners.megatron.architecture import Architecture, Rope
+    from penstock.backends.learners.megatron.layout import Layout
+    from penstock.backends.learners.megatron.model_config import Fields, Precision
+    from penstock.backends.learners.megatron.options import MegatronOptions
+
+gaps.mend()
+
+DTYPES = {name: getattr(torch, name) for name in DTYPE_NAMES}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelModel:
+    """This rank's share of a model."""
+
+    architecture: Architecture
+    layout: Layout
+    config: TransformerConfig
+    chunks: list[GPTModel]
+    """By virtual stage; one without these."""
+    padded_vocab_size: int
+    precision: Precision
+
+
+def open_groups(layout: Layout, *, seed: int) -> None:
+    """Divide the ranks of the default process group, once for each layout; :func:`close_groups` undoes it."""
+    parallel_state.initialize_model_parallel(
+        tensor_model_parallel_size=layout.tensor,
+        pipeline_model_parallel_size=layout.pipeline,
+        virtual_pipeline_model_parallel_size=layout.virtual_pipeline if layout.virtual_pipeline > 1 else None,
+        context_parallel_size=layout.context,
+        expert_model_parallel_size=layout.expert,
+        expert_tensor_parallel_size=layout.expert_tensor,
+    )
+    torch.manual_seed(seed)
+    tensor_parallel.model_parallel_cuda_manual_seed(seed)
+
+
+def close_groups() -> None:
+    """Undo the division of ranks; models that were built in it are of no use any more."""
+    made: list[ProcessGroup | None] = list(parallel_state._global_process_group_list or ())
+    parallel_state.destroy_model_parallel()
+    # megatron-core forgets most groups without ending them, and each of gloo's has threads.
+    for group in made:
+        if group is not None:
+            with contextlib.suppress(ValueError):  # it has ended this one
+                dist.destroy_process_group(group)
+
+
+def build_model(
+    architecture: Architecture,
+    layout: Layout,
+    options: MegatronOptions,
+    *,
+    precision: Precision,
+    device: torch.device,
+) -> ParallelModel:
+    """This rank's share of a model, with weights that mean nothing yet.
+
+    Raises:
+        LayoutError: the layout is not possible.
+        LayerSpecError: there are no layers for the model on this device.
+    """
+    has_uneven_stages = any(options.transformer.get(name) for name in UNEVEN_STAGES)
+    check_layout(layout, architecture, has_uneven_stages=has_uneven_stages)
+    is_cpu = device.type == "cpu"
+    fields = transformer_fields(architecture, layout, options, precision=precision, is_cpu=is_cpu)
+    config = TransformerConfig(**as_objects(fields), activation_func=functional.silu)
+    vocab = padded_vocab_size(architecture.vocab_size, multiple=options.vocab_multiple, num_tensor=layout.tensor)
+    stages = [None] if layout.virtual_pipeline == 1 else list(range(layout.virtual_pipeline))
+    chunks = [_chunk(architecture, config, vocab, stage, is_cpu=is_cpu) for stage in stages]
+    return ParallelModel(
+        architecture=architecture,
+        layout=layout,
+        config=config,
+        chunks=chunks,
+        padded_vocab_size=vocab,
+        precision=precision,
+    )
+
+
+def as_objects(fields: Fields) -> dict[str, Any]:
+    """Fields with dtypes in the place of their names."""
+    dtypes = {name: DTYPES[value] for name, value in fields.items() if name.endswith("_dtype") and value in DTYPES}
+    return {**fields, **dtypes}
+
+
+def _chunk(
+    architecture: Architecture, config: TransformerConfig, vocab_size: int, stage: int | None, *, is_cpu: bool
+) -> GPTModel:
+    virtual = {} if stage is None else {"vp_stage": stage, "ignore_virtual": False}
+    model = GPTModel(
+        config,
+        block_spec(architecture, config, virtual_stage=stage, is_cpu=is_cpu),
+        vocab_size=vocab_size,
+        max_sequence_length=architecture.max_positions,
+        pre_process=parallel_state.is_pipeline_first_stage(**virtual),
+        post_process=parallel_state.is_pipeline_last_stage(**virtual),
+        parallel_output=True,
+        share_embeddings_and_output_weights=architecture.has_tied_embeddings,
+        position_embedding_type="rope",
+        rotary_base=architecture.rope.theta,  # type: ignore[arg-type]  # said to be whole, and raised to powers only
+        rotary_percent=architecture.rope.fraction,
+        vp_stage=stage,
+    )
+    if architecture.rope.kind == "llama3":
+        rotary: Any = model.rotary_pos_emb
+        rotary.inv_freq = llama3_frequencies(rotary.inv_freq, architecture.rope)
+    return model.eval()
+
+
+def llama3_frequencies(frequencies: torch.Tensor, rope: Rope) -> torch.Tensor:
+    """Frequencies whose waves are longer than a part of the original context are divided, those of much shorter waves
+    stay, and between the two they go over into each other. megatron-core has this too, for one original context and
+    one pair of bounds only."""
+    wave = 2 * math.pi / frequencies
+    low, high = rope.low_frequency_factor, rope.high_frequency_factor
+    smooth = ((rope.original_positions / wave - low) / (high - low)).clamp(0.0, 1.0)
+    return (1 - smooth) * frequencies / rope.factor + smooth * frequencies

@@ -1,0 +1,189 @@
+"""The families of models, each as a table: which parameter of megatron-core's GPT model holds which tensors of a
+Hugging Face checkpoint, and in which form.
+
+Invariants:
+
+* A name of megatron-core is global here: ``{layer}`` and ``{expert}`` count over the whole model, whatever the layout.
+* The order of a table is the order in which weights leave: it depends on nothing but the architecture.
+* Every parameter of a model is in its table once, and every tensor of a checkpoint is in one parameter. (Tied
+  embeddings are one tensor; the copy that a last pipeline stage holds is loaded from it and not written.)
+
+The parameter names of megatron-core are those of its Transformer Engine layers, which our own layers share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, Literal, NamedTuple
+
+
+class Form(Enum):
+    """How the tensors of a checkpoint lie in one parameter, and how that is divided over tensor-parallel ranks."""
+
+    WHOLE = "whole"
+    """One tensor, the same on every rank."""
+    ROWS = "rows"
+    """Tensors above each other, each divided by rows: a rank has its share of the first, then of the second."""
+    COLUMNS = "columns"
+    """One tensor, divided by columns."""
+    FUSED_ROWS = "fused rows"
+    """One tensor that is two halves above each other in the checkpoint, each divided by rows."""
+    QKV = "qkv"
+    """Queries, keys and values, interleaved by groups of heads that share a key; then divided by rows."""
+    VOCABULARY = "vocabulary"
+    """One tensor, filled up with rows of zeros and divided by rows."""
+
+
+class Part(NamedTuple):
+    """One tensor of a checkpoint."""
+
+    name: str
+    sizes: tuple[str, ...]
+    """Of its axes, by the names that :func:`.weight_map.sizes_of` gives them."""
+
+
+class Rule(NamedTuple):
+    """One parameter."""
+
+    megatron: str
+    checkpoint: tuple[Part, ...]
+    form: Form
+
+    @property
+    def is_expert(self) -> bool:
+        return "{expert}" in self.megatron
+
+
+def _rule(megatron: str, form: Form, checkpoint: str) -> Rule:
+    """A rule from the text of a table; ``name[size,size]`` are separated by blanks."""
+    parts = (part.removesuffix("]").split("[") for part in checkpoint.split())
+    return Rule(megatron, tuple(Part(name, tuple(sizes.split(","))) for name, sizes in parts), form)
+
+
+def _in_layer(megatron: str, form: Form, checkpoint: str) -> Rule:
+    names = " ".join(f"model.layers.{{layer}}.{part}" for part in checkpoint.split())
+    return _rule(f"decoder.layers.{{layer}}.{megatron}", form, names)
+
+
+EMBEDDING: Final = _rule(
+    "embedding.word_embeddings.weight", Form.VOCABULARY, "model.embed_tokens.weight[vocab,hidden]"
+)
+FINAL_NORM: Final = _rule("decoder.final_layernorm.weight", Form.WHOLE, "model.norm.weight[hidden]")
+HEAD: Final = _rule("output_layer.weight", Form.VOCABULARY, "lm_head.weight[vocab,hidden]")
+
+_ATTENTION: Final = (
+    _in_layer("self_attention.linear_qkv.layer_norm_weight", Form.WHOLE, "input_layernorm.weight[hidden]"),
+    _in_layer(
+        "self_attention.linear_qkv.weight",
+        Form.QKV,
+        "self_attn.q_proj.weight[q,hidden] self_attn.k_proj.weight[kv,hidden] self_attn.v_proj.weight[kv,hidden]",
+    ),
+)
+_QKV_BIAS: Final = (
+    _in_layer(
+        "self_attention.linear_qkv.bias",
+        Form.QKV,
+        "self_attn.q_proj.bias[q] self_attn.k_proj.bias[kv] self_attn.v_proj.bias[kv]",
+    ),
+)
+_QK_NORM: Final = (
+    _in_layer("self_attention.q_layernorm.weight", Form.WHOLE, "self_attn.q_norm.weight[head]"),
+    _in_layer("self_attention.k_layernorm.weight", Form.WHOLE, "self_attn.k_norm.weight[head]"),
+)
+_PROJECTION: Final = (
+    _in_layer("self_attention.linear_proj.weight", Form.COLUMNS, "self_attn.o_proj.weight[hidden,q]"),
+)
+_NORM_OF_DENSE: Final = (
+    _in_layer("mlp.linear_fc1.layer_norm_weight", Form.WHOLE, "post_attention_layernorm.weight[hidden]"),
+)
+_DOWN: Final = (_in_layer("mlp.linear_fc2.weight", Form.COLUMNS, "mlp.down_proj.weight[hidden,ffn]"),)
+_DENSE: Final = (
+    *_NORM_OF_DENSE,
+    _in_layer(
+        "mlp.linear_fc1.weight", Form.ROWS, "mlp.gate_proj.weight[ffn,hidden] mlp.up_proj.weight[ffn,hidden]"
+    ),
+    *_DOWN,
+)
+_FUSED_DENSE: Final = (
+    *_NORM_OF_DENSE,
+    _in_layer("mlp.linear_fc1.weight", Form.FUSED_ROWS, "mlp.gate_up_proj.weight[two_ffn,hidden]"),
+    *_DOWN,
+)
+_ROUTER: Final = (
+    _in_layer("pre_mlp_layernorm.weight", Form.WHOLE, "post_attention_layernorm.weight[hidden]"),
+    _in_layer("mlp.router.weight", Form.WHOLE, "mlp.gate.weight[experts,hidden]"),
+)
+_EXPERT: Final = (
+    _in_layer(
+        "mlp.experts.linear_fc1.weight{expert}",
+        Form.ROWS,
+        "mlp.experts.{expert}.gate_proj.weight[expert_ffn,hidden] "
+        "mlp.experts.{expert}.up_proj.weight[expert_ffn,hidden]",
+    ),
+    _in_layer(
+        "mlp.experts.linear_fc2.weight{expert}",
+        Form.COLUMNS,
+        "mlp.experts.{expert}.down_proj.weight[hidden,expert_ffn]",
+    ),
+)
+_POST_ATTENTION_NORM: Final = (
+    _in_layer("self_attention.linear_proj.post_norm_weight", Form.WHOLE, "post_self_attn_layernorm.weight[hidden]"),
+)
+_POST_MLP_NORM: Final = (
+    _in_layer("mlp.linear_fc2.post_norm_weight", Form.WHOLE, "post_mlp_layernorm.weight[hidden]"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """One kind of model."""
+
+    model_type: str
+    attention: tuple[Rule, ...]
+    """Of every layer."""
+    dense: tuple[Rule, ...] = _DENSE
+    """Of a layer without experts, besides."""
+    sparse: tuple[Rule, ...] = ()
+    """Of a layer with experts, besides: what there is once."""
+    expert: tuple[Rule, ...] = ()
+    """Of such a layer for each expert."""
+    qkv_bias: Literal["always", "as said", "never"] = "never"
+    has_qk_norm: bool = False
+    has_post_norms: bool = False
+    """Whether what attention and MLP give is normed before it is added."""
+    rope_kinds: tuple[str, ...] = ("default",)
+    rope_fraction: float = 1.0
+    """Where the config says nothing."""
+    has_interleaved_rope: bool = False
+    has_biased_router: bool = False
+    has_latent_attention: bool = False
+
+    @property
+    def has_experts(self) -> bool:
+        return bool(self.expert)
+
+
+_QWEN3_ATTENTION: Final = (*_ATTENTION, *_QK_NORM, *_PROJECTION)
+
+FAMILIES: Final[dict[str, Family]] = {
+    family.model_type: family
+    for family in (
+        Family(model_type="qwen2", attention=(*_ATTENTION, *_QKV_BIAS, *_PROJECTION), qkv_bias="always"),
+        Family(model_type="qwen3", attention=_QWEN3_ATTENTION, has_qk_norm=True),
+        Family(
+            model_type="qwen3_moe", attention=_QWEN3_ATTENTION, sparse=_ROUTER, expert=_EXPERT, has_qk_norm=True
+        ),
+        Family(model_type="llama", attention=(*_ATTENTION, *_PROJECTION), rope_kinds=("default", "llama3")),
+        Family(
+            model_type="glm4",
+            attention=(*_ATTENTION, *_QKV_BIAS, *_PROJECTION, *_POST_ATTENTION_NORM),
+            dense=(*_FUSED_DENSE, *_POST_MLP_NORM),
+            qkv_bias="as said",
+            has_post_norms=True,
+            rope_fraction=0.5,
+            has_interleaved_rope=True,
+        ),
+    )
+}
+"""By ``model_type`` of ``config.json``."""

@@ -1,0 +1,200 @@
+"""Collects the weights of all ranks on the first one, as the tensors of a Hugging Face checkpoint.
+
+Invariants:
+
+* Names, values, and their order and division into buckets are the same whatever the layout: they follow from the
+  architecture and ``max_bucket_bytes`` alone. So is a digest of them.
+* Each part of a parameter is sent once, by the first of the ranks that have it, straight to the first rank.
+* At most two buckets are under way: while one is put together the next one arrives.
+* Weights are read as they are. Where ``overlap_param_gather`` leaves updated ones behind, the caller gathers them first.
+
+| wait | who ends it |
+|---|---|
+| for parts of a bucket | the ranks that have them; at the latest the timeout of the process group |
+| for a bucket to have been sent | the first rank, when its caller asks for the next; at the latest that timeout |
+"""
+
+# torch.distributed is typed in part only:
+# pyright: reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from penstock.backends.learners.megatron.families import EMBEDDING, Form
+from penstock.backends.learners.megatron.load import layers_of, own_parameters, weight_map_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from penstock.backends.learners.megatron.build import ParallelModel
+    from penstock.backends.learners.megatron.weight_map import Parameter, WeightMap
+
+
+class NamedTensor(NamedTuple):
+    """One tensor of a checkpoint, whole, in memory of its own."""
+
+    name: str
+    tensor: Tensor
+
+
+@dataclass(slots=True)
+class GatherFigures:
+    """What collecting has cost so far, on the first rank."""
+
+    received_bytes: int = 0
+    wait_s: float = 0.0
+    """For parts to arrive."""
+    merge_s: float = 0.0
+    """To put them together."""
+
+
+class _Part(NamedTuple):
+    """One rank's part of a parameter."""
+
+    parameter: Parameter
+    shard: int
+    num_elements: int
+
+
+@dataclass(slots=True)
+class _Arrival:
+    """A bucket that is under way."""
+
+    parameters: list[Parameter]
+    parts: dict[int, list[_Part]]
+    """By the rank that has them."""
+    buffers: dict[int, Tensor] = field(default_factory=dict[int, "Tensor"])
+    works: list[dist.Work] = field(default_factory=list[dist.Work])
+
+
+class WeightGatherer:
+    """Every rank has one, and goes through :meth:`buckets` when the others do."""
+
+    def __init__(self, model: ParallelModel, *, rank: int, device: torch.device, max_bucket_bytes: int) -> None:
+        """A collective: ranks tell each other which layers they have."""
+        self.figures = GatherFigures()
+        self._rank = rank
+        self._device = device
+        self._layout = model.layout
+        self._dtype = model.config.params_dtype
+        self._weights: WeightMap = weight_map_of(model)
+        self._own = dict(own_parameters(model, rank))
+        self._stages = _stages_of_layers(model, rank, device)
+        experts = model.architecture.experts
+        self._experts_per_rank = experts.count // model.layout.expert if experts else 1
+        self._buckets = list(_divide(self._weights, self._dtype.itemsize, max_bucket_bytes))
+
+    @torch.no_grad()
+    def buckets(self) -> Iterator[list[NamedTensor]]:
+        """The weights, bucket by bucket; on other ranks than the first empty lists, as many."""
+        pending: list[_Arrival] = []
+        for parameters in itertools.chain(self._buckets, [None]):
+            if parameters is not None:
+                pending.append(self._begin(parameters))
+            if len(pending) == 2 or parameters is None:
+                for arrival in pending if parameters is None else [pending.pop(0)]:
+                    yield self._finish(arrival)
+
+    def _begin(self, parameters: list[Parameter]) -> _Arrival:
+        parts: defaultdict[int, list[_Part]] = defaultdict(list)
+        for parameter in parameters:
+            for holder, part in self._holders(parameter):
+                parts[holder].append(part)
+        arrival = _Arrival(parameters, parts)
+        if self._rank == 0:
+            for holder in sorted(parts):
+                if holder != 0:
+                    size = sum(part.num_elements for part in parts[holder])
+                    buffer = torch.empty(size, dtype=self._dtype, device=self._device)
+                    arrival.buffers[holder] = buffer
+                    arrival.works.append(_started(dist.irecv(buffer, src=holder)))
+                    self.figures.received_bytes += buffer.nbytes
+        elif self._rank in parts:
+            buffer = torch.cat([self._own[part.parameter.name].reshape(-1) for part in parts[self._rank]])
+            arrival.buffers[self._rank] = buffer  # kept until it has been sent
+            arrival.works.append(_started(dist.isend(buffer, dst=0)))
+        return arrival
+
+    def _holders(self, parameter: Parameter) -> Iterator[tuple[int, _Part]]:
+        """Which rank has which part."""
+        stage = self._stage(parameter)
+        division = self._weights.division(parameter)
+        count = 1 if parameter.form is Form.WHOLE else division.num_shards
+        expert_rank = None if parameter.expert is None else parameter.expert // self._experts_per_rank
+        size = torch.Size(self._weights.part_shape(parameter)).numel()
+        for shard in range(count):
+            yield self._layout.holder(stage, shard, expert_rank), _Part(parameter, shard, size)
+
+    def _stage(self, parameter: Parameter) -> int:
+        if parameter.layer is not None:
+            return self._stages[parameter.layer]
+        return 0 if parameter.name == EMBEDDING.megatron else self._layout.pipeline - 1
+
+    def _finish(self, arrival: _Arrival) -> list[NamedTensor]:
+        began = time.monotonic()
+        for work in arrival.works:
+            work.wait()
+        arrived = time.monotonic()
+        if self._rank != 0:
+            return []
+        merged = self._merge(arrival)
+        self.figures.wait_s += arrived - began
+        self.figures.merge_s += time.monotonic() - arrived
+        return merged
+
+    def _merge(self, arrival: _Arrival) -> list[NamedTensor]:
+        whole = {
+            tensor.name: torch.empty(tensor.shape, dtype=self._dtype, device=self._device)
+            for parameter in arrival.parameters
+            for tensor in parameter.tensors
+        }
+        for holder, parts in arrival.parts.items():
+            sizes = [part.num_elements for part in parts]
+            pieces = arrival.buffers[holder].split(sizes) if holder else [self._own[p.parameter.name] for p in parts]
+            for part, piece in zip(parts, pieces, strict=True):
+                own = piece.view(self._weights.part_shape(part.parameter))
+                for block in self._weights.blocks(part.parameter, part.shard):
+                    tensor = whole[part.parameter.tensors[block.tensor].name]
+                    values = own.narrow(block.axis, block.place, block.length)
+                    tensor.narrow(block.axis, block.start, block.length).copy_(values)
+        return [NamedTensor(name, tensor) for name, tensor in whole.items()]
+
+
+def _divide(weights: WeightMap, element_bytes: int, max_bucket_bytes: int) -> Iterator[list[Parameter]]:
+    """Neighbouring parameters whose tensors fit into a bucket, or one that alone does not."""
+    bucket: list[Parameter] = []
+    room = max_bucket_bytes
+    for parameter in weights.parameters.values():
+        size = parameter.num_elements * element_bytes
+        if bucket and size > room:
+            yield bucket
+            bucket, room = [], max_bucket_bytes
+        bucket.append(parameter)
+        room -= size
+    if bucket:
+        yield bucket
+
+
+def _stages_of_layers(model: ParallelModel, rank: int, device: torch.device) -> list[int]:
+    stages = torch.zeros(model.architecture.num_layers, dtype=torch.int64, device=device)
+    own = [layer for chunk in model.chunks for layer in layers_of(chunk).values()]
+    stages[own] = model.layout.place(rank).stage
+    if dist.is_initialized():
+        dist.all_reduce(stages, op=dist.ReduceOp.MAX)
+    found: list[int] = stages.tolist()
+    return found
+
+
+def _started(work: dist.Work | None) -> dist.Work:
+    assert work is not None, "this rank is in the default group"
+    return work

@@ -1,0 +1,101 @@
+"""Of which modules megatron-core builds the layers of a model.
+
+Where CUDA is they are Transformer Engine's; elsewhere those of :mod:`.layers` and :mod:`.attention`, with the same
+parameter names. A layer is looked up by its number in the whole model, so layers with experts and without may mix.
+"""
+
+# megatron-core is typed for what is used of it only:
+# pyright: reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import TYPE_CHECKING, Any
+
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_layer_local_spec
+from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.mlp import MLPSubmodules
+from megatron.core.transformer.moe import experts
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+
+from penstock.backends.learners.megatron.attention import CoreAttention
+from penstock.backends.learners.megatron.layers import (
+    ColumnGroupedLinear,
+    NormedColumnParallelLinear,
+    RMSNorm,
+    RowGroupedLinear,
+    RowParallelLinearNormed,
+)
+
+if TYPE_CHECKING:
+    from megatron.core.transformer import TransformerConfig
+
+    from penstock.backends.learners.megatron.architecture import Architecture
+
+
+class LayerSpecError(ValueError):
+    """A model whose layers cannot be built on this device."""
+
+
+def block_spec(
+    architecture: Architecture, config: TransformerConfig, *, virtual_stage: int | None, is_cpu: bool
+) -> TransformerBlockSubmodules:
+    """The layers of this rank's stage, and the final norm.
+
+    Raises:
+        LayerSpecError: Transformer Engine has no layers for the model.
+    """
+    if not is_cpu:
+        if architecture.family.has_post_norms:
+            raise LayerSpecError(
+                f"{architecture.family.model_type}: Transformer Engine has no layer that norms what attention and MLP "
+                "give; use learner.backend: torch"
+            )
+        return get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=virtual_stage)
+    first = get_transformer_layer_offset(config, vp_stage=virtual_stage)
+    count = get_num_layers_to_build(config, vp_stage=virtual_stage)
+    kinds = {has_experts: layer_spec(architecture, config, has_experts=has_experts) for has_experts in (False, True)}
+    specs = [kinds[architecture.has_experts(layer)] for layer in range(first, first + count)]
+    return TransformerBlockSubmodules(layer_specs=specs, layer_norm=RMSNorm)
+
+
+def layer_spec(architecture: Architecture, config: TransformerConfig, *, has_experts: bool) -> ModuleSpec:
+    """One layer in plain torch."""
+    spec = copy.deepcopy(
+        get_gpt_layer_local_spec(
+            num_experts=config.num_moe_experts if has_experts else None,
+            qk_layernorm=config.qk_layernorm,
+            normalization="RMSNorm",
+        )
+    )
+    layer: Any = spec.submodules
+    layer.sharded_state_dict_keys_map = {}
+    layer.input_layernorm = IdentityOp
+    attention = layer.self_attention.submodules
+    attention.linear_qkv = NormedColumnParallelLinear
+    attention.core_attention = CoreAttention
+    if config.qk_layernorm:
+        attention.q_layernorm = attention.k_layernorm = RMSNorm
+    # From 0.17 on it is a partial function and no specification.
+    mlp = layer.mlp.submodules if hasattr(layer.mlp, "submodules") else layer.mlp.keywords["submodules"]
+    if has_experts:
+        layer.pre_mlp_layernorm = RMSNorm
+        mlp.experts = _experts()
+    else:
+        layer.pre_mlp_layernorm = IdentityOp
+        mlp.linear_fc1 = NormedColumnParallelLinear
+    if architecture.family.has_post_norms:
+        attention.linear_proj = mlp.linear_fc2 = RowParallelLinearNormed
+    return spec
+
+
+def _experts() -> Any:  # noqa: ANN401 - a specification up to 0.16, a partial function after
+    kinds: Any = experts
+    own = {"linear_fc1": ColumnGroupedLinear, "linear_fc2": RowGroupedLinear}
+    later = getattr(kinds, "GroupedMLPSubmodules", None) or getattr(kinds, "TEGroupedMLPSubmodules", None)
+    if later is None:
+        return ModuleSpec(module=kinds.TEGroupedMLP, submodules=MLPSubmodules(**own))
+    return functools.partial(kinds.TEGroupedMLP, submodules=later(**own))

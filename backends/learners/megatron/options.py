@@ -1,0 +1,54 @@
+"""The ``learner.megatron:`` block of a scenario."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from penstock.messages.base import Options
+
+Count = Annotated[int, Meta(ge=1)]
+ConfigValue = bool | int | float | str | list[bool | int | float | str] | None
+"""What a field of megatron-core's configuration may be set to."""
+
+
+class MegatronOptions(Options, frozen=True, kw_only=True):
+    """How megatron-core divides the model over the learner's ranks, and every other option that it has. Data-parallel
+    ranks are what is left: the number of ranks, divided by tensor × pipeline × context."""
+
+    tensor_parallel: Count = 1
+    """Ranks that share each matrix, and the vocabulary."""
+    pipeline_parallel: Count = 1
+    """Stages that the layers are divided into."""
+    virtual_pipeline: Count = 1
+    """Pieces of the model that each stage holds; more than one interleaves them, which makes the stages wait less."""
+    context_parallel: Count = 1
+    """Ranks that share each sequence."""
+    expert_parallel: Count = 1
+    """Ranks that the experts are divided over."""
+    expert_tensor_parallel: Count = 1
+    """Ranks that share each matrix of an expert."""
+    sequence_parallel: bool = True
+    """Divide what lies between the matrices over the tensor-parallel ranks as well; without effect with one of these."""
+    recompute: Literal["none", "selective", "full"] = "none"
+    """Compute again in the backward pass: nothing, attention (more by `transformer.recompute_modules`), or whole
+    layers (as `transformer.recompute_method` and `recompute_num_layers` say; here every layer)."""
+    precision: Literal["float32", "bfloat16"] | None = None
+    """What the model computes in; null: model.dtype. What the optimizer keeps is float32 in any case."""
+    distributed_optimizer: bool = True
+    """Divide what the optimizer keeps over the data-parallel ranks."""
+    overlap_grad_reduce: bool = False
+    """Add up gradients over data-parallel ranks while the backward pass goes on."""
+    overlap_param_gather: bool = False
+    """Gather updated weights while the next forward pass has begun; for the distributed optimizer."""
+    overlap_p2p: bool = False
+    """Send between pipeline stages while these compute; for virtual_pipeline above 1."""
+    vocab_multiple: Count = 128
+    """The vocabulary is filled up to a multiple of this, which products of matrices on GPUs like."""
+    transformer: dict[str, ConfigValue] = {}
+    """Any other field of megatron-core's TransformerConfig."""
+    ddp: dict[str, ConfigValue] = {}
+    """Any other field of its DistributedDataParallelConfig."""
+    optimizer: dict[str, ConfigValue] = {}
+    """Any other field of its OptimizerConfig."""

@@ -1,0 +1,104 @@
+"""Sequences laid end to end as megatron-core's attention takes them, cut for context-parallel ranks.
+
+Axis letters: ``T`` inputs of this rank, ``N`` trained tokens of the whole micro-batch, ``M`` those of them that this
+rank predicts.
+
+Invariants:
+
+* A sequence is filled up at its end, where nothing of it sees what it is filled up with.
+* With ``c`` context-parallel ranks the length of a sequence is a multiple of ``2 c``; under sequence parallelism what a
+  rank has is a multiple of the tensor-parallel ranks.
+* Unlike in the torch learner's micro-batches, every sequence has its context among the inputs itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.backends.learners.sequences import TrainSequence
+
+
+class PackedShare(NamedTuple):
+    """What one context-parallel rank has of a micro-batch."""
+
+    input_ids: NDArray[np.int64]
+    """``[T]``"""
+    position_ids: NDArray[np.int64]
+    """``[T]``"""
+    lengths: tuple[int, ...]
+    """Of the sequences, whole and filled up."""
+    predicted_at: NDArray[np.int64]
+    """Inputs of this rank whose next token is trained ``[M]``."""
+    targets: NDArray[np.int64]
+    """Those tokens ``[M]``."""
+    places: NDArray[np.int64]
+    """Where they stand among the trained tokens of the micro-batch ``[M]``."""
+    num_trained: int
+    """``N``"""
+
+
+def pack_share(
+    sequences: Sequence[TrainSequence], *, num_context: int, context_rank: int, num_sequence_shards: int
+) -> PackedShare:
+    """Lay out what one rank has of a micro-batch.
+
+    Args:
+        sequences: of the micro-batch, at least one.
+        num_context: context-parallel ranks.
+        context_rank: which of them.
+        num_sequence_shards: tensor-parallel ranks that divide the inputs further; 1 without sequence parallelism.
+    """
+    lengths = _filled_lengths([len(s.tokens) - 1 for s in sequences], num_context, num_sequence_shards)
+    total = sum(lengths)
+    ids, positions = np.zeros(total, dtype=np.int64), np.zeros(total, dtype=np.int64)
+    target = np.zeros(total, dtype=np.int64)
+    place = np.full(total, -1, dtype=np.int64)
+    start = num_trained = 0
+    for sequence, length in zip(sequences, lengths, strict=True):
+        count = len(sequence.tokens) - 1
+        ids[start : start + count] = sequence.tokens[:-1]
+        positions[start : start + length] = np.arange(length)
+        at = start + sequence.trained - 1
+        target[at] = sequence.tokens[sequence.trained]
+        place[at] = np.arange(num_trained, num_trained + len(at))
+        num_trained += len(at)
+        start += length
+    own = _own_inputs(lengths, num_context, context_rank)
+    predicted_at = np.flatnonzero(place[own] >= 0)
+    return PackedShare(
+        input_ids=ids[own],
+        position_ids=positions[own],
+        lengths=tuple(lengths),
+        predicted_at=predicted_at,
+        targets=target[own][predicted_at],
+        places=place[own][predicted_at],
+        num_trained=num_trained,
+    )
+
+
+def _filled_lengths(lengths: Sequence[int], num_context: int, num_sequence_shards: int) -> list[int]:
+    step = 2 * num_context if num_context > 1 else 1
+    filled = [-(-length // step) * step for length in lengths]
+    whole = step * num_sequence_shards
+    filled[-1] += -sum(filled) % whole
+    return filled
+
+
+def _own_inputs(lengths: Sequence[int], num_context: int, rank: int) -> NDArray[np.int64]:
+    """Of each sequence pieces ``rank`` and ``2 c − 1 − rank`` of ``2 c``."""
+    if num_context == 1:
+        return np.arange(sum(lengths), dtype=np.int64)
+    parts: list[NDArray[np.int64]] = []
+    start = 0
+    for length in lengths:
+        pieces = np.arange(start, start + length, dtype=np.int64).reshape(2 * num_context, -1)
+        parts += [pieces[rank], pieces[2 * num_context - 1 - rank]]
+        start += length
+    return np.concatenate(parts)

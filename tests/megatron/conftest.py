@@ -1,0 +1,44 @@
+"""Ranks that are started once for all tests, and tiny models of each family."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside the tests
+
+from ranks import Ranks
+from tiny_families import make_tiny
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Generator[Callable[[int], Ranks]]:
+    """``ranks(4)``: so many processes with megatron-core, started when they are first asked for."""
+    started: dict[int, Ranks] = {}
+
+    def get(count: int) -> Ranks:
+        if count not in started or not started[count].is_open:
+            started[count] = Ranks(count)
+        return started[count]
+
+    yield get
+    for each in started.values():
+        each.close()
+
+
+@pytest.fixture(scope="session")
+def tiny_family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """``tiny_family("qwen3")``: the folder of a checkpoint, made once a session."""
+    parent = tmp_path_factory.mktemp("models")
+
+    def make(name: str) -> Path:
+        folder = parent / name.replace(" ", "_")
+        return folder if folder.exists() else make_tiny(name, folder)
+
+    return make

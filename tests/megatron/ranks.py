@@ -1,0 +1,106 @@
+"""A few processes with gloo and megatron-core, in which many layouts are tried one after the other: starting them costs
+seconds, and a layout a fraction of one."""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import tempfile
+import time
+import traceback
+from datetime import timedelta
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+START_S = 120.0
+ANSWER_S = 60.0
+COLLECTIVE_S = 50.0
+
+
+class Ranks:
+    """Runs functions of the modules beside the tests on every rank."""
+
+    def __init__(self, count: int) -> None:
+        os.environ.update(OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1")
+        self.is_open = True
+        context = multiprocessing.get_context("spawn")
+        self._folder = tempfile.TemporaryDirectory()
+        store = str(Path(self._folder.name) / "store")
+        self._connections: list[Connection[Any, Any]] = []
+        self._processes: list[multiprocessing.process.BaseProcess] = []
+        for rank in range(count):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=serve, args=(theirs, store, rank, count), daemon=True)
+            process.start()
+            theirs.close()
+            self._connections.append(ours)
+            self._processes.append(process)
+        self._receive(START_S)
+
+    def run(self, function: str, *args: object) -> list[Any]:
+        """Call ``module:function`` with the rank and these arguments, everywhere.
+
+        Returns:
+            What each rank gave.
+        """
+        for connection in self._connections:
+            connection.send((function, args))
+        return self._receive(ANSWER_S)
+
+    def close(self) -> None:
+        self.is_open = False
+        for connection in self._connections:
+            connection.close()
+        for process in self._processes:
+            process.kill()
+            process.join()
+        self._folder.cleanup()
+
+    def _receive(self, timeout_s: float) -> list[Any]:
+        """The answers of all ranks. After a failure all are ended: the others would wait for one that does not come."""
+        answers: dict[int, Any] = {}
+        deadline = time.monotonic() + timeout_s
+        while len(answers) < len(self._connections):
+            missing = {c: rank for rank, c in enumerate(self._connections) if rank not in answers}
+            ready = wait(list(missing), deadline - time.monotonic())
+            for connection in cast("list[Connection[Any, Any]]", ready):
+                rank = missing[connection]
+                is_fine, answers[rank] = connection.recv()
+                if not is_fine:
+                    self.close()
+                    raise AssertionError(f"rank {rank}:\n{answers[rank]}")
+            if not ready:
+                self.close()
+                raise AssertionError(f"ranks {sorted(missing.values())} gave no answer within {timeout_s:.0f} s")
+        return [answers[rank] for rank in sorted(answers)]
+
+
+def serve(connection: Connection[Any, Any], store: str, rank: int, count: int) -> None:
+    """What a process does, until its connection ends."""
+    from penstock.backends.learners.megatron import no_cuda
+
+    no_cuda.install()
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(store, count), rank=rank, world_size=count, timeout=timedelta(seconds=COLLECTIVE_S)
+    )
+    connection.send((True, None))
+    while True:
+        try:
+            function, args = connection.recv()
+        except EOFError:
+            return
+        module, name = function.split(":")
+        try:
+            connection.send((True, getattr(importlib.import_module(module), name)(rank, *args)))
+        except BaseException:
+            connection.send((False, traceback.format_exc()))
+            return

@@ -1,0 +1,90 @@
+"""Weights into and out of megatron-core's models, and what these say then, against transformers."""
+
+# transformers' models have no types:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_families import CONFIGS, load_tiny
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from ranks import Ranks
+
+pytestmark = pytest.mark.megatron
+
+DENSE: dict[str, tuple[int, dict[str, Any]]] = {
+    "one": (1, {}),
+    "tensor 2": (2, {"tensor_parallel": 2}),
+    "tensor 2, whole sequences": (2, {"tensor_parallel": 2, "sequence_parallel": False}),
+    "tensor 2, pipeline 2": (4, {"tensor_parallel": 2, "pipeline_parallel": 2}),
+    "context 2, data 2": (4, {"context_parallel": 2}),
+    "virtual pipeline 2": (2, {"pipeline_parallel": 2, "virtual_pipeline": 2}),
+    "tensor 4": (4, {"tensor_parallel": 4, "vocab_multiple": 1}),
+    "uneven stages": (2, {"pipeline_parallel": 2, "transformer": {"num_layers_in_first_pipeline_stage": 1}}),
+}
+EXPERTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "expert 2": (2, {"expert_parallel": 2}),
+    "expert 4": (4, {"expert_parallel": 4}),
+    "tensor 2, expert 2, pipeline 2": (4, {"tensor_parallel": 2, "expert_parallel": 2, "pipeline_parallel": 2}),
+    "tensor 2, expert 2 × tensor 2": (4, {"tensor_parallel": 2, "expert_parallel": 2, "expert_tensor_parallel": 2}),
+}
+CASES = [
+    (family, layout)
+    for family in CONFIGS
+    for layout in (*DENSE, *(EXPERTS if "moe" in family else ()))
+    if (family in ("qwen3", "qwen3_moe") or layout in ("one", "tensor 2, pipeline 2", "tensor 4", "expert 2"))
+    and not ("moe" in family and "whole sequences" in layout)
+]
+LAYOUTS = DENSE | EXPERTS
+BATCHES = [[9, 30, 5], [14]]
+TEMPERATURE = 0.8
+
+
+@pytest.mark.parametrize(("family", "layout"), CASES)
+def test_weights_come_out_as_they_went_in(
+    family: str, layout: str, ranks: Callable[[int], Ranks], tiny_family: Callable[[str], Path]
+) -> None:
+    num_ranks, keys = LAYOUTS[layout]
+    folder = str(tiny_family(family))
+    wrong, digest = ranks(num_ranks).run("weight_cases:round_trip", folder, keys, num_ranks)[0]
+    assert not wrong
+    assert digest == ranks(1).run("weight_cases:round_trip", folder, {}, 1)[0][1], "order and buckets know no layout"
+
+
+@pytest.mark.parametrize(("family", "layout"), CASES)
+def test_a_model_says_what_transformers_says(
+    family: str, layout: str, ranks: Callable[[int], Ranks], tiny_family: Callable[[str], Path]
+) -> None:
+    num_ranks, keys = LAYOUTS[layout]
+    folder = tiny_family(family)
+    answers = ranks(num_ranks).run("weight_cases:scores", str(folder), keys, num_ranks, BATCHES, TEMPERATURE)
+    assert answers[-1], "the last rank is of the last stage"
+    wanted = said_by_transformers(folder, CONFIGS[family].vocab_size)
+    for answer in answers:
+        for found, expected in zip(answer, wanted, strict=False):
+            np.testing.assert_allclose(found[0], expected[0], rtol=0, atol=1e-5)
+            np.testing.assert_allclose(found[1], expected[1], rtol=0, atol=1e-5)
+
+
+def said_by_transformers(folder: Path, vocab_size: int) -> list[tuple[Any, Any]]:
+    """Log-probs and entropy of every micro-batch."""
+    model = load_tiny(folder)
+    said: list[tuple[Any, Any]] = []
+    for number, lengths in enumerate(BATCHES):
+        drawn = np.random.default_rng(number)
+        rows = [torch.from_numpy(drawn.integers(0, vocab_size, length)) for length in lengths]
+        parts = []
+        for row in rows:
+            with torch.no_grad():
+                logprobs = (model(row[None, :-1]).logits[0] / TEMPERATURE).log_softmax(-1)
+            parts.append((logprobs.gather(1, row[1:, None])[:, 0], -(logprobs.exp() * logprobs).sum(-1)))
+        said.append((torch.cat([p[0] for p in parts]).numpy(), torch.cat([p[1] for p in parts]).numpy()))
+    return said

@@ -1,0 +1,69 @@
+"""Tiny models of every family that the Megatron learner builds, as transformers writes them."""
+
+# transformers' factories have no types:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+
+from penstock.backends.models.terminal import quiet_transformers
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 101,  # a prime, so that it is filled up under any layout
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.1,
+    "tie_word_embeddings": False,
+}
+LLAMA3_ROPE: dict[str, Any] = {
+    "rope_type": "llama3", "rope_theta": 10000.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+EXPERTS: dict[str, Any] = {
+    "moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True,
+}  # fmt: skip
+
+CONFIGS: dict[str, Any] = {
+    "qwen2": transformers.Qwen2Config(**SIZES),
+    "qwen3": transformers.Qwen3Config(**SIZES, head_dim=24),
+    "qwen3 tied": transformers.Qwen3Config(**SIZES | {"tie_word_embeddings": True}, head_dim=16),
+    "qwen3_moe": transformers.Qwen3MoeConfig(**SIZES, **EXPERTS, head_dim=16),
+    "qwen3_moe mixed": transformers.Qwen3MoeConfig(
+        **SIZES, **EXPERTS | {"norm_topk_prob": False}, head_dim=16, mlp_only_layers=[1, 2]
+    ),
+    "llama": transformers.LlamaConfig(**SIZES),
+    "llama scaled": transformers.LlamaConfig(**SIZES, rope_parameters=LLAMA3_ROPE),
+    "glm4": transformers.Glm4Config(**SIZES, head_dim=16, attention_bias=True, pad_token_id=0),
+}
+
+
+def make_tiny(name: str, folder: Path) -> Path:
+    """Write a model with weights that are all different: norms away from 1 and biases from 0, so that a mix-up shows."""
+    torch.manual_seed(3)
+    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[name]).float()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    with quiet_transformers():
+        model.save_pretrained(folder)
+    return folder
+
+
+def load_tiny(folder: Path) -> Any:
+    """The model in transformers, ready to be asked."""
+    with quiet_transformers():
+        return transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True
+        ).eval()

@@ -1,0 +1,76 @@
+"""What ranks do in the tests of weights and logits. Imported by ranks only."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from penstock.backends.learners.megatron.architecture import read_architecture
+from penstock.backends.learners.megatron.build import ParallelModel, build_model, close_groups, open_groups
+from penstock.backends.learners.megatron.gather import WeightGatherer
+from penstock.backends.learners.megatron.layout import layout_of
+from penstock.backends.learners.megatron.load import load_weights
+from penstock.backends.learners.megatron.options import MegatronOptions
+from penstock.backends.learners.megatron.schedule import MicroBatchRunner
+from penstock.backends.learners.sequences import TrainSequence, demonstration_sequence
+
+CPU = torch.device("cpu")
+BUCKET_BYTES = 40_000
+
+
+def opened(rank: int, folder: str, keys: dict[str, Any], num_ranks: int) -> tuple[ParallelModel, MegatronOptions]:
+    """A model with its weights."""
+    options = MegatronOptions(**keys)
+    layout = layout_of(options, num_ranks)
+    open_groups(layout, seed=1)
+    model = build_model(read_architecture(Path(folder)), layout, options, precision="float32", device=CPU)
+    load_weights(model, Path(folder), rank=rank)
+    return model, options
+
+
+def gathered(model: ParallelModel, rank: int) -> list[list[tuple[str, torch.Tensor]]]:
+    gatherer = WeightGatherer(model, rank=rank, device=CPU, max_bucket_bytes=BUCKET_BYTES)
+    return [[(name, tensor) for name, tensor in bucket] for bucket in gatherer.buckets()]
+
+
+def round_trip(rank: int, folder: str, keys: dict[str, Any], num_ranks: int) -> tuple[list[str], str] | None:
+    """On the first rank: tensors that are not those of the checkpoint, and a digest of what came with its buckets."""
+    model, _ = opened(rank, folder, keys, num_ranks)
+    buckets = gathered(model, rank)
+    close_groups()
+    if rank:
+        return None
+    found = {name: tensor for bucket in buckets for name, tensor in bucket}
+    wanted = load_file(Path(folder) / "model.safetensors")
+    wrong = sorted(found.keys() ^ wanted.keys())
+    wrong += [name for name in found.keys() & wanted.keys() if not torch.equal(found[name], wanted[name])]
+    digest = hashlib.sha256()
+    for bucket in buckets:
+        digest.update(f"{len(bucket)}".encode())
+        for name, tensor in bucket:
+            digest.update(name.encode() + tensor.contiguous().numpy().tobytes())
+    return wrong, digest.hexdigest()
+
+
+def sequences(vocab_size: int, lengths: list[int], *, seed: int = 5) -> list[TrainSequence]:
+    """Whose tokens but the first are all trained."""
+    drawn = np.random.default_rng(seed)
+    rows = [drawn.integers(0, vocab_size, length).tolist() for length in lengths]
+    return [demonstration_sequence(row[:1], row[1:], sample=number) for number, row in enumerate(rows)]
+
+
+def scores(
+    rank: int, folder: str, keys: dict[str, Any], num_ranks: int, batches: list[list[int]], temperature: float
+) -> list[tuple[Any, Any]]:
+    """Log-probs and entropy of micro-batches of sequences of these lengths, on ranks of the last stage."""
+    model, _ = opened(rank, folder, keys, num_ranks)
+    runner = MicroBatchRunner(model, model.chunks, device=CPU, temperature=temperature)
+    vocab_size = model.architecture.vocab_size
+    found = runner.scores([sequences(vocab_size, lengths, seed=n) for n, lengths in enumerate(batches)])
+    close_groups()
+    return [(part.logprobs.numpy(), part.entropy.numpy()) for part in found]

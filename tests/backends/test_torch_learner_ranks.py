@@ -6,6 +6,7 @@ padded batch in one process."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import random
 from contextlib import contextmanager
@@ -20,14 +21,22 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config, Qwen3Mo
 
 from penstock.backends.learners.gang.gang import SOLO
 from penstock.backends.learners.objectives.presets import objective
-from penstock.backends.learners.options import LearnerOptions
-from penstock.backends.learners.sequences import read_groups
+from penstock.backends.learners.options import LearnerOptions, WarmStartOptions
+from penstock.backends.learners.sequences import demonstration_sequence, read_groups
 from penstock.backends.learners.torch.attention import PACKED_ATTENTION
 from penstock.backends.learners.torch.model import PackedModel
-from penstock.backends.learners.torch.parallel import is_sharded, parallelize, replica, transformer_blocks, whole
+from penstock.backends.learners.torch.parallel import (
+    gathered,
+    is_sharded,
+    parallelize,
+    replica,
+    transformer_blocks,
+    whole,
+)
 from penstock.backends.learners.torch.rounds import StepTooLargeError
 from penstock.backends.learners.torch.trainer import PolicyTrainer
-from penstock.messages.arrays import pack_floats, pack_tokens
+from penstock.backends.learners.torch.warm_start import warm_start
+from penstock.messages.arrays import pack_floats, pack_tokens, tokens_view
 from penstock.messages.samples import Completed, Group, Part, Prompt, Reward, Sample, SampleKey, VersionSpan
 
 if TYPE_CHECKING:
@@ -396,3 +405,114 @@ def test_a_step_that_ran_out_of_memory_is_that_of_smaller_micro_batches(
 def test_a_sequence_that_does_not_fit_alone_ends_the_run_with_advice(folder: Path) -> None:
     with pytest.raises(StepTooLargeError, match="activation_checkpointing"):
         train(SOLO, folder / "tied", "dapo", {}, limit=Limit(4, rank=0, place="forward"))
+
+
+# --- what is divided ----------------------------------------------------------------------------------------------
+
+
+def weights_of(gang: Gang, folder: Path, dtype: str, *, is_replica: bool) -> dict[str, NDArray[np.float32]]:
+    """By their names in a checkpoint, as published; in bfloat16 they must be so."""
+    model = PackedModel.load(folder, dtype=dtype, device=CPU)
+    parallelize(model, gang, LearnerOptions())
+    for _ in range(int(is_replica)):
+        model = replica(model, gang, LearnerOptions())
+    found = gathered(model, is_wanted=gang.is_first)
+    assert {str(tensor.dtype) for tensor in found.values()} <= {f"torch.{dtype}"}
+    return {name: tensor.float().numpy() for name, tensor in found.items()}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_weights_that_are_divided_are_published_whole(architecture: str, folder: Path, ranks: Ranks) -> None:
+    for dtype in ("float32", "bfloat16"):
+        (expected,) = ranks.run(1, weights_of, folder / architecture, dtype, is_replica=False)
+        for is_replica in (False, True):
+            first, other = ranks.run(2, weights_of, folder / architecture, dtype, is_replica=is_replica)
+            assert first.keys() == expected.keys()
+            assert all(np.array_equal(first[name], expected[name]) for name in expected)
+            assert not other
+
+
+class Precision(NamedTuple):
+    """Of a model in bfloat16."""
+
+    gradient: NDArray[np.float64]
+    trained: set[str]
+    """Types of the weights that the optimizer changes."""
+    computed: set[str]
+    """Types of what a block is given and of the weights that it uses."""
+
+
+def precision_of(gang: Gang, folder: Path) -> Precision:
+    model = PackedModel.load(folder, dtype="bfloat16", device=CPU)
+    learner = Learner.open(gang, model, learner_options("dapo", max_tokens_per_micro_batch=64))
+    computed: set[str] = set()
+
+    def look(module: torch.nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        computed.update({str(inputs[0].dtype), *(str(weight.dtype) for weight in module.parameters())})
+
+    transformer_blocks(model.model)[0].register_forward_pre_hook(look)
+    learner.trainer.accumulate(read_groups(make_batch(3), min_token_version=0), version=VERSION)
+    trained = learner.trainer.trained_weights()
+    flat = torch.cat([whole(weight.grad).reshape(-1) for weight in trained if weight.grad is not None])
+    return Precision(flat.double().numpy(), {str(weight.dtype) for weight in trained}, computed)
+
+
+def test_in_bfloat16_weights_and_sums_are_float32(folder: Path, ranks: Ranks) -> None:
+    (alone,) = ranks.run(1, precision_of, folder / "tied")
+    for found in ranks.run(2, precision_of, folder / "tied"):
+        for one in (alone, found):
+            assert one.trained == {"torch.float32"}
+            assert one.computed == {"torch.bfloat16"}
+        apart = np.linalg.norm(found.gradient - alone.gradient) / np.linalg.norm(alone.gradient)
+        assert apart < 0.02
+
+
+def test_activation_checkpointing_computes_blocks_twice_and_nothing_else(folder: Path, ranks: Ranks) -> None:
+    keys = {"max_tokens_per_micro_batch": 64}
+    cases = [Case("grpo with KL", "untied", (1, 2)), Case("ppo, shared and coupled", "tied", (3,))]
+    expected = gradients_of(SOLO, folder, cases, keys)
+    again = {**keys, "activation_checkpointing": True}
+    assert_same(gradients_of(SOLO, folder, cases, again), expected)
+    for found in ranks.run(2, gradients_of, folder, cases, {**again, "parallel": "fsdp"}):
+        assert_same(found, expected)
+    runs: list[int] = []
+    for options in (keys, again):
+        model = loaded(folder / "untied")
+        learner = Learner.open(SOLO, model, learner_options("dapo", **options))
+        block: Any = transformer_blocks(model.model)[1]
+        runs.append(0)
+        block.mlp.register_forward_pre_hook(lambda *_: runs.append(runs.pop() + 1))
+        learner.trainer.accumulate(read_groups(make_batch(1), min_token_version=0), version=VERSION)
+    assert runs[1] == 2 * runs[0] > 0
+
+
+@pytest.mark.parametrize(("num_ranks", "parallel"), [(1, "fsdp"), (2, "ddp")])
+def test_offloading_what_is_not_sharded_is_refused(num_ranks: int, parallel: str, folder: Path) -> None:
+    gang = SOLO if num_ranks == 1 else dataclasses.replace(SOLO, num_ranks=num_ranks)
+    options = learner_options("dapo", cpu_offload=True, parallel=parallel)
+    with pytest.raises(ValueError, match=r"learner\.cpu_offload"):
+        parallelize(loaded(folder / "tied"), gang, options)
+
+
+def demonstrated(gang: Gang, folder: Path, parallel: str) -> NDArray[np.float64]:
+    """Weights after a warm start."""
+    draw = random.Random(4)
+    rows = [
+        demonstration_sequence(
+            tokens_view(some_tokens(draw, 3)), tokens_view(some_tokens(draw, draw.randint(1, 30))), sample=index
+        )
+        for index in range(20)
+    ]
+    options = learner_options("dapo", parallel=parallel, max_tokens_per_micro_batch=64)
+    block = WarmStartOptions(path="rows", num_steps=3, batch_size=7, learning_rate=1e-3)
+    model = loaded(folder)
+    parallelize(model, gang, options)
+    warm_start(model, rows, options, block, seed=1, report=lambda *_: None, check_stop=lambda: None, gang=gang)
+    return torch.cat([whole(weight).reshape(-1) for weight in model.model.parameters()]).double().numpy()
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_a_warm_start_on_two_ranks_is_that_of_one(parallel: str, folder: Path, ranks: Ranks) -> None:
+    alone = demonstrated(SOLO, folder / "tied", parallel)
+    for found in ranks.run(2, demonstrated, folder / "tied", parallel):
+        assert float(np.abs(found - alone).max()) <= TOLERANCE

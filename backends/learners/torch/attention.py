@@ -6,6 +6,10 @@ sequences share stands in the row of each; what it gives in attention is the sam
 from one. A sequence never sees another, and what stands where a row is padded reaches nothing: it comes after every
 token of its row, and its own output is not read.
 
+On CUDA, in 16 bits, the rows are laid end to end instead and flash attention's kernel for sequences of uneven length
+attends within each (``torch.nn.attention.varlen``): nothing is padded there either. In float32 that kernel does not
+exist, and rows are padded.
+
 Axis letters: ``N`` tokens, ``B`` rows, ``P`` positions of a row, ``H`` heads, ``K`` key-value heads, ``D`` head size.
 """
 
@@ -15,10 +19,12 @@ Axis letters: ``N`` tokens, ``B`` rows, ``P`` positions of a row, ``H`` heads, `
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
+import numpy as np
 import torch
 from torch.nn import functional
+from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 
 if TYPE_CHECKING:
@@ -28,6 +34,8 @@ if TYPE_CHECKING:
 
 PACKED_ATTENTION: Final = "penstock_packed"
 """Name under which transformers finds it. It has no entry among transformers' mask functions, so no mask is built."""
+OLDEST_GPU: Final = (8, 0)
+"""That flash attention has kernels for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +47,33 @@ class PackedRows:
     """``[B · P]``, int64: the token of each place; some token or other where a row is padded."""
     places: Tensor
     """``[N]``, int64: a place of each token. A shared context stands in several rows, alike in each."""
+    ends: Tensor | None = None
+    """``[B + 1]``, int32: where each row begins and the last ends, if rows of their own lengths are laid end to end and
+    ``tokens`` and ``places`` are of these; None if they are padded to ``num_positions``."""
 
     @classmethod
-    def of(cls, packed: PackedTokens, device: torch.device) -> PackedRows:
-        """The rows of a micro-batch."""
+    def of(cls, packed: PackedTokens, device: torch.device, dtype: torch.dtype = torch.float32) -> PackedRows:
+        """The rows of a micro-batch, padded or not as attention of this dtype takes them there."""
+        if has_uneven_kernel(device, dtype):
+            return cls.end_to_end(packed, device)
         return cls(
             num_positions=packed.rows.shape[1],
             tokens=torch.from_numpy(packed.rows.reshape(-1)).to(device),
             places=torch.from_numpy(packed.places).to(device),
+        )
+
+    @classmethod
+    def end_to_end(cls, packed: PackedTokens, device: torch.device) -> PackedRows:
+        """The rows of a micro-batch without padding."""
+        num_positions = packed.rows.shape[1]
+        ends = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(packed.lengths)])
+        is_token = np.arange(num_positions)[None, :] < packed.lengths[:, None]
+        row, position = packed.places // num_positions, packed.places % num_positions
+        return cls(
+            num_positions=num_positions,
+            tokens=torch.from_numpy(packed.rows[is_token]).to(device),
+            places=torch.from_numpy(ends[row] + position).to(device),
+            ends=torch.from_numpy(ends.astype(np.int32)).to(device),
         )
 
     def spread(self, states: Tensor) -> Tensor:
@@ -104,6 +131,8 @@ def packed_attention(
     for name in ("softcap", "s_aux"):
         if unused.get(name) is not None:
             raise ValueError(f"{type(module).__name__} needs attention with {name}, which packed training lacks")
+    if packed_rows.ends is not None:
+        return _uneven_attention(query, key, value, packed_rows, scaling, sliding_window), None
     repeats = query.shape[1] // key.shape[1]
     rows = [packed_rows.spread(tokens) for tokens in (query, key, value)]
     mask = _window_mask(packed_rows.num_positions, sliding_window, query.device)
@@ -116,6 +145,35 @@ def packed_attention(
         scale=scaling,
     )
     return packed_rows.gather(attended), None
+
+
+def has_uneven_kernel(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether torch attends to sequences of uneven length there without padding."""
+    return (
+        device.type == "cuda"
+        and dtype in (torch.bfloat16, torch.float16)
+        and torch.cuda.get_device_capability(device) >= OLDEST_GPU
+    )
+
+
+def _uneven_attention(
+    query: Tensor, key: Tensor, value: Tensor, rows: PackedRows, scaling: float | None, sliding_window: int | None
+) -> Tensor:
+    """As :func:`packed_attention`, without padding: ``[1, H, N, D]`` → ``[1, N, H, D]``."""
+    assert rows.ends is not None, "end_to_end"
+    laid = [states[0].transpose(0, 1).index_select(0, rows.tokens) for states in (query, key, value)]
+    before = -1 if sliding_window is None else sliding_window - 1
+    attended = varlen_attn(
+        *laid,
+        cu_seq_q=rows.ends,
+        cu_seq_k=rows.ends,
+        max_q=rows.num_positions,
+        max_k=rows.num_positions,
+        scale=scaling,
+        window_size=(before, 0),
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+    return cast("Tensor", attended).index_select(0, rows.places)[None]
 
 
 def _repeat_heads(states: Tensor, repeats: int) -> Tensor:

@@ -89,7 +89,7 @@ class Critic:
             self._module["trunk"] = _copied_trunk(policy, options, gang)
         if is_sharded(policy.model):
             shard(self._head, [], gang, options, compute_dtype=dtype)
-        self._dtype = dtype
+        self._dtype, self._trunk_dtype = dtype, policy.dtype
         self._optimizer = MasterAdamW(
             self._module,
             betas=options.betas,
@@ -204,7 +204,7 @@ class Critic:
             input_ids=torch.from_numpy(packed.input_ids).to(self._device)[None],
             position_ids=torch.from_numpy(packed.position_ids).to(self._device)[None],
             use_cache=False,
-            packed_rows=PackedRows.of(packed, self._device),
+            packed_rows=PackedRows.of(packed, self._device, self._trunk_dtype),
         )
         hidden = cast("Tensor", output.last_hidden_state)[0]
         return hidden[torch.from_numpy(packed.predicted_at).to(self._device)]

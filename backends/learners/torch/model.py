@@ -245,7 +245,7 @@ class PackedModel:
             position_ids=self.tensor(packed.position_ids)[None],
             logits_to_keep=self.tensor(packed.predicted_at),
             use_cache=False,
-            packed_rows=PackedRows.of(packed, self.device),
+            packed_rows=PackedRows.of(packed, self.device, self.dtype),
         )
         return cast("Tensor", output.logits)[0]
 

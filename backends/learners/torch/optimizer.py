@@ -119,6 +119,10 @@ class MasterAdamW:
         self.forget_gradients()
         return norm
 
+    def weights(self) -> list[Tensor]:
+        """In float32 or better, with their gradients."""
+        return list(self._masters)
+
     def sum_gradients(self) -> None:
         """Add up over the ranks what each has found alone; ``step`` does it otherwise, and not twice."""
         if self._gang.is_alone or self._is_sharded or self._is_summed:

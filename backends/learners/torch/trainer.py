@@ -192,6 +192,10 @@ class PolicyTrainer:
             optimizer.sum_gradients()
         return {**found.known.figures(), **finished(found.totals)}
 
+    def trained_weights(self) -> list[Tensor]:
+        """Of the policy, as the optimizer changes them, with their gradients."""
+        return self._optimizer.weights()
+
     def forget_gradients(self) -> None:
         """Those of policy and critic."""
         for optimizer in self._optimizers:

@@ -1,0 +1,76 @@
+"""How micro-batches are divided over ranks."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from penstock.backends.learners.division import divide_over_ranks, micro_batch_cost, sequence_cost
+from penstock.backends.learners.packing import split_into_micro_batches
+from penstock.backends.learners.sequences import TrainSequence, demonstration_sequence
+
+HIDDEN = 64
+
+
+def make_sequences(seed: int, count: int, longest: int = 200) -> list[TrainSequence]:
+    draw = random.Random(seed)
+    found: list[TrainSequence] = []
+    for sample in range(count):
+        length = min(longest, 1 + int(draw.lognormvariate(3.0, 1.0)))
+        one = demonstration_sequence([1] * (1 + sample % 3), [2] * length, sample=sample)
+        found.append(one._replace(prompt=sample // 4, first=sample))
+    return found
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 8])
+@pytest.mark.parametrize("seed", range(20))
+def test_every_sequence_is_on_one_rank_and_every_rank_has_as_many_micro_batches(seed: int, num_ranks: int) -> None:
+    sequences = make_sequences(seed, random.Random(seed).randint(1, 60))
+    division = divide_over_ranks(sequences, num_ranks=num_ranks, max_tokens=256, hidden_size=HIDDEN)
+    assert len(division.ranks) == num_ranks
+    assert len({len(parts) for parts in division.ranks}) == 1
+    assert sorted(s.first for part in division.in_order for s in part) == list(range(len(sequences)))
+    assert all(sum(len(s.tokens) - 1 for s in part) <= 256 or len(part) == 1 for part in division.in_order)
+    # Nowhere two ranks wait while others work that could have shared it.
+    fewest = len(split_into_micro_batches(sequences, 256))
+    assert len(division.ranks[0]) <= -(-fewest // num_ranks) + 1
+    assert division == divide_over_ranks(sequences, num_ranks=num_ranks, max_tokens=256, hidden_size=HIDDEN)
+
+
+def test_one_rank_has_the_micro_batches_that_it_always_had() -> None:
+    sequences = make_sequences(1, 40)
+    division = divide_over_ranks(sequences, num_ranks=1, max_tokens=100, hidden_size=HIDDEN)
+    assert division.ranks == [split_into_micro_batches(sequences, 100)]
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_ranks_have_about_the_same_to_do_in_every_round(seed: int, num_ranks: int) -> None:
+    sequences = make_sequences(seed, 64)
+    division = divide_over_ranks(sequences, num_ranks=num_ranks, max_tokens=512, hidden_size=HIDDEN)
+    costs = [[micro_batch_cost(part, hidden_size=HIDDEN) for part in parts] for parts in division.ranks]
+    needed = sum(max(each) for each in zip(*costs, strict=True)) * num_ranks
+    assert sum(map(sum, costs)) / needed > 0.85
+
+
+def test_long_sequences_are_dealt_out_by_cost() -> None:
+    """Cut in order, the best would be 190 against 130."""
+    sequences = [
+        demonstration_sequence([1], [2] * length, sample=index)._replace(first=index)
+        for index, length in enumerate([100, 90, 80, 10, 10, 10, 10, 10])
+    ]
+    division = divide_over_ranks(sequences, num_ranks=2, max_tokens=1000, hidden_size=HIDDEN)
+    loads = [sum(len(s.tokens) - 1 for s in parts[0]) for parts in division.ranks]
+    assert sorted(loads) == [150, 170]
+
+
+def test_ranks_without_a_sequence_have_empty_micro_batches() -> None:
+    division = divide_over_ranks(make_sequences(1, 2), num_ranks=3, max_tokens=1000, hidden_size=HIDDEN)
+    assert sorted(len(parts[0]) for parts in division.ranks) == [0, 1, 1]
+    assert division.is_finest
+
+
+def test_attention_makes_one_long_sequence_dearer_than_two_short_ones() -> None:
+    assert sequence_cost(2000, hidden_size=HIDDEN) > 2 * sequence_cost(1000, hidden_size=HIDDEN)
+    assert sequence_cost(10, hidden_size=4096) == pytest.approx(10, rel=1e-3)

@@ -1,0 +1,114 @@
+"""Attention over rows laid end to end is that over padded rows.
+
+The kernel that takes them exists on GPUs only; on a CPU its place is taken by one sequence after the other.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from torch.nn import functional
+
+from penstock.backends.learners.packing import pack
+from penstock.backends.learners.sequences import demonstration_sequence
+from penstock.backends.learners.torch import attention
+from penstock.backends.learners.torch.attention import PackedRows, has_uneven_kernel, packed_attention
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from penstock.backends.learners.packing import PackedTokens
+
+CPU = torch.device("cpu")
+HEADS, KEY_HEADS, SIZE = 4, 2, 16
+
+
+def make_packed(seed: int) -> PackedTokens:
+    """Sequences of uneven lengths, some of which share their context."""
+    draw = random.Random(seed)
+    prompts = [[draw.randrange(9) for _ in range(draw.randint(1, 9))] for _ in range(3)]
+    chosen = sorted(draw.randrange(3) for _ in range(7))
+    sequences = [
+        demonstration_sequence(prompts[index], [draw.randrange(9) for _ in range(draw.randint(1, 20))], sample=index)
+        for index in chosen
+    ]
+    return pack(sequences)
+
+
+def one_by_one(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor,
+    max_q: int,
+    max_k: int,
+    scale: float | None,
+    window_size: tuple[int, int],
+    enable_gqa: bool,
+) -> Tensor:
+    """What torch's kernel is documented to compute."""
+    assert torch.equal(cu_seq_q, cu_seq_k)
+    assert max_q == max_k == int(cu_seq_q.diff().max())
+    assert window_size[1] == 0
+    rows = []
+    for start, end in zip(cu_seq_q[:-1].tolist(), cu_seq_q[1:].tolist(), strict=True):
+        place = torch.arange(end - start)
+        age = place[:, None] - place[None, :]
+        seen = (age >= 0) & ((age <= window_size[0]) if window_size[0] >= 0 else torch.tensor(data=True))
+        parts = [states[start:end].transpose(0, 1) for states in (query, key, value)]
+        attended = functional.scaled_dot_product_attention(*parts, attn_mask=seen, scale=scale, enable_gqa=enable_gqa)
+        rows.append(attended.transpose(0, 1))
+    return torch.cat(rows)
+
+
+def states_of(packed: PackedTokens, seed: int, device: torch.device, dtype: torch.dtype) -> list[Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    count = len(packed.input_ids)
+    return [
+        torch.randn(1, heads, count, SIZE, generator=draw).to(device, dtype).requires_grad_()
+        for heads in (HEADS, KEY_HEADS, KEY_HEADS)
+    ]
+
+
+def attended(states: list[Tensor], rows: PackedRows, window: int | None) -> tuple[Tensor, list[Tensor]]:
+    """The output, and a gradient with respect to each of the states."""
+    module = torch.nn.Identity()
+    output, _ = packed_attention(module, *states, None, scaling=0.3, sliding_window=window, packed_rows=rows)
+    slopes = torch.linspace(-1.0, 1.0, output.numel(), device=output.device, dtype=output.dtype).view_as(output)
+    return output, list(torch.autograd.grad((output * slopes).sum(), states))
+
+
+@pytest.mark.parametrize("window", [None, 5])
+@pytest.mark.parametrize("seed", range(5))
+def test_rows_end_to_end_are_padded_rows(seed: int, window: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "varlen_attn", one_by_one)
+    packed = make_packed(seed)
+    states = states_of(packed, seed, CPU, torch.float32)
+    padded, padded_slopes = attended(states, PackedRows.of(packed, CPU), window)
+    uneven, slopes = attended(states, PackedRows.end_to_end(packed, CPU), window)
+    torch.testing.assert_close(uneven, padded)
+    for found, expected in zip(slopes, padded_slopes, strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_a_cpu_pads() -> None:
+    assert not has_uneven_kernel(CPU, torch.bfloat16)
+    assert PackedRows.of(make_packed(0), CPU, torch.bfloat16).ends is None
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the kernel exists on GPUs only")
+@pytest.mark.parametrize("window", [None, 5])
+def test_the_kernel_of_a_gpu_computes_padded_rows(window: int | None) -> None:
+    device = torch.device("cuda:0")
+    packed = make_packed(1)
+    states = states_of(packed, 1, device, torch.bfloat16)
+    padded, padded_slopes = attended(states, PackedRows.of(packed, device, torch.float32), window)
+    uneven, slopes = attended(states, PackedRows.of(packed, device, torch.bfloat16), window)
+    torch.testing.assert_close(uneven, padded, atol=2e-2, rtol=2e-2)
+    for found, expected in zip(slopes, padded_slopes, strict=True):
+        torch.testing.assert_close(found, expected, atol=5e-2, rtol=5e-2)

@@ -77,6 +77,9 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
             "normalize": True,
         },
     },
+    "distill": {},
+    "distill whitened": {"name": "distill", "opd_kl_coef": 0.5, "whiten": True, "old_logprobs": "recompute"},
+    "grpo distilled": {"name": "grpo", "opd_kl_coef": 0.3, "old_logprobs": "interpolate", "kl_coef": 0.1},
     "opsm": {"name": "dapo", "opsm_delta": 0.05},
     "unbiased KL": {"name": "dapo", "kl_coef": 0.1, "unbiased_kl": True, "kl_estimator": "low_var_kl"},
 }
@@ -127,12 +130,14 @@ def make_part(draw: random.Random, behaviour: PreTrainedModel, prompt: Prompt, *
         logprobs, _ = plain_scores(behaviour, before or list(tokens_view(prompt.tokens)), tokens)
     num_old = draw.randint(0, num_tokens)
     first = draw.randint(3, 5)
+    taught = random.Random(f"teacher {tokens}")
     return Part(
         tokens=pack_tokens(tokens),
         logprobs=pack_floats(min(0.0, value + draw.gauss(0.0, 0.5)) for value in logprobs.tolist()),
         spans=(VersionSpan(first, num_old), VersionSpan(draw.randint(first, 6), num_tokens - num_old)),
         loss_mask=bytes([1, *(draw.randint(0, 1) for _ in range(num_tokens - 1))]) if masked else b"",
         context_tokens=pack_tokens(before),
+        teacher_logprobs=pack_floats(value + taught.gauss(0.0, 0.7) for value in logprobs.tolist()),
     )
 
 
@@ -163,6 +168,7 @@ class PlainSample:
     entropy: Tensor
     rollout: Tensor
     reference: Tensor
+    teacher: Tensor
     age: Tensor
     position: list[int]
     old: Tensor
@@ -175,7 +181,7 @@ def plain_samples(
     found: list[PlainSample] = []
     for group in groups:
         for sample in group.samples:
-            columns: list[list[Tensor]] = [[], [], [], [], []]
+            columns: list[list[Tensor]] = [[], [], [], [], [], []]
             position: list[int] = []
             start = 0
             for part in sample.parts:
@@ -186,19 +192,30 @@ def plain_samples(
                 with torch.no_grad():
                     base, _ = plain_scores(reference, context, tokens)
                 age = torch.tensor([VERSION - s.version for s in part.spans for _ in range(s.num_tokens)])
-                values = (new, entropy, torch.tensor(list(floats_view(part.logprobs))), base, age)
+                rollout, teacher = (torch.tensor(list(floats_view(b))) for b in (part.logprobs, part.teacher_logprobs))
+                values = (new, entropy, rollout, base, teacher, age)
                 for column, value in zip(columns, values, strict=True):
                     column.append(value[kept])
                 position += [start + i for i in kept]
                 start += len(tokens)
-            new, entropy, rollout, base, age = (torch.cat(column) for column in columns)
+            new, entropy, rollout, base, teacher, age = (torch.cat(column) for column in columns)
             share = torch.tensor([1.0 / int(a) if a else 0.0 for a in age])
             now = new.detach()
             old = {"engine": rollout, "recompute": now, "interpolate": share * rollout + (1 - share) * now}
             reward = cast("float", sample.reward)
             found.append(
                 PlainSample(
-                    group.group_id, reward, new, entropy, rollout, base, age, position, old[o.old_logprobs], new
+                    group.group_id,
+                    reward,
+                    new,
+                    entropy,
+                    rollout,
+                    base,
+                    teacher,
+                    age,
+                    position,
+                    old[o.old_logprobs],
+                    new,
                 )
             )
     return found
@@ -239,8 +256,11 @@ def set_advantages(samples: list[PlainSample], o: ObjectiveOptions) -> None:
                 )
             case "reinforce_plus_plus_baseline":
                 sample.advantage = centred - kl
+            case "teacher":
+                sample.advantage = torch.zeros_like(kl)
             case "gae":
                 raise AssertionError("needs a critic; its tests are beside those of the critic")
+        sample.advantage = sample.advantage - o.opd_kl_coef * (sample.old - sample.teacher)
     if o.whiten:
         every = torch.cat([s.advantage for s in samples])
         for sample in samples:

@@ -159,7 +159,7 @@ class BatchTokens:
         return kl_estimate(self.options.kl_estimator, self._old(), reference)
 
     def _kl_to_teacher(self) -> Tensor | None:
-        if not self.options.opd_kl_coef:
+        if not self.options.opd_kl_coef or (self._own is not None and not bool(self._own.any())):
             return None
         if self._teacher is None or bool(self._of_objective(self._teacher).isnan().any()):
             raise ValueError(

@@ -20,8 +20,8 @@ class RecordedOptions(Options, frozen=True, kw_only=True):
     """Column with the response: a text, token ids, or a list of as many of these as a group has samples. Chat messages
     that end with the assistant's hold it themselves."""
     chosen_key: str = "chosen"
-    """Column with the better of two responses, in rows without ``response_key``; with rewards 1 and 0 the two are a
-    group."""
+    """Column with the better of two responses, in rows without ``response_key``, and with ``learner.objective: dpo`` in
+    any; with rewards 1 and 0 the two are a group."""
     rejected_key: str = "rejected"
     """Column with the other one."""
     logprobs_key: str | None = None

@@ -6,6 +6,8 @@
 | prompt, ``chosen_key``, ``rejected_key`` | two, with the rewards 1 and 0 |
 | prompt: chat messages of which the assistant's is the last | one: every turn of the assistant, the others masked |
 
+Where there are both, the objective decides: DPO takes the pair.
+
 Invariants:
 
 * A row is understood here without a tokenizer and without a template, so that it can be checked before a run.
@@ -37,6 +39,8 @@ class RecordedSettings(NamedTuple):
     """Whether no engine of the run generates, so that every row must hold its responses."""
     imitates: bool
     """Whether the objective of the run is imitation."""
+    prefers_pairs: bool = False
+    """Whether it is one of pairs, so that in a row with both a response and a pair the pair is meant."""
     ratio_objective: str = ""
     """Name of the objective of the run, if it needs the log-probs under which a response was drawn."""
 
@@ -120,7 +124,7 @@ def recorded_row(row: RawRow, options: DataOptions, settings: RecordedSettings) 
         prompt, responses = _conversation(row, options)
     else:
         prompt = prompt_of(row, options.prompt_key, chat_template=options.chat_template, block="data")
-        responses = _responses(row, options.recorded)
+        responses = _responses(row, options.recorded, prefers_pairs=settings.prefers_pairs)
     responses = _with_rewards(row, options.recorded, responses)
     _check_number(len(responses), loss, settings)
     if loss is Loss.OBJECTIVE and settings.ratio_objective and any(each.logprobs is None for each in responses):
@@ -179,10 +183,10 @@ def _role(message: object) -> object:
     return cast("Message", message).get("role") if isinstance(message, dict) else None
 
 
-def _responses(row: RawRow, recorded: RecordedOptions) -> tuple[Response, ...]:
+def _responses(row: RawRow, recorded: RecordedOptions, *, prefers_pairs: bool) -> tuple[Response, ...]:
     columns = row.columns
     key, better, worse = recorded.response_key, recorded.chosen_key, recorded.rejected_key
-    if columns.get(key) is None and columns.get(better) is not None:
+    if columns.get(better) is not None and (prefers_pairs or columns.get(key) is None):
         pair = [_content(_text_or_ids(row, name), name) for name in (better, worse)]
         return tuple(Response(content, None, reward) for content, reward in zip(pair, (1.0, 0.0), strict=True))
     if columns.get(key) is None:

@@ -36,6 +36,7 @@ def recorded_settings(scenario: Scenario) -> RecordedSettings | None:
         max_response_tokens=scenario.sampling.max_response_tokens,
         are_all_recorded=backends == {BACKEND},
         imitates=objective.name == IMITATION,
+        prefers_pairs=prefers_pairs(objective),
         ratio_objective=objective.name if needs_rollout_logprobs(objective) else "",
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import actor_driver as drive
+import msgspec
 
 from penstock.actors.prompt_source.machine import PromptSource
 from penstock.actors.prompt_source.settings import PromptSourceSettings
@@ -33,10 +34,12 @@ from penstock.messages.samples import Completed, InfraError, SampleKey
 from penstock.messages.weights import EngineReady
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from penstock.actors.prompt_source.settings import Routing
     from penstock.messages.base import Event
     from penstock.messages.commands import AnyCommand
-    from penstock.messages.samples import Outcome, Part
+    from penstock.messages.samples import Outcome, Part, Prompt
 
 KEEPERS = ("scorer", "filter", "buffer")
 
@@ -57,6 +60,8 @@ class SourceBench:
         salvages_responses: bool = True,
         routing: Routing = "prefix_affine",
         max_load: float = 1.5,
+        recorded_engines: tuple[str, ...] = (),
+        is_recorded: Callable[[int], bool] = lambda _: False,
     ) -> None:
         self.driver = drive.Driver(
             PromptSource(
@@ -73,9 +78,12 @@ class SourceBench:
                     routing=routing,
                     max_load=max_load,
                     salvages_responses=salvages_responses,
+                    recorded_engines=recorded_engines,
                 )
             )
         )
+        self.is_recorded = is_recorded
+        """Of a row: whether it holds its responses."""
         self.epoch = epoch
         self.epochs: dict[str, int] = {}
         """Of those that are there."""
@@ -91,9 +99,12 @@ class SourceBench:
             new = self.driver.hear(event)
             commands.extend(new)
             for fetch in drive.every(new, FetchPrompts):
-                prompts = tuple(FetchedPrompt(r.group_id, drive.prompt(r.row)) for r in fetch.requests)
+                prompts = tuple(FetchedPrompt(r.group_id, self._prompt(r.row)) for r in fetch.requests)
                 commands.extend(self.driver.hear(PromptsFetched(prompts=prompts)))
         return commands
+
+    def _prompt(self, row: int) -> Prompt:
+        return msgspec.structs.replace(drive.prompt(row), is_recorded=self.is_recorded(row))
 
     def started(self, num_engines: int = 2, num_slots: int = 64) -> SourceBench:
         """The keepers are there and so many engines are ready."""

@@ -1,5 +1,8 @@
 """What the ranks of a learner do in tests of adapters and references; jobs for :mod:`rank_cases`."""
 
+# torch.manual_seed is typed in part only:
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal

@@ -1,5 +1,8 @@
 """A reference that is refreshed: when it moves, and what a checkpoint keeps of it."""
 
+# safetensors is typed in part only:
+# pyright: reportUnknownVariableType=false
+
 from __future__ import annotations
 
 from pathlib import Path

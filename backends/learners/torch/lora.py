@@ -18,8 +18,9 @@ Invariants:
 
 from __future__ import annotations
 
+import copy
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import torch
 from peft import LoraConfig, inject_adapter_in_model
@@ -82,12 +83,7 @@ class Adapters:
             parameter.requires_grad_(is_adapter)
             if is_adapter:
                 parameter.data = parameter.data.float()
-        model.eval()
-
-    @property
-    def num_parameters(self) -> int:
-        """That are trained."""
-        return sum(matrix.numel() for matrix in self.state().values())
+        cast("nn.Module", model).eval()  # what is new in it is not yet
 
     @contextmanager
     def switched_off(self) -> Generator[None]:
@@ -155,8 +151,9 @@ class Adapters:
             if name.startswith(PREFIX)
         }
         save_file(named, folder / WEIGHTS_FILE, metadata={"format": "pt"})
-        config = cast("dict[str, Any]", self._config.to_dict())
-        LoraConfig(**{**config, "base_model_name_or_path": base, "inference_mode": True}).save_pretrained(str(folder))
+        config = copy.copy(self._config)
+        config.base_model_name_or_path, config.inference_mode = base, True
+        config.save_pretrained(str(folder))
 
     def _switch(self, *, on: bool) -> None:
         for layer in self._layers.values():
@@ -184,7 +181,8 @@ def _merged(layer: AdaptedLinear, weight: Tensor, read: Callable[[Tensor], Tenso
     up, down = (read(cast("nn.Linear", matrices[NAME]).weight) for matrices in (layer.lora_B, layer.lora_A))
     base = read(weight)
     exact = base.to(torch.promote_types(base.dtype, torch.float32))
-    return (exact + (up @ down) * layer.scaling[NAME]).to(base.dtype)
+    scale = float(layer.scaling[NAME])
+    return (exact + (up @ down) * scale).to(base.dtype)
 
 
 def _targets(model: PreTrainedModel, options: LoraOptions) -> list[str]:

@@ -109,7 +109,7 @@ def test_two_ranks_learn_what_one_does(tmp_path: Path) -> None:
         with LiveRun("sync.yaml", parent, overrides) as run:
             summary = run.finish()
             assert summary.completed
-            rewards.append([dict(step.metrics)["rollout/raw_reward"] for step in read_steps(run.folder)])
+            rewards.append([step.metrics["rollout/raw_reward"] or 0.0 for step in read_steps(run.folder)])
     # Sampling is seeded, so the curves part only where rounding has made another token likelier than the one drawn.
     assert rewards[1][:3] == pytest.approx(rewards[0][:3], abs=1e-9)
     assert rewards[1] == pytest.approx(rewards[0], abs=0.05)

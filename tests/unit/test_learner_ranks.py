@@ -1,0 +1,136 @@
+"""Where the ranks of a learner go, what they cannot be combined with, and what a dry run says of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from penstock.backends.learners.gang.backend import GangLearnerBackend
+from penstock.messages.names import LEARNER
+from penstock.runtime.backends import open_backend
+from penstock.runtime.cli.dry_run import placement_text
+from penstock.runtime.errors import PreflightError
+from penstock.runtime.hosts.ray.placement import Block, NodeGpus, place
+from penstock.runtime.plan import RunPlan
+from penstock.runtime.scenario import Scenario, broken_rule, resolve
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def scenario(learner: dict[str, Any], engines: dict[str, Any] | None = None, **blocks: object) -> Scenario:
+    data = {
+        "run": {"name": "ranks"},
+        "model": {"make": "xs"},
+        "data": {"path": "lines:100"},
+        "reward": {"function": "lines"},
+        "sampling": {"max_response_tokens": 64},
+        "staleness": {"policy": "sync"},
+        "engines": engines or {},
+        "learner": learner,
+        **blocks,
+    }
+    return resolve(msgspec.convert(data, Scenario))
+
+
+def nodes(*num_gpus: int) -> list[NodeGpus]:
+    return [NodeGpus(f"node{index}", num) for index, num in enumerate(num_gpus)]
+
+
+def sglang(tp_size: int, **more: object) -> dict[str, Any]:
+    return {"backend": "sglang", "sglang": {"tp_size": tp_size}, **more}
+
+
+def test_every_rank_gets_a_gpu_of_its_own_on_one_node() -> None:
+    placement = place(scenario({"num_ranks": 4}, sglang(2)), nodes(2, 4, 3))
+    assert placement.block_of(LEARNER) == Block((LEARNER,), 4, ("node1",))
+    assert placement.block_of("engine/0") == Block(("engine/0",), 2, ("node0",))
+    assert placement.num_learner_ranks == 4
+
+
+def test_ranks_do_not_share_gpus_with_embedded_engines() -> None:
+    placement = place(scenario({"num_ranks": 2}, {"count": 2}), nodes(3))
+    assert placement.block_of(LEARNER) == Block((LEARNER,), 2, ("node0",))
+    assert placement.block_of("engine/0") == Block(("engine/0", "engine/1"), 1, ("node0",))
+
+
+def test_where_there_is_no_gpu_ranks_with_any_device_are_on_the_cpu() -> None:
+    assert place(scenario({"num_ranks": 8}), nodes(0, 0)).blocks == ()
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "said"),
+    [
+        (
+            (2, 2),
+            "learner: learner asked for 3 GPUs; engine/0 asked for 1 GPU. 4 are free, 2 + 2 on 2 nodes. All ranks ",
+        ),
+        ((2, 2), "of a learner are on one node; the most that fit are learner.num_ranks=2"),
+        ((0, 1), "No rank of the learner fits beside the others"),
+    ],
+)
+def test_ranks_that_do_not_fit_on_a_node_are_refused_with_the_number_that_would(
+    num_gpus: tuple[int, ...], said: str
+) -> None:
+    engines = sglang(1) if num_gpus == (0, 1) else {}
+    with pytest.raises(PreflightError) as raised:
+        place(scenario({"num_ranks": 3}, engines), nodes(*num_gpus))
+    assert said in str(raised.value)
+
+
+def test_colocated_ranks_use_the_first_gpus_of_the_engine() -> None:
+    placement = place(scenario({"num_ranks": 2}, sglang(4, placement="colocate")), nodes(4))
+    assert placement.blocks == (Block(("engine/0", LEARNER), 4, ("node0",)),)
+    assert placement.num_learner_ranks == 2
+
+
+def test_more_ranks_than_the_engine_that_they_are_with_has_gpus_are_refused() -> None:
+    with pytest.raises(PreflightError, match="has 1 on a node, and each of 2 ranks needs one of its own"):
+        place(scenario({"num_ranks": 2}, {"placement": "colocate"}), nodes(4))
+    crowded = scenario({"num_ranks": 4, "device": "cuda"}, sglang(2, placement="colocate"))
+    found = broken_rule(crowded)
+    assert found is not None
+    assert found[0] == ("learner", "num_ranks")
+    assert "has 2, and each of 4 ranks needs one of its own" in found[1]
+
+
+@pytest.mark.parametrize(
+    ("learner", "key", "said"),
+    [
+        ({"device": "cuda:1"}, "device", "cuda:1 is one device, and each of 2 ranks needs one"),
+        ({"rank_timeout_s": 4000.0}, "rank_timeout_s", "set it below learner.step_timeout_s, which is 3600"),
+    ],
+)
+def test_what_ranks_cannot_be_combined_with_is_said(learner: dict[str, Any], key: str, said: str) -> None:
+    found = broken_rule(scenario({"num_ranks": 2, **learner}))
+    assert found is not None
+    assert found[0] == ("learner", key)
+    assert said in found[1]
+    assert broken_rule(scenario({"num_ranks": 1, **learner})) is None
+
+
+def test_a_simulated_learner_is_not_divided() -> None:
+    found = broken_rule(scenario({"num_ranks": 2, "backend": "simulated"}, {"backend": "simulated"}))
+    assert found is not None
+    assert "a simulated learner is not divided" in found[1]
+
+
+def test_a_dry_run_counts_the_ranks() -> None:
+    text = placement_text(scenario({"num_ranks": 4, "num_threads": 2}, sglang(2)))
+    assert "learner           5          2             auto    torch, 4 ranks, 1 GPU each where there are any" in text
+    assert "; asks for 6 GPUs where there are any" in text
+    on_cpu = placement_text(scenario({"num_ranks": 2, "device": "cpu"}))
+    assert "torch, 2 ranks\n" in on_cpu
+
+
+def test_several_ranks_are_a_gang(tmp_path: Path) -> None:
+    plan = RunPlan(
+        scenario=scenario({"num_ranks": 2}),
+        run_id="ranks",
+        run_folder=str(tmp_path),
+        model_folder=str(tmp_path),
+        num_rows=1,
+    )
+    assert isinstance(open_backend(LEARNER, plan, epoch=3), GangLearnerBackend)

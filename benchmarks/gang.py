@@ -1,0 +1,96 @@
+"""What a batch costs on its way to the ranks of a learner: encoded and written once, sent and read for each rank.
+
+One process plays both ends, so that every part is seen apart. Counted is CPU time, so that other load on the machine
+does not count; the medians of the repetitions are printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import statistics
+import time
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from rich.console import Console
+
+from penstock.backends.learners.gang.channel import Channel, Parcel
+from penstock.backends.learners.gang.words import Order, decode_launcher_word, encode_word
+from penstock.messages.arrays import LOGPROB_BYTES, TOKEN_BYTES
+from penstock.messages.commands import Train
+from penstock.messages.samples import Completed, Group, Part, Prompt, Reward, Sample, SampleKey, VersionSpan
+
+PROMPT_TOKENS: Final = 500
+
+
+class Passage(NamedTuple):
+    """CPU time of one batch, in seconds."""
+
+    encode_s: float
+    write_s: float
+    send_s: float
+    """To one rank."""
+    read_s: float
+    """In one rank: map and decode."""
+
+
+def order_of(num_groups: int, num_samples: int, num_tokens: int) -> Order:
+    """A batch of random bytes of the right lengths."""
+    groups = [
+        Group(
+            group_id=group,
+            prompt=Prompt(row=group, epoch=0, tokens=os.urandom(TOKEN_BYTES * PROMPT_TOKENS)),
+            samples=tuple(_sample(SampleKey(group, index), num_tokens) for index in range(num_samples)),
+        )
+        for group in range(num_groups)
+    ]
+    return Order(1, Train(version=1, groups=tuple(groups), min_token_version=0))
+
+
+def _sample(key: SampleKey, num_tokens: int) -> Sample:
+    part = Part(
+        tokens=os.urandom(TOKEN_BYTES * num_tokens),
+        logprobs=os.urandom(LOGPROB_BYTES * num_tokens),
+        spans=(VersionSpan(1, num_tokens),),
+    )
+    return Sample(key=key, parts=(part,), outcome=Completed(reward=Reward(value=1.0)))
+
+
+def measure(order: Order) -> Passage:
+    """Send the batch once, to one rank."""
+    here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sender, receiver = Channel(here), Channel(there)
+    times = [time.process_time()]
+    data = encode_word(order)
+    times.append(time.process_time())
+    parcel = Parcel(data)
+    times.append(time.process_time())
+    sender.send(parcel)
+    times.append(time.process_time())
+    received = receiver.receive(decode_launcher_word)
+    times.append(time.process_time())
+    assert received == order
+    parcel.close()
+    sender.close()
+    receiver.close()
+    return Passage(*(after - before for before, after in pairwise(times)))
+
+
+def main(arguments: list[str]) -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="penstock bench gang", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--groups", type=int, default=32)
+    parser.add_argument("--samples", type=int, default=8, help="of each group")
+    parser.add_argument("--tokens", type=int, default=8000, help="of each sample")
+    parser.add_argument("--repetitions", type=int, default=7)
+    given = parser.parse_args(arguments)
+    order = order_of(given.groups, given.samples, given.tokens)
+    passages = [measure(order) for _ in range(given.repetitions)]
+    encode_ms, write_ms, send_ms, read_ms = (1e3 * statistics.median(part) for part in zip(*passages, strict=True))
+    console = Console()
+    console.print(f"{len(encode_word(order)) / 1e6:.1f} MB, {given.groups} × {given.samples} samples of {given.tokens}")
+    console.print(f"once:      encode {encode_ms:.1f} ms, write {write_ms:.1f} ms")
+    console.print(f"each rank: send {send_ms:.2f} ms, map and decode {read_ms:.1f} ms")
+    return 0

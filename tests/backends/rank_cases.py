@@ -101,7 +101,9 @@ def _serve(rank: int, connection: Connection) -> None:
             connection.send((traceback.format_exc(), None))
 
 
-def _run(rank: int, num_ranks: int, store: str, job: Callable[..., object], args: Any, keys: Any) -> object:
+def _run(
+    rank: int, num_ranks: int, store: str, job: Callable[..., object], args: tuple[object, ...], keys: dict[str, object]
+) -> object:
     gang = join_gang(
         store=dist.FileStore(store, num_ranks),
         rank=rank,

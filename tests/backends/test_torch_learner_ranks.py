@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -104,10 +105,18 @@ class Found(NamedTuple):
     """Of policy and critic, all weights end to end."""
 
 
+Key = tuple[str, str, int]
+"""Objective, architecture and seed."""
 CASES = [
     Case(name, list(ARCHITECTURES)[index % 3], tuple(range(index, NUM_BATCHES, len(OBJECTIVES))))
     for index, name in enumerate(OBJECTIVES)
 ]
+"""Fifty batches, each once."""
+CROSS_PRODUCT = [Case(name, architecture, (1, 2, 3)) for name in OBJECTIVES for architecture in ARCHITECTURES]
+
+
+def some_of(cases: list[Case], every: int) -> list[Case]:
+    return [case._replace(seeds=case.seeds[index % every :: every]) for index, case in enumerate(cases)]
 
 
 @pytest.fixture(scope="module")
@@ -164,8 +173,8 @@ def some_tokens(draw: random.Random, count: int) -> bytes:
 # --- ranks --------------------------------------------------------------------------------------------------------
 
 
-def learner_options(name: str, **keys: Any) -> LearnerOptions:
-    return LearnerOptions(objective=objective(**OBJECTIVES[name]), **keys)
+def learner_options(name: str, **keys: object) -> LearnerOptions:
+    return msgspec.convert({"objective": objective(**OBJECTIVES[name]), **keys}, LearnerOptions)
 
 
 def loaded(folder: Path, kind: type[PackedModel] = PackedModel) -> PackedModel:
@@ -225,15 +234,15 @@ def shift(weights: dict[str, Tensor], scale: float) -> None:
 
 def gradients_of(
     gang: Gang, folder: Path, cases: list[Case], keys: dict[str, Any], kind: type[PackedModel] = PackedModel
-) -> list[Found]:
+) -> dict[Key, Found]:
     """Of every batch of every case."""
-    found: list[Found] = []
+    found: dict[Key, Found] = {}
     for case in cases:
         learner = Learner.open(gang, loaded(folder / case.architecture, kind), learner_options(case.objective, **keys))
         for seed in case.seeds:
             batch = read_groups(make_batch(seed), min_token_version=5 if seed % 4 == 0 else 0)
             figures = learner.trainer.accumulate(batch, version=VERSION)
-            found.append(Found(figures, learner.gradient()))
+            found[case.objective, case.architecture, seed] = Found(figures, learner.gradient())
     return found
 
 
@@ -262,8 +271,10 @@ class PaddedModel(PackedModel):
         taken[:] = [self._trained(rows)[None] for rows in taken]
 
 
-def assert_same(found: list[Found], expected: list[Found]) -> None:
-    for one, other in zip(found, expected, strict=True):
+def assert_same(found: dict[Key, Found], expected: dict[Key, Found]) -> None:
+    assert found
+    for key, one in found.items():
+        other = expected[key]
         assert one.figures.keys() == other.figures.keys()
         for name, value in other.figures.items():
             assert one.figures[name] == pytest.approx(value, abs=TOLERANCE, rel=TOLERANCE), name
@@ -273,22 +284,48 @@ def assert_same(found: list[Found], expected: list[Found]) -> None:
 
 
 @pytest.fixture(scope="module")
-def expected(folder: Path) -> list[Found]:
+def expected(folder: Path) -> dict[Key, Found]:
     """Of all cases, padded, in one micro-batch, in one process."""
     return gradients_of(SOLO, folder, CASES, {"max_tokens_per_micro_batch": 100_000}, PaddedModel)
 
 
 @pytest.mark.parametrize("max_tokens", [64, 100_000])
-def test_packed_or_padded_many_micro_batches_or_one(max_tokens: int, folder: Path, expected: list[Found]) -> None:
-    assert_same(gradients_of(SOLO, folder, CASES, {"max_tokens_per_micro_batch": max_tokens}), expected)
+def test_packed_or_padded_many_micro_batches_or_one(max_tokens: int, folder: Path, expected: dict[Key, Found]) -> None:
+    found = gradients_of(SOLO, folder, CASES, {"max_tokens_per_micro_batch": max_tokens})
+    assert found.keys() == expected.keys()
+    assert_same(found, expected)
 
 
+@pytest.mark.parametrize(("num_ranks", "parallel", "every"), [(2, "ddp", 2), (2, "fsdp", 3), (3, "fsdp", 5)])
+def test_one_rank_or_several(
+    num_ranks: int, parallel: str, every: int, folder: Path, ranks: Ranks, expected: dict[Key, Found]
+) -> None:
+    keys = {"max_tokens_per_micro_batch": 64, "parallel": parallel}
+    for found in ranks.run(num_ranks, gradients_of, folder, some_of(CASES, every), keys):
+        assert_same(found, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("max_tokens", [64, 100_000])
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 @pytest.mark.parametrize("num_ranks", [2, 3])
-def test_one_rank_or_several(num_ranks: int, parallel: str, folder: Path, ranks: Ranks, expected: list[Found]) -> None:
-    keys = {"max_tokens_per_micro_batch": 64, "parallel": parallel}
+def test_fifty_batches_on_one_rank_or_several(
+    num_ranks: int, parallel: str, max_tokens: int, folder: Path, ranks: Ranks, expected: dict[Key, Found]
+) -> None:
+    keys = {"max_tokens_per_micro_batch": max_tokens, "parallel": parallel}
     for found in ranks.run(num_ranks, gradients_of, folder, CASES, keys):
+        assert found.keys() == expected.keys()
         assert_same(found, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_every_objective_with_every_architecture(num_ranks: int, parallel: str, folder: Path, ranks: Ranks) -> None:
+    padded = gradients_of(SOLO, folder, CROSS_PRODUCT, {"max_tokens_per_micro_batch": 100_000}, PaddedModel)
+    keys = {"max_tokens_per_micro_batch": 48, "parallel": parallel}
+    for found in ranks.run(num_ranks, gradients_of, folder, CROSS_PRODUCT, keys):
+        assert_same(found, padded)
 
 
 # --- training -----------------------------------------------------------------------------------------------------
@@ -371,8 +408,10 @@ def assert_trained_alike(found: Trained, expected: Trained) -> None:
 SEVERAL: dict[str, Any] = {"max_tokens_per_micro_batch": 64, "num_updates": 2, "num_passes": 2}
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-@pytest.mark.parametrize("name", ["grpo with KL", "ppo", "ppo, shared and coupled"])
+@pytest.mark.parametrize(
+    ("name", "parallel"),
+    [("grpo with KL", "fsdp"), ("ppo", "ddp"), ("ppo", "fsdp"), ("ppo, shared and coupled", "fsdp")],
+)
 def test_three_steps_on_two_ranks_leave_the_weights_of_one(
     name: str, parallel: str, folder: Path, ranks: Ranks
 ) -> None:

@@ -20,14 +20,14 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 
 from penstock.backends.learners.objectives.presets import PRESETS, objective
-from penstock.backends.learners.objectives.validity import objective_problem
+from penstock.backends.learners.objectives.validity import needs_reference, objective_problem
 from penstock.backends.learners.options import LearnerOptions, ObjectiveOptions
 from penstock.backends.learners.packing import split_into_micro_batches
 from penstock.backends.learners.sequences import read_groups
 from penstock.backends.learners.torch.model import PackedModel
 from penstock.backends.learners.torch.trainer import PolicyTrainer, StepResult
 from penstock.messages.arrays import floats_view, pack_floats, pack_tokens, tokens_view
-from penstock.messages.samples import Completed, Group, Part, Prompt, Reward, Sample, SampleKey, VersionSpan
+from penstock.messages.samples import Completed, Group, Loss, Part, Prompt, Reward, Sample, SampleKey, VersionSpan
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,6 +81,12 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "distill whitened": {"name": "distill", "opd_kl_coef": 0.5, "whiten": True, "old_logprobs": "recompute"},
     "grpo distilled": {"name": "grpo", "opd_kl_coef": 0.3, "old_logprobs": "interpolate", "kl_coef": 0.1},
     "opsm": {"name": "dapo", "opsm_delta": 0.05},
+    "sft": {},
+    "rejection_sampling": {"min_reward": 0.2, "kl_coef": 0.1},
+    "threshold": {"name": "rejection_sampling", "estimator": "threshold", "min_reward": 0.5},
+    "reward_weighted": {"reward_scale": 0.3, "max_weight": 2.0, "entropy_coef": 0.02},
+    "dpo": {"dpo_beta": 0.3},
+    "every pair": {"name": "dpo", "dpo_pairs": "all", "dpo_label_smoothing": 0.1},
     "unbiased KL": {"name": "dapo", "kl_coef": 0.1, "unbiased_kl": True, "kl_estimator": "low_var_kl"},
 }
 
@@ -258,6 +264,18 @@ def set_advantages(samples: list[PlainSample], o: ObjectiveOptions) -> None:
                 sample.advantage = centred - kl
             case "teacher":
                 sample.advantage = torch.zeros_like(kl)
+            case "uniform":
+                sample.advantage = torch.ones_like(kl)
+            case "best_of_group":
+                least = -math.inf if o.min_reward is None else o.min_reward
+                is_kept = sample.reward == float(mates.max()) and sample.reward >= least
+                sample.advantage = torch.full_like(kl, float(is_kept))
+            case "threshold":
+                assert o.min_reward is not None
+                sample.advantage = torch.full_like(kl, float(sample.reward >= o.min_reward))
+            case "exponential":
+                weight = min(math.exp(centred / o.reward_scale), o.max_weight)
+                sample.advantage = torch.full_like(kl, weight)
             case "gae":
                 raise AssertionError("needs a critic; its tests are beside those of the critic")
         sample.advantage = sample.advantage - o.opd_kl_coef * (sample.old - sample.teacher)
@@ -271,6 +289,8 @@ def plain_policy_loss(s: PlainSample, o: ObjectiveOptions) -> Tensor:
     a, log_ratio = s.advantage, s.new - s.old
     low, high = 1 - o.clip_low, 1 + o.clip_high
     match o.policy_loss:
+        case "likelihood":
+            return -a * s.new
         case "cispo":
             return -log_ratio.detach().exp().clamp(low, high) * a * s.new
         case "dppo_tv" | "dppo_kl":
@@ -315,7 +335,27 @@ def plain_weights(samples: list[PlainSample], o: ObjectiveOptions) -> list[Tenso
     return weights
 
 
+def plain_pairs(samples: list[PlainSample], o: ObjectiveOptions) -> list[tuple[PlainSample, PlainSample]]:
+    pairs: list[tuple[PlainSample, PlainSample]] = []
+    for group in {s.group for s in samples}:
+        mates = sorted((s for s in samples if s.group == group), key=lambda s: s.reward)
+        every = [(a, b) for a in mates for b in mates if a.reward > b.reward]
+        pairs += every if o.dpo_pairs == "all" else [(mates[-1], mates[0])]
+    return pairs
+
+
+def plain_dpo(samples: list[PlainSample], o: ObjectiveOptions) -> Tensor:
+    losses: list[Tensor] = []
+    for better, worse in plain_pairs(samples, o):
+        gains = [(s.new - s.reference).sum() for s in (better, worse)]
+        right = torch.sigmoid(o.dpo_beta * (gains[0] - gains[1]))
+        losses.append(-(1 - o.dpo_label_smoothing) * right.log() - o.dpo_label_smoothing * (1 - right).log())
+    return torch.stack(losses).mean()
+
+
 def plain_loss(samples: list[PlainSample], o: ObjectiveOptions) -> Tensor:
+    if o.policy_loss == "dpo":
+        return plain_dpo(samples, o)
     set_advantages(samples, o)
     terms: list[Tensor] = []
     for sample, weight in zip(samples, plain_weights(samples, o), strict=True):
@@ -385,7 +425,7 @@ def packed_step(
         LearnerOptions(max_tokens_per_micro_batch=max_tokens, objective=options),
         temperature=TEMPERATURE,
         num_steps=10,
-        reference=models.packed_reference if options.kl_coef else None,
+        reference=models.packed_reference if needs_reference(options) else None,
         check_stop=lambda: None,
     )
     figures = trainer.accumulate(read_groups(groups, min_token_version=0), version=VERSION)
@@ -426,6 +466,43 @@ def test_loss_gradient_and_figures_do_not_depend_on_micro_batches(case: str, mod
             figures, gradient = packed_step(models, options, groups, max_tokens)
             assert figures == pytest.approx(one, abs=1e-6, rel=1e-5)
             assert distance(gradient, whole) < 5e-6
+
+
+def imitated(group: Group) -> Group:
+    """The same, to be imitated: without rewards, and nobody knows what drew it."""
+    samples = [
+        msgspec.structs.replace(
+            sample,
+            loss=Loss.SUPERVISED,
+            outcome=Completed(),
+            parts=tuple(
+                msgspec.structs.replace(part, logprobs=pack_floats([math.nan] * part.num_tokens))
+                for part in sample.parts
+            ),
+        )
+        for sample in group.samples
+    ]
+    prompt = msgspec.structs.replace(group.prompt, is_recorded=True)
+    return msgspec.structs.replace(group, samples=tuple(samples), prompt=prompt)
+
+
+@pytest.mark.parametrize("case", ["dapo", "a3po", "gspo", "rejection_sampling"])
+def test_a_step_of_both_kinds_is_the_sum_of_both_losses_under_one_denominator(case: str, models: Models) -> None:
+    options = msgspec.structs.replace(options_of(case), sft_coef=0.5, entropy_coef=0.0, reduction="token_mean")
+    groups = models.batches[0]
+    given, *others = plain_samples(groups[:1], models.plain, models.plain_reference, options), groups[1:]
+    own = plain_samples(tuple(others[0]), models.plain, models.plain_reference, options)
+    num_own, num_given = (sum(len(s.new) for s in samples) for samples in (own, given))
+    nll = -torch.cat([s.new for s in given]).sum()
+    loss = (plain_loss(own, options) * num_own + 0.5 * nll) / (num_own + num_given)
+    torch.autograd.backward(loss)
+    expected = taken_gradients(models.plain)
+    mixed = (imitated(groups[0]), *groups[1:])
+    for max_tokens in (48, 4096):
+        figures, gradient = packed_step(models, options, mixed, max_tokens)
+        assert figures["train/loss"] == pytest.approx(float(loss.detach()), abs=1e-6, rel=1e-5)
+        assert figures["train/sft_loss"] == pytest.approx(float(nll.detach()) / num_given, rel=1e-5)
+        assert distance(gradient, expected) < 5e-6
 
 
 @pytest.mark.slow

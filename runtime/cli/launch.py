@@ -19,6 +19,7 @@ from rich.markup import escape
 from penstock.backends.stores.archived_groups import ArchiveError
 from penstock.backends.stores.protocol import LedgerStoreError
 from penstock.backends.stores.sqlite import open_ledger
+from penstock.backends.stores.tables import LEDGER_FILE
 from penstock.messages.ledger import EPOCHS_PER_DRIVE
 from penstock.runtime.cli.parts import recorded_batches, show_collected
 from penstock.runtime.cli.runs import SCENARIO_NAME, close_record, hold_run, make_run_folder, open_record
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from penstock.backends.stores.sqlite import SqliteStore
     from penstock.messages.ledger import LedgerEntry
     from penstock.runtime.cli.runs import RunRecord
     from penstock.runtime.scenario import Scenario
@@ -153,13 +155,24 @@ def claim_drive(folder: Path, first_entries: Iterable[Sequence[LedgerEntry]] = (
             claimed = store.claimed_epoch()
             epoch = 0 if claimed < 0 else (claimed // EPOCHS_PER_DRIVE + 1) * EPOCHS_PER_DRIVE
             store.claim(epoch)
-            for part in first_entries:
-                store.commit(part)
+            _begin(store, folder, first_entries)
         finally:
             store.close()
     except (LedgerStoreError, ArchiveError) as error:
         raise RunFolderError(str(error)) from None
     return epoch
+
+
+def _begin(store: SqliteStore, folder: Path, entries: Iterable[Sequence[LedgerEntry]]) -> None:
+    """Write what the ledger begins with, whole or not at all."""
+    try:
+        for part in entries:
+            store.commit(part)
+    except BaseException:
+        store.close()
+        for file in folder.glob(f"{LEDGER_FILE}*"):
+            file.unlink()
+        raise
 
 
 def has_entries(folder: Path) -> bool:

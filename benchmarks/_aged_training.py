@@ -65,7 +65,8 @@ WAIT_S: Final = 900.0
 CLOSE_S: Final = 30.0
 KEPT_FIGURES: Final = (
     "train/loss", "train/grad_norm", "train/pg_clipfrac", "train/ppo_kl", "train/ois", "train/ess_ratio",
-    "train/entropy_loss", "train/value_loss", "train/critic-explained_variance", "train/kl_loss", "train/tis",
+    "train/train_rollout_logprob_abs_diff", "train/entropy_loss", "train/value_loss", "train/critic-explained_variance",
+    "train/kl_loss", "train/tis",
 )  # fmt: skip
 EventT = TypeVar("EventT", bound=LocalEvent)
 

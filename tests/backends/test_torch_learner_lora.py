@@ -253,6 +253,20 @@ def test_the_kl_is_to_the_model_without_adapters(
     assert later["rollout/ref_log_probs"] != later["rollout/log_probs"]
 
 
+def test_a_checkpoint_with_adapters_is_no_place_to_go_on_from_without_them(
+    model_folder: Path, tmp_path: Path, opened: list[RunningLearner]
+) -> None:
+    adapted = open_learner(model_folder, tmp_path / "checkpoints", LORA)
+    opened.append(adapted)
+    adapted.ask(OpenLearner(), LearnerOpened)
+    figures(adapted, 1)
+    path = adapted.ask(SaveCheckpoint(version=1), CheckpointWritten).path
+    plain = open_learner(model_folder, tmp_path / "checkpoints", LearnerOptions(learning_rate=1e-2), epoch=2)
+    opened.append(plain)
+    error = plain.error(OpenLearner(version=1, path=path))
+    assert "written with learner.lora" in str(error)
+
+
 def test_a_checkpoint_without_adapters_is_no_place_to_go_on_from_with_them(
     model_folder: Path, tmp_path: Path, opened: list[RunningLearner]
 ) -> None:

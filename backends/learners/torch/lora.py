@@ -28,6 +28,7 @@ from peft.tuners.lora import Linear as AdaptedLinear
 from safetensors.torch import save_file
 from torch import nn
 
+from penstock.backends.learners.torch.model import ADAPTER_PREFIX as PREFIX
 from penstock.backends.learners.torch.parallel import load_into
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 
     from penstock.backends.learners.options import LoraOptions
 
-PREFIX: Final = "adapter/"
 NAME: Final = "default"
 """Of the one adapter that a layer has, for peft."""
 MATRICES: Final = ("lora_A", "lora_B")

@@ -30,6 +30,7 @@ from penstock.backends.learners.torch.accumulation import Accumulation, Step
 from penstock.backends.learners.torch.collectives import Collectives
 from penstock.backends.learners.torch.critic import Critic
 from penstock.backends.learners.torch.micro_batch import laid_out, nothing
+from penstock.backends.learners.torch.model import ADAPTER_PREFIX, CheckpointError
 from penstock.backends.learners.torch.models import Models
 from penstock.backends.learners.torch.opening import open_batch
 from penstock.backends.learners.torch.optimizer import MasterAdamW
@@ -174,6 +175,11 @@ class PolicyTrainer:
         """Go on where ``state`` was taken; see :meth:`.MasterAdamW.restore` and :meth:`.Critic.restore`."""
         if self._models.policy.adapters is not None:
             self._models.policy.adapters.restore(tensors)
+        elif any(name.startswith(ADAPTER_PREFIX) for name in tensors):
+            raise CheckpointError(
+                "the checkpoint was written with learner.lora, and its optimizer knows adapters only; resume with it, or "
+                "start a new run from the checkpoint's model, which has them added in (model.path)"
+            )
         self._optimizer.restore(tensors)
         if self._critic is not None:
             self._critic.restore(tensors)

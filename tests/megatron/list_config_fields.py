@@ -1,4 +1,4 @@
-"""Prints ``config_fields.json``: the fields of megatron-core's configuration classes, as the installed version has them.
+"""Prints ``config_fields.json``: the fields of the configuration classes of the megatron-core that is installed.
 
     python tests/megatron/list_config_fields.py > backends/learners/megatron/config_fields.json
 
@@ -55,7 +55,7 @@ def kinds_of(hint: object) -> tuple[set[str], set[str]]:
         return set().union(*(part[0] for part in parts)), set().union(*(part[1] for part in parts))
     if origin is typing.Literal:
         return {"str"}, {str(value) for value in typing.get_args(hint)}
-    if origin in LISTS or hint in LISTS:
+    if any(origin is kind or hint is kind for kind in LISTS):
         return {"list"}, set()
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         return {"enum"}, {member.name for member in hint}

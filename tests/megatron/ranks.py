@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
+    from multiprocessing.context import SpawnProcess
 
 START_S = 120.0
 ANSWER_S = 60.0
@@ -32,7 +33,7 @@ class Ranks:
         self._folder = tempfile.TemporaryDirectory()
         store = str(Path(self._folder.name) / "store")
         self._connections: list[Connection[Any, Any]] = []
-        self._processes: list[multiprocessing.process.BaseProcess] = []
+        self._processes: list[SpawnProcess] = []
         for rank in range(count):
             ours, theirs = context.Pipe()
             process = context.Process(target=serve, args=(theirs, store, rank, count), daemon=True)
@@ -87,10 +88,11 @@ def serve(connection: Connection[Any, Any], store: str, rank: int, count: int) -
     no_cuda.install()
     import torch
     import torch.distributed as dist
+    from torch._C._distributed_c10d import FileStore
 
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", store=dist.FileStore(store, count), rank=rank, world_size=count, timeout=timedelta(seconds=COLLECTIVE_S)
+        "gloo", store=FileStore(store, count), rank=rank, world_size=count, timeout=timedelta(seconds=COLLECTIVE_S)
     )
     connection.send((True, None))
     while True:

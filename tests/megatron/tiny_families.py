@@ -15,6 +15,7 @@ from penstock.backends.models.terminal import quiet_transformers
 if TYPE_CHECKING:
     from pathlib import Path
 
+models: Any = transformers
 SIZES: dict[str, Any] = {
     "vocab_size": 101,  # a prime, so that it is filled up under any layout
     "hidden_size": 64,
@@ -35,23 +36,23 @@ EXPERTS: dict[str, Any] = {
 }  # fmt: skip
 
 CONFIGS: dict[str, Any] = {
-    "qwen2": transformers.Qwen2Config(**SIZES),
-    "qwen3": transformers.Qwen3Config(**SIZES, head_dim=24),
-    "qwen3 tied": transformers.Qwen3Config(**SIZES | {"tie_word_embeddings": True}, head_dim=16),
-    "qwen3_moe": transformers.Qwen3MoeConfig(**SIZES, **EXPERTS, head_dim=16),
-    "qwen3_moe mixed": transformers.Qwen3MoeConfig(
+    "qwen2": models.Qwen2Config(**SIZES),
+    "qwen3": models.Qwen3Config(**SIZES, head_dim=24),
+    "qwen3 tied": models.Qwen3Config(**SIZES | {"tie_word_embeddings": True}, head_dim=16),
+    "qwen3_moe": models.Qwen3MoeConfig(**SIZES, **EXPERTS, head_dim=16),
+    "qwen3_moe mixed": models.Qwen3MoeConfig(
         **SIZES, **EXPERTS | {"norm_topk_prob": False}, head_dim=16, mlp_only_layers=[1, 2]
     ),
-    "llama": transformers.LlamaConfig(**SIZES),
-    "llama scaled": transformers.LlamaConfig(**SIZES, rope_parameters=LLAMA3_ROPE),
-    "glm4": transformers.Glm4Config(**SIZES, head_dim=16, attention_bias=True, pad_token_id=0),
+    "llama": models.LlamaConfig(**SIZES),
+    "llama scaled": models.LlamaConfig(**SIZES, rope_parameters=LLAMA3_ROPE),
+    "glm4": models.Glm4Config(**SIZES, head_dim=16, attention_bias=True, pad_token_id=None),
 }
 
 
 def make_tiny(name: str, folder: Path) -> Path:
-    """Write a model with weights that are all different: norms away from 1 and biases from 0, so that a mix-up shows."""
+    """Write a model whose weights all differ: norms away from 1 and biases from 0, so that a mix-up shows."""
     torch.manual_seed(3)
-    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[name]).float()
+    model = models.AutoModelForCausalLM.from_config(CONFIGS[name]).float()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:
@@ -61,9 +62,9 @@ def make_tiny(name: str, folder: Path) -> Path:
     return folder
 
 
-def load_tiny(folder: Path) -> Any:
+def load_tiny(folder: Path) -> Any:  # noqa: ANN401 - a model of transformers
     """The model in transformers, ready to be asked."""
     with quiet_transformers():
-        return transformers.AutoModelForCausalLM.from_pretrained(
+        return models.AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True
         ).eval()

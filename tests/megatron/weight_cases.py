@@ -1,5 +1,8 @@
 """What ranks do in the tests of weights and logits. Imported by ranks only."""
 
+# safetensors is typed in part only:
+# pyright: reportUnknownVariableType=false
+
 from __future__ import annotations
 
 import hashlib

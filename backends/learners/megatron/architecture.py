@@ -176,7 +176,8 @@ def read_architecture(folder: Path) -> Architecture:
     try:
         text = file.read_bytes()
     except OSError as error:
-        raise ArchitectureError(f"{file} cannot be read ({error.strerror}); expected a Hugging Face checkpoint") from None
+        problem = f"{file} cannot be read ({error.strerror}); expected a Hugging Face checkpoint"
+        raise ArchitectureError(problem) from None
     return decode_architecture(text, str(file))
 
 

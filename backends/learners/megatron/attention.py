@@ -16,7 +16,7 @@ Invariants:
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from megatron.core import parallel_state
@@ -118,5 +118,4 @@ def positions(lengths: Sequence[int], num_ranks: int, rank: int, device: torch.d
 
 def _lengths(packed: PackedSeqParams) -> list[int]:
     ends = packed.cu_seqlens_q if packed.cu_seqlens_q_padded is None else packed.cu_seqlens_q_padded
-    found: list[int] = (ends[1:] - ends[:-1]).tolist()
-    return found
+    return cast("list[int]", (ends[1:] - ends[:-1]).tolist())

@@ -123,14 +123,14 @@ def as_objects(fields: Fields) -> dict[str, Any]:
 def _chunk(
     architecture: Architecture, config: TransformerConfig, vocab_size: int, stage: int | None, *, is_cpu: bool
 ) -> GPTModel:
-    virtual = {} if stage is None else {"vp_stage": stage, "ignore_virtual": False}
+    is_whole = stage is None
     model = GPTModel(
         config,
         block_spec(architecture, config, virtual_stage=stage, is_cpu=is_cpu),
         vocab_size=vocab_size,
         max_sequence_length=architecture.max_positions,
-        pre_process=parallel_state.is_pipeline_first_stage(**virtual),
-        post_process=parallel_state.is_pipeline_last_stage(**virtual),
+        pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=is_whole, vp_stage=stage),
+        post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=is_whole, vp_stage=stage),
         parallel_output=True,
         share_embeddings_and_output_weights=architecture.has_tied_embeddings,
         position_embedding_type="rope",

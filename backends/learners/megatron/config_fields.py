@@ -93,7 +93,11 @@ _OVER_GLOO: Final = {
 """Fields that compute wrong numbers in silence without NCCL."""
 
 
-class ConfigFieldError(ValueError):
+class MegatronOptionError(ValueError):
+    """Options that cannot be trained with."""
+
+
+class ConfigFieldError(MegatronOptionError):
     """A field that the pinned megatron-core does not have, would not take, or that is not the user's to set."""
 
     def __init__(self, section: Section, name: str, text: str) -> None:
@@ -131,8 +135,13 @@ def check_config_fields(options: MegatronOptions, *, is_cpu: bool) -> None:
         is_cpu: whether ranks talk over gloo.
 
     Raises:
-        ConfigFieldError: the first thing that is wrong.
+        MegatronOptionError: the first thing that is wrong; mostly a :class:`ConfigFieldError`.
     """
+    if is_cpu and options.virtual_pipeline > 1 and not options.overlap_p2p:
+        raise MegatronOptionError(
+            f"{KEY}.overlap_p2p: must be true on a CPU with virtual_pipeline {options.virtual_pipeline}: without it "
+            "two stages send in both directions at once, and over gloo their messages are taken for one another"
+        )
     _check_section("transformer", options.transformer, is_cpu=is_cpu)
     _check_section("ddp", options.ddp, is_cpu=is_cpu)
     _check_section("optimizer", options.optimizer, is_cpu=is_cpu)

@@ -66,9 +66,7 @@ def _in_layer(megatron: str, form: Form, checkpoint: str) -> Rule:
     return _rule(f"decoder.layers.{{layer}}.{megatron}", form, names)
 
 
-EMBEDDING: Final = _rule(
-    "embedding.word_embeddings.weight", Form.VOCABULARY, "model.embed_tokens.weight[vocab,hidden]"
-)
+EMBEDDING: Final = _rule("embedding.word_embeddings.weight", Form.VOCABULARY, "model.embed_tokens.weight[vocab,hidden]")
 FINAL_NORM: Final = _rule("decoder.final_layernorm.weight", Form.WHOLE, "model.norm.weight[hidden]")
 HEAD: Final = _rule("output_layer.weight", Form.VOCABULARY, "lm_head.weight[vocab,hidden]")
 
@@ -100,9 +98,7 @@ _NORM_OF_DENSE: Final = (
 _DOWN: Final = (_in_layer("mlp.linear_fc2.weight", Form.COLUMNS, "mlp.down_proj.weight[hidden,ffn]"),)
 _DENSE: Final = (
     *_NORM_OF_DENSE,
-    _in_layer(
-        "mlp.linear_fc1.weight", Form.ROWS, "mlp.gate_proj.weight[ffn,hidden] mlp.up_proj.weight[ffn,hidden]"
-    ),
+    _in_layer("mlp.linear_fc1.weight", Form.ROWS, "mlp.gate_proj.weight[ffn,hidden] mlp.up_proj.weight[ffn,hidden]"),
     *_DOWN,
 )
 _FUSED_DENSE: Final = (
@@ -130,9 +126,7 @@ _EXPERT: Final = (
 _POST_ATTENTION_NORM: Final = (
     _in_layer("self_attention.linear_proj.post_norm_weight", Form.WHOLE, "post_self_attn_layernorm.weight[hidden]"),
 )
-_POST_MLP_NORM: Final = (
-    _in_layer("mlp.linear_fc2.post_norm_weight", Form.WHOLE, "post_mlp_layernorm.weight[hidden]"),
-)
+_POST_MLP_NORM: Final = (_in_layer("mlp.linear_fc2.post_norm_weight", Form.WHOLE, "post_mlp_layernorm.weight[hidden]"),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,9 +165,7 @@ FAMILIES: Final[dict[str, Family]] = {
     for family in (
         Family(model_type="qwen2", attention=(*_ATTENTION, *_QKV_BIAS, *_PROJECTION), qkv_bias="always"),
         Family(model_type="qwen3", attention=_QWEN3_ATTENTION, has_qk_norm=True),
-        Family(
-            model_type="qwen3_moe", attention=_QWEN3_ATTENTION, sparse=_ROUTER, expert=_EXPERT, has_qk_norm=True
-        ),
+        Family(model_type="qwen3_moe", attention=_QWEN3_ATTENTION, sparse=_ROUTER, expert=_EXPERT, has_qk_norm=True),
         Family(model_type="llama", attention=(*_ATTENTION, *_PROJECTION), rope_kinds=("default", "llama3")),
         Family(
             model_type="glm4",

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
+    from torch.distributed import ProcessGroup
 
 
 def mend() -> None:
@@ -44,10 +45,10 @@ def mend() -> None:
 def _mend_random_tracker() -> None:
     from megatron.core.tensor_parallel import random
 
-    def set_state(state: Tensor, device: int = -1, graph_safe: bool = False) -> None:  # noqa: FBT001, FBT002
+    def set_state(state: Tensor, device: int = -1, graph_safe: bool = False) -> None:
         torch.random.set_rng_state(state)
 
-    def get_state(device: str = "cuda", clone: bool = False, graph_safe: bool = False) -> Tensor:  # noqa: FBT001, FBT002
+    def get_state(device: str = "cuda", clone: bool = False, graph_safe: bool = False) -> Tensor:
         return torch.random.get_rng_state()
 
     no_cuda.replace(random, _set_cuda_rng_state=set_state, _get_cuda_rng_state=get_state)
@@ -59,7 +60,7 @@ def _mend_experts() -> None:
     if not hasattr(moe_utils, "te_general_gemm"):
         no_cuda.replace(moe_utils, te_general_gemm=None)
 
-    def to_host(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:  # noqa: ANN401, FBT001, FBT002
+    def to_host(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:  # noqa: ANN401
         return tensor.numpy() if as_numpy and isinstance(tensor, torch.Tensor) else tensor
 
     no_cuda.replace(token_dispatcher, maybe_move_tensor_to_cpu=to_host)
@@ -120,7 +121,9 @@ def _mend_unequal_pieces() -> None:
     gather: Callable[..., Any] = dist.all_gather
     scatter: Callable[..., Any] = dist.reduce_scatter
 
-    def all_gather(parts: list[Tensor], own: Tensor, group: Any = None, async_op: bool = False) -> Any:  # noqa: ANN401, FBT001, FBT002
+    def all_gather(
+        parts: list[Tensor], own: Tensor, group: ProcessGroup | None = None, async_op: bool = False
+    ) -> object:
         if async_op or all(part.shape == own.shape for part in parts):
             return gather(parts, own, group=group, async_op=async_op)
         sizes = [len(part) for part in parts]
@@ -129,13 +132,17 @@ def _mend_unequal_pieces() -> None:
             out, torch.cat([own] * len(parts)), output_split_sizes=sizes, input_split_sizes=[len(own)] * len(parts),
             group=group,
         )  # fmt: skip
-        for part, piece in zip(parts, out.split(sizes), strict=True):
+        for part, piece in zip(parts, torch.split(out, sizes), strict=True):
             part.copy_(piece)
         return None
 
     def reduce_scatter(
-        own: Tensor, parts: list[Tensor], op: Any = dist.ReduceOp.SUM, group: Any = None, async_op: bool = False  # noqa: ANN401, FBT001, FBT002
-    ) -> Any:  # noqa: ANN401
+        own: Tensor,
+        parts: list[Tensor],
+        op: object = dist.ReduceOp.SUM,
+        group: ProcessGroup | None = None,
+        async_op: bool = False,
+    ) -> object:
         if async_op or all(part.shape == own.shape for part in parts):
             return scatter(own, parts, op=op, group=group, async_op=async_op)
         count = len(parts)

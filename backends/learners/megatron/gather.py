@@ -2,11 +2,11 @@
 
 Invariants:
 
-* Names, values, and their order and division into buckets are the same whatever the layout: they follow from the
+* Names, values, their order and their division into buckets are the same whatever the layout: they follow from the
   architecture and ``max_bucket_bytes`` alone. So is a digest of them.
-* Each part of a parameter is sent once, by the first of the ranks that have it, straight to the first rank.
+* Each part of a parameter is sent once, by the first of the ranks that have it, straight to the first one.
 * At most two buckets are under way: while one is put together the next one arrives.
-* Weights are read as they are. Where ``overlap_param_gather`` leaves updated ones behind, the caller gathers them first.
+* Weights are read as they are. Where ``overlap_param_gather`` leaves some behind, the caller gathers them first.
 
 | wait | who ends it |
 |---|---|
@@ -23,7 +23,7 @@ import itertools
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -160,7 +160,8 @@ class WeightGatherer:
         }
         for holder, parts in arrival.parts.items():
             sizes = [part.num_elements for part in parts]
-            pieces = arrival.buffers[holder].split(sizes) if holder else [self._own[p.parameter.name] for p in parts]
+            own_parts = [self._own[part.parameter.name] for part in parts] if holder == 0 else []
+            pieces = own_parts or torch.split(arrival.buffers[holder], sizes)
             for part, piece in zip(parts, pieces, strict=True):
                 own = piece.view(self._weights.part_shape(part.parameter))
                 for block in self._weights.blocks(part.parameter, part.shard):
@@ -191,8 +192,7 @@ def _stages_of_layers(model: ParallelModel, rank: int, device: torch.device) -> 
     stages[own] = model.layout.place(rank).stage
     if dist.is_initialized():
         dist.all_reduce(stages, op=dist.ReduceOp.MAX)
-    found: list[int] = stages.tolist()
-    return found
+    return cast("list[int]", stages.tolist())
 
 
 def _started(work: dist.Work | None) -> dist.Work:

@@ -13,18 +13,17 @@ from __future__ import annotations
 
 import json
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from penstock.backends.learners.megatron.families import EMBEDDING, HEAD
-from penstock.backends.learners.megatron.layout import Layout
 from penstock.backends.learners.megatron.weight_map import global_name, map_weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from megatron.core.models.gpt import GPTModel
     from torch import Tensor

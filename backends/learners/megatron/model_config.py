@@ -36,6 +36,7 @@ def transformer_fields(
 ) -> Fields:
     """Of ``TransformerConfig``. What a scenario passes on is laid over the rest; it has been checked to be its own to
     set. The activation, a function, is not among them."""
+    overlaps_p2p = options.overlap_p2p and layout.virtual_pipeline > 1
     fields = {
         **_model_fields(architecture),
         **_layout_fields(layout),
@@ -44,7 +45,7 @@ def transformer_fields(
         "params_dtype": precision,
         "pipeline_dtype": precision,
         "bf16": precision == "bfloat16",
-        "overlap_p2p_comm": options.overlap_p2p,
+        "overlap_p2p_comm": overlaps_p2p,
         "calculate_per_token_loss": True,
         "variable_seq_lengths": True,
         # Weights come from the checkpoint; but who skips drawing them skips marking them as divided, and then norms of
@@ -52,7 +53,7 @@ def transformer_fields(
         "perform_initialization": True,
         "use_cpu_initialization": is_cpu,
     }
-    if options.overlap_p2p:
+    if overlaps_p2p:
         fields["batch_p2p_comm"] = False  # the library takes one of the two
     return fields | options.transformer
 

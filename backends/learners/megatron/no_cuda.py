@@ -19,7 +19,7 @@ Only the processes of a learner's ranks may call it: torch behaves otherwise in 
 """
 
 # torch's own functions are wrapped here, whatever they take:
-# pyright: reportUnknownMemberType=false
+# pyright: reportUnknownMemberType=false, reportUnknownLambdaType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def _share_random_state() -> None:
         torch.random.set_rng_state(state)
 
     def manual_seed(seed: int) -> None:
-        torch.random.default_generator.manual_seed(int(seed))
+        torch.default_generator.manual_seed(int(seed))
 
     for module in (torch.cuda, torch.cuda.random):
         replace(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Meta
+from msgspec import Meta, field
 
 from penstock.messages.base import Options
 
@@ -30,10 +30,10 @@ class MegatronOptions(Options, frozen=True, kw_only=True):
     expert_tensor_parallel: Count = 1
     """Ranks that share each matrix of an expert."""
     sequence_parallel: bool = True
-    """Divide what lies between the matrices over the tensor-parallel ranks as well; without effect with one of these."""
+    """Divide what lies between the matrices over the tensor-parallel ranks as well, where there are several."""
     recompute: Literal["none", "selective", "full"] = "none"
-    """Compute again in the backward pass: nothing, attention (more by `transformer.recompute_modules`), or whole
-    layers (as `transformer.recompute_method` and `recompute_num_layers` say; here every layer)."""
+    """Compute again in the backward pass: nothing, attention (or what `transformer.recompute_modules`
+    says), or whole layers (`transformer.recompute_num_layers` at a time)."""
     precision: Literal["float32", "bfloat16"] | None = None
     """What the model computes in; null: model.dtype. What the optimizer keeps is float32 in any case."""
     distributed_optimizer: bool = True
@@ -42,13 +42,13 @@ class MegatronOptions(Options, frozen=True, kw_only=True):
     """Add up gradients over data-parallel ranks while the backward pass goes on."""
     overlap_param_gather: bool = False
     """Gather updated weights while the next forward pass has begun; for the distributed optimizer."""
-    overlap_p2p: bool = False
-    """Send between pipeline stages while these compute; for virtual_pipeline above 1."""
+    overlap_p2p: bool = True
+    """Send between pipeline stages while these compute, where virtual_pipeline is above 1."""
     vocab_multiple: Count = 128
     """The vocabulary is filled up to a multiple of this, which products of matrices on GPUs like."""
-    transformer: dict[str, ConfigValue] = {}
+    transformer: dict[str, ConfigValue] = field(default_factory=dict[str, ConfigValue])
     """Any other field of megatron-core's TransformerConfig."""
-    ddp: dict[str, ConfigValue] = {}
+    ddp: dict[str, ConfigValue] = field(default_factory=dict[str, ConfigValue])
     """Any other field of its DistributedDataParallelConfig."""
-    optimizer: dict[str, ConfigValue] = {}
+    optimizer: dict[str, ConfigValue] = field(default_factory=dict[str, ConfigValue])
     """Any other field of its OptimizerConfig."""

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.megatron.packed import PackedShare
     from penstock.backends.learners.sequences import TrainSequence
 
+
 class _Input(NamedTuple):
     number: int
     share: PackedShare
@@ -141,10 +142,7 @@ class MicroBatchRunner:
         )
         group, places = parallel_state.get_context_parallel_group(), self._tensor(share.places)
         return VocabularyScores(
-            *(
-                sum_of_shares(values.new_zeros(share.num_trained).index_copy(0, places, values), group)
-                for values in own
-            )
+            *(sum_of_shares(values.new_zeros(share.num_trained).index_copy(0, places, values), group) for values in own)
         )
 
     def _share(self, sequences: Sequence[TrainSequence]) -> PackedShare:

@@ -15,7 +15,7 @@ Invariants:
 """
 
 # torch.autograd and torch.distributed are typed in part only:
-# pyright: reportUnknownMemberType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 

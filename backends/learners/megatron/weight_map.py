@@ -141,9 +141,7 @@ def global_name(local: str, *, layers: Mapping[int, int], first_expert: int) -> 
     return _EXPERT.sub(lambda found: str(first_expert + int(found[1])), name)
 
 
-def _parameter(
-    rule: Rule, sizes: Mapping[str, int], layer: int | None = None, expert: int | None = None
-) -> Parameter:
+def _parameter(rule: Rule, sizes: Mapping[str, int], layer: int | None = None, expert: int | None = None) -> Parameter:
     places = {"layer": layer, "expert": expert}
     return Parameter(
         name=rule.megatron.format(**places),

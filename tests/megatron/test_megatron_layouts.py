@@ -1,0 +1,63 @@
+"""Our count of ranks, fields and bytes against megatron-core's own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from penstock.backends.learners.megatron import config_fields
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ranks import Ranks
+
+pytestmark = pytest.mark.megatron
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {},
+        {"tensor": 2, "pipeline": 2},
+        {"context": 2, "expert": 2},
+        {"tensor": 2, "expert": 2, "expert_tensor": 2},
+        {"pipeline": 2, "expert": 2},
+    ],
+)
+def test_ranks_are_numbered_as_megatron_core_numbers_them(sizes: dict[str, int], ranks: Callable[[int], Ranks]) -> None:
+    for ours, theirs in ranks(4).run("layout_cases:place", sizes, 4):
+        assert ours == theirs
+
+
+@pytest.mark.parametrize(
+    ("family", "keys"),
+    [
+        ("qwen3", {"tensor_parallel": 2, "pipeline_parallel": 2}),
+        ("qwen3 tied", {"pipeline_parallel": 2, "virtual_pipeline": 2}),
+        ("qwen3_moe mixed", {"tensor_parallel": 2, "expert_parallel": 2, "pipeline_parallel": 2}),
+        ("qwen3_moe", {"expert_parallel": 4}),
+    ],
+)
+def test_the_estimate_of_weights_is_what_the_fullest_rank_has(
+    family: str, keys: dict[str, Any], ranks: Callable[[int], Ranks], tiny_family: Callable[[str], Path]
+) -> None:
+    answers = ranks(4).run("layout_cases:weight_bytes", str(tiny_family(family)), keys, 4)
+    assert max(taken for taken, _ in answers) == answers[0][1]
+
+
+def test_fields_are_passed_through(ranks: Callable[[int], Ranks]) -> None:
+    keys = {"ddp": {"check_for_nan_in_grad": True}, "optimizer": {"exp_avg_dtype": "bfloat16"}}
+    assert ranks(1).run("layout_cases:configured", keys) == [(True, "torch.bfloat16")]
+
+
+def test_the_list_of_fields_is_that_of_the_installed_version() -> None:
+    script = Path(__file__).with_name("list_config_fields.py")
+    printed = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, timeout=120).stdout
+    kept = Path(config_fields.__file__).with_name("config_fields.json").read_text()
+    assert json.loads(printed) == json.loads(kept)

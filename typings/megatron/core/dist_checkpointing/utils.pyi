@@ -1,0 +1,3 @@
+from typing import Any
+
+def replace_prefix_for_sharding(sharded_state_dict: dict[str, Any], old_prefix: str, new_prefix: str) -> None: ...

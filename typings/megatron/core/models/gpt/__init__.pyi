@@ -1,0 +1,41 @@
+from collections.abc import Sequence
+
+from megatron.core.packed_seq_params import PackedSeqParams
+from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from torch import Tensor, nn
+
+class _Layer(nn.Module):
+    layer_number: int
+
+class _Decoder(nn.Module):
+    layers: Sequence[_Layer]
+
+class GPTModel(nn.Module):
+    config: TransformerConfig
+    decoder: _Decoder
+    rotary_pos_emb: object
+    def __init__(
+        self,
+        config: TransformerConfig,
+        transformer_layer_spec: TransformerBlockSubmodules,
+        vocab_size: int,
+        max_sequence_length: int,
+        *,
+        pre_process: bool = True,
+        post_process: bool = True,
+        parallel_output: bool = True,
+        share_embeddings_and_output_weights: bool = False,
+        position_embedding_type: str = "learned_absolute",
+        rotary_percent: float = 1.0,
+        rotary_base: int = 10000,
+        vp_stage: int | None = None,
+    ) -> None: ...
+    def forward(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        attention_mask: Tensor | None,
+        *,
+        packed_seq_params: PackedSeqParams | None = None,
+    ) -> Tensor: ...

@@ -1,0 +1,19 @@
+from collections.abc import Sequence
+from typing import Any
+
+from megatron.core.distributed import DistributedDataParallel
+from torch import Tensor
+
+class OptimizerConfig:
+    def __init__(self, **fields: object) -> None: ...
+
+class MegatronOptimizer:
+    @property
+    def param_groups(self) -> list[dict[str, Any]]: ...
+    def zero_grad(self) -> None: ...
+    def scale_loss(self, loss: Tensor) -> Tensor: ...
+    def step(self) -> tuple[bool, float | None, int | None]: ...
+
+def get_megatron_optimizer(
+    config: OptimizerConfig, model_chunks: Sequence[DistributedDataParallel]
+) -> MegatronOptimizer: ...

@@ -1,0 +1,3 @@
+from megatron.core.optimizer import MegatronOptimizer
+
+class DistributedOptimizer(MegatronOptimizer): ...

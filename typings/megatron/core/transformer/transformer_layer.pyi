@@ -1,0 +1,3 @@
+from megatron.core.transformer import TransformerConfig
+
+def get_transformer_layer_offset(config: TransformerConfig, vp_stage: int | None = None) -> int: ...

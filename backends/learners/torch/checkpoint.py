@@ -39,7 +39,6 @@ from penstock.backends.learners.torch.checkpoint_record import (
     write_record,
 )
 from penstock.backends.learners.torch.checkpoint_state import files_of_rank, save_state
-from penstock.backends.learners.torch.snapshot import kept_shards
 from penstock.backends.models.tokenizer_files import copy_tokenizer
 
 if TYPE_CHECKING:
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.backends.learners.torch.model import PackedModel
+    from penstock.backends.learners.torch.shards import Shard
     from penstock.backends.learners.torch.snapshot import LearnerSnapshot
 
 ALONE: Final = CheckpointChannel(SOLO)
@@ -95,7 +95,9 @@ class CheckpointFolder:
         try:
             self._channel.first(self._make_room)
             if snapshot.reference is not None and not self.has_reference(snapshot.reference_version):
-                self.reference = self._write_reference(snapshot.reference, snapshot.reference_version)
+                self.reference = self._write_reference(
+                    snapshot.reference, snapshot.reference_weights, snapshot.reference_version
+                )
             with self._written_beside(target) as partial:
                 self._fill(partial, snapshot)
         except WriteRefusedError as error:
@@ -158,11 +160,11 @@ class CheckpointFolder:
         )
         write_record(folder, record)
 
-    def _write_reference(self, model: PackedModel, version: int) -> ReferenceRecord:
+    def _write_reference(self, model: PackedModel, weights: Mapping[str, Shard], version: int) -> ReferenceRecord:
         name = f"reference-{version:07d}" if version else "reference"
         target = self._folder / f"{name}{self._suffix}"
         with self._written_beside(target) as partial:
-            self._channel.each(lambda: write_model(partial, model, kept_shards(model), self._channel))
+            self._channel.each(lambda: write_model(partial, model, weights, self._channel))
 
             def finish() -> dict[str, FileRecord]:
                 copy_tokenizer(self._tokenizer_source, partial)

@@ -42,7 +42,7 @@ def write_model(folder: Path, model: PackedModel, shards: Mapping[str, Shard], c
 
     Args:
         folder: is there, and has no model yet.
-        model: for its class, its config and the names that its weights have in a checkpoint.
+        model: for its class, its config and the names that its weights have in a checkpoint; it may run meanwhile.
         shards: by their names in memory.
         channel: to the other ranks.
 

@@ -51,8 +51,11 @@ class LearnerSnapshot:
     trained_tokens: int
     canary: tuple[int, ...]
     reference: PackedModel | None
+    """For its class, config and names only."""
     reference_version: int
     """Which policy the reference is."""
+    reference_weights: Mapping[str, Shard]
+    """Empty where the reference lies on disk already."""
 
     @property
     def size_bytes(self) -> int:
@@ -71,9 +74,11 @@ def take_snapshot(
     trained_tokens: int,
     canary: tuple[int, ...],
     reference_version: int = 0,
+    keeps_reference: bool = True,
     parked: ParkedMemory | None = None,
 ) -> LearnerSnapshot:
-    """Copy what the next step would change to memory of its own on the host; what is ``parked`` is there already."""
+    """Copy what the next step would change to memory of its own on the host; what is ``parked`` is there already. Of a
+    model that is divided nothing may be asked while it runs, so the writer gets all that it needs of it."""
     return LearnerSnapshot(
         version=version,
         model=model,
@@ -84,16 +89,21 @@ def take_snapshot(
         canary=canary,
         reference=reference,
         reference_version=reference_version,
+        reference_weights=_fixed_shards(reference, parked) if reference is not None and keeps_reference else {},
     )
 
 
-def kept_shards(model: PackedModel) -> dict[str, Shard]:
+def _fixed_shards(model: PackedModel, parked: ParkedMemory | None) -> dict[str, Shard]:
     """What a checkpoint keeps of a model that nobody changes. Parts of a model that is divided are copied, because they
     are rounded to what it computes in; others are not."""
     return {
-        name: copied_shard(tensor, None, model.dtype) if is_divided(tensor) else shard_of(tensor)
-        for name, tensor in _kept(model, None)
+        name: copied_shard(tensor, parked, model.dtype) if is_divided(tensor) else shard_of(_found(tensor, parked))
+        for name, tensor in _kept(model, parked)
     }
+
+
+def _found(tensor: Tensor, parked: ParkedMemory | None) -> Tensor:
+    return tensor if parked is None else parked.on_host(tensor)
 
 
 def restore_random_state(tensors: Mapping[str, Tensor], gang: Gang) -> None:

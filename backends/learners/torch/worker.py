@@ -353,6 +353,7 @@ class TorchWorker:
             trained_tokens=opened.trained_tokens,
             canary=opened.canary,
             reference_version=opened.reference_version,
+            keeps_reference=not self._checkpoints.has_reference(opened.reference_version),
             parked=opened.parked,
         )
         self._report({"learner/snapshot_time_s": time.perf_counter() - began_s})

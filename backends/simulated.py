@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.backends.engines.options import kinds
 from penstock.backends.engines.simulated import SimulatedEngine
 from penstock.backends.engines.simulated_teacher import SimulatedTeacher
 from penstock.backends.learners.simulated import SimulatedLearner
@@ -59,7 +60,14 @@ def open_simulated(
         case Role.LEARNER:
             return SimulatedLearner(learner.simulated, seed=seed, epoch=epoch, timers=timers)
         case Role.PROMPT_SOURCE:
-            return SimulatedPrompts(seed=seed, prompt_tokens=PROMPT_TOKENS, latency_s=PROMPT_LATENCY_S, timers=timers)
+            are_mixed = "recorded" in kinds(engines)
+            return SimulatedPrompts(
+                seed=seed,
+                prompt_tokens=PROMPT_TOKENS,
+                latency_s=PROMPT_LATENCY_S,
+                timers=timers,
+                are_mixed=are_mixed,
+            )
         case Role.SCORER:
             return SimulatedScorer(judging, seed=seed, timers=timers)
         case Role.FILTER:

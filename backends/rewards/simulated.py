@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from penstock.messages.commands import FetchPrompts, JudgeGroup, PromptRequest, Score
     from penstock.messages.local import LocalEvent
 
-_REWARD, _FAILS, _HANGS, _VERDICT, _TOKENS = range(5)
+_REWARD, _FAILS, _HANGS, _VERDICT, _TOKENS, _RECORDED = range(6)
 """Streams of random numbers of one run."""
 
 
@@ -67,8 +67,12 @@ class _Answering:
 class SimulatedPrompts(_Answering):
     """Rows of random tokens, all of one length."""
 
-    def __init__(self, *, seed: int, prompt_tokens: int, latency_s: float, timers: Timers) -> None:
+    def __init__(
+        self, *, seed: int, prompt_tokens: int, latency_s: float, timers: Timers, are_mixed: bool = False
+    ) -> None:
+        """``are_mixed``: about half of the rows are for engines that know the rows."""
         super().__init__(seed=seed, timers=timers)
+        self._are_mixed = are_mixed
         self._prompt_tokens = prompt_tokens
         self._latency_s = latency_s
 
@@ -80,7 +84,8 @@ class SimulatedPrompts(_Answering):
     def _prompt(self, request: PromptRequest) -> Prompt:
         first = mixed(self._seed, _TOKENS, request.row) % 1000
         tokens = pack_tokens((first + t) % 1000 for t in range(self._prompt_tokens))
-        return Prompt(row=request.row, epoch=request.epoch, tokens=tokens, label=str(first))
+        is_recorded = self._are_mixed and uniform(self._seed, _RECORDED, request.row) < 0.5
+        return Prompt(row=request.row, epoch=request.epoch, tokens=tokens, label=str(first), is_recorded=is_recorded)
 
 
 class SimulatedScorer(_Answering):

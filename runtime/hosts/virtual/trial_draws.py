@@ -79,7 +79,29 @@ def draw_trial(policy: str, seed: int) -> Trial:
     max_load = rng.choice((1.0, 1.25, 1.5, 3.0))
     trial = msgspec.structs.replace(trial, faults=faults, routing=routing, max_load=max_load)
     trial = _colocate(trial, rng) if policy == "sync" else trial
+    trial = _record(trial, random.Random(f"recorded {policy} {seed}"))
     return _teach(trial, random.Random(f"teachers {policy} {seed}"))
+
+
+def _record(trial: Trial, rng: random.Random) -> Trial:
+    """One of five has engines for rows that hold their responses, and faults of their own."""
+    if rng.random() >= 0.2:
+        return trial
+    mixed = msgspec.structs.replace(trial, num_recorded=rng.randint(1, 2))
+    targets = mixed.engines[trial.num_engines :]
+    kinds = (FaultKind.KILL, FaultKind.KILL, FaultKind.STOP)
+    span_s = trial.num_steps * (trial.learner.step_s + 2.0)
+    faults = [
+        Fault(
+            at_s=rng.uniform(0.0, span_s),
+            kind=rng.choice(kinds),
+            target=rng.choice(targets),
+            duration_s=rng.choice((rng.uniform(0.1, 9.0), 10 + rng.expovariate(0.2))),
+            as_zombie=rng.random() < 0.7,
+        )
+        for _ in range(rng.choice((0, 1, 2)))
+    ]
+    return msgspec.structs.replace(mixed, faults=(*trial.faults, *faults))
 
 
 def _teach(trial: Trial, rng: random.Random) -> Trial:

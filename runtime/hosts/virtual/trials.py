@@ -19,7 +19,7 @@ from penstock.actors.prompt_source.options import PromptSourceOptions
 from penstock.actors.weight_publisher.options import WeightsOptions
 from penstock.backends.data.options import DataOptions
 from penstock.backends.draws import mixed, uniform
-from penstock.backends.engines.options import EnginesOptions, LatencyOptions, SamplingOptions
+from penstock.backends.engines.options import EngineGroupOptions, EnginesOptions, LatencyOptions, SamplingOptions
 from penstock.backends.engines.simulated import SimulatedEngine
 from penstock.backends.engines.teacher_options import TeacherLatencyOptions, TeacherOptions
 from penstock.backends.learners.options import LearnerOptions, SimulatedLearnerOptions
@@ -78,6 +78,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     groups_per_batch: int = 2
     samples_per_group: int = 2
     num_engines: int = 2
+    num_recorded: int = 0
+    """Engines beside these for rows that hold their responses: about half of them, then."""
     num_slots: int = 4
     colocated: bool = False
     """Learner and engines share their devices, and take turns."""
@@ -185,6 +187,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
                 backend="simulated",
                 count=self.num_engines,
                 slots=self.num_slots,
+                more=self._recorded,
                 placement="colocate" if self.colocated else "auto",
                 progress_tokens=PROGRESS_TOKENS,
                 simulated=self.latency,
@@ -214,6 +217,12 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
             ),
             runtime=RuntimeOptions(),
         )
+
+    @property
+    def _recorded(self) -> tuple[EngineGroupOptions, ...]:
+        if not self.num_recorded:
+            return ()
+        return (EngineGroupOptions(backend="recorded", count=self.num_recorded, slots=self.num_slots),)
 
     @property
     def _teacher(self) -> TeacherOptions | None:

@@ -23,6 +23,13 @@ def lora_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
             "own would train a whole second model beside the adapters of learner.lora; set critic: shared, which adds a "
             "head to the adapted model, or remove learner.lora",
         )
+    if s.learner.num_ranks > 1 and s.learner.parallel == "fsdp" and s.engines.placement == "colocate":
+        yield (
+            ("learner", "parallel"),
+            "a checkpoint of a learner that sleeps is put together from what lies on the host, and adapters cannot be "
+            "added to shares of a matrix there; set learner.parallel: ddp with learner.lora and engines.placement: "
+            "colocate, or learner.num_ranks: 1",
+        )
     if s.learner.objective.reference_every is not None:
         yield (
             ("learner", "objective", "reference_every"),

@@ -309,6 +309,10 @@ def test_a_missing_objective_of_the_users_own_is_told_before_anything_starts(sce
         ("learner:\n  objective: {name: cispo, dual_clip: 7}\n", r":5: learner\.objective\.dual_clip: bounds"),
         ("learner: {objective: 3}\n", r"learner\.objective: must be a block of keys; found 3"),
         ("learner: {objective: {name: dapo, mis: {upperr: 3}}}\n", "did you mean 'upper'"),
+        (
+            "learner: {lora: {}, num_ranks: 2}\nengines: {placement: colocate, backend: sglang}\n",
+            r"learner\.parallel: a checkpoint of a learner that sleeps",
+        ),
         ("learner: {lora: {}, objective: ppo}\n", r"learner\.objective\.critic: own would train a whole second model"),
         ("learner: {lora: {}, objective: {kl_coef: 1, reference_every: 5}}\n", r"reference_every: the reference of"),
         ("learner: {objective: {estimator: gae}}\n", r"learner\.objective\.critic: estimator: gae needs"),

@@ -177,8 +177,8 @@ class PolicyTrainer:
             self._models.policy.adapters.restore(tensors)
         elif any(name.startswith(ADAPTER_PREFIX) for name in tensors):
             raise CheckpointError(
-                "the checkpoint was written with learner.lora, and its optimizer knows adapters only; resume with it, or "
-                "start a new run from the checkpoint's model, which has them added in (model.path)"
+                "the checkpoint was written with learner.lora, and its optimizer knows adapters only; resume with it, "
+                "or start a new run from the checkpoint's model, which has them added in (model.path)"
             )
         self._optimizer.restore(tensors)
         if self._critic is not None:

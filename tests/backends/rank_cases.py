@@ -105,7 +105,7 @@ def _run(
     rank: int, num_ranks: int, store: str, job: Callable[..., object], args: tuple[object, ...], keys: dict[str, object]
 ) -> object:
     gang = join_gang(
-        store=dist.FileStore(store, num_ranks),
+        store=dist.FileStore(store, num_ranks),  # type: ignore[attr-defined]  # it is exported
         rank=rank,
         num_ranks=num_ranks,
         local_rank=rank,

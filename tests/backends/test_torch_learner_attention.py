@@ -60,8 +60,8 @@ def one_by_one(
         place = torch.arange(end - start)
         age = place[:, None] - place[None, :]
         seen = (age >= 0) & ((age <= window_size[0]) if window_size[0] >= 0 else torch.tensor(data=True))
-        parts = [states[start:end].transpose(0, 1) for states in (query, key, value)]
-        attended = functional.scaled_dot_product_attention(*parts, attn_mask=seen, scale=scale, enable_gqa=enable_gqa)
+        q, k, v = (states[start:end].transpose(0, 1) for states in (query, key, value))
+        attended = functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale, enable_gqa=enable_gqa)
         rows.append(attended.transpose(0, 1))
     return torch.cat(rows)
 
@@ -77,8 +77,10 @@ def states_of(packed: PackedTokens, seed: int, device: torch.device, dtype: torc
 
 def attended(states: list[Tensor], rows: PackedRows, window: int | None) -> tuple[Tensor, list[Tensor]]:
     """The output, and a gradient with respect to each of the states."""
-    module = torch.nn.Identity()
-    output, _ = packed_attention(module, *states, None, scaling=0.3, sliding_window=window, packed_rows=rows)
+    query, key, value = states
+    output, _ = packed_attention(
+        torch.nn.Identity(), query, key, value, None, scaling=0.3, sliding_window=window, packed_rows=rows
+    )
     slopes = torch.linspace(-1.0, 1.0, output.numel(), device=output.device, dtype=output.dtype).view_as(output)
     return output, list(torch.autograd.grad((output * slopes).sum(), states))
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from penstock.backends.learners.division import Division
     from penstock.backends.learners.gang.gang import Gang
-    from penstock.backends.learners.objectives.open import ObjectiveFunction
+    from penstock.backends.learners.objectives.protocol import ObjectiveFunction
     from penstock.backends.learners.options import LearnerOptions
     from penstock.backends.learners.sequences import TrainSequence
     from penstock.backends.learners.torch.micro_batch import MicroBatch

@@ -162,9 +162,12 @@ def _uneven_attention(
     """As :func:`packed_attention`, without padding: ``[1, H, N, D]`` → ``[1, N, H, D]``."""
     assert rows.ends is not None, "end_to_end"
     laid = [states[0].transpose(0, 1).index_select(0, rows.tokens) for states in (query, key, value)]
+    queries, keys, values = laid
     before = -1 if sliding_window is None else sliding_window - 1
     attended = varlen_attn(
-        *laid,
+        queries,
+        keys,
+        values,
         cu_seq_q=rows.ends,
         cu_seq_k=rows.ends,
         max_q=rows.num_positions,

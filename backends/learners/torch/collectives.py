@@ -107,10 +107,10 @@ class _RecordedGather(DefaultAllGather):
         self, output_tensor: Tensor, input_tensor: Tensor, group: ProcessGroup, async_op: bool = False
     ) -> Work | None:
         def comm(output: Tensor, given: Tensor) -> Work | None:
-            return cast("Work | None", DefaultAllGather.__call__(self, output, given, group))
+            return DefaultAllGather.__call__(self, output, given, group)
 
         self._collectives.note(_asked(comm, output_tensor, input_tensor))
-        return cast("Work | None", super().__call__(output_tensor, input_tensor, group, async_op))
+        return super().__call__(output_tensor, input_tensor, group, async_op)
 
 
 class _RecordedScatter(DefaultReduceScatter):

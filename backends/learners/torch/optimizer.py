@@ -135,9 +135,10 @@ class MasterAdamW:
                 master.grad = torch.zeros_like(master)
         for bucket in _buckets([master.grad for master in self._masters if master.grad is not None]):
             together = self._gang.sum_(torch.cat([gradient.reshape(-1) for gradient in bucket]))
-            parts = together.split([gradient.numel() for gradient in bucket])
-            for gradient, part in zip(bucket, parts, strict=True):
-                gradient.copy_(part.view_as(gradient))
+            start = 0
+            for gradient in bucket:
+                gradient.copy_(together[start : start + gradient.numel()].view_as(gradient))
+                start += gradient.numel()
         self._is_summed = True
 
     def forget_gradients(self) -> None:

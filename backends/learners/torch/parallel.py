@@ -185,7 +185,10 @@ def without_memory(model: PreTrainedModel) -> PreTrainedModel:
     """A model of the same architecture, to be filled."""
     with torch.device("meta"):
         built = type(model)(copy.deepcopy(model.config))
-    return built.to(next(model.parameters()).dtype).eval()
+    for parameter in built.parameters():
+        parameter.data = parameter.data.to(next(model.parameters()).dtype)
+    built.train(mode=False)
+    return built
 
 
 @torch.no_grad()
@@ -242,4 +245,5 @@ def _recompute_in_backward(block: nn.Module) -> None:
 def _checkpointed(forward: Callable[..., object], *inputs: object, **keys: object) -> object:
     if not torch.is_grad_enabled():
         return forward(*inputs, **keys)
-    return checkpoint(forward, *inputs, use_reentrant=False, preserve_rng_state=False, **keys)
+    # The random numbers need not be the same again: the model has no dropout.
+    return checkpoint(functools.partial(forward, **keys), *inputs, use_reentrant=False, preserve_rng_state=False)

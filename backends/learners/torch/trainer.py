@@ -116,7 +116,9 @@ class PolicyTrainer:
             compute_dtype=model.dtype,
             gang=gang,
         )
-        self._optimizers = (self._optimizer, *([] if self._critic is None else [self._critic]))
+        self._optimizers: list[MasterAdamW | Critic] = [self._optimizer]
+        if self._critic is not None:
+            self._optimizers.append(self._critic)
         self._models = Models(
             policy=model,
             reference=reference,

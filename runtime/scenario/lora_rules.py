@@ -20,8 +20,8 @@ def lora_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
     if s.learner.objective.critic == "own":
         yield (
             ("learner", "objective", "critic"),
-            "own would train a whole second model beside the adapters of learner.lora; set critic: shared, which adds a "
-            "head to the adapted model, or remove learner.lora",
+            "own would train a whole second model beside the adapters of learner.lora; set critic: shared, which adds "
+            "a head to the adapted model, or remove learner.lora",
         )
     if s.learner.num_ranks > 1 and s.learner.parallel == "fsdp" and s.engines.placement == "colocate":
         yield (

@@ -343,7 +343,9 @@ def markdown(report: ObjectivesReport) -> str:
 def _print(report: ObjectivesReport, console: Console) -> None:
     table = Table(title=_title(report.settings))
     for heading in HEADINGS:
-        table.add_column(heading, justify="left" if heading == HEADINGS[0] else "right")
+        table.add_column(
+            heading, justify="left" if heading == HEADINGS[0] else "right", no_wrap=heading in ("objective", "range")
+        )
     for row in report.rows:
         table.add_row(*_texts(row))
     console.print(table)

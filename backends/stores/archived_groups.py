@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 TOKENS: Final = "<i4"
 LOGPROBS: Final = "<f4"
+_UNREADABLE: Final = "no file of samples that can be read"
 
 Row = dict[str, Any]
 """As pyarrow gives it: foreign data, with the names of :data:`.archive.COLUMNS`."""
@@ -55,7 +56,7 @@ def read_archived(path: Path, versions: Iterable[int] | None = None) -> Iterator
     import pyarrow  # takes long to load, and most runs read no samples
     import pyarrow.parquet as parquet
 
-    pq = cast("Any", parquet)  # it has no types
+    pa, pq = cast("Any", pyarrow), cast("Any", parquet)  # they have no types
     wanted = None if versions is None else set(versions)
     try:
         file = pq.ParquetFile(path)
@@ -70,8 +71,12 @@ def read_archived(path: Path, versions: Iterable[int] | None = None) -> Iterator
                 rows.append(row)
         if rows:
             yield _group(rows)
-    except (pyarrow.ArrowException, OSError, KeyError) as error:
-        raise ArchiveError(f"{path}: no file of samples that can be read: {error}") from error
+    except OSError as error:
+        raise ArchiveError(f"{path}: {_UNREADABLE}: {error}") from error
+    except KeyError as error:
+        raise ArchiveError(f"{path}: {_UNREADABLE}: it has no column {error}") from error
+    except pa.ArrowException as error:
+        raise ArchiveError(f"{path}: {_UNREADABLE}") from error
 
 
 def _group(rows: Sequence[Row]) -> Group:
@@ -108,7 +113,7 @@ def _parts(row: Row) -> Iterator[Part]:
         mine: list[VersionSpan] = []
         while spans and sum(span.num_tokens for span in mine) < length:
             mine.append(spans.pop(0))
-        made = [] if mask is None or all(mask[start:end]) else mask[start:end]
+        made: list[int] = [] if mask is None or all(mask[start:end]) else mask[start:end]
         yield Part(
             tokens=_bytes(tokens[start:end], TOKENS),
             logprobs=_bytes(logprobs[start:end], LOGPROBS),

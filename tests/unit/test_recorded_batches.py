@@ -19,8 +19,9 @@ from penstock.backends.stores.recorded_batches import RecordedBatches, RecordedE
 from penstock.backends.stores.sqlite import SqliteStore
 from penstock.backends.stores.tables import LEDGER_FILE
 from penstock.messages.arrays import pack_floats, pack_tokens
+from penstock.messages.base import Metric
 from penstock.messages.commands import FetchBatch, Record, Send
-from penstock.messages.ledger import BatchesFixed, PayloadsReleased, VersionRecorded
+from penstock.messages.ledger import BatchesFixed, GroupRecorded, PayloadsReleased, VersionRecorded
 from penstock.messages.local import BatchFetched, Started
 from penstock.messages.samples import (
     Completed,
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 
     from penstock.messages.base import Event
     from penstock.messages.ledger import LedgerEntry
+    from penstock.messages.samples import ModelOutcome
 
 
 def written(folder: Path, *parts: Sequence[LedgerEntry]) -> SqliteStore:
@@ -141,7 +143,7 @@ class Retraining:
 
 
 def payloads(entries: Iterable[LedgerEntry]) -> dict[int, Group]:
-    return {e.group_id: e.payload for e in entries if isinstance(e, make.GroupRecorded) and e.payload is not None}
+    return {e.group_id: e.payload for e in entries if isinstance(e, GroupRecorded) and e.payload is not None}
 
 
 def test_the_same_groups_are_trained_in_the_same_order_and_the_new_ledger_is_clean(tmp_path: Path) -> None:
@@ -276,8 +278,8 @@ def rich_group() -> Group:
         spans=(VersionSpan(5, 1),),
         context_tokens=pack_tokens([1, 2, 3]),
     )
-    reward = Reward(value=0.1 + 0.2, components=(make.Metric("format", 1.0),))
-    outcomes = (
+    reward = Reward(value=0.1 + 0.2, components=(Metric("format", 1.0),))
+    outcomes: tuple[tuple[ModelOutcome, tuple[Part, ...], Loss], ...] = (
         (Completed(stop=StopReason.STOP_STRING, reward=reward), (plain,), Loss.OBJECTIVE),
         (Truncated(reward=Reward(value=-1.0)), (masked, later), Loss.OBJECTIVE),
         (PolicyError(detail="no such tool"), (plain,), Loss.SUPERVISED),

@@ -25,13 +25,18 @@ from penstock.backends.learners.torch.model import PackedModel
 from penstock.backends.learners.torch.parallel import parallelize, replica, whole
 from penstock.backends.learners.torch.snapshot import restore_random_state, take_snapshot
 from penstock.backends.learners.torch.trainer import PolicyTrainer
+from penstock.backends.learners.torch.worker import LearnerSetup, TorchWorker
+from penstock.messages.local import BatchTrained, CheckpointWritten
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from penstock.backends.learners.gang.gang import Gang
+    from penstock.backends.learners.gang.words import LearnerAnswer
     from penstock.backends.learners.torch.snapshot import LearnerSnapshot
+    from penstock.messages.base import Metric
+    from penstock.messages.commands import LearnerCommand
 
 VERSION = 2
 
@@ -174,3 +179,51 @@ def die_while_writing(gang: Gang, source: Path, folder: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     checkpoints.write(snapshot)
+
+
+class Host:
+    """The process of a worker: keeps what it says."""
+
+    def __init__(self) -> None:
+        self.answers: list[LearnerAnswer] = []
+        self.errors: list[BaseException] = []
+
+    def emit(self, answer: LearnerAnswer, /) -> None:
+        self.answers.append(answer)
+
+    def fail(self, error: BaseException, /) -> None:
+        self.errors.append(error)
+
+    def check_stop(self) -> None:
+        pass
+
+    def show(self, gauges: tuple[Metric, ...], /) -> None:
+        pass
+
+
+def carry_out(
+    gang: Gang, source: Path, folder: Path, division: Division, epoch: int, commands: Sequence[LearnerCommand]
+) -> tuple[list[float], list[str]]:
+    """The losses of what was trained, and the paths of what was saved."""
+    setup = LearnerSetup(
+        model_folder=source,
+        checkpoints_folder=folder,
+        options=LearnerOptions(learning_rate=1e-2, parallel=division.parallel, objective=CRITIC),
+        temperature=1.0,
+        dtype="float32",
+        seed=3,
+        num_steps=9,
+        epoch=epoch,
+        exporter=None,
+        demonstrations=[],
+    )
+    host = Host()
+    worker = TorchWorker(setup, gang, host)
+    losses: list[float] = []
+    for command in commands:
+        answer = worker.carry_out(command)
+        if isinstance(answer, BatchTrained):
+            losses.append({metric.name: metric.value for metric in answer.metrics}["train/loss"])
+    worker.finish()
+    assert not host.errors, host.errors
+    return losses, [answer.path for answer in host.answers if isinstance(answer, CheckpointWritten)]

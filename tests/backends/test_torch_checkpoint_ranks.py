@@ -12,6 +12,7 @@ import pytest
 from checkpoint_cases import (
     DIVISIONS,
     VERSION,
+    carry_out,
     die_while_writing,
     digests_of,
     load_and_train,
@@ -19,6 +20,7 @@ from checkpoint_cases import (
     save_where_one_rank_may_not_write,
     train_and_save,
 )
+from learner_cases import make_groups, train_command
 from rank_cases import CPU, Ranks, open_ranks
 from transformers import AutoModelForCausalLM
 
@@ -28,6 +30,7 @@ from penstock.backends.learners.torch.checkpoint_record import STATE_FOLDER, rea
 from penstock.backends.learners.torch.checkpoint_state import load_state
 from penstock.backends.learners.torch.model import CheckpointError
 from penstock.backends.models.make import make_model
+from penstock.messages.commands import OpenLearner, SaveCheckpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,6 +89,25 @@ def test_what_any_number_of_ranks_wrote_any_other_reads_bit_for_bit(
             key = "exp_avg/model.layers.0.mlp.down_proj.weight"
             sizes = [sizes[key] for _, _, sizes in answers]
             assert sum(sizes) == state[key].numel(), "each reads its part only"
+
+
+def test_a_learner_that_was_saved_on_2_ranks_goes_on_alike_on_any_number(
+    ranks: Ranks, source: Path, tmp_path: Path
+) -> None:
+    """With the worker's own commands, and training while the checkpoint is written."""
+    batches = [
+        train_command(version, groups=make_groups(((0.3 * version, 0.0), (0.5, 0.1)))) for version in (1, 2, 3, 4)
+    ]
+    begin = (OpenLearner(), *batches[:2], SaveCheckpoint(version=2), *batches[2:])
+    (expected, paths), *_ = ranks.run(2, carry_out, source, tmp_path, DIVISIONS["2 fsdp"], 1, begin)
+    assert paths == [str(tmp_path / "version-0000002")]
+    go_on = (OpenLearner(version=2, path=paths[0]), batches[2], SaveCheckpoint(version=3), batches[3])
+    for epoch, division in enumerate((DIVISIONS["1"], DIVISIONS["3 fsdp"], DIVISIONS["2 ddp"]), start=2):
+        for losses, saved in ranks.run(division.num_ranks, carry_out, source, tmp_path, division, epoch, go_on):
+            assert losses[0] == pytest.approx(expected[2], abs=TOLERANCE)
+            # A step has been taken since, with gradients that are rounded otherwise.
+            assert losses[1] == pytest.approx(expected[3], abs=10 * TOLERANCE)
+            assert saved == [str(tmp_path / f"version-0000003-e{epoch}")]
 
 
 @pytest.mark.parametrize("refusing", [0, 1])

@@ -43,7 +43,7 @@ def teacher_rules(s: Scenario) -> Iterator[Broken]:
 
 
 def _backend(s: Scenario, teacher: TeacherOptions) -> Iterator[Broken]:
-    are_simulated = kinds(s.engines) == {"simulated"}
+    are_simulated = kinds(s.engines) == frozenset({"simulated"})
     if are_simulated != (teacher.backend == "simulated"):
         wanted = "simulated" if are_simulated else "torch or sglang"
         yield (

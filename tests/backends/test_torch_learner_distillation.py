@@ -1,6 +1,9 @@
 """Distillation through the trainer: what is reported, and what a batch without a teacher's word is worth. That loss and
 gradient are those of the formula is in ``test_torch_learner_objectives.py``."""
 
+# Tensor.tolist is typed in part only:
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import math

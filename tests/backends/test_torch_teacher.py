@@ -1,5 +1,8 @@
 """The embedded teacher: log-probs of given tokens as transformers computes them, whoever else is in the pass."""
 
+# transformers and Tensor.tolist are typed in part only:
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import re

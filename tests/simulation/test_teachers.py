@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from penstock.actors.scorer.machine import Scorer
-from penstock.actors.scorer.teachers import Teachers
+from penstock.actors.scorer.teachers import Teachers, Verdict
 from penstock.backends.engines.teacher_options import TeacherLatencyOptions
 from penstock.messages.samples import TerminalState
 from penstock.messages.teaching import GivenTokens
@@ -23,6 +23,7 @@ from penstock.runtime.hosts.virtual.trial_draws import draw_trial
 from penstock.runtime.hosts.virtual.trials import Trial
 
 if TYPE_CHECKING:
+    from penstock.messages.commands import AnyCommand
     from penstock.messages.inboxes import ScorerEvent
     from penstock.messages.samples import SampleKey
 
@@ -105,7 +106,10 @@ def test_random_trials_with_teachers_and_their_deaths_are_clean(policy: str) -> 
 
 
 def test_without_asking_again_after_a_death_a_run_hangs() -> None:
-    with patch.object(Teachers, "lost", lambda self, name, epoch: []), pytest.raises((StalledError, AssertionError)):
+    def lose_nothing(self: Teachers, name: str, epoch: int) -> list[Verdict]:
+        return []
+
+    with patch.object(Teachers, "lost", lose_nothing), pytest.raises((StalledError, AssertionError)):
         run_trial(changed(faults=(kill(1.5), kill(2.5))))
 
 
@@ -113,7 +117,11 @@ def test_without_a_sweep_a_lost_answer_hangs_a_run() -> None:
     cut = Fault(at_s=1.0, kind=FaultKind.CUT, target="teacher/0", peer="scorer", duration_s=4.0)
     alone = changed(num_teachers=1, faults=(cut,))
     run_trial(alone)
-    with patch.object(Teachers, "sweep", lambda self: []), pytest.raises(StalledError):
+
+    def look_at_nothing(self: Teachers) -> list[AnyCommand]:
+        return []
+
+    with patch.object(Teachers, "sweep", look_at_nothing), pytest.raises(StalledError):
         run_trial(alone)
 
 

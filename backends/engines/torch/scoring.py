@@ -119,4 +119,4 @@ class TextScorer:
             part = slice(begin, begin + MAX_HEAD_ROWS)
             logits = self._model.logits(hidden[part]) / self._temperature
             parts.append(torch.log_softmax(logits, -1).gather(1, targets[part]))
-        return torch.cat(parts).flatten().cpu().split([len(text.tokens) for text in texts])
+        return torch.split(torch.cat(parts).flatten().cpu(), [len(text.tokens) for text in texts])

@@ -40,10 +40,10 @@ def weight_bytes(rank: int, folder: str, keys: dict[str, Any], num_ranks: int) -
     return taken, estimate.weights
 
 
-def configured(rank: int, keys: dict[str, Any]) -> tuple[bool, str]:
+def configured(rank: int, keys: dict[str, Any]) -> tuple[bool, str, float]:
     """Fields that were passed through, as megatron-core's configuration has them."""
     options = MegatronOptions(**keys)
     ddp: Any = DistributedDataParallelConfig(**ddp_fields(options))
     fields = optimizer_fields(options, precision="bfloat16", betas=(0.9, 0.95), weight_decay=0.0, max_grad_norm=1.0)
     optimizer: Any = OptimizerConfig(**as_objects(fields))
-    return ddp.check_for_nan_in_grad, str(optimizer.exp_avg_dtype)
+    return ddp.check_for_nan_in_grad, str(optimizer.main_grads_dtype), optimizer.adam_eps

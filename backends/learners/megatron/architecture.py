@@ -35,10 +35,6 @@ class RopeParameters(msgspec.Struct, frozen=True):
     high_freq_factor: float = 4.0
     original_max_position_embeddings: int | None = None
     partial_rotary_factor: float | None = None
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
 
 
 class HfConfig(msgspec.Struct, frozen=True):
@@ -71,18 +67,6 @@ class HfConfig(msgspec.Struct, frozen=True):
     norm_topk_prob: bool = False
     decoder_sparse_step: int = 1
     mlp_only_layers: tuple[int, ...] = ()
-    router_aux_loss_coef: float = 0.0
-    n_routed_experts: int | None = None
-    n_shared_experts: int | None = None
-    n_group: int | None = None
-    topk_group: int | None = None
-    first_k_dense_replace: int = 0
-    routed_scaling_factor: float = 1.0
-    q_lora_rank: int | None = None
-    kv_lora_rank: int | None = None
-    qk_nope_head_dim: int | None = None
-    qk_rope_head_dim: int | None = None
-    v_head_dim: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,15 +78,11 @@ class Rope:
     """Of a head's channels that are turned."""
     is_interleaved: bool = False
     """Whether neighbouring channels are turned together, and not those half a head apart."""
-    kind: Literal["default", "llama3", "yarn"] = "default"
+    kind: Literal["default", "llama3"] = "default"
     factor: float = 1.0
     low_frequency_factor: float = 1.0
     high_frequency_factor: float = 4.0
     original_positions: int = 0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    mscale: float = 1.0
-    mscale_all_dim: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,28 +96,7 @@ class Experts:
     layers: tuple[bool, ...]
     """Whether each layer of the model has experts."""
     renormalizes: bool
-    """Whether the weights of a token's chosen experts add up to one (times ``scale``)."""
-    score: Literal["softmax", "sigmoid"] = "softmax"
-    has_bias: bool = False
-    """Whether experts are chosen by their score and a bias that is no part of the weight."""
-    num_groups: int | None = None
-    groups_per_token: int | None = None
-    scale: float = 1.0
-    shared_ffn_size: int = 0
-    """Of the experts that every token goes through, together."""
-    auxiliary_loss: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatentAttention:
-    """Multi-head latent attention."""
-
-    query_rank: int | None
-    """None: queries are not compressed."""
-    key_value_rank: int
-    plain_head_dim: int
-    rope_head_dim: int
-    value_head_dim: int
+    """Whether the weights of a token's chosen experts add up to one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +118,6 @@ class Architecture:
     has_qkv_bias: bool
     rope: Rope
     experts: Experts | None = None
-    latent: LatentAttention | None = None
 
     def has_experts(self, layer: int) -> bool:
         """Whether this layer, counted from 0, has experts."""
@@ -204,7 +162,7 @@ def decode_architecture(text: bytes, origin: str) -> Architecture:
         raise ArchitectureError(f"{origin}: {error}") from None
     if problem := _unsupported(config, family):
         raise ArchitectureError(f"{origin}: {problem}; the Megatron learner would compute something else")
-    head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
+    head_dim = config.head_dim or family.head_dim or config.hidden_size // config.num_attention_heads
     return Architecture(
         family=family,
         num_layers=config.num_hidden_layers,
@@ -220,7 +178,6 @@ def decode_architecture(text: bytes, origin: str) -> Architecture:
         has_qkv_bias=family.qkv_bias == "always" or (family.qkv_bias == "as said" and config.attention_bias),
         rope=_rope(config, family),
         experts=_experts(config, family, origin),
-        latent=_latent(config, family, origin),
     )
 
 
@@ -228,10 +185,9 @@ class _Kind(msgspec.Struct, frozen=True):
     model_type: str
 
 
-ROPE_KINDS: Final[dict[str, Literal["default", "llama3", "yarn"]]] = {
+ROPE_KINDS: Final[dict[str, Literal["default", "llama3"]]] = {
     "default": "default",
     "llama3": "llama3",
-    "yarn": "yarn",
 }
 
 
@@ -272,17 +228,13 @@ def _rope(config: HfConfig, family: Family) -> Rope:
         low_frequency_factor=given.low_freq_factor,
         high_frequency_factor=given.high_freq_factor,
         original_positions=given.original_max_position_embeddings or config.max_position_embeddings,
-        beta_fast=given.beta_fast,
-        beta_slow=given.beta_slow,
-        mscale=given.mscale if given.mscale is not None else 1.0,
-        mscale_all_dim=given.mscale_all_dim or 0.0,
     )
 
 
 def _experts(config: HfConfig, family: Family, origin: str) -> Experts | None:
     if not family.has_experts:
         return None
-    count = config.num_experts or config.num_local_experts or config.n_routed_experts
+    count = config.num_experts or config.num_local_experts
     per_token, ffn_size = config.num_experts_per_tok, config.moe_intermediate_size
     if not (count and per_token and ffn_size):
         raise ArchitectureError(
@@ -290,9 +242,7 @@ def _experts(config: HfConfig, family: Family, origin: str) -> Experts | None:
             "moe_intermediate_size, and not all of them are there"
         )
     layers = tuple(
-        layer not in config.mlp_only_layers
-        and layer >= config.first_k_dense_replace
-        and (layer + 1) % config.decoder_sparse_step == 0
+        layer not in config.mlp_only_layers and (layer + 1) % config.decoder_sparse_step == 0
         for layer in range(config.num_hidden_layers)
     )
     return Experts(
@@ -301,30 +251,4 @@ def _experts(config: HfConfig, family: Family, origin: str) -> Experts | None:
         ffn_size=ffn_size,
         layers=layers,
         renormalizes=config.norm_topk_prob,
-        score="sigmoid" if family.has_biased_router else "softmax",
-        has_bias=family.has_biased_router,
-        num_groups=config.n_group,
-        groups_per_token=config.topk_group,
-        scale=config.routed_scaling_factor,
-        shared_ffn_size=(config.n_shared_experts or 0) * ffn_size,
-        auxiliary_loss=config.router_aux_loss_coef,
-    )
-
-
-def _latent(config: HfConfig, family: Family, origin: str) -> LatentAttention | None:
-    if not family.has_latent_attention:
-        return None
-    sizes = (config.kv_lora_rank, config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim)
-    if None in sizes:
-        raise ArchitectureError(
-            f"{origin}: a model of {config.model_type} needs kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim and "
-            "v_head_dim, and not all of them are there"
-        )
-    rank, plain, rope, value = (size or 0 for size in sizes)
-    return LatentAttention(
-        query_rank=config.q_lora_rank,
-        key_value_rank=rank,
-        plain_head_dim=plain,
-        rope_head_dim=rope,
-        value_head_dim=value,
     )

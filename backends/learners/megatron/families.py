@@ -150,8 +150,8 @@ class Family:
     rope_fraction: float = 1.0
     """Where the config says nothing."""
     has_interleaved_rope: bool = False
-    has_biased_router: bool = False
-    has_latent_attention: bool = False
+    head_dim: int | None = None
+    """Where the config says nothing; None: the hidden size divided by the heads."""
 
     @property
     def has_experts(self) -> bool:
@@ -164,7 +164,7 @@ FAMILIES: Final[dict[str, Family]] = {
     family.model_type: family
     for family in (
         Family(model_type="qwen2", attention=(*_ATTENTION, *_QKV_BIAS, *_PROJECTION), qkv_bias="always"),
-        Family(model_type="qwen3", attention=_QWEN3_ATTENTION, has_qk_norm=True),
+        Family(model_type="qwen3", attention=_QWEN3_ATTENTION, has_qk_norm=True, head_dim=128),
         Family(model_type="qwen3_moe", attention=_QWEN3_ATTENTION, sparse=_ROUTER, expert=_EXPERT, has_qk_norm=True),
         Family(model_type="llama", attention=(*_ATTENTION, *_PROJECTION), rope_kinds=("default", "llama3")),
         Family(
@@ -175,6 +175,7 @@ FAMILIES: Final[dict[str, Family]] = {
             has_post_norms=True,
             rope_fraction=0.5,
             has_interleaved_rope=True,
+            head_dim=128,
         ),
     )
 }

@@ -167,9 +167,8 @@ def _of_layer(architecture: Architecture, layout: Layout, *, has_experts: bool) 
     if not has_experts or experts is None:
         return attention + 2 * whole + 3 * architecture.ffn_size / layout.tensor
     # A token is copied for each expert that it goes through; a rank has its share of the copies of all ranks' tokens.
-    shared = 3 * experts.shared_ffn_size / layout.tensor
     copies = experts.per_token / (layout.tensor if layout.sequence_parallel else 1)
-    return attention + 2 * whole + shared + copies * (2 * architecture.hidden_size + 3 * experts.ffn_size)
+    return attention + 2 * whole + copies * (2 * architecture.hidden_size + 3 * experts.ffn_size)
 
 
 def _logits(

@@ -102,16 +102,11 @@ def _expert_fields(experts: Experts) -> Fields:
         "moe_grouped_gemm": True,
         # The softmax is over all experts either way. Taken before the choice, the chosen weights stay as they are;
         # after it, they add up to one.
-        "moe_router_pre_softmax": experts.score == "softmax" and not experts.renormalizes,
-        "moe_router_score_function": experts.score,
-        "moe_router_enable_expert_bias": experts.has_bias,
-        "moe_router_num_groups": experts.num_groups,
-        "moe_router_group_topk": experts.groups_per_token,
-        "moe_router_topk_scaling_factor": None if experts.scale == 1.0 else experts.scale,
+        "moe_router_pre_softmax": not experts.renormalizes,
+        "moe_router_score_function": "softmax",
         "moe_router_dtype": "fp32",
         "moe_router_load_balancing_type": "none",
         "moe_aux_loss_coeff": 0.0,
-        "moe_shared_expert_intermediate_size": experts.shared_ffn_size or None,
     }
 
 

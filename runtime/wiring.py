@@ -275,7 +275,7 @@ def _weight_publisher(plan: RunPlan) -> WeightPublisherSettings:
     return WeightPublisherSettings(
         start_timeout_s=plan.scenario.engines.start_timeout_s,
         weightless=recorded_engines(plan.scenario),
-        has_models=kinds(plan.scenario.engines) != {"recorded"},
+        has_models=kinds(plan.scenario.engines) != frozenset({"recorded"}),
         share_devices=_sharing(plan.scenario),
         stage_timeout_s=options.stage_timeout_s,
         commit_timeout_s=options.commit_timeout_s,

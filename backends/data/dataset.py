@@ -225,8 +225,8 @@ class _Loader:
                 if isinstance(found, RecordedGroup):
                     self._append(found)
                 else:
-                    bad, error = found
-                    self._problems.add(error.at(bad.place))
+                    bad, reason = found
+                    self._problems.add(reason.at(bad.place))
 
     def _add_live(self, rows: Sequence[CheckedRow]) -> None:
         # A template writes the begin-of-sequence token itself.

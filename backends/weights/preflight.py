@@ -91,7 +91,7 @@ def check_transport(
     Raises:
         TransportUnfitError: the wanted transport, or with ``auto`` either, cannot work.
     """
-    if engines.kinds == {"recorded"}:
+    if engines.kinds == frozenset({"recorded"}):
         return TransportChoice("none", "no engine of the run holds weights")
     need_bytes = size_bytes * num_copies
     need = f"{num_copies} copies of the weights need {in_units(need_bytes)} ({in_units(size_bytes)} each)"

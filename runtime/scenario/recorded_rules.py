@@ -34,7 +34,7 @@ def recorded_settings(scenario: Scenario) -> RecordedSettings | None:
     return RecordedSettings(
         group_size=scenario.sampling.samples_per_group,
         max_response_tokens=scenario.sampling.max_response_tokens,
-        are_all_recorded=backends == {BACKEND},
+        are_all_recorded=backends == frozenset({BACKEND}),
         imitates=objective.name == IMITATION,
         prefers_pairs=prefers_pairs(objective),
         ratio_objective=objective.name if needs_rollout_logprobs(objective) else "",

@@ -13,7 +13,7 @@ from penstock.backends.data.dataset import load_dataset
 from penstock.backends.data.options import DataOptions
 from penstock.backends.data.problems import DataError
 from penstock.backends.data.recorded_rows import RecordedSettings
-from penstock.backends.models.make import END_ID, character_tokenizer
+from penstock.backends.models.make import END_ID, END_TOKEN, SYMBOLS, character_tokenizer
 from penstock.messages.arrays import floats_view, tokens_view
 from penstock.messages.samples import Loss
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 MAX_CONTEXT = 48
 TOKENIZER = character_tokenizer()
+END = END_TOKEN
 TEMPLATE = (
     "{% for m in messages %}{{ m.role[0] }}{{ m.content }}{% if m.role == 'assistant' %}</s>+{% else %}+{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}a{% endif %}"
@@ -35,9 +36,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The character tokenizer with a chat template: ``uQ+aANSWER</s>+``, where ``</s>`` ends a turn."""
     path = tmp_path_factory.mktemp("model")
     TOKENIZER.save(str(path / "tokenizer.json"))
-    end = TOKENIZER.id_to_token(END_ID)
-    config = {"eos_token": end, "tokenizer_class": "PreTrainedTokenizerFast"}
-    (path / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": TEMPLATE.replace("</s>", end)}))
+    config = {"eos_token": END, "tokenizer_class": "PreTrainedTokenizerFast"}
+    (path / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": TEMPLATE.replace("</s>", END)}))
     return path
 
 
@@ -52,10 +52,7 @@ def load(
 
 
 def text_of(tokens: bytes) -> str:
-    return "".join(TOKENIZER.id_to_token(token) for token in tokens_view(tokens))
-
-
-END = TOKENIZER.id_to_token(END_ID)
+    return "".join(SYMBOLS[token] for token in tokens_view(tokens))
 
 
 def test_a_text_ends_with_the_end_token_and_nobody_knows_its_log_probs(tmp_path: Path, folder: Path) -> None:
@@ -93,7 +90,7 @@ def test_every_turn_of_the_assistant_is_trained_up_to_its_end_and_nothing_else(t
     dataset = load(tmp_path, folder, row, chat_template=True, settings={"imitates": True})
     assert text_of(dataset.prompt(0, 0).tokens) == "u1+a"
     (sample,) = dataset.responses(0)
-    tokens = [TOKENIZER.id_to_token(token) for token in tokens_view(sample.part.tokens)]
+    tokens = [SYMBOLS[token] for token in tokens_view(sample.part.tokens)]
     assert "".join(tokens) == f"xy{END}+u2+az{END}"
     trained = [token for token, made in zip(tokens, sample.part.loss_mask, strict=True) if made]
     assert trained == ["x", "y", END, "z", END]

@@ -1,6 +1,6 @@
 """Imitation, weighted likelihood and pairs, as the trainer calls them: against formulas written out here."""
 
-# pyright: reportUnknownMemberType=false
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def loss_and_gradient(name: str, tokens: PolicyTokens, **keys: object) -> tuple[
     options = objective(name, **keys)
     loss = open_objective(options)(tokens, options).loss
     (gradient,) = torch.autograd.grad(loss, [tokens.logprobs])
-    return float(loss), gradient
+    return float(loss.detach()), gradient
 
 
 # --- pairs --------------------------------------------------------------------------------------------------------
@@ -66,7 +66,7 @@ def test_equal_rewards_and_samples_without_trained_tokens_make_no_pair() -> None
     rewards, groups = torch.tensor([1.0, 1.0, 1.0, 0.0]), torch.tensor([0, 0, 1, 1])
     trained = torch.tensor([True, True, True, False])
     for pairing in ("best_worst", "all"):
-        assert preference_pairs(rewards, groups, trained, pairing=pairing).shape == (0, 2)  # type: ignore[arg-type]
+        assert preference_pairs(rewards, groups, trained, pairing=pairing).shape == (0, 2)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
@@ -79,7 +79,7 @@ def test_dpo_is_the_plain_formula_over_sums_of_whole_responses(smoothing: float)
     margins = torch.stack([gain[0] + gain[1] - gain[2], gain[6] - gain[3] - gain[4] - gain[5]])
     plain = (-(1 - smoothing) * functional.logsigmoid(margins) - smoothing * functional.logsigmoid(-margins)).mean()
     (wanted,) = torch.autograd.grad(plain, [logprobs])
-    assert found == pytest.approx(float(plain), abs=1e-12)
+    assert found == pytest.approx(float(plain.detach()), abs=1e-12)
     assert torch.allclose(gradient, wanted, atol=1e-12)
 
 
@@ -112,7 +112,7 @@ def test_a_likelihood_needs_no_log_probs_of_what_drew_the_tokens() -> None:
     options = objective("rejection_sampling", entropy_coef=0.1)
     terms = open_objective(options)(tokens, options)
     plain = -(tokens.weights * (tokens.advantages * logprobs + 0.1 * tokens.entropy)).sum()
-    assert float(terms.loss) == pytest.approx(float(plain), abs=1e-12)
+    assert float(terms.loss.detach()) == pytest.approx(float(plain.detach()), abs=1e-12)
     figures = finished({name: float(value) for name, value in terms.figures.items()})
     assert all(math.isfinite(value) for value in figures.values())
     assert not [name for name in figures if "rollout_logprob" in name or "fresh" in name]
@@ -121,7 +121,10 @@ def test_a_likelihood_needs_no_log_probs_of_what_drew_the_tokens() -> None:
 def advantages(name: str, rewards: list[float], groups: list[int], **keys: object) -> list[float]:
     samples = Segments(torch.arange(len(rewards)), len(rewards))
     given = RewardedSamples(
-        torch.tensor(rewards, dtype=torch.float64), torch.tensor(groups), samples, torch.zeros(len(rewards), dtype=int)
+        torch.tensor(rewards, dtype=torch.float64),
+        torch.tensor(groups),
+        samples,
+        torch.zeros(len(rewards), dtype=torch.int64),
     )
     return token_advantages(given, objective(name, **keys)).tolist()
 
@@ -156,7 +159,7 @@ def test_a_mixed_step_is_the_sum_of_both_losses_under_the_weights_of_one_step(na
     alone = policy_objective(own, options) if name == "dapo" else open_objective(options)(own, options)
     plain = alone.loss - 0.5 * (logprobs[imitated] / 7.0).sum()  # of seven tokens, four are imitated
     (wanted,) = torch.autograd.grad(plain, [logprobs])
-    assert found == pytest.approx(float(plain), abs=1e-12)
+    assert found == pytest.approx(float(plain.detach()), abs=1e-12)
     assert torch.allclose(gradient, wanted, atol=1e-12)
 
 
@@ -166,8 +169,8 @@ def test_the_figure_of_what_is_imitated_is_its_mean_whatever_else_is_in_the_step
     options = objective("dapo", sft_coef=0.25)
     terms = open_objective(options)(tokens_with(logprobs, imitated=imitated), options)
     figures = finished({key: float(value) for key, value in terms.figures.items()})
-    assert figures["train/sft_loss"] == pytest.approx(-float(logprobs[imitated].mean()))
-    assert figures["train/loss"] == pytest.approx(float(terms.loss))
+    assert figures["train/sft_loss"] == pytest.approx(-float(logprobs.detach()[imitated].mean()))
+    assert figures["train/loss"] == pytest.approx(float(terms.loss.detach()))
 
 
 def test_micro_batches_of_one_kind_alone_add_up_to_the_mixed_step() -> None:

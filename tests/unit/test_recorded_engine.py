@@ -91,8 +91,12 @@ def engine(tmp_path: Path) -> tuple[Backend[EngineCommand], deque[LocalEvent]]:
         max_context=32,
     )
     answers: deque[LocalEvent] = deque()
-    backend.start(answers.append, pytest.fail)
+    backend.start(answers.append, raised)
     return backend, answers
+
+
+def raised(error: BaseException) -> None:
+    raise error
 
 
 def generate(index: int, row: int = 0) -> Generate:

@@ -1,8 +1,11 @@
 """Learning from pairs of responses, one preferred to the other."""
 
+# Tensor.tolist is typed in part only:
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 from torch.nn import functional
@@ -65,17 +68,18 @@ def preference_pairs(rewards: Tensor, group_ids: Tensor, is_trained: Tensor, *, 
         is_trained: False for a sample without any trained token, which is in no pair ``[S]``.
         pairing: which.
     """
-    found: list[tuple[int, int]] = []
+    values = cast("list[float]", rewards.tolist())
+    ids, trained = cast("list[int]", group_ids.tolist()), cast("list[bool]", is_trained.tolist())
     groups: dict[int, list[int]] = {}
-    for sample, (group, trained) in enumerate(zip(group_ids.tolist(), is_trained.tolist(), strict=True)):
-        if trained:
+    for sample, group in enumerate(ids):
+        if trained[sample]:
             groups.setdefault(group, []).append(sample)
-    values = rewards.tolist()
+    found: list[tuple[int, int]] = []
     for members in groups.values():
         if pairing == "all":
             found += [(a, b) for a in members for b in members if values[a] > values[b]]
             continue
-        best, worst = max(members, key=lambda s: values[s]), min(members, key=lambda s: values[s])
+        best, worst = max(members, key=values.__getitem__), min(members, key=values.__getitem__)
         if values[best] > values[worst]:
             found.append((best, worst))
     return torch.tensor(found, dtype=torch.int64).reshape(-1, 2)

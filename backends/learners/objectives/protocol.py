@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from penstock.backends.learners.objectives.segments import Segments
 
@@ -12,21 +12,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from penstock.backends.learners.options import ObjectiveOptions
-
-
-PER_TOKEN: Final = (
-    "logprobs",
-    "entropy",
-    "rollout_logprobs",
-    "reference_logprobs",
-    "advantages",
-    "weights",
-    "figure_weights",
-    "staleness",
-    "opening_logprobs",
-    "teacher_logprobs",
-)
-"""Fields with one value a token."""
 
 
 class PolicyTokens(NamedTuple):
@@ -67,8 +52,24 @@ class PolicyTokens(NamedTuple):
         """The tokens of which this is true ``[N]``; what belongs to the step stays as it is."""
         index = self.samples.index[which]
         mask = None if self.samples.mask is None else self.samples.mask[which]
-        picked = {name: None if (values := getattr(self, name)) is None else values[which] for name in PER_TOKEN}
-        return self._replace(**picked, samples=Segments(index, self.samples.count, mask), imitated=None)
+
+        def some(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values[which]
+
+        return self._replace(
+            logprobs=self.logprobs[which],
+            entropy=self.entropy[which],
+            rollout_logprobs=self.rollout_logprobs[which],
+            reference_logprobs=some(self.reference_logprobs),
+            advantages=self.advantages[which],
+            weights=self.weights[which],
+            figure_weights=self.figure_weights[which],
+            staleness=self.staleness[which],
+            samples=Segments(index, self.samples.count, mask),
+            opening_logprobs=some(self.opening_logprobs),
+            teacher_logprobs=some(self.teacher_logprobs),
+            imitated=None,
+        )
 
 
 class ObjectiveTerms(NamedTuple):

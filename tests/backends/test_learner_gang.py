@@ -232,8 +232,7 @@ def test_no_rank_outlives_a_launcher_that_is_killed(tmp_path: Path) -> None:
     program = textwrap.dedent("""
         import sys
         from pathlib import Path
-        from penstock.backends.learners.gang import backend as gang_backend
-from penstock.backends.learners.gang import rank_process
+        from penstock.backends.learners.gang import rank_process
         from test_learner_gang import Gang
         from penstock.messages.commands import OpenLearner
         rank_process.RANK_MODULE = "gang_stand_in"

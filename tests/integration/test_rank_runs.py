@@ -101,15 +101,22 @@ def test_no_rank_outlives_the_learners_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_two_ranks_learn_what_one_does(tmp_path: Path) -> None:
-    rewards: list[list[float]] = []
-    for num_ranks in (1, 2):
-        (parent := tmp_path / str(num_ranks)).mkdir()
-        overrides = (*RANKS, f"learner.num_ranks={num_ranks}", "learner.warm_start.num_steps=250")
-        with LiveRun("sync.yaml", parent, overrides) as run:
-            summary = run.finish()
-            assert summary.completed
-            rewards.append([step.metrics["rollout/raw_reward"] or 0.0 for step in read_steps(run.folder)])
-    # Sampling is seeded, so the curves part only where rounding has made another token likelier than the one drawn.
-    assert rewards[1][:3] == pytest.approx(rewards[0][:3], abs=1e-9)
-    assert rewards[1] == pytest.approx(rewards[0], abs=0.05)
+    """The batches that one rank has trained, trained by two: sampling is out of it, where rounding would tip a token
+    sooner or later and give both other batches from there on."""
+    overrides = (*RANKS, "learner.warm_start.num_steps=100", "learner.learning_rate=1e-3")
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        folder.mkdir()
+    with LiveRun("sync.yaml", tmp_path / "one", (*overrides, "learner.num_ranks=1", "--keep-samples")) as run:
+        assert run.finish().completed
+        one, recorded = read_steps(run.folder), run.folder
+    with LiveRun("sync.yaml", tmp_path / "two", (*overrides, "--only", "learner", "--from", str(recorded))) as run:
+        assert run.finish().completed
+        two = read_steps(run.folder)
+        assert ranks_of(run).keys() == {0, 1}
+    assert [step.version for step in two] == list(range(1, 9))
+    for name, tolerance in (("train/loss", 1e-5), ("train/grad_norm", 1e-3), ("rollout/raw_reward", 1e-9)):
+        before, after = ([step.metrics[name] for step in steps] for steps in (one, two))
+        assert any(before)
+        assert after == pytest.approx(before, rel=tolerance, abs=tolerance), name

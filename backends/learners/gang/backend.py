@@ -117,17 +117,17 @@ class GangLearnerBackend:
             self._thread.join(timeout_s + END_TIMEOUT_S)
 
     def _run(self) -> None:
-        failure: BaseException | None = None
         try:
             self._set.launch(self._plan.options.num_ranks, self._log_path)
             if self._oversee():
                 self._finish()
         except BaseException as error:
             # The thread's only way to tell; and whatever it is, no rank may be left.
-            failure = error
-        self._set.kill(END_TIMEOUT_S)
-        if failure is not None and self._close_by_s is None:
-            self._fail(failure)
+            self._set.kill(END_TIMEOUT_S)
+            if self._close_by_s is None:
+                self._fail(error)
+        else:
+            self._set.kill(END_TIMEOUT_S)
 
     def _oversee(self) -> bool:
         """Until ``close``; whether the ranks took orders by then.

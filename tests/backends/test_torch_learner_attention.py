@@ -6,6 +6,7 @@ The kernel that takes them exists on GPUs only; on a CPU its place is taken by o
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -55,8 +56,8 @@ def one_by_one(
     assert torch.equal(cu_seq_q, cu_seq_k)
     assert max_q == max_k == int(cu_seq_q.diff().max())
     assert window_size[1] == 0
-    rows = []
-    for start, end in zip(cu_seq_q[:-1].tolist(), cu_seq_q[1:].tolist(), strict=True):
+    rows: list[Tensor] = []
+    for start, end in pairwise(int(place) for place in cu_seq_q):
         place = torch.arange(end - start)
         age = place[:, None] - place[None, :]
         seen = (age >= 0) & ((age <= window_size[0]) if window_size[0] >= 0 else torch.tensor(data=True))

@@ -522,12 +522,16 @@ def test_activation_checkpointing_computes_blocks_twice_and_nothing_else(folder:
     for found in ranks.run(2, gradients_of, folder, cases, {**again, "parallel": "fsdp"}):
         assert_same(found, expected)
     runs: list[int] = []
+
+    def count(_module: object, _inputs: object) -> None:
+        runs[-1] += 1
+
     for options in (keys, again):
         model = loaded(folder / "untied")
         learner = Learner.open(SOLO, model, learner_options("dapo", **options))
         block: Any = transformer_blocks(model.model)[1]
         runs.append(0)
-        block.mlp.register_forward_pre_hook(lambda *_: runs.append(runs.pop() + 1))
+        block.mlp.register_forward_pre_hook(count)
         learner.trainer.accumulate(read_groups(make_batch(1), min_token_version=0), version=VERSION)
     assert runs[1] == 2 * runs[0] > 0
 
@@ -553,7 +557,9 @@ def demonstrated(gang: Gang, folder: Path, parallel: str) -> NDArray[np.float64]
     block = WarmStartOptions(path="rows", num_steps=3, batch_size=7, learning_rate=1e-3)
     model = loaded(folder)
     parallelize(model, gang, options)
-    warm_start(model, rows, options, block, seed=1, report=lambda *_: None, check_stop=lambda: None, gang=gang)
+    warm_start(
+        model, rows, options, block, seed=1, report=lambda _fraction, _loss: None, check_stop=lambda: None, gang=gang
+    )
     return torch.cat([whole(weight).reshape(-1) for weight in model.model.parameters()]).double().numpy()
 
 

@@ -28,6 +28,7 @@ from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from penstock.backends.learners.packing import PackedTokens
@@ -67,7 +68,7 @@ class PackedRows:
         """The rows of a micro-batch without padding."""
         num_positions = packed.rows.shape[1]
         ends = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(packed.lengths)])
-        is_token = np.arange(num_positions)[None, :] < packed.lengths[:, None]
+        is_token: NDArray[np.bool_] = np.less(np.arange(num_positions)[None, :], packed.lengths[:, None])
         row, position = packed.places // num_positions, packed.places % num_positions
         return cls(
             num_positions=num_positions,

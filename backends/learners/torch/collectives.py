@@ -15,6 +15,8 @@ Invariants:
 
 # torch's comms are typed in part only:
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# and what a broken backward pass leaves behind has no public name:
+# pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
@@ -118,7 +120,12 @@ class _RecordedScatter(DefaultReduceScatter):
         self._collectives = collectives
 
     def __call__(
-        self, output_tensor: Tensor, input_tensor: Tensor, group: ProcessGroup, op: ReduceOp, async_op: bool = False
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: ProcessGroup,
+        op: ReduceOp | ReduceOp.RedOpType,
+        async_op: bool = False,
     ) -> Work:
         def comm(output: Tensor, given: Tensor) -> Work | None:
             return cast("Work | None", DefaultReduceScatter.__call__(self, output, given, group, op))
@@ -136,7 +143,7 @@ def _forget_whole_gradients(root: nn.Module) -> None:
     for part in root.modules():
         if not isinstance(part, FSDPModule):
             continue
-        for group in part._get_fsdp_state()._fsdp_param_groups:  # torch has no other door
+        for group in part._get_fsdp_state()._fsdp_param_groups:
             for parameter in group.fsdp_params:
                 parameter.unsharded_accumulated_grad = None
                 if hasattr(parameter, "_unsharded_param"):

@@ -129,7 +129,7 @@ class MasterAdamW:
             return
         # A weight that no rank has reached is left alone, as it would be on one.
         found = torch.tensor([float(master.grad is not None) for master in self._masters])
-        is_reached = self._gang.max_(found.to(self._gang.device)).tolist()
+        is_reached = cast("list[float]", self._gang.max_(found.to(self._gang.device)).tolist())
         for master, reached in zip(self._masters, is_reached, strict=True):
             if reached and master.grad is None:
                 master.grad = torch.zeros_like(master)

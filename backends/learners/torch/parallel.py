@@ -208,9 +208,8 @@ def fill_like(
         local(parameter).copy_(local(sources[name]))
     buffers = dict(source.named_buffers(remove_duplicate=False))
     for name, module in built.named_modules():
-        for key in list(module._buffers):  # no other way to replace one
-            found = buffers.get(f"{name}.{key}" if name else key)
-            module._buffers[key] = None if found is None else found.clone()
+        for key, _ in list(module.named_buffers(recurse=False)):
+            setattr(module, key, buffers[f"{name}.{key}" if name else key].clone())
 
 
 def _mesh(gang: Gang) -> DeviceMesh:

@@ -141,7 +141,7 @@ class SglangTeacherBackend:
 
     def start(self, emit: Emit, fail: Fail) -> None:
         """See :class:`penstock.backends.protocol.Backend`."""
-        self._emit, self._fail = emit, fail
+        self._emit, self._tell_failure = emit, fail
         self._thread.start()
 
     def execute(self, command: TeacherCommand, /) -> None:
@@ -175,7 +175,7 @@ class SglangTeacherBackend:
         try:
             self._loop.run_until_complete(self._serve())
         except BaseException as error:  # the contract of Backend: the process ends with this story
-            self._give_up(error)
+            self._fail(error)
         finally:
             self._loop.close()
 
@@ -194,10 +194,11 @@ class SglangTeacherBackend:
         else:
             await server.http.close()
 
-    def _give_up(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException) -> None:
+        """Only the first failure is told, and none after the end was asked for."""
         if not (self._has_failed or self._stopping.is_set()):
             self._has_failed = True
-            self._fail(error)
+            self._tell_failure(error)
 
     def _take(self, command: TeacherCommand) -> None:
         match command:
@@ -219,7 +220,7 @@ class SglangTeacherBackend:
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # the contract of Backend: the process ends with this story
-            self._give_up(error)
+            self._fail(error)
 
     # --- the server -------------------------------------------------------------------------------------------
 

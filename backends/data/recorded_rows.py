@@ -171,12 +171,17 @@ def _conversation(row: RawRow, options: DataOptions) -> tuple[list[Message], tup
     prompt = prompt_of(before, key, chat_template=options.chat_template, block="data")
     assert isinstance(prompt, list)  # a list of messages stays one, or is refused
     for index, message in enumerate(messages):
-        if not isinstance(message, dict) or not isinstance(_role(message), str) or "content" not in message:
+        if not isinstance(_role(message), str) or "content" not in cast("Message", message):
             raise BadColumnError(
                 f"{key!r} has a malformed message",
                 f"message {index} of {key!r} is {shown(message)}; expected an object with 'role' and 'content'",
             )
     return prompt, (Response(tuple(cast("list[Message]", messages)), None, None),)
+
+
+def _listed(value: object) -> list[object] | None:
+    """The same, where it is a list."""
+    return cast("list[object]", value) if isinstance(value, list) else None
 
 
 def _role(message: object) -> object:
@@ -203,7 +208,7 @@ def _responses(row: RawRow, recorded: RecordedOptions, *, prefers_pairs: bool) -
 
 def _text_or_ids(row: RawRow, key: str) -> object:
     value = row.columns.get(key)
-    return value if isinstance(value, list) else text_of(row, key, f"{BLOCK} names it as the column of a response")
+    return value if _listed(value) is not None else text_of(row, key, f"{BLOCK} names it as the column of a response")
 
 
 def _several(value: object, key: str) -> list[object]:
@@ -221,10 +226,8 @@ def _content(value: object, key: str) -> str | tuple[int, ...]:
         if not value.strip():
             raise BadColumnError(f"{key!r} is empty", f"{key!r} is empty")
         return value
-    if isinstance(value, list):
-        items = cast("list[object]", value)
-        if items and all(isinstance(item, int) and not isinstance(item, bool) for item in items):
-            return tuple(cast("list[int]", items))
+    if (items := _listed(value)) and all(isinstance(item, int) and not isinstance(item, bool) for item in items):
+        return tuple(cast("list[int]", items))
     raise BadColumnError(
         f"{key!r} has the wrong type",
         f"{key!r} is {shown(value)}; expected a text, a list of token ids, or a list of these",
@@ -238,8 +241,7 @@ def _logprobs(
     value = None if key is None else row.columns.get(key)
     if key is None or value is None:
         return [None] * len(contents)
-    values = value if isinstance(value, list) else [value]
-    lists = cast("list[object]", values)
+    lists = _listed(value) or [value]
     if not all(isinstance(item, list) for item in lists):
         lists = [lists]
     if len(lists) != len(contents):
@@ -269,7 +271,7 @@ def _with_rewards(row: RawRow, recorded: RecordedOptions, responses: tuple[Respo
     value = None if key is None else row.columns.get(key)
     if key is None or value is None:
         return responses
-    rewards = _numbers(value if isinstance(value, list) else [value], key)
+    rewards = _numbers(_listed(value) or [value], key)
     if len(rewards) != len(responses):
         raise BadColumnError(
             f"{key!r} has the wrong length",
@@ -279,12 +281,11 @@ def _with_rewards(row: RawRow, recorded: RecordedOptions, responses: tuple[Respo
 
 
 def _numbers(value: object, key: str) -> tuple[float, ...]:
-    if isinstance(value, list):
-        items = cast("list[object]", value)
-        if all(isinstance(item, int | float) and not isinstance(item, bool) for item in items):
-            numbers = tuple(float(item) for item in cast("list[float]", items))
-            if all(number - number == 0.0 for number in numbers):  # neither infinite nor NaN
-                return numbers
+    items = _listed(value)
+    if items is not None and all(isinstance(item, int | float) and not isinstance(item, bool) for item in items):
+        numbers = tuple(float(item) for item in cast("list[float]", items))
+        if all(number - number == 0.0 for number in numbers):  # neither infinite nor NaN
+            return numbers
     raise BadColumnError(f"{key!r} has the wrong type", f"{key!r} is {shown(value)}; expected finite numbers")
 
 

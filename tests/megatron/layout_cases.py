@@ -18,7 +18,7 @@ from penstock.backends.learners.megatron.options import MegatronOptions
 state: Any = parallel_state
 
 
-def place(rank: int, sizes: dict[str, int], num_ranks: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def place(rank: int, sizes: dict[str, Any], num_ranks: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Where this rank is, by our count and by megatron-core's."""
     layout = Layout(num_ranks=num_ranks, **sizes)
     open_groups(layout, seed=1)

@@ -17,6 +17,7 @@ from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+import numpy as np
 
 from penstock.backends.stores.archive import archived_steps
 from penstock.backends.stores.archived_groups import read_archived
@@ -71,18 +72,20 @@ class _Recorded(msgspec.Struct):
 class RecordedBatches:
     """The batches of one run, found complete. Reads its ledger until it is closed."""
 
-    def __init__(self, folder: Path, *, num_steps: int, groups_per_batch: int) -> None:
+    def __init__(self, folder: Path, *, num_steps: int, groups_per_batch: int, vocab_size: int | None = None) -> None:
         """
         Args:
             folder: of the recorded run.
             num_steps: at most so many batches are wanted.
             groups_per_batch: of the new run.
+            vocab_size: of the model of the new run; None: not known.
 
         Raises:
             RecordedError: there is no batch, the batches are of another size, or samples are gone.
             LedgerStoreError: the ledger cannot be read.
         """
         self._folder = folder
+        self._vocab_size = vocab_size
         self._groups: dict[int, _Recorded] = {}
         self._came: list[int] = []
         """Group ids in the order of their admission."""
@@ -113,6 +116,7 @@ class RecordedBatches:
         Raises:
             ArchiveError: a file of kept samples cannot be read.
             LedgerStoreError: the ledger cannot be read.
+            RecordedError: a group has a token that the model does not know.
         """
         yield [self.run, BatchesFixed(batches=self.batches, source=str(self._folder)), VersionRecorded(version=0)]
         bounds = self._bounds()
@@ -259,6 +263,12 @@ class RecordedBatches:
 
     def _entry(self, group: Group, bound: int) -> GroupRecorded:
         recorded = self._groups[group.group_id]
+        largest = _largest_token(group)
+        if self._vocab_size is not None and largest >= self._vocab_size:
+            raise RecordedError(
+                f"{self._folder}: group {group.group_id} has the token {largest}, and the model of this scenario knows "
+                f"{self._vocab_size}: they were made with another tokenizer; set model.path to a model that has it"
+            )
         assert recorded.record is not None, "a group in a batch was admitted"
         deadline = max(bound, recorded.oldest_version + bound)
         return msgspec.structs.replace(recorded.record, deadline_version=deadline, payload=group)
@@ -269,6 +279,14 @@ class _PayloadReader(SqliteReader):
         """Groups whose samples are in the ledger."""
         with self._named("read"):
             return {row[0] for row in self._database.execute("SELECT group_id FROM payloads")}
+
+
+def _largest_token(group: Group) -> int:
+    texts = [group.prompt.tokens]
+    for sample in group.samples:
+        for part in sample.parts:
+            texts += [part.tokens, part.context_tokens]
+    return max((int(np.frombuffer(text, dtype="<i4").max()) for text in texts if text), default=0)
 
 
 def _in_parts(entries: Iterable[LedgerEntry]) -> Iterator[list[LedgerEntry]]:

@@ -18,6 +18,7 @@ from rich.markup import escape
 
 from penstock.backends.stores.archived_groups import ArchiveError
 from penstock.backends.stores.protocol import LedgerStoreError
+from penstock.backends.stores.recorded_batches import RecordedError
 from penstock.backends.stores.sqlite import open_ledger
 from penstock.backends.stores.tables import LEDGER_FILE
 from penstock.messages.ledger import EPOCHS_PER_DRIVE
@@ -158,7 +159,7 @@ def claim_drive(folder: Path, first_entries: Iterable[Sequence[LedgerEntry]] = (
             _begin(store, folder, first_entries)
         finally:
             store.close()
-    except (LedgerStoreError, ArchiveError) as error:
+    except (LedgerStoreError, ArchiveError, RecordedError) as error:
         raise RunFolderError(str(error)) from None
     return epoch
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 from rich.markup import escape
 
 from penstock.backends.stores.protocol import LedgerStoreError
@@ -48,7 +49,10 @@ def recorded_batches(scenario: Scenario, console: Console) -> Generator[Iterator
     try:
         with console.status("reading what was recorded …"):
             batches = RecordedBatches(
-                folder, num_steps=scenario.run.num_steps, groups_per_batch=scenario.learner.groups_per_batch
+                folder,
+                num_steps=scenario.run.num_steps,
+                groups_per_batch=scenario.learner.groups_per_batch,
+                vocab_size=_vocab_size(scenario),
             )
     except (RecordedError, LedgerStoreError) as error:
         raise RunFolderError(str(error)) from None
@@ -64,6 +68,24 @@ def recorded_batches(scenario: Scenario, console: Console) -> Generator[Iterator
         yield batches.entries()
     finally:
         batches.close()
+
+
+class _TextConfig(msgspec.Struct):
+    vocab_size: int | None = None
+
+
+class _Config(_TextConfig):
+    """Of ``config.json``; of models with images the text part has a block of its own."""
+
+    text_config: _TextConfig | None = None
+
+
+def _vocab_size(scenario: Scenario) -> int | None:
+    """Token ids that the model knows; None for one that is made here, with the same tokenizer each time."""
+    if scenario.model.path is None:
+        return None
+    config = msgspec.json.decode((Path(scenario.model.path) / "config.json").read_bytes(), type=_Config)
+    return config.text_config.vocab_size if config.text_config is not None else config.vocab_size
 
 
 def show_collected(folder: Path, console: Console) -> None:

@@ -40,6 +40,8 @@ class Placed:
 def placement(scenario: Scenario) -> list[Placed]:
     """The rows, in the order in which a sample passes them."""
     learner, rewards = scenario.learner, scenario.reward.num_workers
+    if scenario.run.only == "learner":
+        return [Placed(BUFFER, 1, 1, "cpu", "batches that were recorded"), _learner(learner)]
     return [
         Placed(PROMPT_SOURCE, 1, 1, "cpu"),
         *_engines(scenario.engines),

@@ -228,6 +228,18 @@ def test_groups_that_were_only_collected_make_batches_in_the_order_in_which_they
     assert ends == {("trained", ""): 6, ("cancelled", "not_in_a_batch"): 2}
 
 
+def test_a_token_that_the_model_does_not_know_is_named(tmp_path: Path) -> None:
+    written(tmp_path / "source", whole_run()).close()
+    for vocab_size in (9, 8):  # prompts have the tokens 7 and 8
+        recorded = RecordedBatches(tmp_path / "source", num_steps=9, groups_per_batch=2, vocab_size=vocab_size)
+        if vocab_size == 9:
+            assert len(list(recorded.entries())) > 1
+        else:
+            with pytest.raises(RecordedError, match=r"group 0 has the token 8, .* knows 8: .* another tokenizer"):
+                list(recorded.entries())
+        recorded.close()
+
+
 def test_batches_keep_their_size(tmp_path: Path) -> None:
     written(tmp_path / "source", whole_run()).close()
     with pytest.raises(RecordedError, match=r"groups_per_batch is 3, .* have 2 groups; .* set it to 2"):

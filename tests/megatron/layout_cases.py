@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
@@ -47,3 +48,10 @@ def configured(rank: int, keys: dict[str, Any]) -> tuple[bool, str, float]:
     fields = optimizer_fields(options, precision="bfloat16", betas=(0.9, 0.95), weight_decay=0.0, max_grad_norm=1.0)
     optimizer: Any = OptimizerConfig(**as_objects(fields))
     return ddp.check_for_nan_in_grad, str(optimizer.main_grads_dtype), optimizer.adam_eps
+
+
+def without_cuda(rank: int) -> tuple[bool, str, str, bool]:
+    """What this process says about CUDA."""
+    weight = torch.zeros(2, device="cuda")
+    is_float = weight.type() == "torch.cuda.FloatTensor"
+    return torch.cuda.is_available(), str(torch.cuda.current_device()), str(weight.cuda().device), is_float

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from multiprocessing.context import SpawnProcess
 
 START_S = 120.0
-ANSWER_S = 60.0
-COLLECTIVE_S = 50.0
+ANSWER_S = 180.0
+COLLECTIVE_S = 120.0
 
 
 class Ranks:

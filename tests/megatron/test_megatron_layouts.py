@@ -6,11 +6,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
-from penstock.backends.learners.megatron import config_fields
+from penstock.backends.learners.megatron import config_fields, no_cuda
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,3 +63,15 @@ def test_the_list_of_fields_is_that_of_the_installed_version() -> None:
     printed = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, timeout=120).stdout
     kept = Path(config_fields.__file__).with_name("config_fields.json").read_text()
     assert json.loads(printed) == json.loads(kept)
+
+
+def test_ranks_find_no_cuda_and_what_asks_for_it_gets_the_cpu(ranks: Callable[[int], Ranks]) -> None:
+    assert not torch.cuda.is_available(), "with CUDA nothing is changed"
+    assert ranks(1).run("layout_cases:without_cuda") == [(False, "cpu", "cpu", True)]
+    assert type(torch.zeros(1).type()) is str, "this process is as it was"
+
+
+def test_cuda_is_not_taken_away_after_megatron_core_has_looked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "megatron.core", ModuleType("megatron.core"))
+    with pytest.raises(RuntimeError, match="was imported before"):
+        no_cuda.install()

@@ -75,12 +75,12 @@ def test_five_steps_end_where_transformers_ends(
         np.testing.assert_allclose(after[name], wanted, rtol=0, atol=5e-6, err_msg=name)
 
 
-def test_norms_do_not_decay(ranks: Callable[[int], Ranks], tiny_family: Callable[[str], Path]) -> None:
-    """By the reference, whose norms do not either: this asserts that a decay would have shown."""
+def test_a_decay_of_norms_would_have_shown(tiny_family: Callable[[str], Path]) -> None:
+    """Those of the reference do not decay, and neither do ours if the steps end in the same place."""
     before = dict(load_tiny(tiny_family("qwen3")).named_parameters())
     norms = [parameter for parameter in before.values() if parameter.dim() == 1]
     lost = plan.NUM_STEPS * plan.LEARNING_RATE * plan.WEIGHT_DECAY
-    assert min(float(norm.abs().mean()) for norm in norms) * lost > 50 * 5e-6
+    assert min(float(norm.detach().abs().mean()) for norm in norms) * lost > 50 * 5e-6
 
 
 def test_weights_that_were_not_gathered_are_behind(

@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config, Qwen3Mo
 
 from penstock.backends.learners.gang.gang import SOLO
 from penstock.backends.learners.objectives.presets import objective
+from penstock.backends.learners.objectives.validity import needs_reference
 from penstock.backends.learners.options import LearnerOptions, WarmStartOptions
 from penstock.backends.learners.sequences import demonstration_sequence, read_groups
 from penstock.backends.learners.torch.attention import PACKED_ATTENTION
@@ -87,6 +88,8 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "ppo, shared and coupled": {"name": "ppo", "critic": "shared", "policy_loss": "gspo"},
     "reinforce": {"name": "reinforce_plus_plus", "discount": 0.97, "kl_coef": 0.05, "kl_in": "reward"},
     "dr_grpo": {"name": "dr_grpo", "constant_tokens": 50},
+    "dpo": {"name": "dpo", "dpo_pairs": "all"},
+    "rejection sampling": {"name": "rejection_sampling", "kl_coef": 0.1},
 }  # fmt: skip
 
 
@@ -200,7 +203,7 @@ class Learner:
         parallelize(model, gang, options)
         assert is_sharded(model.model) == (not gang.is_alone and options.parallel == "fsdp")
         reference = None
-        if options.objective.kl_coef:
+        if needs_reference(options.objective):
             reference = replica(model, gang, options)
             shift(dict(reference.model.named_parameters()), 0.9)
             reference.model.requires_grad_(requires_grad=False)

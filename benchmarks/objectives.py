@@ -33,7 +33,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from penstock.backends.data.dataset import load_dataset
-from penstock.backends.learners.objectives.presets import PRESETS
+from penstock.backends.learners.objectives.presets import PRESETS, objective
+from penstock.backends.learners.objectives.validity import needs_rollout_logprobs
 from penstock.backends.learners.torch.optimizer import NonFiniteStepError
 from penstock.backends.models.make import make_model
 from penstock.backends.models.terminal import quiet_transformers
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 
     from penstock.runtime.scenario import Scenario
 
+ROLLED: Final = [n for n in PRESETS if needs_rollout_logprobs(objective(n)) and not objective(n).opd_kl_coef]
+"""Presets that learn from the model's own samples and their rewards, without rows that hold responses or a teacher."""
 NUM_ROWS: Final = 4096
 WARM_START_SEED: Final = 0
 NEEDS: Final[dict[str, dict[str, float]]] = {"ppo": {"critic_learning_rate": 1e-3}, "cispo": {"learning_rate": 5e-4}}
@@ -356,7 +359,7 @@ def _print(report: ObjectivesReport, console: Console) -> None:
 def main(argv: list[str] | None = None) -> int:
     """``penstock bench objectives``; 1 when a cell diverged."""
     parser = argparse.ArgumentParser(prog="penstock bench objectives", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--presets", nargs="+", choices=list(PRESETS), default=list(PRESETS), metavar="NAME")
+    parser.add_argument("--presets", nargs="+", choices=ROLLED, default=ROLLED, metavar="NAME")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--num-steps", type=int, default=60, help="batches of a cell (default: 60)")
     parser.add_argument("--groups", type=int, default=32, help="prompts a batch, of 8 answers each (default: 32)")

@@ -104,8 +104,7 @@ class RankSet:
         self._selector.close()
         if self._listener is not None:
             self._listener.close()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        self._remove_folder()
 
     def _accept(self) -> None:
         assert self._listener is not None
@@ -123,6 +122,13 @@ class RankSet:
             rank.channel = channel
             self._selector.register(channel, selectors.EVENT_READ, partial(self._read_line, rank, channel))
             self._hear(rank, word)
+        if all(rank.channel is not None for rank in self.ranks):
+            self._remove_folder()  # nobody else is to come, and a launcher that is killed cannot do it later
+
+    def _remove_folder(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
 
     def _read_line(self, rank: RankProcess, channel: Channel) -> None:
         try:

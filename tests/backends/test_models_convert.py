@@ -66,8 +66,13 @@ def untied() -> PreTrainedModel:
 
 
 def mixture() -> PreTrainedModel:
-    config = Qwen3MoeConfig(**SIZES, head_dim=8, moe_intermediate_size=8, num_experts=3, num_experts_per_tok=2)
-    return Qwen3MoeForCausalLM(config)
+    sizes: dict[str, Any] = SIZES | {
+        "head_dim": 8,
+        "moe_intermediate_size": 8,
+        "num_experts": 3,
+        "num_experts_per_tok": 2,
+    }
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes))
 
 
 def convert(source: Path, target: Path, plan: ConversionPlan = PLAN) -> list[int]:

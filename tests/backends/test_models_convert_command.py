@@ -1,5 +1,8 @@
 """``penstock convert``: which model is meant, and what it says."""
 
+# safetensors is typed in part only:
+# pyright: reportUnknownVariableType=false
+
 from __future__ import annotations
 
 from io import StringIO

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from torch import Tensor
+    from torch.distributed import ProcessGroup
 
     from penstock.backends.learners.gang.gang import Gang
     from penstock.backends.learners.torch.shards import Shard
@@ -58,7 +59,7 @@ class CheckpointChannel:
         """On every rank of the gang, or on none."""
         self.rank = gang.rank
         self.num_ranks = gang.num_ranks
-        self.group = None if gang.is_alone else dist.new_group(backend="gloo", timeout=timedelta(seconds=TIMEOUT_S))
+        self.group = None if gang.is_alone else _new_group()
         """None in a gang of one."""
 
     @property
@@ -137,6 +138,10 @@ class CheckpointChannel:
                 dist.recv(_bytes_of(received), src=rank, group=self.group)
                 whole[places] = received
         return whole
+
+
+def _new_group() -> ProcessGroup:
+    return cast("ProcessGroup", dist.new_group(backend="gloo", timeout=timedelta(seconds=TIMEOUT_S)))
 
 
 def _owners(parts: list[_Part]) -> dict[int, _Part]:

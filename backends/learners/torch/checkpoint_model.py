@@ -90,7 +90,7 @@ def _write_config(folder: Path, model: PackedModel) -> None:
     config.architectures = [type(model.model).__name__.removeprefix(SHARDED_PREFIX)]
     with quiet_transformers():
         config.save_pretrained(folder)
-        if model.model.can_generate() and model.model.generation_config is not None:
+        if model.model.can_generate():
             model.model.generation_config.save_pretrained(folder)
 
 

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 from safetensors import SafetensorError
-from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner, load, save
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -38,6 +38,8 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from penstock.backends.learners.torch.model import CheckpointError
 

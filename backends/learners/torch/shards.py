@@ -12,7 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -46,7 +46,7 @@ def shard_of(tensor: Tensor) -> Shard:
     if not isinstance(tensor, DTensor):
         return Shard(tensor.detach(), tuple(tensor.shape), (0,) * tensor.ndim)
     _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return Shard(tensor.detach().to_local(), tuple(tensor.shape), tuple(offset))
+    return Shard(cast("DTensor", tensor.detach()).to_local(), tuple(tensor.shape), tuple(offset))
 
 
 @torch.no_grad()
@@ -74,4 +74,4 @@ def is_divided(tensor: Tensor) -> bool:
 def local_of(tensor: Tensor) -> Tensor:
     """The tensor that holds this rank's part, always the same object; what :class:`.ParkedMemory` is to be given."""
     # to_local() is a new view each time.
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor  # pyright: ignore[reportPrivateUsage]

@@ -226,8 +226,8 @@ class LearnerOptions(Options, frozen=True, kw_only=True):
     lora: LoraOptions | None = None
     """null: all weights are trained. A warm start always trains all of them; the adapters come after it."""
     peak_tflops: Positive | None = None
-    """Of one device in model.dtype, in 10¹² operations a second, for ``perf/mfu``; null: that of the data sheet, where the
-    device is in our table (bfloat16 on NVIDIA GPUs), and no MFU where it is not."""
+    """Of one device in model.dtype, in 10¹² operations a second, for ``perf/mfu``; null: that of the data sheet, where
+    the device is in our table (bfloat16 on NVIDIA GPUs), and no MFU where it is not."""
     step_timeout_s: Positive = 3600.0
     """A step that lasts longer ends the learner; another one takes its place."""
     simulated: SimulatedLearnerOptions = SimulatedLearnerOptions()

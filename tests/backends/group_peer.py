@@ -6,7 +6,7 @@ It says ``ready``, reads ``ADDRESS PORT`` and joins. Then it receives one broadc
 as a line, each after a line on its standard input.
 """
 
-# pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportPrivateUsage=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ import torch
 from learner_cases import RunningLearner, demonstrations, make_groups, open_learner, train_command
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from penstock.backends.learners.options import LearnerOptions, ObjectiveOptions, WarmStartOptions
 from penstock.backends.learners.gang.devices import choose_device
+from penstock.backends.learners.options import LearnerOptions, ObjectiveOptions, WarmStartOptions
 from penstock.backends.models.make import make_model
 from penstock.messages.arrays import floats_view, tokens_view
 from penstock.messages.commands import (

@@ -91,8 +91,9 @@ def preference_objective(tokens: PolicyTokens, options: ObjectiveOptions) -> Obj
     assert tokens.pairs is not None, "policy_loss: dpo"
     assert tokens.reference_logprobs is not None, "DPO has a reference"
     chosen, rejected = tokens.pairs.unbind(dim=1)
-    whole = tokens.samples.sums(tokens.logprobs)
-    reference = tokens.samples.sums(tokens.reference_logprobs)
+    # In float64: the loss is about small differences of sums that are large.
+    whole = tokens.samples.sums(tokens.logprobs.double())
+    reference = tokens.samples.sums(tokens.reference_logprobs.double())
     found = dpo_loss(
         whole[chosen],
         whole[rejected],

@@ -68,7 +68,8 @@ class PackedRows:
         """The rows of a micro-batch without padding."""
         num_positions = packed.rows.shape[1]
         ends = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(packed.lengths)])
-        is_token: NDArray[np.bool_] = np.less(np.arange(num_positions)[None, :], packed.lengths[:, None])
+        positions = np.arange(num_positions, dtype=np.int64)
+        is_token: NDArray[np.bool_] = np.less(positions[None, :], packed.lengths[:, None])
         row, position = packed.places // num_positions, packed.places % num_positions
         return cls(
             num_positions=num_positions,

@@ -239,8 +239,8 @@ class TorchWorker:
         if record.reference is None:
             asked = f"learner.objective.kl_coef is {objective.kl_coef}" if objective.kl_coef else "DPO has a reference"
             raise CheckpointError(
-                f"{folder}: {asked}, and the checkpoint was written without a reference because its objective had none; "
-                "resume with that one (kl_coef: 0)"
+                f"{folder}: {asked}, and the checkpoint was written without a reference because its objective had "
+                "none; resume with that one (kl_coef: 0)"
             )
         return frozen(self._loaded(folder.parent / record.reference.folder))
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from penstock.messages.commands import Generate, OpenLearner, Send, Train
 from penstock.messages.flow import SampleGenerated, SampleIssued
 from penstock.messages.ledger import (
+    BatchesFixed,
     BatchLeased,
     CheckpointRecorded,
     GroupClosed,
@@ -219,6 +220,8 @@ class Oracle:
                     assert not self.groups, "the run is named after it began"
                 case PolicyRecorded():
                     self._eta, self._on_stale = entry.max_staleness, entry.on_stale
+                case BatchesFixed():
+                    assert not self.groups, "what a run trains is fixed before it begins"
         if granted:
             self._assert_grants_within_bound()
         self._assert_balanced()

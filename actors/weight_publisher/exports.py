@@ -83,11 +83,12 @@ class ExportTable:
         """Of those that have passed, that of the newest version."""
         return max((self._exports[publish] for publish in self._passed), key=_rank, default=None)
 
-    def next_for(self, engine: EngineState) -> WeightsExported | None:
-        """What this engine is to take: the newest version that has not failed, if the engine lacks it. While a Learner
-        goes over old batches again, that is not always the newest publish."""
+    def next_for(self, engine: EngineState, *, goes_first: bool) -> WeightsExported | None:
+        """What this engine is to take, if it lacks it: the newest version that has not failed, and one that has passed
+        if the engine may not go first. While a Learner goes over old batches again, that is not always the newest
+        publish."""
         usable = (export for publish, export in self._exports.items() if publish not in self._failed)
-        best = max(usable, key=_rank, default=None)
+        best = max(usable, key=_rank, default=None) if goes_first else self.best()
         return best if best is not None and engine.lacks(best.manifest) else None
 
     def forget_old(self, used: Collection[int]) -> None:

@@ -4,7 +4,8 @@ Invariants:
 
 * An engine is told to commit a publish only after it has fetched it whole, and only if an engine has passed the canary
   with it or this one is the canary (there is one canary for each publish). An engine without weights is none where
-  others have some.
+  others have some, and is given only what has passed: what it waited for might never be taken by any other, when the
+  one that should have is replaced and goes on with something newer.
 * The announced version never goes down. It is served by ``announce_fraction`` of the engines that are ready.
 * An engine that is late or wrong is handed to the supervisor once and takes part in nothing until it has returned.
 * A publish that the canary, or two engines one after the other, found wrong has failed: no engine is given it any more.
@@ -221,7 +222,7 @@ class WeightPublisher:
         target = engine.target
         self._turn(engine, Phase.IDLE)  # again, with what is to be taken now
         self._out.append(StopTimer(engine.name))
-        if self.exports.next_for(engine) is target:
+        if self._next_for(engine) is target:
             engine.num_fetch_errors += 1
             if engine.num_fetch_errors > self.settings.max_fetch_retries:
                 self._on_unfetchable(engine, target, event.error or "wrong digest")
@@ -357,7 +358,7 @@ class WeightPublisher:
         """Stage and commit what can be."""
         touched, self._touched = self._touched, {}
         for engine in [self.engines.by_name[name] for name in touched if name in self.engines.by_name]:
-            if engine.phase is Phase.IDLE and (export := self.exports.next_for(engine)) is not None:
+            if engine.phase is Phase.IDLE and (export := self._next_for(engine)) is not None:
                 self._turn(engine, Phase.STAGING, export)
                 self._out.append(Send(engine.name, WeightsStaged(manifest=export.manifest)))
                 self._out.append(StartTimer(engine.name, self.settings.stage_timeout_s))
@@ -385,8 +386,11 @@ class WeightPublisher:
         return self._canaries.setdefault(publish, engine.name) == engine.name
 
     def _can_go_first(self, engine: EngineState) -> bool:
-        """What has no weights proves nothing of them."""
+        """Whether it may be a canary: what has no weights proves nothing of them."""
         return not self.settings.has_models or engine.name not in self.settings.weightless
+
+    def _next_for(self, engine: EngineState) -> WeightsExported | None:
+        return self.exports.next_for(engine, goes_first=self._can_go_first(engine))
 
     def _announce(self) -> None:
         """Announce the newest version that enough engines serve. PromptSource also hears who serves what once no engine

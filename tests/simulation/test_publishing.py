@@ -129,3 +129,11 @@ def test_a_learner_that_dies_while_its_publish_has_failed_publishes_anew(at_s: f
     watch = ran_with_bad_swaps(one, 2.5, "engine/0", "engine/1", "engine/2")
     assert watch.announced == sorted(set(watch.announced))
     assert max(export.manifest.learner_epoch for export in watch.exported) == 1
+
+
+@pytest.mark.parametrize("at_s", [2.0, 4.4, 7.0, 9.0])
+def test_an_engine_without_weights_does_not_wait_for_what_no_other_takes(at_s: float) -> None:
+    # The one engine with weights is lost while it goes first, and its successor goes on with something newer.
+    lost = Fault(at_s=at_s, kind=FaultKind.STOP, target="engine/0", duration_s=20.0)
+    fields = {"policy": "one_step_off", "max_staleness": 1, "update_mode": UpdateMode.DRAIN}
+    TrialRun(trial(lost, num_engines=1, num_recorded=1, **fields)).run()

@@ -19,6 +19,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Final, Self
 
+from rich.control import Control
 from rich.live import Live
 from rich.markup import escape
 
@@ -99,10 +100,7 @@ class LiveView:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        live, self._live = self._live, None
-        if live is not None:
-            live.stop()
-            self._release_sigterm()
+        self._stop_drawing()
         with self._lock:
             self._tell_muted_notes()
 
@@ -170,15 +168,25 @@ class LiveView:
         """The run is over: show what it came to."""
         with self._lock:
             self._end_phase(self._clock_s())
-            live, self._live = self._live, None
-        if live is not None:
-            live.stop()
-            self._release_sigterm()
+        self._stop_drawing()
         with self._lock:
             self._tell_muted_notes()
         self._console.print(summary_panel(summary))
 
     # --- inside -----------------------------------------------------------------------------------------------
+
+    def _stop_drawing(self) -> None:
+        with self._lock:
+            live, self._live = self._live, None
+        if live is None:
+            return
+        try:
+            live.stop()
+        finally:
+            # Past rich: a signal that struck while it emptied its buffer leaves it buffering, and the cursor hidden.
+            self._console.file.write(str(Control.show_cursor(True)))
+            self._console.file.flush()
+            self._release_sigterm()
 
     def _draw(self) -> RenderableType:
         with self._lock:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -95,6 +96,14 @@ class LiveRun:
         assert code == 0, self.output
         summary = read_summary(self.folder)
         assert summary is not None
+        return summary
+
+    def interrupt(self) -> RunSummary:
+        """End it as control-C does, and wait for that."""
+        self.process.send_signal(signal.SIGINT)
+        self.process.wait(max(1.0, self._deadline_s - time.monotonic()))
+        summary = read_summary(self.folder)
+        assert summary is not None, self.output
         return summary
 
     def _num_steps(self) -> int:

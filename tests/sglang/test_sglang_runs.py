@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ from penstock.backends.stores.audit import audit_ledger
 from penstock.backends.stores.sqlite import SqliteReader
 from penstock.backends.stores.tables import LEDGER_FILE
 from penstock.messages.ledger import BatchLeased
-from penstock.runtime.observability.trackers import read_run_events
+from penstock.runtime.observability.trackers import read_run_events, read_steps
 
 if TYPE_CHECKING:
     from penstock.backends.engines.sglang.environment import SglangEnvironment
@@ -31,9 +32,12 @@ pytestmark = [pytest.mark.sglang, pytest.mark.ray]
 
 SERVING_S = 180.0
 MADE, NUM_MADE = "GenerationEnded", 32
-NUM_STEPS = 12
+NUM_STEPS = 6
+"""Batches trained after both servers were lost."""
+ENDLESS = "run.num_steps=100000"
+"""How long a server takes to start is unknown: the test says when there has been enough, not the number of steps."""
 SMALL = (
-    f"run.num_steps={NUM_STEPS}",
+    ENDLESS,
     "run.seed=3",
     "learner.groups_per_batch=8",
     "learner.warm_start.num_steps=120",
@@ -50,12 +54,15 @@ def processes_of(run: LiveRun, engine: str, title: str) -> list[int]:
     return [pid for pid in marked_processes(marks) if title in title_of(pid)]
 
 
-def await_samples(run: LiveRun, engine: str) -> None:
-    """Until this engine has made some."""
+def await_samples(run: LiveRun, engine: str, *, incarnation: int = 1) -> None:
+    """Until so many incarnations of this engine have made some."""
     deadline_s = time.monotonic() + SERVING_S
-    while sum(row.actor == engine and row.event == MADE for row in read_run_events(run.folder)) < NUM_MADE:
-        assert run.process.poll() is None, run.output
-        assert time.monotonic() < deadline_s, run.output
+    while True:
+        made = Counter(row.epoch for row in read_run_events(run.folder) if (row.actor, row.event) == (engine, MADE))
+        if sum(count >= NUM_MADE for count in made.values()) >= incarnation:
+            return
+        assert run.process.poll() is None, f"the run has ended; {engine} made {made}\n{run.output}"
+        assert time.monotonic() < deadline_s, f"{engine} made {made}\n{run.output}"
         time.sleep(0.2)  # between two looks at a file; nothing is timed by it
 
 
@@ -72,7 +79,7 @@ def groups_trained(folder: Path) -> list[Group]:
     ledger = SqliteReader(folder / LEDGER_FILE)
     try:
         leases = [entry for entry in ledger.entries() if isinstance(entry, BatchLeased)]
-        assert [lease.version for lease in leases] == list(range(1, NUM_STEPS + 1))
+        assert [lease.version for lease in leases] == list(range(1, len(leases) + 1))
         return [group for lease in leases for group in ledger.payloads(lease.group_ids)]
     finally:
         ledger.close()
@@ -121,11 +128,12 @@ def test_a_run_survives_the_loss_of_its_servers_under_every_policy(
     with LiveRun("sglang_cpu.yaml", tmp_path, overrides) as run:
         run.await_steps(2)
         os.kill(serving_scheduler(run, "engine/0"), signal.SIGKILL)
-        run.await_steps(4)
         os.kill(serving_scheduler(run, "engine/1"), signal.SIGSTOP)
-        summary = run.finish()
+        for engine in ("engine/0", "engine/1"):
+            await_samples(run, engine, incarnation=2)
+        run.await_steps(len(read_steps(run.folder)) + NUM_STEPS)
+        summary = run.interrupt()
         folder = run.folder
-    assert (summary.completed, summary.version) == (True, NUM_STEPS)
     assert {"engine/0", "engine/1"} <= {restarts.name for restarts in summary.restarts}
     assert audit_ledger(folder / LEDGER_FILE).is_clean
     groups = groups_trained(folder)
@@ -139,11 +147,10 @@ def test_a_run_survives_the_loss_of_its_servers_under_every_policy(
 @pytest.mark.timeout(420)
 def test_servers_and_an_embedded_engine_serve_one_run(environment: SglangEnvironment, tmp_path: Path) -> None:
     assert environment.is_cpu
-    with LiveRun("sglang_cpu.yaml", tmp_path, (*SMALL, "run.num_steps=100000", "engines.count=1", BESIDE)) as run:
+    with LiveRun("sglang_cpu.yaml", tmp_path, (*SMALL, "engines.count=1", BESIDE)) as run:
         run.await_steps(1)
         for engine in ("engine/0", "engine/1"):
             await_samples(run, engine)
-        run.process.send_signal(signal.SIGINT)
-        run.process.wait(SERVING_S)
+        run.interrupt()
         folder = run.folder
     assert audit_ledger(folder / LEDGER_FILE).is_clean

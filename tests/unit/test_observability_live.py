@@ -325,9 +325,20 @@ def test_an_exception_leaves_the_terminal_as_it_was() -> None:
     with pytest.raises(RuntimeError, match="the learner died"):
         fail()
     text = output.getvalue()
-    assert text.count(HIDE) == text.count(SHOW) == 1
-    assert text.index(SHOW) > text.index(HIDE)
+    assert text.count(HIDE) == 1
+    assert text.rindex(SHOW) > text.index(HIDE)
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_an_interrupt_in_the_middle_of_drawing_leaves_the_terminal_as_it_was() -> None:
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=True, width=80, height=24)
+    with pytest.raises(KeyboardInterrupt), LiveView("quickstart", 80, console):
+        console.__enter__()  # it buffers from here on, and the interrupt keeps it from ever leaving that
+        raise KeyboardInterrupt
+    text = output.getvalue()
+    assert HIDE in text
+    assert text.endswith(SHOW)
 
 
 PROGRAM = """

@@ -241,10 +241,11 @@ def applied(machine: WeightPublisher, engine: str, logprobs: bytes) -> list[Send
 
 def test_an_engine_without_weights_is_no_canary_and_keeps_the_announcements_going() -> None:
     machine = publisher(has_models=True)
-    assert fetched(machine, "engine/0") == []
+    assert fetched(machine, "engine/0") == []  # it was not given anything to fetch
     assert fetched(machine, "engine/1") == ["engine/1"]
     sends = applied(machine, "engine/1", CANARY.logprobs)
-    assert [send.to for send in sends if isinstance(send.event, WeightsCommitted)] == ["engine/0"]
+    assert [send.to for send in sends if isinstance(send.event, WeightsStaged)] == ["engine/0"]
+    assert fetched(machine, "engine/0") == ["engine/0"]
     announced = [send.event for send in applied(machine, "engine/0", b"") if isinstance(send.event, VersionAnnounced)]
     assert [event.version for event in announced] == [0, 0, 0]
 

@@ -175,9 +175,10 @@ def _engine(name: str, plan: RunPlan, remote_ranks: RemoteRanks | None) -> Backe
 
 
 def _learner(plan: RunPlan, epoch: int, host: str) -> Backend[Any]:
-    """In the process that opens it, or as a gang of processes of its own."""
+    """In the process that opens it, or as a gang of processes of its own; megatron-core always, as what it needs where
+    there is no CUDA changes torch for a whole process."""
     demonstrations = _demonstrations(plan)
-    if plan.scenario.learner.num_ranks > 1:
+    if plan.scenario.learner.num_ranks > 1 or plan.scenario.learner.backend == "megatron":
         return _gang(plan, epoch, host, demonstrations)
     from penstock.backends.learners.torch.factory import open_torch_learner
     from penstock.backends.weights.transports import open_exporter
@@ -187,7 +188,7 @@ def _learner(plan: RunPlan, epoch: int, host: str) -> Backend[Any]:
         model_folder=Path(plan.model_folder),
         checkpoints_folder=folder / "checkpoints",
         options=scenario.learner,
-        temperature=scenario.sampling.temperature or 1.0,
+        temperature=scenario.sampling.temperature,
         dtype=scenario.model.dtype,
         seed=scenario.run.seed,
         num_steps=scenario.run.num_steps,
@@ -209,7 +210,7 @@ def _gang(plan: RunPlan, epoch: int, host: str, demonstrations: list[Demonstrati
         model_folder=Path(plan.model_folder),
         checkpoints_folder=folder / "checkpoints",
         options=scenario.learner,
-        temperature=scenario.sampling.temperature or 1.0,
+        temperature=scenario.sampling.temperature,
         dtype=scenario.model.dtype,
         seed=scenario.run.seed,
         num_steps=scenario.run.num_steps,

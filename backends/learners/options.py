@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 # msgspec reads the annotations:
+from penstock.backends.learners.megatron.options import MegatronOptions
 from penstock.backends.learners.objectives.names import (
     Correction,
     CriticPlace,
@@ -182,7 +183,7 @@ class SimulatedLearnerOptions(Options, frozen=True, kw_only=True):
 class LearnerOptions(Options, frozen=True, kw_only=True):
     """How batches are trained."""
 
-    backend: Literal["torch", "simulated"] = "torch"
+    backend: Literal["torch", "megatron", "simulated"] = "torch"
     groups_per_batch: Annotated[int, Meta(ge=1)] = 32
     num_updates: Annotated[int, Meta(ge=1)] = 1
     """Optimizer steps that a batch is divided into, each with about as many tokens: by whole groups, or by samples with
@@ -230,4 +231,5 @@ class LearnerOptions(Options, frozen=True, kw_only=True):
     the device is in our table (bfloat16 on NVIDIA GPUs), and no MFU where it is not."""
     step_timeout_s: Positive = 3600.0
     """A step that lasts longer ends the learner; another one takes its place."""
+    megatron: MegatronOptions = MegatronOptions()
     simulated: SimulatedLearnerOptions = SimulatedLearnerOptions()

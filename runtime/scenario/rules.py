@@ -199,7 +199,7 @@ def _objective(s: Scenario) -> Iterator[Broken]:
             f"with {options.critic_only_steps} of the run's {s.run.num_steps} batches for the critic alone the policy "
             "is never trained; set it below run.num_steps",
         )
-    if samples < 2 and compares_rewards(options) and s.learner.backend == "torch":
+    if samples < 2 and compares_rewards(options) and s.learner.backend != "simulated":
         yield (
             ("sampling", "samples_per_group"),
             f"learner.objective: {options.name} compares the samples of a group, and with one there is nothing to "

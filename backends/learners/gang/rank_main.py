@@ -216,6 +216,10 @@ def open_worker(plan: GangPlan, gang: Gang, host: WorkerHost) -> LearnerWorker:
             from penstock.backends.learners.torch.rank import open_torch_rank
 
             return open_torch_rank(plan, gang, host)
+        case "megatron":
+            from penstock.backends.learners.megatron.rank import open_megatron_rank
+
+            return open_megatron_rank(plan, gang, host)
         case "simulated":
             raise ValueError("a simulated learner has no ranks")
         case _:

@@ -90,9 +90,9 @@ def needs_of(scenario: Scenario) -> list[Need]:
         EngineSizeError: the options of an engine give no number of GPUs.
     """
     learner, needs = scenario.learner, list[Need]()
-    if learner.backend == "torch" and learner.device in FROM_RAY:
+    if learner.backend != "simulated" and learner.device in FROM_RAY:
         size = EngineSize(learner.num_ranks, (1,))  # ranks meet on one node
-        is_optional, may_share = learner.device == "auto", learner.num_ranks == 1
+        is_optional, may_share = learner.device == "auto", learner.num_ranks == 1 and learner.backend == "torch"
         needs.append(Need((LEARNER,), size, "learner", may_share=may_share, is_optional=is_optional))
     if scenario.run.only == "learner":
         return needs

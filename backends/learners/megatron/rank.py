@@ -1,0 +1,21 @@
+"""The Megatron learner as one rank of a gang."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.backends.learners.megatron import no_cuda
+
+if TYPE_CHECKING:
+    from penstock.backends.learners.gang.gang import Gang
+    from penstock.backends.learners.gang.plan import GangPlan
+    from penstock.backends.learners.gang.worker import LearnerWorker, WorkerHost
+
+
+def open_megatron_rank(plan: GangPlan, gang: Gang, host: WorkerHost) -> LearnerWorker:
+    """A worker of this learner; the first rank publishes the weights."""
+    no_cuda.install()
+    # Only now: megatron-core asks for CUDA while it is imported.
+    from penstock.backends.learners.megatron.worker import open_megatron_worker
+
+    return open_megatron_worker(plan, gang, host)

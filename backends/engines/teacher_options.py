@@ -20,7 +20,7 @@ class TeacherModelOptions(Options, frozen=True, kw_only=True):
 
     path: str | None = None
     """A folder that transformers' ``save_pretrained`` wrote, with its tokenizer; also for servers that run already."""
-    make: Literal["xs", "s", "m"] | None = None
+    make: Literal["xs", "s", "m", "moe_xs"] | None = None
     """As ``model.make``; made in the run's folder, and worth learning from only with a warm start."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     warm_start: WarmStartOptions | None = None

@@ -1,4 +1,5 @@
-"""Small models made on the spot: a Qwen3 with random weights and a character tokenizer, in Hugging Face format.
+"""Small models made on the spot: a Qwen3 or Qwen3-MoE with random weights and a character tokenizer, in Hugging Face
+format.
 
 Invariants:
 
@@ -13,18 +14,24 @@ Invariants:
 from __future__ import annotations
 
 import string
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from penstock.backends.models.terminal import quiet_transformers
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-ModelSize = Literal["xs", "s", "m"]
+ModelSize = Literal["xs", "s", "m", "moe_xs"]
 
 PAD_TOKEN: Final = "<pad>"
 END_TOKEN: Final = "<eos>"
@@ -36,6 +43,14 @@ SYMBOLS: Final = (PAD_TOKEN, END_TOKEN, *CHARACTERS)
 """Every symbol of the vocabulary; the place in this tuple is the id."""
 
 
+class ExpertShape(NamedTuple):
+    """The experts in place of each layer's MLP."""
+
+    count: int
+    per_token: int
+    intermediate: int
+
+
 class ModelShape(NamedTuple):
     """The dimensions of one size."""
 
@@ -45,13 +60,18 @@ class ModelShape(NamedTuple):
     kv_heads: int
     head_dim: int
     intermediate: int
+    experts: ExpertShape | None = None
 
 
 SHAPES: Final[dict[ModelSize, ModelShape]] = {
     "xs": ModelShape(hidden=64, layers=2, heads=2, kv_heads=1, head_dim=32, intermediate=192),
     "s": ModelShape(hidden=96, layers=3, heads=3, kv_heads=1, head_dim=32, intermediate=256),
     "m": ModelShape(hidden=128, layers=4, heads=4, kv_heads=2, head_dim=32, intermediate=384),
-}
+    "moe_xs": ModelShape(
+        hidden=64, layers=2, heads=2, kv_heads=2, head_dim=32, intermediate=192,
+        experts=ExpertShape(count=4, per_token=2, intermediate=96),
+    ),
+}  # fmt: skip
 
 
 def make_model(size: ModelSize, folder: Path, seed: int) -> None:
@@ -65,7 +85,7 @@ def make_model(size: ModelSize, folder: Path, seed: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Qwen3ForCausalLM(_config(SHAPES[size]))
+        model = _random_model(SHAPES[size])
     with quiet_transformers():
         model.save_pretrained(folder)
     _fast_tokenizer().save_pretrained(str(folder))
@@ -91,18 +111,30 @@ def _fast_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def _config(shape: ModelShape) -> Qwen3Config:
-    return Qwen3Config(
-        vocab_size=len(SYMBOLS),
-        hidden_size=shape.hidden,
-        intermediate_size=shape.intermediate,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        max_position_embeddings=CONTEXT_TOKENS,
-        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
-        tie_word_embeddings=True,
-        pad_token_id=PAD_ID,
-        eos_token_id=END_ID,
+def _random_model(shape: ModelShape) -> Qwen3ForCausalLM | Qwen3MoeForCausalLM:
+    common: dict[str, Any] = {
+        "vocab_size": len(SYMBOLS),
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "max_position_embeddings": CONTEXT_TOKENS,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+        "pad_token_id": PAD_ID,
+        "eos_token_id": END_ID,
+    }
+    if shape.experts is None:
+        return Qwen3ForCausalLM(Qwen3Config(**common, tie_word_embeddings=True))
+    return Qwen3MoeForCausalLM(
+        Qwen3MoeConfig(
+            **common,
+            tie_word_embeddings=False,  # as the published ones, and not every server ties these
+            num_experts=shape.experts.count,
+            num_experts_per_tok=shape.experts.per_token,
+            moe_intermediate_size=shape.experts.intermediate,
+            norm_topk_prob=True,
+            decoder_sparse_step=1,
+        )
     )

@@ -14,8 +14,9 @@ class ModelOptions(Options, frozen=True, kw_only=True):
 
     path: str | None = None
     """A folder that transformers' ``save_pretrained`` wrote, with its tokenizer."""
-    make: Literal["xs", "s", "m"] | None = None
-    """A small Qwen3 with random weights and a character tokenizer, made in the run's folder from the run's seed."""
+    make: Literal["xs", "s", "m", "moe_xs"] | None = None
+    """A small Qwen3 (`moe_xs`: Qwen3-MoE) with random weights and a character tokenizer, made in the run's folder from
+    the run's seed."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     max_context: Annotated[int, Meta(ge=16)] = 512
     """Prompt and response together, in tokens."""

@@ -25,14 +25,17 @@ AutoModel: Any = AutoModelForCausalLM
 AutoTokens: Any = AutoTokenizer
 
 
-@pytest.mark.parametrize(("size", "num_parameters"), [("xs", 103_808), ("s", 303_360), ("m", 797_952)])
+@pytest.mark.parametrize(
+    ("size", "num_parameters"), [("xs", 103_808), ("s", 303_360), ("m", 797_952), ("moe_xs", 191_296)]
+)
 def test_each_size_loads_in_transformers(size: str, num_parameters: int, tmp_path: Path) -> None:
     make_model(size, tmp_path / "model", seed=0)  # type: ignore[arg-type]  # one of the literals
     model = AutoModel.from_pretrained(tmp_path / "model")
     config, shape = model.config, SHAPES[size]  # type: ignore[index]
     assert sum(parameter.numel() for parameter in model.parameters()) == num_parameters
-    assert config.model_type == "qwen3"
-    assert config.tie_word_embeddings
+    assert (config.model_type, config.tie_word_embeddings) == (
+        ("qwen3", True) if shape.experts is None else ("qwen3_moe", False)
+    )
     assert (config.hidden_size, config.num_hidden_layers, config.head_dim) == (shape.hidden, shape.layers, 32)
     assert config.rope_parameters["rope_theta"] == 10_000
     assert config.max_position_embeddings == 512
@@ -57,7 +60,7 @@ def test_the_global_random_state_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_an_unknown_size_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="expected one of xs, s, m, got 'xl'"):
+    with pytest.raises(ValueError, match="expected one of xs, s, m, moe_xs, got 'xl'"):
         make_model("xl", tmp_path, seed=0)  # type: ignore[arg-type]
 
 

@@ -42,6 +42,7 @@ SMALL = (
     "learner.groups_per_batch=8",
     "learner.warm_start.num_steps=120",
     "sampling.max_response_tokens=64",
+    "learner.save_every=100000",  # samples are kept for as long as no checkpoint has them behind it
     "runtime.heartbeat_timeout_s=30",
 )
 BESIDE = 'engines.more=[{"backend": "torch", "count": 1, "slots": 1, "device": "cpu"}]'

@@ -79,7 +79,12 @@ def in_packing_order(sequences: Sequence[TrainSequence]) -> list[TrainSequence]:
 def stand_in(sequence: TrainSequence) -> PackedTokens:
     """The smallest micro-batch that a model takes, from the first two tokens of a sequence. What comes of it counts
     for nothing; it is for a rank that has nothing of its own to run while the others do."""
-    tiny = sequence._replace(
+    return pack([tiny_sequence(sequence)])
+
+
+def tiny_sequence(sequence: TrainSequence) -> TrainSequence:
+    """The beginning of a sequence, with one trained token."""
+    return sequence._replace(
         tokens=sequence.tokens[:2],
         num_context=1,
         trained=np.ones(1, dtype=np.int64),
@@ -87,7 +92,6 @@ def stand_in(sequence: TrainSequence) -> PackedTokens:
         positions=sequence.positions[:1],
         versions=sequence.versions[:1],
     )
-    return pack([tiny])
 
 
 def pack(sequences: Sequence[TrainSequence]) -> PackedTokens:

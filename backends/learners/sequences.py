@@ -147,6 +147,11 @@ def demonstration_sequence(prompt: Sequence[int], response: Sequence[int], *, sa
     )
 
 
+def joined(arrays: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """End to end; of no arrays, nothing."""
+    return np.concatenate([np.zeros(0, dtype=np.int64), *arrays])
+
+
 def _sequence(
     sample: Sample, part: Part, context: bytes, prompt: int, trained: NDArray[np.int64], index: int
 ) -> TrainSequence:

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import torch
 
 from penstock.backends.learners.objectives.objective import couples_tokens
+from penstock.backends.learners.step import Scores, StepTokens
 from penstock.backends.learners.torch.micro_batch import laid_out, nothing
 from penstock.backends.learners.torch.opening import scattered
-from penstock.backends.learners.torch.step import Scores, StepTokens
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from penstock.backends.learners.objectives.protocol import ObjectiveFunction
     from penstock.backends.learners.options import LearnerOptions
     from penstock.backends.learners.sequences import TrainSequence
+    from penstock.backends.learners.step import BatchTokens
     from penstock.backends.learners.torch.micro_batch import MicroBatch
     from penstock.backends.learners.torch.models import Models
     from penstock.backends.learners.torch.rounds import Rounds
-    from penstock.backends.learners.torch.step import BatchTokens
     from penstock.backends.learners.updates import Update
 
 

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from penstock.backends.learners.gang.gang import Gang
     from penstock.backends.learners.options import LearnerOptions
     from penstock.backends.learners.packing import PackedTokens
+    from penstock.backends.learners.step import ValueTargets
     from penstock.backends.learners.torch.model import PackedModel
-    from penstock.backends.learners.torch.step import ValueTargets
 
 PREFIX: Final = "critic/"
 WEIGHT: Final = "weight/"

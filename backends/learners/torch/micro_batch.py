@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
 import torch
 
 from penstock.backends.learners.packing import PackedTokens, pack, stand_in
+from penstock.backends.learners.sequences import joined
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,8 +63,3 @@ def laid_out(parts: Sequence[Sequence[TrainSequence]], spare: TrainSequence) -> 
 def nothing(spare: TrainSequence) -> MicroBatch:
     """A micro-batch of no token."""
     return laid_out([[]], spare)[0]
-
-
-def joined(arrays: Sequence[np.ndarray[tuple[int], np.dtype[np.int64]]]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """End to end; of no arrays, nothing."""
-    return np.concatenate([np.zeros(0, dtype=np.int64), *arrays])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from penstock.backends.learners.objectives.objective import advantages_need_policy
-from penstock.backends.learners.torch.step import Opening
+from penstock.backends.learners.step import Opening
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -26,6 +26,7 @@ from penstock.backends.learners.objectives.open import open_objective
 from penstock.backends.learners.objectives.validity import compares_rewards, is_user_objective
 from penstock.backends.learners.schedule import learning_rate
 from penstock.backends.learners.sequences import read_groups
+from penstock.backends.learners.step import BatchTokens
 from penstock.backends.learners.torch.accumulation import Accumulation, Step
 from penstock.backends.learners.torch.collectives import Collectives
 from penstock.backends.learners.torch.critic import Critic
@@ -36,7 +37,6 @@ from penstock.backends.learners.torch.opening import open_batch
 from penstock.backends.learners.torch.optimizer import MasterAdamW
 from penstock.backends.learners.torch.rounds import MicroBatchSize, OutOfMemoryError, Rounds
 from penstock.backends.learners.torch.speed import DTYPE_NAMES, speed_of
-from penstock.backends.learners.torch.step import BatchTokens
 from penstock.backends.learners.updates import divide_batch, whole_batch
 
 if TYPE_CHECKING:

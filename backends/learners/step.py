@@ -28,7 +28,7 @@ from penstock.backends.learners.objectives.reduction import reduction_weights
 from penstock.backends.learners.objectives.segments import Segments
 from penstock.backends.learners.objectives.token_advantages import RewardedSamples, TokenEstimates, token_estimates
 from penstock.backends.learners.objectives.validity import prefers_pairs
-from penstock.backends.learners.torch.micro_batch import joined
+from penstock.backends.learners.sequences import joined
 from penstock.backends.learners.updates import whole_batch
 
 if TYPE_CHECKING:

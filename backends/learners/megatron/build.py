@@ -27,7 +27,7 @@ from torch.nn import functional
 from penstock.backends.learners.megatron import gaps
 from penstock.backends.learners.megatron.config_fields import DTYPE_NAMES
 from penstock.backends.learners.megatron.layer_spec import block_spec
-from penstock.backends.learners.megatron.layout import UNEVEN_STAGES, check_layout
+from penstock.backends.learners.megatron.layout import check_layout
 from penstock.backends.learners.megatron.model_config import transformer_fields
 from penstock.backends.learners.megatron.weight_map import padded_vocab_size
 
@@ -96,8 +96,7 @@ def build_model(
         LayoutError: the layout is not possible.
         LayerSpecError: there are no layers for the model on this device.
     """
-    has_uneven_stages = any(options.transformer.get(name) for name in UNEVEN_STAGES)
-    check_layout(layout, architecture, has_uneven_stages=has_uneven_stages)
+    check_layout(layout, architecture, options.transformer)
     is_cpu = device.type == "cpu"
     fields = transformer_fields(architecture, layout, options, precision=precision, is_cpu=is_cpu)
     config = TransformerConfig(**as_objects(fields), activation_func=functional.silu)

@@ -14,8 +14,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+from penstock.backends.learners.megatron.options import ConfigValue
+from penstock.backends.learners.megatron.stages import UNEVEN_STAGES, StageError, layers_of_pieces
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,14 +28,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.megatron.architecture import Architecture
     from penstock.backends.learners.megatron.options import MegatronOptions
 
-UNEVEN_STAGES: Final = (
-    "num_layers_in_first_pipeline_stage",
-    "num_layers_in_last_pipeline_stage",
-    "pipeline_model_parallel_layout",
-    "account_for_embedding_in_pipeline_split",
-    "account_for_loss_in_pipeline_split",
-)
-"""Fields of megatron-core that say how many layers a stage has."""
+NO_FIELDS: Final[Mapping[str, ConfigValue]] = MappingProxyType({})
 
 
 class LayoutError(ValueError):
@@ -117,24 +115,39 @@ def layout_of(options: MegatronOptions, num_ranks: int) -> Layout:
     )
 
 
-def check_layout(layout: Layout, architecture: Architecture, *, has_uneven_stages: bool = False) -> None:
+def check_layout(layout: Layout, architecture: Architecture, fields: Mapping[str, ConfigValue] = NO_FIELDS) -> None:
     """
+    Args:
+        layout: that is wanted.
+        architecture: of the model.
+        fields: of megatron-core's ``TransformerConfig`` that the scenario sets, which may divide the layers unevenly.
+
     Raises:
         LayoutError: with the reason, and the possible layout that is nearest.
     """
-    problem = next(_problems(layout, architecture, has_uneven_stages=has_uneven_stages), None)
+    problem = next(_problems(layout, architecture, fields), None)
     if problem is None:
         return
-    near = nearest_layout(layout, architecture, has_uneven_stages=has_uneven_stages)
-    raise LayoutError(f"{problem}; the nearest possible layout of {layout.num_ranks} ranks is {near}")
+    near = nearest_layout(layout, architecture, fields)
+    without = ""
+    if near is None:
+        near = nearest_layout(layout, architecture)
+        without = ", without " + " and ".join(f"transformer.{name}" for name in UNEVEN_STAGES if fields.get(name))
+    raise LayoutError(f"{problem}; the nearest possible layout of {layout.num_ranks} ranks is {near}{without}")
 
 
-def nearest_layout(wanted: Layout, architecture: Architecture, *, has_uneven_stages: bool = False) -> Layout:
+def nearest_layout(
+    wanted: Layout, architecture: Architecture, fields: Mapping[str, ConfigValue] = NO_FIELDS
+) -> Layout | None:
     """The possible layout of as many ranks whose sizes differ least, in powers of two; of several the one that keeps
-    the tensor-parallel size, then the pipeline's, and so on. One rank for every axis is always possible."""
+    the tensor-parallel size, then the pipeline's, and so on. One rank for every axis is always possible, unless fields
+    divide the layers in a way that none allows."""
     divisors = [size for size in range(1, wanted.num_ranks + 1) if wanted.num_ranks % size == 0]
     experts = divisors if architecture.experts else [1]
-    pieces = [size for size in range(1, architecture.num_layers + 1) if architecture.num_layers % size == 0]
+    is_uneven = any(fields.get(name) for name in UNEVEN_STAGES)
+    pieces = [
+        size for size in range(1, architecture.num_layers + 1) if is_uneven or architecture.num_layers % size == 0
+    ]
     candidates = (
         replace(
             wanted,
@@ -148,12 +161,8 @@ def nearest_layout(wanted: Layout, architecture: Architecture, *, has_uneven_sta
         for expert, expert_tensor in itertools.product(experts, repeat=2)
         if wanted.num_ranks % (expert * expert_tensor * pipeline) == 0
     )  # fmt: skip
-    possible = (
-        candidate
-        for candidate in candidates
-        if next(_problems(candidate, architecture, has_uneven_stages=has_uneven_stages), None) is None
-    )
-    return min(possible, key=lambda candidate: _distance(candidate, wanted))
+    possible = (candidate for candidate in candidates if next(_problems(candidate, architecture, fields), None) is None)
+    return min(possible, key=lambda candidate: _distance(candidate, wanted), default=None)
 
 
 def _distance(one: Layout, other: Layout) -> tuple[float, ...]:
@@ -167,11 +176,11 @@ def _sizes(layout: Layout) -> tuple[int, ...]:
     )  # fmt: skip
 
 
-def _problems(layout: Layout, architecture: Architecture, *, has_uneven_stages: bool) -> Iterator[str]:
+def _problems(layout: Layout, architecture: Architecture, fields: Mapping[str, ConfigValue]) -> Iterator[str]:
     """What is impossible about a layout, each a clause that names the keys."""
     yield from _rank_problems(layout)
     yield from _tensor_problems(layout, architecture)
-    yield from _stage_problems(layout, architecture, has_uneven_stages=has_uneven_stages)
+    yield from _stage_problems(layout, architecture, fields)
     yield from _expert_problems(layout, architecture)
 
 
@@ -204,15 +213,14 @@ def _tensor_problems(layout: Layout, architecture: Architecture) -> Iterator[str
             yield f"the model's {what} has {size} channels, which tensor_parallel {tensor} does not divide"
 
 
-def _stage_problems(layout: Layout, architecture: Architecture, *, has_uneven_stages: bool) -> Iterator[str]:
+def _stage_problems(layout: Layout, architecture: Architecture, fields: Mapping[str, ConfigValue]) -> Iterator[str]:
     stages, pieces = layout.pipeline, layout.virtual_pipeline
     if pieces > 1 and stages == 1:
         yield f"virtual_pipeline {pieces} needs a pipeline_parallel above 1"
-    if has_uneven_stages:
-        return
-    if architecture.num_layers % (stages * pieces):
-        what = f"pipeline_parallel {stages}" + (f" × virtual_pipeline {pieces}" if pieces > 1 else "")
-        yield f"the model has {architecture.num_layers} layers, which {what} does not divide"
+    try:
+        layers_of_pieces(architecture.num_layers, num_stages=stages, pieces_per_stage=pieces, fields=fields)
+    except StageError as error:
+        yield str(error)
 
 
 def _expert_problems(layout: Layout, architecture: Architecture) -> Iterator[str]:

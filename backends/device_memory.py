@@ -35,18 +35,12 @@ class ParkedMemory:
     """Memory that is given up from the construction to ``restore``."""
 
     def __init__(self, tensors: Iterable[torch.Tensor], *, keeps_values: bool) -> None:
-        self._tensors = {id(tensor): tensor for tensor in tensors}
         self._blocks: dict[int, _Block] = {}
-        self._places: dict[int, int] = {}
-        """The block of each tensor."""
-        for key, tensor in self._tensors.items():
+        for tensor in tensors:
             storage = tensor.untyped_storage()
-            if storage.nbytes():
-                address = storage.data_ptr()
-                self._places[key] = address
-                if address not in self._blocks:
-                    host = _copied(storage, tensor.device) if keeps_values else None
-                    self._blocks[address] = _Block(storage, tensor.device, storage.nbytes(), host)
+            if storage.nbytes() and _identity(storage) not in self._blocks:
+                host = _copied(storage, tensor.device) if keeps_values else None
+                self._blocks[_identity(storage)] = _Block(storage, tensor.device, storage.nbytes(), host)
         for block in self._blocks.values():
             block.storage.resize_(0)
         self._give_back()
@@ -57,12 +51,11 @@ class ParkedMemory:
         return sum(block.size_bytes for block in self._blocks.values())
 
     def on_host(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What this tensor holds: a view of the copy if it is parked here, otherwise the tensor itself."""
-        place = self._places.get(id(tensor))
-        if place is None:
-            assert tensor.untyped_storage().nbytes() or not tensor.numel(), "it is a view of what is parked"
+        """What this tensor holds: a view of the copy if its memory is parked here, otherwise the tensor itself."""
+        block = self._blocks.get(_identity(tensor.untyped_storage()))
+        if block is None:
             return tensor
-        host = self._blocks[place].host
+        host = block.host
         assert host is not None, "its values were not kept"
         view = torch.empty(0, dtype=tensor.dtype)
         return view.set_(host.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
@@ -84,6 +77,11 @@ class ParkedMemory:
 
     def _devices(self) -> set[torch.device]:
         return {block.device for block in self._blocks.values() if block.device.type == "cuda"}
+
+
+def _identity(storage: torch.UntypedStorage) -> int:
+    """The same for every tensor that is a view of this memory, whether it is there or not."""
+    return int(storage._cdata)  # pyright: ignore[reportPrivateUsage]  # torch has no other name for it
 
 
 def _bytes_of(storage: torch.UntypedStorage, device: torch.device) -> torch.Tensor:

@@ -34,6 +34,7 @@ from penstock.backends.learners.megatron.schedule import MicroBatchRunner
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from megatron.core.optimizer import MegatronOptimizer
     from torch import Tensor
 
     from penstock.backends.learners.megatron.build import ParallelModel
@@ -93,6 +94,16 @@ class TrainableModel:
             model, self._chunks, device=device, temperature=temperature, entropy_gradient=entropy_gradient
         )
         self._connect(options)
+
+    @property
+    def chunks(self) -> Sequence[DistributedDataParallel]:
+        """The model's, by virtual stage, with their gradients."""
+        return self._chunks
+
+    @property
+    def optimizer(self) -> MegatronOptimizer:
+        """megatron-core's, of all chunks."""
+        return self._optimizer
 
     def step(
         self,

@@ -26,6 +26,7 @@ def join(chunks: Sequence[Part]) -> Part:
         spans=tuple(spans),
         loss_mask=b"".join(chunk.loss_mask or b"\1" * chunk.num_tokens for chunk in chunks) if is_masked else b"",
         context_tokens=chunks[0].context_tokens if chunks else b"",
+        experts=chunks[-1].experts if chunks else None,
     )
 
 

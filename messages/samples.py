@@ -79,6 +79,37 @@ class VersionSpan(Value, frozen=True, array_like=True):
     num_tokens: int
 
 
+class ExpertChoices(Value, frozen=True, array_like=True):
+    """Which experts the inputs of a part went to, as its engine chose them. Inputs are the tokens of context and
+    response in order, all but the last one, which nothing was computed from."""
+
+    num_layers: int
+    """That have experts."""
+    per_token: int
+    id_bytes: int
+    """1 or 2: of one id."""
+    ids: bytes
+    """uint8 or uint16 ``[N, num_layers, per_token]`` of the first N inputs, each from 0; the highest value of the type
+    stands where a choice is not known, for a whole layer of an input."""
+
+    def __post_init__(self) -> None:
+        if self.id_bytes not in (1, 2) or self.num_layers < 1 or self.per_token < 1:
+            raise ArrayLengthError(
+                f"experts: expected ids of 1 or 2 bytes, layers and experts per token from 1 on, got {self.id_bytes}, "
+                f"{self.num_layers} and {self.per_token}"
+            )
+        _check_multiple(self.ids, self.input_bytes, "experts")
+
+    @property
+    def input_bytes(self) -> int:
+        """Of one input."""
+        return self.num_layers * self.per_token * self.id_bytes
+
+    @property
+    def num_inputs(self) -> int:
+        return len(self.ids) // self.input_bytes
+
+
 class Part(Value, frozen=True, kw_only=True, omit_defaults=True):
     """One trainable stretch of tokens. A plain generation is one part; an episode may return several."""
 
@@ -96,6 +127,8 @@ class Part(Value, frozen=True, kw_only=True, omit_defaults=True):
     teacher_logprobs: bytes = b""
     """float32 ``[T]``: of the same tokens under a teacher, at the temperature of the sampling; empty: none was asked.
     The Scorer adds them."""
+    experts: ExpertChoices | None = None
+    """Which experts made it; None: not recorded."""
 
     def __post_init__(self) -> None:
         _check_multiple(self.tokens, TOKEN_BYTES, "tokens")

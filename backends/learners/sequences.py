@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.messages.samples import Group, Part, Sample
+    from penstock.messages.samples import ExpertChoices, Group, Part, Sample
 
 
 class TrainSequence(NamedTuple):
@@ -54,6 +54,9 @@ class TrainSequence(NamedTuple):
     """Its row held it: no weights of this run have made it."""
     is_imitated: bool = False
     """It is trained by likelihood, whatever the objective is."""
+    experts: NDArray[np.int16] | None = None
+    """``[N, layers with experts, k]``: the experts that its first N inputs went to when it was generated, N at most
+    L − 1, −1 where nobody knows; None where nobody recorded them."""
     first: int = 0
     """Index of its first trained token among those of the batch, sequence after sequence."""
 
@@ -172,7 +175,16 @@ def _sequence(
         teacher_logprobs=np.frombuffer(part.teacher_logprobs, dtype=np.float32)[trained]
         if part.teacher_logprobs
         else None,
+        experts=None if part.experts is None else _experts(part.experts, len(before) + int(trained[-1])),
     )
+
+
+def _experts(record: ExpertChoices, num_inputs: int) -> NDArray[np.int16]:
+    """``[N, layers, k]``, of the inputs of a sequence that ends with its last trained token."""
+    ids: NDArray[np.uint8 | np.uint16] = np.frombuffer(record.ids, dtype=f"<u{record.id_bytes}")
+    is_known = ids != np.iinfo(ids.dtype).max
+    known: NDArray[np.int16] = np.where(is_known, ids, -1).astype(np.int16)
+    return known.reshape(-1, record.num_layers, record.per_token)[:num_inputs]
 
 
 def _made_by_model(part: Part) -> NDArray[np.bool_]:

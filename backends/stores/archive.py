@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Final, cast
 
+import msgspec
 import numpy as np
 
 from penstock.backends.durable import sync
@@ -50,6 +51,8 @@ COLUMNS: Final = {
     "spans": "list of {version, num_tokens}; which weights made which tokens",
     "part_lengths": "list of int32; response tokens of each part; one part unless it was an episode",
     "part_contexts": "list of lists of int32; what stands before each part; null: the prompt before all",
+    "part_experts": "list of {num_layers, per_token, id_bytes, ids}; the experts that each part's inputs went to, "
+    "as the engine chose them; null: not recorded",
     "outcome": "string; `completed`, `truncated` or `policy_error`",
     "outcome_detail": "string; why a completed one stopped, what a policy error was",
     "loss": "string; what the sample is trained by where it is not the objective: `sft`",
@@ -126,7 +129,8 @@ def _schema(pa: Any) -> Any:  # noqa: ANN401 - as above
         "logprobs": pa.list_(pa.float32()), "teacher_logprobs": pa.list_(pa.float32()),
         "loss_mask": pa.list_(pa.uint8()),
         "spans": pa.list_(pa.struct([("version", pa.int32()), ("num_tokens", pa.int32())])),
-        "part_lengths": tokens, "part_contexts": pa.list_(tokens), "outcome": pa.string(),
+        "part_lengths": tokens, "part_contexts": pa.list_(tokens), "part_experts": pa.list_(_experts_type(pa)),
+        "outcome": pa.string(),
         "outcome_detail": pa.string(), "loss": pa.string(), "reward": pa.float64(),
         "reward_components": pa.map_(pa.string(), pa.float64()),
     }  # fmt: skip
@@ -165,6 +169,7 @@ def _row(sample: Sample, version: int | None) -> dict[str, Any]:
         "spans": [{"version": s.version, "num_tokens": s.num_tokens} for part in parts for s in part.spans],
         "part_lengths": [part.num_tokens for part in parts],
         "part_contexts": _contexts(parts),
+        "part_experts": _experts(parts),
         "outcome": outcome.__struct_config__.tag,
         "outcome_detail": _detail(sample),
         "loss": sample.loss.value,
@@ -192,6 +197,17 @@ def _contexts(parts: Sequence[Part]) -> list[Any] | None:
     if not any(part.context_tokens for part in parts):
         return None
     return [np.frombuffer(part.context_tokens, dtype="<i4") for part in parts]
+
+
+def _experts_type(pa: Any) -> Any:  # noqa: ANN401 - as above
+    counts = [(name, pa.int32()) for name in ("num_layers", "per_token", "id_bytes")]
+    return pa.struct([*counts, ("ids", pa.binary())])
+
+
+def _experts(parts: Sequence[Part]) -> list[dict[str, Any] | None] | None:
+    if all(part.experts is None for part in parts):
+        return None
+    return [None if part.experts is None else msgspec.structs.asdict(part.experts) for part in parts]
 
 
 def _detail(sample: Sample) -> str:

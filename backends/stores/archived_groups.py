@@ -16,6 +16,7 @@ import numpy as np
 from penstock.messages.base import Metric
 from penstock.messages.samples import (
     Completed,
+    ExpertChoices,
     Group,
     Loss,
     Part,
@@ -106,6 +107,7 @@ def _sample(row: Row) -> Sample:
 def _parts(row: Row) -> Iterator[Part]:
     tokens, logprobs, mask = row["response_tokens"], row["logprobs"], row["loss_mask"]
     teacher = row.get("teacher_logprobs")
+    experts = row.get("part_experts")
     contexts, spans = row["part_contexts"], [VersionSpan(s["version"], s["num_tokens"]) for s in row["spans"]]
     start = 0
     for number, length in enumerate(row["part_lengths"]):
@@ -121,6 +123,7 @@ def _parts(row: Row) -> Iterator[Part]:
             spans=tuple(mine),
             loss_mask=bytes(made),
             context_tokens=b"" if contexts is None else _bytes(contexts[number], TOKENS),
+            experts=None if experts is None or experts[number] is None else ExpertChoices(**experts[number]),
         )
         start = end
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import actor_driver as drive
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.actors.parts import join, tail
-from penstock.messages.arrays import pack_tokens
-from penstock.messages.samples import Part
+from penstock.messages.arrays import ArrayLengthError, pack_tokens
+from penstock.messages.samples import ExpertChoices, Part
 
 spans = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), max_size=5).map(
     lambda found: [span for i, span in enumerate(found) if i == 0 or span[0] != found[i - 1][0]]
@@ -68,3 +69,21 @@ def test_the_whole_of_a_part_keeps_its_context_and_a_later_tail_does_not_repeat_
     whole = msgspec.structs.replace(drive.part((0, 3)), context_tokens=pack_tokens([7, 8]))
     assert tail(whole, 0) == whole
     assert tail(whole, 1).context_tokens == b""
+
+
+def test_the_experts_of_successive_stretches_are_those_that_the_last_one_names() -> None:
+    """A record begins with the context, so that of the last stretch is of all of them."""
+    experts = ExpertChoices(num_layers=1, per_token=2, id_bytes=1, ids=b"\0\1" * 4)
+    last = msgspec.structs.replace(drive.part((0, 2)), experts=experts)
+    assert join([drive.part((0, 2)), last]).experts == experts
+    assert join([last, drive.part((0, 1))]).experts is None
+    assert tail(last, 0).experts == experts
+    assert tail(last, 1).experts is None
+
+
+def test_a_record_of_experts_has_whole_inputs() -> None:
+    assert ExpertChoices(num_layers=2, per_token=2, id_bytes=2, ids=bytes(24)).num_inputs == 3
+    with pytest.raises(ArrayLengthError, match="multiple of 4"):
+        ExpertChoices(num_layers=2, per_token=2, id_bytes=1, ids=bytes(6))
+    with pytest.raises(ArrayLengthError, match="1 or 2 bytes"):
+        ExpertChoices(num_layers=2, per_token=2, id_bytes=4, ids=b"")

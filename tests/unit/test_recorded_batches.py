@@ -25,6 +25,7 @@ from penstock.messages.ledger import BatchesFixed, GroupRecorded, PayloadsReleas
 from penstock.messages.local import BatchFetched, Started
 from penstock.messages.samples import (
     Completed,
+    ExpertChoices,
     Group,
     Loss,
     Part,
@@ -289,6 +290,7 @@ def rich_group() -> Group:
         logprobs=pack_floats([-2.0]),
         spans=(VersionSpan(5, 1),),
         context_tokens=pack_tokens([1, 2, 3]),
+        experts=ExpertChoices(num_layers=2, per_token=2, id_bytes=1, ids=bytes(range(12))),
     )
     reward = Reward(value=0.1 + 0.2, components=(Metric("format", 1.0),))
     outcomes: tuple[tuple[ModelOutcome, tuple[Part, ...], Loss], ...] = (

@@ -209,7 +209,7 @@ def test_the_memory_of_a_rank_is_what_its_shares_take() -> None:
     norms = sum(math.prod(p.shapes[0]) for p in parameters_of(dense) if p.form is Form.WHOLE)
     share = (whole - norms) // 4 + norms
     assert (found.weights, found.gradients, found.optimizer) == (2 * share, 4 * share, 12 * (share // 2))
-    assert found.logits == 8192 * (151936 // 4) * (2 + 8)
+    assert found.logits == 2 * 8192 * (151936 // 4) * (2 + 4)
     per_layer = 4 * 4096 // 4 + 2 * (32 + 8) * 128 // 4 + 3 * 12288 // 4
     assert found.activations == 2 * 8192 * 36 * per_layer
 

@@ -14,19 +14,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.backends.learners.megatron.options import ConfigValue
 from penstock.backends.learners.megatron.stages import UNEVEN_STAGES, StageError, layers_of_pieces
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from penstock.backends.learners.megatron.architecture import Architecture
-    from penstock.backends.learners.megatron.options import MegatronOptions
+    from penstock.backends.learners.megatron.options import ConfigValue, MegatronOptions
 
 NO_FIELDS: Final[Mapping[str, ConfigValue]] = MappingProxyType({})
 

@@ -3,7 +3,7 @@
 Weights, gradients and optimizer are counted parameter by parameter and are exact but for what buffers are filled up
 with. A weight of a model in bfloat16 takes 2 bytes, 4 for its gradient (which is summed in float32), and 12 for what
 AdamW keeps: a float32 copy and two moments. The distributed optimizer divides the last over the data-parallel ranks
-(ZeRO, arXiv:1910.02054, stage 1).
+(ZeRO, arXiv:1910.02054, stage 1). A reference is a second set of weights; a critic of its own has everything once more.
 
 Activations follow the count of Korthikanti et al. (arXiv:2205.05198), for layers with a gate and with fewer heads for
 keys than for queries, and with attention that keeps no matrix of scores. A layer keeps of each token::
@@ -11,45 +11,73 @@ keys than for queries, and with attention that keeps no matrix of scores. A laye
     4 h + 2 q + 2 kv + 3 f          numbers, with f the MLP's width, or that of the experts that a token goes through
 
 ``h`` is divided over tensor-parallel ranks under sequence parallelism only, the rest always. Recomputed layers keep
-``h`` each, and all of one while it is computed again. The first of ``p`` stages has ``p`` micro-batches under way, so
-as much as all layers keep of one, and ``1 + (p − 1) / (p v)`` times that with ``v`` virtual stages. The last has one
-micro-batch under way and its logits: in the model's dtype, and twice in float32.
+``h`` each, and all of one while it is computed again. Stage ``s`` of ``p`` has ``p − s`` micro-batches under way, and
+with ``v`` virtual stages ``(2 (p − s − 1) + (v − 1) p + 1) / v``. The last has its logits besides: twice in the model's
+dtype, and twice in float32.
 
-What libraries take for themselves and what is lost between blocks is not counted; a tenth above is a fair guess.
+What libraries take for themselves, what is lost between blocks, and experts that get more than their share of the
+tokens are not counted; a tenth above is a fair guess.
 """
 
 from __future__ import annotations
 
+import bisect
+import itertools
 import math
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.backends.learners.megatron.families import EMBEDDING
+from penstock.backends.learners.megatron.families import EMBEDDING, HEAD
+from penstock.backends.learners.megatron.stages import layers_of_pieces
 from penstock.backends.learners.megatron.weight_map import map_weights, padded_vocab_size
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from penstock.backends.learners.megatron.architecture import Architecture
     from penstock.backends.learners.megatron.layout import Layout
     from penstock.backends.learners.megatron.model_config import Precision
-    from penstock.backends.learners.megatron.options import MegatronOptions
+    from penstock.backends.learners.megatron.options import ConfigValue, MegatronOptions
 
 FLOAT32_BYTES: Final = 4
 WEIGHT_BYTES: Final[dict[str, int]] = {"float32": 4, "bfloat16": 2}
+DTYPE_BYTES: Final[dict[str, int]] = WEIGHT_BYTES | {"float16": 2, "uint8": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
     """Bytes on one rank."""
 
+    stage: int
+    """Of the pipeline, that this rank is of."""
     weights: int
     gradients: int
     optimizer: int
+    reference: int = 0
+    """A second set of weights, that nothing trains."""
+    critic: int = 0
+    """Of its own: weights, gradients and optimizer."""
     activations: int
     logits: int
+    on_host: int = 0
+    """What of the optimizer is in the host's memory instead; not in the total."""
 
     @property
     def total(self) -> int:
-        return sum(int(getattr(self, part.name)) for part in fields(self))
+        return (
+            self.weights + self.gradients + self.optimizer + self.reference + self.critic + self.activations
+            + self.logits
+        )  # fmt: skip
+
+
+class Extras(NamedTuple):
+    """What there is on a rank beside the policy."""
+
+    has_reference: bool = False
+    has_own_critic: bool = False
+
+
+POLICY_ALONE: Final = Extras()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +86,25 @@ class _Count:
 
     dense: int = 0
     experts: int = 0
+    head: int = 0
+    """Of the dense ones, the output head's, that a critic has none of."""
+
+    @property
+    def all(self) -> int:
+        return self.dense + self.experts
+
+
+class _Training(NamedTuple):
+    """Bytes that training takes."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    on_host: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.optimizer
 
 
 def estimate_memory(
@@ -67,6 +114,7 @@ def estimate_memory(
     *,
     precision: Precision,
     max_tokens: int,
+    extras: Extras = POLICY_ALONE,
 ) -> MemoryEstimate:
     """Of the rank that needs most.
 
@@ -76,66 +124,111 @@ def estimate_memory(
         options: of the learner.
         precision: what the model computes in.
         max_tokens: of a micro-batch, all context-parallel ranks together.
+        extras: what else is trained or kept.
     """
-    tokens = -(-max_tokens // layout.context)
-    stages = {0, layout.pipeline - 1} if layout.pipeline > 1 else {0}
-    estimates = [
-        _estimate(architecture, layout, options, precision=precision, tokens=tokens, stage=stage) for stage in stages
-    ]
-    return max(estimates, key=lambda estimate: estimate.total)
+    return max(
+        estimate_stages(architecture, layout, options, precision=precision, max_tokens=max_tokens, extras=extras),
+        key=lambda estimate: estimate.total,
+    )
 
 
-def _estimate(
+def estimate_stages(
     architecture: Architecture,
     layout: Layout,
     options: MegatronOptions,
     *,
     precision: Precision,
-    tokens: int,
-    stage: int,
-) -> MemoryEstimate:
-    count = _count(architecture, layout, options, stage)
-    kept = 2 * FLOAT32_BYTES + (FLOAT32_BYTES if precision == "bfloat16" else 0)
-    is_divided = options.distributed_optimizer
-    dense_ranks, expert_ranks = (layout.data * layout.context, layout.expert_data) if is_divided else (1, 1)
-    parameters = count.dense + count.experts
-    return MemoryEstimate(
-        weights=parameters * WEIGHT_BYTES[precision],
-        gradients=parameters * FLOAT32_BYTES,
-        optimizer=math.ceil(count.dense / dense_ranks + count.experts / expert_ranks) * kept,
-        activations=tokens * _activations(architecture, layout, options, stage) * WEIGHT_BYTES[precision],
-        logits=_logits(architecture, layout, options, precision, tokens) if stage == layout.pipeline - 1 else 0,
+    max_tokens: int,
+    extras: Extras = POLICY_ALONE,
+) -> list[MemoryEstimate]:
+    """Of a rank of each pipeline stage; see :func:`estimate_memory`."""
+    tokens = -(-max_tokens // layout.context)
+    counts = _counts(architecture, layout, options)
+    estimates: list[MemoryEstimate] = []
+    for stage, count in enumerate(counts):
+        policy = _training(count, layout, options, precision)
+        critic = _training(replace(count, dense=count.dense - count.head), layout, options, precision)
+        numbers = _activations(architecture, layout, options, stage)
+        is_last = stage == layout.pipeline - 1
+        estimates.append(
+            MemoryEstimate(
+                stage=stage,
+                weights=policy.weights,
+                gradients=policy.gradients,
+                optimizer=policy.optimizer,
+                reference=policy.weights if extras.has_reference else 0,
+                critic=critic.total if extras.has_own_critic else 0,
+                activations=tokens * numbers * WEIGHT_BYTES[precision],
+                logits=_logits(architecture, layout, options, precision, tokens) if is_last else 0,
+                on_host=policy.on_host + (critic.on_host if extras.has_own_critic else 0),
+            )
+        )
+    return estimates
+
+
+def pieces_of(architecture: Architecture, layout: Layout, options: MegatronOptions) -> tuple[int, ...]:
+    """Layers of each piece of the model, in its order."""
+    return layers_of_pieces(
+        architecture.num_layers,
+        num_stages=layout.pipeline,
+        pieces_per_stage=layout.virtual_pipeline,
+        fields=options.transformer,
     )
 
 
-def _count(architecture: Architecture, layout: Layout, options: MegatronOptions, stage: int) -> _Count:
-    """Parameters of a rank of this stage, layers divided evenly."""
+def _training(count: _Count, layout: Layout, options: MegatronOptions, precision: Precision) -> _Training:
+    is_divided = options.distributed_optimizer
+    dense_ranks, expert_ranks = (layout.data * layout.context, layout.expert_data) if is_divided else (1, 1)
+    share = count.dense / dense_ranks + count.experts / expert_ranks
+    optimizer = math.ceil(share * _optimizer_bytes(options.optimizer, precision))
+    given = options.optimizer
+    offloaded = float(_number(given.get("optimizer_offload_fraction"))) if given.get("optimizer_cpu_offload") else 0.0
+    on_host = math.ceil(optimizer * offloaded)
+    is_float32 = options.ddp.get("grad_reduce_in_fp32", True)
+    return _Training(
+        weights=count.all * WEIGHT_BYTES[precision],
+        gradients=count.all * (FLOAT32_BYTES if is_float32 else WEIGHT_BYTES[precision]),
+        optimizer=optimizer - on_host,
+        on_host=on_host,
+    )
+
+
+def _optimizer_bytes(given: Mapping[str, ConfigValue], precision: Precision) -> int:
+    """What AdamW keeps of one parameter."""
+    names = ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
+    main, *moments = (DTYPE_BYTES[str(given.get(name) or "float32")] for name in names)
+    return sum(moments) + (main if precision == "bfloat16" else 0)
+
+
+def _number(value: ConfigValue) -> float:
+    return value if isinstance(value, (int, float)) else 0.0
+
+
+def _counts(architecture: Architecture, layout: Layout, options: MegatronOptions) -> list[_Count]:
+    """Parameters of a rank of each stage."""
     weights = map_weights(
         architecture,
         num_tensor=layout.tensor,
         num_expert_tensor=layout.expert_tensor,
         padded_vocab_size=_vocab(architecture, layout, options),
     )
-    dense = experts = 0
+    ends = list(itertools.accumulate(pieces_of(architecture, layout, options)))
+    last = layout.pipeline - 1
+    dense, experts, head = ([0] * layout.pipeline for _ in range(3))
     for parameter in weights.parameters.values():
-        if parameter.layer is None:
-            at = 0 if parameter.name == EMBEDDING.megatron else layout.pipeline - 1
-            is_here = at == stage or (parameter.name == EMBEDDING.megatron and _holds_copy(architecture, layout, stage))
+        size = math.prod(weights.part_shape(parameter))
+        if parameter.layer is not None:
+            stage = bisect.bisect_right(ends, parameter.layer) % layout.pipeline
+            (dense if parameter.expert is None else experts)[stage] += size
+        elif parameter.name == EMBEDDING.megatron:
+            dense[0] += size
+            if architecture.has_tied_embeddings and last:
+                dense[last] += size
+                head[last] += size
         else:
-            is_here = stage == _stage_of(parameter.layer, architecture, layout)
-        if is_here:
-            size = math.prod(weights.part_shape(parameter))
-            dense, experts = (dense + size, experts) if parameter.expert is None else (dense, experts + size)
-    return _Count(dense, experts // layout.expert)
-
-
-def _holds_copy(architecture: Architecture, layout: Layout, stage: int) -> bool:
-    return architecture.has_tied_embeddings and stage == layout.pipeline - 1
-
-
-def _stage_of(layer: int, architecture: Architecture, layout: Layout) -> int:
-    per_piece = architecture.num_layers // (layout.pipeline * layout.virtual_pipeline)
-    return min(layer // max(1, per_piece), layout.pipeline * layout.virtual_pipeline - 1) % layout.pipeline
+            dense[last] += size
+            head[last] += size if parameter.name == HEAD.megatron else 0
+    return [_Count(dense[stage], experts[stage] // layout.expert, head[stage]) for stage in range(layout.pipeline)]
 
 
 def _vocab(architecture: Architecture, layout: Layout, options: MegatronOptions) -> int:
@@ -144,19 +237,31 @@ def _vocab(architecture: Architecture, layout: Layout, options: MegatronOptions)
 
 def _activations(architecture: Architecture, layout: Layout, options: MegatronOptions, stage: int) -> int:
     """Numbers kept per token on a rank of this stage, at the fullest moment."""
-    under_way = layout.pipeline - stage
-    layers = architecture.num_layers / layout.pipeline * under_way
-    if layout.virtual_pipeline > 1 and stage == 0:
-        layers *= 1 + (layout.pipeline - 1) / (layout.pipeline * layout.virtual_pipeline)
-    whole = architecture.hidden_size // (layout.tensor if layout.sequence_parallel else 1)
-    of_layer = max(_of_layer(architecture, layout, has_experts=kind) for kind in _kinds(architecture))
-    if options.recompute == "full":
-        return math.ceil(layers * whole + of_layer)
-    return math.ceil(layers * of_layer)
+    pieces = pieces_of(architecture, layout, options)
+    starts = [0, *itertools.accumulate(pieces)]
+    own = [
+        _of_layer(architecture, layout, has_experts=architecture.has_experts(layer))
+        for piece in range(stage, len(pieces), layout.pipeline)
+        for layer in range(starts[piece], starts[piece + 1])
+    ]
+    if not own:
+        return 0
+    whole = architecture.hidden_size / (layout.tensor if layout.sequence_parallel else 1)
+    under_way = _under_way(layout, stage)
+    if options.recompute != "full":
+        return math.ceil(under_way * sum(own))
+    at_once = max(1, int(_number(options.transformer.get("recompute_num_layers"))))
+    if options.transformer.get("recompute_method") == "block":  # so many layers are computed again, the others kept
+        return math.ceil(under_way * (min(at_once, len(own)) * whole + sum(own[at_once:])) + max(own))
+    return math.ceil(under_way * whole * math.ceil(len(own) / at_once) + at_once * max(own))
 
 
-def _kinds(architecture: Architecture) -> set[bool]:
-    return {architecture.has_experts(layer) for layer in range(architecture.num_layers)}
+def _under_way(layout: Layout, stage: int) -> float:
+    """Micro-batches that a stage keeps at once, in parts of all that it holds."""
+    stages, pieces = layout.pipeline, layout.virtual_pipeline
+    if pieces == 1:
+        return stages - stage
+    return (2 * (stages - stage - 1) + (pieces - 1) * stages + 1) / pieces
 
 
 def _of_layer(architecture: Architecture, layout: Layout, *, has_experts: bool) -> float:
@@ -166,13 +271,14 @@ def _of_layer(architecture: Architecture, layout: Layout, *, has_experts: bool) 
     experts = architecture.experts
     if not has_experts or experts is None:
         return attention + 2 * whole + 3 * architecture.ffn_size / layout.tensor
-    # A token is copied for each expert that it goes through; a rank has its share of the copies of all ranks' tokens.
+    # A token is copied for each expert that it goes through; a rank has its share of the copies of all ranks' tokens,
+    # and those that share an expert's matrices have each other's copies as well.
     copies = experts.per_token / (layout.tensor if layout.sequence_parallel else 1)
-    return attention + 2 * whole + copies * (2 * architecture.hidden_size + 3 * experts.ffn_size)
+    return attention + 2 * whole + copies * (2 * architecture.hidden_size * layout.expert_tensor + 3 * experts.ffn_size)
 
 
 def _logits(
     architecture: Architecture, layout: Layout, options: MegatronOptions, precision: Precision, tokens: int
 ) -> int:
     share = _vocab(architecture, layout, options) // layout.tensor
-    return tokens * share * (WEIGHT_BYTES[precision] + 2 * FLOAT32_BYTES)
+    return 2 * tokens * share * (WEIGHT_BYTES[precision] + FLOAT32_BYTES)

@@ -1,10 +1,15 @@
-"""Rows from a file with one JSON object a line. Blank lines are no rows."""
+"""Rows from a file with one JSON object a line, plain or compressed by gzip (``.gz``) or Zstandard (``.zst``). Blank
+lines are no rows."""
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
 import codecs
+import gzip
+import io
 import json
-from typing import TYPE_CHECKING
+import zlib
+from typing import TYPE_CHECKING, BinaryIO, cast
 
 import msgspec
 
@@ -25,14 +30,27 @@ def jsonl_rows(path: Path) -> Iterator[RawRow | RowProblem]:
         DataError: the file cannot be read.
     """
     try:
-        with path.open("rb") as file:
+        with _opened(path) as file:
             for number, line in enumerate(file, start=1):
                 if number == 1:
                     line = line.removeprefix(codecs.BOM_UTF8)
                 if line.strip():
                     yield _row(f"{path}:{number}", line, is_first=number == 1)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise DataError(f"{path} cannot be read: {reason}") from error
+
+
+def _opened(path: Path) -> BinaryIO:
+    match path.suffix.lower():
+        case ".gz":
+            return cast("BinaryIO", gzip.open(path, "rb"))
+        case ".zst":
+            import pyarrow as pa
+
+            return cast("BinaryIO", io.BufferedReader(pa.input_stream(str(path), compression="zstd")))
+        case _:
+            return path.open("rb")
 
 
 def _row(place: str, line: bytes, *, is_first: bool) -> RawRow | RowProblem:

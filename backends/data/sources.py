@@ -1,34 +1,40 @@
-"""Where rows come from: ``rows.jsonl``, ``rows.parquet``, ``lines:N``, ``reasoning_gym:NAME:N``, each with ``@[a:b]``.
+"""Where rows come from: ``rows.jsonl`` (also ``.gz`` and ``.zst``), ``rows.parquet``, a folder that Hugging Face
+``datasets`` has saved, ``lines:N``, ``reasoning_gym:NAME:N``, each with ``@[a:b]``.
 
 Invariants:
 
 * Reading is one pass in the order of the file; every row, good or bad, counts for the slice, so skipping bad rows
   never moves the others.
+* A slice is Python's, without a step: a negative bound counts from the end, and costs as many rows in memory.
 * A place names what an editor jumps to: file and line, and column where there is one.
 """
 
 from __future__ import annotations
 
 import re
+from collections import deque
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from penstock.backends.data.arrow_folder import arrow_folder_rows, is_arrow_folder
 from penstock.backends.data.generated import lines_rows, reasoning_gym_rows
 from penstock.backends.data.jsonl import jsonl_rows
 from penstock.backends.data.parquet import parquet_rows
 from penstock.backends.data.problems import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from penstock.backends.data.problems import RowProblem
     from penstock.backends.data.row import RawRow
 
 JSONL_SUFFIXES: Final = (".jsonl", ".ndjson", ".json")
+COMPRESSED_SUFFIXES: Final = (".gz", ".zst")
 PARQUET_SUFFIXES: Final = (".parquet", ".pq")
 GENERATED: Final = ("lines", "reasoning_gym")
 
-_SLICE: Final = re.compile(r"(?P<path>.*)@\[(?P<start>\d*):(?P<stop>\d*)\]", re.DOTALL)
+_SLICE: Final = re.compile(r"(?P<path>.*)@\[(?P<start>-?\d+)?:(?P<stop>-?\d+)?\]", re.DOTALL)
 
 
 class SourceSpec(NamedTuple):
@@ -52,12 +58,14 @@ def parse_source(path: str) -> SourceSpec:
     """
     if match := _SLICE.fullmatch(path):
         start = int(match["start"] or 0)
-        stop = int(match["stop"]) if match["stop"] else None
-        if stop is not None and stop <= start:
+        stop = None if match["stop"] is None else int(match["stop"])
+        if stop is not None and (start < 0) == (stop < 0) and stop <= start:
             raise DataError(f"{path}: the slice [{start}:{stop}] is empty; its end must be above its start")
         return SourceSpec(match["path"], start, stop)
     if "@[" in path:
-        raise DataError(f"{path}: expected a slice like @[0:1000], @[1000:] or @[:1000] (no negative numbers, no step)")
+        raise DataError(
+            f"{path}: expected a slice like @[0:1000], @[1000:], @[:-100] or @[-100:], which count from the end (no step)"
+        )
     return SourceSpec(path, 0, None)
 
 
@@ -72,15 +80,45 @@ def read_rows(
     Raises:
         DataError: the source as a whole cannot be read, or the slice begins past its end.
     """
-    num_read = 0
-    for row in _open(spec.path, columns, optional, seed):
-        if spec.stop is not None and num_read >= spec.stop:
-            return
-        if num_read >= spec.start:
+    num_found = 0
+    counted = _Counted(_open(spec.path, columns, optional, seed))
+    for row in _sliced(counted, spec.start, spec.stop):
+        num_found += 1
+        yield row
+    if not num_found and (spec.start or spec.stop is not None) and (counted.num_rows or spec.start):
+        raise DataError(f"{spec} selects no row: there are {counted.num_rows}")
+
+
+class _Counted:
+    """Rows that have been read, good or bad."""
+
+    def __init__(self, rows: Iterable[RawRow | RowProblem]) -> None:
+        self._rows = rows
+        self.num_rows = 0
+
+    def __iter__(self) -> Iterator[RawRow | RowProblem]:
+        for row in self._rows:
+            self.num_rows += 1
             yield row
-        num_read += 1
-    if spec.start and num_read <= spec.start:
-        raise DataError(f"{spec} selects no row: there are {num_read}")
+
+
+def _sliced(rows: _Counted, start: int, stop: int | None) -> Iterator[RawRow | RowProblem]:
+    if start < 0:
+        last = deque(rows, maxlen=-start)
+        first = rows.num_rows - len(last)
+        end = rows.num_rows if stop is None else stop if stop >= 0 else rows.num_rows + stop
+        for number, row in enumerate(last, start=first):
+            if number < end:
+                yield row
+        return
+    if stop is None or stop >= 0:
+        yield from islice(rows, start, stop)
+        return
+    late = deque["RawRow | RowProblem"]()
+    for row in islice(rows, start, None):
+        late.append(row)
+        if len(late) > -stop:
+            yield late.popleft()
 
 
 def _open(path: str, columns: Sequence[str], optional: Sequence[str], seed: int) -> Iterator[RawRow | RowProblem]:
@@ -90,17 +128,29 @@ def _open(path: str, columns: Sequence[str], optional: Sequence[str], seed: int)
     if kind == "reasoning_gym" and rest:
         return reasoning_gym_rows(path, rest, seed)
     file = Path(path).expanduser()
+    if is_arrow_folder(file):
+        return arrow_folder_rows(file, columns, optional)
     if not file.is_file():
         raise DataError(_not_there(path, file))
-    suffix = file.suffix.lower()
+    suffix = _suffix(file)
     if suffix in JSONL_SUFFIXES:
         return jsonl_rows(file)
     if suffix in PARQUET_SUFFIXES:
         return parquet_rows(file, columns, optional)
     raise DataError(
         f"{file}: cannot tell what kind of file this is from {suffix or 'a name without ending'!r}; expected "
-        f"{', '.join(JSONL_SUFFIXES)} (one JSON object a line) or {', '.join(PARQUET_SUFFIXES)}"
+        f"{', '.join(JSONL_SUFFIXES)} (one JSON object a line; compressed: {' or '.join(COMPRESSED_SUFFIXES)} after "
+        f"it) or {', '.join(PARQUET_SUFFIXES)}"
     )
+
+
+def _suffix(file: Path) -> str:
+    """What kind of rows the file has, whether it is compressed or not."""
+    suffixes = [suffix.lower() for suffix in file.suffixes]
+    if suffixes and suffixes[-1] in COMPRESSED_SUFFIXES:
+        # A compressed file of another kind is none that can be read.
+        return suffixes[-2] if len(suffixes) > 1 and suffixes[-2] in JSONL_SUFFIXES else suffixes[-1]
+    return suffixes[-1] if suffixes else ""
 
 
 def _not_there(path: str, file: Path) -> str:
@@ -116,5 +166,5 @@ def _not_there(path: str, file: Path) -> str:
 
 def _files_in(folder: Path) -> str:
     suffixes = (*JSONL_SUFFIXES, *PARQUET_SUFFIXES)
-    names = sorted(path.name for path in folder.iterdir() if path.suffix.lower() in suffixes)
+    names = sorted(path.name for path in folder.iterdir() if _suffix(path) in suffixes)
     return ", ".join(names[:8]) + (", …" if len(names) > 8 else "")

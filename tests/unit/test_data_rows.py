@@ -113,7 +113,8 @@ def test_a_slice_takes_its_rows_in_jsonl_and_parquet(
     [
         ("@[4:]", r"selects no row: there are 4"),
         ("@[2:2]", r"the slice \[2:2\] is empty"),
-        ("@[-1:]", r"expected a slice like @\[0:1000\]"),
+        ("@[-1:-1]", r"the slice \[-1:-1\] is empty"),
+        ("@[a:]", r"expected a slice like @\[0:1000\]"),
         ("@[0:4:2]", r"no step"),
     ],
 )

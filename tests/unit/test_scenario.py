@@ -281,7 +281,7 @@ COLOCATED = ("engines.placement=colocate", "staleness.policy=sync")
         (["run.name=a/b"], "run.name", "names a folder"),
         (["engines.device=gpu"], "engines.device", "must be auto, cpu, cuda or cuda:N; found 'gpu'"),
         (["data.path='rows.jsonl@[5:5]'"], "data.path", "the slice [5:5] is empty"),
-        (["learner.warm_start.path='rows.jsonl@[-1:]'"], "learner.warm_start.path", "expected a slice like @[0:1000]"),
+        (["learner.warm_start.path='rows.jsonl@[-1]'"], "learner.warm_start.path", "expected a slice like @[0:1000]"),
         (["reward.function=maths"], "reward.function", "did you mean 'math'?"),
         (["filter.function=keep"], "filter.function", "must be file.py:function"),
         (["engines.placement=colocate"], "engines.placement", "take turns on their devices"),

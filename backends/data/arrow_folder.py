@@ -1,0 +1,92 @@
+"""Rows from a folder that Hugging Face ``datasets`` has written with ``save_to_disk``; the library itself is not needed.
+
+Such a folder has ``state.json``, which names its Arrow files (streams of record batches) in their order. A dictionary
+of datasets has ``dataset_dict.json`` and a folder for each split.
+"""
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, TypeVar, cast
+
+import msgspec
+
+from penstock.backends.data.problems import DataError
+from penstock.backends.data.row import RawRow, missing_column
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+STATE_FILE: Final = "state.json"
+SPLITS_FILE: Final = "dataset_dict.json"
+
+FormT = TypeVar("FormT", bound=msgspec.Struct)
+
+
+class _DataFile(msgspec.Struct):
+    filename: str
+
+
+class _State(msgspec.Struct):
+    data_files: list[_DataFile] = msgspec.field(name="_data_files")
+    indices_data_files: list[_DataFile] | None = msgspec.field(name="_indices_data_files", default=None)
+
+
+class _Splits(msgspec.Struct):
+    splits: list[str]
+
+
+def is_arrow_folder(path: Path) -> bool:
+    """Whether ``datasets`` has written it."""
+    return (path / STATE_FILE).is_file() or (path / SPLITS_FILE).is_file()
+
+
+def arrow_folder_rows(folder: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> Iterator[RawRow]:
+    """The rows with only these columns, and those of ``optional`` that are there; rows are counted from 0.
+
+    Raises:
+        DataError: the folder cannot be read, has several splits, or lacks a column.
+    """
+    import pyarrow as pa
+
+    number = 0
+    for path in _files(folder):
+        try:
+            with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as reader:
+                names = cast("list[str]", reader.schema.names)
+                _check_columns(folder, columns, names)
+                wanted = list(dict.fromkeys((*columns, *(name for name in optional if name in names))))
+                for batch in reader:
+                    for row in cast("list[dict[str, object]]", batch.select(wanted).to_pylist()):
+                        yield RawRow(f"{folder}: row {number}", row)
+                        number += 1
+        except (OSError, pa.ArrowException) as error:
+            raise DataError(f"{path} cannot be read as a stream of Arrow batches: {error}") from error
+
+
+def _files(folder: Path) -> list[Path]:
+    if not (folder / STATE_FILE).is_file():
+        splits = _read(folder / SPLITS_FILE, _Splits).splits
+        raise DataError(f"{folder} has several splits; name one of them: {', '.join(f'{folder}/{s}' for s in splits)}")
+    state = _read(folder / STATE_FILE, _State)
+    if state.indices_data_files:
+        raise DataError(
+            f"{folder} was saved as a selection of another dataset, by indices; save it anew after "
+            "`dataset.flatten_indices()`"
+        )
+    return [folder / file.filename for file in state.data_files]
+
+
+def _read(path: Path, form: type[FormT]) -> FormT:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=form)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+
+
+def _check_columns(folder: Path, columns: Sequence[str], names: Sequence[str]) -> None:
+    for column in columns:
+        if column not in names:
+            advice = "The scenario names it under data.prompt_key, data.label_key or data.metadata_keys"
+            raise DataError(f"{folder}: {missing_column(column, names, advice).message}")

@@ -1,0 +1,127 @@
+"""Files that rows are read from: compressed ones, folders that Hugging Face datasets has saved, slices from the end."""
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+import gzip
+import json
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from penstock.backends.data.problems import DataError
+from penstock.backends.data.row import RawRow
+from penstock.backends.data.sources import parse_source, read_rows
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def prompts(path: object) -> list[object]:
+    rows = list(read_rows(parse_source(str(path)), ["prompt"], seed=0, optional=["label"]))
+    return [row.columns["prompt"] if isinstance(row, RawRow) else row for row in rows]
+
+
+def refusal(path: object) -> str:
+    with pytest.raises(DataError) as caught:
+        prompts(path)
+    return str(caught.value)
+
+
+def lines(count: int) -> bytes:
+    return "".join(json.dumps({"prompt": index, "other": "x" * 50}) + "\n" for index in range(count)).encode()
+
+
+def compress(path: Path, data: bytes) -> Path:
+    if path.suffix == ".gz":
+        path.write_bytes(gzip.compress(data))
+    else:
+        with pa.output_stream(str(path), compression="zstd") as file:
+            file.write(data)
+    return path
+
+
+@pytest.mark.parametrize("ending", [".gz", ".zst"])
+def test_compressed_lines_are_those_of_the_file(tmp_path: Path, ending: str) -> None:
+    path = compress(tmp_path / f"rows.jsonl{ending}", lines(5000))
+    assert prompts(path) == list(range(5000))
+    places = [row.place for row in read_rows(parse_source(f"{path}@[-1:]"), ["prompt"], seed=0)]
+    assert places == [f"{path}:5000"]
+
+
+@pytest.mark.parametrize("ending", [".gz", ".zst"])
+def test_files_compressed_one_after_the_other_are_read_to_the_end(tmp_path: Path, ending: str) -> None:
+    parts = [compress(tmp_path / f"{part}{ending}", lines(3)).read_bytes() for part in range(2)]
+    path = tmp_path / f"rows.jsonl{ending}"
+    path.write_bytes(b"".join(parts))
+    assert prompts(path) == [0, 1, 2, 0, 1, 2]
+
+
+@pytest.mark.parametrize("ending", [".gz", ".zst"])
+def test_a_compressed_file_that_is_cut_or_none_is_refused(tmp_path: Path, ending: str) -> None:
+    path = compress(tmp_path / f"rows.jsonl{ending}", lines(5000))
+    data = path.read_bytes()
+    for damaged in (data[: len(data) // 2], data[:-3], b"no such thing" * 100):
+        path.write_bytes(damaged)
+        assert f"{path} cannot be read: " in refusal(path)
+
+
+def test_a_compressed_file_of_an_unknown_kind_is_refused(tmp_path: Path) -> None:
+    assert "cannot tell what kind of file" in refusal(compress(tmp_path / "rows.csv.gz", b"prompt\n"))
+    assert "data files beside it: rows.jsonl.zst" in refusal(
+        compress(tmp_path / "rows.jsonl.zst", lines(1)).with_name("x.jsonl")
+    )
+
+
+def save_folder(folder: Path, *tables: pa.Table, indices: bool = False) -> Path:
+    """As ``datasets.Dataset.save_to_disk`` does."""
+    folder.mkdir(parents=True)
+    names = [f"data-{index:05d}-of-{len(tables):05d}.arrow" for index in range(len(tables))]
+    for name, table in zip(names, tables, strict=True):
+        with pa.OSFile(str(folder / name), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+            writer.write_table(table, max_chunksize=2)
+    files = [{"filename": name} for name in names]
+    state = {"_data_files": files, "_fingerprint": "0", "_split": "train"}
+    (folder / "state.json").write_text(json.dumps(state | ({"_indices_data_files": files} if indices else {})))
+    (folder / "dataset_info.json").write_text("{}")
+    return folder
+
+
+def test_a_saved_folder_is_read_in_the_order_of_its_files(tmp_path: Path) -> None:
+    tables = [pa.table({"prompt": [0, 1, 2], "label": ["a", "b", "c"]}), pa.table({"prompt": [3], "label": ["d"]})]
+    folder = save_folder(tmp_path / "saved", *tables)
+    assert prompts(folder) == [0, 1, 2, 3]
+    (row,) = read_rows(parse_source(f"{folder}@[3:]"), ["prompt"], seed=0, optional=["label", "nothing"])
+    assert row == RawRow(f"{folder}: row 3", {"prompt": 3, "label": "d"})
+
+
+def test_what_is_wrong_with_a_saved_folder_is_said(tmp_path: Path) -> None:
+    table = pa.table({"question": ["a"]})
+    folder = save_folder(tmp_path / "dictionary" / "train", table)
+    (folder.parent / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    assert f"several splits; name one of them: {folder}, {folder.parent}/test" in refusal(folder.parent)
+    assert "'prompt' is missing; columns here are 'question'" in refusal(folder)
+    assert "flatten_indices" in refusal(save_folder(tmp_path / "selected", table, indices=True))
+    (folder / "data-00000-of-00001.arrow").write_bytes(b"nonsense")
+    assert "cannot be read as a stream of Arrow batches" in refusal(folder)
+    (folder / "data-00000-of-00001.arrow").unlink()
+    assert "cannot be read as a stream of Arrow batches" in refusal(folder)
+    (folder / "state.json").write_text("{}")
+    assert "state.json cannot be read" in refusal(folder)
+
+
+BOUNDS = [None, -12, -10, -3, -1, 0, 1, 4, 9, 10, 12]
+
+
+@pytest.mark.parametrize("start", BOUNDS)
+@pytest.mark.parametrize("stop", BOUNDS)
+def test_slices_are_those_of_python(tmp_path: Path, start: int | None, stop: int | None) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(lines(10))
+    wanted = list(range(10))[start:stop]
+    written = f"{path}@[{'' if start is None else start}:{'' if stop is None else stop}]"
+    if wanted:
+        assert prompts(written) == wanted
+    else:
+        assert "is empty" in (told := refusal(written)) or "selects no row: there are" in told

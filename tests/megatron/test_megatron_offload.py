@@ -1,0 +1,54 @@
+"""A learner that sleeps between its steps, and an optimizer that is partly on the host."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from ranks import Ranks
+
+pytestmark = pytest.mark.megatron
+
+OVERLAPS = {"overlap_grad_reduce": True, "overlap_param_gather": True}
+PLAIN = {"distributed_optimizer": False}
+SLEEPS: dict[str, tuple[str, int, dict[str, Any], str]] = {
+    "one": ("qwen3", 1, {}, "float32"),
+    "one, plain optimizer, bfloat16": ("qwen3", 1, PLAIN, "bfloat16"),
+    "data 2": ("qwen3", 2, {}, "float32"),
+    "data 2, plain optimizer": ("qwen3", 2, PLAIN, "float32"),
+    "data 2 with overlaps": ("qwen3", 2, OVERLAPS, "float32"),
+    "data 2 with overlaps, bfloat16": ("qwen3", 2, OVERLAPS, "bfloat16"),
+    "tensor 2": ("qwen3", 2, {"tensor_parallel": 2}, "float32"),
+    "tensor 2, bfloat16": ("qwen3", 2, {"tensor_parallel": 2}, "bfloat16"),
+    "pipeline 2, tied": ("qwen3 tied", 2, {"pipeline_parallel": 2}, "float32"),
+    "virtual pipeline with overlaps": (
+        "qwen3", 2, {"pipeline_parallel": 2, "virtual_pipeline": 2, **OVERLAPS}, "float32",
+    ),
+    "expert 2": ("qwen3_moe", 2, {"expert_parallel": 2}, "float32"),
+    "on the host": (
+        "qwen3", 1,
+        {"optimizer": {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 0.5}}, "float32",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SLEEPS)
+def test_a_learner_that_slept_goes_on_to_the_very_same_bits(
+    case: str, ranks: Callable[[int], Ranks], tiny_family: Callable[[str], Path]
+) -> None:
+    family, num_ranks, keys, precision = SLEEPS[case]
+    folder = str(tiny_family(family))
+    for found in ranks(num_ranks).run("offload_cases:slept", folder, keys, num_ranks, precision):
+        assert found["figures"][0] == found["figures"][1]
+        assert found["differ"] == 0
+        assert found["left"] == 0, "storage of weights, gradients and optimizer has gone"
+        assert found["size_bytes"] >= found["wanted_bytes"] > 0
+        assert found["live_asleep"] <= found["live_before"] - found["wanted_bytes"], "nothing else holds it"
+        assert found["gradients"] == 0.0
+        assert found["host_differs"] == 0, "a checkpoint reads the same values asleep"

@@ -3,18 +3,21 @@
 Invariants:
 
 * A model is of a family in :mod:`.families`, or it is refused. What a family's checkpoints can say and megatron-core
-  would compute otherwise is refused as well, never ignored.
+  would compute otherwise is refused as well (:mod:`.refusals`), never ignored.
 * Nothing here imports torch, transformers or megatron-core, so a layout can be checked before anything is installed.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final, Literal, TypedDict
 
 import msgspec
 
 from penstock.backends.learners.megatron.families import FAMILIES, Family
+from penstock.backends.learners.megatron.hf_config import HfConfig, RopeParameters
+from penstock.backends.learners.megatron.refusals import unsupported
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,51 +25,6 @@ if TYPE_CHECKING:
 
 class ArchitectureError(ValueError):
     """A model that is not among those that the learner can build."""
-
-
-class RopeParameters(msgspec.Struct, frozen=True):
-    """``rope_parameters`` of transformers 5, ``rope_scaling`` before."""
-
-    rope_theta: float | None = None
-    rope_type: str | None = None
-    type: str | None = None
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position_embeddings: int | None = None
-    partial_rotary_factor: float | None = None
-
-
-class HfConfig(msgspec.Struct, frozen=True):
-    """The keys of ``config.json`` that are read; the others do not change what is computed."""
-
-    model_type: str
-    vocab_size: int
-    hidden_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    intermediate_size: int
-    num_key_value_heads: int | None = None
-    head_dim: int | None = None
-    max_position_embeddings: int = 32768
-    rms_norm_eps: float = 1e-6
-    tie_word_embeddings: bool = False
-    hidden_act: str = "silu"
-    attention_bias: bool = False
-    mlp_bias: bool = False
-    use_sliding_window: bool = False
-    rope_theta: float | None = None
-    rope_parameters: RopeParameters | None = None
-    rope_scaling: RopeParameters | None = None
-    partial_rotary_factor: float | None = None
-    num_experts: int | None = None
-    num_local_experts: int | None = None
-    """Another name of the same; which one is written depends on the version of transformers."""
-    num_experts_per_tok: int | None = None
-    moe_intermediate_size: int | None = None
-    norm_topk_prob: bool = False
-    decoder_sparse_step: int = 1
-    mlp_only_layers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,11 +36,38 @@ class Rope:
     """Of a head's channels that are turned."""
     is_interleaved: bool = False
     """Whether neighbouring channels are turned together, and not those half a head apart."""
-    kind: Literal["default", "llama3"] = "default"
+    kind: Literal["default", "llama3", "yarn"] = "default"
     factor: float = 1.0
     low_frequency_factor: float = 1.0
     high_frequency_factor: float = 4.0
     original_positions: int = 0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float = 1.0
+    """What ``yarn`` multiplies turned queries and keys by."""
+    mscale_all_dim: float = 0.0
+    """Of which ``yarn`` makes what scores are multiplied by."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention:
+    """Queries, keys and values that are made of short vectors, and positions that only a part of a head sees."""
+
+    query_rank: int | None
+    """None: queries are made of the hidden state itself."""
+    kv_rank: int
+    plain_dim: int
+    """Channels of a head that know no position."""
+    rope_dim: int
+    """Those that do; keys of all heads have the same."""
+    value_dim: int
+    norm_epsilon: float
+    """Of the norms of the short vectors."""
+
+    @property
+    def head_dim(self) -> int:
+        """Of queries and keys."""
+        return self.plain_dim + self.rope_dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +81,16 @@ class Experts:
     layers: tuple[bool, ...]
     """Whether each layer of the model has experts."""
     renormalizes: bool
-    """Whether the weights of a token's chosen experts add up to one."""
+    """Whether the weights of a token's chosen experts add up to one, before they are scaled."""
+    score: Literal["softmax", "sigmoid"] = "softmax"
+    has_choice_bias: bool = False
+    """Whether experts are chosen by their scores with a bias added, which is in no weight."""
+    num_groups: int | None = None
+    """Groups of experts, of which a token's lie in ``groups_per_token``; None: they may be any."""
+    groups_per_token: int | None = None
+    weight_scale: float | None = None
+    shared_ffn_size: int = 0
+    """Of what every token goes through besides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +112,7 @@ class Architecture:
     has_qkv_bias: bool
     rope: Rope
     experts: Experts | None = None
+    latent: LatentAttention | None = None
 
     def has_experts(self, layer: int) -> bool:
         """Whether this layer, counted from 0, has experts."""
@@ -160,16 +155,17 @@ def decode_architecture(text: bytes, origin: str) -> Architecture:
         config = msgspec.json.decode(text, type=HfConfig)
     except msgspec.DecodeError as error:
         raise ArchitectureError(f"{origin}: {error}") from None
-    if problem := _unsupported(config, family):
+    if problem := unsupported(config, family):
         raise ArchitectureError(f"{origin}: {problem}; the Megatron learner would compute something else")
-    head_dim = config.head_dim or family.head_dim or config.hidden_size // config.num_attention_heads
+    latent = _latent(config, family, origin)
+    plain_head_dim = config.head_dim or family.head_dim or config.hidden_size // config.num_attention_heads
     return Architecture(
         family=family,
         num_layers=config.num_hidden_layers,
         hidden_size=config.hidden_size,
         num_heads=config.num_attention_heads,
         num_kv_heads=config.num_key_value_heads or config.num_attention_heads,
-        head_dim=head_dim,
+        head_dim=latent.head_dim if latent else plain_head_dim,
         ffn_size=config.intermediate_size,
         vocab_size=config.vocab_size,
         max_positions=config.max_position_embeddings,
@@ -178,6 +174,7 @@ def decode_architecture(text: bytes, origin: str) -> Architecture:
         has_qkv_bias=family.qkv_bias == "always" or (family.qkv_bias == "as said" and config.attention_bias),
         rope=_rope(config, family),
         experts=_experts(config, family, origin),
+        latent=latent,
     )
 
 
@@ -185,70 +182,113 @@ class _Kind(msgspec.Struct, frozen=True):
     model_type: str
 
 
-ROPE_KINDS: Final[dict[str, Literal["default", "llama3"]]] = {
+ROPE_KINDS: Final[dict[str, Literal["default", "llama3", "yarn"]]] = {
     "default": "default",
     "llama3": "llama3",
+    "yarn": "yarn",
 }
 
 
-def _unsupported(config: HfConfig, family: Family) -> str | None:
-    """What the config asks for that would be computed otherwise."""
-    if config.hidden_act != "silu":
-        return f"hidden_act is '{config.hidden_act}', expected 'silu'"
-    if config.mlp_bias:
-        return "mlp_bias is true, expected false"
-    if config.use_sliding_window:
-        return "use_sliding_window is true, expected false"
-    if config.attention_bias and family.qkv_bias == "never":
-        return "attention_bias is true, expected false"
-    kind = _rope_kind(config)
-    if kind not in family.rope_kinds:
-        return f"rope_type is '{kind}', expected one of {', '.join(family.rope_kinds)}"
-    return None
-
-
-def _rope_parameters(config: HfConfig) -> RopeParameters:
-    return config.rope_parameters or config.rope_scaling or RopeParameters()
-
-
-def _rope_kind(config: HfConfig) -> str:
-    parameters = _rope_parameters(config)
-    return parameters.rope_type or parameters.type or "default"
-
-
 def _rope(config: HfConfig, family: Family) -> Rope:
-    given = _rope_parameters(config)
+    given = config.rope
     fraction = given.partial_rotary_factor or config.partial_rotary_factor or family.rope_fraction
+    original = given.original_max_position_embeddings or config.max_position_embeddings
+    kind = ROPE_KINDS[given.kind]
+    factor = given.factor or (config.max_position_embeddings / original if kind == "yarn" else 1.0)
     return Rope(
         theta=given.rope_theta or config.rope_theta or 10000.0,
         fraction=fraction,
         is_interleaved=family.has_interleaved_rope,
-        kind=ROPE_KINDS[_rope_kind(config)],
-        factor=given.factor,
+        kind=kind,
+        factor=factor,
         low_frequency_factor=given.low_freq_factor,
         high_frequency_factor=given.high_freq_factor,
-        original_positions=given.original_max_position_embeddings or config.max_position_embeddings,
+        original_positions=original,
+        beta_fast=given.beta_fast or 32.0,
+        beta_slow=given.beta_slow or 1.0,
+        attention_factor=_attention_factor(given, factor) if kind == "yarn" else 1.0,
+        mscale_all_dim=given.mscale_all_dim or 0.0,
+    )
+
+
+def _attention_factor(given: RopeParameters, factor: float) -> float:
+    if given.attention_factor is not None:
+        return given.attention_factor
+    if given.mscale and given.mscale_all_dim:
+        return yarn_mscale(factor, given.mscale) / yarn_mscale(factor, given.mscale_all_dim)
+    return yarn_mscale(factor, 1.0)
+
+
+def yarn_mscale(factor: float, mscale: float) -> float:
+    """How much sharper attention has to be in a context that is ``factor`` times as long (arXiv:2309.00071, §3.4)."""
+    return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+def _latent(config: HfConfig, family: Family, origin: str) -> LatentAttention | None:
+    if not family.has_latent_attention:
+        return None
+    rank, plain, turned, value = (
+        config.kv_lora_rank, config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim,
+    )  # fmt: skip
+    if not (rank and plain and turned and value):
+        raise ArchitectureError(
+            f"{origin}: a model of {config.model_type} needs kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim and "
+            "v_head_dim, and not all of them are there"
+        )
+    return LatentAttention(
+        query_rank=config.q_lora_rank,
+        kv_rank=rank,
+        plain_dim=plain,
+        rope_dim=turned,
+        value_dim=value,
+        norm_epsilon=family.latent_norm_epsilon,
     )
 
 
 def _experts(config: HfConfig, family: Family, origin: str) -> Experts | None:
     if not family.has_experts:
         return None
-    count = config.num_experts or config.num_local_experts
-    per_token, ffn_size = config.num_experts_per_tok, config.moe_intermediate_size
+    count, per_token, ffn_size = config.expert_count, config.num_experts_per_tok, config.moe_intermediate_size
     if not (count and per_token and ffn_size):
         raise ArchitectureError(
             f"{origin}: a model of {config.model_type} needs its number of experts, num_experts_per_tok and "
             "moe_intermediate_size, and not all of them are there"
         )
+    first = config.first_k_dense_replace or 0
     layers = tuple(
-        layer not in config.mlp_only_layers and (layer + 1) % config.decoder_sparse_step == 0
+        layer >= first and layer not in config.mlp_only_layers and (layer + 1) % config.decoder_sparse_step == 0
         for layer in range(config.num_hidden_layers)
     )
-    return Experts(
-        count=count,
-        per_token=per_token,
-        ffn_size=ffn_size,
-        layers=layers,
-        renormalizes=config.norm_topk_prob,
-    )
+    renormalizes = family.renormalizes if config.norm_topk_prob is None else config.norm_topk_prob
+    plain = Experts(count=count, per_token=per_token, ffn_size=ffn_size, layers=layers, renormalizes=renormalizes)
+    return replace(plain, **_sigmoid_router(config, plain, origin)) if family.router == "sigmoid" else plain
+
+
+class _Router(TypedDict):
+    score: Literal["sigmoid"]
+    has_choice_bias: bool
+    num_groups: int | None
+    groups_per_token: int | None
+    weight_scale: float
+    shared_ffn_size: int
+
+
+def _sigmoid_router(config: HfConfig, experts: Experts, origin: str) -> _Router:
+    """What a model adds whose experts are chosen by sigmoids and a bias, in groups."""
+    groups, chosen, scale = config.n_group, config.topk_group, config.routed_scaling_factor
+    if groups is None or chosen is None or scale is None or config.n_shared_experts is None:
+        raise ArchitectureError(
+            f"{origin}: a model of {config.model_type} needs n_group, topk_group, routed_scaling_factor and "
+            "n_shared_experts, and not all of them are there"
+        )
+    if experts.count % groups:
+        raise ArchitectureError(f"{origin}: n_group {groups} does not divide the {experts.count} experts")
+    is_limited = chosen < groups
+    return {
+        "score": "sigmoid",
+        "has_choice_bias": True,
+        "num_groups": groups if is_limited else None,
+        "groups_per_token": chosen if is_limited else None,
+        "weight_scale": scale,
+        "shared_ffn_size": config.n_shared_experts * experts.ffn_size,
+    }

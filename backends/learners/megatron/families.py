@@ -6,7 +6,9 @@ Invariants:
 * A name of megatron-core is global here: ``{layer}`` and ``{expert}`` count over the whole model, whatever the layout.
 * The order of a table is the order in which weights leave: it depends on nothing but the architecture.
 * Every parameter of a model is in its table once, and every tensor of a checkpoint is in one parameter. (Tied
-  embeddings are one tensor; the copy that a last pipeline stage holds is loaded from it and not written.)
+  embeddings are one tensor; the copy that a last pipeline stage holds is loaded from it and not written. Layers that
+  a checkpoint has beyond those of the model, to predict several tokens at once, are left out.)
+* A rule one of whose sizes is 0 is of something that the model does not have.
 
 The parameter names of megatron-core are those of its Transformer Engine layers, which our own layers share.
 """
@@ -66,6 +68,8 @@ def _in_layer(megatron: str, form: Form, checkpoint: str) -> Rule:
     return _rule(f"decoder.layers.{{layer}}.{megatron}", form, names)
 
 
+EXPERT_BIAS: Final = ".mlp.router.expert_bias"
+"""How the one name ends that is no parameter but a buffer: nothing trains it, it is float32 whatever the model is."""
 EMBEDDING: Final = _rule("embedding.word_embeddings.weight", Form.VOCABULARY, "model.embed_tokens.weight[vocab,hidden]")
 FINAL_NORM: Final = _rule("decoder.final_layernorm.weight", Form.WHOLE, "model.norm.weight[hidden]")
 HEAD: Final = _rule("output_layer.weight", Form.VOCABULARY, "lm_head.weight[vocab,hidden]")
@@ -123,6 +127,35 @@ _EXPERT: Final = (
         "mlp.experts.{expert}.down_proj.weight[hidden,expert_ffn]",
     ),
 )
+_LATENT_ATTENTION: Final = (
+    _in_layer("input_layernorm.weight", Form.WHOLE, "input_layernorm.weight[hidden]"),
+    *(
+        _in_layer(f"self_attention.{megatron}", form, f"self_attn.{checkpoint}")
+        for megatron, form, checkpoint in (
+            ("linear_q_proj.weight", Form.ROWS, "q_proj.weight[q_of_hidden,hidden]"),
+            ("linear_q_down_proj.weight", Form.WHOLE, "q_a_proj.weight[q_rank,hidden]"),
+            ("linear_q_up_proj.layer_norm_weight", Form.WHOLE, "q_a_layernorm.weight[q_rank]"),
+            ("linear_q_up_proj.weight", Form.ROWS, "q_b_proj.weight[q,q_rank]"),
+            ("linear_kv_down_proj.weight", Form.WHOLE, "kv_a_proj_with_mqa.weight[kv_rank_rope,hidden]"),
+            ("linear_kv_up_proj.layer_norm_weight", Form.WHOLE, "kv_a_layernorm.weight[kv_rank]"),
+            ("linear_kv_up_proj.weight", Form.ROWS, "kv_b_proj.weight[plain_k_v,kv_rank]"),
+            ("linear_proj.weight", Form.COLUMNS, "o_proj.weight[hidden,v]"),
+        )
+    ),
+)
+_CHOICE_BIAS: Final = (
+    _in_layer(EXPERT_BIAS.removeprefix("."), Form.WHOLE, "mlp.gate.e_score_correction_bias[experts]"),
+)
+_SHARED_EXPERT: Final = (
+    _in_layer(
+        "mlp.shared_experts.linear_fc1.weight",
+        Form.ROWS,
+        "mlp.shared_experts.gate_proj.weight[shared_ffn,hidden] mlp.shared_experts.up_proj.weight[shared_ffn,hidden]",
+    ),
+    _in_layer(
+        "mlp.shared_experts.linear_fc2.weight", Form.COLUMNS, "mlp.shared_experts.down_proj.weight[hidden,shared_ffn]"
+    ),
+)
 _POST_ATTENTION_NORM: Final = (
     _in_layer("self_attention.linear_proj.post_norm_weight", Form.WHOLE, "post_self_attn_layernorm.weight[hidden]"),
 )
@@ -152,6 +185,13 @@ class Family:
     has_interleaved_rope: bool = False
     head_dim: int | None = None
     """Where the config says nothing; None: the hidden size divided by the heads."""
+    router: Literal["softmax", "sigmoid"] = "softmax"
+    """What experts are scored by; sigmoids come with a bias, groups and shared experts."""
+    renormalizes: bool = False
+    """Whether the weights of a token's experts add up to one, where the config says nothing."""
+    has_latent_attention: bool = False
+    latent_norm_epsilon: float = 1e-6
+    """Of the norms inside of latent attention: no config has it, and it is not that of the other norms."""
 
     @property
     def has_experts(self) -> bool:
@@ -176,6 +216,16 @@ FAMILIES: Final[dict[str, Family]] = {
             rope_fraction=0.5,
             has_interleaved_rope=True,
             head_dim=128,
+        ),
+        Family(
+            model_type="deepseek_v3",
+            attention=_LATENT_ATTENTION,
+            sparse=(*_ROUTER, *_CHOICE_BIAS, *_SHARED_EXPERT),
+            expert=_EXPERT,
+            rope_kinds=("default", "yarn"),
+            router="sigmoid",
+            renormalizes=True,
+            has_latent_attention=True,
         ),
     )
 }

@@ -7,13 +7,13 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.backends.learners.megatron.families import EMBEDDING, FINAL_NORM, HEAD, Form, Rule
+from penstock.backends.learners.megatron.families import EMBEDDING, EXPERT_BIAS, FINAL_NORM, HEAD, Form, Rule
 from penstock.backends.learners.megatron.forms import Division, blocks, part_shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from penstock.backends.learners.megatron.architecture import Architecture
+    from penstock.backends.learners.megatron.architecture import Architecture, LatentAttention
     from penstock.backends.learners.megatron.forms import Block
 
 _LAYER: Final = re.compile(r"decoder\.layers\.(\d+)\.")
@@ -42,6 +42,11 @@ class Parameter(NamedTuple):
     """None outside of the layers."""
     expert: int | None
     """None for what is no expert's."""
+
+    @property
+    def is_buffer(self) -> bool:
+        """Whether nothing trains it; it is float32 then."""
+        return self.name.endswith(EXPERT_BIAS)
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
@@ -93,11 +98,9 @@ def parameters_of(architecture: Architecture) -> Iterator[Parameter]:
     yield _parameter(EMBEDDING, sizes)
     for layer in range(architecture.num_layers):
         sparse = architecture.has_experts(layer)
-        for rule in family.attention:
-            if not rule.megatron.endswith(".bias") or architecture.has_qkv_bias:
+        for rule in (*family.attention, *(family.sparse if sparse else family.dense)):
+            if _has(architecture, sizes, rule):
                 yield _parameter(rule, sizes, layer)
-        for rule in family.sparse if sparse else family.dense:
-            yield _parameter(rule, sizes, layer)
         for expert in range(architecture.experts.count if sparse and architecture.experts else 0):
             for rule in family.expert:
                 yield _parameter(rule, sizes, layer, expert)
@@ -106,8 +109,14 @@ def parameters_of(architecture: Architecture) -> Iterator[Parameter]:
         yield _parameter(HEAD, sizes)
 
 
+def _has(architecture: Architecture, sizes: Mapping[str, int], rule: Rule) -> bool:
+    if rule.megatron.endswith(".bias"):
+        return architecture.has_qkv_bias
+    return all(sizes[size] for part in rule.checkpoint for size in part.sizes)
+
+
 def sizes_of(architecture: Architecture) -> dict[str, int]:
-    """What the tables of :mod:`.families` call the sizes of a model."""
+    """What the tables of :mod:`.families` call the sizes of a model; 0 is what it does not have."""
     experts = architecture.experts
     return {
         "vocab": architecture.vocab_size,
@@ -119,6 +128,20 @@ def sizes_of(architecture: Architecture) -> dict[str, int]:
         "two_ffn": 2 * architecture.ffn_size,
         "experts": experts.count if experts else 0,
         "expert_ffn": experts.ffn_size if experts else 0,
+        "shared_ffn": experts.shared_ffn_size if experts else 0,
+        **(_latent_sizes(architecture, architecture.latent) if architecture.latent else {}),
+    }
+
+
+def _latent_sizes(architecture: Architecture, latent: LatentAttention) -> dict[str, int]:
+    heads = architecture.num_heads
+    return {
+        "q_rank": latent.query_rank or 0,
+        "q_of_hidden": 0 if latent.query_rank else heads * latent.head_dim,
+        "kv_rank": latent.kv_rank,
+        "kv_rank_rope": latent.kv_rank + latent.rope_dim,
+        "plain_k_v": heads * (latent.plain_dim + latent.value_dim),
+        "v": heads * latent.value_dim,
     }
 
 

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from penstock.runtime.scenario.source import KeyPath
 
 MODEL_PATH: KeyPath = ("model", "path")
+MODEL_CONFIG: KeyPath = ("model", "config")
+MODEL_MAKE: KeyPath = ("model", "make")
 DATA_PATH: KeyPath = ("data", "path")
 RECORDED_PATH: KeyPath = ("data", "recorded", "path")
 WARM_START_PATH: KeyPath = ("learner", "warm_start", "path")
@@ -27,7 +29,7 @@ TEACHER_WARM_START_PATH: KeyPath = ("teacher", "model", "warm_start", "path")
 
 DATA_KEYS = (DATA_PATH, WARM_START_PATH, RECORDED_PATH, TEACHER_WARM_START_PATH)
 FUNCTION_KEYS = (REWARD_FUNCTION, FILTER_FUNCTION, STALENESS_POLICY, OBJECTIVE_NAME)
-PATH_KEYS = (MODEL_PATH, TEACHER_MODEL_PATH, RECORDED_RUN, *DATA_KEYS, *FUNCTION_KEYS)
+PATH_KEYS = (MODEL_PATH, MODEL_CONFIG, TEACHER_MODEL_PATH, RECORDED_RUN, *DATA_KEYS, *FUNCTION_KEYS)
 
 MADE_DATA = ("lines:", "reasoning_gym:")
 """Prefixes of datasets that are made, not read."""

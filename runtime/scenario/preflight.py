@@ -23,6 +23,7 @@ from penstock.backends.engines.sglang.environment import SglangEnvironmentError,
 from penstock.backends.user_code import UserCodeError, split_spec
 from penstock.backends.weights.preflight import check_transport, model_size_bytes, sites_of
 from penstock.runtime.errors import PreflightError
+from penstock.runtime.scenario.megatron_preflight import check_megatron
 from penstock.runtime.scenario.paths import MADE_DATA, is_user_code
 from penstock.runtime.scenario.recorded_rules import recorded_settings
 
@@ -93,6 +94,8 @@ def machine_checks(scenario: Scenario, run_parent: Path) -> Iterator[MachineChec
     if port:
         yield MachineCheck("observability.metrics_port", lambda: check_port("observability.metrics_port", port))
     yield MachineCheck("devices", lambda: check_devices(scenario), is_elsewhere=on_cluster)
+    if scenario.learner.backend == "megatron":
+        yield MachineCheck("megatron-core", lambda: check_megatron(scenario), is_elsewhere=on_cluster)
     if generates and _server_devices(scenario):
         yield MachineCheck("SGLang's environment", lambda: check_servers(scenario), is_elsewhere=on_cluster)
     if generates:

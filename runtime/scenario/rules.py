@@ -34,6 +34,7 @@ from penstock.runtime.options import ObservabilityOptions
 from penstock.runtime.scenario.capabilities import ENGINE_CAPABILITIES, lacking
 from penstock.runtime.scenario.episode_rules import episode_rules
 from penstock.runtime.scenario.lora_rules import lora_rules
+from penstock.runtime.scenario.megatron_rules import megatron_rules
 from penstock.runtime.scenario.part_rules import part_rules
 from penstock.runtime.scenario.paths import DATA_KEYS, FILTER_FUNCTION, OBJECTIVE, REWARD_FUNCTION, is_user_code
 from penstock.runtime.scenario.rank_rules import rank_rules
@@ -336,6 +337,7 @@ RULES: tuple[Callable[[Scenario], Iterator[Broken]], ...] = (
     _groups,
     _staleness,
     _objective,
+    megatron_rules,
     lora_rules,
     rank_rules,
     _server_options,

@@ -1,0 +1,110 @@
+"""What ``learner.backend: megatron`` can be combined with, and how the model can be divided. Needs neither torch nor
+megatron-core.
+
+The layout is checked against the model wherever its ``config.json`` or a copy of it is here; on a machine that has
+neither it is the learner's ranks that refuse it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from penstock.backends.learners.megatron.architecture import ArchitectureError
+from penstock.backends.learners.megatron.config_fields import ConfigFieldError, MegatronOptionError, check_config_fields
+from penstock.backends.learners.megatron.layout import LayoutError, check_layout, layout_of
+from penstock.backends.learners.megatron.options import MegatronOptions
+from penstock.backends.learners.options import LearnerOptions
+from penstock.runtime.scenario.architecture import UnreadableModelError, find_architecture
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.runtime.scenario.source import KeyPath
+    from penstock.runtime.scenario.structure import Scenario
+
+Broken = tuple["KeyPath", str]
+KEY: Final[KeyPath] = ("learner", "megatron")
+BACKEND: Final[KeyPath] = ("learner", "backend")
+TORCH_ONLY: Final = {
+    "parallel": "weights are divided by learner.megatron, and what the optimizer keeps over data-parallel ranks by its "
+    "distributed_optimizer",
+    "activation_checkpointing": "set learner.megatron.recompute: full, which does the same",
+    "cpu_offload": "set learner.megatron.optimizer: {optimizer_cpu_offload: true, optimizer_offload_fraction: 1.0}, "
+    "which keeps what the optimizer keeps on the host",
+    "lora": "it trains all weights; adapters are for learner.backend: torch",
+}
+"""Keys of the torch learner, each with what there is in its place."""
+
+
+def megatron_rules(s: Scenario) -> Iterator[Broken]:
+    """See :mod:`penstock.runtime.scenario.rules`."""
+    learner = s.learner
+    if learner.backend != "megatron":
+        if learner.megatron != MegatronOptions():
+            yield KEY, f"has no effect with learner.backend: {learner.backend}; set it to megatron, or remove the block"
+        return
+    yield from _keys(learner)
+    yield from _fields(s)
+    yield from _overlaps(learner.megatron)
+    yield from _model(s)
+
+
+def _keys(learner: LearnerOptions) -> Iterator[Broken]:
+    defaults = LearnerOptions()
+    for key, instead in TORCH_ONLY.items():
+        if getattr(learner, key) != getattr(defaults, key):
+            yield ("learner", key), f"is a key of learner.backend: torch; with megatron {instead}; remove it"
+    if learner.device not in ("auto", "cpu", "cuda"):
+        yield (
+            ("learner", "device"),
+            f"{learner.device} is one device of this machine, and ranks take those that the run gives them; set it to "
+            "cuda, auto or cpu",
+        )
+
+
+def _fields(s: Scenario) -> Iterator[Broken]:
+    """With ``auto`` it is seen on the machine itself whether ranks talk over gloo."""
+    try:
+        check_config_fields(s.learner.megatron, is_cpu=s.learner.device == "cpu")
+    except ConfigFieldError as error:
+        yield (*KEY, error.section, error.name), error.text
+    except MegatronOptionError as error:
+        yield KEY, str(error)
+
+
+def _overlaps(options: MegatronOptions) -> Iterator[Broken]:
+    if not options.overlap_param_gather:
+        return
+    for key, given in (
+        ("distributed_optimizer", options.distributed_optimizer),
+        ("overlap_grad_reduce", options.overlap_grad_reduce),
+    ):
+        if not given:
+            yield (
+                (*KEY, "overlap_param_gather"),
+                f"needs learner.megatron.{key}: true; set it, or set overlap_param_gather to false",
+            )
+
+
+def _model(s: Scenario) -> Iterator[Broken]:
+    learner = s.learner
+    try:
+        found = find_architecture(s)
+        if found is None:
+            return
+        layout = layout_of(learner.megatron, learner.num_ranks)
+        check_layout(layout, found.architecture, learner.megatron.transformer)
+    except UnreadableModelError as error:
+        yield error.key, error.text
+    except ArchitectureError as error:
+        yield BACKEND, str(error)
+    except LayoutError as error:
+        yield KEY, str(error)
+    else:
+        family = found.architecture.family
+        if family.has_post_norms and learner.device == "cuda":
+            yield (
+                BACKEND,
+                f"the layers of Transformer Engine, which the Megatron learner has on GPUs, cannot norm what attention "
+                f"and MLP give, as {family.model_type} does; use learner.backend: torch",
+            )

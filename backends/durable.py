@@ -9,6 +9,20 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+def publish(partial: Path, target: Path) -> None:
+    """Give a folder that was filled beside its name this name, when every byte below it is on disk; the name is there
+    for good when it returns.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    for path in sorted(partial.rglob("*")):
+        sync(path)
+    sync(partial)
+    partial.rename(target)
+    sync(target.parent)
+
+
 def sync(path: Path) -> None:
     """Wait until this file, or the entries of this folder, are on disk.
 

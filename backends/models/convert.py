@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
 import msgspec
 import torch
 
-from penstock.backends.durable import sync
+from penstock.backends.durable import publish
 from penstock.backends.engines.torch.checkpoint import CheckpointTensors
 from penstock.backends.models.examine import examine_model
 from penstock.backends.models.tokenizer_files import copy_tokenizer
@@ -131,8 +131,6 @@ class HuggingFaceFormat:
             files.finish()
         _write_config(source, target, plan.dtype)
         copy_tokenizer(source, target)
-        for path in target.iterdir():
-            sync(path)
         _read_back(target, planned, digests)
         return Converted(
             num_tensors=len(planned),
@@ -263,9 +261,7 @@ def _written_beside(target: Path) -> Generator[Path]:
     partial.mkdir()
     try:
         yield partial
-        sync(partial)
-        partial.rename(target)
-        sync(target.parent)
+        publish(partial, target)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise

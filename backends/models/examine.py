@@ -13,6 +13,7 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -82,8 +83,8 @@ def _examined(folder: Path, tensors: CheckpointTensors) -> Examined:
         architecture=architecture,
         dtypes=tuple(sorted({str(dtype).removeprefix("torch.") for dtype in dtypes.values()})),
         num_tensors=len(tensors),
-        num_parameters=sum(_numel(shape) for shape in shapes.values()),
-        size_bytes=sum(_numel(shapes[name]) * dtype.itemsize for name, dtype in dtypes.items()),
+        num_parameters=sum(math.prod(shape) for shape in shapes.values()),
+        size_bytes=sum(math.prod(shapes[name]) * dtype.itemsize for name, dtype in dtypes.items()),
     )
 
 
@@ -141,10 +142,3 @@ def _unreadable(problem: str) -> Examined:
 def _named(names: list[str]) -> str:
     shown = ", ".join(names[:SHOWN_NAMES]) + (", …" if len(names) > SHOWN_NAMES else "")
     return f"{len(names):,} {'weight' if len(names) == 1 else 'weights'} ({shown})"
-
-
-def _numel(shape: tuple[int, ...]) -> int:
-    count = 1
-    for length in shape:
-        count *= length
-    return count

@@ -16,8 +16,13 @@ from typing import TYPE_CHECKING, Final
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from penstock.backends.learners.torch.checkpoint_record import RECORD_FILE, STATE_FOLDER, check_files, open_record
-from penstock.backends.learners.torch.model import CheckpointError
+from penstock.backends.learners.checkpoints.record import (
+    RECORD_FILE,
+    STATE_FOLDER,
+    CheckpointError,
+    check_files,
+    open_record,
+)
 from penstock.backends.models.convert import DTYPES, FORMATS, ConversionError, ConversionPlan, convert_model, parse_size
 from penstock.backends.models.examine import examine_model
 from penstock.runtime.errors import UserError

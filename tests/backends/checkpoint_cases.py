@@ -15,12 +15,12 @@ import pytest
 import torch
 from learner_cases import make_groups
 
+from penstock.backends.learners.checkpoints.channel import CheckpointChannel
+from penstock.backends.learners.checkpoints.folder import CheckpointFolder, CheckpointWriteError
+from penstock.backends.learners.checkpoints.record import STATE_FOLDER, read_record
+from penstock.backends.learners.checkpoints.state import load_state
 from penstock.backends.learners.objectives.presets import objective
 from penstock.backends.learners.options import LearnerOptions
-from penstock.backends.learners.torch.checkpoint import CheckpointFolder, CheckpointWriteError
-from penstock.backends.learners.torch.checkpoint_channel import CheckpointChannel
-from penstock.backends.learners.torch.checkpoint_record import STATE_FOLDER, read_record
-from penstock.backends.learners.torch.checkpoint_state import load_state
 from penstock.backends.learners.torch.model import PackedModel
 from penstock.backends.learners.torch.parallel import parallelize, replica, whole
 from penstock.backends.learners.torch.snapshot import restore_random_state, take_snapshot

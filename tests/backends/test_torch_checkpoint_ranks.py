@@ -24,10 +24,10 @@ from learner_cases import make_groups, train_command
 from rank_cases import CPU, Ranks, open_ranks
 from transformers import AutoModelForCausalLM
 
+from penstock.backends.learners.checkpoints.folder import CheckpointFolder
+from penstock.backends.learners.checkpoints.record import STATE_FOLDER, read_record
+from penstock.backends.learners.checkpoints.state import load_state
 from penstock.backends.learners.gang.gang import SOLO, alone_on
-from penstock.backends.learners.torch.checkpoint import CheckpointFolder
-from penstock.backends.learners.torch.checkpoint_record import STATE_FOLDER, read_record
-from penstock.backends.learners.torch.checkpoint_state import load_state
 from penstock.backends.learners.torch.model import CheckpointError
 from penstock.backends.models.make import make_model
 from penstock.messages.commands import LearnerCommand, OpenLearner, SaveCheckpoint
@@ -199,7 +199,7 @@ def test_a_state_larger_than_a_file_is_divided_over_files(
 ) -> None:
     learner = open_rank(SOLO, source, DIVISIONS["1"], "float32")
     learner.train(1)
-    monkeypatch.setattr("penstock.backends.learners.torch.checkpoint_state.MAX_FILE_BYTES", 150_000)
+    monkeypatch.setattr("penstock.backends.learners.checkpoints.state.MAX_FILE_BYTES", 150_000)
     path = CheckpointFolder(tmp_path, epoch=1, tokenizer_source=source).write(learner.snapshot(1))
     files = list((path / STATE_FOLDER).glob("*.safetensors"))
     assert len(files) > 3

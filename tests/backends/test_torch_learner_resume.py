@@ -25,11 +25,11 @@ from learner_cases import RunningLearner, demonstrations, make_groups, open_lear
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from penstock.backends.learners.checkpoints.folder import CheckpointFolder, CheckpointWriteError
+from penstock.backends.learners.checkpoints.record import RECORD_FILE, STATE_FOLDER, read_record
+from penstock.backends.learners.checkpoints.state import load_state
 from penstock.backends.learners.objectives.presets import objective
 from penstock.backends.learners.options import LearnerOptions, ObjectiveOptions, WarmStartOptions
-from penstock.backends.learners.torch.checkpoint import CheckpointFolder, CheckpointWriteError
-from penstock.backends.learners.torch.checkpoint_record import RECORD_FILE, STATE_FOLDER, read_record
-from penstock.backends.learners.torch.checkpoint_state import load_state
 from penstock.backends.learners.torch.factory import open_torch_learner
 from penstock.backends.learners.torch.model import CheckpointError
 from penstock.backends.models.make import make_model
@@ -510,7 +510,7 @@ KILL_AT = """
     import torch
     from penstock.backends.learners.options import LearnerOptions
     from penstock.backends.learners.gang.gang import SOLO
-    from penstock.backends.learners.torch.checkpoint import CheckpointFolder
+    from penstock.backends.learners.checkpoints.folder import CheckpointFolder
     from penstock.backends.learners.torch.model import PackedModel
     from penstock.backends.learners.torch.snapshot import take_snapshot
     from penstock.backends.learners.torch.trainer import PolicyTrainer

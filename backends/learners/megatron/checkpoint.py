@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from penstock.backends.learners.checkpoints.record import CheckpointRecord
     from penstock.backends.learners.gang.gang import Gang
     from penstock.backends.learners.megatron.build import ParallelModel
     from penstock.backends.learners.megatron.trainable import TrainableModel
-    from penstock.backends.learners.torch.checkpoint_record import CheckpointRecord
     from penstock.backends.protocol import Fail
     from penstock.messages.local import CheckpointWritten
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from penstock.backends.learners.torch.checkpoint_channel import CheckpointChannel
+    from penstock.backends.learners.checkpoints.channel import CheckpointChannel
     from penstock.backends.learners.torch.model import PackedModel
     from penstock.backends.learners.torch.shards import Shard
 

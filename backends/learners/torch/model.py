@@ -23,6 +23,7 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from penstock.backends.learners.checkpoints.record import CheckpointError as CheckpointError
 from penstock.backends.learners.objectives.logprobs import token_entropy, token_logprobs
 from penstock.backends.learners.packing import PackedTokens, pack
 from penstock.backends.learners.sequences import demonstration_sequence
@@ -49,10 +50,6 @@ LEAK_TOLERANCE: Final = 1e-5
 """Nats by which the tokens of another sequence may change one: shapes are the same, so nothing is rounded otherwise."""
 SHIFT_TOLERANCE: Final = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """Mean nats between a sequence alone and behind another, where products of other shapes round otherwise."""
-
-
-class CheckpointError(ValueError):
-    """A model folder that cannot be trained from."""
 
 
 class TokenScores(NamedTuple):

@@ -19,14 +19,20 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from penstock.backends.learners.checkpoints.record import STATE_FOLDER, CheckpointRecord
+from penstock.backends.learners.checkpoints.state import files_of_rank, save_state
+from penstock.backends.learners.torch.checkpoint_model import write_adapters, write_model
 from penstock.backends.learners.torch.shards import Shard, copied_shard, is_divided, shard_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from torch import Tensor
 
     from penstock.backends.device_memory import ParkedMemory
+    from penstock.backends.learners.checkpoints.channel import CheckpointChannel
+    from penstock.backends.learners.checkpoints.record import FileRecord, ReferenceRecord
     from penstock.backends.learners.gang.gang import Gang
     from penstock.backends.learners.torch.model import PackedModel
     from penstock.backends.learners.torch.trainer import PolicyTrainer
@@ -38,7 +44,8 @@ CUDA_RANDOM: Final = "random/cuda"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerSnapshot:
-    """What one rank writes a checkpoint from."""
+    """What one rank writes a checkpoint from; a folder that transformers loads, with the trainer's state in it. See
+    :class:`.Snapshot`."""
 
     version: int
     model: PackedModel
@@ -52,8 +59,8 @@ class LearnerSnapshot:
     canary: tuple[int, ...]
     reference: PackedModel | None
     """For its class, config and names only."""
-    reference_version: int
-    """Which policy the reference is."""
+    reference_version: int | None
+    """Which policy the reference is; None without one."""
     reference_weights: Mapping[str, Shard]
     """Empty where the reference lies on disk already."""
 
@@ -61,6 +68,34 @@ class LearnerSnapshot:
     def size_bytes(self) -> int:
         """Of the tensors in this snapshot."""
         return sum(shard.local.nbytes for shard in (*self.weights.values(), *self.trainer.values()))
+
+    def write(self, folder: Path, channel: CheckpointChannel, reference: str) -> Sequence[Path]:
+        """See :class:`.Snapshot`."""
+        state = folder / STATE_FOLDER
+        channel.each(lambda: save_state(state, self.trainer, channel))
+        channel.each(lambda: write_model(folder, self.model, self.weights, channel))
+        channel.each(lambda: write_adapters(folder, self.model, self.trainer, channel, base=reference))
+        return files_of_rank(state, channel.rank)
+
+    def write_reference(self, folder: Path, channel: CheckpointChannel) -> None:
+        """See :class:`.Snapshot`."""
+        reference = self.reference
+        assert reference is not None
+        channel.each(lambda: write_model(folder, reference, self.reference_weights, channel))
+
+    def record(
+        self, *, epoch: int, reference: ReferenceRecord | None, files: Mapping[str, FileRecord]
+    ) -> CheckpointRecord:
+        """See :class:`.Snapshot`."""
+        return CheckpointRecord(
+            version=self.version,
+            epoch=epoch,
+            dtype=self.dtype,
+            trained_tokens=self.trained_tokens,
+            canary=self.canary,
+            reference=reference,
+            files=dict(files),
+        )
 
 
 def take_snapshot(
@@ -83,12 +118,12 @@ def take_snapshot(
         version=version,
         model=model,
         weights={name: copied_shard(tensor, parked, model.dtype) for name, tensor in _kept(model, parked)},
-        trainer={name: copied_shard(tensor, parked) for name, tensor in trainer.state().items()} | _random_state(gang),
+        trainer={name: copied_shard(tensor, parked) for name, tensor in trainer.state().items()} | random_state(gang),
         dtype=dtype,
         trained_tokens=trained_tokens,
         canary=canary,
         reference=reference,
-        reference_version=reference_version,
+        reference_version=None if reference is None else reference_version,
         reference_weights=_fixed_shards(reference, parked) if reference is not None and keeps_reference else {},
     )
 
@@ -118,7 +153,8 @@ def _row(states: Tensor, rank: int) -> Tensor:
     return states[rank if rank < len(states) else 0].clone()
 
 
-def _random_state(gang: Gang) -> dict[str, Shard]:
+def random_state(gang: Gang) -> dict[str, Shard]:
+    """A row for each rank."""
     states = {CPU_RANDOM: torch.get_rng_state()}
     if gang.device.type == "cuda":
         states[CUDA_RANDOM] = torch.cuda.get_rng_state(gang.device)

@@ -31,14 +31,15 @@ from typing import TYPE_CHECKING, Final, assert_never
 import torch
 
 from penstock.backends.device_memory import ParkedMemory
+from penstock.backends.learners.checkpoints.channel import CheckpointChannel
+from penstock.backends.learners.checkpoints.folder import CheckpointFolder
+from penstock.backends.learners.checkpoints.record import STATE_FOLDER, read_record
+from penstock.backends.learners.checkpoints.state import load_state
+from penstock.backends.learners.checkpoints.writer import CheckpointWriter
 from penstock.backends.learners.metrics import as_metrics
 from penstock.backends.learners.objectives.validity import needs_reference
 from penstock.backends.learners.sequences import demonstration_sequence
 from penstock.backends.learners.torch.canary import canary_under, choose_canary
-from penstock.backends.learners.torch.checkpoint import CheckpointFolder
-from penstock.backends.learners.torch.checkpoint_channel import CheckpointChannel
-from penstock.backends.learners.torch.checkpoint_record import STATE_FOLDER, read_record
-from penstock.backends.learners.torch.checkpoint_state import load_state
 from penstock.backends.learners.torch.model import CheckpointError, PackedModel
 from penstock.backends.learners.torch.parallel import gathered, loading_device, parallelize
 from penstock.backends.learners.torch.reference import frozen, is_due, new_reference, refresh
@@ -46,7 +47,6 @@ from penstock.backends.learners.torch.shards import local_of
 from penstock.backends.learners.torch.snapshot import restore_random_state, take_snapshot
 from penstock.backends.learners.torch.trainer import PolicyTrainer
 from penstock.backends.learners.torch.warm_start import warm_start
-from penstock.backends.learners.torch.writer import CheckpointWriter
 from penstock.messages.commands import (
     DeleteCheckpoints,
     LearnerCommand,
@@ -70,11 +70,11 @@ from penstock.messages.local import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from penstock.backends.learners.checkpoints.record import CheckpointRecord
     from penstock.backends.learners.gang.gang import Gang
     from penstock.backends.learners.gang.words import LearnerAnswer
     from penstock.backends.learners.gang.worker import WorkerHost
     from penstock.backends.learners.options import LearnerOptions, LoraOptions
-    from penstock.backends.learners.torch.checkpoint_record import CheckpointRecord
     from penstock.backends.weights.protocol import WeightExporter
 
 Demonstration = tuple["Sequence[int]", "Sequence[int]"]

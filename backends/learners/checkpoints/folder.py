@@ -1,8 +1,9 @@
-"""Checkpoints of a run on disk: a model in Hugging Face format with the trainer's state beside it, whole or not there.
+"""Checkpoints of a run on disk: a model with the trainer's state beside it, whole or not there.
 
 ``version-0000020/`` is what the first incarnation of the learner wrote at version 20, ``version-0000020-e3/`` what the
-incarnation with epoch 3 did. Each is a folder that transformers loads; what training needs beyond the model lies in its
-``trainer_state/``.
+incarnation with epoch 3 did. What lies in one is the learner's business (:class:`Snapshot`): the torch learner's is a
+folder that transformers loads. What training needs beyond the model lies in ``trainer_state/``, the record of all of it
+too.
 
 Invariants:
 
@@ -23,13 +24,11 @@ import os
 import re
 import shutil
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
-from penstock.backends.durable import sync
-from penstock.backends.learners.gang.gang import SOLO
-from penstock.backends.learners.torch.checkpoint_channel import CheckpointChannel, WriteRefusedError
-from penstock.backends.learners.torch.checkpoint_model import write_adapters, write_model
-from penstock.backends.learners.torch.checkpoint_record import (
+from penstock.backends.durable import publish, sync
+from penstock.backends.learners.checkpoints.channel import CheckpointChannel, WriteRefusedError
+from penstock.backends.learners.checkpoints.record import (
     STATE_FOLDER,
     CheckpointRecord,
     FileRecord,
@@ -38,16 +37,13 @@ from penstock.backends.learners.torch.checkpoint_record import (
     files_of,
     write_record,
 )
-from penstock.backends.learners.torch.checkpoint_state import files_of_rank, save_state
+from penstock.backends.learners.gang.gang import SOLO
 from penstock.backends.models.tokenizer_files import copy_tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
+    from collections.abc import Generator, Mapping, Sequence
     from pathlib import Path
 
-    from penstock.backends.learners.torch.model import PackedModel
-    from penstock.backends.learners.torch.shards import Shard
-    from penstock.backends.learners.torch.snapshot import LearnerSnapshot
 
 ALONE: Final = CheckpointChannel(SOLO)
 
@@ -60,6 +56,43 @@ _log: Final = logging.getLogger(__name__)
 
 class CheckpointWriteError(ValueError):
     """A checkpoint could not be written. Those before it are as they were."""
+
+
+class Snapshot(Protocol):
+    """A learner's state at one version, in memory of its own. Every rank has one; what it is asked to write, every
+    rank is asked at the same time."""
+
+    @property
+    def version(self) -> int: ...
+    @property
+    def size_bytes(self) -> int:
+        """Of what this rank has copied."""
+        ...
+
+    @property
+    def reference_version(self) -> int | None:
+        """Which policy its reference is; None if it has none."""
+        ...
+
+    def write(self, folder: Path, channel: CheckpointChannel, reference: str) -> Sequence[Path]:
+        """Fill a folder, in which ``trainer_state/`` is there already; the files that only this rank knows.
+
+        Args:
+            folder: that all ranks see.
+            channel: to the other ranks.
+            reference: name of the reference's folder; empty if there is none.
+        """
+        ...
+
+    def write_reference(self, folder: Path, channel: CheckpointChannel) -> None:
+        """Fill another folder with the reference alone."""
+        ...
+
+    def record(
+        self, *, epoch: int, reference: ReferenceRecord | None, files: Mapping[str, FileRecord]
+    ) -> CheckpointRecord:
+        """What the checkpoint says about itself."""
+        ...
 
 
 class CheckpointFolder:
@@ -85,7 +118,7 @@ class CheckpointFolder:
         """Where this incarnation writes a version; names sort as versions do."""
         return self._folder / f"version-{version:07d}{self._suffix}"
 
-    def write(self, snapshot: LearnerSnapshot) -> Path:
+    def write(self, snapshot: Snapshot) -> Path:
         """Write a checkpoint, and its reference before it if need be; durable when this returns. Every rank calls it.
 
         Raises:
@@ -94,10 +127,9 @@ class CheckpointFolder:
         target = self.path_of(snapshot.version)
         try:
             self._channel.first(self._make_room)
-            if snapshot.reference is not None and not self.has_reference(snapshot.reference_version):
-                self.reference = self._write_reference(
-                    snapshot.reference, snapshot.reference_weights, snapshot.reference_version
-                )
+            version = snapshot.reference_version
+            if version is not None and not self.has_reference(version):
+                self.reference = self._write_reference(snapshot, version)
             with self._written_beside(target) as partial:
                 self._fill(partial, snapshot)
         except WriteRefusedError as error:
@@ -132,39 +164,27 @@ class CheckpointFolder:
         sync(self._folder.parent)
         self._remove_leftovers()
 
-    def _fill(self, folder: Path, snapshot: LearnerSnapshot) -> None:
-        channel, state = self._channel, folder / STATE_FOLDER
-        channel.first(state.mkdir)
-        channel.each(lambda: save_state(state, snapshot.trainer, channel))
-        channel.each(lambda: write_model(folder, snapshot.model, snapshot.weights, channel))
-        base = "" if self.reference is None else self.reference.folder
-        channel.each(lambda: write_adapters(folder, snapshot.model, snapshot.trainer, channel, base=base))
-        parts = channel.each(
-            lambda: {f"{STATE_FOLDER}/{path.name}": file_record(path) for path in files_of_rank(state, channel.rank)}
-        )
+    def _fill(self, folder: Path, snapshot: Snapshot) -> None:
+        channel = self._channel
+        channel.first((folder / STATE_FOLDER).mkdir)
+        reference = "" if self.reference is None else self.reference.folder
+        own = snapshot.write(folder, channel, reference)
+        parts = channel.each(lambda: {str(path.relative_to(folder)): file_record(path) for path in own})
         channel.first(lambda: self._seal(folder, snapshot, parts))
 
-    def _seal(self, folder: Path, snapshot: LearnerSnapshot, parts: list[dict[str, FileRecord]]) -> None:
+    def _seal(self, folder: Path, snapshot: Snapshot, parts: list[dict[str, FileRecord]]) -> None:
         """Add what lies there once, and the record of everything; ``parts`` are the files of each rank."""
         files = {name: record for of_rank in parts for name, record in of_rank.items()}
         _check_all_are_here(folder, files)
         copy_tokenizer(self._tokenizer_source, folder)
-        record = CheckpointRecord(
-            version=snapshot.version,
-            epoch=self._epoch,
-            dtype=snapshot.dtype,
-            trained_tokens=snapshot.trained_tokens,
-            canary=snapshot.canary,
-            reference=self.reference,
-            files=dict(sorted((files | files_of(folder, but=files)).items())),
-        )
-        write_record(folder, record)
+        files = dict(sorted((files | files_of(folder, but=files)).items()))
+        write_record(folder, snapshot.record(epoch=self._epoch, reference=self.reference, files=files))
 
-    def _write_reference(self, model: PackedModel, weights: Mapping[str, Shard], version: int) -> ReferenceRecord:
+    def _write_reference(self, snapshot: Snapshot, version: int) -> ReferenceRecord:
         name = f"reference-{version:07d}" if version else "reference"
         target = self._folder / f"{name}{self._suffix}"
         with self._written_beside(target) as partial:
-            self._channel.each(lambda: write_model(partial, model, weights, self._channel))
+            snapshot.write_reference(partial, self._channel)
 
             def finish() -> dict[str, FileRecord]:
                 copy_tokenizer(self._tokenizer_source, partial)
@@ -181,7 +201,7 @@ class CheckpointFolder:
         self._channel.first(lambda: _begin(target, partial))
         try:
             yield partial
-            self._channel.first(lambda: _publish(partial, target))
+            self._channel.first(lambda: publish(partial, target))
         except BaseException:
             if self._channel.is_first:
                 shutil.rmtree(partial, ignore_errors=True)
@@ -216,14 +236,6 @@ def _begin(target: Path, partial: Path) -> None:
     if os.path.lexists(target):
         raise CheckpointWriteError(f"{target} is there already, and no checkpoint is written twice; move it away")
     partial.mkdir()
-
-
-def _publish(partial: Path, target: Path) -> None:
-    for path in sorted(partial.rglob("*")):
-        sync(path)
-    sync(partial)
-    partial.rename(target)
-    sync(target.parent)
 
 
 def _check_all_are_here(folder: Path, files: Mapping[str, FileRecord]) -> None:

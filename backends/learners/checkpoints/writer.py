@@ -22,8 +22,7 @@ from penstock.messages.local import CheckpointWritten
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.backends.learners.torch.checkpoint import CheckpointFolder
-    from penstock.backends.learners.torch.snapshot import LearnerSnapshot
+    from penstock.backends.learners.checkpoints.folder import CheckpointFolder, Snapshot
     from penstock.backends.protocol import Fail
 
 _log: Final = logging.getLogger(__name__)
@@ -40,9 +39,9 @@ class CheckpointWriter:
         self.saved = CheckpointWritten(version=-1, path="")
         """The newest that lies on disk whole."""
 
-    def begin(self, snapshot: LearnerSnapshot) -> None:
+    def begin(self, snapshot: Snapshot) -> None:
         """Write it, beginning now."""
-        self._thread = threading.Thread(target=self._write, args=(snapshot,), name="torch-checkpoint", daemon=True)
+        self._thread = threading.Thread(target=self._write, args=(snapshot,), name="checkpoint", daemon=True)
         self._thread.start()
 
     def wait(self) -> None:
@@ -50,7 +49,7 @@ class CheckpointWriter:
         if self._thread is not None:
             self._thread.join()
 
-    def _write(self, snapshot: LearnerSnapshot) -> None:
+    def _write(self, snapshot: Snapshot) -> None:
         began_s = time.perf_counter()
         try:
             path = self._folder.write(snapshot)

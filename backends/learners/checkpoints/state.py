@@ -41,7 +41,7 @@ from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, Writ
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from penstock.backends.learners.torch.model import CheckpointError
+from penstock.backends.learners.checkpoints.record import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from penstock.backends.learners.torch.checkpoint_channel import CheckpointChannel
+    from penstock.backends.learners.checkpoints.channel import CheckpointChannel
     from penstock.backends.learners.torch.shards import Shard
 
 MAX_FILE_BYTES: Final = 1_000_000_000

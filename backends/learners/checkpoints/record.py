@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import hashlib
 import mmap
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from penstock.backends.learners.torch.model import CheckpointError
 from penstock.backends.weights.digest import digest_of
 
 if TYPE_CHECKING:
@@ -32,6 +31,10 @@ RECORD_FILE: Final = f"{STATE_FOLDER}/state.json"
 _REMEDY: Final = (
     "put the folder back as it was written, or start a new run from an older checkpoint beside it (model.path)"
 )
+
+
+class CheckpointError(ValueError):
+    """A model folder that cannot be trained from."""
 
 
 class FileRecord(msgspec.Struct, frozen=True):
@@ -53,6 +56,16 @@ class ReferenceRecord(msgspec.Struct, frozen=True):
     """Which policy it is."""
 
 
+class MegatronRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What the Megatron learner says of a checkpoint beyond that."""
+
+    layout: str
+    """Of the ranks that wrote it, in words."""
+    distributed_optimizer: bool
+    optimizer_steps: dict[str, int]
+    """How many steps the optimizer of each model that is trained had made; empty where there is no state of one."""
+
+
 class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What a checkpoint holds beside its tensors."""
 
@@ -68,6 +81,10 @@ class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
     reference: ReferenceRecord | None
     files: dict[str, FileRecord]
     """Path in the checkpoint → file."""
+    backend: Literal["torch", "megatron"] = "torch"
+    """The learner that wrote it."""
+    megatron: MegatronRecord | None = None
+    """Of a checkpoint that the Megatron learner wrote."""
 
 
 class _Versioned(msgspec.Struct):

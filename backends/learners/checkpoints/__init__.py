@@ -1,0 +1,1 @@
+"""Checkpoints of a run on disk, whichever library trains: their folder, their record, and who writes them."""

@@ -1,4 +1,4 @@
-"""Rows from a folder that Hugging Face ``datasets`` has written with ``save_to_disk``; the library itself is not needed.
+"""Rows from a folder that Hugging Face ``datasets`` has written with ``save_to_disk``, without that library.
 
 Such a folder has ``state.json``, which names its Arrow files (streams of record batches) in their order. A dictionary
 of datasets has ``dataset_dict.json`` and a folder for each split.

@@ -40,8 +40,8 @@ class DataOptions(Options, frozen=True, kw_only=True):
 
     path: str
     """``rows.jsonl`` (also compressed: ``.jsonl.gz``, ``.jsonl.zst``), ``rows.parquet``, a folder that Hugging Face
-    ``datasets`` has saved, each with ``@[a:b]`` for a slice (``@[-500:]``: the last 500 rows); ``lines:N`` for N rows of
-    the quickstart's task; ``reasoning_gym:NAME:N`` for N rows of a reasoning-gym task."""
+    ``datasets`` has saved, each with ``@[a:b]`` for a slice (``@[-500:]``: the last 500 rows); ``lines:N`` for N rows
+    of the quickstart's task; ``reasoning_gym:NAME:N`` for N rows of a reasoning-gym task."""
     prompt_key: str = "prompt"
     """Column with the prompt: a string, or a list of chat messages."""
     label_key: str | None = "label"

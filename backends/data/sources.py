@@ -64,7 +64,8 @@ def parse_source(path: str) -> SourceSpec:
         return SourceSpec(match["path"], start, stop)
     if "@[" in path:
         raise DataError(
-            f"{path}: expected a slice like @[0:1000], @[1000:], @[:-100] or @[-100:], which count from the end (no step)"
+            f"{path}: expected a slice like @[0:1000], @[1000:], or @[-100:] and @[:-100], which count from the end "
+            "(no step)"
         )
     return SourceSpec(path, 0, None)
 

@@ -30,6 +30,8 @@ app = typer.Typer(
 )
 environments = typer.Typer(help="Environments of their own, for what cannot share Penstock's.", no_args_is_help=True)
 app.add_typer(environments, name="env")
+data_commands = typer.Typer(help="A look at the rows of a scenario before any run.", no_args_is_help=True)
+app.add_typer(data_commands, name="data")
 console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -309,6 +311,24 @@ def doctor() -> None:
     from penstock.runtime.cli.doctor import examine
 
     raise typer.Exit(0 if examine(console, Path("runs")) else 1)
+
+
+@data_commands.command(
+    "check",
+    epilog="[bold]Examples[/]\n\n"
+    "penstock data check scenarios/quickstart.yaml\n\n"
+    "penstock data check scenarios/local_model.yaml data.path=my/rows.jsonl.zst --show 10",
+)
+def check_rows(
+    scenario: ScenarioFile,
+    overrides: Overrides = None,
+    show: Annotated[int, typer.Option(min=0, help="How many prompts to show as the model will see them.")] = 3,
+) -> None:
+    """Read all rows as a run would: what is wrong with them, how long they are, how the first ones look."""
+    from penstock.runtime.cli.data_check import check_data
+    from penstock.runtime.scenario import load_scenario
+
+    raise typer.Exit(check_data(load_scenario(scenario, overrides or []), console, num_shown=show))
 
 
 @environments.command(

@@ -36,7 +36,19 @@ if TYPE_CHECKING:
 TAKE_OVER_S: Final = 5.0
 """A process that was just killed lets go of the lock within this time."""
 NUM_STEPS: Final = "run.num_steps"
-FREE_KEYS: Final = (NUM_STEPS, "learner.num_ranks", "learner.parallel")
+FREE_KEYS: Final = (
+    NUM_STEPS,
+    "learner.num_ranks",
+    "learner.parallel",
+    "learner.megatron.tensor_parallel",
+    "learner.megatron.sequence_parallel",
+    "learner.megatron.pipeline_parallel",
+    "learner.megatron.virtual_pipeline",
+    "learner.megatron.context_parallel",
+    "learner.megatron.expert_parallel",
+    "learner.megatron.expert_tensor_parallel",
+    "learner.megatron.recompute",
+)
 """Checkpoints are read by any number of ranks, divided in any way."""
 FREE_BLOCKS: Final = ("engines", "runtime", "observability")
 REASONS: Final = {

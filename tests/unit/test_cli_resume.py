@@ -40,6 +40,12 @@ data: {path: lines:100}
 engines: {backend: simulated, count: 2}
 learner: {backend: simulated}
 """
+MEGATRON_SCENARIO = """
+run: {name: example, num_steps: 10}
+model: {make: m}
+data: {path: lines:100}
+learner: {backend: megatron, num_ranks: 4, megatron: {tensor_parallel: 2}}
+"""
 
 
 @pytest.fixture
@@ -93,7 +99,12 @@ def child(**variables: str) -> Generator[Child]:
         ("staleness.max_staleness=4", "were promised this policy"),
         ("learner.learning_rate=1.0", "would come out otherwise"),
         ("filter.drop_zero_spread=false", "would not be alike"),
-        ("engines_count=3", "What can: run.num_steps, learner.num_ranks, learner.parallel, engines.*, runtime.*, obs"),
+        (
+            "engines_count=3",
+            "What can: run.num_steps, learner.num_ranks, learner.parallel, learner.megatron.tensor_paral",
+        ),
+        ("engines_count=3", "learner.megatron.recompute, engines.*, runtime.*, observability.*; for another run: "),
+        ("learner.megatron.precision=bfloat16", "would come out otherwise"),
         ("learner.num_updates=2", "would come out otherwise"),
     ],
 )
@@ -108,6 +119,13 @@ def test_what_a_run_can_change_is_changed(folder: Path) -> None:
     assert (after.run.num_steps, after.engines.count) == (20, 3)
     assert (after.runtime.encrypt, after.observability.report) == (False, False)
     assert after.staleness == before.staleness
+
+
+def test_a_run_that_megatron_trains_goes_on_in_another_layout(folder: Path) -> None:
+    (folder / "scenario.yaml").write_text(MEGATRON_SCENARIO)
+    wanted = ("num_ranks=2", "megatron.tensor_parallel=1", "megatron.pipeline_parallel=2")
+    after = overridden(folder, [f"learner.{text}" for text in wanted])
+    assert (after.learner.num_ranks, after.learner.megatron.pipeline_parallel) == (2, 2)
 
 
 def test_steps_that_are_begun_are_finished(folder: Path) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from tiny_families import CONFIGS, load_tiny
+from tiny_families import CONFIGS, has_experts, load_tiny
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,9 +39,9 @@ EXPERTS: dict[str, tuple[int, dict[str, Any]]] = {
 CASES = [
     (family, layout)
     for family in CONFIGS
-    for layout in (*DENSE, *(EXPERTS if "moe" in family else ()))
+    for layout in (*DENSE, *(EXPERTS if has_experts(family) else ()))
     if (family in ("qwen3", "qwen3_moe") or layout in ("one", "tensor 2, pipeline 2", "tensor 4", "expert 2"))
-    and not ("moe" in family and "whole sequences" in layout)
+    and not (has_experts(family) and "whole sequences" in layout)
 ]
 LAYOUTS = DENSE | EXPERTS
 BATCHES = [[9, 30, 5], [14]]

@@ -34,6 +34,14 @@ LLAMA3_ROPE: dict[str, Any] = {
 EXPERTS: dict[str, Any] = {
     "moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True,
 }  # fmt: skip
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12,
+    "n_routed_experts": 8, "moe_intermediate_size": 32, "first_k_dense_replace": 1, "num_nextn_predict_layers": 0,
+}  # fmt: skip
+YARN: dict[str, Any] = {
+    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0,
+    "mscale_all_dim": 0.7, "original_max_position_embeddings": 64,
+}  # fmt: skip
 
 CONFIGS: dict[str, Any] = {
     "qwen2": models.Qwen2Config(**SIZES),
@@ -46,7 +54,19 @@ CONFIGS: dict[str, Any] = {
     "llama": models.LlamaConfig(**SIZES),
     "llama scaled": models.LlamaConfig(**SIZES, rope_parameters=LLAMA3_ROPE),
     "glm4": models.Glm4Config(**SIZES, head_dim=16, attention_bias=True, pad_token_id=None),
+    "deepseek_v3": models.DeepseekV3Config(
+        **SIZES | LATENT, q_lora_rank=24, rope_parameters=YARN, n_group=4, topk_group=2, num_experts_per_tok=4,
+        n_shared_experts=2,
+    ),
+    "deepseek_v3 plain": models.DeepseekV3Config(
+        **SIZES | LATENT, q_lora_rank=None, n_group=1, topk_group=1, num_experts_per_tok=3, n_shared_experts=1,
+        rms_norm_eps=1e-3, routed_scaling_factor=2.446,
+    ),
 }
+
+
+def has_experts(name: str) -> bool:
+    return "moe" in name or "deepseek" in name
 
 
 def make_tiny(name: str, folder: Path) -> Path:
@@ -57,6 +77,8 @@ def make_tiny(name: str, folder: Path) -> Path:
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter.add_(0.1 * torch.randn_like(parameter))
+        for buffer in (buffer for name, buffer in model.named_buffers() if name.endswith("correction_bias")):
+            buffer.copy_(0.05 * torch.randn_like(buffer))
     with quiet_transformers():
         model.save_pretrained(folder)
     return folder

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.models.gpt import GPTModel
-from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 from torch.nn import functional
 
 from penstock.backends.learners.megatron import gaps
@@ -34,7 +34,7 @@ from penstock.backends.learners.megatron.weight_map import padded_vocab_size
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from penstock.backends.learners.megatron.architecture import Architecture, Rope
+    from penstock.backends.learners.megatron.architecture import Architecture, LatentAttention, Rope
     from penstock.backends.learners.megatron.layout import Layout
     from penstock.backends.learners.megatron.model_config import Fields, Precision
     from penstock.backends.learners.megatron.options import MegatronOptions
@@ -99,7 +99,8 @@ def build_model(
     check_layout(layout, architecture, options.transformer)
     is_cpu = device.type == "cpu"
     fields = transformer_fields(architecture, layout, options, precision=precision, is_cpu=is_cpu)
-    config = TransformerConfig(**as_objects(fields), activation_func=functional.silu)
+    kind = MLATransformerConfig if architecture.latent else TransformerConfig
+    config = kind(**as_objects(fields), activation_func=functional.silu)
     vocab = padded_vocab_size(architecture.vocab_size, multiple=options.vocab_multiple, num_tensor=layout.tensor)
     stages = [None] if layout.virtual_pipeline == 1 else list(range(layout.virtual_pipeline))
     chunks = [_chunk(architecture, config, vocab, stage, is_cpu=is_cpu) for stage in stages]
@@ -140,7 +141,18 @@ def _chunk(
     if architecture.rope.kind == "llama3":
         rotary: Any = model.rotary_pos_emb
         rotary.inv_freq = llama3_frequencies(rotary.inv_freq, architecture.rope)
+    if architecture.latent:
+        _set_latent_epsilon(model, architecture.latent)
     return model.eval()
+
+
+def _set_latent_epsilon(model: GPTModel, latent: LatentAttention) -> None:
+    """The configuration has one epsilon for all norms."""
+    for layer in model.decoder.layers:
+        attention: Any = layer.self_attention
+        attention.linear_kv_up_proj.eps = latent.norm_epsilon
+        if latent.query_rank:
+            attention.linear_q_up_proj.eps = latent.norm_epsilon
 
 
 def llama3_frequencies(frequencies: torch.Tensor, rope: Rope) -> torch.Tensor:

@@ -4,6 +4,7 @@
 |---|---|
 | random tracker | writes the GPU's generator by a private call |
 | router | names a function that only Transformer Engine brings |
+| latent attention | takes no layer that every rank has whole but Transformer Engine's |
 | all-to-all dispatcher | sizes become numbers only if they lie on a GPU, and torch takes no tensors |
 | distributed optimizer over torch's AdamW | no state before the first step; the step's number is lost or shared |
 | gloo: ``all_gather``, ``reduce_scatter`` | pieces of unequal length are refused |
@@ -36,6 +37,7 @@ def mend() -> None:
         return
     _mend_random_tracker()
     _mend_experts()
+    _mend_latent_attention()
     _mend_distributed_optimizer()
     _mend_unequal_pieces()
     _mend_contiguity()
@@ -64,6 +66,16 @@ def _mend_experts() -> None:
         return tensor.numpy() if as_numpy and isinstance(tensor, torch.Tensor) else tensor
 
     no_cuda.replace(token_dispatcher, maybe_move_tensor_to_cpu=to_host)
+
+
+def _mend_latent_attention() -> None:
+    """It compares the classes that it is given with four names of its own, of which one is of a whole layer; and some
+    versions believe that Transformer Engine is there, since a module of megatron-core's by that name is."""
+    from megatron.core.transformer import multi_latent_attention
+
+    from penstock.backends.learners.megatron.layers import WholeLinear
+
+    no_cuda.replace(multi_latent_attention, Linear=WholeLinear, HAVE_TE=False)
 
 
 def _mend_distributed_optimizer() -> None:

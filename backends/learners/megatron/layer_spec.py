@@ -28,6 +28,7 @@ from penstock.backends.learners.megatron.layers import (
     RMSNorm,
     RowGroupedLinear,
     RowParallelLinearNormed,
+    WholeLinear,
 )
 
 if TYPE_CHECKING:
@@ -68,17 +69,24 @@ def layer_spec(architecture: Architecture, config: TransformerConfig, *, has_exp
         get_gpt_layer_local_spec(
             num_experts=config.num_moe_experts if has_experts else None,
             qk_layernorm=config.qk_layernorm,
+            multi_latent_attention=architecture.latent is not None,
             normalization="RMSNorm",
         )
     )
     layer: Any = spec.submodules
     layer.sharded_state_dict_keys_map = {}
-    layer.input_layernorm = IdentityOp
     attention = layer.self_attention.submodules
-    attention.linear_qkv = NormedColumnParallelLinear
     attention.core_attention = CoreAttention
-    if config.qk_layernorm:
-        attention.q_layernorm = attention.k_layernorm = RMSNorm
+    if architecture.latent:
+        layer.input_layernorm = RMSNorm
+        attention.linear_q_down_proj = attention.linear_kv_down_proj = WholeLinear
+        attention.linear_q_up_proj = attention.linear_kv_up_proj = NormedColumnParallelLinear
+        attention.q_layernorm = attention.kv_layernorm = IdentityOp
+    else:
+        layer.input_layernorm = IdentityOp
+        attention.linear_qkv = NormedColumnParallelLinear
+        if config.qk_layernorm:
+            attention.q_layernorm = attention.k_layernorm = RMSNorm
     # From 0.17 on it is a partial function and no specification.
     mlp = layer.mlp.submodules if hasattr(layer.mlp, "submodules") else layer.mlp.keywords["submodules"]
     if has_experts:

@@ -78,6 +78,47 @@ class NormedColumnParallelLinear(ColumnParallelLinear):
         return super().forward(rms_norm(input_, self.layer_norm_weight, self.eps), *args, **options)
 
 
+class WholeLinear(torch.nn.Module):
+    """A linear layer that every tensor-parallel rank has whole, and applies to the tokens that it has.
+
+    Its parameter is Transformer Engine's of a layer that is not divided. megatron-core's own, by outputs, would not do:
+    under sequence parallelism it loses gradients of what all heads share.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        output_size: int,
+        *,
+        config: TransformerConfig,
+        init_method: Callable[[Tensor], object],
+        bias: bool,
+        **_: Any,  # noqa: ANN401 - how it would be divided
+    ) -> None:
+        super().__init__()
+        assert not bias, "no family here has one"
+        weight = torch.empty(output_size, input_size, dtype=config.params_dtype, device=torch.cuda.current_device())
+        if config.perform_initialization:
+            init_method(weight)
+        self.weight = torch.nn.Parameter(weight)
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]  # as of a norm
+
+    def forward(self, values: Tensor) -> tuple[Tensor, None]:
+        return functional.linear(values, self.weight), None
+
+    def backward_dw(self) -> None:
+        """Gradients of weights are never put off here."""
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
+    ) -> Sharded:
+        """For megatron-core's distributed checkpoints."""
+        return make_sharded_tensors_for_checkpoint(
+            {"weight": self.weight}, prefix, {}, sharded_offsets,
+            **_groups(metadata, parallel_state.get_tensor_model_parallel_group()),
+        )  # fmt: skip
+
+
 class RowParallelLinearNormed(RowParallelLinear):
     """A linear layer whose result is normed before it is added to what it began with."""
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from safetensors import SafetensorError, safe_open
 
-from penstock.backends.learners.megatron.families import EMBEDDING, HEAD
+from penstock.backends.learners.megatron.families import EMBEDDING, EXPERT_BIAS, HEAD
 from penstock.backends.learners.megatron.weight_map import global_name, map_weights
 
 if TYPE_CHECKING:
@@ -117,7 +117,8 @@ def own_parameters(model: ParallelModel, rank: int) -> Iterator[tuple[str, Tenso
     first_expert = per_rank * model.layout.place(rank).expert
     for chunk in model.chunks:
         layers = layers_of(chunk)
-        for local, parameter in chunk.named_parameters():
+        buffers = [(name, buffer) for name, buffer in chunk.named_buffers() if name.endswith(EXPERT_BIAS)]
+        for local, parameter in (*chunk.named_parameters(), *buffers):
             name = global_name(local, layers=layers, first_expert=first_expert)
             if name == HEAD.megatron and model.architecture.has_tied_embeddings:
                 name = EMBEDDING.megatron

@@ -6,10 +6,13 @@ torch or megatron-core.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final, Literal
 
+from penstock.backends.learners.megatron.architecture import yarn_mscale
+
 if TYPE_CHECKING:
-    from penstock.backends.learners.megatron.architecture import Architecture, Experts
+    from penstock.backends.learners.megatron.architecture import Architecture, Experts, LatentAttention, Rope
     from penstock.backends.learners.megatron.layout import Layout
     from penstock.backends.learners.megatron.options import ConfigValue, MegatronOptions
 
@@ -39,6 +42,7 @@ def transformer_fields(
     overlaps_p2p = options.overlap_p2p and layout.virtual_pipeline > 1
     fields = {
         **_model_fields(architecture),
+        **(_latent_fields(architecture, architecture.latent) if architecture.latent else {}),
         **_layout_fields(layout),
         **_recompute_fields(options),
         **(CPU_FIELDS if is_cpu else GPU_FIELDS),
@@ -55,6 +59,13 @@ def transformer_fields(
     }
     if overlaps_p2p:
         fields["batch_p2p_comm"] = False  # the library takes one of the two
+    if architecture.latent:
+        # Where Transformer Engine is, its layers hold the norms of the short vectors if this is asked for; ours have
+        # them either way, and newer versions would ask for Transformer Engine's.
+        fields["qk_layernorm"] = not is_cpu
+    if architecture.rope.is_interleaved or (architecture.latent and architecture.rope.kind != "yarn"):
+        # The kernel for packed sequences turns halves of a head; that of latent attention takes yarn only.
+        fields["apply_rope_fusion"] = False
     return fields | options.transformer
 
 
@@ -93,8 +104,41 @@ def _model_fields(architecture: Architecture) -> Fields:
     return fields if architecture.experts is None else fields | _expert_fields(architecture.experts)
 
 
+def _latent_fields(architecture: Architecture, latent: LatentAttention) -> Fields:
+    """Of ``MLATransformerConfig``, besides. megatron-core always turns neighbouring channels there."""
+    rope = architecture.rope
+    fields: Fields = {
+        "multi_latent_attention": True,
+        "q_lora_rank": latent.query_rank,
+        "kv_lora_rank": latent.kv_rank,
+        "qk_head_dim": latent.plain_dim,
+        "qk_pos_emb_head_dim": latent.rope_dim,
+        "v_head_dim": latent.value_dim,
+        "rotary_base": rope.theta,
+        "rotary_percent": 1.0,
+    }
+    if rope.kind != "yarn":
+        return fields | {"rope_type": "rope", "rotary_scaling_factor": 1.0, "mscale": 1.0, "mscale_all_dim": 0.0}
+    return fields | {
+        "rope_type": "yarn",
+        "rotary_scaling_factor": rope.factor,
+        "original_max_position_embeddings": rope.original_positions,
+        "beta_fast": rope.beta_fast,
+        "beta_slow": rope.beta_slow,
+        "mscale": _mscale(rope),
+        "mscale_all_dim": rope.mscale_all_dim,
+    }
+
+
+def _mscale(rope: Rope) -> float:
+    """megatron-core takes the one from which the quotient of two follows that queries and keys are multiplied by."""
+    if rope.factor <= 1:
+        return 1.0
+    return (rope.attention_factor * yarn_mscale(rope.factor, rope.mscale_all_dim) - 1) / (0.1 * math.log(rope.factor))
+
+
 def _expert_fields(experts: Experts) -> Fields:
-    return {
+    fields: Fields = {
         "num_moe_experts": experts.count,
         "moe_ffn_hidden_size": experts.ffn_size,
         "moe_router_topk": experts.per_token,
@@ -102,12 +146,20 @@ def _expert_fields(experts: Experts) -> Fields:
         "moe_grouped_gemm": True,
         # The softmax is over all experts either way. Taken before the choice, the chosen weights stay as they are;
         # after it, they add up to one.
-        "moe_router_pre_softmax": not experts.renormalizes,
-        "moe_router_score_function": "softmax",
+        "moe_router_pre_softmax": experts.score == "softmax" and not experts.renormalizes,
+        "moe_router_score_function": experts.score,
+        "moe_router_num_groups": experts.num_groups,
+        "moe_router_group_topk": experts.groups_per_token,
+        "moe_router_topk_scaling_factor": experts.weight_scale,
+        "moe_shared_expert_intermediate_size": experts.shared_ffn_size or None,
         "moe_router_dtype": "fp32",
         "moe_router_load_balancing_type": "none",
         "moe_aux_loss_coeff": 0.0,
     }
+    if experts.has_choice_bias:
+        # Left as the checkpoint has it: what the engine chose experts by would be behind the learner otherwise.
+        fields |= {"moe_router_enable_expert_bias": True, "moe_router_bias_update_rate": 0.0}
+    return fields
 
 
 def _layout_fields(layout: Layout) -> Fields:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 class _Layer(nn.Module):
     layer_number: int
+    self_attention: nn.Module
 
 class _Decoder(nn.Module):
     layers: Sequence[_Layer]

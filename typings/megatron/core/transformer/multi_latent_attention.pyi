@@ -1,0 +1,2 @@
+HAVE_TE: bool
+Linear: type | None

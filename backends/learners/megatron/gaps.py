@@ -7,6 +7,7 @@
 | latent attention | takes no layer that every rank has whole but Transformer Engine's |
 | all-to-all dispatcher | sizes become numbers only if they lie on a GPU, and torch takes no tensors |
 | distributed optimizer over torch's AdamW | no state before the first step; the step's number is lost or shared |
+| optimizer over host and device | knows what is to be moved by its lying on a GPU |
 | gloo: ``all_gather``, ``reduce_scatter`` | pieces of unequal length are refused |
 | gloo: ``scatter``, ``broadcast`` | a tensor that is not contiguous arrives as other numbers, without a word |
 """
@@ -39,6 +40,7 @@ def mend() -> None:
     _mend_experts()
     _mend_latent_attention()
     _mend_distributed_optimizer()
+    _mend_hybrid_optimizer()
     _mend_unequal_pieces()
     _mend_contiguity()
     no_cuda.replace(dist, _penstock_mended=True)
@@ -126,6 +128,38 @@ def _prime(optimizer: torch.optim.Optimizer) -> None:
             if not state:
                 state["step"] = torch.tensor(0.0)
                 state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+
+
+def _mend_hybrid_optimizer() -> None:
+    """Let it take every weight for one on a GPU, and the first of them, up to its fraction, to a copy on the host: that
+    way it steps, copies back and keeps its state as it does there."""
+    from megatron.core.optimizer.cpu_offloading.hybrid_optimizer import HybridDeviceOptimizer
+
+    def divided(self: Any, fraction: float) -> Any:  # noqa: ANN401
+        left = fraction * sum(weight.numel() for group in self.param_groups for weight in group["params"])
+        on_host: list[Any] = []
+        on_device: list[Any] = []
+        copies: dict[Any, Any] = {}
+        precise: dict[Any, Any] = {}
+        for group in self.param_groups:
+            parts: tuple[list[Any], list[Any]] = ([], [])
+            for weight in group["params"]:
+                inner, is_moved = weight, left > 0
+                if is_moved:
+                    left -= weight.numel()
+                    inner = weight.detach().clone()
+                if self.param_update_in_fp32 and weight.dtype != torch.float32:
+                    inner = weight.detach().float()
+                    precise[weight] = inner
+                if is_moved:
+                    copies[weight] = inner
+                parts[is_moved].append(inner)
+            for groups, part in ((on_device, parts[False]), (on_host, parts[True])):
+                if part:
+                    groups.append({**group, "params": part})
+        return on_host, on_device, copies, {copy: weight for weight, copy in copies.items()}, precise
+
+    no_cuda.replace(HybridDeviceOptimizer, _get_sub_optimizer_param_groups=divided)
 
 
 def _mend_unequal_pieces() -> None:

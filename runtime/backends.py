@@ -16,8 +16,8 @@ from penstock.runtime.scenario.recorded_rules import recorded_settings
 
 if TYPE_CHECKING:
     from penstock.backends.data.demonstrations import Demonstration
-    from penstock.backends.engines.sglang.remote_ranks import RemoteRanks
     from penstock.backends.protocol import Backend
+    from penstock.backends.remote_ranks import RemoteRanks
     from penstock.backends.stores.protocol import LedgerStore
     from penstock.backends.timers import Timers
     from penstock.runtime.plan import RunPlan

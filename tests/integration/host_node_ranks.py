@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from penstock.backends.engines.sglang.remote_ranks import RankEnded, RemoteRankError
 from penstock.backends.processes import is_running, start_ticks_of
+from penstock.backends.remote_ranks import RankEnded, RemoteRankError
 from penstock.runtime.hosts.ray.cluster import RayCluster, make_temp_folder, prepare_environment
 from penstock.runtime.hosts.ray.groups import PlacementGroups
 from penstock.runtime.hosts.ray.node_ranks import RayRemoteRanks

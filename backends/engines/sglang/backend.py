@@ -68,10 +68,10 @@ if TYPE_CHECKING:
     from penstock.backends.engines.sglang.health import HealthChange, HealthLimits
     from penstock.backends.engines.sglang.http import SglangHttp
     from penstock.backends.engines.sglang.opening import EngineSetup, Opened
-    from penstock.backends.engines.sglang.remote_ranks import RemoteRanks
     from penstock.backends.engines.sglang.requests import RequestRules
     from penstock.backends.engines.sglang.updates import Loadable
     from penstock.backends.protocol import Emit, Fail
+    from penstock.backends.remote_ranks import RemoteRanks
     from penstock.messages.commands import EngineCommand
     from penstock.messages.local import LocalEvent
     from penstock.messages.samples import Outcome, SampleKey

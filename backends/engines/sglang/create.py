@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from penstock.backends.engines.options import EnginesOptions, SamplingOptions
     from penstock.backends.engines.sglang.opening import Opened
-    from penstock.backends.engines.sglang.remote_ranks import RemoteRanks
     from penstock.backends.protocol import Backend
+    from penstock.backends.remote_ranks import RemoteRanks
     from penstock.messages.commands import EngineCommand
 
 CAPABILITIES: Final = frozenset({Capability.IN_FLIGHT, Capability.INTERRUPT, Capability.CANARY, Capability.RETRACT})

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from penstock.backends.engines.options import EnginesOptions, OptionValue
     from penstock.backends.engines.sglang.control import ServerInfo
-    from penstock.backends.engines.sglang.remote_ranks import RemoteRanks
+    from penstock.backends.remote_ranks import RemoteRanks
 
 ADMIN_KEY_VARIABLE: Final = "PENSTOCK_SGLANG_ADMIN_KEY"
 """Of servers that run already."""

@@ -10,8 +10,9 @@ Learner's process ─┬─ guardian ─ rank 0: store, exporter, answers
 Invariants:
 
 * Every rank gets every command, in order, as the same bytes, which are encoded once; a batch is written once to memory
-  that all of them map. Answers come from rank 0 alone.
-* A rank that dies, fails, or keeps the others waiting for longer than ``rank_timeout_s`` ends all of them. ``fail`` is
+  that all of them map; on its way to another node it travels once. Answers come from rank 0 alone, which is here.
+* A rank that dies, fails, or keeps the others waiting for longer than ``rank_timeout_s`` ends all of them, and so does
+  the loss of a node. ``fail`` is
   called when every process is gone, with what was seen of it; nothing is answered after that.
 * No rank outlives this process, however it ends: each is kept by a guardian
   (:mod:`penstock.backends.guardian`), which the kernel tells of the end.
@@ -22,6 +23,7 @@ Invariants:
 | the thread, for anything to happen | a rank's word, a guardian's, ``execute``, ``close``; at the latest ``TICK_S`` |
 | for the ranks at the start | they say so; at the latest the larger of ``rank_timeout_s`` and ``START_TIMEOUT_S`` |
 | for a rank that others have overtaken, or that says nothing | it; at the latest ``rank_timeout_s`` |
+| for word of another node | it, every moment; at the latest :data:`.LINK_TIMEOUT_S` |
 | for a step that no rank finishes | the Learner, whose ``step_timeout_s`` it is, by ending this process |
 | ``close``, for the ranks | rank 0, before its next micro-batch; at the latest the timeout, which kills them |
 """
@@ -34,8 +36,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Final, assert_never
 
+from penstock.backends.learners.gang.all_ranks import AllRanks
 from penstock.backends.learners.gang.ending import error_of
-from penstock.backends.learners.gang.rank_set import RankSet
 from penstock.backends.learners.gang.words import (
     Answered,
     Finish,
@@ -56,8 +58,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from penstock.backends.learners.gang.other_nodes import FurtherNodes
     from penstock.backends.learners.gang.plan import GangPlan
-    from penstock.backends.learners.gang.rank_process import RankProcess
+    from penstock.backends.learners.gang.rank_view import RankView
     from penstock.backends.learners.gang.words import RankWord
     from penstock.backends.protocol import Emit, Fail
     from penstock.messages.commands import LearnerCommand
@@ -79,20 +82,24 @@ _log: Final = logging.getLogger(__name__)
 class GangLearnerBackend:
     """Hands the Learner's commands to ranks, and keeps them."""
 
-    def __init__(self, plan: GangPlan, *, log_path: Callable[[int], Path]) -> None:
+    def __init__(self, plan: GangPlan, *, log_path: Callable[[int], Path], further: FurtherNodes | None = None) -> None:
         """
         Args:
             plan: what is trained, and by how many ranks.
             log_path: where the output of each rank goes.
+            further: the nodes that have ranks beside this one; None where all are here.
         """
         self._plan = plan
         self._log_path = log_path
         self._timeout_s = plan.options.rank_timeout_s
-        self._set = RankSet()
+        self._set = AllRanks(plan, further)
         self._commands: deque[LearnerCommand] = deque()
         self._close_by_s: float | None = None
         self._thread: threading.Thread | None = None
         self._gauges: tuple[Metric, ...] = ()
+        self._came: list[RankView] = []
+        """Those who have not been told yet what they are a part of."""
+        self._joined: list[RankView] = []
         self._store: StoreAt | None = None
         self._num_orders = 0
         self._overtaken_s: dict[int, float] = {}
@@ -118,7 +125,7 @@ class GangLearnerBackend:
 
     def _run(self) -> None:
         try:
-            self._set.launch(self._plan.options.num_ranks, self._log_path)
+            self._set.launch(self._log_path)
             if self._oversee():
                 self._finish()
         except BaseException as error:
@@ -140,6 +147,7 @@ class GangLearnerBackend:
         while self._close_by_s is None:
             for rank, word in self._set.listen(TICK_S):
                 self._on_word(rank, word)
+            self._let_join()
             now_s = time.monotonic()
             if now_s - looked_s > PAUSE_S:
                 began_s = self._grant_a_fresh_period(now_s)
@@ -149,7 +157,7 @@ class GangLearnerBackend:
                 if not sign and self._is_ready:
                     self._order_what_came()
             elif now_s - sign_s > LAST_WORDS_S:
-                raise error_of(self._set.ranks, sign)
+                raise error_of(self._set.ranks, sign, self._set.lost())
         return self._is_ready and not sign
 
     @property
@@ -161,22 +169,13 @@ class GangLearnerBackend:
             self._num_orders += 1
             self._set.say(Order(self._num_orders, self._commands.popleft()))
 
-    def _on_word(self, rank: RankProcess, word: RankWord) -> None:
+    def _on_word(self, rank: RankView, word: RankWord) -> None:
         match word:
             case RankCame():
-                options = self._plan.options
-                join = Join(
-                    plan=self._plan,
-                    num_ranks=options.num_ranks,
-                    timeout_s=self._timeout_s,
-                    start_timeout_s=max(self._timeout_s, START_TIMEOUT_S),
-                )
-                self._set.say(join, [rank])
-                if self._store is not None:
-                    self._set.say(self._store, [rank])
+                self._came.append(rank)
             case StoreOpened(port):
                 self._store = StoreAt(port)
-                self._set.say(self._store, self._set.ranks[1:])
+                self._set.say(self._store, [other for other in self._joined if other is not rank])
             case RankReady(device):
                 rank.is_ready = True
                 _log.info("%s is ready on %s; its log is %s", rank, device, rank.log_path)
@@ -193,7 +192,25 @@ class GangLearnerBackend:
             case _:
                 assert_never(word)
 
-    def _on_done(self, rank: RankProcess, number: int) -> None:
+    def _let_join(self) -> None:
+        """Tell those who have come what they are a part of, once it is known where all nodes are."""
+        hosts = self._set.node_hosts
+        if not self._came or hosts is None:
+            return
+        join = Join(
+            plan=self._plan,
+            num_ranks=self._plan.options.num_ranks,
+            timeout_s=self._timeout_s,
+            start_timeout_s=max(self._timeout_s, START_TIMEOUT_S),
+            node_hosts=hosts,
+        )
+        self._set.say(join, self._came)
+        if self._store is not None:
+            self._set.say(self._store, self._came)
+        self._joined += self._came
+        self._came = []
+
+    def _on_done(self, rank: RankView, number: int) -> None:
         rank.num_done = number
         self._overtaken_s.setdefault(number, time.monotonic())
         slowest = min(other.num_done for other in self._set.ranks)
@@ -202,6 +219,8 @@ class GangLearnerBackend:
 
     def _sign_of_an_end(self, now_s: float, began_s: float) -> str:
         """What says that the ranks cannot go on; empty: nothing does."""
+        if (lost := self._set.lost()) is not None:
+            return lost.story
         ranks, limit = self._set.ranks, f"{self._timeout_s:g} s (learner.rank_timeout_s)"
         if any(rank.failure is not None or rank.has_ended for rank in ranks):
             failure = next((rank.failure for rank in ranks if rank.failure is not None), None)
@@ -219,8 +238,7 @@ class GangLearnerBackend:
 
     def _grant_a_fresh_period(self, now_s: float) -> float:
         """This thread did not run for long, so it knows nothing about how long others took."""
-        for rank in self._set.ranks:
-            rank.heard_s = now_s
+        self._set.grant_a_fresh_period(now_s)
         self._overtaken_s = dict.fromkeys(self._overtaken_s, now_s)
         return now_s
 
@@ -234,10 +252,10 @@ class GangLearnerBackend:
         self._await_ends(others, min(self._close_by_s, time.monotonic() + FAREWELL_S))
         _log.info("the ranks have ended: %s", "; ".join(rank.ended_how() for rank in self._set.ranks))
 
-    def _await_ends(self, ranks: Sequence[RankProcess], deadline_s: float) -> None:
+    def _await_ends(self, ranks: Sequence[RankView], deadline_s: float) -> None:
         while not all(rank.has_ended for rank in ranks) and (left_s := deadline_s - time.monotonic()) > 0:
             self._set.listen(min(left_s, TICK_S))
 
 
-def _names(ranks: Sequence[RankProcess]) -> str:
+def _names(ranks: Sequence[RankView]) -> str:
     return ", ".join(map(str, ranks))

@@ -14,18 +14,19 @@ from penstock.backends.learners.gang.words import FailureKind, RankFailed
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.backends.learners.gang.rank_process import RankProcess
+    from penstock.backends.learners.gang.other_nodes import LostNode
+    from penstock.backends.learners.gang.rank_view import RankView
 
 
 class GangError(RuntimeError):
-    """A rank died, hung, or failed; all of them have been ended."""
+    """A rank died, hung, or failed, or a node was lost; all of them have been ended."""
 
 
 class GangInputError(ValueError):
     """A rank cannot use the scenario or what it names; trying again would not help."""
 
 
-def first_cause(ranks: Sequence[RankProcess]) -> RankProcess | None:
+def first_cause(ranks: Sequence[RankView]) -> RankView | None:
     """The rank that has the reason, where one has: it failed by itself, died without a word, or is stopped."""
     culprits = [rank for rank in ranks if rank.failure is not None and rank.failure.kind is not FailureKind.PEER_LOST]
     died = [rank for rank in ranks if rank.failure is None and rank.has_ended]
@@ -35,13 +36,18 @@ def first_cause(ranks: Sequence[RankProcess]) -> RankProcess | None:
     return next(iter([*killed, *culprits, *died, *stopped]), None)
 
 
-def error_of(ranks: Sequence[RankProcess], seen: str) -> BaseException:
+def error_of(ranks: Sequence[RankView], seen: str, lost: LostNode | None = None) -> BaseException:
     """What ``fail`` is told.
 
     Args:
         ranks: as they are now, before they are ended.
         seen: what was noticed first, where no rank has the reason itself.
+        lost: a node that is lost; whatever ranks elsewhere say is a consequence then.
     """
+    if lost is not None:
+        return (
+            GangInputError(lost.story) if lost.is_users else GangError(f"{lost.story}; the others were ended with it")
+        )
     cause = first_cause(ranks)
     if cause is None or cause.failure is None:
         if cause is None:
@@ -56,7 +62,7 @@ def error_of(ranks: Sequence[RankProcess], seen: str) -> BaseException:
     return _raised_again(cause, cause.failure)
 
 
-def _raised_again(rank: RankProcess, failure: RankFailed) -> BaseException:
+def _raised_again(rank: RankView, failure: RankFailed) -> BaseException:
     match failure.kind:
         case FailureKind.USERS:
             return GangInputError(failure.message)

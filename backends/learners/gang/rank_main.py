@@ -40,6 +40,7 @@ from penstock.backends.learners.gang.channel import Channel, ChannelClosedError
 from penstock.backends.learners.gang.devices import choose_rank_device
 from penstock.backends.learners.gang.failures import failure_of
 from penstock.backends.learners.gang.gang import join_gang
+from penstock.backends.learners.gang.interfaces import meet_over
 from penstock.backends.learners.gang.words import (
     Answered,
     Finish,
@@ -64,7 +65,6 @@ if TYPE_CHECKING:
     from penstock.messages.base import Metric
 
 TICK_S: Final = 0.5
-LOOPBACK: Final = "127.0.0.1"
 FAILED: Final = 1
 ORPHANED: Final = 3
 
@@ -147,7 +147,10 @@ class Rank:
 
     def _meet(self) -> Gang:
         join, limit = self.join, timedelta(seconds=self.join.start_timeout_s)
-        device = choose_rank_device(join.plan.options.device, local_rank=self._rank, num_local_ranks=join.num_ranks)
+        num_local_ranks = join.num_ranks // len(join.node_hosts)
+        node, local_rank = divmod(self._rank, num_local_ranks)
+        meet_over(join.node_hosts[node])
+        device = choose_rank_device(join.plan.options.device, local_rank=local_rank, num_local_ranks=num_local_ranks)
         # Before anything else: on a GPU everything that a rank does without naming a device is then on its own.
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -156,17 +159,18 @@ class Rank:
             store=store,
             rank=self._rank,
             num_ranks=join.num_ranks,
-            local_rank=self._rank,
+            local_rank=local_rank,
             device=device,
             timeout_s=self._timeout_s,
         )
 
     def _open_store(self, limit: timedelta) -> TCPStore:
-        """On the loopback device, at a port that the kernel chooses and that is ours from that moment on."""
-        listener = socket.create_server((LOOPBACK, 0))
+        """Where all nodes reach it, at a port that the kernel chooses and that is ours from that moment on."""
+        host = self.join.node_hosts[0]
+        listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         port = int(listener.getsockname()[1])
         store = TCPStore(
-            LOOPBACK,
+            host,
             port,
             self.join.num_ranks,
             is_master=True,
@@ -180,7 +184,7 @@ class Rank:
     def _find_store(self, limit: timedelta) -> TCPStore:
         word = self._inbox.get(timeout=self.join.start_timeout_s)
         assert isinstance(word, StoreAt)
-        return TCPStore(LOOPBACK, word.port, self.join.num_ranks, is_master=False, timeout=limit)
+        return TCPStore(self.join.node_hosts[0], word.port, self.join.num_ranks, is_master=False, timeout=limit)
 
     def _read(self) -> None:
         """The other thread."""
@@ -261,8 +265,6 @@ def _settle_in() -> None:
     )
     faulthandler.enable(file=sys.stderr)
     faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
-    # All ranks are on this machine, and gloo would listen wherever the machine's name leads to.
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 
 if __name__ == "__main__":

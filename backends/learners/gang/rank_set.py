@@ -1,13 +1,13 @@
-"""All ranks of a gang as the process sees them that started them: their launch, their lines, their end.
+"""The ranks of a gang on one node, as the process sees them that started them: their launch, their lines, their end.
 
 Invariants:
 
 * The place where they report is a socket in a folder that only this user may enter, so only our own processes can.
-* What is said to all is encoded once; ``kill`` leaves no process, no socket and no folder.
+* What is said to all is written once; ``kill`` leaves no process, no socket and no folder.
 
 | wait | who ends it |
 |---|---|
-| ``listen`` | a rank, a guardian, ``wake``; at the latest its timeout |
+| ``listen`` | a rank, a guardian, what else is watched, ``wake``; at the latest its timeout |
 | ``kill`` | the guardians; at the latest its timeout, then the kernel |
 """
 
@@ -22,18 +22,26 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from penstock.backends.learners.gang.channel import Channel, ChannelClosedError, Parcel
 from penstock.backends.learners.gang.rank_process import RankProcess
-from penstock.backends.learners.gang.words import RankCame, RankFailed, decode_rank_word, encode_word
+from penstock.backends.learners.gang.words import RankCame, RankFailed, decode_rank_word
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from penstock.backends.learners.gang.words import RankWord, Word
+    from penstock.backends.learners.gang.words import RankWord
 
 _WAKE: Final = 8
+
+
+class HasFileno(Protocol):
+    """What a selector can wait for."""
+
+    def fileno(self) -> int:
+        """The descriptor."""
+        ...
 
 
 class RankSet:
@@ -49,24 +57,40 @@ class RankSet:
         self._listener: socket.socket | None = None
         self._folder: Path | None = None
 
-    def launch(self, num_ranks: int, log_path: Callable[[int], Path]) -> None:
-        """Start all of them."""
+    def launch(self, numbers: range, log_path: Callable[[int], Path]) -> None:
+        """Start those with these numbers."""
         self._folder = Path(tempfile.mkdtemp(prefix="penstock-gang-"))
         path = self._folder / "line"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(str(path))
-        self._listener.listen(num_ranks)
+        self._listener.listen(len(numbers))
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self._alarm, selectors.EVENT_READ, partial(os.read, self._alarm, _WAKE))
         now_s = time.monotonic()
-        for number in range(num_ranks):
+        for number in numbers:
             log = log_path(number)
             log.parent.mkdir(parents=True, exist_ok=True)
             rank = RankProcess(number, path, log)
             rank.heard_s = now_s
             self.ranks.append(rank)
             self._selector.register(rank.guardian_output, selectors.EVENT_READ, partial(self._read_guardian, rank))
+
+    def rank(self, number: int) -> RankProcess:
+        """The one with this number."""
+        return self.ranks[number - self.ranks[0].rank]
+
+    def watch(self, line: HasFileno, serve: Callable[[], None], *, writes: bool = False) -> None:
+        """Have ``listen`` call this whenever there is something to read, or also room to write; from now on."""
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if writes else 0)
+        if line.fileno() in self._selector.get_map():
+            self._selector.modify(line, events, serve)
+        else:
+            self._selector.register(line, events, serve)
+
+    def unwatch(self, line: HasFileno) -> None:
+        """No more."""
+        self._selector.unregister(line)
 
     def wake(self) -> None:
         """End the current or the next ``listen``; from any thread."""
@@ -79,15 +103,15 @@ class RankSet:
             key.data()
         return self.heard
 
-    def say(self, word: Word, ranks: Iterable[RankProcess] | None = None) -> None:
-        """To all, or to these; a rank whose line is closed has ended, which is noticed elsewhere.
+    def say(self, data: bytes, ranks: Iterable[RankProcess]) -> None:
+        """A word, encoded, to these; a rank whose line is closed has ended, which is noticed elsewhere.
 
         Raises:
             TimeoutError: a rank does not read.
         """
-        parcel = Parcel(encode_word(word))
+        parcel = Parcel(data)
         try:
-            for rank in self.ranks if ranks is None else ranks:
+            for rank in ranks:
                 if rank.channel is not None:
                     with contextlib.suppress(ChannelClosedError):
                         rank.channel.send(parcel)
@@ -118,7 +142,7 @@ class RankSet:
         with contextlib.suppress(ChannelClosedError):
             word = channel.receive(decode_rank_word)
             assert isinstance(word, RankCame)
-            rank = self.ranks[word.rank]
+            rank = self.rank(word.rank)
             rank.channel = channel
             self._selector.register(channel, selectors.EVENT_READ, partial(self._read_line, rank, channel))
             self._hear(rank, word)

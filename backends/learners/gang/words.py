@@ -9,7 +9,7 @@ Invariants:
 ```
 rank 0    RankCame ─ StoreOpened ─ RankReady ─ (GaugesShown, Answered, OrderDone)… ─ end of the process
 others    RankCame ─ RankReady ─ OrderDone… ─ end of the process
-launcher  GangPlan ─ StoreAt ─ (Order)… ─ Finish
+launcher  Join ─ StoreAt ─ (Order)… ─ Finish
 ```
 """
 
@@ -33,6 +33,8 @@ from penstock.messages.local import (
     WeightsPublished,
 )
 
+LOOPBACK: Final = "127.0.0.1"
+"""Where ranks of one node meet."""
 LearnerAnswer = BatchTrained | CheckpointWritten | LearnerOpened | LearnerSlept | LearnerWoken | WeightsPublished
 
 
@@ -52,6 +54,8 @@ class Join(Word, frozen=True, kw_only=True):
     """How long ranks wait for each other."""
     start_timeout_s: float
     """How long they wait for each other to start."""
+    node_hosts: tuple[str, ...] = (LOOPBACK,)
+    """Addresses of the nodes, the first rank's first. Each has as many ranks as the others, in order."""
 
 
 class StoreAt(Word, frozen=True):

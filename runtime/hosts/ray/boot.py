@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import msgspec
 
     from penstock.actors.machine import Machine
-    from penstock.backends.engines.sglang.remote_ranks import RemoteRanks
     from penstock.backends.protocol import Backend
+    from penstock.backends.remote_ranks import RemoteRanks
     from penstock.backends.stores.protocol import LedgerStore
     from penstock.backends.timers import Timers
     from penstock.messages.base import Event

@@ -54,8 +54,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.actors.machine import Machine
-    from penstock.backends.engines.sglang.remote_ranks import RemoteRanks
     from penstock.backends.protocol import Backend
+    from penstock.backends.remote_ranks import RemoteRanks
     from penstock.messages.base import Event
     from penstock.messages.commands import BackendCommand
     from penstock.messages.ledger import LedgerEntry

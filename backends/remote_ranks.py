@@ -1,12 +1,13 @@
-"""Where the further processes of a server over several nodes are started: what the engine needs of its host.
+"""Where the further processes of something over several nodes are started: what a backend needs of its host.
 
-A server over ``num_nodes`` nodes is that many commands, one on each node, told apart by ``--node-rank``. Rank 0 is
-started where the engine is, by the engine itself; this starts the others. Each sees the GPUs of its node's share only.
+A server over ``num_nodes`` nodes is that many commands, one on each node; so are the launchers of a learner's ranks.
+Rank 0 is started where the backend is, by the backend itself; this starts the others. Each sees the GPUs of its node's
+share only.
 
 Invariants, which every implementation keeps:
 
-* A rank ends, with every process that it has started, when ``stop`` is called, when the engine's process ends in any
-  way, and when whatever started it ends.
+* A rank ends, with every process that it has started, when ``stop`` is called, when the backend's process ends in
+  any way, and when whatever started it ends.
 * A rank's end is told once, by ``ended``, unless ``stop`` has asked for it.
 
 | waits for | who ends it |
@@ -43,11 +44,11 @@ class RankEnded(NamedTuple):
 
 
 class RemoteRanks(Protocol):
-    """The other nodes of one engine. Used from one event loop."""
+    """The other nodes of one engine, or of the learner. Used from one event loop."""
 
     @property
     def num_nodes(self) -> int:
-        """Of the engine, its own included."""
+        """The backend's own included."""
         ...
 
     @property

@@ -1,16 +1,18 @@
 """The reward functions that come with penstock.
 
 ``lines`` and ``random`` run in a thread of the Scorer's own process: their work is linear in the length of the
-response, so they cannot hang, and a process would cost more than they do. ``math`` and ``reasoning_gym`` run the
-code of others on what a model wrote and get processes that can be killed.
+response, so they cannot hang, and a process would cost more than they do. The others get processes that can be killed:
+most of them run the code of others on what a model wrote.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from typing import TYPE_CHECKING, Final
 
 from penstock.backends.data.lines import lines_reward
+from penstock.backends.rewards.boxes import boxed_answers
 from penstock.backends.rewards.functions import NoRewardError
 
 if TYPE_CHECKING:
@@ -19,25 +21,46 @@ if TYPE_CHECKING:
     from penstock.backends.rewards.wire import RewardCall
 
 IN_PROCESS: Final = ("lines", "random")
-IN_WORKERS: Final = ("math", "reasoning_gym")
-BUILT_IN: Final = (*IN_PROCESS, *IN_WORKERS)
+IN_WORKERS: Final = ("math", "deepscaler", "dapo", "gpqa", "f1", "reasoning_gym")
+BOXED_PREFIX: Final = "boxed_"
+BOXED: Final = tuple(f"{BOXED_PREFIX}{name}" for name in ("gpqa", "f1", "reasoning_gym"))
+"""What is in the last box alone is the response. (The others look for boxes, or for words around the answer,
+themselves.)"""
+BUILT_IN: Final = (*IN_PROCESS, *IN_WORKERS, *BOXED)
 
 
 def built_in(name: str) -> Callable[..., object]:
-    """One of :data:`IN_WORKERS`; imports what it needs.
+    """One of :data:`IN_WORKERS` or :data:`BOXED`; imports what it needs.
 
     Raises:
         ValueError: there is no such function.
     """
-    if name == "math":
-        from penstock.backends.rewards.math_answers import math_reward
+    if name in BOXED:
+        return _of_box(built_in(name.removeprefix(BOXED_PREFIX)))
+    match name:
+        case "math" | "deepscaler":
+            from penstock.backends.rewards.math_answers import deepscaler_reward, math_reward
 
-        return math_reward
-    if name == "reasoning_gym":
-        from penstock.backends.rewards.reasoning_gym_answers import reasoning_gym_reward
+            return math_reward if name == "math" else deepscaler_reward
+        case "dapo" | "gpqa" | "f1":
+            from penstock.backends.rewards.text_answers import dapo_reward, f1_reward, gpqa_reward
 
-        return reasoning_gym_reward
-    raise ValueError(f"reward function: expected one of {', '.join(IN_WORKERS)}, got {name!r}")
+            return {"dapo": dapo_reward, "gpqa": gpqa_reward, "f1": f1_reward}[name]
+        case "reasoning_gym":
+            from penstock.backends.rewards.reasoning_gym_answers import reasoning_gym_reward
+
+            return reasoning_gym_reward
+        case _:
+            raise ValueError(f"reward function: expected one of {', '.join((*IN_WORKERS, *BOXED))}, got {name!r}")
+
+
+def _of_box(function: Callable[..., object]) -> Callable[..., object]:
+    @functools.wraps(function)  # which arguments it asks for as well
+    def reward(*, response: str, **others: object) -> object:
+        boxes = boxed_answers(response)
+        return function(response=boxes[-1] if boxes else "", **others)
+
+    return reward
 
 
 def score_in_process(name: str, call: RewardCall) -> float:

@@ -18,11 +18,13 @@ from typing import Final, Protocol, cast
 
 import math_verify
 
+from penstock.backends.rewards.boxes import BOXED, boxed_answers
 from penstock.backends.rewards.functions import NoRewardError
 
+THOUGHT_END: Final = "</think>"
+"""What stands before is the model's own business."""
 SOLUTION_MARK: Final = "####"
 """GSM8K's labels are whole solutions with the answer after this mark."""
-BOXED: Final = "\\boxed"
 NUM_CACHED_LABELS: Final = 4096
 
 _DIGITS: Final = re.compile(r"-?\d{1,18}", re.ASCII)
@@ -49,7 +51,7 @@ def math_reward(response: str, label: str, truncated: bool) -> float:
     """
     answer = label.rpartition(SOLUTION_MARK)[2].strip()
     gold = _gold(answer)
-    boxes = _boxes(response)
+    boxes = boxed_answers(response)
     if not boxes:
         return 0.0 if truncated else float(_equals(gold, response))
     last = boxes[-1].strip()
@@ -58,24 +60,19 @@ def math_reward(response: str, label: str, truncated: bool) -> float:
     return float(_equals(gold, f"{BOXED}{{{last}}}") or (len(boxes) > 1 and _equals(gold, response)))
 
 
+def deepscaler_reward(response: str, label: str) -> float:
+    r"""As ``math`` for what comes after the last ``</think>``, where the answer must be in a ``\boxed{…}``. A response
+    that does not end its thinking, or puts nothing into a box behind it, earns 0."""
+    _, ended, solution = response.rpartition(THOUGHT_END)
+    if not ended or not boxed_answers(solution):
+        return 0.0
+    boxes = boxed_answers(label)
+    return math_reward(solution, boxes[-1] if boxes else label, truncated=False)
+
+
 def _equals(gold: list[object], text: str) -> bool:
     found = _LIBRARY.parse(text, parsing_timeout=None)
     return bool(found) and _LIBRARY.verify(gold, found, timeout_seconds=None)
-
-
-def _boxes(text: str) -> list[str]:
-    """What stands in each whole ``\\boxed{…}``, braces inside counted."""
-    found: list[str] = []
-    end = 0
-    while (start := text.find(f"{BOXED}{{", end)) >= 0:
-        start = end = start + len(BOXED) + 1
-        depth = 1
-        while end < len(text) and depth:
-            depth += {"{": 1, "}": -1}.get(text[end], 0)
-            end += 1
-        if not depth:
-            found.append(text[start : end - 1])
-    return found
 
 
 @lru_cache(NUM_CACHED_LABELS)

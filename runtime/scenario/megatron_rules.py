@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.backends.learners.megatron.architecture import ArchitectureError
 from penstock.backends.learners.megatron.config_fields import ConfigFieldError, MegatronOptionError, check_config_fields
 from penstock.backends.learners.megatron.layout import LayoutError, check_layout, layout_of
+from penstock.backends.learners.megatron.offload_options import check_cpu_offload, check_sleep
 from penstock.backends.learners.megatron.options import MegatronOptions
 from penstock.backends.learners.options import LearnerOptions
 from penstock.runtime.scenario.architecture import UnreadableModelError, find_architecture
@@ -29,8 +30,8 @@ TORCH_ONLY: Final = {
     "parallel": "weights are divided by learner.megatron, and what the optimizer keeps over data-parallel ranks by its "
     "distributed_optimizer",
     "activation_checkpointing": "set learner.megatron.recompute: full, which does the same",
-    "cpu_offload": "set learner.megatron.optimizer: {optimizer_cpu_offload: true, optimizer_offload_fraction: 1.0}, "
-    "which keeps what the optimizer keeps on the host",
+    "cpu_offload": "set learner.megatron.optimizer: {optimizer_cpu_offload: true, optimizer_offload_fraction: 1.0} "
+    "with precision: bfloat16, which keeps what the optimizer keeps on the host",
     "lora": "it trains all weights; adapters are for learner.backend: torch",
 }
 """Keys of the torch learner, each with what there is in its place."""
@@ -64,8 +65,12 @@ def _keys(learner: LearnerOptions) -> Iterator[Broken]:
 
 def _fields(s: Scenario) -> Iterator[Broken]:
     """With ``auto`` it is seen on the machine itself whether ranks talk over gloo."""
+    options, is_cpu = s.learner.megatron, s.learner.device == "cpu"
     try:
-        check_config_fields(s.learner.megatron, is_cpu=s.learner.device == "cpu")
+        check_config_fields(options, is_cpu=is_cpu)
+        check_cpu_offload(options, precision=options.precision or s.model.dtype, is_cpu=is_cpu)
+        if s.engines.placement == "colocate" and not is_cpu:
+            check_sleep(options)
     except ConfigFieldError as error:
         yield (*KEY, error.section, error.name), error.text
     except MegatronOptionError as error:

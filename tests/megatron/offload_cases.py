@@ -149,6 +149,13 @@ def offloaded(rank: int, folder: str, keys: dict[str, Any], num_ranks: int, prec
     trainable.gather_weights()
     weights = [p.detach().float().clone().numpy() for chunk in trainable.chunks for p in chunk.parameters()]
     chain: Any = trainable.optimizer
-    kinds = {type(member.optimizer).__name__ for member in getattr(chain, "chained_optimizers", [chain])}
+    inner = [member.optimizer for member in getattr(chain, "chained_optimizers", [chain])]
+    moved = [copy for part in inner for copy in getattr(part, "gpu_params_map_cpu_copy", {}).values()]
+    total = sum(tensor.numel() for part in inner for group in part.param_groups for tensor in group["params"])
     close_groups()
-    return {"figures": figures, "weights": weights, "kinds": kinds}
+    return {
+        "figures": figures,
+        "weights": weights,
+        "kinds": {type(part).__name__ for part in inner},
+        "host_share": sum(tensor.numel() for tensor in moved) / total,
+    }

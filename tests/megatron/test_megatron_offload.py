@@ -33,7 +33,7 @@ SLEEPS: dict[str, tuple[str, int, dict[str, Any], str]] = {
     "expert 2": ("qwen3_moe", 2, {"expert_parallel": 2}, "float32"),
     "on the host": (
         "qwen3", 1,
-        {"optimizer": {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 0.5}}, "float32",
+        {"optimizer": {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 0.5}}, "bfloat16",
     ),
 }  # fmt: skip
 
@@ -52,3 +52,21 @@ def test_a_learner_that_slept_goes_on_to_the_very_same_bits(
         assert found["live_asleep"] <= found["live_before"] - found["wanted_bytes"], "nothing else holds it"
         assert found["gradients"] == 0.0
         assert found["host_differs"] == 0, "a checkpoint reads the same values asleep"
+
+
+@pytest.mark.parametrize("fraction", [0.5, 1.0])
+def test_an_optimizer_on_the_host_steps_as_one_that_is_not(
+    fraction: float, ranks: Callable[[int], Ranks], tiny_family: Callable[[str], Path]
+) -> None:
+    folder = str(tiny_family("qwen3"))
+    moved = {**OVERLAPS, "optimizer": {"optimizer_cpu_offload": True, "optimizer_offload_fraction": fraction}}
+    whole = ranks(2).run("offload_cases:offloaded", folder, OVERLAPS, 2, "bfloat16")
+    found = ranks(2).run("offload_cases:offloaded", folder, moved, 2, "bfloat16")
+    for one, other in zip(whole, found, strict=True):
+        assert other["kinds"] == {"HybridDeviceOptimizer"} != one["kinds"]
+        assert other["figures"] == one["figures"]
+        for expected, weight in zip(one["weights"], other["weights"], strict=True):
+            np.testing.assert_array_equal(weight, expected)
+    shares = [sum(rank["host_share"] for rank in found) / 2, whole[0]["host_share"]]
+    assert shares[0] == pytest.approx(fraction, abs=0.3)
+    assert shares[1] == 0.0

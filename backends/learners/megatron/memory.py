@@ -10,6 +10,7 @@ keys than for queries, and with attention that keeps no matrix of scores. A laye
 
     4 h + 2 q + 2 kv + 3 f          numbers, with f the MLP's width, or that of the experts that a token goes through
 
+(``2 kv`` is as much as ``2 q`` with latent attention, and its short vectors come twice besides.)
 ``h`` is divided over tensor-parallel ranks under sequence parallelism only, the rest always. Recomputed layers keep
 ``h`` each, and all of one while it is computed again. Stage ``s`` of ``p`` has ``p − s`` micro-batches under way, and
 with ``v`` virtual stages ``(2 (p − s − 1) + (v − 1) p + 1) / v``. The last has its logits besides: twice in the model's
@@ -28,6 +29,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.backends.learners.megatron.families import EMBEDDING, HEAD
+from penstock.backends.learners.megatron.offload_options import offloaded_fraction, offloads_main_weights
 from penstock.backends.learners.megatron.stages import layers_of_pieces
 from penstock.backends.learners.megatron.weight_map import map_weights, padded_vocab_size
 
@@ -180,24 +182,24 @@ def _training(count: _Count, layout: Layout, options: MegatronOptions, precision
     is_divided = options.distributed_optimizer
     dense_ranks, expert_ranks = (layout.data * layout.context, layout.expert_data) if is_divided else (1, 1)
     share = count.dense / dense_ranks + count.experts / expert_ranks
-    optimizer = math.ceil(share * _optimizer_bytes(options.optimizer, precision))
-    given = options.optimizer
-    offloaded = float(_number(given.get("optimizer_offload_fraction"))) if given.get("optimizer_cpu_offload") else 0.0
-    on_host = math.ceil(optimizer * offloaded)
+    main, moments = _optimizer_bytes(options.optimizer, precision)
+    moved = offloaded_fraction(options)
+    main_moved = moved if offloads_main_weights(options) else 0.0
     is_float32 = options.ddp.get("grad_reduce_in_fp32", True)
     return _Training(
         weights=count.all * WEIGHT_BYTES[precision],
         gradients=count.all * (FLOAT32_BYTES if is_float32 else WEIGHT_BYTES[precision]),
-        optimizer=optimizer - on_host,
-        on_host=on_host,
+        optimizer=math.ceil(share * (main * (1 - main_moved) + moments * (1 - moved))),
+        # The host has gradients of what it updates as well.
+        on_host=math.ceil(share * moved * (main + moments + FLOAT32_BYTES)),
     )
 
 
-def _optimizer_bytes(given: Mapping[str, ConfigValue], precision: Precision) -> int:
-    """What AdamW keeps of one parameter."""
+def _optimizer_bytes(given: Mapping[str, ConfigValue], precision: Precision) -> tuple[int, int]:
+    """What AdamW keeps of one parameter: of the weight itself, and of its two moments."""
     names = ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
     main, *moments = (DTYPE_BYTES[str(given.get(name) or "float32")] for name in names)
-    return sum(moments) + (main if precision == "bfloat16" else 0)
+    return main if precision == "bfloat16" else 0, sum(moments)
 
 
 def _number(value: ConfigValue) -> float:
@@ -266,15 +268,24 @@ def _under_way(layout: Layout, stage: int) -> float:
 
 def _of_layer(architecture: Architecture, layout: Layout, *, has_experts: bool) -> float:
     whole = architecture.hidden_size / (layout.tensor if layout.sequence_parallel else 1)
-    heads = (architecture.num_heads + architecture.num_kv_heads) * architecture.head_dim
-    attention = 2 * whole + 2 * heads / layout.tensor
+    attention = 2 * whole + _of_attention(architecture, layout)
     experts = architecture.experts
     if not has_experts or experts is None:
         return attention + 2 * whole + 3 * architecture.ffn_size / layout.tensor
     # A token is copied for each expert that it goes through; a rank has its share of the copies of all ranks' tokens,
     # and those that share an expert's matrices have each other's copies as well.
     copies = experts.per_token / (layout.tensor if layout.sequence_parallel else 1)
-    return attention + 2 * whole + copies * (2 * architecture.hidden_size * layout.expert_tensor + 3 * experts.ffn_size)
+    routed = copies * (2 * architecture.hidden_size * layout.expert_tensor + 3 * experts.ffn_size)
+    return attention + 2 * whole + routed + 3 * experts.shared_ffn_size / layout.tensor
+
+
+def _of_attention(architecture: Architecture, layout: Layout) -> float:
+    latent = architecture.latent
+    if latent is None:
+        return 2 * (architecture.num_heads + architecture.num_kv_heads) * architecture.head_dim / layout.tensor
+    # Each head has keys and values of its own; the short vectors, and these normed, are whole on every rank.
+    heads = 2 * architecture.num_heads * (latent.head_dim + latent.value_dim) / layout.tensor
+    return heads + 2 * ((latent.query_rank or 0) + latent.kv_rank) + latent.rope_dim
 
 
 def _logits(

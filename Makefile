@@ -18,8 +18,10 @@ demo: .venv/.ready-run ## Train a small model from nothing, here and now (about 
 	@$(BIN)/penstock run scenarios/quickstart.yaml $(ARGS)
 
 test: .venv/.ready-test ## Everything but the slow tests
-	$(PYTEST) -n 2 --dist worksteal -m "not slow and not ray and not chaos and not sglang and not megatron" $(ARGS)
-	$(PYTEST) -m "ray and not slow and not chaos and not sglang and not megatron" $(ARGS)
+	@failed=0; set -x; \
+	$(PYTEST) -n 2 --dist worksteal -m "not slow and not ray and not chaos and not sglang and not megatron" $(ARGS) || failed=1; \
+	$(PYTEST) -m "ray and not slow and not chaos and not sglang and not megatron" $(ARGS) || failed=1; \
+	exit $$failed
 
 chaos: .venv/.ready-test ## Kills and stops of everything, cut links, bad frames, full disks: the run survives or resumes
 	$(PYTEST) -m "chaos and not slow" --timeout 600 -o faulthandler_timeout=600 \

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.megatron
 
 OVERLAPS = {"overlap_grad_reduce": True, "overlap_param_gather": True}
 MOE = "qwen3_moe"
+LATENT = "deepseek_v3"
 LAYOUTS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "one": ("qwen3", 1, {}),
     "one, plain optimizer": ("qwen3", 1, {"distributed_optimizer": False}),
@@ -40,8 +41,13 @@ LAYOUTS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "context 2": ("qwen3", 2, {"context_parallel": 2}),
     "post norms, tensor 2": ("glm4", 2, {"tensor_parallel": 2}),
     "expert 2": (MOE, 2, {"expert_parallel": 2}),
+    "experts, tensor 2": (MOE, 2, {"tensor_parallel": 2}),
     "mixed, expert 2": (f"{MOE} mixed", 2, {"expert_parallel": 2}),
     "tensor 2 expert 2": (MOE, 2, {"tensor_parallel": 2, "expert_parallel": 2}),
+    "latent attention, data 2": (LATENT, 2, {}),
+    "latent attention, tensor 2": (LATENT, 2, {"tensor_parallel": 2}),
+    "latent attention, context 2": (LATENT, 2, {"context_parallel": 2}),
+    "latent attention without a query rank, expert 2": (f"{LATENT} plain", 2, {"expert_parallel": 2}),
     "tensor 2 pipeline 2": ("qwen3", 4, {"tensor_parallel": 2, "pipeline_parallel": 2}),
     "tensor 2 data 2": ("qwen3", 4, {"tensor_parallel": 2}),
     "tensor 2 context 2": ("qwen3", 4, {"tensor_parallel": 2, "context_parallel": 2}),
@@ -52,6 +58,9 @@ LAYOUTS: dict[str, tuple[str, int, dict[str, Any]]] = {
     "expert 4": (MOE, 4, {"expert_parallel": 4}),
     "tensor 2 expert 2 pipeline 2": (
         MOE, 4, {"tensor_parallel": 2, "expert_parallel": 2, "pipeline_parallel": 2},
+    ),
+    "latent attention, tensor 2 expert 2 pipeline 2": (
+        LATENT, 4, {"tensor_parallel": 2, "expert_parallel": 2, "pipeline_parallel": 2},
     ),
     "tensor 2 expert 2 × tensor 2": (
         MOE, 4, {"tensor_parallel": 2, "expert_parallel": 2, "expert_tensor_parallel": 2},
@@ -123,5 +132,6 @@ def by_transformers(folder: Path) -> tuple[list[tuple[float, float]], dict[str, 
         adam.step()
         figures.append((total, float(norm)))
         assert norm > plan.MAX_GRAD_NORM, "clipping is active"
-    named = CheckpointNames(model).rename({name: p.detach() for name, p in model.named_parameters()})
+    kept = [(name, buffer) for name, buffer in model.named_buffers() if name in model.state_dict()]
+    named = CheckpointNames(model).rename({name: p.detach() for name, p in (*model.named_parameters(), *kept)})
     return figures, {name: tensor.numpy() for name, tensor in named.items()}

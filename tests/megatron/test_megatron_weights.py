@@ -40,7 +40,11 @@ CASES = [
     (family, layout)
     for family in CONFIGS
     for layout in (*DENSE, *(EXPERTS if has_experts(family) else ()))
-    if (family in ("qwen3", "qwen3_moe") or layout in ("one", "tensor 2, pipeline 2", "tensor 4", "expert 2"))
+    if (
+        family in ("qwen3", "qwen3_moe")
+        or layout in ("one", "tensor 2, pipeline 2", "tensor 4", "expert 2")
+        or (family == "deepseek_v3" and layout in ("context 2, data 2", "tensor 2, expert 2 × tensor 2"))
+    )
     and not (has_experts(family) and "whole sequences" in layout)
 ]
 LAYOUTS = DENSE | EXPERTS

@@ -104,6 +104,7 @@ def build_model(
     vocab = padded_vocab_size(architecture.vocab_size, multiple=options.vocab_multiple, num_tensor=layout.tensor)
     stages = [None] if layout.virtual_pipeline == 1 else list(range(layout.virtual_pipeline))
     chunks = [_chunk(architecture, config, vocab, stage, is_cpu=is_cpu) for stage in stages]
+    _mark_experts(chunks, layout)
     return ParallelModel(
         architecture=architecture,
         layout=layout,
@@ -112,6 +113,15 @@ def build_model(
         padded_vocab_size=vocab,
         precision=precision,
     )
+
+
+def _mark_experts(chunks: list[GPTModel], layout: Layout) -> None:
+    """megatron-core's own layers look at the expert-parallel ranks only. Where the tensor-parallel ones alone make the
+    difference, gradients of experts would be those of each rank's own tokens, without a word."""
+    for chunk in chunks:
+        for name, parameter in chunk.named_parameters():
+            if ".mlp.experts." in name:
+                parameter.allreduce = not layout.reduces_experts_apart  # type: ignore[attr-defined]  # asked for by DDP
 
 
 def as_objects(fields: Fields) -> dict[str, Any]:

@@ -169,8 +169,7 @@ class GroupedLinear(torch.nn.Module):
     def _marked(self, weight: Tensor, config: TransformerConfig) -> torch.nn.Parameter:
         parameter = torch.nn.Parameter(weight)
         marks = {
-            "allreduce": config.expert_model_parallel_size == 1, "tensor_model_parallel": True,
-            "partition_dim": self.axis, "partition_stride": 1,
+            "tensor_model_parallel": True, "partition_dim": self.axis, "partition_stride": 1,
         }  # fmt: skip
         for name, value in marks.items():
             setattr(parameter, name, value)

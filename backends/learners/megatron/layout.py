@@ -68,6 +68,12 @@ class Layout:
         return self.num_ranks // (self.expert_tensor * self.expert * self.pipeline)
 
     @property
+    def reduces_experts_apart(self) -> bool:
+        """Whether other ranks have the same experts than have the same of all else, so that gradients of experts, and
+        what the optimizer keeps of them, are shared among others."""
+        return self.expert > 1 or self.expert_tensor != self.tensor
+
+    @property
     def ranks_per_stage(self) -> int:
         return self.num_ranks // self.pipeline
 

@@ -87,7 +87,7 @@ def test_the_estimate_leaves_main_weights_where_megatron_core_leaves_them() -> N
         "model_type": "qwen3", "vocab_size": 1024, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
         "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512,
     }  # fmt: skip
-    architecture = decode_architecture(msgspec.json.encode(config))
+    architecture = decode_architecture(msgspec.json.encode(config), "a test")
 
     def estimated(optimizer: dict[str, Any]) -> tuple[int, int]:
         options = MegatronOptions(optimizer=optimizer)

@@ -29,6 +29,7 @@ from penstock.backends.learners.megatron.config_fields import DTYPE_NAMES
 from penstock.backends.learners.megatron.layer_spec import block_spec
 from penstock.backends.learners.megatron.layout import check_layout
 from penstock.backends.learners.megatron.model_config import transformer_fields
+from penstock.backends.learners.megatron.moe import connect_routers
 from penstock.backends.learners.megatron.weight_map import padded_vocab_size
 
 if TYPE_CHECKING:
@@ -105,6 +106,7 @@ def build_model(
     stages = [None] if layout.virtual_pipeline == 1 else list(range(layout.virtual_pipeline))
     chunks = [_chunk(architecture, config, vocab, stage, is_cpu=is_cpu) for stage in stages]
     _mark_experts(chunks, layout)
+    connect_routers(architecture, chunks)
     return ParallelModel(
         architecture=architecture,
         layout=layout,

@@ -17,6 +17,7 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec,
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.mlp import MLPSubmodules
 from megatron.core.transformer.moe import experts
+from megatron.core.transformer.moe.moe_layer import MoESubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
@@ -30,6 +31,7 @@ from penstock.backends.learners.megatron.layers import (
     RowParallelLinearNormed,
     WholeLinear,
 )
+from penstock.backends.learners.megatron.moe import Router
 
 if TYPE_CHECKING:
     from megatron.core.transformer import TransformerConfig
@@ -55,7 +57,12 @@ def block_spec(
                 f"{architecture.family.model_type}: Transformer Engine has no layer that norms what attention and MLP "
                 "give; use learner.backend: torch"
             )
-        return get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=virtual_stage)
+        block = get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=virtual_stage)
+        for spec in block.layer_specs or []:
+            submodules = _mlp_submodules(spec.submodules)
+            if isinstance(submodules, MoESubmodules):
+                submodules.router = Router
+        return block
     first = get_transformer_layer_offset(config, vp_stage=virtual_stage)
     count = get_num_layers_to_build(config, vp_stage=virtual_stage)
     kinds = {has_experts: layer_spec(architecture, config, has_experts=has_experts) for has_experts in (False, True)}
@@ -87,17 +94,22 @@ def layer_spec(architecture: Architecture, config: TransformerConfig, *, has_exp
         attention.linear_qkv = NormedColumnParallelLinear
         if config.qk_layernorm:
             attention.q_layernorm = attention.k_layernorm = RMSNorm
-    # From 0.17 on it is a partial function and no specification.
-    mlp = layer.mlp.submodules if hasattr(layer.mlp, "submodules") else layer.mlp.keywords["submodules"]
+    mlp = _mlp_submodules(layer)
     if has_experts:
         layer.pre_mlp_layernorm = RMSNorm
         mlp.experts = _experts()
+        mlp.router = Router
     else:
         layer.pre_mlp_layernorm = IdentityOp
         mlp.linear_fc1 = NormedColumnParallelLinear
     if architecture.family.has_post_norms:
         attention.linear_proj = mlp.linear_fc2 = RowParallelLinearNormed
     return spec
+
+
+def _mlp_submodules(layer: Any) -> Any:  # noqa: ANN401 - megatron-core's own
+    """From 0.17 on it is a partial function and no specification."""
+    return layer.mlp.submodules if hasattr(layer.mlp, "submodules") else layer.mlp.keywords["submodules"]
 
 
 def _experts() -> Any:  # noqa: ANN401 - a specification up to 0.16, a partial function after

@@ -9,6 +9,7 @@ Invariants:
 * With ``c`` context-parallel ranks the length of a sequence is a multiple of ``2 c``; under sequence parallelism what a
   rank has is a multiple of the tensor-parallel ranks.
 * Unlike in the torch learner's micro-batches, every sequence has its context among the inputs itself.
+* A sequence without a trained token stands in for a micro-batch: it is run, and counts nowhere.
 """
 
 from __future__ import annotations
@@ -42,6 +43,26 @@ class PackedShare(NamedTuple):
     """Where they stand among the trained tokens of the micro-batch ``[M]``."""
     num_trained: int
     """``N``"""
+    own: NDArray[np.int64]
+    """Which of the inputs of all ranks, each sequence filled up, those of this rank are ``[T]``."""
+    sequence_of: NDArray[np.int64]
+    """Of which sequence each input is, −1 where it counts nowhere ``[T]``."""
+
+
+def stand_in(sequence: TrainSequence) -> TrainSequence:
+    """The smallest sequence that a model takes, of which nothing is trained: alone in a micro-batch, for a rank that
+    has nothing of its own to run while others do."""
+    none = np.zeros(0, dtype=np.int64)
+    return sequence._replace(
+        tokens=sequence.tokens[:2],
+        num_context=1,
+        trained=none,
+        rollout_logprobs=sequence.rollout_logprobs[:0],
+        positions=none,
+        versions=none,
+        teacher_logprobs=None,
+        experts=None,
+    )
 
 
 def pack_share(
@@ -60,14 +81,17 @@ def pack_share(
     ids, positions = np.zeros(total, dtype=np.int64), np.zeros(total, dtype=np.int64)
     target = np.zeros(total, dtype=np.int64)
     place = np.full(total, -1, dtype=np.int64)
+    sequence_of = np.full(total, -1, dtype=np.int64)
     start = num_trained = 0
-    for sequence, length in zip(sequences, lengths, strict=True):
+    for number, (sequence, length) in enumerate(zip(sequences, lengths, strict=True)):
         count = len(sequence.tokens) - 1
         ids[start : start + count] = sequence.tokens[:-1]
         positions[start : start + length] = np.arange(length)
         at = start + sequence.trained - 1
         target[at] = sequence.tokens[sequence.trained]
         place[at] = np.arange(num_trained, num_trained + len(at))
+        if len(at):
+            sequence_of[start : start + count] = number
         num_trained += len(at)
         start += length
     own = _own_inputs(lengths, num_context, context_rank)
@@ -80,6 +104,8 @@ def pack_share(
         targets=target[own][predicted_at],
         places=place[own][predicted_at],
         num_trained=num_trained,
+        own=own,
+        sequence_of=sequence_of[own],
     )
 
 

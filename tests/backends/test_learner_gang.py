@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from penstock.backends.learners.gang.other_nodes import FurtherNodes
 
 WAIT_S: Final = 30.0
 MARK: Final = "PENSTOCK_TEST_GANG"
@@ -42,7 +43,15 @@ LATE_S: Final = 2.0
 class Gang:
     """A started gang whose answers are read one by one."""
 
-    def __init__(self, folder: Path, fate: str, *, num_ranks: int, rank_timeout_s: float) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        fate: str,
+        *,
+        num_ranks: int,
+        rank_timeout_s: float,
+        further: FurtherNodes | None = None,
+    ) -> None:
         self.folder = folder
         self.backend = open_gang_learner(
             model_folder=folder,
@@ -56,6 +65,7 @@ class Gang:
             export=ExportPlan(transport="disk", run_id="gang", folder=str(folder), host="127.0.0.1"),
             demonstrations=None,
             log_path=lambda rank: folder / "logs" / f"rank-{rank}.log",
+            further=further,
         )
         self.events: SimpleQueue[LocalEvent | BaseException] = SimpleQueue()
         self.backend.start(self.events.put, self.events.put)

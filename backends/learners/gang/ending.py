@@ -45,9 +45,11 @@ def error_of(ranks: Sequence[RankView], seen: str, lost: LostNode | None = None)
         lost: a node that is lost; whatever ranks elsewhere say is a consequence then.
     """
     if lost is not None:
-        return (
-            GangInputError(lost.story) if lost.is_users else GangError(f"{lost.story}; the others were ended with it")
-        )
+        if lost.is_users:
+            return GangInputError(lost.story)
+        tail = "".join(f"\n    {line}" for line in lost.last_lines)
+        said = f". The end of what its launcher wrote:{tail}" if tail else ""
+        return GangError(f"the learner has lost a node: {lost.story}; the others were ended with it{said}")
     cause = first_cause(ranks)
     if cause is None or cause.failure is None:
         if cause is None:

@@ -18,6 +18,7 @@ A line that is silent is no business of this class: ``heard_s`` says since when.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import os
@@ -153,6 +154,12 @@ class NodeLine:
             frames, self._frames = self._frames, []
             return frames  # the end is there the next time as well
         raise LineClosedError("the other end has closed the line")
+
+    def finish(self) -> None:
+        """Nothing more is sent. What was sent arrives only if this end goes on reading until the other closes: a TCP
+        connection that is closed with something unread takes back what the peer has not read yet."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         """The other end notices."""

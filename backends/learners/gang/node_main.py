@@ -79,6 +79,7 @@ class NodeLauncher:
         self._timeout_s = FIRST_WORD_S
         self._shown: dict[int, RankShown] = {}
         self._said_s = 0.0
+        self._has_failed = False
         self._set.watch(line, self._serve, writes=True)
         self._say(NodeCame(node, line.own_host))
 
@@ -110,12 +111,16 @@ class NodeLauncher:
         story = str(error) if is_users else f"{type(error).__name__}: {error}"
         kind = FailureKind.USERS if is_users else FailureKind.CRASH
         deadline_s = time.monotonic() + FAREWELL_S
+        self._has_failed = True
         try:
             self._line.send(encode_node_word(NodeFailed(kind=kind, message=story)))
             while self._line.wants_to_write and time.monotonic() < deadline_s:
                 self._set.listen(TICK_S)
+            self._line.finish()
+            while time.monotonic() < deadline_s:
+                self._set.listen(TICK_S)
         except LineClosedError:
-            _log.warning("nobody listens any more")
+            _log.info("the learner's process has closed the line")
 
     def end(self) -> None:
         """Every rank."""
@@ -125,7 +130,8 @@ class NodeLauncher:
     def _serve(self) -> None:
         self._line.write()
         for frame in self._line.read():
-            self._carry_out(decode_order(frame))
+            if not self._has_failed:
+                self._carry_out(decode_order(frame))
         self._watch()
 
     def _watch(self) -> None:

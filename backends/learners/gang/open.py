@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from penstock.backends.learners.gang.other_nodes import FurtherNodes
     from penstock.backends.learners.gang.plan import ExportPlan
     from penstock.backends.learners.options import LearnerOptions
     from penstock.backends.protocol import Backend
@@ -32,6 +33,7 @@ def open_gang_learner(
     export: ExportPlan,
     demonstrations: Sequence[tuple[Sequence[int], Sequence[int]]] | None,
     log_path: Callable[[int], Path],
+    further: FurtherNodes | None = None,
 ) -> Backend[LearnerCommand]:
     """As :func:`.open_torch_learner`, by ``options.num_ranks`` processes.
 
@@ -47,6 +49,7 @@ def open_gang_learner(
         export: where the first rank publishes the weights.
         demonstrations: for the warm start; given exactly when ``options.warm_start`` is.
         log_path: where the output of each rank goes.
+        further: the nodes that have ranks beside this one; None where all are here.
 
     Raises:
         ValueError: demonstrations and ``options.warm_start`` do not go together.
@@ -69,7 +72,7 @@ def open_gang_learner(
             PackedDemonstration(_packed(prompt), _packed(response)) for prompt, response in demonstrations or ()
         ),
     )
-    return GangLearnerBackend(plan, log_path=log_path)
+    return GangLearnerBackend(plan, log_path=log_path, further=further)
 
 
 def _packed(ids: Sequence[int]) -> bytes:

@@ -21,6 +21,7 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
@@ -78,8 +79,10 @@ class LostNode(NamedTuple):
     """What has become of a node."""
 
     story: str
-    is_users: bool
+    is_users: bool = False
     """The scenario has to be changed; trying again would not help."""
+    last_lines: tuple[str, ...] = ()
+    """Of its launcher."""
 
 
 class RemoteRank(RankView):
@@ -118,12 +121,11 @@ class Node:
         if self.failure is not None:
             return LostNode(f"{self}: {self.failure.message}", self.failure.kind is FailureKind.USERS)
         if self.end is not None:
-            tail = "".join(f"\n    {line}" for line in self.end.last_lines[-TOLD_LINES:])
-            return LostNode(f"{self} was lost: {self.end.reason}{':' if tail else ''}{tail}", is_users=False)
+            return LostNode(f"{self} was lost: {self.end.reason}", last_lines=self.end.last_lines[-TOLD_LINES:])
         if self.cut:
-            return LostNode(f"{self} was lost: {self.cut}", is_users=False)
+            return LostNode(f"{self} was lost: {self.cut}")
         if self.line is not None and now_s - self.line.heard_s > timeout_s:
-            return LostNode(f"nothing was heard of {self} for {timeout_s:g} s", is_users=False)
+            return LostNode(f"nothing was heard of {self} for {timeout_s:g} s")
         return None
 
     def __str__(self) -> str:
@@ -342,9 +344,11 @@ class OtherNodes:
 
     def _cut(self, node: Node, error: LineClosedError) -> None:
         assert node.line is not None
-        self._local.unwatch(node.line)
-        node.line.close()
-        node.line, node.cut = None, str(error)
+        line, node.line, node.cut = node.line, None, str(error)
+        self._local.unwatch(line)
+        with contextlib.suppress(LineClosedError):
+            self._hear(node, line.read())  # its last words may have come before the end was noticed
+        line.close()
 
     def _hear(self, node: Node, frames: Sequence[bytearray]) -> None:
         for frame in frames:

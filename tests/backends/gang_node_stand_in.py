@@ -1,0 +1,10 @@
+"""The launcher of a node as it is, whose ranks are those of :mod:`gang_stand_in`; it waits little for a folder."""
+
+from __future__ import annotations
+
+from penstock.backends.learners.gang import node_main, rank_process
+
+if __name__ == "__main__":
+    rank_process.RANK_MODULE = "gang_stand_in"  # type: ignore[misc]  # pyright: ignore[reportConstantRedefinition]
+    node_main.SHARED_WAIT_S = 0.5  # type: ignore[misc]  # pyright: ignore[reportConstantRedefinition]
+    node_main.main()

@@ -1,0 +1,260 @@
+"""A gang over nodes, with ranks that have no model: real launchers, lines and signals, and what their ends lead to."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from queue import Empty
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from gang_nodes import LocalNodes
+from learner_cases import make_groups, train_command
+from test_learner_gang import WAIT_S, Gang, orders_in
+
+from penstock.backends.learners.gang import other_nodes, rank_process
+from penstock.backends.learners.gang.channel import INLINE_BYTES
+from penstock.backends.learners.gang.ending import GangError, GangInputError
+from penstock.backends.learners.gang.other_nodes import SECRET_VARIABLE, FurtherNodes
+from penstock.backends.processes import environment_of, marked_processes
+from penstock.messages.commands import OpenLearner, SaveCheckpoint
+from penstock.messages.local import BatchTrained, CheckpointWritten, LearnerOpened
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+MARK: Final = "PENSTOCK_TEST_GANG"
+LATE_S: Final = 2.0
+
+
+@pytest.fixture
+def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Gang]]:
+    """Starts gangs over nodes and closes them; nothing is left of them."""
+    monkeypatch.setattr(rank_process, "RANK_MODULE", "gang_stand_in")
+    monkeypatch.setattr(other_nodes, "NODE_MODULE", "gang_node_stand_in")
+    monkeypatch.setenv(MARK, str(tmp_path))
+    gangs: list[Gang] = []
+
+    def start(
+        fate: str = "none", *, nodes: LocalNodes | None = None, num_ranks: int = 4, rank_timeout_s: float = WAIT_S
+    ) -> Gang:
+        folder = tmp_path / str(len(gangs))
+        folder.mkdir()
+        further = FurtherNodes(nodes or LocalNodes(), lambda node: folder / "logs" / f"node-{node}.log")
+        gangs.append(Gang(folder, fate, num_ranks=num_ranks, rank_timeout_s=rank_timeout_s, further=further))
+        return gangs[-1]
+
+    yield start
+    for gang in gangs:
+        gang.close()
+    assert left(tmp_path) == {}
+    assert not list(tmp_path.glob(".gang-*"))
+
+
+def left(folder: Path) -> dict[int, int]:
+    """Processes of gangs below this folder."""
+    return marked_processes([f"{MARK}={folder}".encode()])
+
+
+def test_ranks_of_every_node_get_every_command_as_the_same_bytes_and_the_first_alone_answers(
+    launch: Callable[..., Gang],
+) -> None:
+    gang = launch(num_ranks=6, nodes=LocalNodes(3))
+    many = make_groups(((1.0, 0.0),) * 400)
+    for command in (OpenLearner(), train_command(1, groups=many), SaveCheckpoint(1), train_command(2)):
+        gang.backend.execute(command)
+    assert [gang.next() for _ in range(4)] == [
+        LearnerOpened(version=0),
+        BatchTrained(version=1, num_trained_tokens=1, num_masked_tokens=0, metrics=()),
+        CheckpointWritten(version=1, path="later"),
+        BatchTrained(version=2, num_trained_tokens=1, num_masked_tokens=0, metrics=()),
+    ]
+    gang.close()
+    with pytest.raises(Empty):
+        gang.events.get_nowait()
+    first, *others = [orders_in(gang.log(rank)) for rank in range(6)]
+    assert [line.split()[1:3] for line in first] == [
+        ["1", "OpenLearner"], ["2", "Train"], ["3", "SaveCheckpoint"], ["4", "Train"]
+    ]  # fmt: skip
+    assert int(first[1].split()[3]) > INLINE_BYTES, "the batch was to travel by reference"
+    assert others == [first] * 5
+    assert all(gang.log(rank).splitlines()[-1] == "finished" for rank in range(6))
+
+
+def test_no_rank_is_told_the_secret_of_the_line(launch: Callable[..., Gang], tmp_path: Path) -> None:
+    nodes = LocalNodes()
+    gang = launch(nodes=nodes)
+    gang.backend.execute(OpenLearner())
+    gang.next()
+    told = [
+        pid
+        for pid in left(tmp_path)
+        if any(variable.startswith(SECRET_VARIABLE.encode()) for variable in environment_of(pid))
+        and any(variable.startswith(rank_process.RANK_VARIABLE.encode()) for variable in environment_of(pid))
+    ]
+    assert told == []
+
+
+@pytest.mark.parametrize(
+    ("fate", "kind", "words"),
+    [
+        ("kill:3", GangError, ("rank 3 (process ", " on 127.0.0.1) was killed by SIGKILL", "about to die")),
+        ("kill:1", GangError, ("rank 1 (process ", ") was killed by SIGKILL", "about to die")),
+        ("blame:3", GangError, ("rank 3", "SIGKILL")),
+        ("user:2", GangInputError, ("expected another dtype",)),
+        ("disk:2", OSError, ("no space",)),
+        ("crash:3", GangError, ("rank 3", "failed: KeyError: 'x'. The end of its log")),
+    ],
+)
+def test_the_end_of_a_rank_is_told_wherever_it_was(
+    fate: str, kind: type[BaseException], words: tuple[str, ...], launch: Callable[..., Gang], tmp_path: Path
+) -> None:
+    error = launch(fate).error_of_a_step()
+    assert type(error) is kind
+    assert all(word in str(error) for word in words), error
+    assert left(tmp_path) == {}
+
+
+def test_a_rank_of_another_node_that_is_stopped_is_named(launch: Callable[..., Gang]) -> None:
+    story = str(launch("stop:3", rank_timeout_s=LATE_S).error_of_a_step())
+    assert "rank 3 (process " in story
+    assert "is stopped by a signal" in story
+
+
+def test_a_node_whose_launcher_is_killed_ends_the_gang(launch: Callable[..., Gang], tmp_path: Path) -> None:
+    nodes = LocalNodes()
+    gang = launch("hold:0", nodes=nodes)
+    gang.backend.execute(OpenLearner())
+    gang.next()
+    os.kill(nodes.pids[1], signal.SIGKILL)
+    error = gang.next()
+    assert type(error) is GangError
+    assert "the learner has lost a node: node 1 (127.0.0.1, ranks 2 to 3) was lost" in str(error)
+    assert left(tmp_path) == {}
+
+
+def test_a_node_that_is_silent_ends_the_gang_after_the_limit(
+    launch: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(other_nodes, "LINK_TIMEOUT_S", LATE_S)
+    nodes = LocalNodes()
+    gang = launch(nodes=nodes)
+    gang.backend.execute(OpenLearner())
+    gang.next()
+    os.kill(nodes.pids[1], signal.SIGSTOP)
+    error = gang.next()
+    assert type(error) is GangError
+    assert "nothing was heard of node 1 (127.0.0.1, ranks 2 to 3) for 2 s" in str(error)
+    assert left(tmp_path) == {}
+
+
+def test_a_node_whose_launcher_does_not_come_is_named_with_what_it_wrote(
+    launch: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(other_nodes, "NODE_MODULE", "penstock.no_such_module")
+    error = launch().next()
+    assert type(error) is GangError
+    assert "node 1 (ranks 2 to 3) was lost: exit code 1; the others" in str(error)
+    assert "No module named penstock.no_such_module" in str(error)
+
+
+def test_a_run_folder_that_a_node_does_not_share_is_the_users_to_mend(
+    launch: Callable[..., Gang], tmp_path: Path
+) -> None:
+    def hide() -> None:
+        for mark in tmp_path.rglob(".gang-*"):
+            mark.unlink()
+
+    error = launch(nodes=LocalNodes(before=hide)).next()
+    assert type(error) is GangInputError
+    assert "run.folder: " in str(error)
+    assert "put it on a file system that all nodes share" in str(error)
+
+
+def test_closed_within_a_command_the_first_rank_leaves_it_and_the_others_end(
+    launch: Callable[..., Gang],
+) -> None:
+    gang = launch("hold:0")
+    for command in (OpenLearner(), train_command()):
+        gang.backend.execute(command)
+    assert isinstance(gang.next(), LearnerOpened)
+    deadline_s = time.monotonic() + WAIT_S
+    while "Train" not in gang.log(0):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)  # between two looks at a file; nothing is timed by it
+    gang.close()
+    assert gang.log(0).splitlines()[-1] == "left within an order"
+    assert gang.events.empty()
+
+
+def test_who_has_not_the_secret_is_turned_away_and_disturbs_nobody(
+    launch: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strangers: list[socket.socket] = []
+    listen = socket.create_server
+
+    def listen_and_visit(address: tuple[str, int], **options: object) -> socket.socket:
+        listener = listen(address, **options)  # type: ignore[arg-type]
+        for said in (b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(200)):
+            strangers.append(socket.create_connection(listener.getsockname()))
+            strangers[-1].sendall(said)
+        return listener
+
+    monkeypatch.setattr(socket, "create_server", listen_and_visit)
+    gang = launch()
+    gang.backend.execute(OpenLearner())
+    assert isinstance(gang.next(), LearnerOpened)
+    for stranger in strangers:
+        stranger.settimeout(WAIT_S)
+        seen = b"more"
+        while seen:
+            try:
+                seen = stranger.recv(1 << 12)
+            except ConnectionResetError:
+                break
+        stranger.close()
+
+
+def test_no_rank_of_another_node_outlives_the_launcher(tmp_path: Path) -> None:
+    """Nothing but its line tells the node's launcher of the end."""
+    program = textwrap.dedent("""
+        import sys
+        from pathlib import Path
+        from penstock.backends.learners.gang import other_nodes, rank_process
+        from penstock.backends.learners.gang.other_nodes import FurtherNodes
+        from test_learner_gang import Gang
+        from gang_nodes import LooseNodes
+        from penstock.messages.commands import OpenLearner
+        rank_process.RANK_MODULE = "gang_stand_in"
+        other_nodes.NODE_MODULE = "gang_node_stand_in"
+        folder, nodes = Path(sys.argv[1]), LooseNodes()
+        further = FurtherNodes(nodes, lambda node: folder / f"node-{node}.log")
+        gang = Gang(folder, "none", num_ranks=4, rank_timeout_s=60.0, further=further)
+        gang.backend.execute(OpenLearner())
+        gang.next()
+        print(*[rank.pid for rank in gang.backend._set.ranks], nodes.pids[1], flush=True)
+        sys.stdin.read()
+    """)
+    found = os.pathsep.join(folder for folder in sys.path if folder)
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": found},
+    )
+    assert launcher.stdout is not None
+    pids = [int(word) for word in launcher.stdout.readline().split()]
+    assert len(pids) == 5
+    handles = [os.pidfd_open(pid) for pid in pids]
+    launcher.send_signal(signal.SIGKILL)
+    launcher.communicate()
+    for handle in handles:
+        assert select.select([handle], [], [], WAIT_S)[0], "something lives on"
+        os.close(handle)

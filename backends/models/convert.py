@@ -18,13 +18,13 @@ import os
 import re
 import shutil
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-import msgspec
 import torch
 
 from penstock.backends.durable import publish
 from penstock.backends.engines.torch.checkpoint import CheckpointTensors
+from penstock.backends.models.config_file import write_config
 from penstock.backends.models.examine import examine_model
 from penstock.backends.models.tokenizer_files import copy_tokenizer
 from penstock.backends.models.weight_files import WeightFiles
@@ -129,7 +129,7 @@ class HuggingFaceFormat:
                 files.write(name, tensor)
                 report(tensor.nbytes)
             files.finish()
-        _write_config(source, target, plan.dtype)
+        write_config(source, target, plan.dtype)
         copy_tokenizer(source, target)
         _read_back(target, planned, digests)
         return Converted(
@@ -199,27 +199,6 @@ def _planned(model: OpenModel, plan: ConversionPlan) -> dict[str, Tensor]:
 
 def _dtype_for(found: torch.dtype, wanted: str | None) -> torch.dtype:
     return found if wanted is None or not found.is_floating_point else DTYPES[wanted]
-
-
-def _write_config(source: Path, target: Path, dtype: str | None) -> None:
-    config = cast("dict[str, Any]", msgspec.json.decode((source / "config.json").read_bytes()))
-    if dtype is not None:
-        _set_dtype(config, dtype)
-    (target / "config.json").write_bytes(msgspec.json.format(msgspec.json.encode(config)) + b"\n")
-    generation = source / "generation_config.json"
-    if generation.is_file():
-        shutil.copyfile(generation, target / generation.name)
-
-
-def _set_dtype(config: dict[str, Any], dtype: str) -> None:
-    """Of the whole and of its parts, which some architectures have; under the name that was used until transformers 5
-    as well, where it is there."""
-    config["dtype"] = dtype
-    if "torch_dtype" in config:
-        config["torch_dtype"] = dtype
-    for part in config.values():
-        if isinstance(part, dict) and ("dtype" in part or "torch_dtype" in part):
-            _set_dtype(cast("dict[str, Any]", part), dtype)
 
 
 def _read_back(folder: Path, planned: dict[str, Tensor], digests: dict[str, str]) -> None:

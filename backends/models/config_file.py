@@ -1,0 +1,42 @@
+"""The configuration of a model, which goes with it from folder to folder."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def write_config(source: Path, target: Path, dtype: str | None) -> None:
+    """Copy ``config.json``, and the generation config where there is one, from one folder to another.
+
+    Args:
+        source: the one.
+        target: the other.
+        dtype: that the model has there; None leaves what is said.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    config = cast("dict[str, Any]", msgspec.json.decode((source / "config.json").read_bytes()))
+    if dtype is not None:
+        _set_dtype(config, dtype)
+    (target / "config.json").write_bytes(msgspec.json.format(msgspec.json.encode(config)) + b"\n")
+    generation = source / "generation_config.json"
+    if generation.is_file():
+        shutil.copyfile(generation, target / generation.name)
+
+
+def _set_dtype(config: dict[str, Any], dtype: str) -> None:
+    """Of the whole and of its parts, which some architectures have; under the name that was used until transformers 5
+    as well, where it is there."""
+    config["dtype"] = dtype
+    if "torch_dtype" in config:
+        config["torch_dtype"] = dtype
+    for part in config.values():
+        if isinstance(part, dict) and ("dtype" in part or "torch_dtype" in part):
+            _set_dtype(cast("dict[str, Any]", part), dtype)

@@ -1,0 +1,140 @@
+"""What ranks do in the tests of checkpoints. Imported by ranks only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+import training_plan as plan
+from weight_cases import CPU, gathered, opened
+
+from penstock.backends.learners.gang.gang import Gang
+from penstock.backends.learners.megatron.architecture import read_architecture
+from penstock.backends.learners.megatron.build import build_model, close_groups, open_groups
+from penstock.backends.learners.megatron.checkpoint import POLICY, LearnerFacts, MegatronCheckpoints
+from penstock.backends.learners.megatron.layout import layout_of
+from penstock.backends.learners.megatron.options import MegatronOptions
+from penstock.backends.learners.megatron.trainable import TrainableModel
+from penstock.backends.learners.options import LearnerOptions
+
+if TYPE_CHECKING:
+    from penstock.backends.learners.megatron.build import ParallelModel
+    from penstock.backends.learners.megatron.vocabulary import VocabularyScores
+    from penstock.messages.local import CheckpointWritten
+
+Weights = dict[str, Any]
+SAVED_VERSION = 2
+
+
+class Learner:
+    """One rank of what a learner does between two commands."""
+
+    def __init__(self, rank: int, model_folder: Path, folder: Path, keys: dict[str, Any], num_ranks: int) -> None:
+        self.options = LearnerOptions(**keys.pop("learner", {}), megatron=megatron_options(keys))
+        self.gang = gang_of(rank, num_ranks)
+        self.written: list[CheckpointWritten] = []
+        self.failed: list[BaseException] = []
+        self.checkpoints = MegatronCheckpoints(
+            folder, epoch=1, model_folder=model_folder, gang=self.gang, options=self.options,
+            done=self.written.append, fail=self.failed.append,
+        )  # fmt: skip
+
+    def trainable(self, model: ParallelModel) -> TrainableModel:
+        return TrainableModel(
+            model, self.options.megatron, betas=plan.BETAS, weight_decay=plan.WEIGHT_DECAY,
+            max_grad_norm=plan.MAX_GRAD_NORM, device=CPU, temperature=plan.TEMPERATURE,
+        )  # fmt: skip
+
+    def step(self, trainable: TrainableModel, step: int) -> None:
+        layout = trainable.model.layout
+        share = plan.NUM_MICRO_BATCHES // layout.data
+        first = share * layout.place(self.gang.rank).data
+        batches = plan.micro_batches(step, trainable.model.architecture.vocab_size)
+        count = plan.num_trained(batches)
+
+        def loss(_: int, scores: VocabularyScores) -> torch.Tensor:
+            return -(scores.logprobs.sum() + plan.ENTROPY_COEF * scores.entropy.sum()) / count
+
+        trainable.step(batches[first : first + share], loss, learning_rate=plan.LEARNING_RATE)
+
+
+def saved(
+    rank: int, model_folder: str, folder: str, keys: dict[str, Any], num_ranks: int, reference: bool = False
+) -> tuple[str, Weights, Weights]:
+    """Train two steps, save, and train a third one while it is written: the path, and on the first rank the weights
+    as they were saved and after the third step."""
+    learner = Learner(rank, Path(model_folder), Path(folder), keys, num_ranks)
+    model, _ = opened(rank, model_folder, megatron_keys(keys), num_ranks)
+    trainable = learner.trainable(model)
+    for step in range(SAVED_VERSION):
+        learner.step(trainable, step)
+    other = model_of(rank, model_folder, megatron_keys(keys), num_ranks) if reference else None
+    facts = LearnerFacts(SAVED_VERSION, "float32", 123, (3, 1, 4))
+    learner.checkpoints.begin_save({POLICY: trainable}, facts, reference=other, tensors={"mine": torch.arange(3.0)})
+    weights = weights_of(model, rank)
+    learner.step(trainable, SAVED_VERSION)
+    trainable.gather_weights()
+    after = weights_of(model, rank)
+    learner.checkpoints.wait()
+    assert not learner.failed, learner.failed
+    close_groups()
+    return learner.written[0].path, weights, after
+
+
+def gone_on(
+    rank: int, model_folder: str, path: str, keys: dict[str, Any], num_ranks: int, reference: bool = False
+) -> tuple[Weights, Weights, Any]:
+    """Load what was saved, and train the third step: on the first rank the weights before and after."""
+    learner = Learner(rank, Path(model_folder), Path(path).parent, keys, num_ranks)
+    stored = learner.checkpoints.open(Path(path), version=SAVED_VERSION, dtype="float32")
+    open_groups(layout_of(learner.options.megatron, num_ranks), seed=1)
+    model = bare_model(model_folder, learner.options.megatron, num_ranks)
+    stored.load_weights(model)
+    other = None
+    if reference:
+        built = bare_model(model_folder, learner.options.megatron, num_ranks)
+        stored.load_reference(built)
+        other = weights_of(built, rank)
+    weights = weights_of(model, rank)
+    trainable = learner.trainable(model)
+    stored.load_optimizer(trainable)
+    stored.restore_random_state()
+    if not stored.is_fresh:
+        assert stored.tensors()["mine"].tolist() == [0.0, 1.0, 2.0]
+    learner.step(trainable, SAVED_VERSION)
+    trainable.gather_weights()
+    after = weights_of(model, rank)
+    close_groups()
+    return weights, after, other
+
+
+def megatron_keys(keys: dict[str, Any]) -> dict[str, Any]:
+    return {**keys, "optimizer": {**keys.get("optimizer", {}), "adam_eps": plan.EPSILON}}
+
+
+def megatron_options(keys: dict[str, Any]) -> MegatronOptions:
+    return MegatronOptions(**megatron_keys(keys))
+
+
+def gang_of(rank: int, num_ranks: int) -> Gang:
+    control = dist.new_group(backend="gloo")
+    return Gang(rank=rank, num_ranks=num_ranks, local_rank=rank, device=CPU, timeout_s=60.0, control=control)
+
+
+def bare_model(model_folder: str, options: MegatronOptions, num_ranks: int) -> ParallelModel:
+    architecture = read_architecture(Path(model_folder))
+    return build_model(architecture, layout_of(options, num_ranks), options, precision="float32", device=CPU)
+
+
+def model_of(rank: int, model_folder: str, keys: dict[str, Any], num_ranks: int) -> ParallelModel:
+    from penstock.backends.learners.megatron.load import load_weights
+
+    model = bare_model(model_folder, MegatronOptions(**keys), num_ranks)
+    load_weights(model, Path(model_folder), rank=rank)
+    return model
+
+
+def weights_of(model: ParallelModel, rank: int) -> Weights:
+    return {name: tensor.numpy().copy() for bucket in gathered(model, rank) for name, tensor in bucket}

@@ -79,8 +79,19 @@ def run(
     scenario: ScenarioFile,
     overrides: Overrides = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the resolved scenario and the placement, start nothing.")
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Print the resolved scenario, who runs where, and layout and memory of a Megatron learner; start "
+            "nothing.",
+        ),
     ] = False,
+    gpus_per_node: Annotated[
+        int | None, typer.Option(min=1, help="With --dry-run: GPUs of a node of the cluster; 8 without it.")
+    ] = None,
+    gpu_memory: Annotated[
+        float | None, typer.Option(min=1, metavar="GB", help="With --dry-run: memory of a GPU; 80 without it.")
+    ] = None,
     keep_samples: Annotated[
         bool, typer.Option("--keep-samples", help="Keep every trained sample as Parquet; as run.keep_samples=true.")
     ] = False,
@@ -114,8 +125,10 @@ def run(
     if dry_run:
         from penstock.runtime.cli.dry_run import show_plan
 
-        show_plan(loaded, console)
+        show_plan(loaded, console, gpus_per_node=gpus_per_node, gpu_gb=gpu_memory)
         return
+    if gpus_per_node is not None or gpu_memory is not None:
+        raise UserError("--gpus-per-node and --gpu-memory are for --dry-run; a run takes the GPUs that are there")
     from penstock.runtime.cli.launch import launch
 
     raise typer.Exit(launch(loaded, scenario, console))

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Final
 from rich.syntax import Syntax
 
 from penstock.backends.engines.sglang.environment import num_cuda_gpus
+from penstock.runtime.cli.megatron_plan import megatron_text
+from penstock.runtime.cli.node_plan import node_text, plan_nodes
 from penstock.runtime.cli.placement import placement
+from penstock.runtime.cli.tables import aligned
 from penstock.runtime.errors import PreflightError
 from penstock.runtime.hosts.ray.placement import NodeGpus, needs_of, place
 from penstock.runtime.scenario import dump_scenario
@@ -27,26 +30,47 @@ FAILED: Final = "failed"
 LEFT_OUT: Final = "left out"
 
 
-def show_plan(scenario: Scenario, console: Console) -> None:
-    """Print the resolved scenario, and behind it as comments the placement and what this machine lacks: the whole is a
-    scenario again. It may well be another machine that is to run it, so nothing that is missing here is an error."""
+def show_plan(
+    scenario: Scenario, console: Console, *, gpus_per_node: int | None = None, gpu_gb: float | None = None
+) -> None:
+    """Print the resolved scenario, and behind it as comments the placement, the layout of a Megatron learner, and what
+    this machine lacks: the whole is a scenario again. It may well be another machine that is to run it, so nothing that
+    is missing here is an error.
+
+    Args:
+        scenario: resolved.
+        console: where to.
+        gpus_per_node: of the cluster that the placement is shown for.
+        gpu_gb: memory that the learner's is compared with.
+    """
     with console.status("looking at this machine …"):
         machine = machine_text(scenario, Path(scenario.run.folder).expanduser().absolute())
-    text = dump_scenario(scenario) + "\n" + placement_text(scenario) + "#\n" + machine
+        layout = layout_text(scenario, gpus_per_node=gpus_per_node, gpu_gb=gpu_gb)
+    text = dump_scenario(scenario) + "\n" + placement_text(scenario) + "#\n" + layout + machine
     if console.is_terminal:
         console.print(Syntax(text, "yaml", background_color="default"), soft_wrap=True)
     else:
         console.print(text, markup=False, soft_wrap=True, end="")
 
 
+def layout_text(scenario: Scenario, *, gpus_per_node: int | None = None, gpu_gb: float | None = None) -> str:
+    """Nodes and their GPUs, and how a Megatron learner divides its model over its ranks, as comment lines; empty where
+    neither is asked for."""
+    nodes = plan_nodes(scenario, gpus_per_node)
+    blocks = [node_text(nodes)] if nodes is not None else []
+    if scenario.learner.backend == "megatron":
+        on_gpus = nodes is not None and scenario.learner.device != "cpu"
+        blocks.append(megatron_text(scenario, nodes if on_gpus else None, gpu_gb))
+    return "".join(f"# {line}".rstrip() + "\n" for block in blocks for line in [*block, ""])
+
+
 def placement_text(scenario: Scenario) -> str:
     """The placement as aligned comment lines."""
     rows = placement(scenario)
-    cells = [("actor", "processes", "threads each", "device", "")] + [
-        (row.name, str(row.num_processes), str(row.num_threads), row.device, row.remark) for row in rows
-    ]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
+    lines = aligned(
+        [("actor", "processes", "threads each", "device", "")]
+        + [(row.name, str(row.num_processes), str(row.num_threads), row.device, row.remark) for row in rows]
+    )
     where = scenario.runtime.ray_address or "this machine, with Ray started embedded"
     lines.append(f"{sum(row.num_processes for row in rows)} processes on {where}{_gpus(scenario)}")
     return "".join(f"# {line}".rstrip() + "\n" for line in lines)

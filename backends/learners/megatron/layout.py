@@ -16,7 +16,7 @@ import itertools
 import math
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from penstock.backends.learners.megatron.stages import UNEVEN_STAGES, StageError, layers_of_pieces
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.megatron.architecture import Architecture
     from penstock.backends.learners.megatron.options import ConfigValue, MegatronOptions
 
+Axis = Literal["tensor", "context", "data", "pipeline", "expert tensor", "expert", "expert data"]
 NO_FIELDS: Final[Mapping[str, ConfigValue]] = MappingProxyType({})
 
 
@@ -84,6 +85,19 @@ class Layout:
         data, context = divmod(rest, self.context)
         rest, expert_tensor = divmod(inside, self.expert_tensor)
         return Place(tensor, context, data, stage, expert_tensor, rest % self.expert)
+
+    def group(self, axis: Axis) -> range:
+        """The ranks of the first one's group: they differ in their place on this axis only."""
+        size, step = {
+            "tensor": (self.tensor, 1),
+            "context": (self.context, self.tensor),
+            "data": (self.data, self.tensor * self.context),
+            "pipeline": (self.pipeline, self.ranks_per_stage),
+            "expert tensor": (self.expert_tensor, 1),
+            "expert": (self.expert, self.expert_tensor),
+            "expert data": (self.expert_data, self.expert_tensor * self.expert),
+        }[axis]
+        return range(0, size * step, step)
 
     def holder(self, stage: int, shard: int, expert_rank: int | None) -> int:
         """The rank that speaks for one part of a parameter: the first of those that have the same.

@@ -11,9 +11,37 @@ from penstock.backends.learners.megatron.build import close_groups
 from penstock.backends.learners.megatron.trainable import TrainableModel
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from penstock.backends.learners.megatron.vocabulary import VocabularyScores
+
+
+def num_calls(rank: int, folder: str, keys: dict[str, Any], num_ranks: int) -> tuple[int, int]:
+    """How often the first layer's attention, and its core, are computed in a step of all micro-batches."""
+    model, options = opened(rank, folder, keys, num_ranks)
+    trainable = TrainableModel(
+        model, options, betas=plan.BETAS, weight_decay=plan.WEIGHT_DECAY, max_grad_norm=plan.MAX_GRAD_NORM, device=CPU
+    )
+    attention: Any = model.chunks[0].decoder.layers[0].self_attention
+    calls = [0, 0]
+
+    def count(index: int) -> Callable[..., None]:
+        def one_more(*_: object) -> None:
+            calls[index] += 1
+
+        return one_more
+
+    for index, module in enumerate((attention, attention.core_attention)):
+        module.register_forward_hook(count(index))
+
+    def loss(_: int, scores: VocabularyScores) -> torch.Tensor:
+        return -scores.logprobs.sum()
+
+    trainable.step(plan.micro_batches(0, model.architecture.vocab_size), loss, learning_rate=plan.LEARNING_RATE)
+    close_groups()
+    return calls[0], calls[1]
 
 
 def trained(

@@ -4,7 +4,8 @@ The caller has called ``no_cuda.install()`` before this module is imported, and 
 
 Invariants:
 
-* A model is in evaluation mode and drops nothing out: the learner's log-probs are comparable with an engine's.
+* A model is in evaluation mode, but for what recomputes, and drops nothing out: the learner's log-probs are comparable
+  with an engine's.
 """
 
 # megatron-core is typed for what is used of it only:
@@ -105,6 +106,8 @@ def build_model(
     vocab = padded_vocab_size(architecture.vocab_size, multiple=options.vocab_multiple, num_tensor=layout.tensor)
     stages = [None] if layout.virtual_pipeline == 1 else list(range(layout.virtual_pipeline))
     chunks = [_chunk(architecture, config, vocab, stage, is_cpu=is_cpu) for stage in stages]
+    if options.recompute != "none":
+        _let_recompute(chunks)
     _mark_experts(chunks, layout)
     connect_routers(architecture, chunks)
     return ParallelModel(
@@ -115,6 +118,14 @@ def build_model(
         padded_vocab_size=vocab,
         precision=precision,
     )
+
+
+def _let_recompute(chunks: list[GPTModel]) -> None:
+    """megatron-core computes again only what is in training mode, and says nothing where it is not. These modules ask
+    for that mode for nothing else."""
+    for chunk in chunks:
+        for module in (chunk.decoder, *(layer.self_attention for layer in chunk.decoder.layers)):
+            module.training = True
 
 
 def _mark_experts(chunks: list[GPTModel], layout: Layout) -> None:

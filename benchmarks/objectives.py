@@ -33,9 +33,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from penstock.backends.data.dataset import load_dataset
+from penstock.backends.learners.finite import NonFiniteStepError
 from penstock.backends.learners.objectives.presets import PRESETS, objective
 from penstock.backends.learners.objectives.validity import needs_rollout_logprobs
-from penstock.backends.learners.torch.optimizer import NonFiniteStepError
 from penstock.backends.models.make import make_model
 from penstock.backends.models.terminal import quiet_transformers
 from penstock.benchmarks._aged_training import AgedCell, TrainedStep, train_aged, warm_started

@@ -3,12 +3,41 @@
 from __future__ import annotations
 
 import math
-from typing import Final, Literal, assert_never
+from typing import TYPE_CHECKING, Final, Literal, assert_never
+
+if TYPE_CHECKING:
+    from penstock.backends.learners.options import LearnerOptions
 
 Schedule = Literal["constant", "linear", "cosine"]
 
 FINAL_FRACTION: Final = 0.1
 """Where ``linear`` and ``cosine`` end, relative to the peak, where nothing else is said."""
+CRITIC_FACTOR: Final = 10.0
+"""Of the critic's learning rate over the policy's, where nothing is said."""
+
+
+def policy_learning_rate(step: int, options: LearnerOptions, *, num_steps: int) -> float:
+    """Of the batch that ``step`` others precede, in a run of ``num_steps``."""
+    return learning_rate(
+        step,
+        peak=options.learning_rate,
+        warmup_steps=options.warmup_steps,
+        num_steps=num_steps,
+        schedule=options.lr_schedule,
+        final_fraction=options.min_learning_rate_ratio,
+    )
+
+
+def critic_learning_rate(step: int, options: LearnerOptions, *, num_steps: int) -> float:
+    """Likewise, of the critic."""
+    return learning_rate(
+        step,
+        peak=options.objective.critic_learning_rate or CRITIC_FACTOR * options.learning_rate,
+        warmup_steps=options.objective.critic_warmup_steps,
+        num_steps=num_steps,
+        schedule=options.lr_schedule,
+        final_fraction=options.min_learning_rate_ratio,
+    )
 
 
 def learning_rate(
@@ -38,3 +67,9 @@ def learning_rate(
         case _:
             assert_never(schedule)
     return peak * fraction
+
+
+def is_reference_due(version: int, options: LearnerOptions) -> bool:
+    """Whether the reference becomes the policy of this version."""
+    every = options.objective.reference_every
+    return every is not None and version % every == 0

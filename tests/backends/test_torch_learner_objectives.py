@@ -25,7 +25,7 @@ from penstock.backends.learners.options import LearnerOptions, ObjectiveOptions
 from penstock.backends.learners.packing import split_into_micro_batches
 from penstock.backends.learners.sequences import read_groups
 from penstock.backends.learners.torch.model import PackedModel
-from penstock.backends.learners.torch.trainer import PolicyTrainer, StepResult
+from penstock.backends.learners.torch.trainer import PolicyTrainer
 from penstock.messages.arrays import floats_view, pack_floats, pack_tokens, tokens_view
 from penstock.messages.samples import Completed, Group, Loss, Part, Prompt, Reward, Sample, SampleKey, VersionSpan
 
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from torch import Tensor
+
+    from penstock.backends.learners.batch_trainer import StepResult
 
 AutoModel: Any = AutoModelForCausalLM  # transformers' factories have no types
 CPU = torch.device("cpu")

@@ -9,22 +9,19 @@ Invariants:
 * After it every rank has the figures of the whole step.
 """
 
-# Tensor.tolist and numpy's concatenate are typed in part only:
-# pyright: reportUnknownMemberType=false
-
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from penstock.backends.learners.coupling import places_in, scattered, slopes_of, summed_over, sums
 from penstock.backends.learners.objectives.objective import couples_tokens
 from penstock.backends.learners.step import Scores, StepTokens
 from penstock.backends.learners.torch.micro_batch import laid_out, nothing
-from penstock.backends.learners.torch.opening import scattered
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from torch import Tensor
 
@@ -32,7 +29,6 @@ if TYPE_CHECKING:
     from penstock.backends.learners.gang.gang import Gang
     from penstock.backends.learners.objectives.protocol import ObjectiveFunction
     from penstock.backends.learners.options import LearnerOptions
-    from penstock.backends.learners.sequences import TrainSequence
     from penstock.backends.learners.step import BatchTokens
     from penstock.backends.learners.torch.micro_batch import MicroBatch
     from penstock.backends.learners.torch.models import Models
@@ -77,9 +73,7 @@ class Accumulation:
             totals = self._add_coupled(step, own, batches, spare)
         else:
             totals = self._add_apart(own, batches, spare)
-        # One transfer for all of them: each would wait for the device on its own.
-        sums = self._gang.sum_(torch.stack([value.double() for value in totals.values()]))
-        return dict(zip(totals, cast("list[float]", sums.tolist()), strict=True))
+        return summed_over(self._gang, totals)
 
     def _add_apart(self, own: StepTokens, batches: Sequence[MicroBatch], spare: MicroBatch) -> dict[str, Tensor]:
         """Loss and gradient micro-batch by micro-batch, for a loss that is a sum over tokens (or one micro-batch)."""
@@ -89,34 +83,25 @@ class Accumulation:
             terms = self._objective(own.tokens(batch.part, scores), self._options.objective)
             return {**terms.figures, **self._backward(terms.loss, batch, own, scores.hidden)}
 
-        return _sums(self._rounds.run(f"apart {own.asks_reference}", batches, spare, work))
+        return sums(self._rounds.run(f"apart {own.asks_reference}", batches, spare, work))
 
     def _add_coupled(
         self, step: Step, own: StepTokens, batches: Sequence[MicroBatch], spare: MicroBatch
     ) -> dict[str, Tensor]:
-        """Where the loss of a token depends on log-probs of others: a first pass without gradient finds all log-probs,
-        the loss of the step gives its gradient with respect to each of them, and a second pass sends these back
-        through the model. Exact for any function of the log-probs, at the cost of one more forward pass."""
+        """Where the loss of a token depends on log-probs of others; see :mod:`.coupling`."""
         whole = StepTokens(step.known, step.update, [step.update.sequences], is_only_step=step.is_only)
-        places = self._places_in(step.update, step.division.ranks[self._gang.rank])
+        places = places_in(step.update, step.division.ranks[self._gang.rank]).to(self._models.policy.device)
         scores = self._all_scores(own, batches, spare, places, num_tokens=step.update.num_tokens)
-        leaves = [scores.logprobs.requires_grad_(), scores.entropy.requires_grad_()]
-        terms = self._objective(whole.tokens(slice(None), scores), self._options.objective)
-        found = torch.autograd.grad(terms.loss, leaves, allow_unused=True, materialize_grads=True)
-        slopes = [slope[places] for slope in found]
+        slopes = slopes_of(self._objective, self._options.objective, whole, scores, places)
 
         def work(batch: MicroBatch) -> dict[str, Tensor]:
             again = self._models.scores(batch, with_reference=False)
-            surrogate = (slopes[0][batch.part] * again.logprobs).sum()
-            if again.entropy.requires_grad:
-                surrogate = surrogate + (slopes[1][batch.part] * again.entropy).sum()
+            surrogate = slopes.surrogate(batch.part, again.logprobs, again.entropy)
             return self._backward(surrogate, batch, own, again.hidden)
 
-        values = _sums(self._rounds.run("coupled", batches, spare, work))
-        if self._gang.is_first:
-            return {**terms.figures, **values}
+        values = sums(self._rounds.run("coupled", batches, spare, work))
         # Every rank has found those of the whole step, and they will be added up.
-        return {**{name: torch.zeros_like(figure) for name, figure in terms.figures.items()}, **values}
+        return {**slopes.figures, **values} if self._gang.is_first else values
 
     def _add_values(self, own: StepTokens, batches: Sequence[MicroBatch], spare: MicroBatch) -> dict[str, Tensor]:
         """The critic alone; with a shared trunk its head alone, as the trunk is the policy's."""
@@ -132,7 +117,7 @@ class Accumulation:
             torch.autograd.backward(terms.loss)
             return terms.figures
 
-        return _sums(self._rounds.run("values", batches, spare, work))
+        return sums(self._rounds.run("values", batches, spare, work))
 
     @torch.no_grad()
     def _all_scores(
@@ -155,20 +140,6 @@ class Accumulation:
             hidden=None,
         )
 
-    def _places_in(self, update: Update, parts: Sequence[Sequence[TrainSequence]]) -> Tensor:
-        """Of this rank's tokens among those of the step in the order of the batch, int64 ``[T]``."""
-        starts: dict[int, int] = {}
-        num_tokens = 0
-        for sequence in update.sequences:
-            starts[sequence.first] = num_tokens
-            num_tokens += len(sequence.trained)
-        places = [
-            torch.arange(starts[sequence.first], starts[sequence.first] + len(sequence.trained))
-            for part in parts
-            for sequence in part
-        ]
-        return torch.cat([torch.zeros(0, dtype=torch.int64), *places]).to(self._models.policy.device)
-
     def _backward(self, loss: Tensor, batch: MicroBatch, own: StepTokens, hidden: Tensor | None) -> dict[str, Tensor]:
         """Send the loss of the policy back through it, and that of the values; the figures of these."""
         critic = self._models.critic
@@ -182,11 +153,3 @@ class Accumulation:
         else:
             torch.autograd.backward(terms.loss)
         return terms.figures
-
-
-def _sums(figures: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    totals: dict[str, Tensor] = {}
-    for found in figures:
-        for name, value in found.items():
-            totals[name] = totals[name] + value if name in totals else value
-    return totals

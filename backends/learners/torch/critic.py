@@ -25,7 +25,7 @@ from torch import nn
 
 from penstock.backends.learners.gang.gang import SOLO
 from penstock.backends.learners.objectives.values import clipped_value_loss
-from penstock.backends.learners.schedule import learning_rate
+from penstock.backends.learners.schedule import critic_learning_rate
 from penstock.backends.learners.torch.attention import PackedRows
 from penstock.backends.learners.torch.model import CheckpointError
 from penstock.backends.learners.torch.optimizer import MASTER, MasterAdamW
@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 
 PREFIX: Final = "critic/"
 WEIGHT: Final = "weight/"
-LEARNING_RATE_FACTOR: Final = 10.0
-"""Of the critic's learning rate over the policy's, where nothing is said."""
 
 
 class ValueTerms(NamedTuple):
@@ -79,7 +77,6 @@ class Critic:
         self._num_steps = num_steps
         self._device = policy.device
         self._value_clip = math.inf if objective.value_clip is None else objective.value_clip
-        self._peak = objective.critic_learning_rate or LEARNING_RATE_FACTOR * options.learning_rate
         dtype = torch.promote_types(policy.dtype, torch.float32)
         self._head = nn.Linear(policy.hidden_size, 1, dtype=dtype, device=policy.device)
         nn.init.zeros_(self._head.weight)
@@ -149,14 +146,7 @@ class Critic:
 
     def learning_rate(self, step: int) -> float:
         """Of the batch that ``step`` others precede."""
-        return learning_rate(
-            step,
-            peak=self._peak,
-            warmup_steps=self._options.objective.critic_warmup_steps,
-            num_steps=self._num_steps,
-            schedule=self._options.lr_schedule,
-            final_fraction=self._options.min_learning_rate_ratio,
-        )
+        return critic_learning_rate(step, self._options, num_steps=self._num_steps)
 
     def state(self) -> dict[str, Tensor]:
         """Weights and optimizer, not copied, each under ``critic/…``; of a weight with a ``master`` that one only."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from penstock.backends.learners.objectives.objective import advantages_need_policy
+from penstock.backends.learners.coupling import asks_policy, scattered
 from penstock.backends.learners.step import Opening
 
 if TYPE_CHECKING:
@@ -26,12 +26,6 @@ if TYPE_CHECKING:
     from penstock.backends.learners.torch.micro_batch import MicroBatch
     from penstock.backends.learners.torch.models import Models
     from penstock.backends.learners.torch.rounds import Rounds
-
-
-def asks_policy(options: LearnerOptions) -> bool:
-    """Whether anything depends on log-probs of the policy that opens a batch."""
-    is_moving = options.num_updates * options.num_passes > 1
-    return advantages_need_policy(options.objective) or (is_moving and options.objective.old_logprobs != "engine")
 
 
 @torch.no_grad()
@@ -84,8 +78,3 @@ def open_batch(
             for name in found[0]
         }
     )
-
-
-def scattered(values: Tensor, places: Tensor, count: int) -> Tensor:
-    """``[count]`` with ``values [N]`` at ``places [N]`` and 0 elsewhere."""
-    return values.new_zeros(count).index_copy(0, places, values)

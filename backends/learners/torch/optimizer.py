@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final, cast
 import torch
 from torch.distributed.tensor import DTensor
 
+from penstock.backends.learners.finite import non_finite
 from penstock.backends.learners.gang.gang import SOLO
 from penstock.backends.learners.torch.model import CheckpointError
 from penstock.backends.learners.torch.parallel import like, load_into, local
@@ -41,10 +42,6 @@ BUCKET_BYTES: Final = 64 * 2**20
 """Of gradients that are added up over ranks at once."""
 NORM_EPSILON: Final = 1e-6
 """torch's own, where it clips."""
-
-
-class NonFiniteStepError(RuntimeError):
-    """Loss or gradient is infinite or not a number; the weights were not changed."""
 
 
 class MasterAdamW:
@@ -106,12 +103,9 @@ class MasterAdamW:
         """
         self.sum_gradients()
         norm = self._clip()
-        if not (math.isfinite(norm) and math.isfinite(loss)):
+        if (error := non_finite(loss=loss, norm=norm, name=name)) is not None:
             self.forget_gradients()
-            raise NonFiniteStepError(
-                f"{name}: the loss is {loss} and the gradient norm {norm}, both must be finite; the weights were not "
-                "changed. Lower learner.learning_rate or learner.max_grad_norm, or look at the rewards of this batch"
-            )
+            raise error
         for group in self._adamw.param_groups:
             group["lr"] = learning_rate
         self._adamw.step()

@@ -67,12 +67,6 @@ def frozen(model: PackedModel) -> PackedModel:
     return model
 
 
-def is_due(version: int, options: LearnerOptions) -> bool:
-    """Whether the reference becomes the policy of this version."""
-    every = options.objective.reference_every
-    return every is not None and version % every == 0
-
-
 @torch.no_grad()
 def refresh(reference: PackedModel, policy: PackedModel) -> None:
     """Make the reference what the policy is now, in the memory that it has. Both are divided over ranks alike."""

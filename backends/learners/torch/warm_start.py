@@ -2,28 +2,25 @@
 
 Invariants:
 
-* Which demonstrations a step sees is a function of the seed: passes over a shuffled list, the last batch of a pass
-  filled from the next one.
+* Which demonstrations a step sees is a function of the seed (:mod:`.warm_batches`).
 * The loss is the mean of ``−log-prob`` over all response tokens of the batch, at temperature 1.
 * Its optimizer ends with it: reinforcement starts with fresh moments.
 """
 
 from __future__ import annotations
 
-import random
-from itertools import islice
 from typing import TYPE_CHECKING
 
 import torch
 
 from penstock.backends.learners.division import divide_over_ranks
 from penstock.backends.learners.gang.gang import SOLO
-from penstock.backends.learners.schedule import learning_rate
 from penstock.backends.learners.torch.micro_batch import laid_out
 from penstock.backends.learners.torch.optimizer import MasterAdamW
+from penstock.backends.learners.warm_batches import warm_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from penstock.backends.learners.gang.gang import Gang
     from penstock.backends.learners.options import LearnerOptions, WarmStartOptions
@@ -64,19 +61,10 @@ def warm_start(
         max_grad_norm=options.max_grad_norm,
         gang=gang,
     )
-    stream = _endless(demonstrations, seed)
-    for step in range(block.num_steps):
-        batch = list(islice(stream, block.batch_size))
-        loss = accumulate(model, batch, options.max_tokens_per_micro_batch, check_stop, gang)
-        rate = learning_rate(
-            step,
-            peak=block.learning_rate,
-            warmup_steps=block.warmup_steps,
-            num_steps=block.num_steps,
-            schedule="linear",
-        )
-        optimizer.step(rate, loss=loss, name=f"warm-start step {step + 1}")
-        report((step + 1) / block.num_steps, loss)
+    for step in warm_steps(demonstrations, block, seed=seed):
+        loss = accumulate(model, step.sequences, options.max_tokens_per_micro_batch, check_stop, gang)
+        optimizer.step(step.learning_rate, loss=loss, name=step.name)
+        report(step.fraction, loss)
     optimizer.close()
 
 
@@ -99,12 +87,3 @@ def accumulate(
         torch.autograd.backward(loss)
         total += loss.detach()
     return float(gang.sum_(total))
-
-
-def _endless(demonstrations: Sequence[TrainSequence], seed: int) -> Iterator[TrainSequence]:
-    draw = random.Random(f"warm start {seed}")
-    order = list(range(len(demonstrations)))
-    while True:
-        draw.shuffle(order)
-        for index in order:
-            yield demonstrations[index]

@@ -1,0 +1,25 @@
+"""What is said of an optimizer step whose loss or gradient is no number."""
+
+from __future__ import annotations
+
+import math
+
+
+class NonFiniteStepError(RuntimeError):
+    """Loss or gradient is infinite or not a number; the weights were not changed."""
+
+
+def non_finite(*, loss: float, norm: float, name: str) -> NonFiniteStepError | None:
+    """The error of a step that must not be made; None where it may.
+
+    Args:
+        loss: of the step.
+        norm: of its gradient.
+        name: of the step, for the message.
+    """
+    if math.isfinite(norm) and math.isfinite(loss):
+        return None
+    return NonFiniteStepError(
+        f"{name}: the loss is {loss} and the gradient norm {norm}, both must be finite; the weights were not "
+        "changed. Lower learner.learning_rate or learner.max_grad_norm, or look at the rewards of this batch"
+    )

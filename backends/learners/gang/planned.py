@@ -1,0 +1,42 @@
+"""What ranks make of the plan of their learner, whichever library trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.backends.weights.transports import open_exporter
+
+if TYPE_CHECKING:
+    from penstock.backends.learners.gang.gang import Gang
+    from penstock.backends.learners.gang.plan import GangPlan
+    from penstock.backends.weights.protocol import WeightExporter
+
+
+def exporter_of(plan: GangPlan, gang: Gang) -> WeightExporter | None:
+    """What the first rank publishes with; None on the others.
+
+    Raises:
+        WeightExportError: weights cannot be published there.
+    """
+    if not gang.is_first:
+        return None
+    export = plan.export
+    return open_exporter(
+        export.transport,
+        run_id=export.run_id,
+        learner_epoch=plan.epoch,
+        folder=Path(export.folder),
+        host=export.host,
+    )
+
+
+def demonstrations_of(plan: GangPlan) -> list[tuple[list[int], list[int]]]:
+    """Token ids of a prompt and of a response each, the end token included."""
+    return [(_ids(each.prompt), _ids(each.response)) for each in plan.demonstrations]
+
+
+def _ids(packed: bytes) -> list[int]:
+    return np.frombuffer(packed, dtype=np.int32).tolist()

@@ -17,16 +17,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from megatron.core import parallel_state
-from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
+from penstock.backends.learners.megatron.moe import Balancing, RoutedSequences, Routing, StepBalance, num_inputs
 from penstock.backends.learners.megatron.packed import pack_share
+from penstock.backends.learners.megatron.router_replay import laid_out
 from penstock.backends.learners.megatron.vocabulary import VocabularyScores, sum_of_shares, vocabulary_scores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from numpy.typing import NDArray
     from torch import Tensor, nn
 
     from penstock.backends.learners.megatron.build import ParallelModel
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 class _Input(NamedTuple):
     number: int
     share: PackedShare
+    routing: Routing | None
 
 
 class MicroBatchRunner:
@@ -50,6 +54,8 @@ class MicroBatchRunner:
         device: torch.device,
         temperature: float = 1.0,
         entropy_gradient: bool = True,
+        check_stop: Callable[[], None] | None = None,
+        replays_experts: bool = False,
     ) -> None:
         """
         Args:
@@ -58,18 +64,42 @@ class MicroBatchRunner:
             device: of this rank.
             temperature: that the engine samples with.
             entropy_gradient: whether gradients go through the entropy.
+            check_stop: called before each micro-batch; raises to end the pass.
+            replays_experts: whether inputs go to the experts that were recorded for them.
         """
         self._model = model
         self._modules = list(modules)
         self._device = device
         self._temperature = temperature
         self._entropy_gradient = entropy_gradient
+        self._check_stop = check_stop
+        self._experts = model.architecture.experts
+        self._replays_experts = replays_experts
+        self._balancing = Balancing(model.architecture, model.chunks, model.config, device)
 
-    def scores(self, micro_batches: Sequence[Sequence[TrainSequence]]) -> list[VocabularyScores]:
-        """Log-probs and entropy ``[N]`` of the trained tokens of each micro-batch; empty but on the last stage."""
+    @property
+    def expert_figures(self) -> dict[str, float]:
+        """Auxiliary losses of the last optimizer step, by metric name; the same on every rank."""
+        return self._balancing.figures
 
-        def keep(_: int, scores: VocabularyScores) -> VocabularyScores:
-            return scores
+    @property
+    def multiple(self) -> int:
+        """What the number of micro-batches of one call must be a multiple of."""
+        layout = self._model.layout
+        return layout.pipeline if layout.virtual_pipeline > 1 else 1
+
+    def scores(
+        self, micro_batches: Sequence[Sequence[TrainSequence]], *, temperature: float | None = None
+    ) -> list[VocabularyScores]:
+        """Log-probs and entropy ``[N]`` of the trained tokens of each micro-batch; empty but on the last stage.
+
+        Args:
+            micro_batches: of this data-parallel rank.
+            temperature: another one than the engine's.
+        """
+
+        def keep(_: int, logits: Tensor, share: PackedShare) -> VocabularyScores:
+            return self._scores(logits, share, temperature)
 
         with torch.no_grad():
             out = self._run(micro_batches, keep, forward_only=True)
@@ -79,38 +109,79 @@ class MicroBatchRunner:
         self,
         micro_batches: Sequence[Sequence[TrainSequence]],
         loss: Callable[[int, VocabularyScores], Tensor],
+        *,
+        temperature: float | None = None,
     ) -> list[Tensor]:
         """Add up gradients of the losses over micro-batches and ranks.
 
         Args:
             micro_batches: of this data-parallel rank.
             loss: of a micro-batch, by its number.
+            temperature: another one than the engine's.
 
         Returns:
-            The losses, on the last stage; nothing on others.
+            The losses, on the last stage; nothing on others. Auxiliary losses of experts are not in them.
         """
-        return self._run(micro_batches, loss, forward_only=False)
+
+        def finish(number: int, logits: Tensor, share: PackedShare) -> Tensor:
+            return loss(number, self._scores(logits, share, temperature))
+
+        if not self._balancing.is_needed:
+            return self._run(micro_batches, finish, forward_only=False)
+        balance = self._balancing.open(micro_batches)
+        if self._balancing.needs_counts:
+            balance.is_counting = True
+            with torch.no_grad():
+                self._run(micro_batches, _nothing, forward_only=True, balance=balance)
+            self._balancing.count(balance)
+        losses = self._run(micro_batches, finish, forward_only=False, balance=balance)
+        self._balancing.close(balance)
+        return losses
+
+    def last_logits(self, sequence: TrainSequence) -> Tensor | None:
+        """What the model says at the last trained token of a sequence: float32 ``[V]`` on the last stage, without what
+        the vocabulary is filled up with; None on others."""
+        tensor, context = parallel_state.get_tensor_model_parallel_group(), parallel_state.get_context_parallel_group()
+
+        def keep(_: int, logits: Tensor, share: PackedShare) -> Tensor:
+            row = logits.new_zeros(logits.shape[-1], dtype=torch.float32)
+            last = share.num_trained - 1
+            for at, place in zip(share.predicted_at.tolist(), share.places.tolist(), strict=True):
+                if place == last:
+                    row = logits[0, at].float()
+            rows = [torch.empty_like(row) for _ in range(tensor.size())]
+            dist.all_gather(rows, row.contiguous(), group=tensor)
+            whole = torch.cat(rows)[: self._model.architecture.vocab_size]
+            dist.all_reduce(whole, group=context)
+            return whole
+
+        with torch.no_grad():
+            out: list[Tensor] = self._run([[sequence]] * self.multiple, keep, forward_only=True)
+        return out[0] if out else None
 
     def _run(
         self,
         micro_batches: Sequence[Sequence[TrainSequence]],
-        of_scores: Callable[[int, VocabularyScores], Any],
+        of_logits: Callable[[int, Tensor, PackedShare], Any],
         *,
         forward_only: bool,
+        balance: StepBalance | None = None,
     ) -> list[Any]:
-        shares = [_Input(number, self._share(batch)) for number, batch in enumerate(micro_batches)]
+        shares = [self._input(number, batch, balance) for number, batch in enumerate(micro_batches)]
 
         def forward(inputs: Iterator[_Input], module: nn.Module) -> tuple[Tensor, Callable[..., Any]]:
-            number, share = next(inputs)
+            number, share, routing = next(inputs)
+            if self._check_stop is not None:
+                self._check_stop()
             logits = module(
                 self._tensor(share.input_ids)[None],
                 self._tensor(share.position_ids)[None],
                 None,
-                packed_seq_params=self._packed(share),
+                packed_seq_params=self._packed(share, routing),
             )
 
             def finish(logits: Tensor, *, non_loss_data: bool = False) -> Any:  # noqa: ANN401 - what a schedule wants
-                result = of_scores(number, self._scores(logits, share))
+                result = of_logits(number, logits, share)
                 if non_loss_data:
                     return result
                 # Zero tokens: the schedule would divide by their number, and the loss has its denominator.
@@ -131,13 +202,13 @@ class MicroBatchRunner:
         )
         return out
 
-    def _scores(self, logits: Tensor, share: PackedShare) -> VocabularyScores:
+    def _scores(self, logits: Tensor, share: PackedShare, temperature: float | None) -> VocabularyScores:
         own = vocabulary_scores(
             logits[0, self._tensor(share.predicted_at)],
             self._tensor(share.targets),
             group=parallel_state.get_tensor_model_parallel_group(),
             vocab_size=self._model.architecture.vocab_size,
-            temperature=self._temperature,
+            temperature=self._temperature if temperature is None else temperature,
             entropy_gradient=self._entropy_gradient,
         )
         group, places = parallel_state.get_context_parallel_group(), self._tensor(share.places)
@@ -154,9 +225,35 @@ class MicroBatchRunner:
             num_sequence_shards=layout.tensor if layout.sequence_parallel else 1,
         )
 
-    def _packed(self, share: PackedShare) -> PackedSeqParams:
+    def _input(self, number: int, sequences: Sequence[TrainSequence], balance: StepBalance | None) -> _Input:
+        share = self._share(sequences)
+        experts = self._experts
+        choices = None
+        if experts is not None and self._replays_experts:
+            choices = laid_out(sequences, share.lengths, experts)
+        if balance is None and choices is None:
+            return _Input(number, share, None)
+        routing = Routing(
+            sequence_of=self._tensor(self._own_tokens(share.sequence_of)),
+            lengths=torch.tensor([float(num_inputs(s)) for s in sequences], device=self._device),
+            choices=None if choices is None else self._tensor(self._own_tokens(choices[share.own])),
+            balance=balance,
+        )
+        return _Input(number, share, routing)
+
+    def _own_tokens(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Of those of a context-parallel rank, the ones that this rank has between matrices."""
+        layout = self._model.layout
+        if not layout.sequence_parallel:
+            return values
+        length = len(values) // layout.tensor
+        start = parallel_state.get_tensor_model_parallel_rank() * length
+        return values[start : start + length]
+
+    def _packed(self, share: PackedShare, routing: Routing | None) -> RoutedSequences:
         ends = torch.tensor([0, *share.lengths], device=self._device).cumsum(0).int()
-        return PackedSeqParams(
+        return RoutedSequences(
+            routing=routing,
             qkv_format="thd",
             cu_seqlens_q=ends, cu_seqlens_kv=ends, cu_seqlens_q_padded=ends, cu_seqlens_kv_padded=ends,
             max_seqlen_q=max(share.lengths), max_seqlen_kv=max(share.lengths),
@@ -164,3 +261,7 @@ class MicroBatchRunner:
 
     def _tensor(self, array: Any) -> Tensor:  # noqa: ANN401 - of any dtype
         return torch.from_numpy(array).to(self._device, non_blocking=True)
+
+
+def _nothing(_: int, __: Tensor, ___: PackedShare) -> None:
+    """What is wanted of logits where only the routers are asked."""

@@ -5,6 +5,8 @@ Invariants:
 * Gradients are those of the summed losses, added up over data- and context-parallel ranks; nothing divides them.
 * Learning rate and weight decay are set anew for each step: norms and biases do not decay. megatron-core marks them
   and leaves it to a scheduler to act on the marks.
+* A step whose loss or gradient is not finite changes nothing and raises, on every rank alike. megatron-core itself
+  would look only where it scales losses.
 * After :meth:`TrainableModel.gather_weights` every rank has the weights of the last step, also where
   ``overlap_param_gather`` would gather them during the next forward pass only.
 """
@@ -14,8 +16,7 @@ Invariants:
 
 from __future__ import annotations
 
-import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -26,7 +27,9 @@ from megatron.core.distributed import (
     finalize_model_grads,
 )
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 
+from penstock.backends.learners.finite import non_finite
 from penstock.backends.learners.megatron.build import as_objects
 from penstock.backends.learners.megatron.model_config import ddp_fields, optimizer_fields
 from penstock.backends.learners.megatron.schedule import MicroBatchRunner
@@ -52,6 +55,10 @@ class StepResult(NamedTuple):
     """Before it was clipped."""
 
 
+MOMENTS: Final = ("step", "exp_avg", "exp_avg_sq")
+"""What AdamW keeps of a weight."""
+
+
 class TrainableModel:
     """Owns what training adds to a model."""
 
@@ -66,6 +73,7 @@ class TrainableModel:
         device: torch.device,
         temperature: float = 1.0,
         entropy_gradient: bool = True,
+        check_stop: Callable[[], None] | None = None,
     ) -> None:
         """
         Args:
@@ -77,10 +85,12 @@ class TrainableModel:
             device: of this rank.
             temperature: that the engine samples with.
             entropy_gradient: whether gradients go through the entropy.
+            check_stop: called before each micro-batch; raises to end the step.
         """
         self.model = model
         self._device = device
         self._weight_decay = weight_decay
+        self._max_grad_norm = max_grad_norm
         config = DistributedDataParallelConfig(**ddp_fields(options))
         self._chunks = [
             DistributedDataParallel(model.config, config, chunk, disable_bucketing=number > 0)
@@ -91,7 +101,12 @@ class TrainableModel:
         )
         self._optimizer = get_megatron_optimizer(OptimizerConfig(**as_objects(fields)), self._chunks)
         self.runner = MicroBatchRunner(
-            model, self._chunks, device=device, temperature=temperature, entropy_gradient=entropy_gradient
+            model,
+            self._chunks,
+            device=device,
+            temperature=temperature,
+            entropy_gradient=entropy_gradient,
+            check_stop=check_stop,
         )
         self._connect(options)
 
@@ -120,19 +135,74 @@ class TrainableModel:
             learning_rate: of this step.
 
         Raises:
-            ArithmeticError: the gradient is not finite; the weights are as they were.
+            NonFiniteStepError: the loss or the gradient is not finite; the weights are as they were.
         """
+        loss_sum = self._total(self.add_gradients(micro_batches, loss))
+        return StepResult(loss_sum, self.change(learning_rate, loss=loss_sum, name="the step"))
+
+    def add_gradients(
+        self,
+        micro_batches: Sequence[Sequence[TrainSequence]],
+        loss: Callable[[int, VocabularyScores], Tensor],
+        *,
+        temperature: float | None = None,
+    ) -> list[Tensor]:
+        """The gradients of one optimizer step, whole: what was added before is forgotten, as they are added up over
+        ranks at the end of the schedule. Arguments and result as of :meth:`.MicroBatchRunner.train`."""
+        self.forget_gradients()
+        return self.runner.train(micro_batches, loss, temperature=temperature)
+
+    def change(self, learning_rate: float, *, loss: float, name: str) -> float:
+        """Clip, and change the weights.
+
+        Args:
+            learning_rate: of this step.
+            loss: of this step, for the check and the message.
+            name: of this step, for the message.
+
+        Returns:
+            The norm of the gradient before clipping.
+
+        Raises:
+            NonFiniteStepError: the loss or the gradient is not finite.
+        """
+        optimizer = self._optimizer
+        is_overflown = optimizer.prepare_grads()
+        norm = float("nan") if is_overflown else float(optimizer.get_grad_norm())
+        if (error := non_finite(loss=loss, norm=norm, name=name)) is not None:
+            self.forget_gradients()
+            raise error
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate * group["lr_mult"]
+            group["weight_decay"] = self._weight_decay * group["wd_mult"]
+        for member in members_of(optimizer):
+            if parameters := member.get_parameters():
+                clip_grad_by_total_norm_fp32(
+                    parameters,
+                    max_norm=self._max_grad_norm,
+                    total_norm=norm,
+                    use_decoupled_grad=member.config.use_precision_aware_optimizer_no_fp8_or_ds_fp8,
+                )
+        optimizer.step_with_ready_grads()
+        return norm
+
+    def forget_gradients(self) -> None:
+        """What was added since the last step."""
         for chunk in self._chunks:
             chunk.zero_grad_buffer()
         self._optimizer.zero_grad()
-        losses = self.runner.train(micro_batches, loss)
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate * group["lr_mult"]
-            group["weight_decay"] = self._weight_decay * group["wd_mult"]
-        is_done, norm, _ = self._optimizer.step()
-        if not is_done or norm is None or not math.isfinite(norm):
-            raise ArithmeticError(f"the gradient is not finite (norm {norm})")
-        return StepResult(self._total(losses), float(norm))
+
+    @torch.no_grad()
+    def forget_moments(self) -> None:
+        """The optimizer goes on as if it had made no step."""
+        for member in members_of(self._optimizer):
+            for state in member.optimizer.state.values():
+                for kind in MOMENTS:
+                    if isinstance(value := state.get(kind), torch.Tensor):
+                        value.zero_()
+            for group in member.optimizer.param_groups:
+                if "step" in group:  # where it is kept for all weights together
+                    group["step"] = 0
 
     def gather_weights(self) -> None:
         """Every rank has all of its updated weights afterwards."""
@@ -161,3 +231,10 @@ class TrainableModel:
         last = parallel_state.get_pipeline_model_parallel_last_rank()
         dist.broadcast(total, src=last, group=parallel_state.get_pipeline_model_parallel_group())
         return float(total)
+
+
+def members_of(optimizer: MegatronOptimizer) -> list[Any]:
+    """The optimizers that one stands for: of experts, and of the rest. Those without weights on this rank are left
+    out."""
+    chained: list[Any] = getattr(optimizer, "chained_optimizers", None) or [optimizer]
+    return [member for member in chained if not getattr(member, "is_stub_optimizer", False)]

@@ -37,6 +37,10 @@ class VocabularyScores(NamedTuple):
     logprobs: Tensor
     entropy: Tensor
 
+    def first(self, count: int) -> VocabularyScores:
+        """Those of the first tokens, with their gradient."""
+        return VocabularyScores(self.logprobs[:count], self.entropy[:count])
+
 
 def vocabulary_scores(
     logits: Tensor,

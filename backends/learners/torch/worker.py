@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Final, assert_never
 import torch
 
 from penstock.backends.device_memory import ParkedMemory
+from penstock.backends.learners.canary import choose_canary
 from penstock.backends.learners.checkpoints.channel import CheckpointChannel
 from penstock.backends.learners.checkpoints.folder import CheckpointFolder
 from penstock.backends.learners.checkpoints.record import STATE_FOLDER, read_record
@@ -38,11 +39,12 @@ from penstock.backends.learners.checkpoints.state import load_state
 from penstock.backends.learners.checkpoints.writer import CheckpointWriter
 from penstock.backends.learners.metrics import as_metrics
 from penstock.backends.learners.objectives.validity import needs_reference
+from penstock.backends.learners.schedule import is_reference_due
 from penstock.backends.learners.sequences import demonstration_sequence
-from penstock.backends.learners.torch.canary import canary_under, choose_canary
+from penstock.backends.learners.torch.canary import canary_under
 from penstock.backends.learners.torch.model import CheckpointError, PackedModel
 from penstock.backends.learners.torch.parallel import gathered, loading_device, parallelize
-from penstock.backends.learners.torch.reference import frozen, is_due, new_reference, refresh
+from penstock.backends.learners.torch.reference import frozen, new_reference, refresh
 from penstock.backends.learners.torch.shards import local_of
 from penstock.backends.learners.torch.snapshot import restore_random_state, take_snapshot
 from penstock.backends.learners.torch.trainer import PolicyTrainer
@@ -309,7 +311,7 @@ class TorchWorker:
             command.groups, version=command.version, min_token_version=command.min_token_version
         )
         opened.version = command.version
-        if opened.reference is not None and is_due(command.version, self._setup.options):
+        if opened.reference is not None and is_reference_due(command.version, self._setup.options):
             # A checkpoint may be in the writing whose reference is the one that lies in this memory.
             self._writer.wait()
             self._host.check_stop()

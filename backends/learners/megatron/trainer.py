@@ -1,0 +1,237 @@
+"""The optimizer steps of a batch by megatron-core; see :mod:`.batch_trainer`.
+
+Invariants:
+
+* Loss, gradient and figures are those of the whole batch, whatever its micro-batches and the layout are: the weights of
+  the reduction are fixed over a whole step before it is split, and megatron-core adds up and divides nothing.
+* The ranks of one data-parallel replica run the same micro-batches; replicas have equally many.
+* What couples tokens of several micro-batches is computed over all tokens of the step at once, in the order of the
+  batch, on every rank alike (:mod:`~penstock.backends.learners.coupling`).
+* A batch is opened with the very micro-batches of the first pass, so a policy that has not moved yet is at a distance
+  of exactly 0 from what opened it.
+* After each step every rank has the figures of the whole step, the same bits.
+
+Ranks of a pipeline cannot try a micro-batch anew that one of them had no memory for: the others wait in the schedule.
+So that ends the learner, with what to change.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from penstock.backends.learners.batch_trainer import Added, BatchTrainer, UpdateWork
+from penstock.backends.learners.coupling import asks_policy, places_in, slopes_of, sums
+from penstock.backends.learners.division import divide_over_ranks
+from penstock.backends.learners.megatron.micro_batches import check_length, laid_out
+from penstock.backends.learners.megatron.schedule import MicroBatchRunner
+from penstock.backends.learners.megatron.speed import speed_of
+from penstock.backends.learners.megatron.voices import Voices
+from penstock.backends.learners.objectives.objective import couples_tokens, finished
+from penstock.backends.learners.objectives.open import open_objective
+from penstock.backends.learners.schedule import policy_learning_rate
+from penstock.backends.learners.step import BatchTokens, Opening, Scores, StepTokens
+from penstock.backends.learners.updates import whole_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch import Tensor
+
+    from penstock.backends.learners.batch_trainer import StepResult
+    from penstock.backends.learners.gang.gang import Gang
+    from penstock.backends.learners.megatron.build import ParallelModel
+    from penstock.backends.learners.megatron.micro_batches import MicroBatches
+    from penstock.backends.learners.megatron.trainable import TrainableModel
+    from penstock.backends.learners.megatron.vocabulary import VocabularyScores
+    from penstock.backends.learners.options import LearnerOptions
+    from penstock.backends.learners.sequences import TrainBatch, TrainSequence
+    from penstock.backends.learners.updates import Update
+    from penstock.messages.samples import Group
+
+Parts = list[list["TrainSequence"]]
+
+
+class RankMemoryError(RuntimeError):
+    """A micro-batch was too large for the memory of this rank."""
+
+
+class MegatronTrainer:
+    """Trains a model with the objectives of the scenario."""
+
+    def __init__(
+        self,
+        trainable: TrainableModel,
+        reference: ParallelModel | None,
+        options: LearnerOptions,
+        *,
+        temperature: float,
+        num_steps: int,
+        check_stop: Callable[[], None],
+        seed: int,
+        gang: Gang,
+    ) -> None:
+        """
+        Args:
+            trainable: the policy, with its optimizer.
+            reference: the policy that the KL term pulls to; None where nothing asks for it.
+            options: the ``learner:`` block.
+            temperature: of the sampling, so that log-probs are of the distribution that was sampled from.
+            num_steps: of the whole run, for the schedule.
+            check_stop: called before each micro-batch; raises to end the step.
+            seed: of the order in which a batch is gone through, where it is divided.
+            gang: all ranks; each has such a trainer, and they are called alike.
+
+        Raises:
+            ValueError: the objective makes no sense.
+            UserCodeError: its function cannot be loaded.
+        """
+        model = trainable.model
+        self._trainable = trainable
+        self._options = options
+        self._num_steps = num_steps
+        self._gang = gang
+        self._voices = Voices(gang, model.layout)
+        self._objective = open_objective(options.objective, num_steps=options.num_updates * options.num_passes)
+        self._reference: Final = reference and MicroBatchRunner(
+            reference, reference.chunks, device=gang.device, temperature=temperature, check_stop=check_stop
+        )
+        self._batches = BatchTrainer(
+            self,
+            options,
+            num_steps=num_steps,
+            seed=seed,
+            dtype=model.precision,
+            speed=speed_of(
+                model.architecture,
+                options,
+                precision=model.precision,
+                device=gang.device,
+                num_ranks=gang.num_ranks,
+            ),
+        )
+
+    def train(self, groups: Sequence[Group], *, version: int, min_token_version: int) -> StepResult:
+        """See :meth:`.BatchTrainer.train`.
+
+        Raises:
+            RankMemoryError: a micro-batch does not fit.
+        """
+        try:
+            return self._batches.train(groups, version=version, min_token_version=min_token_version)
+        except torch.OutOfMemoryError as error:
+            raise RankMemoryError(
+                f"out of memory with micro-batches of at most {self._options.max_tokens_per_micro_batch} tokens; lower "
+                "learner.max_tokens_per_micro_batch, set learner.megatron.recompute: full, or divide the model over "
+                f"more ranks (tensor_parallel, pipeline_parallel, context_parallel). {error}"
+            ) from error
+
+    def check_length(self, sequence: TrainSequence, what: str, /) -> None:
+        """See :class:`.UpdateTrainer`."""
+        check_length(sequence, what, self._trainable.model.architecture)
+
+    def add(self, work: UpdateWork, /) -> Added:
+        """See :class:`.UpdateTrainer`."""
+        known = self._open(work.batch, work.first_pass, version=work.version) if work.known is None else work.known
+        parts, num_parts = self._parts(work.update)
+        batches = self._laid_out(parts, work.update.sequences[0])
+        own = StepTokens(known, work.update, parts, is_only_step=work.is_only)
+        if num_parts > 1 and couples_tokens(self._options.objective):
+            whole = StepTokens(known, work.update, [work.update.sequences], is_only_step=work.is_only)
+            return Added(known, self._add_coupled(whole, own, batches, places_in(work.update, parts), work.update))
+        return Added(known, self._add_apart(own, batches))
+
+    def change(self, totals: Mapping[str, float], *, step: int, name: str) -> dict[str, float]:
+        """See :class:`.UpdateTrainer`."""
+        rate = policy_learning_rate(step, self._options, num_steps=self._num_steps)
+        return {"train/grad_norm": self._trainable.change(rate, loss=totals["train/loss"], name=name)}
+
+    def accumulate(self, batch: TrainBatch, *, version: int) -> dict[str, float]:
+        """Find the gradient of the whole batch, as one step; returns the figures under ``train/``.
+
+        Args:
+            batch: with at least one trained token.
+            version: of the policy as it is now.
+        """
+        update = whole_batch(batch)
+        found = self.add(UpdateWork(batch, [update], update, None, version, is_only=True, trains_policy=True))
+        return {**found.known.figures(), **finished(found.totals)}
+
+    def _add_apart(self, own: StepTokens, batches: MicroBatches) -> dict[str, float]:
+        """For a loss that is a sum over tokens (or one micro-batch)."""
+        references = self._of_reference(batches) if own.asks_reference else []
+        found: list[Mapping[str, Tensor]] = []
+
+        def loss(number: int, scores: VocabularyScores) -> Tensor:
+            said = batches.own(number, scores)
+            reference = references[number] if references else None
+            tokens = own.tokens(batches.parts[number], Scores(said.logprobs, said.entropy, reference, hidden=None))
+            terms = self._objective(tokens, self._options.objective)
+            found.append(terms.figures)
+            return terms.loss
+
+        self._trainable.add_gradients(batches.sequences, loss)
+        return self._voices.totals(sums(found))
+
+    def _add_coupled(
+        self, whole: StepTokens, own: StepTokens, batches: MicroBatches, places: Tensor, update: Update
+    ) -> dict[str, float]:
+        """Where the loss of a token depends on log-probs of others; see :mod:`.coupling`."""
+        scores = self._all_scores(batches, places, update.num_tokens, with_reference=own.asks_reference)
+        slopes = slopes_of(self._objective, self._options.objective, whole, scores, places.to(self._gang.device))
+
+        def loss(number: int, scores: VocabularyScores) -> Tensor:
+            again = batches.own(number, scores)
+            return slopes.surrogate(batches.parts[number], again.logprobs, again.entropy)
+
+        self._trainable.add_gradients(batches.sequences, loss)
+        return self._voices.whole(slopes.figures)
+
+    def _open(self, batch: TrainBatch, first_pass: Sequence[Update], *, version: int) -> BatchTokens:
+        opening = Opening()
+        if asks_policy(self._options):
+            multiple = self._trainable.runner.multiple
+            parts: Parts = []
+            for update in first_pass:  # each filled up as it will be when it is trained
+                own, _ = self._parts(update)
+                parts += [*own, *([] for _ in range(-len(own) % multiple))]
+            batches = self._laid_out(parts, batch.sequences[0])
+            scores = self._all_scores(batches, batches.places, batch.num_trained_tokens, with_reference=True)
+            opening = Opening(logprobs=scores.logprobs, reference=scores.reference)
+        return BatchTokens(batch, self._options.objective, opening, version=version, device=self._gang.device)
+
+    def _all_scores(self, batches: MicroBatches, places: Tensor, count: int, *, with_reference: bool) -> Scores:
+        """Of ``count`` tokens, on every rank, without gradient."""
+        found = self._trainable.runner.scores(batches.sequences)
+        said = [batches.own(number, scores) for number, scores in enumerate(found)]
+        reference = None
+        if with_reference and self._reference is not None:
+            reference = self._voices.spread(self._of_reference(batches), places, count)
+        return Scores(
+            logprobs=self._voices.spread([scores.logprobs for scores in said], places, count),
+            entropy=self._voices.spread([scores.entropy for scores in said], places, count),
+            reference=reference,
+            hidden=None,
+        )
+
+    def _of_reference(self, batches: MicroBatches) -> list[Tensor]:
+        """Log-probs by micro-batch, on the last stage; empty where there is no reference."""
+        if self._reference is None:
+            return []
+        found = self._reference.scores(batches.sequences)
+        return [batches.own(number, scores).logprobs for number, scores in enumerate(found)]
+
+    def _parts(self, update: Update) -> tuple[Parts, int]:
+        """The micro-batches of this replica, and the number of those of all that are not empty."""
+        model = self._trainable.model
+        division = divide_over_ranks(
+            update.sequences,
+            num_ranks=model.layout.data,
+            max_tokens=self._options.max_tokens_per_micro_batch,
+            hidden_size=model.architecture.hidden_size,
+        )
+        return division.ranks[self._voices.replica], len(division.in_order)
+
+    def _laid_out(self, parts: Sequence[Sequence[TrainSequence]], spare: TrainSequence) -> MicroBatches:
+        return laid_out(parts, spare, multiple=self._trainable.runner.multiple)

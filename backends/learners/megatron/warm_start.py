@@ -1,0 +1,80 @@
+"""Supervised steps before version 0, on the optimizer of the steps after it, which then forgets them.
+
+Invariants:
+
+* Which demonstrations a step sees is a function of the seed (:mod:`~penstock.backends.learners.warm_batches`).
+* The loss is the mean of ``−log-prob`` over all response tokens of the batch, at temperature 1.
+* Reinforcement starts with fresh moments.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.backends.learners.division import divide_over_ranks
+from penstock.backends.learners.megatron.micro_batches import laid_out
+from penstock.backends.learners.megatron.voices import Voices
+from penstock.backends.learners.warm_batches import warm_steps
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from penstock.backends.learners.gang.gang import Gang
+    from penstock.backends.learners.megatron.trainable import TrainableModel
+    from penstock.backends.learners.megatron.vocabulary import VocabularyScores
+    from penstock.backends.learners.options import LearnerOptions, WarmStartOptions
+    from penstock.backends.learners.sequences import TrainSequence
+    from penstock.backends.learners.warm_batches import WarmStep
+
+
+def warm_start(
+    trainable: TrainableModel,
+    demonstrations: Sequence[TrainSequence],
+    options: LearnerOptions,
+    block: WarmStartOptions,
+    *,
+    seed: int,
+    report: Callable[[float, float], None],
+    gang: Gang,
+) -> None:
+    """Imitate the demonstrations for ``block.num_steps`` steps.
+
+    Args:
+        trainable: what is trained.
+        demonstrations: at least one.
+        options: the ``learner:`` block, for the size of micro-batches.
+        block: its ``warm_start:`` block.
+        seed: of the order of the demonstrations.
+        report: called after each step with the fraction done and the loss.
+        gang: all ranks.
+
+    Raises:
+        NonFiniteStepError: the loss or the gradient is not finite.
+    """
+    voices = Voices(gang, trainable.model.layout)
+    for step in warm_steps(demonstrations, block, seed=seed):
+        loss = accumulate(trainable, step, voices, max_tokens=options.max_tokens_per_micro_batch)
+        trainable.change(step.learning_rate, loss=loss, name=step.name)
+        report(step.fraction, loss)
+    trainable.forget_moments()
+
+
+def accumulate(trainable: TrainableModel, step: WarmStep, voices: Voices, *, max_tokens: int) -> float:
+    """Find the gradient of the mean loss over the step; returns that loss in nats."""
+    model = trainable.model
+    division = divide_over_ranks(
+        step.sequences,
+        num_ranks=model.layout.data,
+        max_tokens=max_tokens,
+        hidden_size=model.architecture.hidden_size,
+    )
+    batches = laid_out(division.ranks[voices.replica], step.sequences[0], multiple=trainable.runner.multiple)
+
+    def loss(number: int, scores: VocabularyScores) -> Tensor:
+        return -batches.own(number, scores).logprobs.sum() / step.num_tokens
+
+    losses = trainable.add_gradients(batches.sequences, loss, temperature=1.0)
+    found = {"loss": sum(losses[1:], start=losses[0])} if losses else {}
+    return voices.totals(found)["loss"]

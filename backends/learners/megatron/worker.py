@@ -1,0 +1,391 @@
+"""Carries out the learner's commands with megatron-core, as one rank of a gang.
+
+Invariants:
+
+* Every rank carries out the same commands in the same order, and takes part in all that any of them needs: a model that
+  is divided is run, gathered and saved by all of its ranks. The first rank alone exports weights, and its answers are
+  the learner's; what the others return is not looked at.
+* ``SaveCheckpoint`` copies the state between two steps; what follows does not wait for the disk. It is answered when
+  the checkpoint is durable.
+* Each other command is answered by exactly one event; ``ReleaseWeights`` and ``DeleteCheckpoints`` by none.
+* Asleep it has nothing on its device. Where the learner is on a CPU its memory is that of the engines anyway, and
+  nothing is moved.
+* ``Train`` makes exactly the next version. What is published or saved is the current one.
+
+| wait | who ends it |
+|---|---|
+| at a second checkpoint and at the end, for the one that is being written | its writer, which the process outlives |
+| in a command, for the other ranks | they do; at the latest the timeout of the :class:`.Gang` |
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, assert_never
+
+from penstock.backends.learners.canary import choose_canary
+from penstock.backends.learners.gang.planned import demonstrations_of, exporter_of
+from penstock.backends.learners.megatron.architecture import read_architecture
+from penstock.backends.learners.megatron.build import build_model, open_groups
+from penstock.backends.learners.megatron.canary import SharedCanary
+from penstock.backends.learners.megatron.checkpoint import LearnerFacts, MegatronCheckpoints
+from penstock.backends.learners.megatron.gather import WeightGatherer
+from penstock.backends.learners.megatron.layout import layout_of
+from penstock.backends.learners.megatron.load import load_weights
+from penstock.backends.learners.megatron.micro_batches import check_length
+from penstock.backends.learners.megatron.offload import SleepingMemory
+from penstock.backends.learners.megatron.reference import copy_weights, frozen
+from penstock.backends.learners.megatron.trainable import TrainableModel
+from penstock.backends.learners.megatron.trainer import MegatronTrainer
+from penstock.backends.learners.megatron.voices import Voices
+from penstock.backends.learners.megatron.warm_start import warm_start
+from penstock.backends.learners.metrics import as_metrics
+from penstock.backends.learners.objectives.validity import is_user_objective, needs_reference
+from penstock.backends.learners.schedule import is_reference_due
+from penstock.backends.learners.sequences import demonstration_sequence
+from penstock.messages.commands import (
+    DeleteCheckpoints,
+    LearnerCommand,
+    OpenLearner,
+    PublishWeights,
+    ReleaseWeights,
+    SaveCheckpoint,
+    SleepLearner,
+    Train,
+    WakeLearner,
+)
+from penstock.messages.local import (
+    BatchTrained,
+    CheckpointWritten,
+    LearnerOpened,
+    LearnerSlept,
+    LearnerWoken,
+    WeightsPublished,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+    from penstock.backends.learners.gang.gang import Gang
+    from penstock.backends.learners.gang.plan import GangPlan
+    from penstock.backends.learners.gang.words import LearnerAnswer
+    from penstock.backends.learners.gang.worker import WorkerHost
+    from penstock.backends.learners.megatron.build import ParallelModel
+    from penstock.backends.learners.megatron.model_config import Precision
+    from penstock.backends.weights.protocol import WeightExporter
+
+BUCKET_BYTES: Final = 256 * 2**20
+"""Of weights that come together on the first rank at once."""
+SEPARATE_MEMORY: Final = ("cuda",)
+"""Devices whose memory is not the host's: only there anything is moved when the learner sleeps."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+def open_megatron_worker(plan: GangPlan, gang: Gang, host: WorkerHost) -> MegatronWorker:
+    """What works in a rank of this learner; the first rank publishes the weights.
+
+    Raises:
+        WeightExportError: they cannot be published there.
+    """
+    return MegatronWorker(plan, gang, host, exporter_of(plan, gang))
+
+
+@dataclass(slots=True)
+class OpenedLearner:
+    """What exists from ``OpenLearner`` on."""
+
+    trainable: TrainableModel
+    trainer: MegatronTrainer
+    reference: ParallelModel | None
+    reference_version: int
+    """Which policy the reference is."""
+    gatherer: WeightGatherer
+    canary_model: SharedCanary
+    canary: tuple[int, ...]
+    version: int = 0
+    trained_tokens: int = 0
+    is_asleep: bool = False
+    sleeping: SleepingMemory | None = None
+    """While it sleeps, on a device of its own memory."""
+
+
+class MegatronWorker:
+    """One rank of the learner; see :class:`.LearnerWorker`."""
+
+    def __init__(self, plan: GangPlan, gang: Gang, host: WorkerHost, exporter: WeightExporter | None) -> None:
+        """
+        Args:
+            plan: of the learner.
+            gang: all ranks.
+            host: the process.
+            exporter: None on every rank but the first.
+        """
+        self._plan = plan
+        self._options = plan.options
+        self._gang = gang
+        self._host = host
+        self._exporter = exporter
+        self._layout = layout_of(plan.options.megatron, gang.num_ranks)
+        self._voices = Voices(gang, self._layout)
+        self._opened: OpenedLearner | None = None
+        self._figures: dict[str, float] = {}
+
+    def carry_out(self, command: LearnerCommand, /) -> LearnerAnswer | None:
+        """See :class:`.LearnerWorker`."""
+        match command:
+            case OpenLearner():
+                return self._open(command)
+            case Train():
+                return self._train(command)
+            case PublishWeights():
+                return self._publish(command)
+            case ReleaseWeights():
+                if self._exporter is not None:
+                    self._exporter.release(command.below_version)
+                return None
+            case SaveCheckpoint():
+                return self._save(command)
+            case DeleteCheckpoints():
+                if self._gang.is_first:
+                    self._checkpoints.delete_below(command.below_version)
+                return None
+            case SleepLearner():
+                return self._sleep()
+            case WakeLearner():
+                return self._wake()
+            case _:
+                assert_never(command)
+
+    def finish(self) -> None:
+        """See :class:`.LearnerWorker`."""
+        if self._exporter is not None:
+            self._exporter.close()
+        if "_checkpoints" in self.__dict__:
+            self._checkpoints.wait()
+
+    @functools.cached_property
+    def _checkpoints(self) -> MegatronCheckpoints:
+        return MegatronCheckpoints(
+            Path(self._plan.checkpoints_folder),
+            epoch=self._plan.epoch,
+            model_folder=Path(self._plan.model_folder),
+            gang=self._gang,
+            optimizer="resume",
+            done=self._host.emit,
+            fail=self._host.fail,
+        )
+
+    def _open(self, command: OpenLearner) -> LearnerOpened:
+        if self._opened is not None:
+            raise ValueError("OpenLearner came twice; a learner is opened once")
+        if not command.path and command.version:
+            raise ValueError(f"OpenLearner names version {command.version} and no checkpoint of it")
+        open_groups(self._layout, seed=self._plan.seed)
+        self._opened = self._resume(command) if command.path else self._begin()
+        return LearnerOpened(version=self._opened.version)
+
+    def _begin(self) -> OpenedLearner:
+        model = self._built()
+        load_weights(model, Path(self._plan.model_folder), rank=self._gang.rank)
+        trainable = self._trainable(model)
+        self._warm_start(trainable)
+        reference = None
+        if needs_reference(self._options.objective):
+            reference = frozen(self._built())
+            trainable.gather_weights()
+            copy_weights(model, reference)
+        canary_model = SharedCanary(trainable, self._voices)
+        return self._opened_with(trainable, reference, choose_canary(canary_model))
+
+    def _resume(self, command: OpenLearner) -> OpenedLearner:
+        stored = self._checkpoints.open(Path(command.path), version=command.version)
+        record = stored.record
+        model = self._built()
+        stored.load_weights(model)
+        trainable = self._trainable(model)
+        stored.load_optimizer(trainable)
+        reference = None
+        if needs_reference(self._options.objective):
+            reference = frozen(self._built())
+            stored.load_reference(reference)
+        opened = self._opened_with(trainable, reference, record.canary)
+        stored.restore_random_state()
+        opened.version, opened.trained_tokens = record.version, record.trained_tokens
+        opened.reference_version = 0 if record.reference is None else record.reference.version
+        self._report({"learner/trained_tokens": record.trained_tokens})
+        return opened
+
+    def _built(self) -> ParallelModel:
+        """A model of the scenario's architecture whose weights mean nothing yet."""
+        return build_model(
+            read_architecture(Path(self._plan.model_folder)),
+            self._layout,
+            self._options.megatron,
+            precision=self._precision,
+            device=self._gang.device,
+        )
+
+    @property
+    def _precision(self) -> Precision:
+        asked = self._options.megatron.precision or self._plan.dtype
+        if asked not in ("float32", "bfloat16"):
+            raise ValueError(f"model.dtype: expected float32 or bfloat16 with learner.backend: megatron, got {asked!r}")
+        return asked
+
+    def _trainable(self, model: ParallelModel) -> TrainableModel:
+        options, objective = self._options, self._options.objective
+        return TrainableModel(
+            model,
+            options.megatron,
+            betas=options.betas,
+            weight_decay=options.weight_decay,
+            max_grad_norm=options.max_grad_norm,
+            device=self._gang.device,
+            temperature=self._plan.temperature,
+            entropy_gradient=objective.entropy_coef != 0.0 or is_user_objective(objective.name),
+            check_stop=self._host.check_stop,
+        )
+
+    def _opened_with(
+        self, trainable: TrainableModel, reference: ParallelModel | None, canary: tuple[int, ...]
+    ) -> OpenedLearner:
+        trainer = MegatronTrainer(
+            trainable,
+            reference,
+            self._options,
+            temperature=self._plan.temperature,
+            num_steps=self._plan.num_steps,
+            check_stop=self._host.check_stop,
+            seed=self._plan.seed,
+            gang=self._gang,
+        )
+        gatherer = WeightGatherer(
+            trainable.model, rank=self._gang.rank, device=self._gang.device, max_bucket_bytes=BUCKET_BYTES
+        )
+        return OpenedLearner(
+            trainable=trainable,
+            trainer=trainer,
+            reference=reference,
+            reference_version=0,
+            gatherer=gatherer,
+            canary_model=SharedCanary(trainable, self._voices),
+            canary=canary,
+        )
+
+    def _warm_start(self, trainable: TrainableModel) -> None:
+        block = self._options.warm_start
+        if block is None:
+            return
+        sequences = [
+            demonstration_sequence(prompt, response, sample=index)
+            for index, (prompt, response) in enumerate(demonstrations_of(self._plan))
+        ]
+        for index, sequence in enumerate(sequences):
+            check_length(sequence, f"demonstration {index}", trainable.model.architecture)
+        self._report({"learner/warm_start_fraction": 0.0})
+        warm_start(
+            trainable,
+            sequences,
+            self._options,
+            block,
+            seed=self._plan.seed,
+            report=lambda fraction, loss: self._report(
+                {"learner/warm_start_fraction": fraction, "learner/warm_start_loss": loss}
+            ),
+            gang=self._gang,
+        )
+
+    def _train(self, command: Train) -> BatchTrained:
+        opened = self._ready(command.version - 1, "Train", awake=True)
+        result = opened.trainer.train(
+            command.groups, version=command.version, min_token_version=command.min_token_version
+        )
+        opened.version = command.version
+        if opened.reference is not None and is_reference_due(command.version, self._options):
+            opened.trainable.gather_weights()
+            copy_weights(opened.trainable.model, opened.reference)
+            opened.reference_version = command.version
+        opened.trained_tokens += result.num_trained_tokens
+        self._report({"learner/trained_tokens": opened.trained_tokens, "learner/step_time_s": result.step_time_s})
+        return BatchTrained(
+            version=command.version,
+            num_trained_tokens=result.num_trained_tokens,
+            num_masked_tokens=result.num_masked_tokens,
+            metrics=result.metrics,
+            notices=result.notices,
+        )
+
+    def _publish(self, command: PublishWeights) -> WeightsPublished | None:
+        opened = self._ready(command.version, "PublishWeights", awake=True)
+        opened.trainable.gather_weights()
+        canary = opened.canary_model.under(opened.canary)
+        tensors: dict[str, torch.Tensor] = {}
+        for bucket in opened.gatherer.buckets():
+            tensors |= {name: tensor.cpu() for name, tensor in bucket}
+        if self._exporter is None:
+            return None
+        manifest = self._exporter.export(tensors, version=command.version, publish=command.publish, canary=canary)
+        return WeightsPublished(manifest=manifest)
+
+    def _save(self, command: SaveCheckpoint) -> CheckpointWritten | None:
+        opened = self._ready(command.version, "SaveCheckpoint")
+        self._checkpoints.wait()
+        self._host.check_stop()
+        if self._checkpoints.saved.version == command.version:
+            return self._checkpoints.saved
+        began_s = time.perf_counter()
+        facts = LearnerFacts(
+            version=opened.version,
+            dtype=self._precision,
+            trained_tokens=opened.trained_tokens,
+            canary=opened.canary,
+            reference_version=opened.reference_version,
+        )
+        self._checkpoints.begin_save({"policy": opened.trainable}, facts, reference=opened.reference)
+        self._report({"learner/snapshot_time_s": time.perf_counter() - began_s})
+        return None
+
+    def _sleep(self) -> LearnerSlept:
+        opened = self._checked("SleepLearner", is_asleep=False)
+        began_s = time.perf_counter()
+        if self._gang.device.type in SEPARATE_MEMORY:
+            frozen_models = [] if opened.reference is None else [opened.reference]
+            opened.sleeping = SleepingMemory([opened.trainable], frozen_models, device=self._gang.device)
+            _log.info("asleep: %d bytes are given up", opened.sleeping.size_bytes)
+        opened.is_asleep = True
+        self._report({"learner/sleep_time_s": time.perf_counter() - began_s})
+        return LearnerSlept()
+
+    def _wake(self) -> LearnerWoken:
+        opened = self._checked("WakeLearner", is_asleep=True)
+        began_s = time.perf_counter()
+        if opened.sleeping is not None:
+            opened.sleeping.restore()
+            opened.sleeping = None
+        opened.is_asleep = False
+        self._report({"learner/wake_time_s": time.perf_counter() - began_s})
+        return LearnerWoken()
+
+    def _checked(self, command: str, *, is_asleep: bool) -> OpenedLearner:
+        if self._opened is None or self._opened.is_asleep != is_asleep:
+            found = "has not opened yet" if self._opened is None else "sleeps" if self._opened.is_asleep else "is awake"
+            raise ValueError(f"{command} came to a learner that {found}")
+        return self._opened
+
+    def _ready(self, version: int, command: str, *, awake: bool = False) -> OpenedLearner:
+        if self._opened is None:
+            raise ValueError(f"{command} came before OpenLearner")
+        if awake:
+            self._checked(command, is_asleep=False)
+        if self._opened.version != version:
+            raise ValueError(f"{command} needs the learner at version {version}, and it is at {self._opened.version}")
+        return self._opened
+
+    def _report(self, figures: dict[str, float]) -> None:
+        self._figures |= figures
+        self._host.show(as_metrics(self._figures))

@@ -220,9 +220,9 @@ class LearnerOptions(Options, frozen=True, kw_only=True):
     """How long a rank may keep the others waiting (at the start five minutes at least). Then all of them are ended, and
     the learner is started again from its last checkpoint."""
     optimizer: Literal["resume", "fresh"] = "resume"
-    """For a checkpoint whose optimizer state cannot be gone on with, with backend `megatron`: one that the torch learner
-    wrote, or a change of `megatron.distributed_optimizer`. `resume` refuses it; `fresh` keeps its weights and begins with
-    an optimizer that has seen nothing. A state that can be gone on with always is."""
+    """What becomes of a checkpoint whose optimizer state cannot be gone on with, with backend `megatron`: one that the
+    torch learner wrote, or from before a change of `megatron.distributed_optimizer`. `resume` refuses it; `fresh` keeps
+    its weights and begins with an optimizer that has seen nothing. A state that can be gone on with always is."""
     save_every: Annotated[int, Meta(ge=1)] = 20
     """Batches between two checkpoints. After the loss of the learner those since the last one are trained again."""
     keep_checkpoints: Annotated[int, Meta(ge=1)] = 2

@@ -203,6 +203,11 @@ class TorchWorker:
     def _resume(self, command: OpenLearner) -> OpenedLearner:
         setup, folder = self._setup, Path(command.path)
         record = read_record(folder, version=command.version, rank=self._gang.rank, num_ranks=self._gang.num_ranks)
+        if record.backend != "torch":
+            raise CheckpointError(
+                f"{folder}: learner.backend is torch, and the {record.backend} learner wrote it; resume with "
+                f"learner.backend={record.backend}, or start a new run from its model (penstock convert {folder} MODEL; model.path)"
+            )
         if record.dtype != setup.dtype:
             raise CheckpointError(
                 f"{folder}: expected a model of {setup.dtype}, as model.dtype says, found {record.dtype}; resume with "

@@ -222,12 +222,16 @@ def _tell(layer: Any, _: object, options: dict[str, Any]) -> None:  # noqa: ANN4
 class Balancing:
     """The auxiliary losses of one model over its steps."""
 
-    def __init__(self, architecture: Architecture, chunks: Sequence[GPTModel], config: Any, device: torch.device) -> None:  # noqa: ANN401 - as above
+    def __init__(
+        self, architecture: Architecture, chunks: Sequence[GPTModel], config: Any, device: torch.device
+    ) -> None:  # noqa: ANN401 - as above
         self.figures: dict[str, float] = {}
         """Of the last step, the mean over layers, without coefficients; the same on every rank."""
         self._num_layers = sum(architecture.experts.layers) if architecture.experts else 0
         self._num_experts = architecture.experts.count if architecture.experts else 0
-        self._routers = [layer.mlp.router for chunk in chunks for layer in _layers(chunk) if hasattr(layer.mlp, "router")]
+        self._routers = [
+            layer.mlp.router for chunk in chunks for layer in _layers(chunk) if hasattr(layer.mlp, "router")
+        ]
         self._kinds = [name for name, value in _coefficients(config).items() if value]
         self._has_bias = bool(getattr(config, "moe_router_enable_expert_bias", False))
         self._sequence_parallel = bool(config.sequence_parallel)

@@ -53,9 +53,7 @@ def choices_of(sequence: TrainSequence, experts: Experts) -> NDArray[np.int16] |
     return record
 
 
-def laid_out(
-    sequences: Sequence[TrainSequence], lengths: Sequence[int], experts: Experts
-) -> NDArray[np.int16] | None:
+def laid_out(sequences: Sequence[TrainSequence], lengths: Sequence[int], experts: Experts) -> NDArray[np.int16] | None:
     """``[T, layers with experts, k]`` of a micro-batch whose sequences are filled up to ``lengths``; None where none
     of them has a record."""
     found = [choices_of(sequence, experts) for sequence in sequences]

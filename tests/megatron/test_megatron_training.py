@@ -95,7 +95,11 @@ def test_a_decay_of_norms_would_have_shown(tiny_family: Callable[[str], Path]) -
 @pytest.mark.parametrize("family", ["qwen3", LATENT])
 @pytest.mark.parametrize(("recompute", "times"), [("none", (1, 1)), ("selective", (1, 2)), ("full", (2, 2))])
 def test_what_is_to_be_computed_again_is(
-    recompute: str, times: tuple[int, int], family: str, ranks: Callable[[int], Ranks], tiny_family: Callable[[str], Path]
+    recompute: str,
+    times: tuple[int, int],
+    family: str,
+    ranks: Callable[[int], Ranks],
+    tiny_family: Callable[[str], Path],
 ) -> None:
     found = ranks(1).run("training_cases:num_calls", str(tiny_family(family)), {"recompute": recompute}, 1)[0]
     assert found == tuple(count * plan.NUM_MICRO_BATCHES for count in times)

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tiny_families import CONFIGS, has_experts, load_tiny
 
 if TYPE_CHECKING:
@@ -61,6 +63,29 @@ def test_weights_come_out_as_they_went_in(
     wrong, digest = ranks(num_ranks).run("weight_cases:round_trip", folder, keys, num_ranks)[0]
     assert not wrong
     assert digest == ranks(1).run("weight_cases:round_trip", folder, {}, 1)[0][1], "order and buckets know no layout"
+
+
+@pytest.mark.parametrize("layout", ["one", "tensor 2, pipeline 2"])
+def test_what_is_float32_in_a_model_of_bfloat16_leaves_as_float32(
+    layout: str, ranks: Callable[[int], Ranks], tiny_family: Callable[[str], Path]
+) -> None:
+    num_ranks, keys = LAYOUTS[layout]
+    folder = str(tiny_family("deepseek_v3"))
+    wrong, _ = ranks(num_ranks).run("weight_cases:round_trip", folder, keys, num_ranks, "bfloat16")[0]
+    assert not wrong
+
+
+def test_layers_that_predict_several_tokens_at_once_are_left_out_and_said_to_be(
+    ranks: Callable[[int], Ranks], tiny_family: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = tiny_family("deepseek_v3 plain")
+    assert ranks(1).run("weight_cases:noted_while_loading", str(folder)) == [[]]
+    tensors = load_file(folder / "model.safetensors")
+    more = {"model.layers.4.eh_proj.weight": torch.zeros(64, 128), "model.layers.4.enorm.weight": torch.ones(64)}
+    save_file(tensors | more, tmp_path / "model.safetensors")
+    shutil.copy(folder / "config.json", tmp_path)
+    [[said]] = ranks(1).run("weight_cases:noted_while_loading", str(tmp_path))
+    assert "layers 4, beyond the model's 4, are left out" in said
 
 
 @pytest.mark.parametrize(("family", "layout"), CASES)

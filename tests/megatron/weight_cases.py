@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -22,16 +23,21 @@ from penstock.backends.learners.megatron.options import MegatronOptions
 from penstock.backends.learners.megatron.schedule import MicroBatchRunner
 from penstock.backends.learners.sequences import TrainSequence, demonstration_sequence
 
+if TYPE_CHECKING:
+    from penstock.backends.learners.megatron.model_config import Precision
+
 CPU = torch.device("cpu")
 BUCKET_BYTES = 40_000
 
 
-def opened(rank: int, folder: str, keys: dict[str, Any], num_ranks: int) -> tuple[ParallelModel, MegatronOptions]:
+def opened(
+    rank: int, folder: str, keys: dict[str, Any], num_ranks: int, *, precision: Precision = "float32"
+) -> tuple[ParallelModel, MegatronOptions]:
     """A model with its weights."""
     options = MegatronOptions(**keys)
     layout = layout_of(options, num_ranks)
     open_groups(layout, seed=1)
-    model = build_model(read_architecture(Path(folder)), layout, options, precision="float32", device=CPU)
+    model = build_model(read_architecture(Path(folder)), layout, options, precision=precision, device=CPU)
     load_weights(model, Path(folder), rank=rank)
     return model, options
 
@@ -41,23 +47,46 @@ def gathered(model: ParallelModel, rank: int) -> list[list[tuple[str, torch.Tens
     return [[(name, tensor) for name, tensor in bucket] for bucket in gatherer.buckets()]
 
 
-def round_trip(rank: int, folder: str, keys: dict[str, Any], num_ranks: int) -> tuple[list[str], str] | None:
-    """On the first rank: tensors that are not those of the checkpoint, and a digest of what came with its buckets."""
-    model, _ = opened(rank, folder, keys, num_ranks)
+def round_trip(
+    rank: int, folder: str, keys: dict[str, Any], num_ranks: int, precision: Precision = "float32"
+) -> tuple[list[str], str] | None:
+    """On the first rank: tensors that are not those of the checkpoint, in the model's dtype but for what stays float32,
+    and a digest of what came with its buckets."""
+    model, _ = opened(rank, folder, keys, num_ranks, precision=precision)
     buckets = gathered(model, rank)
     close_groups()
     if rank:
         return None
     found = {name: tensor for bucket in buckets for name, tensor in bucket}
-    wanted = load_file(Path(folder) / "model.safetensors")
+    wanted = {
+        name: tensor if name.endswith("correction_bias") else tensor.to(model.config.params_dtype)
+        for name, tensor in load_file(Path(folder) / "model.safetensors").items()
+    }
     wrong = sorted(found.keys() ^ wanted.keys())
-    wrong += [name for name in found.keys() & wanted.keys() if not torch.equal(found[name], wanted[name])]
+    wrong += [
+        name
+        for name in found.keys() & wanted.keys()
+        if found[name].dtype != wanted[name].dtype or not torch.equal(found[name], wanted[name])
+    ]
     digest = hashlib.sha256()
     for bucket in buckets:
         digest.update(f"{len(bucket)}".encode())
         for name, tensor in bucket:
-            digest.update(name.encode() + tensor.contiguous().numpy().tobytes())
+            digest.update(name.encode() + tensor.contiguous().view(torch.uint8).numpy().tobytes())
     return wrong, digest.hexdigest()
+
+
+def noted_while_loading(rank: int, folder: str) -> list[str]:
+    """What is said about a checkpoint."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("penstock.backends.learners.megatron.load")
+    logger.addHandler(handler)
+    opened(rank, folder, {}, 1)
+    logger.removeHandler(handler)
+    close_groups()
+    return said
 
 
 def sequences(vocab_size: int, lengths: list[int], *, seed: int = 5) -> list[TrainSequence]:

@@ -6,6 +6,7 @@ Invariants:
   architecture and ``max_bucket_bytes`` alone. So is a digest of them.
 * Each part of a parameter is sent once, by the first of the ranks that have it, straight to the first one.
 * At most two buckets are under way: while one is put together the next one arrives.
+* A tensor has the dtype that the model holds it in: what is float32 in a model of bfloat16 leaves as float32.
 * Weights are read as they are. Where ``overlap_param_gather`` leaves some behind, the caller gathers them first.
 
 | wait | who ends it |
@@ -64,6 +65,7 @@ class _Part(NamedTuple):
     parameter: Parameter
     shard: int
     num_elements: int
+    """As they are sent: numbers of the model's dtype, of which one of float32 may be two."""
 
 
 @dataclass(slots=True)
@@ -120,7 +122,9 @@ class WeightGatherer:
                     arrival.works.append(_started(dist.irecv(buffer, src=holder)))
                     self.figures.received_bytes += buffer.nbytes
         elif self._rank in parts:
-            buffer = torch.cat([self._own[part.parameter.name].reshape(-1) for part in parts[self._rank]])
+            buffer = torch.cat(
+                [self._own[part.parameter.name].reshape(-1).view(self._dtype) for part in parts[self._rank]]
+            )
             arrival.buffers[self._rank] = buffer  # kept until it has been sent
             arrival.works.append(_started(dist.isend(buffer, dst=0)))
         return arrival
@@ -131,9 +135,13 @@ class WeightGatherer:
         division = self._weights.division(parameter)
         count = 1 if parameter.form is Form.WHOLE else division.num_shards
         expert_rank = None if parameter.expert is None else parameter.expert // self._experts_per_rank
-        size = torch.Size(self._weights.part_shape(parameter)).numel()
+        in_one = self._dtype_of(parameter).itemsize // self._dtype.itemsize
+        size = torch.Size(self._weights.part_shape(parameter)).numel() * in_one
         for shard in range(count):
             yield self._layout.holder(stage, shard, expert_rank), _Part(parameter, shard, size)
+
+    def _dtype_of(self, parameter: Parameter) -> torch.dtype:
+        return torch.float32 if parameter.is_buffer else self._dtype
 
     def _stage(self, parameter: Parameter) -> int:
         if parameter.layer is not None:
@@ -154,7 +162,7 @@ class WeightGatherer:
 
     def _merge(self, arrival: _Arrival) -> list[NamedTensor]:
         whole = {
-            tensor.name: torch.empty(tensor.shape, dtype=self._dtype, device=self._device)
+            tensor.name: torch.empty(tensor.shape, dtype=self._dtype_of(parameter), device=self._device)
             for parameter in arrival.parameters
             for tensor in parameter.tensors
         }
@@ -163,7 +171,10 @@ class WeightGatherer:
             own_parts = [self._own[part.parameter.name] for part in parts] if holder == 0 else []
             pieces = own_parts or torch.split(arrival.buffers[holder], sizes)
             for part, piece in zip(parts, pieces, strict=True):
-                own = piece.view(self._weights.part_shape(part.parameter))
+                dtype = self._dtype_of(part.parameter)
+                # A copy, since where it lies in the buffer may not be a multiple of its size.
+                whole_piece = piece if piece.dtype == dtype else piece.clone().view(dtype)
+                own = whole_piece.view(self._weights.part_shape(part.parameter))
                 for block in self._weights.blocks(part.parameter, part.shard):
                     tensor = whole[part.parameter.tensors[block.tensor].name]
                     values = own.narrow(block.axis, block.place, block.length)
@@ -176,7 +187,7 @@ def _divide(weights: WeightMap, element_bytes: int, max_bucket_bytes: int) -> It
     bucket: list[Parameter] = []
     room = max_bucket_bytes
     for parameter in weights.parameters.values():
-        size = parameter.num_elements * element_bytes
+        size = parameter.num_elements * (4 if parameter.is_buffer else element_bytes)
         if bucket and size > room:
             yield bucket
             bucket, room = [], max_bucket_bytes

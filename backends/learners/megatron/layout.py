@@ -255,5 +255,10 @@ def _expert_problems(layout: Layout, architecture: Architecture) -> Iterator[str
             f"an expert has {experts.ffn_size} channels, which expert_tensor_parallel {layout.expert_tensor} does "
             "not divide"
         )
+    if experts.shared_ffn_size % layout.tensor:
+        yield (
+            f"the model's shared experts have {experts.shared_ffn_size} channels, which tensor_parallel "
+            f"{layout.tensor} does not divide"
+        )
     if layout.tensor > 1 and not layout.sequence_parallel:
         yield "a model with experts needs sequence_parallel with tensor_parallel above 1"

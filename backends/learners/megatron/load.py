@@ -12,6 +12,8 @@ Invariants:
 from __future__ import annotations
 
 import json
+import logging
+import re
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 
 _SINGLE: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
+_LAYER: Final = re.compile(r"model\.layers\.(\d+)\.")
+_log = logging.getLogger(__name__)
 
 
 class WeightLoadError(ValueError):
@@ -68,6 +72,13 @@ class CheckpointReader:
             return self._open[file].get_slice(name)
         except (SafetensorError, OSError) as error:
             raise WeightLoadError(f"{self._folder / file}: {error}") from error
+
+    def names(self) -> set[str]:
+        """Of all tensors."""
+        if self._files:
+            return set(self._files)
+        with safe_open(self._folder / _SINGLE, framework="pt") as file:
+            return set(file.keys())
 
     def __enter__(self) -> CheckpointReader:
         return self
@@ -107,6 +118,17 @@ def load_weights(model: ParallelModel, folder: Path, *, rank: int) -> None:
             own.zero_()
             for block in weights.blocks(parameter, shard):
                 _read_block(reader, parameter, block, own)
+        if rank == 0 and (left := _layers_beyond(reader, model.architecture.num_layers)):
+            _log.warning(
+                "%s: layers %s, beyond the model's %d, are left out: they predict several tokens at once, and are "
+                "neither trained nor published", folder, ", ".join(map(str, left)), model.architecture.num_layers,
+            )  # fmt: skip
+
+
+def _layers_beyond(reader: CheckpointReader, num_layers: int) -> list[int]:
+    """Of a checkpoint that has more layers than its ``config.json`` says."""
+    found = {int(match[1]) for match in map(_LAYER.match, reader.names()) if match}
+    return sorted(layer for layer in found if layer >= num_layers)
 
 
 def own_parameters(model: ParallelModel, rank: int) -> Iterator[tuple[str, Tensor]]:

@@ -16,8 +16,8 @@ keys than for queries, and with attention that keeps no matrix of scores. A laye
 with ``v`` virtual stages ``(2 (p − s − 1) + (v − 1) p + 1) / v``. The last has its logits besides: twice in the model's
 dtype, and twice in float32.
 
-What libraries take for themselves, what is lost between blocks, and experts that get more than their share of the
-tokens are not counted; a tenth above is a fair guess.
+What libraries take for themselves, what is lost between blocks, experts that get more than their share of the tokens,
+and the few kilobytes that experts are chosen with are not counted; a tenth above is a fair guess.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ def _counts(architecture: Architecture, layout: Layout, options: MegatronOptions
     ends = list(itertools.accumulate(pieces_of(architecture, layout, options)))
     last = layout.pipeline - 1
     dense, experts, head = ([0] * layout.pipeline for _ in range(3))
-    for parameter in weights.parameters.values():
+    for parameter in (parameter for parameter in weights.parameters.values() if not parameter.is_buffer):
         size = math.prod(weights.part_shape(parameter))
         if parameter.layer is not None:
             stage = bisect.bisect_right(ends, parameter.layer) % layout.pipeline
@@ -283,9 +283,10 @@ def _of_attention(architecture: Architecture, layout: Layout) -> float:
     latent = architecture.latent
     if latent is None:
         return 2 * (architecture.num_heads + architecture.num_kv_heads) * architecture.head_dim / layout.tensor
-    # Each head has keys and values of its own; the short vectors, and these normed, are whole on every rank.
+    # Each head has keys and values of its own; the short vectors, and these normed, are of a rank's own tokens.
     heads = 2 * architecture.num_heads * (latent.head_dim + latent.value_dim) / layout.tensor
-    return heads + 2 * ((latent.query_rank or 0) + latent.kv_rank) + latent.rope_dim
+    short = 2 * ((latent.query_rank or 0) + latent.kv_rank) + latent.rope_dim
+    return heads + short / (layout.tensor if layout.sequence_parallel else 1)
 
 
 def _logits(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.backends.learners.megatron.architecture import ArchitectureError
 from penstock.backends.learners.megatron.config_fields import ConfigFieldError, MegatronOptionError, check_config_fields
 from penstock.backends.learners.megatron.layout import LayoutError, check_layout, layout_of
+from penstock.backends.learners.megatron.moe_options import check_experts, given_losses
 from penstock.backends.learners.megatron.offload_options import check_cpu_offload, check_sleep
 from penstock.backends.learners.megatron.options import MegatronOptions
 from penstock.backends.learners.options import LearnerOptions
@@ -20,6 +21,7 @@ from penstock.runtime.scenario.architecture import UnreadableModelError, find_ar
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from penstock.backends.learners.megatron.architecture import Architecture
     from penstock.runtime.scenario.source import KeyPath
     from penstock.runtime.scenario.structure import Scenario
 
@@ -68,6 +70,7 @@ def _fields(s: Scenario) -> Iterator[Broken]:
     options, is_cpu = s.learner.megatron, s.learner.device == "cpu"
     try:
         check_config_fields(options, is_cpu=is_cpu)
+        check_experts(options)
         check_cpu_offload(options, precision=options.precision or s.model.dtype, is_cpu=is_cpu)
         if s.engines.placement == "colocate" and not is_cpu:
             check_sleep(options)
@@ -91,6 +94,15 @@ def _overlaps(options: MegatronOptions) -> Iterator[Broken]:
             )
 
 
+def _experts(s: Scenario, architecture: Architecture) -> Iterator[Broken]:
+    if architecture.experts is not None:
+        return
+    for name in given_losses(s.learner.megatron):
+        yield (*KEY, "transformer", name), f"is for a model with experts, and {architecture.family.model_type} has none"
+    if s.learner.megatron.router_replay:
+        yield (*KEY, "router_replay"), f"is for a model with experts, and {architecture.family.model_type} has none"
+
+
 def _model(s: Scenario) -> Iterator[Broken]:
     learner = s.learner
     try:
@@ -106,6 +118,7 @@ def _model(s: Scenario) -> Iterator[Broken]:
     except LayoutError as error:
         yield KEY, str(error)
     else:
+        yield from _experts(s, found.architecture)
         family = found.architecture.family
         if family.has_post_norms and learner.device == "cuda":
             yield (

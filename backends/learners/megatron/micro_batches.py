@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from penstock.backends.learners.packing import tiny_sequence
+from penstock.backends.learners.megatron.packed import stand_in
 from penstock.backends.learners.sequences import joined
 
 if TYPE_CHECKING:
@@ -73,4 +73,4 @@ def laid_out(parts: Sequence[Sequence[TrainSequence]], spare: TrainSequence, *, 
         slices.append(slice(start, end))
         start = end
     places = joined([sequence.places for part in filled for sequence in part])
-    return MicroBatches([part or [tiny_sequence(spare)] for part in filled], slices, torch.from_numpy(places))
+    return MicroBatches([part or [stand_in(spare)] for part in filled], slices, torch.from_numpy(places))

@@ -223,8 +223,8 @@ class Balancing:
     """The auxiliary losses of one model over its steps."""
 
     def __init__(
-        self, architecture: Architecture, chunks: Sequence[GPTModel], config: Any, device: torch.device
-    ) -> None:  # noqa: ANN401 - as above
+        self, architecture: Architecture, chunks: Sequence[GPTModel], config: TransformerConfig, device: torch.device
+    ) -> None:
         self.figures: dict[str, float] = {}
         """Of the last step, the mean over layers, without coefficients; the same on every rank."""
         self._num_layers = sum(architecture.experts.layers) if architecture.experts else 0
@@ -290,7 +290,7 @@ def num_inputs(sequence: TrainSequence) -> int:
     return len(sequence.tokens) - 1 if len(sequence.trained) else 0
 
 
-def _coefficients(config: Any) -> dict[str, float]:  # noqa: ANN401 - as above
+def _coefficients(config: TransformerConfig) -> dict[str, float]:
     kinds: Any = config.moe_router_load_balancing_type
     values: Any = config.moe_aux_loss_coeff
     pairs = zip(kinds, values, strict=True) if isinstance(kinds, list) else [(kinds, values)]

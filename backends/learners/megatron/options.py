@@ -46,6 +46,9 @@ class MegatronOptions(Options, frozen=True, kw_only=True):
     """Send between pipeline stages while these compute, where virtual_pipeline is above 1."""
     vocab_multiple: Count = 128
     """The vocabulary is filled up to a multiple of this, which products of matrices on GPUs like."""
+    router_replay: bool = False
+    """Send each token to the experts that the engine had sent it to when it generated (`engines.record_experts`);
+    where there is no record the learner's own router chooses. Weights are its own probabilities in any case."""
     transformer: dict[str, ConfigValue] = field(default_factory=dict[str, ConfigValue])
     """Any other field of megatron-core's TransformerConfig."""
     ddp: dict[str, ConfigValue] = field(default_factory=dict[str, ConfigValue])

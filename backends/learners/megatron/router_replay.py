@@ -47,8 +47,8 @@ def choices_of(sequence: TrainSequence, experts: Experts) -> NDArray[np.int16] |
     if per_token != experts.per_token or (record.size and int(record.max()) >= experts.count):
         raise ExpertRecordError(
             f"the engine recorded {per_token} experts for a token, the highest {int(record.max())}; the model has "
-            f"{experts.per_token} of {experts.count}; learner.megatron.router_replay needs an engine with the learner's "
-            "model"
+            f"{experts.per_token} of {experts.count}; learner.megatron.router_replay needs an engine with the "
+            "learner's model"
         )
     return record
 

@@ -107,6 +107,7 @@ class TrainableModel:
             temperature=temperature,
             entropy_gradient=entropy_gradient,
             check_stop=check_stop,
+            replays_experts=options.router_replay,
         )
         self._connect(options)
 

@@ -25,6 +25,7 @@ from penstock.backends.learners.batch_trainer import Added, BatchTrainer, Update
 from penstock.backends.learners.coupling import asks_policy, places_in, slopes_of, sums
 from penstock.backends.learners.division import divide_over_ranks
 from penstock.backends.learners.megatron.micro_batches import check_length, laid_out
+from penstock.backends.learners.megatron.router_replay import replay_fraction
 from penstock.backends.learners.megatron.schedule import MicroBatchRunner
 from penstock.backends.learners.megatron.speed import speed_of
 from penstock.backends.learners.megatron.voices import Voices
@@ -139,8 +140,10 @@ class MegatronTrainer:
         own = StepTokens(known, work.update, parts, is_only_step=work.is_only)
         if num_parts > 1 and couples_tokens(self._options.objective):
             whole = StepTokens(known, work.update, [work.update.sequences], is_only_step=work.is_only)
-            return Added(known, self._add_coupled(whole, own, batches, places_in(work.update, parts), work.update))
-        return Added(known, self._add_apart(own, batches))
+            totals = self._add_coupled(whole, own, batches, places_in(work.update, parts), work.update)
+        else:
+            totals = self._add_apart(own, batches)
+        return Added(known, {**totals, **self._expert_figures(work.update)})
 
     def change(self, totals: Mapping[str, float], *, step: int, name: str) -> dict[str, float]:
         """See :class:`.UpdateTrainer`."""
@@ -187,6 +190,13 @@ class MegatronTrainer:
 
         self._trainable.add_gradients(batches.sequences, loss)
         return self._voices.whole(slopes.figures)
+
+    def _expert_figures(self, update: Update) -> dict[str, float]:
+        """The same on every rank."""
+        figures = dict(self._trainable.runner.expert_figures)
+        if self._options.megatron.router_replay:
+            figures["train/router_replay_fraction"] = replay_fraction(update.sequences)
+        return figures
 
     def _open(self, batch: TrainBatch, first_pass: Sequence[Update], *, version: int) -> BatchTokens:
         opening = Opening()

@@ -20,7 +20,6 @@ Invariants:
 
 from __future__ import annotations
 
-import functools
 import logging
 import time
 from dataclasses import dataclass
@@ -32,10 +31,9 @@ from penstock.backends.learners.gang.planned import demonstrations_of, exporter_
 from penstock.backends.learners.megatron.architecture import read_architecture
 from penstock.backends.learners.megatron.build import build_model, open_groups
 from penstock.backends.learners.megatron.canary import SharedCanary
-from penstock.backends.learners.megatron.checkpoint import LearnerFacts, MegatronCheckpoints
+from penstock.backends.learners.megatron.checkpoint import LearnerFacts, MegatronCheckpoints, read_weights
 from penstock.backends.learners.megatron.gather import WeightGatherer
 from penstock.backends.learners.megatron.layout import layout_of
-from penstock.backends.learners.megatron.load import load_weights
 from penstock.backends.learners.megatron.micro_batches import check_length
 from penstock.backends.learners.megatron.offload import SleepingMemory
 from penstock.backends.learners.megatron.reference import copy_weights, frozen
@@ -132,6 +130,15 @@ class MegatronWorker:
         self._exporter = exporter
         self._layout = layout_of(plan.options.megatron, gang.num_ranks)
         self._voices = Voices(gang, self._layout)
+        self._checkpoints = MegatronCheckpoints(
+            Path(plan.checkpoints_folder),
+            epoch=plan.epoch,
+            model_folder=Path(plan.model_folder),
+            gang=gang,
+            options=plan.options,
+            done=host.emit,
+            fail=host.fail,
+        )
         self._opened: OpenedLearner | None = None
         self._figures: dict[str, float] = {}
 
@@ -165,20 +172,7 @@ class MegatronWorker:
         """See :class:`.LearnerWorker`."""
         if self._exporter is not None:
             self._exporter.close()
-        if "_checkpoints" in self.__dict__:
-            self._checkpoints.wait()
-
-    @functools.cached_property
-    def _checkpoints(self) -> MegatronCheckpoints:
-        return MegatronCheckpoints(
-            Path(self._plan.checkpoints_folder),
-            epoch=self._plan.epoch,
-            model_folder=Path(self._plan.model_folder),
-            gang=self._gang,
-            optimizer="resume",
-            done=self._host.emit,
-            fail=self._host.fail,
-        )
+        self._checkpoints.wait()
 
     def _open(self, command: OpenLearner) -> LearnerOpened:
         if self._opened is not None:
@@ -191,7 +185,7 @@ class MegatronWorker:
 
     def _begin(self) -> OpenedLearner:
         model = self._built()
-        load_weights(model, Path(self._plan.model_folder), rank=self._gang.rank)
+        read_weights(model, Path(self._plan.model_folder), rank=self._gang.rank)
         trainable = self._trainable(model)
         self._warm_start(trainable)
         reference = None
@@ -199,11 +193,10 @@ class MegatronWorker:
             reference = frozen(self._built())
             trainable.gather_weights()
             copy_weights(model, reference)
-        canary_model = SharedCanary(trainable, self._voices)
-        return self._opened_with(trainable, reference, choose_canary(canary_model))
+        return self._opened_with(trainable, reference, choose_canary(SharedCanary(trainable, self._voices)))
 
     def _resume(self, command: OpenLearner) -> OpenedLearner:
-        stored = self._checkpoints.open(Path(command.path), version=command.version)
+        stored = self._checkpoints.open(Path(command.path), version=command.version, dtype=self._plan.dtype)
         record = stored.record
         model = self._built()
         stored.load_weights(model)
@@ -213,7 +206,9 @@ class MegatronWorker:
         if needs_reference(self._options.objective):
             reference = frozen(self._built())
             stored.load_reference(reference)
-        opened = self._opened_with(trainable, reference, record.canary)
+        # One that was made from a model has none yet.
+        canary = record.canary or choose_canary(SharedCanary(trainable, self._voices))
+        opened = self._opened_with(trainable, reference, canary)
         stored.restore_random_state()
         opened.version, opened.trained_tokens = record.version, record.trained_tokens
         opened.reference_version = 0 if record.reference is None else record.reference.version
@@ -341,7 +336,7 @@ class MegatronWorker:
         began_s = time.perf_counter()
         facts = LearnerFacts(
             version=opened.version,
-            dtype=self._precision,
+            dtype=self._plan.dtype,
             trained_tokens=opened.trained_tokens,
             canary=opened.canary,
             reference_version=opened.reference_version,

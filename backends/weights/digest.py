@@ -14,7 +14,11 @@ from __future__ import annotations
 import hashlib
 import os
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Future
 
 PIECE_BYTES: Final = 8 << 20
 MAX_THREADS: Final = 8
@@ -46,6 +50,55 @@ class StreamDigest:
     def _close_piece(self) -> None:
         self._pieces += self._piece.digest()
         self._piece, self._room = hashlib.sha256(), PIECE_BYTES
+
+
+class PlacedDigest:
+    """The digest of bytes that are written to their places in any order, each once: what is there is hashed on other
+    threads while the rest comes. A context manager; nothing is read after its end.
+
+    | wait | who ends it |
+    |---|---|
+    | for the threads | they do: each hashes one piece, which is there |
+    """
+
+    def __init__(self, size_bytes: int, read: Callable[[int, int], bytes | memoryview[int]]) -> None:
+        """
+        Args:
+            size_bytes: of all.
+            read: gives so many bytes from a place; called on other threads.
+        """
+        self._read = read
+        self._sizes = [min(PIECE_BYTES, size_bytes - start) for start in range(0, size_bytes, PIECE_BYTES)]
+        self._missing = list(self._sizes)
+        self._digests: list[Future[bytes] | None] = [None] * len(self._sizes)
+        self._threads = ThreadPoolExecutor(default_threads(), thread_name_prefix="digest")
+
+    def wrote(self, start: int, size_bytes: int) -> None:
+        """These bytes are there now."""
+        end = start + size_bytes
+        while start < end:
+            piece = start // PIECE_BYTES
+            count = min(end, (piece + 1) * PIECE_BYTES) - start
+            self._missing[piece] -= count
+            start += count
+            if not self._missing[piece]:
+                self._digests[piece] = self._threads.submit(self._digest, piece)
+
+    def hexdigest(self) -> str:
+        """The digest, when everything is there."""
+        assert not any(self._missing), "bytes are missing, or came twice"
+        digests = [digest.result() for digest in self._digests if digest is not None]
+        return hashlib.sha256(b"".join(digests)).hexdigest()
+
+    def __enter__(self) -> PlacedDigest:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._threads.shutdown(cancel_futures=True)
+
+    def _digest(self, piece: int) -> bytes:
+        data = self._read(piece * PIECE_BYTES, self._sizes[piece])
+        return hashlib.sha256(data).digest()
 
 
 def digest_of(data: memoryview[int], *, num_threads: int | None = None) -> str:

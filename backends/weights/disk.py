@@ -9,6 +9,8 @@ Invariants:
 
 from __future__ import annotations
 
+import errno
+import functools
 import os
 import re
 import shutil
@@ -17,16 +19,16 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
-from penstock.backends.weights.digest import StreamDigest
+from penstock.backends.weights.digest import PlacedDigest
 from penstock.backends.weights.fetched import MappedWeights, check_size, checked_digest
 from penstock.backends.weights.keeping import released, superseded
 from penstock.backends.weights.protocol import WeightExportError, WeightFetchError
-from penstock.backends.weights.tensor_file import lay_out, parse_layout, tensor_bytes, tensor_views
+from penstock.backends.weights.stream import placed_tensors, planned
+from penstock.backends.weights.tensor_file import parse_layout, tensor_bytes, tensor_views
 from penstock.messages.weights import WeightManifest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from penstock.backends.weights.stream import AnyWeights
     from penstock.backends.weights.tensor_file import Layout
     from penstock.messages.weights import Canary
 
@@ -59,11 +61,9 @@ class DiskExporter:
         except OSError as error:
             raise WeightExportError(f"{self._folder} cannot be used for weights: {error.strerror}") from error
 
-    def export(
-        self, tensors: Mapping[str, torch.Tensor], *, version: int, publish: int, canary: Canary | None
-    ) -> WeightManifest:
+    def export(self, tensors: AnyWeights, *, version: int, publish: int, canary: Canary | None) -> WeightManifest:
         """See :class:`~penstock.backends.weights.protocol.WeightExporter`."""
-        layout = lay_out(tensors)
+        layout = planned(tensors)
         place = self._folder / f"weights-{self._epoch}-{version}-{publish}"
         partial = place.with_name(f"{place.name}.partial")
         try:
@@ -95,7 +95,7 @@ class DiskExporter:
         self._remove([*self._inherited(with_partial=True), *self._own])
 
     @staticmethod
-    def _write_beside(partial: Path, place: Path, layout: Layout, tensors: Mapping[str, torch.Tensor]) -> str:
+    def _write_beside(partial: Path, place: Path, layout: Layout, tensors: AnyWeights) -> str:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         try:
@@ -146,21 +146,36 @@ def fetch_disk(manifest: WeightManifest) -> MappedWeights:
     return MappedWeights(tensor_views(parse_layout(data), data), data, digest)
 
 
-def _write(path: Path, layout: Layout, tensors: Mapping[str, torch.Tensor]) -> str:
-    digest = StreamDigest()
-    with path.open("xb", buffering=0) as file:
-        _write_all(file.fileno(), memoryview(layout.header), digest)
-        for tensor in layout.placed:
-            _write_all(file.fileno(), tensor_bytes(tensors[tensor.name]), digest)
-        os.fsync(file.fileno())
-    return digest.hexdigest()
+def _write(path: Path, layout: Layout, tensors: AnyWeights) -> str:
+    with path.open("x+b", buffering=0) as file:
+        descriptor = file.fileno()
+        os.ftruncate(descriptor, layout.size_bytes)
+        with PlacedDigest(layout.size_bytes, functools.partial(_read_back, descriptor)) as digest:
+            _put(descriptor, memoryview(layout.header), 0)
+            digest.wrote(0, len(layout.header))
+            for place, tensor in placed_tensors(tensors, layout):
+                _put(descriptor, tensor_bytes(tensor), place.start)
+                digest.wrote(place.start, place.size_bytes)
+            os.fsync(descriptor)
+            return digest.hexdigest()
 
 
-def _write_all(descriptor: int, data: memoryview[int], digest: StreamDigest) -> None:
+def _put(descriptor: int, data: memoryview[int], start: int) -> None:
     while len(data):
-        num_written = os.write(descriptor, data[:WRITE_BYTES])
-        digest.update(data[:num_written])
-        data = data[num_written:]
+        num_written = os.pwrite(descriptor, data[:WRITE_BYTES], start)
+        data, start = data[num_written:], start + num_written
+
+
+def _read_back(descriptor: int, start: int, size_bytes: int) -> bytes:
+    """From the memory of the system, which has just been given it."""
+    parts: list[bytes] = []
+    while size_bytes:
+        part = os.pread(descriptor, size_bytes, start)
+        if not part:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))  # somebody else has cut the file
+        parts.append(part)
+        start, size_bytes = start + len(part), size_bytes - len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _read_into(descriptor: int, data: memoryview[int], manifest: WeightManifest) -> None:

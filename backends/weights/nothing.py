@@ -10,10 +10,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.messages.weights import WeightManifest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import torch
-
+    from penstock.backends.weights.stream import AnyWeights
     from penstock.messages.weights import Canary
 
 NONE: Final = "none"
@@ -25,9 +22,7 @@ class NothingExporter:
     def __init__(self, learner_epoch: int) -> None:
         self._epoch = learner_epoch
 
-    def export(
-        self, tensors: Mapping[str, torch.Tensor], *, version: int, publish: int, canary: Canary | None
-    ) -> WeightManifest:
+    def export(self, tensors: AnyWeights, *, version: int, publish: int, canary: Canary | None) -> WeightManifest:
         """See :class:`~penstock.backends.weights.protocol.WeightExporter`. The digest is that of nothing."""
         return WeightManifest(
             version=version,

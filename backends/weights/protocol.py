@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from penstock.backends.weights.stream import AnyWeights
     from penstock.messages.weights import Canary, WeightManifest
 
 
@@ -40,10 +41,9 @@ class WeightFetchError(WeightTransportError):
 class WeightExporter(Protocol):
     """The learner's end. Not thread-safe: one thread calls it."""
 
-    def export(
-        self, tensors: Mapping[str, torch.Tensor], *, version: int, publish: int, canary: Canary | None
-    ) -> WeightManifest:
-        """Write a whole copy of ``tensors`` (Hugging Face parameter names, any device) and describe it.
+    def export(self, tensors: AnyWeights, *, version: int, publish: int, canary: Canary | None) -> WeightManifest:
+        """Write a whole copy of ``tensors`` (Hugging Face parameter names, any device) and describe it. They may come
+        one after the other; what of them is not asked for, for want of anything to carry, is the caller's to end.
 
         Names that share their memory (tied embeddings) are written once and come out under every name. The
         tensors may change as soon as this returns.

@@ -21,10 +21,7 @@ from penstock.backends.weights.snapshots import SnapshotShelf, take_snapshot
 from penstock.messages.weights import WeightManifest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import torch
-
+    from penstock.backends.weights.stream import AnyWeights
     from penstock.messages.weights import Canary
 
 
@@ -47,9 +44,7 @@ class PushExporter:
         self._shelf = SnapshotShelf()
         self._service = WeightService(self._shelf, host)
 
-    def export(
-        self, tensors: Mapping[str, torch.Tensor], *, version: int, publish: int, canary: Canary | None
-    ) -> WeightManifest:
+    def export(self, tensors: AnyWeights, *, version: int, publish: int, canary: Canary | None) -> WeightManifest:
         """See :class:`~penstock.backends.weights.protocol.WeightExporter`."""
         self._service.check()
         snapshot = take_snapshot(tensors, PublishId(self._epoch, version, publish))

@@ -20,7 +20,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from penstock.backends.weights.digest import digest_of
+from penstock.backends.weights.digest import PlacedDigest
 from penstock.backends.weights.fetched import MappedWeights, check_size, checked_digest
 from penstock.backends.weights.keeping import released, superseded
 from penstock.backends.weights.protocol import WeightExportError, WeightFetchError
@@ -33,14 +33,15 @@ from penstock.backends.weights.segments import (
     segments_of,
 )
 from penstock.backends.weights.segments import sweep as sweep
-from penstock.backends.weights.tensor_file import lay_out, parse_layout, tensor_views, written_views
+from penstock.backends.weights.stream import placed_tensors, planned
+from penstock.backends.weights.tensor_file import parse_layout, placed_view, tensor_views
 from penstock.messages.weights import WeightManifest
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
+    from collections.abc import Generator
 
-    import torch
-
+    from penstock.backends.weights.stream import AnyWeights
+    from penstock.backends.weights.tensor_file import Layout
     from penstock.messages.weights import Canary
 
 SHARED_MEMORY: Final = "shared_memory"
@@ -58,17 +59,12 @@ class SharedMemoryExporter:
         self._own: list[Segment] = []
         self._remove([segment for segment in self._inherited(with_partial=True) if segment.is_partial])
 
-    def export(
-        self, tensors: Mapping[str, torch.Tensor], *, version: int, publish: int, canary: Canary | None
-    ) -> WeightManifest:
+    def export(self, tensors: AnyWeights, *, version: int, publish: int, canary: Canary | None) -> WeightManifest:
         """See :class:`~penstock.backends.weights.protocol.WeightExporter`."""
-        layout = lay_out(tensors)
+        layout = planned(tensors)
         path = self._folder / segment_name(self._run_id, self._epoch, version, publish)
         with _created(path, layout.size_bytes) as mapping:
-            mapping[: len(layout.header)] = layout.header
-            for tensor_name, view in written_views(layout, mapping):
-                view.copy_(tensors[tensor_name].detach())
-            digest = digest_of(memoryview(mapping))
+            digest = _filled(mapping, layout, tensors)
         self._own = [segment for segment in self._own if segment.path != path]
         self._own.append(Segment(self._epoch, version, publish, path))
         self._remove(superseded(self._inherited(), version))
@@ -103,6 +99,18 @@ class SharedMemoryExporter:
         for segment in segments:
             segment.path.unlink(missing_ok=True)
         self._own = [segment for segment in self._own if segment not in segments]
+
+
+def _filled(mapping: mmap.mmap, layout: Layout, tensors: AnyWeights) -> str:
+    """Write everything to its place; the digest."""
+    data = memoryview(mapping)
+    with PlacedDigest(layout.size_bytes, lambda start, size_bytes: data[start : start + size_bytes]) as digest:
+        mapping[: len(layout.header)] = layout.header
+        digest.wrote(0, len(layout.header))
+        for place, tensor in placed_tensors(tensors, layout):
+            placed_view(place, mapping).copy_(tensor.detach())
+            digest.wrote(place.start, place.size_bytes)
+        return digest.hexdigest()
 
 
 def fetch_shared_memory(manifest: WeightManifest) -> MappedWeights:

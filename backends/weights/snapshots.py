@@ -23,17 +23,17 @@ import torch
 
 from penstock.backends.weights.digest import StreamDigest, digest_of
 from penstock.backends.weights.protocol import WeightExportError, WeightFetchError
-from penstock.backends.weights.tensor_file import lay_out
+from penstock.backends.weights.stream import placed_tensors, planned
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from penstock.backends.weights.service_messages import PublishId
+    from penstock.backends.weights.stream import AnyWeights
     from penstock.backends.weights.tensor_file import Layout, Placed
 
 DEVICE_RESERVE: Final = 0.1
 """Share of a device's memory that a snapshot leaves free for the learner's activations."""
 HASH_BYTES: Final = 64 << 20
+CPU: Final = torch.device("cpu")
 
 
 class Snapshot:
@@ -72,14 +72,26 @@ class Snapshot:
         return self.data[start : start + size_bytes]
 
 
-def take_snapshot(tensors: Mapping[str, torch.Tensor], publish: PublishId) -> Snapshot:
+def take_snapshot(tensors: AnyWeights, publish: PublishId) -> Snapshot:
     """Copy all of these; they may change as soon as this returns.
 
     Raises:
         WeightExportError: there is no memory for it, or a dtype has no form in the file.
     """
-    layout = lay_out(tensors)
-    source = next(iter(tensors.values())).device
+    layout = planned(tensors)
+    data, source = torch.empty(0, dtype=torch.uint8), CPU
+    for placed, tensor in placed_tensors(tensors, layout):
+        if not len(data):
+            data, source = _begun(layout, tensor.device, publish), tensor.device
+        if placed.size_bytes:
+            _view(data, placed).copy_(tensor.detach(), non_blocking=True)
+    if source.type == "cuda":
+        torch.cuda.synchronize(source)
+    return Snapshot(publish, layout, data, source)
+
+
+def _begun(layout: Layout, source: torch.device, publish: PublishId) -> torch.Tensor:
+    """Room for everything, with the header."""
     try:
         data = _room_for(layout.size_bytes, source)
     except RuntimeError as error:  # torch's word for no memory, on the host too
@@ -88,12 +100,7 @@ def take_snapshot(tensors: Mapping[str, torch.Tensor], publish: PublishId) -> Sn
             f"and there is no room: {error}"
         ) from error
     data[: len(layout.header)].copy_(torch.frombuffer(bytearray(layout.header), dtype=torch.uint8))
-    for placed in layout.placed:
-        if placed.size_bytes:
-            _view(data, placed).copy_(tensors[placed.name].detach(), non_blocking=True)
-    if source.type == "cuda":
-        torch.cuda.synchronize(source)
-    return Snapshot(publish, layout, data, source)
+    return data
 
 
 class SnapshotShelf:

@@ -142,12 +142,15 @@ def tensor_views(layout: Layout, buffer: object) -> dict[str, torch.Tensor]:
 
 def written_views(layout: Layout, buffer: object) -> Iterator[tuple[str, torch.Tensor]]:
     """As :func:`tensor_views`, one at a time and without the aliases."""
-    for name, dtype, shape, start, size_bytes in layout.placed:
-        if size_bytes:
-            count = size_bytes // dtype.itemsize
-            yield name, torch.frombuffer(buffer, dtype=dtype, count=count, offset=start).view(shape)
-        else:  # frombuffer refuses a length of zero
-            yield name, torch.empty(shape, dtype=dtype)
+    yield from ((place.name, placed_view(place, buffer)) for place in layout.placed)
+
+
+def placed_view(place: Placed, buffer: object) -> torch.Tensor:
+    """One tensor, in place."""
+    _, dtype, shape, start, size_bytes = place
+    if not size_bytes:  # frombuffer refuses a length of zero
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(buffer, dtype=dtype, count=size_bytes // dtype.itemsize, offset=start).view(shape)
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview[int]:

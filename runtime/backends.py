@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.backends.engines.options import group_of, options_of
 from penstock.backends.stores.backend import LedgerBackend
 from penstock.messages.names import BUFFER, LEARNER, Role, engine_index, is_engine, is_teacher, role_of, teacher_index
-from penstock.runtime.hosts.ray.placement import colocated
+from penstock.runtime.hosts.ray.placement import colocated, has_nodes_of_its_own
 from penstock.runtime.scenario.recorded_rules import recorded_settings
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def open_backend(
 
     ``timers`` is the clock of simulated backends; a scenario without such needs none. ``store`` is the ledger, for the
     Buffer; ``host`` this machine's address as other processes of the run see it; ``remote_ranks`` the other nodes of an
-    engine that lies over several.
+    engine or a learner that lies over several.
     """
     scenario = plan.scenario
     if name == BUFFER:
@@ -52,7 +52,7 @@ def open_backend(
         return _simulated(name, plan, epoch, timers) if is_simulated else _teacher(name, plan)
     if name == LEARNER:
         simulates = scenario.learner.backend == "simulated"
-        return _simulated(name, plan, epoch, timers) if simulates else _learner(plan, epoch, host)
+        return _simulated(name, plan, epoch, timers) if simulates else _learner(plan, epoch, host, remote_ranks)
     if role_of(name) is Role.WEIGHT_PUBLISHER:
         return None
     return _simulated(name, plan, epoch, timers) if is_simulated else _rows_and_rewards(name, plan)
@@ -174,12 +174,12 @@ def _engine(name: str, plan: RunPlan, remote_ranks: RemoteRanks | None) -> Backe
     )
 
 
-def _learner(plan: RunPlan, epoch: int, host: str) -> Backend[Any]:
+def _learner(plan: RunPlan, epoch: int, host: str, remote_ranks: RemoteRanks | None) -> Backend[Any]:
     """In the process that opens it, or as a gang of processes of its own; megatron-core always, as what it needs where
     there is no CUDA changes torch for a whole process."""
     demonstrations = _demonstrations(plan)
     if plan.scenario.learner.num_ranks > 1 or plan.scenario.learner.backend == "megatron":
-        return _gang(plan, epoch, host, demonstrations)
+        return _gang(plan, epoch, host, demonstrations, remote_ranks)
     from penstock.backends.learners.torch.factory import open_torch_learner
     from penstock.backends.weights.transports import open_exporter
 
@@ -200,12 +200,22 @@ def _learner(plan: RunPlan, epoch: int, host: str) -> Backend[Any]:
     )
 
 
-def _gang(plan: RunPlan, epoch: int, host: str, demonstrations: list[Demonstration] | None) -> Backend[Any]:
+def _gang(
+    plan: RunPlan,
+    epoch: int,
+    host: str,
+    demonstrations: list[Demonstration] | None,
+    remote_ranks: RemoteRanks | None,
+) -> Backend[Any]:
     from penstock.backends.learners.gang.open import open_gang_learner
+    from penstock.backends.learners.gang.other_nodes import FurtherNodes
     from penstock.backends.learners.gang.plan import ExportPlan
     from penstock.runtime.hosts.ray.boot import log_name
 
     scenario, folder = plan.scenario, Path(plan.run_folder)
+    further = None
+    if remote_ranks is not None and has_nodes_of_its_own(scenario):
+        further = FurtherNodes(remote_ranks, lambda node: folder / log_name(f"{LEARNER}-node{node}", epoch))
     return open_gang_learner(
         model_folder=Path(plan.model_folder),
         checkpoints_folder=folder / "checkpoints",
@@ -218,6 +228,7 @@ def _gang(plan: RunPlan, epoch: int, host: str, demonstrations: list[Demonstrati
         export=ExportPlan(transport=plan.transport, run_id=plan.run_id, folder=str(folder / "weights"), host=host),
         demonstrations=demonstrations,
         log_path=lambda rank: folder / log_name(f"{LEARNER}-rank{rank}", epoch),
+        further=further,
     )
 
 

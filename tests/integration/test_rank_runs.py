@@ -33,7 +33,7 @@ RANKS = (
     "filter.drop_zero_spread=false",  # so short a warm start earns few rewards
     "runtime.heartbeat_timeout_s=60",  # a test machine may be busy with other things
 )
-_READY = re.compile(r"rank (\d+) \(process (\d+)\) is ready")
+_READY = re.compile(r"rank (\d+) \(process (\d+)(?: on [^)]+)?\) is ready")
 
 
 def ranks_of(run: LiveRun, epoch: int = 1) -> dict[int, int]:

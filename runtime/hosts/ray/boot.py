@@ -57,7 +57,7 @@ class Wiring(Protocol):
     ) -> Backend[Any] | None:
         """What carries out its commands, not started yet; None when it has none. Simulated ones run on ``timers``, that
         of the Buffer reads ``store``, and one that others call by itself listens at ``host``;
-        an engine over several nodes starts its other processes by ``remote_ranks``."""
+        an engine or a learner over several nodes starts its other processes by ``remote_ranks``."""
         ...
 
     def hears(self, name: str, /) -> frozenset[type[Event]]:

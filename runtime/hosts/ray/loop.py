@@ -144,7 +144,7 @@ class ActorLoop:
             self._machine = wiring.build_machine(boot.name, plan, epoch=boot.epoch, records=self._store.entries())
         self._backend: Backend[Any] | None = wiring.open_backend(
             boot.name, plan, epoch=boot.epoch, timers=self._timers, store=self._store, host=links.host,
-            remote_ranks=_other_nodes() if is_engine(boot.name) else None,
+            remote_ranks=_other_nodes() if is_engine(boot.name) or boot.name == LEARNER else None,
         )  # fmt: skip
         is_accounted = boot.name == LEARNER or is_engine(boot.name) or is_teacher(boot.name)
         self._accounted = cast("Accounted", self._machine) if is_accounted else None

@@ -1,4 +1,5 @@
-"""The further processes of an engine over several nodes, as Ray actors in the other bundles of its placement group.
+"""The further processes of an engine, or of the learner, over several nodes, as Ray actors in the other bundles of its
+placement group.
 
 ```
 EngineWorker (bundle 0) ── Ray ──► NodeRank (bundle 1, …) ── pipe ──► guardian ──► the command, and all that it starts
@@ -94,7 +95,7 @@ class NodeRank:
 
 
 class RayRemoteRanks:
-    """The other nodes of this EngineWorker: the ``RemoteRanks`` that a server over several nodes needs."""
+    """The other nodes of this EngineWorker, or of the Learner: their ``RemoteRanks``."""
 
     def __init__(self) -> None:
         """For the Ray actor that this process is. Without a placement group it has no other nodes."""
@@ -120,7 +121,7 @@ class RayRemoteRanks:
     async def start(self, rank: int, command: Sequence[str], environment: Mapping[str, str], log_path: str) -> int:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        assert 0 < rank < self.num_nodes, f"this engine has no node {rank}"
+        assert 0 < rank < self.num_nodes, f"there is no node {rank}"
         node_rank = self._ray.remote(NodeRank)
         strategy = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank)
         actor = node_rank.options(
@@ -138,10 +139,10 @@ class RayRemoteRanks:
             )
         except TimeoutError:
             self._give_up(rank)
-            raise RemoteRankError(f"node {rank} of the engine did not start its process in time") from None
+            raise RemoteRankError(f"node {rank} did not start its process in time") from None
         except (self._ray.exceptions.RayError, RemoteRankError) as error:
             self._give_up(rank)
-            raise RemoteRankError(f"node {rank} of the engine could not start its process: {error}") from error
+            raise RemoteRankError(f"node {rank} could not start its process: {error}") from error
         task = asyncio.get_running_loop().create_task(self._watch(rank, actor))
         self._waits.add(task)
         task.add_done_callback(self._waits.discard)

@@ -7,7 +7,8 @@ share GPUs, in equal parts, where there are fewer of them than takers.
 
 Invariants:
 
-* A block lies on one node whenever one has room for it, otherwise on as few as its engine can be divided over.
+* A block lies on one node whenever one has room for it, otherwise on as few as its engine, or the learner, can be
+  divided over.
 * Larger blocks are placed first. ``auto`` and ``pack`` put each on the node with the least room that suffices,
   ``spread`` on the one with the most.
 * What the cluster cannot give is refused, never made smaller; only ``auto`` devices do without, all together, in a
@@ -26,9 +27,10 @@ from penstock.messages.names import LEARNER, engine_name, is_engine, teacher_nam
 from penstock.runtime.errors import PreflightError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from penstock.backends.engines.options import EngineGroupOptions
+    from penstock.backends.learners.options import LearnerOptions
     from penstock.runtime.scenario import Scenario
 
 FROM_RAY: Final = ("auto", "cuda")
@@ -91,7 +93,7 @@ def needs_of(scenario: Scenario) -> list[Need]:
     """
     learner, needs = scenario.learner, list[Need]()
     if learner.backend != "simulated" and learner.device in FROM_RAY:
-        size = EngineSize(learner.num_ranks, (1,))  # ranks meet on one node
+        size = learner_size(learner)
         is_optional, may_share = learner.device == "auto", learner.num_ranks == 1 and learner.backend == "torch"
         needs.append(Need((LEARNER,), size, "learner", may_share=may_share, is_optional=is_optional))
     if scenario.run.only == "learner":
@@ -107,6 +109,22 @@ def needs_of(scenario: Scenario) -> list[Need]:
             needs.append(Need(names, size, key, may_share=is_embedded, is_optional=group.device == "auto"))
     needs += _teachers(scenario)
     return needs
+
+
+def learner_size(options: LearnerOptions, num_ranks: int | None = None) -> EngineSize:
+    """GPUs of the learner's ranks, and over how many nodes they can lie: an equal number on each, and of the ranks that
+    share a matrix, which say much to each other, all on one.
+
+    Args:
+        options: of the learner.
+        num_ranks: None: theirs.
+    """
+    num_ranks = num_ranks or options.num_ranks
+    together = 1
+    if options.backend == "megatron":
+        together = math.lcm(options.megatron.tensor_parallel, options.megatron.expert_tensor_parallel)
+    counts = [count for count in range(2, num_ranks // together + 1) if num_ranks % (count * together) == 0]
+    return EngineSize(num_ranks, (1, *counts))
 
 
 def _teachers(scenario: Scenario) -> list[Need]:
@@ -137,16 +155,22 @@ def place(scenario: Scenario, nodes: Sequence[NodeGpus]) -> Placement:
     how, num_ranks = scenario.engines.placement, scenario.learner.num_ranks
     blocks = _arrange(needs, nodes, how)
     if blocks is None:
-        raise PreflightError(_refusal(needs, nodes, how))
+        raise PreflightError(_refusal(scenario, needs, nodes))
     placement = Placement(tuple(blocks), num_ranks)
     shared = placement.block_of(LEARNER)
-    if shared is not None and shared.gpus_per_node < num_ranks:
+    if shared is not None and len(shared.members) > 1 and shared.gpus_per_node < num_ranks:
         raise PreflightError(
             f"learner.num_ranks: the learner is put on the GPUs of {shared.members[0]}, which has "
             f"{shared.gpus_per_node} on a node, and each of {num_ranks} ranks needs one of its own; set it to "
             f"{shared.gpus_per_node} or less, give the engine more GPUs, or take another engines.placement"
         )
     return placement
+
+
+def has_nodes_of_its_own(scenario: Scenario) -> bool:
+    """Whether the nodes of the learner's block are the learner's: an engine that it is put on may lie over several, and
+    all ranks are on the first of them then."""
+    return not (scenario.engines.placement == "colocate" and _can_share(needs_of(scenario)))
 
 
 def colocated(scenario: Scenario) -> frozenset[str]:
@@ -165,16 +189,16 @@ class _Wish(NamedTuple):
     size: EngineSize
 
 
-def _arrange(needs: Iterable[Need], nodes: Sequence[NodeGpus], how: str) -> list[Block] | None:
+def _can_share(needs: Sequence[Need]) -> bool:
+    """Whether there is an engine that the learner can be put on."""
+    return len(needs) > 1 and needs[0].names == (LEARNER,) and is_engine(needs[1].names[0])
+
+
+def _arrange(needs: Sequence[Need], nodes: Sequence[NodeGpus], how: str) -> list[Block] | None:
     """First fit, largest first. That finds a place for all where sizes divide the nodes, as powers of two do."""
     free = {node.node_id: node.num_gpus for node in nodes}
     wishes = [(_Wish((name,), need.size), need.may_share) for need in needs for name in need.names]
-    if (
-        how == "colocate"
-        and len(wishes) > 1
-        and wishes[0][0].members == (LEARNER,)
-        and is_engine(wishes[1][0].members[0])
-    ):
+    if how == "colocate" and _can_share(needs):
         _, (engine, _), *others = wishes
         wishes = [(_Wish((*engine.members, LEARNER), engine.size), False), *others]
     whole = [wish for wish, may_share in wishes if not may_share]
@@ -211,10 +235,10 @@ def _shares(names: list[str], num_gpus: int) -> Iterator[tuple[str, ...]]:
 # --- what cannot be given -----------------------------------------------------------------------------------------
 
 
-def _refusal(needs: list[Need], nodes: Sequence[NodeGpus], how: str) -> str:
+def _refusal(scenario: Scenario, needs: list[Need], nodes: Sequence[NodeGpus]) -> str:
     largest = max(needs, key=lambda need: (not need.may_share, need.size.num_gpus, not need.is_optional))
     asked = "; ".join(_asked(need) for need in needs)
-    return f"{largest.key}: {asked}. {_there(nodes)}. {_nearest(needs, largest, nodes, how)}"
+    return f"{largest.key}: {asked}. {_there(nodes)}. {_nearest(scenario, needs, largest, nodes)}"
 
 
 def _asked(need: Need) -> str:
@@ -235,13 +259,14 @@ def _there(nodes: Sequence[NodeGpus]) -> str:
     )
 
 
-def _nearest(needs: list[Need], largest: Need, nodes: Sequence[NodeGpus], how: str) -> str:
+def _nearest(scenario: Scenario, needs: list[Need], largest: Need, nodes: Sequence[NodeGpus]) -> str:
     if not any(node.num_gpus for node in nodes):
         return f"Give the cluster GPUs, or set {largest.key}.device=cpu where that is enough"
 
     def fits(count: int, size: EngineSize) -> bool:
         smaller = largest._replace(names=largest.names[:count], size=size)
-        return _arrange([smaller if need is largest else need for need in needs], nodes, how) is not None
+        others = [smaller if need is largest else need for need in needs]
+        return _arrange(others, nodes, scenario.engines.placement) is not None
 
     count = bisect_right(range(1, len(largest.names)), 0, key=lambda count: 0 if fits(count, largest.size) else 1)
     if count:
@@ -249,15 +274,18 @@ def _nearest(needs: list[Need], largest: Need, nodes: Sequence[NodeGpus], how: s
     if largest.size.node_counts[0] > 1 and fits(len(largest.names), EngineSize(largest.size.num_gpus, (1,))):
         return f"It fits without {largest.key}.sglang.nnodes"
     if largest.names == (LEARNER,):
-        return _fewer_ranks(largest, fits)
+        return _fewer_ranks(scenario.learner, fits)
     for num_gpus in range(largest.size.num_gpus - 1, 0, -1):
         if largest.size.num_gpus % num_gpus == 0 and fits(1, EngineSize(num_gpus, (1,))):
             return f"The largest engine that fits beside the others has {num_gpus} GPUs: reduce tp_size or pp_size"
     return "Not one engine fits beside the others: add GPUs, or take something off them with device: cpu"
 
 
-def _fewer_ranks(learner: Need, fits: Callable[[int, EngineSize], bool]) -> str:
-    for num_ranks in range(learner.size.num_gpus - 1, 0, -1):
-        if fits(1, EngineSize(num_ranks, (1,))):
-            return f"All ranks of a learner are on one node; the most that fit are learner.num_ranks={num_ranks}"
+def _fewer_ranks(learner: LearnerOptions, fits: Callable[[int, EngineSize], bool]) -> str:
+    for num_ranks in range(learner.num_ranks - 1, 0, -1):
+        if fits(1, learner_size(learner, num_ranks)):
+            return (
+                "Every node gets equally many ranks of a learner, and all of a tensor-parallel group are on one; "
+                f"the most that fit are learner.num_ranks={num_ranks}"
+            )
     return "No rank of the learner fits beside the others: add GPUs, or set learner.device=cpu where that is enough"

@@ -16,6 +16,8 @@ keys than for queries, and with attention that keeps no matrix of scores. A laye
 with ``v`` virtual stages ``(2 (p − s − 1) + (v − 1) p + 1) / v``. The last has its logits besides: twice in the model's
 dtype, and twice in float32.
 
+That is what fused layers keep; those in plain torch, on CPUs, keep about twice as much.
+
 What libraries take for themselves, what is lost between blocks, experts that get more than their share of the tokens,
 and the few kilobytes that experts are chosen with are not counted; a tenth above is a fair guess.
 """

@@ -11,7 +11,7 @@ from penstock.backends.engines.sglang.size import EngineSizeError, engine_size
 from penstock.messages.names import LEARNER, engine_name
 from penstock.runtime.cli.dry_run import placement_text
 from penstock.runtime.errors import PreflightError
-from penstock.runtime.hosts.ray.placement import Block, NodeGpus, Placement, colocated, place
+from penstock.runtime.hosts.ray.placement import Block, NodeGpus, Placement, colocated, has_nodes_of_its_own, place
 from penstock.runtime.scenario import Scenario
 from penstock.runtime.scenario.resolve import resolve
 
@@ -140,6 +140,36 @@ def test_large_blocks_are_placed_first() -> None:
     engines = {**sglang(3, 1), "more": [sglang(1, 4)]}
     placed = places(place(scenario(engines), nodes(4, 4)))
     assert placed["engine/3"].gpus_per_node == 4
+
+
+def test_a_learner_that_fits_on_no_node_has_as_many_ranks_on_each_of_as_few_as_possible() -> None:
+    def placed(num_ranks: int, *num_gpus: int, **learner: object) -> Block:
+        made = scenario({"device": "cpu"}, learner={"num_ranks": num_ranks, **learner})
+        return places(place(made, nodes(*num_gpus)))[LEARNER]
+
+    assert placed(8, 8, 8) == Block((LEARNER,), 8, ("node0",))
+    assert placed(16, 8, 8) == Block((LEARNER,), 8, ("node0", "node1"))
+    assert placed(16, 8, 7, 6, 5) == Block((LEARNER,), 4, ("node3", "node2", "node1", "node0"))
+    assert placed(64, *[8] * 9).node_ids == tuple(f"node{index}" for index in range(8))
+    with pytest.raises(PreflightError, match=r"learner asked for 6 GPUs\. 7 are free, 5 \+ 2 .*learner.num_ranks=5"):
+        placed(6, 5, 2)
+
+
+def test_the_ranks_of_a_tensor_parallel_group_are_on_one_node() -> None:
+    learner = {"backend": "megatron", "num_ranks": 16, "megatron": {"tensor_parallel": 8}}
+    made = scenario({"device": "cpu"}, learner=learner)
+    assert place(made, nodes(8, 8)).blocks == (Block((LEARNER,), 8, ("node0", "node1")),)
+    with pytest.raises(PreflightError, match=r"all of a tensor-parallel group are on one; .*learner.num_ranks=8"):
+        place(made, nodes(8, 4, 4))
+
+
+def test_a_colocated_learner_stays_on_the_first_node_of_its_engine() -> None:
+    together = scenario({"placement": "colocate", **sglang(1, 4, nnodes=2)}, learner={"num_ranks": 2})
+    assert place(together, nodes(2, 2)).blocks == (Block(("engine/0", LEARNER), 2, ("node0", "node1")),)
+    assert not has_nodes_of_its_own(together)
+    assert has_nodes_of_its_own(scenario({"placement": "colocate", "device": "cpu"}, learner={"num_ranks": 2}))
+    with pytest.raises(PreflightError, match="the GPUs of engine/0, which has 2 on a node, and each of 4 ranks"):
+        place(scenario({"placement": "colocate", **sglang(1, 4, nnodes=2)}, learner={"num_ranks": 4}), nodes(2, 2))
 
 
 def test_a_colocated_learner_is_on_the_gpus_of_the_first_engine_that_has_some() -> None:

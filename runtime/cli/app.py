@@ -260,7 +260,8 @@ def stop(
     epilog="[bold]Examples[/]\n\n"
     "penstock convert runs/quickstart-20260801-120000 my/model --dtype bfloat16\n\n"
     "penstock convert runs/quickstart-20260801-120000 my/model --version 40 --max-shard-size 2GB\n\n"
-    "penstock convert my/model --check"
+    "penstock convert my/model --check\n\n"
+    "penstock convert scenario run-qwen3-4B.sh > scenarios/qwen3_4b.yaml"
 )
 def convert(
     source: Annotated[
@@ -281,7 +282,16 @@ def convert(
     max_shard_size: Annotated[str, typer.Option(help="Where the next file of weights begins.")] = "5GB",
     target_format: Annotated[str, typer.Option("--format", help="What to write: huggingface.")] = "huggingface",
 ) -> None:
-    """Write the model of a run as a folder that transformers and engines load; or say what is wrong with a model."""
+    """Write the model of a run as a folder that transformers and engines load; or say what is wrong with a model.
+
+    [bold]penstock convert scenario SCRIPT[/]: what the arguments of a slime launch script are as a scenario.
+    """
+    if str(source) == "scenario" and out is not None and not source.exists():
+        from penstock.runtime.slime.convert import to_scenario
+        from penstock.runtime.slime.script import read_script
+
+        console.print(to_scenario(read_script(out), out.stem).text, markup=False, soft_wrap=True, end="")
+        return
     if check == (out is not None):
         raise UserError("name either OUT, the folder to write, or --check, which writes nothing")
     from penstock.runtime.cli.convert import convert as write_model

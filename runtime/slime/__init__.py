@@ -1,0 +1,1 @@
+"""From a slime launch script to a scenario."""

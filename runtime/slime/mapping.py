@@ -1,0 +1,206 @@
+"""What each flag of slime is here: a key of the scenario, something that needs no key, or nothing, with the reason."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+Plain = str | int | float | bool | list["Plain"] | dict[str, "Plain"] | None
+
+
+def number(text: str) -> int | float:
+    """A whole number where it is one.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        return int(text)
+    except ValueError:
+        return float(text)
+
+
+def recompute(text: str) -> str:
+    """``full`` and ``selective`` are called the same here."""
+    if text not in ("full", "selective"):
+        raise ValueError(text)
+    return text
+
+
+KEYS: Final[Mapping[str, tuple[str, Callable[[str], Plain]]]] = {
+    "hf-checkpoint": ("model.path", str),
+    "seed": ("run.seed", int),
+    "rollout-seed": ("run.seed", int),
+    "num-rollout": ("run.num_steps", int),
+    "prompt-data": ("data.path", str),
+    "input-key": ("data.prompt_key", str),
+    "label-key": ("data.label_key", str),
+    "num-epoch": ("data.num_epochs", int),
+    "rollout-max-prompt-len": ("data.max_prompt_tokens", int),
+    "rollout-max-context-len": ("model.max_context", int),
+    "rollout-batch-size": ("learner.groups_per_batch", int),
+    "num-steps-per-rollout": ("learner.num_updates", int),
+    "n-samples-per-prompt": ("sampling.samples_per_group", int),
+    "rollout-temperature": ("sampling.temperature", number),
+    "rollout-top-p": ("sampling.top_p", number),
+    "rollout-max-response-len": ("sampling.max_response_tokens", int),
+    "lr": ("learner.learning_rate", float),
+    "lr-warmup-iters": ("learner.warmup_steps", int),
+    "weight-decay": ("learner.weight_decay", float),
+    "clip-grad": ("learner.max_grad_norm", float),
+    "save-interval": ("learner.save_every", int),
+    "tensor-model-parallel-size": ("learner.megatron.tensor_parallel", int),
+    "pipeline-model-parallel-size": ("learner.megatron.pipeline_parallel", int),
+    "num-virtual-stages-per-pipeline-rank": ("learner.megatron.virtual_pipeline", int),
+    "context-parallel-size": ("learner.megatron.context_parallel", int),
+    "expert-model-parallel-size": ("learner.megatron.expert_parallel", int),
+    "expert-tensor-parallel-size": ("learner.megatron.expert_tensor_parallel", int),
+    "recompute-granularity": ("learner.megatron.recompute", recompute),
+    "recompute-method": ("learner.megatron.transformer.recompute_method", str),
+    "recompute-num-layers": ("learner.megatron.transformer.recompute_num_layers", int),
+    "decoder-first-pipeline-num-layers": ("learner.megatron.transformer.num_layers_in_first_pipeline_stage", int),
+    "decoder-last-pipeline-num-layers": ("learner.megatron.transformer.num_layers_in_last_pipeline_stage", int),
+    "fp8-format": ("learner.megatron.transformer.fp8", str),
+    "eps-clip": ("learner.objective.clip_low", float),
+    "eps-clip-high": ("learner.objective.clip_high", float),
+    "eps-clip-c": ("learner.objective.dual_clip", float),
+    "value-clip": ("learner.objective.value_clip", float),
+    "entropy-coef": ("learner.objective.entropy_coef", float),
+    "kl-loss-type": ("learner.objective.kl_estimator", str),
+    "ref-update-interval": ("learner.objective.reference_every", int),
+    "gamma": ("learner.objective.discount", float),
+    "lambd": ("learner.objective.gae_lambda", float),
+    "tis-clip-low": ("learner.objective.tis_clip_low", float),
+    "critic-lr": ("learner.objective.critic_learning_rate", float),
+    "critic-lr-warmup-iters": ("learner.objective.critic_warmup_steps", int),
+    "num-critic-only-steps": ("learner.objective.critic_only_steps", int),
+    "update-weights-interval": ("weights.publish_every", int),
+    "update-weight-buffer-size": ("weights.bucket_size_bytes", int),
+}
+"""Flag → key, and how its value is read."""
+
+SWITCHES: Final[Mapping[str, tuple[str, Plain]]] = {
+    "apply-chat-template": ("data.chat_template", True),
+    "sequence-parallel": ("learner.megatron.sequence_parallel", True),
+    "overlap-grad-reduce": ("learner.megatron.overlap_grad_reduce", True),
+    "overlap-param-gather": ("learner.megatron.overlap_param_gather", True),
+    "normalize-advantages": ("learner.objective.whiten", True),
+    "disable-grpo-std-normalization": ("learner.objective.normalize_std", False),
+    "use-unbiased-kl": ("learner.objective.unbiased_kl", True),
+    "calculate-per-token-loss": ("learner.objective.reduction", "token_mean"),
+}
+"""Flag without a value → key and what it is set to."""
+
+READ_TOGETHER: Final = frozenset((
+    "advantage-estimator", "loss-type", "use-kl-loss", "kl-loss-coef", "kl-coef", "use-tis", "tis-clip",
+    "use-rollout-logprobs", "use-opsm", "opsm-delta", "rm-type", "custom-rm-path", "group-rm",
+    "dynamic-sampling-filter-path", "over-sampling-batch-size", "global-batch-size", "max-tokens-per-gpu",
+    "adam-beta1", "adam-beta2", "lr-decay-style", "min-lr", "actor-num-nodes", "actor-num-gpus-per-node",
+    "rollout-num-gpus", "rollout-num-gpus-per-engine", "rollout-top-k", "rollout-stop", "rollout-stop-token-ids",
+    "rollout-shuffle", "metadata-key", "rollout-function-path", "update-weight-transport",
+    "rollout-external-engine-addrs", "colocate", "optimizer-cpu-offload", "optimizer-offload-fraction",
+    "lr-warmup-fraction",
+))  # fmt: skip
+"""Flags that mean something with others only; :mod:`.convert` reads them."""
+
+NEEDS_NO_KEY: Final[Mapping[str, str]] = {
+    "balance-data": "micro-batches are balanced over ranks by cost in any case",
+    "use-dynamic-batch-size": "micro-batches are packed by tokens in any case",
+    "micro-batch-size": "micro-batches are packed by tokens (learner.max_tokens_per_micro_batch)",
+    "ref-load": "the reference is the model as it was before the first step",
+    "load": "`penstock resume RUN` goes on with a run",
+    "save": "checkpoints lie in the run's folder (run.folder)",
+    "partial-rollout": "samples of a batch that is over, or of a lost engine, go on in any case",
+    "use-fault-tolerance": "lost parts are replaced in any case",
+    "rollout-health-check-interval": "engines are watched in any case (engines.hang_timeout_s)",
+    "rollout-health-check-timeout": "engines are watched in any case (engines.hang_timeout_s)",
+    "rollout-health-check-first-wait": "engines are watched in any case (engines.start_timeout_s)",
+    "get-mismatch-metrics": "the difference between engine and learner is reported in any case",
+    "use-distributed-optimizer": "learner.megatron.distributed_optimizer is true by default",
+    "attention-dropout": "nothing is dropped out, whatever a model's config says",
+    "hidden-dropout": "nothing is dropped out, whatever a model's config says",
+    "accumulate-allreduce-grads-in-fp32": "gradients are added up in float32 in any case",
+    "attention-softmax-in-fp32": "softmax is computed in float32 where megatron-core computes it",
+    "optimizer": "AdamW",
+    "rollout-skip-special-tokens": "rewards see the text without special tokens in any case",
+    "offload": "colocated parts sleep in turn in any case (engines.placement)",
+    "offload-train": "colocated parts sleep in turn in any case (engines.placement)",
+    "offload-rollout": "colocated parts sleep in turn in any case (engines.placement)",
+    "num-gpus-per-node": "Ray says how many GPUs each node has",
+    "log-passrate": "pass@k of the trained groups is reported in any case",
+    "moe-token-drop-policy": "no token is dropped, as engines drop none",
+    "bf16": "model.dtype is bfloat16",
+    "transformer-impl": "Transformer Engine's layers are taken where CUDA is",
+    "train-backend": "learner.backend",
+    "model-name": "the checkpoint's config.json says it",
+    "no-check-for-nan-in-loss-and-grad": "a step that is not finite changes nothing, and is said",
+    "no-offload-train": "engines.placement says what shares GPUs",
+    "no-offload-rollout": "engines.placement says what shares GPUs",
+    "log-probs-chunk-size": "log-probs are of the same micro-batches as the step",
+    "data-pad-size-multiplier": "sequences are filled up as far as the layout needs",
+    "megatron-to-hf-mode": "weights go by Penstock's own tables",
+}
+
+_TEACHER: Final = "a teacher is a block of its own (teacher.model.path); learner.objective.opd_kl_coef is its weight"
+NO_COUNTERPART: Final[Mapping[str, str]] = {
+    "eval-interval": "evaluation during training is not there yet",
+    "eval-prompt-data": "evaluation during training is not there yet",
+    "eval-config": "evaluation during training is not there yet",
+    "n-samples-per-eval-prompt": "evaluation during training is not there yet",
+    "eval-max-response-len": "evaluation during training is not there yet",
+    "eval-top-p": "evaluation during training is not there yet",
+    "eval-temperature": "evaluation during training is not there yet",
+    "skip-eval-before-train": "evaluation during training is not there yet",
+    "custom-generate-function-path": "agents come through the gateway (episode.kind: gateway, docs/gateway.md)",
+    "custom-loss-function-path": "learner.objective takes a function of yours, written otherwise (docs/objectives.md)",
+    "custom-advantage-function-path": "there is no hook for advantages",
+    "custom-tis-function-path": "there is no hook for importance weights; learner.objective.correction has several",
+    "custom-reward-post-process-path": "rewards are processed by the reward function itself",
+    "buffer-filter-path": "the Buffer's order is that of the staleness policy",
+    "mask-offpolicy-in-partial-rollout": "staleness.on_stale: mask masks what is too old, and nothing else",
+    "multimodal-keys": "prompts are text",
+    "tool-key": "agents come through the gateway with their tools (docs/gateway.md)",
+    "reward-key": "a reward function returns its reward under 'reward' or 'score', and components beside it",
+    "rm-url": "there is no remote reward; a function of yours may call a service (it may be async)",
+    "use-opd": _TEACHER,
+    "opd-type": _TEACHER,
+    "opd-kl-coef": _TEACHER,
+    "opd-teacher-load": _TEACHER,
+    "opd-teacher-ckpt-step": _TEACHER,
+    "prefill-num-servers": "engines that prefill and engines that decode: docs/sglang.md",
+    "update-weight-disk-dir": "weights.transport: disk writes below the run's folder",
+    "update-weight-disk-keep-files": "weights that no engine needs any more are removed",
+    "update-weight-mode": "weights are sent whole",
+    "update-weight-delta-encoding": "weights are sent whole",
+    "update-weight-delta-checksum": "weights are sent whole",
+    "update-weight-local-checkpoint-dir": "weights are sent whole",
+    "save-debug-rollout-data": "run.keep_samples: true keeps every trained sample as Parquet",
+    "dump-details": "run.keep_samples: true keeps every trained sample as Parquet",
+    "debug-train-only": "`penstock run --only learner --from RUN` trains what a run has recorded",
+    "debug-rollout-only": "`penstock run --only rollout` generates and trains nothing",
+    "disable-compute-advantages-and-returns": "what an objective does not need is not computed",
+    "use-wandb": "metrics lie in the run's folder and at /metrics (docs/observability.md)",
+    "enable-mtp-training": "multi-token prediction is not trained",
+    "mtp-num-layers": "multi-token prediction is not trained",
+    "use-stateless-adam": "the optimizer is AdamW",
+}
+"""Flag → why the scenario has nothing for it."""
+
+TRACKER_PREFIXES: Final = ("wandb-", "tb-", "disable-wandb", "use-tensorboard")
+"""Of flags about trackers."""
+
+SHAPE_OF_MODEL: Final = frozenset((
+    "swiglu", "num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads", "group-query-attention",
+    "num-query-groups", "kv-channels", "use-rotary-position-embeddings", "disable-bias-linear", "add-qkv-bias",
+    "normalization", "norm-epsilon", "rotary-base", "rotary-percent", "vocab-size", "qk-layernorm", "num-experts",
+    "untie-embeddings-and-output-weights", "position-embedding-type", "moe-ffn-hidden-size", "moe-router-topk",
+    "moe-layer-freq", "moe-grouped-gemm", "moe-router-score-function", "moe-token-dispatcher-type",
+    "make-vocab-size-divisible-by",
+    "moe-router-load-balancing-type", "moe-router-dtype", "moe-permute-fusion", "moe-shared-expert-intermediate-size",
+    "multi-latent-attention", "q-lora-rank", "kv-lora-rank", "qk-head-dim", "qk-pos-emb-head-dim", "v-head-dim",
+    "rotary-scaling-factor", "mscale", "mscale-all-dim", "moe-router-num-groups", "moe-router-group-topk",
+    "moe-router-topk-scaling-factor", "moe-router-pre-softmax", "moe-router-enable-expert-bias", "spec",
+))  # fmt: skip
+"""What the checkpoint's config.json says here."""

@@ -119,10 +119,3 @@ def _model(s: Scenario) -> Iterator[Broken]:
         yield KEY, str(error)
     else:
         yield from _experts(s, found.architecture)
-        family = found.architecture.family
-        if family.has_post_norms and learner.device == "cuda":
-            yield (
-                BACKEND,
-                f"the layers of Transformer Engine, which the Megatron learner has on GPUs, cannot norm what attention "
-                f"and MLP give, as {family.model_type} does; use learner.backend: torch",
-            )

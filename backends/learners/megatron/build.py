@@ -96,7 +96,6 @@ def build_model(
 
     Raises:
         LayoutError: the layout is not possible.
-        LayerSpecError: there are no layers for the model on this device.
     """
     check_layout(layout, architecture, options.transformer)
     is_cpu = device.type == "cpu"

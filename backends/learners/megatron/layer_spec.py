@@ -39,35 +39,35 @@ if TYPE_CHECKING:
     from penstock.backends.learners.megatron.architecture import Architecture
 
 
-class LayerSpecError(ValueError):
-    """A model whose layers cannot be built on this device."""
-
-
 def block_spec(
     architecture: Architecture, config: TransformerConfig, *, virtual_stage: int | None, is_cpu: bool
 ) -> TransformerBlockSubmodules:
-    """The layers of this rank's stage, and the final norm.
-
-    Raises:
-        LayerSpecError: Transformer Engine has no layers for the model.
-    """
+    """The layers of this rank's stage, and the final norm."""
     if not is_cpu:
-        if architecture.family.has_post_norms:
-            raise LayerSpecError(
-                f"{architecture.family.model_type}: Transformer Engine has no layer that norms what attention and MLP "
-                "give; use learner.backend: torch"
-            )
-        block = get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=virtual_stage)
-        for spec in block.layer_specs or []:
-            submodules = _mlp_submodules(spec.submodules)
-            if isinstance(submodules, MoESubmodules):
-                submodules.router = Router
-        return block
+        return _engine_block_spec(architecture, config, virtual_stage)
     first = get_transformer_layer_offset(config, vp_stage=virtual_stage)
     count = get_num_layers_to_build(config, vp_stage=virtual_stage)
     kinds = {has_experts: layer_spec(architecture, config, has_experts=has_experts) for has_experts in (False, True)}
     specs = [kinds[architecture.has_experts(layer)] for layer in range(first, first + count)]
     return TransformerBlockSubmodules(layer_specs=specs, layer_norm=RMSNorm)
+
+
+def _engine_block_spec(
+    architecture: Architecture, config: TransformerConfig, virtual_stage: int | None
+) -> TransformerBlockSubmodules:
+    """The same of Transformer Engine's layers."""
+    block = get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=virtual_stage)
+    for spec in block.layer_specs or []:
+        layer: Any = spec.submodules
+        mlp = _mlp_submodules(layer)
+        if isinstance(mlp, MoESubmodules):
+            mlp.router = Router
+        if architecture.family.has_post_norms:
+            # Only now: it needs Transformer Engine.
+            from penstock.backends.learners.megatron.engine_layers import EngineRowParallelLinearNormed
+
+            layer.self_attention.submodules.linear_proj = mlp.linear_fc2 = EngineRowParallelLinearNormed
+    return block
 
 
 def layer_spec(architecture: Architecture, config: TransformerConfig, *, has_experts: bool) -> ModuleSpec:

@@ -1,0 +1,142 @@
+"""What a config.json says, in the terms of megatron-core, and what of it is refused; without megatron-core."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.backends.learners.megatron.architecture import Architecture, ArchitectureError, decode_architecture
+from penstock.backends.learners.megatron.layout import LayoutError, check_layout, layout_of
+from penstock.backends.learners.megatron.memory import estimate_memory
+from penstock.backends.learners.megatron.model_config import Fields, transformer_fields
+from penstock.backends.learners.megatron.options import MegatronOptions
+from penstock.backends.learners.megatron.weight_map import parameters_of
+
+DEEPSEEK_V3: dict[str, Any] = {
+    "model_type": "deepseek_v3", "vocab_size": 129280, "hidden_size": 7168, "intermediate_size": 18432,
+    "moe_intermediate_size": 2048, "num_hidden_layers": 61, "num_attention_heads": 128, "num_key_value_heads": 128,
+    "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+    "n_routed_experts": 256, "n_shared_experts": 1, "num_experts_per_tok": 8, "n_group": 8, "topk_group": 4,
+    "first_k_dense_replace": 3, "norm_topk_prob": True, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc", "num_nextn_predict_layers": 1, "max_position_embeddings": 163840, "rope_theta": 10000,
+    "rope_scaling": {
+        "type": "yarn", "factor": 40, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 4096,
+    },
+}  # fmt: skip
+YARN: dict[str, Any] = DEEPSEEK_V3["rope_scaling"]
+
+
+def architecture(**changed: object) -> Architecture:
+    return decode_architecture(msgspec.json.encode(DEEPSEEK_V3 | changed), "config.json")
+
+
+def fields(model: Architecture, *, is_cpu: bool = True) -> Fields:
+    options = MegatronOptions()
+    return transformer_fields(model, layout_of(options, 1), options, precision="bfloat16", is_cpu=is_cpu)
+
+
+def test_all_weights_of_deepseek_v3_are_mapped() -> None:
+    parameters = list(parameters_of(architecture()))
+    assert sum(p.num_elements for p in parameters if not p.is_buffer) == 671_026_404_352
+    biases = [p for p in parameters if p.is_buffer]
+    assert sum(p.num_elements for p in biases) == 58 * 256
+    assert biases[0].name == "decoder.layers.3.mlp.router.expert_bias"
+
+
+def test_without_a_query_rank_queries_are_made_of_the_hidden_state() -> None:
+    names = {name for p in parameters_of(architecture(q_lora_rank=None)) for name, _ in p.tensors}
+    assert "model.layers.0.self_attn.q_proj.weight" in names
+    assert not any("q_a_" in name or "q_b_" in name for name in names)
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"quantization_config": {"quant_method": "fp8"}}, r"its weights are quantized \(fp8\)"),
+        ({"rope_interleave": False}, "rope_interleave is false"),
+        ({"norm_topk_prob": False}, "norm_topk_prob is false"),
+        ({"scoring_func": "softmax"}, "scoring_func is 'softmax', expected 'sigmoid'"),
+        ({"topk_method": "greedy"}, "topk_method is 'greedy'"),
+        ({"moe_layer_freq": 2}, "moe_layer_freq is 2"),
+        ({"num_key_value_heads": 8}, "num_key_value_heads is 8"),
+        ({"attention_bias": True}, "attention_bias is true"),
+        ({"num_experts_per_tok": 6}, "num_experts_per_tok 6 is not twice topk_group 4"),
+        ({"num_experts_per_tok": 1, "n_group": 1, "topk_group": 1}, "num_experts_per_tok is 1"),
+        ({"rope_scaling": YARN | {"truncate": False}}, "truncate is false"),
+        ({"rope_scaling": YARN | {"type": "linear"}}, "rope_type is 'linear'"),
+        ({"kv_lora_rank": None}, "needs kv_lora_rank"),
+        ({"n_group": None}, "needs n_group"),
+        ({"n_group": 7}, "n_group 7 does not divide the 256 experts"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+    ],
+)
+def test_what_megatron_core_would_compute_otherwise_is_refused(changed: dict[str, Any], text: str) -> None:
+    with pytest.raises(ArchitectureError, match=text):
+        architecture(**changed)
+
+
+def test_groups_that_limit_nothing_are_no_groups() -> None:
+    experts = architecture(n_group=4, topk_group=4, num_experts_per_tok=6).experts
+    assert experts is not None
+    assert (experts.num_groups, experts.groups_per_token) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("changed", "queries", "scores"),
+    [
+        # What turned queries and keys, and what scores, are multiplied by: with both factors given …
+        ({"mscale": 1.0, "mscale_all_dim": 1.0}, 1.0, (0.1 * math.log(40) + 1) ** 2),
+        ({"mscale": 0.5, "mscale_all_dim": 2.0}, (0.05 * math.log(40) + 1) / (0.2 * math.log(40) + 1), None),
+        # … with one of them, which then says nothing of queries and keys …
+        ({"mscale": 0.5, "mscale_all_dim": None}, 0.1 * math.log(40) + 1, 1.0),
+        ({"mscale": None, "mscale_all_dim": 2.0}, 0.1 * math.log(40) + 1, (0.2 * math.log(40) + 1) ** 2),
+        # … and with the result.
+        ({"mscale": 1.0, "mscale_all_dim": 1.0, "attention_factor": 1.5}, 1.5, None),
+    ],
+)
+def test_factors_of_yarn_are_those_of_the_checkpoint(
+    changed: dict[str, Any], queries: float, scores: float | None
+) -> None:
+    found = fields(architecture(rope_scaling=YARN | changed))
+    mscale, of_all = found["mscale"], found["mscale_all_dim"]
+    assert isinstance(mscale, float)
+    assert isinstance(of_all, float)
+
+    def factor(coefficient: float) -> float:
+        return 0.1 * coefficient * math.log(40) + 1
+
+    assert factor(mscale) / factor(of_all) == pytest.approx(queries)
+    if scores is not None:
+        assert factor(of_all) ** 2 == pytest.approx(scores)
+
+
+def test_biases_that_experts_are_chosen_by_stay_unless_the_scenario_says_otherwise() -> None:
+    options = MegatronOptions(transformer={"moe_router_bias_update_rate": 1e-3})
+    model = architecture()
+    assert fields(model)["moe_router_bias_update_rate"] == 0.0
+    found = transformer_fields(model, layout_of(options, 1), options, precision="bfloat16", is_cpu=True)
+    assert found["moe_router_bias_update_rate"] == 1e-3
+
+
+def test_rotary_kernels_are_used_only_where_they_turn_what_the_model_turns() -> None:
+    assert fields(architecture(), is_cpu=False)["apply_rope_fusion"] is True
+    assert fields(architecture(rope_scaling=None), is_cpu=False)["apply_rope_fusion"] is False
+
+
+def test_shared_experts_have_to_be_divisible() -> None:
+    options = MegatronOptions(tensor_parallel=64)
+    with pytest.raises(LayoutError, match="shared experts have 96 channels"):
+        check_layout(layout_of(options, 64), architecture(moe_intermediate_size=96))
+
+
+def test_latent_attention_takes_the_memory_of_its_shares() -> None:
+    model = architecture(first_k_dense_replace=61)
+    options = MegatronOptions(tensor_parallel=8)
+    found = estimate_memory(model, layout_of(options, 8), options, precision="bfloat16", max_tokens=4096)
+    of_attention = 2 * 128 * (192 + 128) // 8 + (2 * (1536 + 512) + 64) // 8
+    per_layer = 4 * 7168 // 8 + of_attention + 3 * 18432 // 8
+    assert found.activations == 2 * 4096 * 61 * per_layer

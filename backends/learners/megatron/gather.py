@@ -96,6 +96,20 @@ class WeightGatherer:
         self._experts_per_rank = experts.count // model.layout.expert if experts else 1
         self._buckets = list(_divide(self._weights, self._dtype.itemsize, max_bucket_bytes))
 
+    @property
+    def shapes(self) -> dict[str, Tensor]:
+        """What will come: shapes and types, on the device ``meta``."""
+        return {
+            tensor.name: torch.empty(tensor.shape, dtype=self._dtype_of(parameter), device="meta")
+            for parameter in self._weights.parameters.values()
+            for tensor in parameter.tensors
+        }
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all weights."""
+        return sum(p.num_elements * self._dtype_of(p).itemsize for p in self._weights.parameters.values())
+
     @torch.no_grad()
     def buckets(self) -> Iterator[list[NamedTensor]]:
         """The weights, bucket by bucket; on other ranks than the first empty lists, as many."""

@@ -32,10 +32,10 @@ from penstock.backends.learners.megatron.architecture import read_architecture
 from penstock.backends.learners.megatron.build import build_model, open_groups
 from penstock.backends.learners.megatron.canary import SharedCanary
 from penstock.backends.learners.megatron.checkpoint import LearnerFacts, MegatronCheckpoints, read_weights
-from penstock.backends.learners.megatron.gather import WeightGatherer
 from penstock.backends.learners.megatron.layout import layout_of
 from penstock.backends.learners.megatron.micro_batches import check_length
 from penstock.backends.learners.megatron.offload import SleepingMemory
+from penstock.backends.learners.megatron.publishing import WeightPublisher
 from penstock.backends.learners.megatron.reference import copy_weights, frozen
 from penstock.backends.learners.megatron.trainable import TrainableModel
 from penstock.backends.learners.megatron.trainer import MegatronTrainer
@@ -66,8 +66,6 @@ from penstock.messages.local import (
 )
 
 if TYPE_CHECKING:
-    import torch
-
     from penstock.backends.learners.gang.gang import Gang
     from penstock.backends.learners.gang.plan import GangPlan
     from penstock.backends.learners.gang.words import LearnerAnswer
@@ -76,8 +74,6 @@ if TYPE_CHECKING:
     from penstock.backends.learners.megatron.model_config import Precision
     from penstock.backends.weights.protocol import WeightExporter
 
-BUCKET_BYTES: Final = 256 * 2**20
-"""Of weights that come together on the first rank at once."""
 SEPARATE_MEMORY: Final = ("cuda",)
 """Devices whose memory is not the host's: only there anything is moved when the learner sleeps."""
 
@@ -102,7 +98,7 @@ class OpenedLearner:
     reference: ParallelModel | None
     reference_version: int
     """Which policy the reference is."""
-    gatherer: WeightGatherer
+    publisher: WeightPublisher
     canary_model: SharedCanary
     canary: tuple[int, ...]
     version: int = 0
@@ -259,15 +255,13 @@ class MegatronWorker:
             seed=self._plan.seed,
             gang=self._gang,
         )
-        gatherer = WeightGatherer(
-            trainable.model, rank=self._gang.rank, device=self._gang.device, max_bucket_bytes=BUCKET_BYTES
-        )
+        publisher = WeightPublisher(trainable, self._exporter, rank=self._gang.rank, device=self._gang.device)
         return OpenedLearner(
             trainable=trainable,
             trainer=trainer,
             reference=reference,
             reference_version=0,
-            gatherer=gatherer,
+            publisher=publisher,
             canary_model=SharedCanary(trainable, self._voices),
             canary=canary,
         )
@@ -317,15 +311,13 @@ class MegatronWorker:
 
     def _publish(self, command: PublishWeights) -> WeightsPublished | None:
         opened = self._ready(command.version, "PublishWeights", awake=True)
-        opened.trainable.gather_weights()
-        canary = opened.canary_model.under(opened.canary)
-        tensors: dict[str, torch.Tensor] = {}
-        for bucket in opened.gatherer.buckets():
-            tensors |= {name: tensor.cpu() for name, tensor in bucket}
-        if self._exporter is None:
-            return None
-        manifest = self._exporter.export(tensors, version=command.version, publish=command.publish, canary=canary)
-        return WeightsPublished(manifest=manifest)
+        published = opened.publisher.publish(
+            version=command.version,
+            publish=command.publish,
+            canary=lambda: opened.canary_model.under(opened.canary),
+        )
+        self._report(published.figures)
+        return None if published.manifest is None else WeightsPublished(manifest=published.manifest)
 
     def _save(self, command: SaveCheckpoint) -> CheckpointWritten | None:
         opened = self._ready(command.version, "SaveCheckpoint")

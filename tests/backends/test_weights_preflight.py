@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from penstock.backends.weights.digest import PIECE_BYTES, StreamDigest, digest_of
+from penstock.backends.weights.digest import PIECE_BYTES, PlacedDigest, StreamDigest, digest_of
 from penstock.backends.weights.preflight import (
     EngineSites,
     TransportUnfitError,
@@ -96,6 +96,10 @@ def test_a_digest_does_not_depend_on_how_the_bytes_arrive(size: int) -> None:
     for start in range(0, size, 3_000_001):
         stream.update(data[start : start + 3_000_001])
     assert stream.hexdigest() == digest_of(data, num_threads=1) == digest_of(data, num_threads=4)
+    with PlacedDigest(size, lambda start, size_bytes: data[start : start + size_bytes]) as placed:
+        for start in reversed(range(0, size, 3_000_001)):
+            placed.wrote(start, min(3_000_001, size - start))
+        assert placed.hexdigest() == stream.hexdigest()
 
 
 def test_sizes_are_readable() -> None:

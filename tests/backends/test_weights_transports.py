@@ -85,6 +85,39 @@ def test_what_is_fetched_is_what_was_exported(exporter: WeightExporter) -> None:
     assert (manifest.version, manifest.publish, manifest.learner_epoch, manifest.canary) == (4, 2, 1, CANARY)
 
 
+class _Stream:
+    """Comes in another order than the file's."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor], announced: dict[str, torch.Tensor] | None = None) -> None:
+        self.shapes = {name: t.to("meta") for name, t in (announced or tensors).items()}
+        self._tensors = tensors
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in reversed(self._tensors.items()):
+            passing = tensor.clone()
+            yield name, passing
+            passing.zero_()  # it is used before the next is asked for
+
+
+def test_weights_that_come_one_after_the_other_make_the_same_file(exporter: WeightExporter) -> None:
+    expected = weights() | {"large": torch.arange(5 << 20, dtype=torch.float32)}  # of several pieces of the digest
+    del expected["lm_head.weight"]
+    whole = exporter.export(expected, version=1, publish=1, canary=None)
+    streamed = exporter.export(_Stream(expected), version=2, publish=1, canary=None)
+    assert (streamed.digest, streamed.size_bytes) == (whole.digest, whole.size_bytes)
+    assert_same(open_fetcher().fetch(streamed).tensors, expected)
+
+
+def test_what_comes_has_to_be_what_was_announced(exporter: WeightExporter) -> None:
+    kept = exporter.export({"a": torch.ones(3)}, version=1, publish=1, canary=None)
+    announced = {"a": torch.ones(3), "b": torch.ones(2)}
+    for given in ({"a": torch.ones(3)}, {"a": torch.ones(3), "b": torch.ones(4)}, announced | {"c": torch.ones(1)}):
+        with pytest.raises(ValueError, match="announced"):
+            exporter.export(_Stream(given, announced), version=2, publish=1, canary=None)
+    folder = path_of(kept).parent.parent if kept.transport == "disk" else SHARED_FOLDER
+    assert not [path for path in folder.iterdir() if path.name.endswith("-2-1.partial") and "test" in str(path)]
+
+
 def test_a_manifest_survives_the_wire(exporter: WeightExporter) -> None:
     manifest = exporter.export(weights(), version=4, publish=2, canary=CANARY)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(manifest), type=WeightManifest) == manifest

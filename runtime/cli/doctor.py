@@ -7,6 +7,7 @@ import importlib.util
 import os
 import resource
 import shutil
+import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +23,17 @@ from penstock.backends.engines.sglang.environment import (
     device_name,
     find_environment,
     has_cuda_gpu,
+    num_cuda_gpus,
     read_mark,
 )
 from penstock.backends.engines.sglang.environment_build import check_import
+from penstock.backends.learners.megatron.config_fields import MEGATRON_VERSION
+from penstock.runtime.scenario.megatron_preflight import (
+    INSTALL,
+    INSTALL_LAYERS,
+    has_transformer_engine,
+    installed_version,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +46,10 @@ MIN_SHARED_MEMORY_BYTES = 60 * MIB
 MIN_FREE_DISK_BYTES = 2 * GIB
 MIN_MEMORY_BYTES = 4 * GIB
 MIN_DESCRIPTORS = 1024
-OPTIONAL_PACKAGES = ("wandb", "mlflow", "megatron.core")
+NCCL_BYTES_PER_GPU = 64 * MIB
+"""Of shared memory: a rule of thumb, not a figure of NCCL's."""
+SHARED_MEMORY = Path("/dev/shm")
+OPTIONAL_PACKAGES = ("wandb", "mlflow")
 
 Verdict = Literal["ok", "bad", "absent"]
 MARKS: dict[Verdict, str] = {"ok": "[green]✓[/]", "bad": "[red]✗[/]", "absent": "[dim]–[/]"}
@@ -65,6 +77,8 @@ def examine(console: Console, folder: Path) -> bool:
         ("disk", lambda: check_disk(folder)),
         ("file descriptors", check_descriptors),
         ("SGLang", check_sglang),
+        ("Megatron", check_megatron),
+        ("ranks", check_ranks),
         *((name, lambda name=name: check_optional(name)) for name in OPTIONAL_PACKAGES),
     )
     findings: list[Finding] = []
@@ -139,8 +153,44 @@ def check_sglang(*, is_cpu: bool | None = None) -> Finding:
     return Finding("SGLang", "ok", found)
 
 
+def check_megatron(*, has_gpu: bool | None = None) -> Finding:
+    """megatron-core, and on GPUs Transformer Engine; neither is imported, which takes seconds."""
+    has_gpu = has_cuda_gpu() if has_gpu is None else has_gpu
+    version = installed_version()
+    if version is None:
+        fix = f"for scenarios with learner.backend: megatron: {INSTALL}"
+        return Finding("Megatron", "absent", "megatron-core is not installed (optional)", fix)
+    found = f"megatron-core {version}"
+    if version != MEGATRON_VERSION:
+        found += f", tried with {MEGATRON_VERSION}"
+    if not has_gpu:
+        return Finding("Megatron", "ok", f"{found}; no GPU: ranks on CPUs, with layers in plain torch")
+    if not has_transformer_engine():
+        fix = f"for ranks on GPUs: {INSTALL_LAYERS}, or set learner.device: cpu"
+        return Finding("Megatron", "bad", f"{found}, without Transformer Engine", fix)
+    return Finding("Megatron", "ok", f"{found}, Transformer Engine")
+
+
+def check_ranks(folder: Path = SHARED_MEMORY, *, num_gpus: int | None = None) -> Finding:
+    """What a learner of several ranks needs of a machine: an address to meet at, and on GPUs shared memory for NCCL."""
+    num_gpus = num_cuda_gpus() if num_gpus is None else num_gpus
+    try:
+        with socket.create_server(("127.0.0.1", 0)):
+            pass
+    except OSError as error:
+        fix = "allow local TCP connections: the ranks of a learner meet at 127.0.0.1"
+        return Finding("ranks", "bad", f"127.0.0.1 cannot be listened on: {error.strerror}", fix)
+    wanted = num_gpus * NCCL_BYTES_PER_GPU if num_gpus > 1 else 0
+    free = shutil.disk_usage(folder).free if folder.is_dir() else 0
+    if free < wanted:
+        fix = "start the container with a larger --shm-size; NCCL passes data between GPUs of a node through /dev/shm"
+        found = f"{free // MIB} MiB of shared memory free, {wanted // MIB} wanted for {num_gpus} GPUs"
+        return Finding("ranks", "bad", found, fix)
+    return Finding("ranks", "ok", f"up to {num_gpus} on GPUs" if num_gpus else "on CPUs, with gloo")
+
+
 def check_shared_memory() -> Finding:
-    folder = Path("/dev/shm")
+    folder = SHARED_MEMORY
     if not folder.is_dir():
         fix = "set weights.transport=disk"
         return Finding("shared memory", "bad", "this system has no /dev/shm", fix)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.backends.learners.megatron.memory import Extras, estimate_stages
 from penstock.backends.learners.objectives.validity import needs_reference
+from penstock.runtime.cli.engine_memory import DEFAULT_GPU_GB, GB
 from penstock.runtime.cli.tables import aligned, bytes_text
 
 if TYPE_CHECKING:
@@ -17,10 +18,8 @@ if TYPE_CHECKING:
     from penstock.runtime.cli.node_plan import NodePlan
     from penstock.runtime.scenario import Scenario
 
-DEFAULT_GPU_GB: Final = 80.0
 UNCOUNTED: Final = 0.1
 """What libraries, and the gaps between blocks, take besides: a rule of thumb, of the estimate."""
-GB: Final = 1e9
 
 
 def memory_lines(

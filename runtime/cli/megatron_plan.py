@@ -9,6 +9,7 @@ from penstock.backends.learners.megatron.layout import layout_of
 from penstock.backends.learners.megatron.memory import pieces_of
 from penstock.backends.learners.megatron.stages import layers_of_stages
 from penstock.backends.learners.megatron.weight_map import padded_vocab_size, parameters_of
+from penstock.runtime.cli.engine_memory import engine_lines
 from penstock.runtime.cli.megatron_memory import memory_lines
 from penstock.runtime.cli.tables import aligned, count_text, listed
 from penstock.runtime.scenario.architecture import find_architecture
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from penstock.runtime.scenario import Scenario
     from penstock.runtime.scenario.architecture import Found
 
-WITHIN_A_NODE: Final[tuple[Axis, ...]] = ("tensor", "expert tensor")
-"""Axes whose ranks exchange activations several times a layer."""
+WITHIN_A_NODE: Final[tuple[Axis, ...]] = ("expert",)
+"""Axes whose ranks exchange tokens in every layer. (Those of one tensor-parallel group never are on several nodes.)"""
 
 
 class _Row(NamedTuple):
@@ -62,6 +63,7 @@ def megatron_text(scenario: Scenario, nodes: NodePlan | None, gpu_gb: float | No
         *memory_lines(scenario, found.architecture, layout, nodes, gpu_gb),
         "",
         *_batch_lines(scenario, layout),
+        *engine_lines(scenario, found.architecture, gpu_gb),
     ]
 
 
@@ -93,8 +95,8 @@ def _axis_lines(
     for row in rows:
         if row.axis in WITHIN_A_NODE and _num_nodes(row.ranks, nodes) > 1:
             yield (
-                f"slow: ranks of one {row.axis} group are on {_num_nodes(row.ranks, nodes)} nodes, and exchange "
-                "activations several times a layer; keep that axis within a node"
+                f"slow: {row.axis} groups lie over {_num_nodes(row.ranks, nodes)} nodes, and send every token to its "
+                "experts and back in each layer; keep them within a node where that is possible"
             )
 
 

@@ -130,7 +130,18 @@ def test_the_doctor_finds_this_machine_fit_and_names_what_it_looked_at(
     monkeypatch.setenv("PENSTOCK_ENVS", str(tmp_path))  # importing SGLang there takes ten seconds
     out = StringIO()
     assert doctor.examine(Console(file=out, width=120), tmp_path)
-    for subject in ("Python", "torch", "ray", "shared memory", "disk", "file descriptors", "SGLang", "wandb"):
+    for subject in (
+        "Python",
+        "torch",
+        "ray",
+        "shared memory",
+        "disk",
+        "file descriptors",
+        "SGLang",
+        "Megatron",
+        "ranks",
+        "wandb",
+    ):
         assert subject in out.getvalue()
 
 
@@ -139,6 +150,26 @@ def test_the_doctor_says_what_to_do_where_something_is_missing() -> None:
     assert (finding.verdict, finding.found) == ("bad", "not installed")
     assert "pip install" in finding.fix
     assert doctor.check_optional("no_such_package.inner").verdict == "absent"
+
+
+def test_the_doctor_says_what_a_megatron_learner_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "installed_version", lambda: None)
+    finding = doctor.check_megatron()
+    assert finding.verdict == "absent"
+    assert 'pip install -e ".[megatron]"' in finding.fix
+    monkeypatch.setattr(doctor, "installed_version", lambda: "0.16.9")
+    monkeypatch.setattr(doctor, "has_transformer_engine", lambda: False)
+    assert doctor.check_megatron(has_gpu=False).verdict == "ok"
+    finding = doctor.check_megatron(has_gpu=True)
+    assert (finding.verdict, finding.found) == (
+        "bad", "megatron-core 0.16.9, tried with 0.16.1, without Transformer Engine",
+    )  # fmt: skip
+    monkeypatch.setattr(doctor, "has_transformer_engine", lambda: True)
+    assert doctor.check_megatron(has_gpu=True).verdict == "ok"
+    assert doctor.check_ranks(tmp_path / "absent", num_gpus=1).verdict == "ok"
+    finding = doctor.check_ranks(tmp_path / "absent", num_gpus=8)
+    assert (finding.verdict, finding.found) == ("bad", "0 MiB of shared memory free, 512 wanted for 8 GPUs")
+    assert "--shm-size" in finding.fix
 
 
 def test_benchmarks_are_found_without_importing_them() -> None:

@@ -82,6 +82,9 @@ memory: the fullest rank, with micro-batches of 16384 tokens
 batch: 512 samples, 1 optimizer step of 512
   each data-parallel rank runs at most 256 micro-batches of 16384 tokens a step, if all samples have the 8192 tokens of model.max_context
 #
+engines: 16.4 GB of weights on one GPU each
+  mem_fraction_static 0.85 leaves 51.6 GB of 80 GB for the cache: 350060 tokens, 42 samples of model.max_context
+#
 """  # noqa: E501
     )
 
@@ -99,9 +102,17 @@ def test_stages_and_pieces_are_shown_with_what_they_wait() -> None:
     assert f"stages wait for each other {3 / (3 * 8 + 3):.1%} of the time then" in text
 
 
-def test_tensor_ranks_on_several_nodes_are_called_slow() -> None:
+def test_experts_over_several_nodes_are_called_slow() -> None:
+    text = plan("qwen3_30b_a3b_multinode", gpus_per_node=4)
+    assert "slow: expert groups lie over 2 nodes" in text
+    assert "  tensor       4      0, 1, 2, 3   one node" in text
+
+
+def test_what_a_cluster_cannot_give_is_said() -> None:
     text = plan("qwen3_8b_8gpus", "runtime.ray_address=auto", gpus_per_node=2)
-    assert "slow: ranks of one tensor group are on 2 nodes" in text
+    assert text.startswith(
+        "nodes: 4 of 2 GPUs each (--gpus-per-node) have no place for all\n  learner: learner asked for"
+    )
 
 
 def test_what_does_not_fit_is_said_with_what_helps() -> None:
@@ -112,6 +123,14 @@ def test_what_does_not_fit_is_said_with_what_helps() -> None:
     )
     tight = plan("qwen3_8b_8gpus", "learner.megatron.recompute=none", gpu_gb=65)
     assert "  tight: libraries and gaps take about a tenth more; what helps here: " in tight
+
+
+def test_an_engine_that_is_too_small_for_the_model_is_said_to_be() -> None:
+    text = plan("qwen3_235b_a22b_128gpus", "engines.sglang.tp_size=4", "engines.count=16")
+    assert (
+        "engines: 470 GB of weights on 4 GPUs each, 118 GB on one\n  which mem_fraction_static 0.88 of 80.0 GB" in text
+    )
+    assert "\nengines: " not in plan("qwen3_8b_8gpus", "engines.sglang.dp_size=2", "engines.count=2")
 
 
 def test_without_gpus_the_memory_of_all_ranks_is_added_up() -> None:
@@ -130,8 +149,8 @@ def test_an_impossible_layout_is_refused_with_the_reason_and_the_nearest() -> No
         load_scenario(SCENARIOS / "qwen3_30b_a3b_multinode.yaml", ["learner.megatron.pipeline_parallel=5"])
     assert str(refused.value).endswith(
         "qwen3_30b_a3b_multinode.yaml:40: learner.megatron: tensor_parallel 4 × pipeline_parallel 5 × "
-        "context_parallel 1 is 20, which does not divide 16 ranks; the nearest possible layout of 16 ranks is tensor 4 × pipeline 4 × "
-        "expert 4 × data 1, with sequence_parallel"
+        "context_parallel 1 is 20, which does not divide 16 ranks; the nearest possible layout of 16 ranks is tensor 4 "
+        "× pipeline 4 × expert 4 × data 1, with sequence_parallel"
     )
 
 

@@ -214,8 +214,8 @@ class LearnerOptions(Options, frozen=True, kw_only=True):
     num_threads: Annotated[int, Meta(ge=1)] = 1
     """Of each rank, on a CPU."""
     num_ranks: Annotated[int, Meta(ge=1)] = 1
-    """Processes that train together, on one node; on GPUs each has one of its own. With 1 the learner trains in its own
-    process."""
+    """Processes that train together; on GPUs each has one of its own, on one node or, where none has so many, equally
+    many on each of several. With 1 the torch learner trains in its own process."""
     rank_timeout_s: Positive = 600.0
     """How long a rank may keep the others waiting (at the start five minutes at least). Then all of them are ended, and
     the learner is started again from its last checkpoint."""

@@ -25,9 +25,9 @@ SETTINGS = (
     "learner.num_ranks=2",  # one GPU a node is declared, so one rank a node
     "engines.device=cpu",
     "model.make=xs",
-    "run.num_steps=6",
+    "run.num_steps=5",
     "learner.groups_per_batch=8",
-    "learner.warm_start.num_steps=20",
+    "learner.warm_start.num_steps=10",
     "learner.save_every=2",
     "filter.drop_zero_spread=false",  # so short a warm start earns few rewards
     "runtime.heartbeat_timeout_s=60",  # a test machine may be busy with other things
@@ -39,7 +39,7 @@ def test_a_learner_over_two_nodes_survives_the_death_of_the_rank_on_the_other_on
         two_nodes(num_gpus=1) as address,
         LiveRun("fully_async.yaml", tmp_path, (*SETTINGS, f"runtime.ray_address={address}")) as run,
     ):
-        run.await_steps(3)
+        run.await_steps(2)
         ranks = ranks_of(run)
         assert ranks.keys() == {0, 1}
         node_log = run.folder / "logs" / f"{LEARNER}-node1-1.log"
@@ -53,7 +53,7 @@ def test_a_learner_over_two_nodes_survives_the_death_of_the_rank_on_the_other_on
     assert summary.completed
     assert summary.balance.in_system == 0
     assert [(restart.name, restart.count) for restart in summary.restarts] == [(LEARNER, 1)]
-    assert [step.version for step in read_steps(run.folder)] == list(range(1, 7))
+    assert [step.version for step in read_steps(run.folder)] == list(range(1, 6))
     assert audit_ledger(run.folder / LEDGER_FILE).findings == ()
     assert f"rank 1 (process {ranks[1]} on " in log
     assert "was killed by SIGKILL" in log

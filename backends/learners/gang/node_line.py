@@ -171,8 +171,8 @@ class NodeLine:
         launcher, node = (self._nonce, theirs) if self._is_launcher else (theirs, self._nonce)
         mine, other = (_LAUNCHER, _NODE) if self._is_launcher else (_NODE, _LAUNCHER)
         self._seal = _Seal(self._secret, launcher + node, mine)
-        for data in self._early:
-            self._enclose(self._seal, data)
+        for early in self._early:
+            self._enclose(self._seal, early)
         self._early = []
         expected = _Seal(self._secret, launcher + node, other)
         limit = MAX_FIRST_BYTES

@@ -3,38 +3,41 @@
 from __future__ import annotations
 
 import functools
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+import math
+from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 import torch.distributed as dist
+import trainer_plan as plan
+import training_plan
 from weight_cases import CPU, gathered, opened
 
+from penstock.backends.learners.finite import NonFiniteStepError
 from penstock.backends.learners.gang.gang import Gang
-from penstock.backends.learners.megatron.build import build_model, close_groups
-from penstock.backends.learners.megatron.load import own_parameters
+from penstock.backends.learners.megatron.build import ParallelModel, build_model, close_groups
 from penstock.backends.learners.megatron.reference import copy_weights, frozen
 from penstock.backends.learners.megatron.trainable import TrainableModel
 from penstock.backends.learners.megatron.trainer import MegatronTrainer
+from penstock.backends.learners.megatron.vocabulary import VocabularyScores
 from penstock.backends.learners.objectives.validity import is_user_objective, needs_reference
 from penstock.backends.learners.options import LearnerOptions
+from penstock.backends.learners.sequences import read_groups
 from penstock.messages.samples import Group
-
-if TYPE_CHECKING:
-    from penstock.backends.learners.megatron.build import ParallelModel
 
 TIMEOUT_S = 120.0
 
 
 @functools.cache
 def gang_of(rank: int, num_ranks: int) -> Gang:
-    control = dist.new_group(backend="gloo") if num_ranks > 1 else None
+    """Of the processes of the tests."""
+    control: Any = dist.new_group(backend="gloo") if num_ranks > 1 else None
     return Gang(rank=rank, num_ranks=num_ranks, local_rank=rank, device=CPU, timeout_s=TIMEOUT_S, control=control)
 
 
 def trained(
-    rank: int, folder: str, options: bytes, num_ranks: int, batches: bytes, temperature: float
+    rank: int, folder: str, options: bytes, num_ranks: int, batches: bytes
 ) -> tuple[list[dict[str, float]], dict[str, Any]]:
     """The figures of every batch, and on the first rank the weights after the last.
 
@@ -43,37 +46,91 @@ def trained(
         batches: groups of each batch, as msgpack.
     """
     learner = msgspec.msgpack.decode(options, type=LearnerOptions)
-    keys = msgspec.structs.asdict(learner.megatron)
-    model, _ = opened(rank, folder, keys, num_ranks)
-    trainer, trainable = made(model, learner, gang_of(rank, num_ranks), temperature)
+    model, trainable, trainer = made(rank, folder, learner, num_ranks)
     figures: list[dict[str, float]] = []
     for number, groups in enumerate(msgspec.msgpack.decode(batches, type=list[tuple[Group, ...]]), start=1):
         result = trainer.train(groups, version=number, min_token_version=0)
         figures.append({metric.name: metric.value for metric in result.metrics})
     trainable.gather_weights()
-    weights = {name: tensor.numpy() for bucket in gathered(model, rank) for name, tensor in bucket}
+    weights = named_weights(model, rank)
     close_groups()
     return figures, weights
 
 
+def gradient(
+    rank: int, folder: str, options: bytes, num_ranks: int, groups: bytes
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """The figures of a batch as one step, and on the first rank its gradient, by the names of a checkpoint."""
+    learner = msgspec.msgpack.decode(options, type=LearnerOptions)
+    assert not learner.megatron.distributed_optimizer, "every rank has its whole gradient then"
+    model, _, trainer = made(rank, folder, learner, num_ranks)
+    batch = read_groups(msgspec.msgpack.decode(groups, type=tuple[Group, ...]), min_token_version=0)
+    figures = trainer.accumulate(batch, version=1)
+    with torch.no_grad():  # what is gathered is the weights
+        for chunk in model.chunks:
+            for parameter in chunk.parameters():
+                found: Any = parameter
+                parameter.copy_(found.main_grad)
+    found_gradient = named_weights(model, rank)
+    close_groups()
+    return figures, found_gradient
+
+
+def after_a_bad_step(rank: int, folder: str, keys: dict[str, Any], num_ranks: int) -> tuple[str, bool, bool]:
+    """The error of a step whose gradient is no number; whether the weights are as they were; and whether the next step
+    goes where it would have gone without."""
+    ends: list[dict[str, Any]] = []
+    story, is_unchanged = "", False
+    for has_bad_step in (True, False):
+        model, trainable, _ = made(rank, folder, plan.learner_options(megatron=keys), num_ranks)
+        share = training_plan.NUM_MICRO_BATCHES // model.layout.data
+        first = share * model.layout.place(rank).data
+        own = training_plan.micro_batches(0, plan.VOCAB)[first : first + share]
+        if has_bad_step:
+            before = named_weights(model, rank)
+            try:
+                trainable.step(own, lambda _, scores: scores.logprobs.sum() * math.nan, learning_rate=1e-3)
+            except NonFiniteStepError as error:
+                story = str(error)
+            trainable.gather_weights()
+            after = named_weights(model, rank)
+            is_unchanged = all(np.array_equal(after[name], before[name]) for name in before)
+
+        def loss(_: int, scores: VocabularyScores) -> torch.Tensor:
+            return -scores.logprobs.mean()
+
+        trainable.step(own, loss, learning_rate=1e-3)
+        trainable.gather_weights()
+        ends.append(named_weights(model, rank))
+        close_groups()
+    return story, is_unchanged, all(np.array_equal(ends[0][name], ends[1][name]) for name in ends[1])
+
+
+def named_weights(model: ParallelModel, rank: int) -> dict[str, Any]:
+    """On the first rank, by the names of a checkpoint."""
+    return {name: tensor.numpy() for bucket in gathered(model, rank) for name, tensor in bucket}
+
+
 def made(
-    model: ParallelModel, options: LearnerOptions, gang: Gang, temperature: float
-) -> tuple[MegatronTrainer, TrainableModel]:
+    rank: int, folder: str, options: LearnerOptions, num_ranks: int
+) -> tuple[ParallelModel, TrainableModel, MegatronTrainer]:
+    """A policy with its optimizer, and its trainer."""
     objective = options.objective
+    model, _ = opened(rank, folder, msgspec.structs.asdict(options.megatron), num_ranks)
     trainable = TrainableModel(
         model, options.megatron, betas=options.betas, weight_decay=options.weight_decay,
-        max_grad_norm=options.max_grad_norm, device=CPU, temperature=temperature,
+        max_grad_norm=options.max_grad_norm, device=CPU, temperature=plan.TEMPERATURE,
         entropy_gradient=objective.entropy_coef != 0.0 or is_user_objective(objective.name),
     )  # fmt: skip
     reference = None
     if needs_reference(objective):
-        reference = frozen(
-            build_model(
-                model.architecture, model.layout, options.megatron, precision=model.precision, device=CPU
-            )
-        )
+        built = build_model(
+            model.architecture, model.layout, options.megatron, precision=model.precision, device=CPU
+        )  # fmt: skip
+        reference = frozen(built)
         copy_weights(model, reference)
     trainer = MegatronTrainer(
-        trainable, reference, options, temperature=temperature, num_steps=10, check_stop=lambda: None, seed=3, gang=gang
-    )
-    return trainer, trainable
+        trainable, reference, options, temperature=plan.TEMPERATURE, num_steps=plan.NUM_STEPS,
+        check_stop=lambda: None, seed=plan.SEED, gang=gang_of(rank, num_ranks),
+    )  # fmt: skip
+    return model, trainable, trainer

@@ -1,0 +1,171 @@
+"""Batches of reinforcement learning under every layout, against the torch learner."""
+
+# transformers' models have no types:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+import trainer_plan as plan
+
+from penstock.backends.learners.sequences import read_groups
+from penstock.backends.learners.torch.model import PackedModel
+from penstock.backends.learners.torch.reference import new_reference
+from penstock.backends.learners.torch.trainer import PolicyTrainer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from ranks import Ranks
+
+    from penstock.backends.learners.options import LearnerOptions
+    from penstock.messages.samples import Group
+
+pytestmark = pytest.mark.megatron
+
+CPU = torch.device("cpu")
+NUM_BATCHES = 3
+NO_FIGURE_OF_THE_STEP = "perf/"
+Weights = dict[str, Any]
+
+
+@pytest.mark.parametrize("layout", plan.LAYOUTS)
+def test_batches_end_where_the_torch_learner_ends(
+    layout: str, ranks: Callable[[int], Ranks], tiny_family: Callable[[str], Path]
+) -> None:
+    family, num_ranks, keys = plan.LAYOUTS[layout]
+    options = plan.learner_options(megatron=keys, num_updates=2)
+    check_against_torch(tiny_family(family), options, ranks(num_ranks), num_ranks, plan.make_batches(NUM_BATCHES))
+
+
+@pytest.mark.parametrize("name", plan.OBJECTIVES)
+@pytest.mark.parametrize("keys", [plan.PP2, plan.VIRTUAL | {"expert_parallel": 1}], ids=["pipeline", "virtual"])
+def test_every_objective_is_that_of_the_torch_learner(
+    name: str, keys: dict[str, Any], ranks: Callable[[int], Ranks], tiny_family: Callable[[str], Path]
+) -> None:
+    objective, others = plan.OBJECTIVES[name]
+    options = plan.learner_options(objective, keys, **others)
+    num_ranks = 4 if "virtual_pipeline" in keys else 2  # with replicas that have unequally much to do
+    check_against_torch(tiny_family("qwen3"), options, ranks(num_ranks), num_ranks, plan.make_batches(2))
+
+
+def test_imitated_samples_are_trained_beside_the_others(
+    ranks: Callable[[int], Ranks], tiny_family: Callable[[str], Path]
+) -> None:
+    """One replica may have only the one kind, and the other only the other."""
+    options = plan.learner_options(num_updates=2)
+    check_against_torch(
+        tiny_family("qwen3"), options, ranks(2), 2, plan.make_batches(2, with_imitated=True)
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", plan.LAYOUTS)
+def test_loss_and_gradient_are_those_of_the_torch_learner(
+    layout: str, ranks: Callable[[int], Ranks], tiny_family: Callable[[str], Path]
+) -> None:
+    family, num_ranks, keys = plan.LAYOUTS[layout]
+    folder, (groups,) = tiny_family(family), plan.make_batches(1)
+    options = plan.learner_options(megatron=keys | {"distributed_optimizer": False, "overlap_param_gather": False})
+    answers = ranks(num_ranks).run(
+        "trainer_cases:gradient", str(folder), encoded(options), num_ranks, encoded(groups)
+    )  # fmt: skip
+    figures, expected = gradient_by_torch(folder, options, groups)
+    assert all(found == answers[0][0] for found, _ in answers), "the same bits on every rank"
+    for name, value in figures.items():
+        assert answers[0][0][name] == pytest.approx(value, abs=1e-5, rel=1e-5), name
+    found: Weights = answers[0][1]
+    assert found.keys() == expected.keys()
+    for name, wanted in expected.items():
+        np.testing.assert_allclose(found[name], wanted, rtol=0, atol=1e-5, err_msg=name)
+    assert norm(expected) > 1, "there is something to see"
+
+
+@pytest.mark.parametrize("keys", [{}, plan.OVERLAPS, {"distributed_optimizer": False}, plan.TP2, plan.PP2])
+def test_a_step_whose_gradient_is_no_number_changes_nothing(
+    keys: dict[str, Any], ranks: Callable[[int], Ranks], tiny_family: Callable[[str], Path]
+) -> None:
+    answers = ranks(2).run("trainer_cases:after_a_bad_step", str(tiny_family("qwen3")), keys, 2)
+    for story, is_unchanged, goes_on in answers:
+        assert "the weights were not changed" in story
+        assert is_unchanged
+        assert goes_on
+
+
+def check_against_torch(
+    folder: Path, options: LearnerOptions, ranks: Ranks, num_ranks: int, batches: list[tuple[Group, ...]]
+) -> None:
+    """Figures of every batch, on every rank, and weights after the last."""
+    answers = ranks.run("trainer_cases:trained", str(folder), encoded(options), num_ranks, encoded(batches))
+    figures, weights = by_torch(folder, without_layout(options), encoded(batches))
+    for number, wanted in enumerate(figures):
+        found: list[dict[str, float]] = [of_rank[number] for of_rank, _ in answers]
+        own = [{name: value for name, value in each.items() if not name.startswith("perf/")} for each in found]
+        assert all(each == pytest.approx(own[0], abs=0, rel=0, nan_ok=True) for each in own), "the same bits"
+        assert found[0].keys() == wanted.keys()
+        for name, value in wanted.items():
+            if not name.startswith("perf/"):
+                expected = pytest.approx(value, abs=1e-5, rel=1e-4 if number else 1e-5, nan_ok=True)
+                assert found[0][name] == expected, f"{name}, batch {number + 1}"
+    after: Weights = answers[0][1]
+    assert after.keys() == weights.keys()
+    before = {name: tensor.numpy() for name, tensor in loaded(folder).named_tensors().items()}
+    moved = norm({name: weights[name] - before[name] for name in weights})
+    # Adam makes a step of full size from a gradient that is zero but for rounding; such weights are few.
+    assert norm({name: after[name] - weights[name] for name in weights}) < 2e-3 * moved
+
+
+def without_layout(options: LearnerOptions) -> bytes:
+    """What the torch learner reads of these, for the cache."""
+    return encoded(msgspec.structs.replace(options, megatron=type(options.megatron)()))
+
+
+@cache
+def by_torch(folder: Path, options: bytes, batches: bytes) -> tuple[list[dict[str, float]], Weights]:
+    """Figures of every batch, and weights after the last."""
+    from penstock.backends.learners.options import LearnerOptions
+    from penstock.messages.samples import Group
+
+    model = loaded(folder)
+    trainer = torch_trainer(model, msgspec.msgpack.decode(options, type=LearnerOptions))
+    figures: list[dict[str, float]] = []
+    for number, groups in enumerate(msgspec.msgpack.decode(batches, type=list[tuple[Group, ...]]), start=1):
+        result = trainer.train(groups, version=number, min_token_version=0)
+        figures.append({metric.name: metric.value for metric in result.metrics})
+    return figures, {name: tensor.numpy() for name, tensor in model.named_tensors().items()}
+
+
+def gradient_by_torch(
+    folder: Path, options: LearnerOptions, groups: tuple[Group, ...]
+) -> tuple[dict[str, float], Weights]:
+    """Figures of a batch as one step, and its gradient by the names of a checkpoint."""
+    model = loaded(folder)
+    figures = torch_trainer(model, options).accumulate(read_groups(groups, min_token_version=0), version=1)
+    found: dict[str, Any] = {name: parameter.grad for name, parameter in model.model.named_parameters()}
+    return figures, {name: tensor.numpy() for name, tensor in model.checkpoint_names.rename(found).items()}
+
+
+def loaded(folder: Path) -> PackedModel:
+    return PackedModel.load(folder, dtype="float32", device=CPU)
+
+
+def torch_trainer(model: PackedModel, options: LearnerOptions) -> PolicyTrainer:
+    return PolicyTrainer(
+        model, options, temperature=plan.TEMPERATURE, num_steps=plan.NUM_STEPS,
+        reference=new_reference(model, options), check_stop=lambda: None, seed=plan.SEED,
+    )  # fmt: skip
+
+
+def encoded(value: object) -> bytes:
+    return msgspec.msgpack.encode(value)
+
+
+def norm(tensors: Mapping[str, Any]) -> float:
+    return math.sqrt(sum(float(np.square(tensor, dtype=np.float64).sum()) for tensor in tensors.values()))

@@ -1,0 +1,116 @@
+"""What is trained in the tests of the trainer: the same batches for the torch learner and for every layout."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+from penstock.backends.learners.megatron.options import MegatronOptions
+from penstock.backends.learners.objectives.presets import objective
+from penstock.backends.learners.options import LearnerOptions
+from penstock.messages.arrays import pack_floats, pack_tokens
+from penstock.messages.samples import Completed, Group, Loss, Part, Prompt, Reward, Sample, SampleKey, VersionSpan
+
+if TYPE_CHECKING:
+    from penstock.backends.learners.options import ObjectiveOptions
+
+VOCAB = 101
+TEMPERATURE = 0.9
+NUM_STEPS = 10
+SEED = 3
+MAX_TOKENS = 48
+"""Of a micro-batch: a batch has several."""
+
+TP2: dict[str, Any] = {"tensor_parallel": 2}
+PP2: dict[str, Any] = {"pipeline_parallel": 2}
+VIRTUAL: dict[str, Any] = {"pipeline_parallel": 2, "virtual_pipeline": 2}
+OVERLAPS: dict[str, Any] = {"overlap_grad_reduce": True, "overlap_param_gather": True}
+LAYOUTS: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "one": ("qwen3", 1, {}),
+    "data 2": ("qwen3", 2, OVERLAPS),
+    "tensor 2": ("qwen3", 2, TP2),
+    "pipeline 2, tied": ("qwen3 tied", 2, PP2),
+    "virtual pipeline": ("qwen3", 2, VIRTUAL),
+    "context 2": ("qwen3", 2, {"context_parallel": 2}),
+    "expert 2": ("qwen3_moe", 2, {"expert_parallel": 2}),
+    "tensor 2 pipeline 2": ("qwen3", 4, TP2 | PP2),
+    "virtual pipeline data 2 with overlaps": ("qwen3", 4, VIRTUAL | OVERLAPS),
+}
+"""Family, ranks, and keys of ``learner.megatron``."""
+
+MOVING: dict[str, Any] = {"num_updates": 2, "num_passes": 2}
+OBJECTIVES: dict[str, tuple[ObjectiveOptions, dict[str, Any]]] = {
+    "grpo, several steps": (objective("grpo"), MOVING),
+    "grpo, KL to a reference": (objective("grpo", kl_coef=0.1), MOVING),
+    "dapo": (objective("dapo", entropy_coef=0.01), {"num_updates": 2}),
+    "interpolated": (objective("dapo", old_logprobs="interpolate"), MOVING),
+    "recomputed, with TIS": (objective("dapo", old_logprobs="recompute", tis_clip=2.0), MOVING),
+    "gspo": (objective("gspo", clip_low=0.2, clip_high=0.3), {"num_updates": 2}),
+    "MIS by sequence": (
+        objective("grpo", old_logprobs="recompute", correction="mis", kl_coef=0.1, entropy_coef=0.01), MOVING
+    ),
+    "reinforce++, KL in the reward": (objective("reinforce_plus_plus", kl_coef=0.1), {"num_updates": 2}),
+    "dpo": (objective("dpo"), {}),
+    "a teacher's distribution": (objective("distill"), {"num_updates": 2}),
+}  # fmt: skip
+
+
+def learner_options(
+    objective_options: ObjectiveOptions | None = None, megatron: dict[str, Any] | None = None, **keys: object
+) -> LearnerOptions:
+    """Clipping and weight decay are active."""
+    return LearnerOptions(
+        backend="megatron",
+        objective=objective("grpo") if objective_options is None else objective_options,
+        megatron=MegatronOptions(**(megatron or {})),
+        learning_rate=1e-3,
+        warmup_steps=1,
+        weight_decay=0.1,
+        max_tokens_per_micro_batch=MAX_TOKENS,
+        **keys,  # type: ignore[arg-type]
+    )
+
+
+def make_batches(count: int, *, with_imitated: bool = False) -> list[tuple[Group, ...]]:
+    """Groups of different sizes; with loss masks, several versions, teacher's log-probs and samples of two parts."""
+    draw = random.Random(f"batches {count}")
+    return [_batch(draw, version, with_imitated=with_imitated) for version in range(count)]
+
+
+def _batch(draw: random.Random, version: int, *, with_imitated: bool) -> tuple[Group, ...]:
+    groups: list[Group] = []
+    for group_id, size in enumerate((3, 4, 2)):
+        is_imitated = with_imitated and group_id == 1
+        samples = tuple(
+            Sample(
+                key=SampleKey(group_id, index),
+                parts=(_part(draw, version), *([_part(draw, version, context=True)] if index == 1 else [])),
+                outcome=Completed(reward=None if is_imitated else Reward(value=draw.random())),
+                loss=Loss.SUPERVISED if is_imitated else Loss.OBJECTIVE,
+            )
+            for index in range(size)
+        )
+        prompt = Prompt(row=0, epoch=0, tokens=_tokens(draw, 3 + 2 * group_id))
+        groups.append(Group(group_id=group_id, prompt=prompt, samples=samples))
+    return tuple(groups)
+
+
+def _part(draw: random.Random, version: int, *, context: bool = False) -> Part:
+    num_tokens = draw.randint(2, 20)
+    num_old = draw.randint(0, num_tokens)
+    return Part(
+        tokens=_tokens(draw, num_tokens),
+        logprobs=_logprobs(draw, num_tokens),
+        spans=(VersionSpan(max(0, version - 1), num_old), VersionSpan(version, num_tokens - num_old)),
+        loss_mask=bytes(draw.randint(0, 3) and 1 for _ in range(num_tokens)) if draw.randint(0, 1) else b"",
+        context_tokens=_tokens(draw, 5) if context else b"",
+        teacher_logprobs=_logprobs(draw, num_tokens),
+    )
+
+
+def _tokens(draw: random.Random, count: int) -> bytes:
+    return pack_tokens(draw.randrange(VOCAB) for _ in range(count))
+
+
+def _logprobs(draw: random.Random, count: int) -> bytes:
+    return pack_floats(draw.uniform(-5.2, -4.0) for _ in range(count))

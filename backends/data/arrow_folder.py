@@ -3,7 +3,7 @@
 Such a folder has ``state.json``, which names its Arrow files (streams of record batches) in their order. A dictionary
 of datasets has ``dataset_dict.json`` and a folder for each split.
 """
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Rows from a file with one JSON object a line, plain or compressed by gzip (``.gz``) or Zstandard (``.zst``). Blank
 lines are no rows."""
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 

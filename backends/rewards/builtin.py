@@ -45,7 +45,8 @@ def built_in(name: str) -> Callable[..., object]:
         case "dapo" | "gpqa" | "f1":
             from penstock.backends.rewards.text_answers import dapo_reward, f1_reward, gpqa_reward
 
-            return {"dapo": dapo_reward, "gpqa": gpqa_reward, "f1": f1_reward}[name]
+            functions: dict[str, Callable[..., object]] = {"dapo": dapo_reward, "gpqa": gpqa_reward, "f1": f1_reward}
+            return functions[name]
         case "reasoning_gym":
             from penstock.backends.rewards.reasoning_gym_answers import reasoning_gym_reward
 

@@ -1,5 +1,6 @@
 """Files that rows are read from: compressed ones, folders that Hugging Face datasets has saved, slices from the end."""
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# pyright: reportUnknownParameterType=false
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ What a backend runs on is imported when it is opened: an actor's process loads w
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -213,9 +214,13 @@ def _gang(
     from penstock.runtime.hosts.ray.boot import log_name
 
     scenario, folder = plan.scenario, Path(plan.run_folder)
+
+    def log_path(who: str, number: int) -> Path:
+        return folder / log_name(f"{LEARNER}-{who}{number}", epoch)
+
     further = None
     if remote_ranks is not None and has_nodes_of_its_own(scenario):
-        further = FurtherNodes(remote_ranks, lambda node: folder / log_name(f"{LEARNER}-node{node}", epoch))
+        further = FurtherNodes(remote_ranks, partial(log_path, "node"))
     return open_gang_learner(
         model_folder=Path(plan.model_folder),
         checkpoints_folder=folder / "checkpoints",
@@ -227,7 +232,7 @@ def _gang(
         epoch=epoch,
         export=ExportPlan(transport=plan.transport, run_id=plan.run_id, folder=str(folder / "weights"), host=host),
         demonstrations=demonstrations,
-        log_path=lambda rank: folder / log_name(f"{LEARNER}-rank{rank}", epoch),
+        log_path=partial(log_path, "rank"),
         further=further,
     )
 

@@ -47,7 +47,11 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
     ) -> Gang:
         folder = tmp_path / str(len(gangs))
         folder.mkdir()
-        further = FurtherNodes(nodes or LocalNodes(), lambda node: folder / "logs" / f"node-{node}.log")
+
+        def node_log(node: int) -> Path:
+            return folder / "logs" / f"node-{node}.log"
+
+        further = FurtherNodes(nodes or LocalNodes(), node_log)
         gangs.append(Gang(folder, fate, num_ranks=num_ranks, rank_timeout_s=rank_timeout_s, further=further))
         return gangs[-1]
 

@@ -89,6 +89,14 @@ engines: 16.4 GB of weights on one GPU each
     )
 
 
+def test_the_plan_in_the_docs_is_what_is_printed() -> None:
+    page = (SCENARIOS.parent / "docs" / "megatron.md").read_text()
+    shown = page.partition("```\nnodes: ")[2].partition("```")[0]
+    assert len(shown.splitlines()) > 20
+    printed = plan("qwen3_30b_a3b_multinode").splitlines()
+    assert [line for line in ("nodes: " + shown).splitlines() if line and line not in printed] == []
+
+
 def test_stages_and_pieces_are_shown_with_what_they_wait() -> None:
     text = plan(
         "qwen3_8b_8gpus",

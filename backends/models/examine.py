@@ -73,9 +73,9 @@ def _examined(folder: Path, tensors: CheckpointTensors) -> Examined:
         problems += _tie_problems(folder, model, tensors)
         if unknown := _unknown(model, found):
             remarks.append(
-                f"{folder}: has {_named(unknown)} that {architecture} does not know, which transformers leaves aside"
+                f"{folder}: has {named(unknown)} that {architecture} does not know, which transformers leaves aside"
             )
-    problems += _tokenizer_problems(folder)
+    problems += tokenizer_problems(folder)
     shapes = tensors.shapes()
     return Examined(
         problems=tuple(problems),
@@ -101,7 +101,7 @@ def _weight_problems(folder: Path, model: PreTrainedModel, found: Mapping[str, A
     if missing := sorted(cast("set[str]", found["missing_keys"])):
         head = {name for name in missing if name.startswith("lm_head.")}
         hint = "; config.json says that the output head is not tied to the embeddings" if head else ""
-        yield f"{folder}: lacks {_named(missing)} of {architecture}{hint}"
+        yield f"{folder}: lacks {named(missing)} of {architecture}{hint}"
     for name, in_file, wanted in sorted(found["mismatched_keys"]):
         yield f"{folder}: {name} has shape {list(in_file)}, and config.json says {list(wanted)}"
 
@@ -126,11 +126,12 @@ def _unknown(model: PreTrainedModel, found: Mapping[str, Any]) -> list[str]:
     return sorted(cast("set[str]", found["unexpected_keys"]) - set(_ties(model)))
 
 
-def _tokenizer_problems(folder: Path) -> Iterator[str]:
+def tokenizer_problems(folder: Path) -> Iterator[str]:
+    """Why transformers cannot load the tokenizer of a folder."""
     try:
         with quiet_transformers():
             AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+    except (OSError, ValueError, KeyError, TypeError, ImportError, StrictDataclassError) as error:
         first_line = str(error).partition("\n")[0]
         yield f"{folder}: its tokenizer cannot be loaded: {first_line}; copy the tokenizer's files beside the weights"
 
@@ -139,6 +140,7 @@ def _unreadable(problem: str) -> Examined:
     return Examined((problem,), (), "", (), 0, 0, 0)
 
 
-def _named(names: list[str]) -> str:
+def named(names: list[str]) -> str:
+    """Some of them, and how many there are."""
     shown = ", ".join(names[:SHOWN_NAMES]) + (", …" if len(names) > SHOWN_NAMES else "")
     return f"{len(names):,} {'weight' if len(names) == 1 else 'weights'} ({shown})"

@@ -23,8 +23,8 @@ from penstock.backends.learners.checkpoints.record import (
     check_files,
     open_record,
 )
-from penstock.backends.models.convert import DTYPES, FORMATS, ConversionError, ConversionPlan, convert_model, parse_size
-from penstock.backends.models.examine import examine_model
+from penstock.backends.models.convert import FORMATS, convert_model, format_of, parse_size
+from penstock.backends.models.model_format import DTYPES, ConversionError, ConversionPlan
 from penstock.runtime.errors import UserError
 from penstock.runtime.observability.texts import count_text
 
@@ -83,7 +83,7 @@ def show_problems(source: Path, console: Console, *, version: int | None) -> int
         UserError: there is no such model.
     """
     folder = model_folder(source, version)
-    found = examine_model(folder)
+    found = FORMATS[format_of(folder)].examine(folder)
     problems = list(found.problems)
     try:
         _check_record(folder)

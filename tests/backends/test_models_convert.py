@@ -25,9 +25,10 @@ from transformers import (
 
 from penstock.backends.engines.torch.checkpoint import CheckpointTensors
 from penstock.backends.models.checkpoint_names import CheckpointNames
-from penstock.backends.models.convert import ConversionError, ConversionPlan, convert_model, parse_size
+from penstock.backends.models.convert import convert_model, parse_size
 from penstock.backends.models.examine import examine_model
 from penstock.backends.models.make import make_model
+from penstock.backends.models.model_format import ConversionError, ConversionPlan
 from penstock.backends.models.terminal import quiet_transformers
 from penstock.backends.models.weight_files import INDEX_FILE, SINGLE_FILE, WeightFileError, WeightFiles
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,29 +12,35 @@ import torch.distributed as dist
 import training_plan as plan
 from weight_cases import CPU, gathered, opened
 
+from penstock.backends.learners.checkpoints.record import CheckpointError
 from penstock.backends.learners.gang.gang import Gang
+from penstock.backends.learners.megatron import checkpoint_snapshot
 from penstock.backends.learners.megatron.architecture import read_architecture
 from penstock.backends.learners.megatron.build import build_model, close_groups, open_groups
-from penstock.backends.learners.megatron.checkpoint import POLICY, LearnerFacts, MegatronCheckpoints
+from penstock.backends.learners.megatron.checkpoint import POLICY, LearnerFacts, MegatronCheckpoints, read_weights
 from penstock.backends.learners.megatron.layout import layout_of
+from penstock.backends.learners.megatron.load import load_weights
 from penstock.backends.learners.megatron.options import MegatronOptions
 from penstock.backends.learners.megatron.trainable import TrainableModel
 from penstock.backends.learners.options import LearnerOptions
 
 if TYPE_CHECKING:
     from penstock.backends.learners.megatron.build import ParallelModel
+    from penstock.backends.learners.megatron.dist_writer import WrittenPart
     from penstock.backends.learners.megatron.vocabulary import VocabularyScores
     from penstock.messages.local import CheckpointWritten
 
 Weights = dict[str, Any]
 SAVED_VERSION = 2
+LEARNING_RATE = 1e-3
 
 
 class Learner:
     """One rank of what a learner does between two commands."""
 
     def __init__(self, rank: int, model_folder: Path, folder: Path, keys: dict[str, Any], num_ranks: int) -> None:
-        self.options = LearnerOptions(**keys.pop("learner", {}), megatron=megatron_options(keys))
+        learner = keys.pop("learner", {})
+        self.options = LearnerOptions(**learner, megatron=megatron_options(keys))
         self.gang = gang_of(rank, num_ranks)
         self.written: list[CheckpointWritten] = []
         self.failed: list[BaseException] = []
@@ -57,20 +65,23 @@ class Learner:
         def loss(_: int, scores: VocabularyScores) -> torch.Tensor:
             return -(scores.logprobs.sum() + plan.ENTROPY_COEF * scores.entropy.sum()) / count
 
-        trainable.step(batches[first : first + share], loss, learning_rate=plan.LEARNING_RATE)
+        trainable.step(batches[first : first + share], loss, learning_rate=LEARNING_RATE)
 
 
 def saved(
     rank: int, model_folder: str, folder: str, keys: dict[str, Any], num_ranks: int, reference: bool = False
 ) -> tuple[str, Weights, Weights]:
     """Train two steps, save, and train a third one while it is written: the path, and on the first rank the weights
-    as they were saved and after the third step."""
+    as they were saved and after the third step. With a reference, a checkpoint of version 1 before that."""
     learner = Learner(rank, Path(model_folder), Path(folder), keys, num_ranks)
     model, _ = opened(rank, model_folder, megatron_keys(keys), num_ranks)
     trainable = learner.trainable(model)
-    for step in range(SAVED_VERSION):
-        learner.step(trainable, step)
     other = model_of(rank, model_folder, megatron_keys(keys), num_ranks) if reference else None
+    for step in range(SAVED_VERSION):
+        if other is not None:
+            facts = LearnerFacts(step, "float32", 0, ())
+            learner.checkpoints.begin_save({POLICY: trainable}, facts, reference=other)
+        learner.step(trainable, step)
     facts = LearnerFacts(SAVED_VERSION, "float32", 123, (3, 1, 4))
     learner.checkpoints.begin_save({POLICY: trainable}, facts, reference=other, tensors={"mine": torch.arange(3.0)})
     weights = weights_of(model, rank)
@@ -80,7 +91,9 @@ def saved(
     learner.checkpoints.wait()
     assert not learner.failed, learner.failed
     close_groups()
-    return learner.written[0].path, weights, after
+    learner.checkpoints.delete_below(1)
+    assert learner.checkpoints.saved == learner.written[-1]
+    return learner.written[-1].path, weights, after
 
 
 def gone_on(
@@ -101,13 +114,79 @@ def gone_on(
     trainable = learner.trainable(model)
     stored.load_optimizer(trainable)
     stored.restore_random_state()
-    if not stored.is_fresh:
-        assert stored.tensors()["mine"].tolist() == [0.0, 1.0, 2.0]
+    assert stored.is_fresh or stored.tensors()["mine"].tolist() == [0.0, 1.0, 2.0]
     learner.step(trainable, SAVED_VERSION)
     trainable.gather_weights()
     after = weights_of(model, rank)
     close_groups()
     return weights, after, other
+
+
+def loaded_by_megatron(rank: int, model_folder: str, path: str, keys: dict[str, Any], num_ranks: int) -> Weights:
+    """The weights as megatron-core's own entrypoint reads them, with its own strategies."""
+    from megatron.core import dist_checkpointing
+
+    from penstock.backends.learners.megatron.sharded import model_state
+
+    options = megatron_options(keys)
+    open_groups(layout_of(options, num_ranks), seed=1)
+    model = bare_model(model_folder, options, num_ranks)
+    load: Any = dist_checkpointing.load
+    model.chunks[0].load_state_dict(load(model_state(model), f"{path}/{POLICY}")["model"])
+    weights = weights_of(model, rank)
+    close_groups()
+    return weights
+
+
+def killed_while_saving(rank: int, model_folder: str, folder: str, keys: dict[str, Any], num_ranks: int) -> None:
+    """Save version 0, train, and begin to save version 1; the last rank is killed when half of its parts are there."""
+    learner = Learner(rank, Path(model_folder), Path(folder), keys, num_ranks)
+    model, _ = opened(rank, model_folder, megatron_keys(keys), num_ranks)
+    trainable = learner.trainable(model)
+    learner.checkpoints.begin_save({POLICY: trainable}, LearnerFacts(0, "float32", 0, ()), reference=None)
+    learner.step(trainable, 0)
+    learner.checkpoints.wait()
+    if rank == num_ranks - 1:
+        die_at_half()
+    learner.checkpoints.begin_save({POLICY: trainable}, LearnerFacts(1, "float32", 0, ()), reference=None)
+    learner.checkpoints.wait()
+    assert len(learner.written) == 1
+    raise learner.failed[0]
+
+
+def die_at_half() -> None:
+    write: Any = checkpoint_snapshot.write_parts
+
+    def die() -> torch.Tensor:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+    def write_half(folder: Path, parts: list[WrittenPart], common: dict[str, Any], channel: object) -> None:
+        half = len(parts) // 2
+        write(folder, [*parts[:half], parts[half]._replace(read=die), *parts[half + 1 :]], common, channel)
+
+    checkpoint_snapshot.write_parts = write_half
+
+
+def refusal(rank: int, model_folder: str, path: str, version: int, keys: dict[str, Any], num_ranks: int) -> str:
+    """Why a checkpoint is not opened; empty if it is."""
+    learner = Learner(rank, Path(model_folder), Path(path).parent, keys, num_ranks)
+    try:
+        learner.checkpoints.open(Path(path), version=version, dtype="float32")
+    except CheckpointError as error:
+        return str(error)
+    return ""
+
+
+def weights_in(rank: int, model_folder: str, path: str, keys: dict[str, Any], num_ranks: int) -> Weights:
+    """What a learner begins with whose ``model.path`` this is."""
+    options = megatron_options(keys)
+    open_groups(layout_of(options, num_ranks), seed=1)
+    model = bare_model(model_folder, options, num_ranks)
+    read_weights(model, Path(path), rank=rank)
+    weights = weights_of(model, rank)
+    close_groups()
+    return weights
 
 
 def megatron_keys(keys: dict[str, Any]) -> dict[str, Any]:
@@ -129,8 +208,6 @@ def bare_model(model_folder: str, options: MegatronOptions, num_ranks: int) -> P
 
 
 def model_of(rank: int, model_folder: str, keys: dict[str, Any], num_ranks: int) -> ParallelModel:
-    from penstock.backends.learners.megatron.load import load_weights
-
     model = bare_model(model_folder, MegatronOptions(**keys), num_ranks)
     load_weights(model, Path(model_folder), rank=rank)
     return model

@@ -161,9 +161,10 @@ class DistReader:
         try:
             with path.open("rb") as file:
                 file.seek(part.start)
-                tensor = cast(
-                    "Tensor", torch.load(io.BytesIO(file.read(part.length)), map_location="cpu", weights_only=True)
-                )
+                data = file.read(part.length)
+            if len(data) != part.length:
+                raise CheckpointError(f"{path}: {name} cannot be read: the file ends before it does")
+            tensor = cast("Tensor", torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
         except (OSError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
             raise CheckpointError(f"{path}: {name} cannot be read: {error}") from error
         if tuple(tensor.shape) != part.sizes:

@@ -206,7 +206,7 @@ class TorchWorker:
         if record.backend != "torch":
             raise CheckpointError(
                 f"{folder}: learner.backend is torch, and the {record.backend} learner wrote it; resume with "
-                f"learner.backend={record.backend}, or start a new run from its model (penstock convert {folder} MODEL; model.path)"
+                f"learner.backend={record.backend}, or start a new run from its model (penstock convert; model.path)"
             )
         if record.dtype != setup.dtype:
             raise CheckpointError(

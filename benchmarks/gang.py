@@ -1,4 +1,5 @@
-"""What a batch costs on its way to the ranks of a learner: encoded and written once, sent and read for each rank.
+"""What a batch costs on its way to the ranks of a learner: encoded and written once, sent and read for each rank, and
+sent to each further node once.
 
 One process plays both ends, so that every part is seen apart. Counted is CPU time, so that other load on the machine
 does not count; the medians of the repetitions are printed.
@@ -17,6 +18,8 @@ from typing import Final, NamedTuple
 from rich.console import Console
 
 from penstock.backends.learners.gang.channel import Channel, Parcel
+from penstock.backends.learners.gang.node_line import NodeLine
+from penstock.backends.learners.gang.node_words import ToRanks, decode_order, encode_node_word
 from penstock.backends.learners.gang.words import Order, decode_launcher_word, encode_word
 from penstock.messages.arrays import LOGPROB_BYTES, TOKEN_BYTES
 from penstock.messages.commands import Train
@@ -34,6 +37,15 @@ class Passage(NamedTuple):
     """To one rank."""
     read_s: float
     """In one rank: map and decode."""
+
+
+class Travel(NamedTuple):
+    """CPU time of one batch to another node, in seconds."""
+
+    send_s: float
+    """Enclosed, proved, handed to the kernel."""
+    receive_s: float
+    """Taken from the kernel, checked, unpacked; there it is written to memory once more."""
 
 
 def order_of(num_groups: int, num_samples: int, num_tokens: int) -> Order:
@@ -78,6 +90,40 @@ def measure(order: Order) -> Passage:
     return Passage(*(after - before for before, after in pairwise(times)))
 
 
+def measure_line(order: Order) -> Travel:
+    """Send the batch once, over TCP."""
+    data = encode_word(order)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        socket.create_connection(listener.getsockname()) as here,
+        listener.accept()[0] as there,
+    ):
+        secret = os.urandom(32)
+        sender, receiver = NodeLine(here, secret, is_launcher=True), NodeLine(there, secret, is_launcher=False)
+        sender.send(b"first")
+        while not (sender.read() or receiver.read()):
+            receiver.write()
+            sender.write()
+        spent = [0.0, 0.0]
+        frames: list[bytearray] = []
+        began_s = time.process_time()
+        sender.send(encode_node_word(ToRanks((), data)))
+        spent[0] += time.process_time() - began_s
+        while not frames:
+            began_s = time.process_time()
+            sender.write()
+            sent_s = time.process_time()
+            frames = receiver.read()
+            spent[0] += sent_s - began_s
+            spent[1] += time.process_time() - sent_s
+        began_s = time.process_time()
+        received = decode_order(frames[0])
+        spent[1] += time.process_time() - began_s
+    assert isinstance(received, ToRanks)
+    assert received.data == data
+    return Travel(*spent)
+
+
 def main(arguments: list[str]) -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="penstock bench gang", description=(__doc__ or "").partition("\n")[0])
@@ -93,4 +139,7 @@ def main(arguments: list[str]) -> int:
     console.print(f"{len(encode_word(order)) / 1e6:.1f} MB, {given.groups} × {given.samples} samples of {given.tokens}")
     console.print(f"once:      encode {encode_ms:.1f} ms, write {write_ms:.1f} ms")
     console.print(f"each rank: send {send_ms:.2f} ms, map and decode {read_ms:.1f} ms")
+    travels = [measure_line(order) for _ in range(given.repetitions)]
+    send_ms, receive_ms = (1e3 * statistics.median(part) for part in zip(*travels, strict=True))
+    console.print(f"each further node: send {send_ms:.1f} ms, receive and check {receive_ms:.1f} ms")
     return 0

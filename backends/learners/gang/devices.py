@@ -37,7 +37,7 @@ def choose_rank_device(name: str, *, local_rank: int, num_local_ranks: int) -> t
         raise RankDeviceError(f"learner.device: expected auto, cpu or cuda with several ranks, got {name!r}")
     if num_gpus < num_local_ranks:
         raise RankDeviceError(
-            f"learner.num_ranks is {num_local_ranks}, and the learner may see {num_gpus} GPUs; every rank needs one of "
+            f"learner.num_ranks: {num_local_ranks} ranks run here and may see {num_gpus} GPUs; every rank needs one of "
             "its own. Reduce learner.num_ranks, give the learner more GPUs, or set learner.device: cpu"
         )
     return torch.device("cuda", local_rank)

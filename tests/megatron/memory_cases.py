@@ -80,7 +80,7 @@ def taken(rank: int, folder: str, keys: dict[str, Any], num_ranks: int, precisio
     layout = layout_of(options, num_ranks)
     open_groups(layout, seed=1)
     trainable = trainable_model(built(rank, folder, options, num_ranks, precision), options)
-    weights = [parameter for chunk in trainable.chunks for parameter in chunk.parameters()]
+    weights: list[Any] = [parameter for chunk in trainable.chunks for parameter in chunk.parameters()]
     meter = SavedBytes([*weights, *(parameter.main_grad for parameter in weights)])
     with torch.autograd.graph.saved_tensors_hooks(meter.keep, meter.give):
         step(trainable)

@@ -449,8 +449,8 @@ def test_an_engine_can_do_all_there_is_but_hold_requests_over_a_swap() -> None:
 @pytest.mark.parametrize(
     ("device", "stop_token_ids", "dtype", "max_context", "message"),
     [
-        ("tpu", (), "float32", 64, "engines.device must be auto, cpu, cuda or cuda:N, got 'tpu'"),
-        ("cuda:99", (), "float32", 64, "engines.device is cuda:99, but torch sees"),
+        ("tpu", (), "float32", 64, "engines.device: must be auto, cpu, cuda or cuda:N; found 'tpu'"),
+        ("cuda:99", (), "float32", 64, "engines.device: cuda:99 was asked for, and this process may see 0 GPUs"),
         ("cpu", (), "float16", 64, "dtype must be one of float32, bfloat16, got 'float16'"),
         ("cpu", (), "float32", CONTEXT + 1, f"max_context must be at most .* {CONTEXT}, got {CONTEXT + 1}"),
         ("cpu", (5, 79), "float32", 64, r"stop_token_ids must be below .* 79, got \[79\]"),

@@ -13,7 +13,7 @@ import torch
 from learner_cases import RunningLearner, demonstrations, make_groups, open_learner, train_command
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from penstock.backends.learners.gang.devices import choose_device
+from penstock.backends.devices import choose_device
 from penstock.backends.learners.options import LearnerOptions, ObjectiveOptions, WarmStartOptions
 from penstock.backends.models.make import make_model
 from penstock.messages.arrays import floats_view, tokens_view
@@ -306,8 +306,8 @@ def test_bfloat16_computes_nearly_what_float32_does(launch: Callable[..., Runnin
 
 
 def test_a_device_that_is_not_there_is_refused() -> None:
-    assert choose_device("cpu") == torch.device("cpu")
+    assert choose_device("cpu", "learner.device") == torch.device("cpu")
     with pytest.raises(ValueError, match="this process may see"):
-        choose_device("cuda:99")
-    with pytest.raises(ValueError, match="expected auto, cpu, cuda"):
-        choose_device("tpu")
+        choose_device("cuda:99", "learner.device")
+    with pytest.raises(ValueError, match=r"learner\.device: must be auto, cpu, cuda or cuda:N; found 'tpu'"):
+        choose_device("tpu", "learner.device")

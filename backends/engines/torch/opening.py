@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from penstock.backends.devices import choose_device
 from penstock.backends.engines.torch.backend import TorchEngineBackend
 from penstock.backends.engines.torch.config import read_end_token_ids, read_model_config, read_tokenizer
 from penstock.backends.engines.torch.engine import EngineSettings
@@ -55,7 +56,7 @@ def open_torch_engine(
         num_slots=options.slots,
         max_context=max_context,
         dtype=DTYPES[dtype],
-        device=choose_device(options.device),
+        device=choose_device(options.device, "engines.device"),
         sampler=Sampler(
             temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p
         ),
@@ -71,23 +72,3 @@ def open_torch_engine(
         num_threads=options.num_threads,
         fetcher=fetcher,
     )
-
-
-def choose_device(name: str, key: str = "engines.device") -> torch.device:
-    """The device that this key of a scenario names.
-
-    Raises:
-        ValueError: there is none such here.
-    """
-    has_gpu = torch.cuda.is_available()
-    if name == "auto":
-        return torch.device("cuda" if has_gpu else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ValueError(f"{key} must be auto, cpu, cuda or cuda:N, got {name!r}") from None
-    if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"{key} must be auto, cpu, cuda or cuda:N, got {name!r}")
-    if device.type == "cuda" and (not has_gpu or (device.index or 0) >= torch.cuda.device_count()):
-        raise ValueError(f"{key} is {name}, but torch sees {torch.cuda.device_count()} GPUs; use auto or cpu")
-    return device

@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, assert_never
 
 import torch
 
-from penstock.backends.engines.torch.opening import DTYPES, choose_device
+from penstock.backends.devices import choose_device
+from penstock.backends.engines.torch.opening import DTYPES
 from penstock.backends.engines.torch.scoring import Text, TextScorer, UnscorableError
 from penstock.messages.arrays import tokens_view
 from penstock.messages.base import Metric

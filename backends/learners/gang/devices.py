@@ -1,27 +1,8 @@
-"""Which device a learner's process trains on."""
+"""Which device a rank of a learner trains on."""
 
 from __future__ import annotations
 
 import torch
-
-
-def choose_device(name: str) -> torch.device:
-    """The device that ``learner.device`` names; ``auto`` is the first GPU that this process may see, or the CPU.
-
-    Raises:
-        ValueError: it is neither a CPU nor a CUDA device that this process may see.
-    """
-    num_gpus = torch.cuda.device_count()
-    if name == "auto":
-        return torch.device("cuda:0" if num_gpus else "cpu")
-    if name == "cpu":
-        return torch.device("cpu")
-    kind, _, index = name.partition(":")
-    if kind != "cuda" or not (index or "0").isdecimal():
-        raise ValueError(f"learner.device: expected auto, cpu, cuda or cuda:N, got {name!r}")
-    if int(index or 0) >= num_gpus:
-        raise ValueError(f"learner.device: {name} was asked for, and this process may see {num_gpus} GPUs")
-    return torch.device("cuda", int(index or 0))
 
 
 def choose_rank_device(name: str, *, local_rank: int, num_local_ranks: int) -> torch.device:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from penstock.backends.learners.demonstrations import check_demonstrations
 from penstock.backends.learners.gang.backend import GangLearnerBackend
 from penstock.backends.learners.gang.plan import GangPlan, PackedDemonstration
 
@@ -54,10 +55,7 @@ def open_gang_learner(
     Raises:
         ValueError: demonstrations and ``options.warm_start`` do not go together.
     """
-    if options.warm_start is None and demonstrations is not None:
-        raise ValueError("demonstrations were given and learner.warm_start is not set; set it or leave them out")
-    if options.warm_start is not None and not demonstrations:
-        raise ValueError(f"learner.warm_start.path: {options.warm_start.path} has no rows; expected at least one")
+    check_demonstrations(options.warm_start, demonstrations)
     plan = GangPlan(
         model_folder=str(model_folder.absolute()),
         checkpoints_folder=str(checkpoints_folder.absolute()),

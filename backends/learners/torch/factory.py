@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.backends.learners.gang.devices import choose_device
+from penstock.backends.devices import choose_device
+from penstock.backends.learners.demonstrations import check_demonstrations
 from penstock.backends.learners.gang.gang import alone_on
 from penstock.backends.learners.torch.backend import TorchLearnerBackend
 from penstock.backends.learners.torch.worker import LearnerSetup
@@ -50,10 +51,7 @@ def open_torch_learner(
     Raises:
         ValueError: demonstrations and ``options.warm_start`` do not go together, or the device does not exist.
     """
-    if options.warm_start is None and demonstrations is not None:
-        raise ValueError("demonstrations were given and learner.warm_start is not set; set it or leave them out")
-    if options.warm_start is not None and not demonstrations:
-        raise ValueError(f"learner.warm_start.path: {options.warm_start.path} has no rows; expected at least one")
+    check_demonstrations(options.warm_start, demonstrations)
     return TorchLearnerBackend(
         LearnerSetup(
             model_folder=model_folder,
@@ -67,5 +65,5 @@ def open_torch_learner(
             exporter=exporter,
             demonstrations=demonstrations or (),
         ),
-        alone_on(choose_device(options.device)),
+        alone_on(choose_device(options.device, "learner.device")),
     )

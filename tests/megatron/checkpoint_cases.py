@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 import training_plan as plan
-from weight_cases import CPU, gathered, opened
+from weight_cases import CPU, gathered
 
 from penstock.backends.learners.checkpoints.record import CheckpointError
 from penstock.backends.learners.gang.gang import Gang
@@ -74,7 +74,8 @@ def saved(
     """Train two steps, save, and train a third one while it is written: the path, and on the first rank the weights
     as they were saved and after the third step. With a reference, a checkpoint of version 1 before that."""
     learner = Learner(rank, Path(model_folder), Path(folder), keys, num_ranks)
-    model, _ = opened(rank, model_folder, megatron_keys(keys), num_ranks)
+    open_groups(layout_of(learner.options.megatron, num_ranks), seed=1)
+    model = model_of(rank, model_folder, megatron_keys(keys), num_ranks)
     trainable = learner.trainable(model)
     other = model_of(rank, model_folder, megatron_keys(keys), num_ranks) if reference else None
     for step in range(SAVED_VERSION):
@@ -141,7 +142,8 @@ def loaded_by_megatron(rank: int, model_folder: str, path: str, keys: dict[str, 
 def killed_while_saving(rank: int, model_folder: str, folder: str, keys: dict[str, Any], num_ranks: int) -> None:
     """Save version 0, train, and begin to save version 1; the last rank is killed when half of its parts are there."""
     learner = Learner(rank, Path(model_folder), Path(folder), keys, num_ranks)
-    model, _ = opened(rank, model_folder, megatron_keys(keys), num_ranks)
+    open_groups(layout_of(learner.options.megatron, num_ranks), seed=1)
+    model = model_of(rank, model_folder, megatron_keys(keys), num_ranks)
     trainable = learner.trainable(model)
     learner.checkpoints.begin_save({POLICY: trainable}, LearnerFacts(0, "float32", 0, ()), reference=None)
     learner.step(trainable, 0)
@@ -204,7 +206,8 @@ def gang_of(rank: int, num_ranks: int) -> Gang:
 
 def bare_model(model_folder: str, options: MegatronOptions, num_ranks: int) -> ParallelModel:
     architecture = read_architecture(Path(model_folder))
-    return build_model(architecture, layout_of(options, num_ranks), options, precision="float32", device=CPU)
+    precision = options.precision or "float32"
+    return build_model(architecture, layout_of(options, num_ranks), options, precision=precision, device=CPU)
 
 
 def model_of(rank: int, model_folder: str, keys: dict[str, Any], num_ranks: int) -> ParallelModel:
@@ -214,4 +217,4 @@ def model_of(rank: int, model_folder: str, keys: dict[str, Any], num_ranks: int)
 
 
 def weights_of(model: ParallelModel, rank: int) -> Weights:
-    return {name: tensor.numpy().copy() for bucket in gathered(model, rank) for name, tensor in bucket}
+    return {name: tensor.float().numpy().copy() for bucket in gathered(model, rank) for name, tensor in bucket}

@@ -78,6 +78,21 @@ def test_the_next_step_after_loading_is_that_of_the_run_that_went_on_whatever_th
     assert largest_difference(weights, after) > OTHER, "a step that is saved with what trained on would not show"
 
 
+@pytest.mark.slow  # bfloat16 on a CPU
+@pytest.mark.parametrize("distributed", [True, False])
+def test_the_float32_weights_behind_a_model_of_bfloat16_are_gone_on_with(
+    distributed: bool, ranks: Callable[[int], Ranks], tiny_family: Callable[[str], Path], tmp_path: Path
+) -> None:
+    model, keys = str(tiny_family("qwen3")), {"precision": "bfloat16", "distributed_optimizer": distributed}
+    same = keys | {"tensor_parallel": 2}
+    path, weights, after = ranks(2).run("checkpoint_cases:saved", model, str(tmp_path), same, 2)[0]
+    found, found_after, _ = ranks(2).run("checkpoint_cases:gone_on", model, path, same, 2)[0]
+    assert largest_difference(found, weights) == 0.0
+    assert largest_difference(found_after, after) == 0.0
+    _, found_after, _ = ranks(1).run("checkpoint_cases:gone_on", model, path, keys, 1)[0]
+    assert largest_difference(found_after, after) < 4e-3, "the last bit of a weight"
+
+
 def test_the_reference_lies_on_disk_once_and_comes_back(
     ranks: Callable[[int], Ranks], tiny_family: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -131,6 +131,8 @@ class DistReader:
                 f"{list(offset)} on; is it a checkpoint of this model?"
             )
         for part in found.parts:
+            if offset and not offset[0] - part.sizes[0] < part.offset[0] < offset[0] + target.shape[0]:
+                continue  # of many experts nearly all
             box = [
                 (max(at, own), min(at + size, own + own_size))
                 for at, size, own, own_size in zip(offset, target.shape, part.offset, part.sizes, strict=True)

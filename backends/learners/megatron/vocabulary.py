@@ -79,7 +79,9 @@ class _Scores(torch.autograd.Function):
         temperature: float,
     ) -> tuple[Tensor, Tensor]:
         first = group.rank() * logits.shape[1]
-        scaled = at_least_float32(logits) / temperature
+        # The rows are what is largest on a rank, so as few as possible of their size are there at once: two in float32.
+        wide = at_least_float32(logits)
+        scaled = wide / temperature if wide is logits else wide.div_(temperature)
         scaled[:, max(0, vocab_size - first) :] = float("-inf")
         top = _reduced(scaled.amax(dim=1), dist.ReduceOp.MAX, group)
         exponents = (scaled - top[:, None]).exp_()
@@ -91,7 +93,8 @@ class _Scores(torch.autograd.Function):
         chosen = scaled.gather(1, place)[:, 0].masked_fill(~is_here, 0.0)
         logprobs = _reduced(chosen, dist.ReduceOp.SUM, group) - top - total.log()
         probabilities = exponents.div_(total[:, None])
-        weighted = (probabilities * scaled.nan_to_num(neginf=0.0)).sum(dim=1)
+        scaled[:, max(0, vocab_size - first) :] = 0.0
+        weighted = scaled.mul_(probabilities).sum(dim=1)
         entropy = total.log() + top - _reduced(weighted, dist.ReduceOp.SUM, group)
         ctx.save_for_backward(probabilities, place, is_here, entropy)
         ctx.temperature, ctx.dtype = temperature, logits.dtype
@@ -101,8 +104,8 @@ class _Scores(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:  # noqa: ANN401 - as above
         of_logprobs, of_entropy = gradients
         probabilities, place, is_here, entropy = ctx.saved_tensors
-        surprise = torch.special.xlogy(probabilities, probabilities) + probabilities * entropy[:, None]
-        out = surprise.mul_(-of_entropy[:, None]).sub_(probabilities * of_logprobs[:, None])
+        surprise = torch.special.xlogy(probabilities, probabilities).addcmul_(probabilities, entropy[:, None])
+        out = surprise.mul_(-of_entropy[:, None]).addcmul_(probabilities, of_logprobs[:, None], value=-1)
         out.scatter_add_(1, place, (of_logprobs * is_here)[:, None])
         return out.div_(ctx.temperature).to(ctx.dtype), None, None, None, None
 

@@ -8,11 +8,11 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-sglang test-megatron chaos lint format docs clean
+.PHONY: help demo test test-all test-sglang test-megatron test-megatron-0.19 chaos lint format docs clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: .venv/.ready-run ## Train a small model from nothing, here and now (about three minutes)
 	@$(BIN)/penstock run scenarios/quickstart.yaml $(ARGS)
@@ -35,7 +35,11 @@ test-megatron: .venv/.ready-test .venv/.ready-megatron ## Against megatron-core 
 	TORCHDYNAMO_DISABLE=1 $(PYTEST) -m "megatron and not slow" --timeout 600 -o faulthandler_timeout=600 \
 		tests/megatron $(ARGS)
 
-test-all: test chaos test-sglang test-megatron ## The slow tests as well (tens of minutes)
+test-megatron-0.19: .venv/.ready-test .venv/.ready-megatron .venv/.ready-megatron-0.19 ## The same against a newer one
+	PYTHONPATH=$(CURDIR)/.venv/megatron-core-0.19 TORCHDYNAMO_DISABLE=1 $(PYTEST) -m "megatron and not slow" \
+		--timeout 600 -o faulthandler_timeout=600 tests/megatron $(ARGS)
+
+test-all: test chaos test-sglang test-megatron test-megatron-0.19 ## The slow tests as well (tens of minutes)
 	$(PYTEST) -m slow --timeout 3600 -o faulthandler_timeout=3600 $(ARGS)
 
 lint: .venv/.ready-test .venv/.ready-lint ## Style, spelling and types
@@ -58,5 +62,5 @@ clean: ## Remove the environment and caches; the next target sets up anew
 .venv/.ready-run: pyproject.toml constraints.txt
 	@.ci/set_up run
 
-.venv/.ready-test .venv/.ready-lint .venv/.ready-megatron: .venv/.ready-%: .venv/.ready-run
+.venv/.ready-test .venv/.ready-lint .venv/.ready-megatron .venv/.ready-megatron-0.19: .venv/.ready-%: .venv/.ready-run
 	@.ci/set_up $*

@@ -19,6 +19,8 @@ import typing
 
 import torch
 
+from penstock.backends.learners.megatron import no_cuda
+
 SECTIONS = ("transformer", "ddp", "optimizer")
 PLAIN = {bool: "bool", int: "int", float: "float", str: "str", type(None): "null", torch.dtype: "dtype"}
 LISTS = (list, tuple)
@@ -26,6 +28,8 @@ LISTS = (list, tuple)
 
 def config_fields() -> dict[str, list[dict[str, object]]]:
     """By section of ``learner.megatron``."""
+    no_cuda.install()
+    # Only now: some versions cannot be imported without it.
     from megatron.core.distributed import DistributedDataParallelConfig
     from megatron.core.optimizer import OptimizerConfig
     from megatron.core.transformer import MLATransformerConfig, TransformerConfig

@@ -1,4 +1,4 @@
-"""Layers over Transformer Engine's that it does not have itself. Imported where CUDA is; nothing without it can try them.
+"""Layers over Transformer Engine's that it does not have itself. Imported where CUDA is; nothing else can try them.
 
 Invariants:
 

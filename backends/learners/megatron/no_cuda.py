@@ -258,10 +258,14 @@ def _with_stand_ins(run: Callable[[types.ModuleType], None]) -> Callable[[types.
 
         replace(triton, __version__="0", language=language, jit=jit)
         replace(language, __getattr__=lambda name: object())
-        sys.modules.update({"triton": triton, "triton.language": language})
+        own = {"triton": triton, "triton.language": language}
+        before = {name: sys.modules[name] for name in own if name in sys.modules}  # of a module that imports this one
+        sys.modules.update(own)
         try:
             run(module)
         finally:
-            del sys.modules["triton"], sys.modules["triton.language"]
+            for name in own:
+                del sys.modules[name]
+            sys.modules.update(before)
 
     return exec_module

@@ -15,7 +15,10 @@ import pytest
 import torch
 import trainer_plan as plan
 
+from penstock.backends.learners.megatron.architecture import read_architecture
+from penstock.backends.learners.megatron.speed import shape_of
 from penstock.backends.learners.sequences import read_groups
+from penstock.backends.learners.torch import speed
 from penstock.backends.learners.torch.model import PackedModel
 from penstock.backends.learners.torch.reference import new_reference
 from penstock.backends.learners.torch.trainer import PolicyTrainer
@@ -33,7 +36,6 @@ pytestmark = pytest.mark.megatron
 
 CPU = torch.device("cpu")
 NUM_BATCHES = 3
-NO_FIGURE_OF_THE_STEP = "perf/"
 Weights = dict[str, Any]
 
 
@@ -97,6 +99,14 @@ def test_a_step_whose_gradient_is_no_number_changes_nothing(
         assert "the weights were not changed" in story
         assert is_unchanged
         assert goes_on
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "qwen3 tied", "qwen3_moe mixed", "llama"])
+def test_a_model_costs_what_the_torch_learner_counts(family: str, tiny_family: Callable[[str], Path]) -> None:
+    folder = tiny_family(family)
+    ours, theirs = shape_of(read_architecture(folder)), speed.shape_of(loaded(folder).model)
+    assert theirs is not None
+    assert ours == theirs
 
 
 def check_against_torch(

@@ -59,8 +59,14 @@ class ParallelModel:
     precision: Precision
 
 
-def open_groups(layout: Layout, *, seed: int) -> None:
-    """Divide the ranks of the default process group, once for each layout; :func:`close_groups` undoes it."""
+def open_groups(layout: Layout, *, seed: int, timeout_s: float = 1800.0) -> None:
+    """Divide the ranks of the default process group, once for each layout; :func:`close_groups` undoes it.
+
+    Args:
+        layout: the same on every rank.
+        seed: of what is drawn.
+        timeout_s: how long ranks wait for each other in a collective.
+    """
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=layout.tensor,
         pipeline_model_parallel_size=layout.pipeline,
@@ -68,6 +74,7 @@ def open_groups(layout: Layout, *, seed: int) -> None:
         context_parallel_size=layout.context,
         expert_model_parallel_size=layout.expert,
         expert_tensor_parallel_size=layout.expert_tensor,
+        distributed_timeout_minutes=timeout_s / 60,  # a part of a minute is fine with it
     )
     torch.manual_seed(seed)
     tensor_parallel.model_parallel_cuda_manual_seed(seed)

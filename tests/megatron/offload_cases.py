@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import training_plan as plan
+from checkpoint_cases import Learner
 from weight_cases import CPU
 
 from penstock.backends.learners.megatron.architecture import read_architecture
 from penstock.backends.learners.megatron.build import build_model, close_groups, open_groups
+from penstock.backends.learners.megatron.checkpoint import POLICY, LearnerFacts
 from penstock.backends.learners.megatron.layout import layout_of
 from penstock.backends.learners.megatron.load import load_weights
 from penstock.backends.learners.megatron.offload import SleepingMemory, optimizer_tensors
@@ -159,3 +161,24 @@ def offloaded(rank: int, folder: str, keys: dict[str, Any], num_ranks: int, prec
         "kinds": {type(part).__name__ for part in inner},
         "host_share": sum(tensor.numel() for tensor in moved) / total,
     }
+
+
+def saved_twice(rank: int, folder: str, target: str, keys: dict[str, Any], num_ranks: int) -> list[str]:
+    """After a step, a checkpoint of the learner awake and one asleep, with a reference: where they are."""
+    learner = Learner(rank, Path(folder), Path(target), copy.deepcopy(keys), num_ranks)
+    options = learner.options.megatron
+    open_groups(layout_of(options, num_ranks), seed=1)
+    trainable = learner.trainable(built(rank, folder, options, num_ranks, "float32"))
+    reference = built(rank, folder, options, num_ranks, "float32")
+    take_step(trainable, rank, 0)
+    for version in (1, 2):
+        asleep = SleepingMemory([trainable], [reference], device=CPU) if version == 2 else None
+        facts = LearnerFacts(version, "float32", 0, (), reference_version=version)
+        learner.checkpoints.begin_save({POLICY: trainable}, facts, reference=reference, asleep=asleep)
+        if asleep is not None:
+            asleep.restore()
+            take_step(trainable, rank, 1)  # while it is written
+    learner.checkpoints.wait()
+    assert not learner.failed, learner.failed
+    close_groups()
+    return [written.path for written in learner.written]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import torch
+
+from penstock.backends.learners.checkpoints.record import read_record
+from penstock.backends.learners.megatron.dist_format import DistReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from ranks import Ranks
 
@@ -70,3 +74,32 @@ def test_an_optimizer_on_the_host_steps_as_one_that_is_not(
     shares = [sum(rank["host_share"] for rank in found) / 2, whole[0]["host_share"]]
     assert shares[0] == pytest.approx(fraction, abs=0.3)
     assert shares[1] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("family", "keys"),
+    [
+        ("qwen3", OVERLAPS),
+        ("qwen3", PLAIN),
+        ("qwen3 tied", {"tensor_parallel": 2}),
+        ("qwen3_moe", {"expert_parallel": 2}),
+    ],
+)
+def test_a_checkpoint_that_is_asked_for_asleep_is_the_one_of_the_learner_awake(
+    family: str, keys: dict[str, Any], ranks: Callable[[int], Ranks], tiny_family: Callable[[str], Path], tmp_path: Path
+) -> None:
+    paths = ranks(2).run("offload_cases:saved_twice", str(tiny_family(family)), str(tmp_path), keys, 2)[0]
+    for folder in ("policy", "reference"):
+        awake, asleep = (DistReader(_folder(Path(path), folder)) for path in paths)
+        assert awake.tensors.keys() == asleep.tensors.keys()
+        assert any("exp_avg" in name for name in awake.tensors) == (folder == "policy")
+        for name in awake.tensors:
+            assert torch.equal(awake.read(name), asleep.read(name)), name
+
+
+def _folder(checkpoint: Path, name: str) -> Path:
+    if name == "policy":
+        return checkpoint / name
+    reference = read_record(checkpoint, version=int(checkpoint.name.rpartition("-")[2])).reference
+    assert reference is not None
+    return checkpoint.parent / reference.folder / "policy"

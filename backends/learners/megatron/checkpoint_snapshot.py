@@ -16,6 +16,8 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
+import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -36,7 +38,7 @@ from penstock.backends.learners.torch.snapshot import random_state
 from penstock.backends.models.config_file import write_config
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.checkpoints.record import FileRecord, ReferenceRecord
     from penstock.backends.learners.gang.gang import Gang
     from penstock.backends.learners.megatron.build import ParallelModel
+    from penstock.backends.learners.megatron.offload import SleepingMemory
     from penstock.backends.learners.megatron.trainable import TrainableModel
     from penstock.backends.learners.torch.shards import Shard
 
@@ -157,11 +160,12 @@ def take_snapshot(
     model_folder: Path,
     gang: Gang,
     distributed_optimizer: bool,
+    asleep: SleepingMemory | None = None,
 ) -> MegatronSnapshot:
     """Copy what the next step would change. A collective.
 
     Args:
-        trainables: by name, awake.
+        trainables: by name.
         facts: the rest.
         reference: if there is one.
         keeps_reference: whether it has to be written.
@@ -169,32 +173,41 @@ def take_snapshot(
         model_folder: whose config the checkpoint gets.
         gang: all ranks.
         distributed_optimizer: whether its state is divided over data-parallel ranks.
+        asleep: what has their memory while the learner sleeps.
     """
     own = {f"{OWN_TENSOR}{name}": shard_of(tensor.to("cpu", copy=True)) for name, tensor in tensors.items()}
     return MegatronSnapshot(
         facts=facts,
         models={
-            name: _copied_trainable(trainable, is_gathered=distributed_optimizer)
+            name: _copied_trainable(trainable, is_gathered=distributed_optimizer, asleep=asleep)
             for name, trainable in trainables.items()
         },
         rest=random_state(gang) | own,
         has_reference=reference is not None,
-        reference=None if reference is None or not keeps_reference else copied_model(reference),
+        reference=None if reference is None or not keeps_reference else copied_model(reference, asleep),
         model_folder=model_folder,
         layout=str(trainables[POLICY].model.layout),
         distributed_optimizer=distributed_optimizer,
     )
 
 
-def copied_model(model: ParallelModel) -> CopiedModel:
+def copied_model(model: ParallelModel, asleep: SleepingMemory | None = None) -> CopiedModel:
     """A model without an optimizer."""
-    parts, common = parts_of(model_state(model), is_copied=True)
+    parts, common = parts_of(model_state(model), is_copied=True, on_host=_values(asleep))
     return CopiedModel(parts, common | {"content_metadata": dict(CONTENT)}, 0)
 
 
-def _copied_trainable(trainable: TrainableModel, *, is_gathered: bool) -> CopiedModel:
-    trainable.gather_weights()
-    weights = copied_model(trainable.model)
-    # A distributed optimizer's has just been gathered, into memory that nobody else has.
-    parts, common = parts_of({OPTIMIZER: optimizer_state(trainable, is_loading=False)}, is_copied=not is_gathered)
+def _copied_trainable(trainable: TrainableModel, *, is_gathered: bool, asleep: SleepingMemory | None) -> CopiedModel:
+    if asleep is None:  # else they were gathered before they slept
+        trainable.gather_weights()
+    weights = copied_model(trainable.model, asleep)
+    with contextlib.nullcontext() if asleep is None else asleep.optimizer_on_host():
+        state = {OPTIMIZER: optimizer_state(trainable, is_loading=False)}
+        # A distributed optimizer's has just been gathered, into memory that nobody else has.
+        parts, common = parts_of(state, is_copied=not is_gathered, on_host=_values(asleep))
+        common = copy.deepcopy(common)  # the optimizer's own number of steps is in it
     return CopiedModel([*weights.parts, *parts], weights.common | common, num_steps(common))
+
+
+def _values(asleep: SleepingMemory | None) -> Callable[[Tensor], Tensor] | None:
+    return None if asleep is None else asleep.on_host

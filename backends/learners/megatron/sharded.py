@@ -26,6 +26,7 @@ from megatron.core.dist_checkpointing.mapping import (
     ShardedBase,
     ShardedObject,
     ShardedTensor,
+    ShardedTensorFactory,
     is_main_replica,
 )
 from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
@@ -35,6 +36,8 @@ from penstock.backends.learners.megatron.dist_format import DistReader
 from penstock.backends.learners.megatron.dist_writer import WrittenPart
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
     from penstock.backends.learners.megatron.build import ParallelModel
@@ -75,13 +78,20 @@ def optimizer_state(trainable: TrainableModel, *, is_loading: bool) -> State:
     )
 
 
-def parts_of(state: State, *, is_copied: bool) -> tuple[list[WrittenPart], State]:
+def parts_of(
+    state: State, *, is_copied: bool, on_host: Callable[[Tensor], Tensor] | None = None
+) -> tuple[list[WrittenPart], State]:
     """The tensors that this rank writes, on the host; and what is no tensor.
 
     Args:
         state: is used up.
         is_copied: whether they get memory of their own; else only what is not on the host yet does.
+        on_host: where the values of a tensor are whose memory is given up.
     """
+    if on_host is not None:  # before megatron-core cuts them
+        for part in nested_values(state):
+            if isinstance(part, (ShardedTensor, ShardedTensorFactory)) and isinstance(part.data, torch.Tensor):
+                part.data = on_host(part.data.detach())
     sharded, common = save_preprocess(state, False)
     tensors = [
         tensor

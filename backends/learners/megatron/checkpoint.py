@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.checkpoints.record import CheckpointRecord
     from penstock.backends.learners.gang.gang import Gang
     from penstock.backends.learners.megatron.build import ParallelModel
+    from penstock.backends.learners.megatron.offload import SleepingMemory
     from penstock.backends.learners.megatron.trainable import TrainableModel
     from penstock.backends.learners.options import LearnerOptions
     from penstock.backends.protocol import Fail
@@ -163,14 +164,16 @@ class MegatronCheckpoints:
         *,
         reference: ParallelModel | None,
         tensors: Mapping[str, Tensor] | None = None,
+        asleep: SleepingMemory | None = None,
     ) -> None:
         """Copy everything, and write it in the background. Waits for the checkpoint before. A collective.
 
         Args:
-            trainables: by name: the policy as ``policy``, a critic of its own as ``critic``. They are awake.
+            trainables: by name: the policy as ``policy``, a critic of its own as ``critic``.
             facts: the rest.
             reference: is copied where it does not lie on disk yet.
             tensors: small ones, the same on every rank, that belong to no model.
+            asleep: what has the memory of all of these while the learner sleeps.
         """
         self._writer.wait()
         snapshot = take_snapshot(
@@ -182,6 +185,7 @@ class MegatronCheckpoints:
             model_folder=self._model_folder,
             gang=self._gang,
             distributed_optimizer=self._options.megatron.distributed_optimizer,
+            asleep=asleep,
         )
         self._writer.begin(snapshot)
 

@@ -31,7 +31,8 @@ from penstock.backends.learners.gang.planned import demonstrations_of, exporter_
 from penstock.backends.learners.megatron.architecture import read_architecture
 from penstock.backends.learners.megatron.build import build_model, open_groups
 from penstock.backends.learners.megatron.canary import SharedCanary
-from penstock.backends.learners.megatron.checkpoint import LearnerFacts, MegatronCheckpoints, read_weights
+from penstock.backends.learners.megatron.checkpoint import POLICY, LearnerFacts, MegatronCheckpoints, read_weights
+from penstock.backends.learners.megatron.critic import CRITIC, OwnCritic, SharedCritic, open_critic
 from penstock.backends.learners.megatron.layout import layout_of
 from penstock.backends.learners.megatron.micro_batches import check_length
 from penstock.backends.learners.megatron.offload import SleepingMemory
@@ -71,6 +72,8 @@ if TYPE_CHECKING:
     from penstock.backends.learners.gang.words import LearnerAnswer
     from penstock.backends.learners.gang.worker import WorkerHost
     from penstock.backends.learners.megatron.build import ParallelModel
+    from penstock.backends.learners.megatron.checkpoint import StoredCheckpoint
+    from penstock.backends.learners.megatron.critic import MegatronCritic
     from penstock.backends.learners.megatron.model_config import Precision
     from penstock.backends.weights.protocol import WeightExporter
 
@@ -96,6 +99,7 @@ class OpenedLearner:
     trainable: TrainableModel
     trainer: MegatronTrainer
     reference: ParallelModel | None
+    critic: MegatronCritic | None
     reference_version: int
     """Which policy the reference is."""
     publisher: WeightPublisher
@@ -175,7 +179,7 @@ class MegatronWorker:
             raise ValueError("OpenLearner came twice; a learner is opened once")
         if not command.path and command.version:
             raise ValueError(f"OpenLearner names version {command.version} and no checkpoint of it")
-        open_groups(self._layout, seed=self._plan.seed)
+        open_groups(self._layout, seed=self._plan.seed, timeout_s=self._gang.timeout_s)
         self._opened = self._resume(command) if command.path else self._begin()
         return LearnerOpened(version=self._opened.version)
 
@@ -204,7 +208,7 @@ class MegatronWorker:
             stored.load_reference(reference)
         # One that was made from a model has none yet.
         canary = record.canary or choose_canary(SharedCanary(trainable, self._voices))
-        opened = self._opened_with(trainable, reference, canary)
+        opened = self._opened_with(trainable, reference, canary, stored)
         stored.restore_random_state()
         opened.version, opened.trained_tokens = record.version, record.trained_tokens
         opened.reference_version = 0 if record.reference is None else record.reference.version
@@ -243,8 +247,20 @@ class MegatronWorker:
         )
 
     def _opened_with(
-        self, trainable: TrainableModel, reference: ParallelModel | None, canary: tuple[int, ...]
+        self,
+        trainable: TrainableModel,
+        reference: ParallelModel | None,
+        canary: tuple[int, ...],
+        stored: StoredCheckpoint | None = None,
     ) -> OpenedLearner:
+        critic = open_critic(
+            trainable,
+            self._options,
+            num_steps=self._plan.num_steps,
+            gang=self._gang,
+            check_stop=self._host.check_stop,
+            stored=stored,
+        )
         trainer = MegatronTrainer(
             trainable,
             reference,
@@ -254,12 +270,14 @@ class MegatronWorker:
             check_stop=self._host.check_stop,
             seed=self._plan.seed,
             gang=self._gang,
+            critic=critic,
         )
         publisher = WeightPublisher(trainable, self._exporter, rank=self._gang.rank, device=self._gang.device)
         return OpenedLearner(
             trainable=trainable,
             trainer=trainer,
             reference=reference,
+            critic=critic,
             reference_version=0,
             publisher=publisher,
             canary_model=SharedCanary(trainable, self._voices),
@@ -333,7 +351,17 @@ class MegatronWorker:
             canary=opened.canary,
             reference_version=opened.reference_version,
         )
-        self._checkpoints.begin_save({"policy": opened.trainable}, facts, reference=opened.reference)
+        critic = opened.critic
+        trainables = {POLICY: opened.trainable}
+        if isinstance(critic, OwnCritic):
+            trainables[CRITIC] = critic.trainable
+        self._checkpoints.begin_save(
+            trainables,
+            facts,
+            reference=opened.reference,
+            tensors=critic.state() if isinstance(critic, SharedCritic) else None,
+            asleep=opened.sleeping,
+        )
         self._report({"learner/snapshot_time_s": time.perf_counter() - began_s})
         return None
 
@@ -342,7 +370,8 @@ class MegatronWorker:
         began_s = time.perf_counter()
         if self._gang.device.type in SEPARATE_MEMORY:
             frozen_models = [] if opened.reference is None else [opened.reference]
-            opened.sleeping = SleepingMemory([opened.trainable], frozen_models, device=self._gang.device)
+            trained = [opened.trainable, *([opened.critic.trainable] if isinstance(opened.critic, OwnCritic) else [])]
+            opened.sleeping = SleepingMemory(trained, frozen_models, device=self._gang.device)
             _log.info("asleep: %d bytes are given up", opened.sleeping.size_bytes)
         opened.is_asleep = True
         self._report({"learner/sleep_time_s": time.perf_counter() - began_s})

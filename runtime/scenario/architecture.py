@@ -70,7 +70,10 @@ def find_architecture(scenario: Scenario) -> Found | None:
         return Found(decode_architecture(text, f"model.make: {model.make}"), MODEL_MAKE)
     own = Path(model.path) / CONFIG_FILE if model.path is not None else None
     checkpoint = _decode(own, MODEL_PATH) if own is not None and own.is_file() else None
-    copy = _decode(Path(model.config), MODEL_CONFIG) if model.config is not None else None
+    copy = None
+    # A run that is gone on with has its checkpoint, and may well have outlived the copy.
+    if model.config is not None and (checkpoint is None or Path(model.config).is_file()):
+        copy = _decode(Path(model.config), MODEL_CONFIG)
     if checkpoint is not None and copy is not None and checkpoint != copy:
         raise UnreadableModelError(
             MODEL_CONFIG,

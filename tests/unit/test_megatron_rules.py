@@ -134,10 +134,11 @@ def test_the_checkpoint_s_own_config_counts(config: Callable[..., str], tmp_path
     key, said = refused({"num_ranks": 2}, model=other)
     assert key == "model.config"
     assert "says something else than" in said
-    missing = {"path": str(own.parent), "config": str(tmp_path / "absent.json")}
+    missing = {"path": "/not/here", "config": str(tmp_path / "absent.json")}
     key, said = refused({}, model=missing)
     assert key == "model.config"
     assert "absent.json cannot be read (no such file or directory)" in said
+    assert broken_rule(scenario({"num_ranks": 2}, model=missing | {"path": str(own.parent)})) is None
 
 
 def test_a_family_that_is_not_supported_is_named_with_the_backend_that_takes_it(config: Callable[..., str]) -> None:

@@ -17,9 +17,10 @@ from penstock.backends.learners.gang.words import LOOPBACK, encode_word
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from penstock.backends.learners.gang.other_nodes import FurtherNodes, LostNode
+    from penstock.backends.learners.gang.other_nodes import FurtherNodes
     from penstock.backends.learners.gang.plan import GangPlan
     from penstock.backends.learners.gang.rank_view import RankView
+    from penstock.backends.learners.gang.remote_node import LostNode
     from penstock.backends.learners.gang.words import RankWord, Word
 
 

@@ -14,8 +14,8 @@ from penstock.backends.learners.gang.words import FailureKind, RankFailed
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.backends.learners.gang.other_nodes import LostNode
     from penstock.backends.learners.gang.rank_view import RankView
+    from penstock.backends.learners.gang.remote_node import LostNode
 
 
 class GangError(RuntimeError):

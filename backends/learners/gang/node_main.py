@@ -184,7 +184,8 @@ def _check(order: StartRanks) -> None:
             f"model.path: this node has no folder {order.model_folder}; ranks over several nodes each read the model: "
             "put it where all nodes have it under the same path"
         )
-    deadline_s, mark = time.monotonic() + SHARED_WAIT_S, Path(order.mark_path)
+    # The line is silent meanwhile.
+    deadline_s, mark = time.monotonic() + min(SHARED_WAIT_S, order.link_timeout_s / 2), Path(order.mark_path)
     while not mark.exists():
         if time.monotonic() > deadline_s:
             raise NotUsableHereError(

@@ -46,14 +46,16 @@ from penstock.backends.learners.gang.node_words import (
     decode_word_of_node,
     encode_node_word,
 )
-from penstock.backends.learners.gang.rank_view import RankView
-from penstock.backends.learners.gang.words import FailureKind, RankFailed
+from penstock.backends.learners.gang.remote_node import Node, RemoteRank
+from penstock.backends.learners.gang.words import RankFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from penstock.backends.learners.gang.rank_set import RankSet
+    from penstock.backends.learners.gang.rank_view import RankView
+    from penstock.backends.learners.gang.remote_node import LostNode
     from penstock.backends.learners.gang.words import RankWord
     from penstock.backends.remote_ranks import RankEnded, RemoteRanks
 
@@ -64,7 +66,6 @@ LINK_TIMEOUT_S = 60.0
 """For a line to be silent, unless ``rank_timeout_s`` is shorter."""
 BEAT_S: Final = 0.5
 MAX_STRANGERS: Final = 64
-TOLD_LINES: Final = 12
 
 
 class FurtherNodes(NamedTuple):
@@ -73,64 +74,6 @@ class FurtherNodes(NamedTuple):
     hosts: RemoteRanks
     log_path: Callable[[int], Path]
     """Of a node's launcher."""
-
-
-class LostNode(NamedTuple):
-    """What has become of a node."""
-
-    story: str
-    is_users: bool = False
-    """The scenario has to be changed; trying again would not help."""
-    last_lines: tuple[str, ...] = ()
-    """Of its launcher."""
-
-
-class RemoteRank(RankView):
-    """A rank of another node."""
-
-    _is_stopped = False
-
-    @property
-    def is_stopped(self) -> bool:
-        return self._is_stopped and not self.has_ended
-
-    def show(self, shown: RankShown) -> None:
-        """Take what its node says of it."""
-        self.pid, self.exit_code, self.is_gone = shown.pid, shown.exit_code, shown.is_gone
-        self._is_stopped = shown.is_stopped
-        self._lines.clear()
-        self.keep_lines(shown.lines)
-
-
-class Node:
-    """One of them."""
-
-    def __init__(self, number: int, ranks: list[RemoteRank]) -> None:
-        """It has not come."""
-        self.number: Final = number
-        self.ranks: Final = ranks
-        self.host = ""
-        self.line: NodeLine | None = None
-        self.failure: NodeFailed | None = None
-        self.end: RankEnded | None = None
-        self.cut = ""
-        """Why its line has closed."""
-
-    def lost(self, now_s: float, timeout_s: float) -> LostNode | None:
-        """What has become of it, where it can no longer take part."""
-        if self.failure is not None:
-            return LostNode(f"{self}: {self.failure.message}", self.failure.kind is FailureKind.USERS)
-        if self.end is not None:
-            return LostNode(f"{self} was lost: {self.end.reason}", last_lines=self.end.last_lines[-TOLD_LINES:])
-        if self.cut:
-            return LostNode(f"{self} was lost: {self.cut}")
-        if self.line is not None and now_s - self.line.heard_s > timeout_s:
-            return LostNode(f"nothing was heard of {self} for {timeout_s:g} s")
-        return None
-
-    def __str__(self) -> str:
-        ranks = f"rank {self.ranks[0].rank}" if len(self.ranks) == 1 else f"ranks {_span(self.ranks)}"
-        return f"node {self.number} ({f'{self.host}, ' if self.host else ''}{ranks})"
 
 
 class OtherNodes:
@@ -187,7 +130,7 @@ class OtherNodes:
         self._start_launchers()
         for rank in (found := [rank for node in self.nodes for rank in node.ranks]):
             rank.heard_s = now_s
-        return list[RankView](found)
+        return list["RankView"](found)
 
     @property
     def hosts(self) -> tuple[str, ...] | None:
@@ -376,7 +319,3 @@ class OtherNodes:
         if isinstance(word, RankFailed):
             rank.failure = word
         self.heard.append((rank, word))
-
-
-def _span(ranks: Sequence[RankView]) -> str:
-    return f"{ranks[0].rank} to {ranks[-1].rank}"

@@ -17,6 +17,7 @@ from weight_cases import CPU, gathered, opened
 from penstock.backends.learners.finite import NonFiniteStepError
 from penstock.backends.learners.gang.gang import Gang
 from penstock.backends.learners.megatron.build import ParallelModel, build_model, close_groups
+from penstock.backends.learners.megatron.critic import open_critic
 from penstock.backends.learners.megatron.reference import copy_weights, frozen
 from penstock.backends.learners.megatron.trainable import TrainableModel
 from penstock.backends.learners.megatron.trainer import MegatronTrainer
@@ -132,5 +133,6 @@ def made(
     trainer = MegatronTrainer(
         trainable, reference, options, temperature=plan.TEMPERATURE, num_steps=plan.NUM_STEPS,
         check_stop=lambda: None, seed=plan.SEED, gang=gang_of(rank, num_ranks),
+        critic=open_critic(trainable, options, num_steps=plan.NUM_STEPS, gang=gang_of(rank, num_ranks)),
     )  # fmt: skip
     return model, trainable, trainer

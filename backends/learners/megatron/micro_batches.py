@@ -42,8 +42,11 @@ class MicroBatches(NamedTuple):
 
     def own(self, number: int, scores: VocabularyScores) -> VocabularyScores:
         """Of what was said about a micro-batch that which counts, with its gradient."""
-        part = self.parts[number]
-        return scores.first(part.stop - part.start)
+        return scores.first(self.num_tokens(number))
+
+    def num_tokens(self, number: int) -> int:
+        """Of a micro-batch, that count."""
+        return self.parts[number].stop - self.parts[number].start
 
 
 def check_length(sequence: TrainSequence, what: str, architecture: Architecture) -> None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from penstock.backends.learners.megatron.build import ParallelModel
     from penstock.backends.learners.megatron.packed import PackedShare
+    from penstock.backends.learners.megatron.value_head import SharedHead
     from penstock.backends.learners.sequences import TrainSequence
 
 
@@ -76,6 +77,7 @@ class MicroBatchRunner:
         self._experts = model.architecture.experts
         self._replays_experts = replays_experts
         self._balancing = Balancing(model.architecture, model.chunks, model.config, device)
+        self._value_head: SharedHead | None = None
 
     @property
     def expert_figures(self) -> dict[str, float]:
@@ -126,6 +128,11 @@ class MicroBatchRunner:
         def finish(number: int, logits: Tensor, share: PackedShare) -> Tensor:
             return loss(number, self._scores(logits, share, temperature))
 
+        return self._train(micro_batches, finish)
+
+    def _train(
+        self, micro_batches: Sequence[Sequence[TrainSequence]], finish: Callable[[int, Tensor, PackedShare], Tensor]
+    ) -> list[Tensor]:
         if not self._balancing.is_needed:
             return self._run(micro_batches, finish, forward_only=False)
         balance = self._balancing.open(micro_batches)
@@ -137,6 +144,23 @@ class MicroBatchRunner:
         losses = self._run(micro_batches, finish, forward_only=False, balance=balance)
         self._balancing.close(balance)
         return losses
+
+    def attach(self, head: SharedHead) -> None:
+        """Let scores have the values of this head from now on."""
+        self._value_head = head
+
+    def values_alone(
+        self, micro_batches: Sequence[Sequence[TrainSequence]], finish: Callable[[int, Tensor], None]
+    ) -> None:
+        """Hand over the values of each micro-batch ``[N]`` on the last stage; their gradient ends at the head."""
+
+        def keep(number: int, _: Tensor, share: PackedShare) -> None:
+            assert self._value_head is not None, "one was attached"
+            with torch.enable_grad():
+                finish(number, self._placed(self._value_head.values(of_trunk=False), share))
+
+        with torch.no_grad():
+            self._run(micro_batches, keep, forward_only=True)
 
     def last_logits(self, sequence: TrainSequence) -> Tensor | None:
         """What the model says at the last trained token of a sequence: float32 ``[V]`` on the last stage, without what
@@ -211,10 +235,17 @@ class MicroBatchRunner:
             temperature=self._temperature if temperature is None else temperature,
             entropy_gradient=self._entropy_gradient,
         )
+        values = None if self._value_head is None else self._placed(self._value_head.values(), share)
+        return VocabularyScores(self._over_context(own.logprobs, share), self._over_context(own.entropy, share), values)
+
+    def _placed(self, values: Tensor, share: PackedShare) -> Tensor:
+        """Where trained tokens are predicted ``[N]``, of values ``[T]`` of this rank's inputs."""
+        return self._over_context(values[self._tensor(share.predicted_at)], share)
+
+    def _over_context(self, values: Tensor, share: PackedShare) -> Tensor:
+        """``[N]`` from those of the tokens that this rank predicts ``[M]``."""
         group, places = parallel_state.get_context_parallel_group(), self._tensor(share.places)
-        return VocabularyScores(
-            *(sum_of_shares(values.new_zeros(share.num_trained).index_copy(0, places, values), group) for values in own)
-        )
+        return sum_of_shares(values.new_zeros(share.num_trained).index_copy(0, places, values), group)
 
     def _share(self, sequences: Sequence[TrainSequence]) -> PackedShare:
         layout = self._model.layout

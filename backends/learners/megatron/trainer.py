@@ -24,6 +24,7 @@ import torch
 from penstock.backends.learners.batch_trainer import Added, BatchTrainer, UpdateWork
 from penstock.backends.learners.coupling import asks_policy, places_in, slopes_of, sums
 from penstock.backends.learners.division import divide_over_ranks
+from penstock.backends.learners.megatron.critic import OwnCritic, SharedCritic
 from penstock.backends.learners.megatron.micro_batches import check_length, laid_out
 from penstock.backends.learners.megatron.router_replay import replay_fraction
 from penstock.backends.learners.megatron.schedule import MicroBatchRunner
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.batch_trainer import StepResult
     from penstock.backends.learners.gang.gang import Gang
     from penstock.backends.learners.megatron.build import ParallelModel
+    from penstock.backends.learners.megatron.critic import MegatronCritic
     from penstock.backends.learners.megatron.micro_batches import MicroBatches
     from penstock.backends.learners.megatron.trainable import TrainableModel
     from penstock.backends.learners.megatron.vocabulary import VocabularyScores
@@ -72,6 +74,7 @@ class MegatronTrainer:
         check_stop: Callable[[], None],
         seed: int,
         gang: Gang,
+        critic: MegatronCritic | None = None,
     ) -> None:
         """
         Args:
@@ -83,6 +86,7 @@ class MegatronTrainer:
             check_stop: called before each micro-batch; raises to end the step.
             seed: of the order in which a batch is gone through, where it is divided.
             gang: all ranks; each has such a trainer, and they are called alike.
+            critic: as the objective has one.
 
         Raises:
             ValueError: the objective makes no sense.
@@ -94,6 +98,7 @@ class MegatronTrainer:
         self._num_steps = num_steps
         self._gang = gang
         self._voices = Voices(gang, model.layout)
+        self._critic = critic
         self._objective = open_objective(options.objective, num_steps=options.num_updates * options.num_passes)
         self._reference: Final = reference and MicroBatchRunner(
             reference, reference.chunks, device=gang.device, temperature=temperature, check_stop=check_stop
@@ -138,17 +143,28 @@ class MegatronTrainer:
         parts, num_parts = self._parts(work.update)
         batches = self._laid_out(parts, work.update.sequences[0])
         own = StepTokens(known, work.update, parts, is_only_step=work.is_only)
+        if not work.trains_policy:
+            assert self._critic is not None, "critic_only_steps"
+            return Added(known, self._voices.totals(sums(self._critic.add_gradients(own, batches))))
         if num_parts > 1 and couples_tokens(self._options.objective):
             whole = StepTokens(known, work.update, [work.update.sequences], is_only_step=work.is_only)
             totals = self._add_coupled(whole, own, batches, places_in(work.update, parts), work.update)
         else:
             totals = self._add_apart(own, batches)
+        if isinstance(self._critic, OwnCritic):
+            totals |= self._voices.totals(sums(self._critic.add_gradients(own, batches)))
         return Added(known, {**totals, **self._expert_figures(work.update)})
 
     def change(self, totals: Mapping[str, float], *, step: int, name: str) -> dict[str, float]:
         """See :class:`.UpdateTrainer`."""
-        rate = policy_learning_rate(step, self._options, num_steps=self._num_steps)
-        return {"train/grad_norm": self._trainable.change(rate, loss=totals["train/loss"], name=name)}
+        norms: dict[str, float] = {}
+        if self._critic is not None:
+            loss = totals["train/value_loss"]
+            norms["train/critic-grad_norm"] = self._critic.change(step, loss=loss, name=name)
+        if "train/loss" in totals:
+            rate = policy_learning_rate(step, self._options, num_steps=self._num_steps)
+            norms["train/grad_norm"] = self._trainable.change(rate, loss=totals["train/loss"], name=name)
+        return norms
 
     def accumulate(self, batch: TrainBatch, *, version: int) -> dict[str, float]:
         """Find the gradient of the whole batch, as one step; returns the figures under ``train/``.
@@ -172,7 +188,7 @@ class MegatronTrainer:
             tokens = own.tokens(batches.parts[number], Scores(said.logprobs, said.entropy, reference, hidden=None))
             terms = self._objective(tokens, self._options.objective)
             found.append(terms.figures)
-            return terms.loss
+            return self._with_values(terms.loss, number, said, own, batches, found)
 
         self._trainable.add_gradients(batches.sequences, loss)
         return self._voices.totals(sums(found))
@@ -183,13 +199,33 @@ class MegatronTrainer:
         """Where the loss of a token depends on log-probs of others; see :mod:`.coupling`."""
         scores = self._all_scores(batches, places, update.num_tokens, with_reference=own.asks_reference)
         slopes = slopes_of(self._objective, self._options.objective, whole, scores, places.to(self._gang.device))
+        of_values: list[Mapping[str, Tensor]] = []
 
         def loss(number: int, scores: VocabularyScores) -> Tensor:
             again = batches.own(number, scores)
-            return slopes.surrogate(batches.parts[number], again.logprobs, again.entropy)
+            surrogate = slopes.surrogate(batches.parts[number], again.logprobs, again.entropy)
+            return self._with_values(surrogate, number, again, own, batches, of_values)
 
         self._trainable.add_gradients(batches.sequences, loss)
-        return self._voices.whole(slopes.figures)
+        figures = self._voices.whole(slopes.figures)
+        return figures | self._voices.totals(sums(of_values)) if isinstance(self._critic, SharedCritic) else figures
+
+    def _with_values(
+        self,
+        loss: Tensor,
+        number: int,
+        said: VocabularyScores,
+        own: StepTokens,
+        batches: MicroBatches,
+        found: list[Mapping[str, Tensor]],
+    ) -> Tensor:
+        """The loss of a micro-batch and, with the policy's trunk, that of its values beside it."""
+        if not isinstance(self._critic, SharedCritic):
+            return loss
+        assert said.values is not None, "the head was attached"
+        terms = self._critic.terms(said.values, own, batches.parts[number])
+        found.append(terms.figures)
+        return loss + self._options.objective.value_coef * terms.loss
 
     def _expert_figures(self, update: Update) -> dict[str, float]:
         """The same on every rank."""
@@ -200,16 +236,34 @@ class MegatronTrainer:
 
     def _open(self, batch: TrainBatch, first_pass: Sequence[Update], *, version: int) -> BatchTokens:
         opening = Opening()
-        if asks_policy(self._options):
+        if asks_policy(self._options) or self._critic is not None:
             multiple = self._trainable.runner.multiple
             parts: Parts = []
             for update in first_pass:  # each filled up as it will be when it is trained
                 own, _ = self._parts(update)
                 parts += [*own, *([] for _ in range(-len(own) % multiple))]
             batches = self._laid_out(parts, batch.sequences[0])
-            scores = self._all_scores(batches, batches.places, batch.num_trained_tokens, with_reference=True)
-            opening = Opening(logprobs=scores.logprobs, reference=scores.reference)
+            opening = self._opening(batches, batch.num_trained_tokens)
         return BatchTokens(batch, self._options.objective, opening, version=version, device=self._gang.device)
+
+    def _opening(self, batches: MicroBatches, count: int) -> Opening:
+        """Of ``count`` tokens, on every rank."""
+        opening = Opening()
+        if asks_policy(self._options):
+            scores = self._all_scores(batches, batches.places, count, with_reference=True)
+            opening = Opening(logprobs=scores.logprobs, reference=scores.reference)
+        values: list[Tensor] = []
+        match self._critic:
+            case None:
+                return opening
+            case OwnCritic():
+                values = self._critic.values(batches)
+            case SharedCritic():
+                for number, scores in enumerate(self._trainable.runner.scores(batches.sequences)):
+                    said = batches.own(number, scores)
+                    assert said.values is not None, "the head was attached"
+                    values.append(said.values)
+        return opening._replace(values=self._voices.spread(values, batches.places, count))
 
     def _all_scores(self, batches: MicroBatches, places: Tensor, count: int, *, with_reference: bool) -> Scores:
         """Of ``count`` tokens, on every rank, without gradient."""

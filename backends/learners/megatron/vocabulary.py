@@ -36,10 +36,13 @@ class VocabularyScores(NamedTuple):
 
     logprobs: Tensor
     entropy: Tensor
+    values: Tensor | None = None
+    """Of a critic with the policy's trunk."""
 
     def first(self, count: int) -> VocabularyScores:
         """Those of the first tokens, with their gradient."""
-        return VocabularyScores(self.logprobs[:count], self.entropy[:count])
+        values = None if self.values is None else self.values[:count]
+        return VocabularyScores(self.logprobs[:count], self.entropy[:count], values)
 
 
 def vocabulary_scores(

@@ -54,7 +54,7 @@ class _Place(NamedTuple):
     """Where a parameter lies: a tensor of the checkpoint, and the axes in front of those of the parameter."""
 
     name: str
-    index: tuple[int, ...] = ()
+    front: tuple[int, ...] = ()
     lengths: tuple[int, ...] = ()
 
 
@@ -164,7 +164,7 @@ class MegatronModel:
                 if block.tensor == index:
                     own = tensor.narrow(block.axis, block.start, block.length)
                     offset = tuple(block.place if axis == block.axis else 0 for axis in range(tensor.ndim))
-                    self._reader.read_into(place.name, own[(None,) * len(place.index)], (*place.index, *offset))
+                    self._reader.read_into(place.name, own[(None,) * len(place.front)], (*place.front, *offset))
         except CheckpointError as error:
             raise ConversionError(str(error)) from error
         return tensor
@@ -199,7 +199,7 @@ class MegatronModel:
         if place.name not in self._reader.tensors and parameter.layer is not None:
             stacked = _LAYER.sub("decoder.layers.", place.name)
             if stacked in self._reader.tensors:
-                return _Place(stacked, (parameter.layer, *place.index), (self._num_layers, *place.lengths))
+                return _Place(stacked, (parameter.layer, *place.front), (self._num_layers, *place.lengths))
         return place
 
 
@@ -234,13 +234,13 @@ def _part(
         for block in weights.blocks(parameter, 0):
             values = tensors[block.tensor].narrow(block.axis, block.start, block.length)
             own.narrow(block.axis, block.place, block.length).copy_(values)
-        return own[(None,) * len(place.index)]
+        return own[(None,) * len(place.front)]
 
     return WrittenPart(
         name=place.name,
         shape=(*place.lengths, *own_shape),
-        offset=(*place.index, *(0 for _ in own_shape)),
-        sizes=(*(1 for _ in place.index), *own_shape),
+        offset=(*place.front, *(0 for _ in own_shape)),
+        sizes=(*(1 for _ in place.front), *own_shape),
         dtype=dtype,
         read=joined,
     )

@@ -132,8 +132,8 @@ def loaded_by_megatron(rank: int, model_folder: str, path: str, keys: dict[str, 
     options = megatron_options(keys)
     open_groups(layout_of(options, num_ranks), seed=1)
     model = bare_model(model_folder, options, num_ranks)
-    load: Any = dist_checkpointing.load
-    model.chunks[0].load_state_dict(load(model_state(model), f"{path}/{POLICY}")["model"])
+    loaded = dist_checkpointing.load(model_state(model), f"{path}/{POLICY}")
+    model.chunks[0].load_state_dict(loaded["model"])
     weights = weights_of(model, rank)
     close_groups()
     return weights
@@ -157,7 +157,8 @@ def killed_while_saving(rank: int, model_folder: str, folder: str, keys: dict[st
 
 
 def die_at_half() -> None:
-    write: Any = checkpoint_snapshot.write_parts
+    module: Any = checkpoint_snapshot
+    write = module.write_parts
 
     def die() -> torch.Tensor:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -167,7 +168,7 @@ def die_at_half() -> None:
         half = len(parts) // 2
         write(folder, [*parts[:half], parts[half]._replace(read=die), *parts[half + 1 :]], common, channel)
 
-    checkpoint_snapshot.write_parts = write_half
+    module.write_parts = write_half
 
 
 def refusal(rank: int, model_folder: str, path: str, version: int, keys: dict[str, Any], num_ranks: int) -> str:

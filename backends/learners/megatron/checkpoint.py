@@ -112,8 +112,8 @@ class StoredCheckpoint:
         return {name.removeprefix(OWN_TENSOR): tensor for name, tensor in found.items()}
 
     def restore_random_state(self) -> None:
-        """Go on with the random numbers of the checkpoint, where it has some."""
-        if self.record.megatron is not None and self.record.megatron.optimizer_steps:
+        """Go on with the random numbers of the checkpoint, unless the torch learner wrote it."""
+        if self.record.backend == "megatron":
             tensors = load_state(self._folder / STATE_FOLDER, is_wanted=lambda name: name.startswith("random/"))
             restore_random_state(tensors, self._gang)
 
@@ -233,8 +233,6 @@ class MegatronCheckpoints:
         found = record.megatron
         if found is None:
             return f"learner.backend is megatron, and the {record.backend} learner wrote it"
-        if not found.optimizer_steps:
-            return "it was converted from a model and has no optimizer"
         if found.distributed_optimizer != self._options.megatron.distributed_optimizer:
             return (
                 f"it was written with learner.megatron.distributed_optimizer {str(found.distributed_optimizer).lower()}"

@@ -58,7 +58,7 @@ class WrittenPart(NamedTuple):
     """The box, on the host."""
 
     @property
-    def index(self) -> MetadataIndex:
+    def key(self) -> MetadataIndex:
         return MetadataIndex(self.name, torch.Size(self.offset))
 
 
@@ -97,7 +97,7 @@ class _PartPlanner(DefaultSavePlanner):
 
     def __init__(self, parts: Sequence[WrittenPart]) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
-        self._parts = {part.index: part for part in parts}
+        self._parts = {part.key: part for part in parts}
 
     def create_local_plan(self) -> SavePlan:
         self.plan = SavePlan([_write_item(part) for part in self._parts.values()])
@@ -124,7 +124,7 @@ class _PartPlanner(DefaultSavePlanner):
 
 def _write_item(part: WrittenPart) -> WriteItem:
     return WriteItem(
-        index=part.index,
+        index=part.key,
         type=WriteItemType.SHARD,
         tensor_data=TensorWriteData(
             chunk=ChunkStorageMetadata(offsets=torch.Size(part.offset), sizes=torch.Size(part.sizes)),

@@ -70,11 +70,8 @@ def model_state(model: ParallelModel) -> State:
 
 def optimizer_state(trainable: TrainableModel, *, is_loading: bool) -> State:
     """What the optimizer keeps, of the parameters of this rank. A collective."""
-    return cast(
-        "State",
-        trainable.optimizer.sharded_state_dict(
-            model_state(trainable.model), is_loading=is_loading, metadata=_metadata()
-        ),
+    return trainable.optimizer.sharded_state_dict(
+        model_state(trainable.model), is_loading=is_loading, metadata=_metadata()
     )
 
 
@@ -146,10 +143,10 @@ class _SafeTensors(LoadShardedStrategy):
             reader.read_into(tensor.key, target, tuple(tensor.global_offset), pads=tensor.allow_shape_mismatch)
             return own
 
-        return cast("State", dict_list_map_outplace(read, sharded_state_dict))
+        return dict_list_map_outplace(read, sharded_state_dict)
 
     def load_tensors_metadata(self, checkpoint_dir: Path) -> State:
-        raise NotImplementedError
+        raise NotImplementedError("asked by comparisons that are not asked for: a tensor that is missing is refused")
 
     def check_backend_compatibility(self, loaded_version: object) -> None:
         """The reader has looked."""
@@ -169,7 +166,7 @@ class _NothingCommon(LoadCommonStrategy):
         return {}
 
     def load_sharded_objects(self, sharded_objects_state_dict: State, checkpoint_dir: Path) -> State:
-        raise NotImplementedError
+        raise NotImplementedError("objects are left out of every state")
 
     def check_backend_compatibility(self, loaded_version: object) -> None:
         """Any will do."""
@@ -202,9 +199,8 @@ def _part(tensor: ShardedTensor, *, is_copied: bool) -> WrittenPart:
 
 
 def _loaded(state: State, folder: Path) -> State:
-    return cast(
-        "State",
-        dist_checkpointing.load(state, str(folder), sharded_strategy=_SafeTensors(), common_strategy=_NothingCommon()),
+    return dist_checkpointing.load(
+        state, str(folder), sharded_strategy=_SafeTensors(), common_strategy=_NothingCommon()
     )
 
 
@@ -215,7 +211,7 @@ def _local_but_tensors(state: State) -> State:
         is_marked = isinstance(value, (ShardedBase, LocalNonpersistentObject))
         return value if is_marked else LocalNonpersistentObject(value)
 
-    return cast("State", dict_list_map_outplace(local, state))
+    return dict_list_map_outplace(local, state)
 
 
 def _set_steps(state: Any, steps: int) -> None:  # noqa: ANN401 - dicts and lists of megatron-core's

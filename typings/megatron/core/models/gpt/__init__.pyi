@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from typing import Any
 
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.transformer import TransformerConfig
@@ -32,6 +33,7 @@ class GPTModel(nn.Module):
         rotary_base: int = 10000,
         vp_stage: int | None = None,
     ) -> None: ...
+    def sharded_state_dict(self, *, metadata: dict[str, Any]) -> dict[str, Any]: ...
     def forward(
         self,
         input_ids: Tensor,

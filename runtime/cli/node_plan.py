@@ -79,8 +79,10 @@ def _on_node(plan: NodePlan, node: str) -> str:
         free -= block.gpus_per_node
         guests = [name for name in block.members if name != LEARNER]
         if LEARNER in block.members:
-            ranks.append(_ranks(plan.placement, block, node))
-        if guests:
+            ours = [_ranks(plan.placement, block, node), *guests]
+            in_turn = f", {_gpus(block.gpus_per_node)} between them" if guests else ""
+            ranks.append(" and ".join(ours) + in_turn)
+        else:
             others.setdefault(block.gpus_per_node, []).append(" and ".join(guests))
     texts = ranks + [f"{_few(names)}, {_gpus(count)}{' each' * (len(names) > 1)}" for count, names in others.items()]
     return "; ".join([*texts, f"{_gpus(free)} free"] if free else texts)

@@ -110,6 +110,14 @@ def test_stages_and_pieces_are_shown_with_what_they_wait() -> None:
     assert f"stages wait for each other {3 / (3 * 8 + 3):.1%} of the time then" in text
 
 
+def test_who_shares_gpus_is_on_one_line() -> None:
+    text = plan(
+        "qwen3_8b_8gpus", "engines.placement=colocate", "engines.count=1", "engines.sglang.tp_size=4",
+        "staleness={policy: sync}",
+    )  # fmt: skip
+    assert "  node 0  learner ranks 0–3 and engine/0, 4 GPUs between them; 4 GPUs free\n" in text
+
+
 def test_experts_over_several_nodes_are_called_slow() -> None:
     text = plan("qwen3_30b_a3b_multinode", gpus_per_node=4)
     assert "slow: expert groups lie over 2 nodes" in text

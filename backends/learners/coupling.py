@@ -120,8 +120,8 @@ def summed_over(gang: Gang, totals: Mapping[str, Tensor]) -> dict[str, float]:
 
 def _names_of_all(gang: Gang, names: Iterable[str]) -> list[str]:
     """What any rank names, in one order."""
-    found = [list(names)]
+    own = list(names)
+    found: list[list[str]] = [own] * gang.num_ranks
     if not gang.is_alone:
-        found = [[]] * gang.num_ranks
-        dist.all_gather_object(found, list(names), group=gang.control)
+        dist.all_gather_object(found, own, group=gang.control)
     return sorted({name for part in found for name in part})

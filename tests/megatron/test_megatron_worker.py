@@ -192,7 +192,13 @@ def by_torch(folder: Path) -> tuple[list[dict[str, float]], list[dict[str, Any]]
     sequences = [demonstration_sequence(*each, sample=index) for index, each in enumerate(DEMONSTRATIONS)]
     assert options.warm_start is not None
     warm_start(
-        model, sequences, options, options.warm_start, seed=plan.SEED, report=lambda *_: None, check_stop=lambda: None
+        model,
+        sequences,
+        options,
+        options.warm_start,
+        seed=plan.SEED,
+        report=lambda _fraction, _loss: None,
+        check_stop=lambda: None,
     )
     reference = new_reference(model, options)
     assert reference is not None

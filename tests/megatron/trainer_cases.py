@@ -1,10 +1,13 @@
 """What ranks do in the tests of the trainer. Imported by ranks only."""
 
+# torch.distributed is typed in part only:
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -21,11 +24,13 @@ from penstock.backends.learners.megatron.critic import open_critic
 from penstock.backends.learners.megatron.reference import copy_weights, frozen
 from penstock.backends.learners.megatron.trainable import TrainableModel
 from penstock.backends.learners.megatron.trainer import MegatronTrainer
-from penstock.backends.learners.megatron.vocabulary import VocabularyScores
 from penstock.backends.learners.objectives.validity import is_user_objective, needs_reference
 from penstock.backends.learners.options import LearnerOptions
 from penstock.backends.learners.sequences import read_groups
 from penstock.messages.samples import Group
+
+if TYPE_CHECKING:
+    from penstock.backends.learners.megatron.vocabulary import VocabularyScores
 
 TIMEOUT_S = 120.0
 

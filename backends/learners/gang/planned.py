@@ -39,4 +39,5 @@ def demonstrations_of(plan: GangPlan) -> list[tuple[list[int], list[int]]]:
 
 
 def _ids(packed: bytes) -> list[int]:
-    return np.frombuffer(packed, dtype=np.int32).tolist()
+    ids: list[int] = np.frombuffer(packed, dtype=np.int32).tolist()
+    return ids

@@ -46,7 +46,8 @@ class MicroBatches(NamedTuple):
 
     def num_tokens(self, number: int) -> int:
         """Of a micro-batch, that count."""
-        return self.parts[number].stop - self.parts[number].start
+        count: int = self.parts[number].stop - self.parts[number].start
+        return count
 
 
 def check_length(sequence: TrainSequence, what: str, architecture: Architecture) -> None:

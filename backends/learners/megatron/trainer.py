@@ -17,7 +17,7 @@ So that ends the learner, with what to change.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -100,9 +100,11 @@ class MegatronTrainer:
         self._voices = Voices(gang, model.layout)
         self._critic = critic
         self._objective = open_objective(options.objective, num_steps=options.num_updates * options.num_passes)
-        self._reference: Final = reference and MicroBatchRunner(
-            reference, reference.chunks, device=gang.device, temperature=temperature, check_stop=check_stop
-        )
+        self._reference: MicroBatchRunner | None = None
+        if reference is not None:
+            self._reference = MicroBatchRunner(
+                reference, reference.chunks, device=gang.device, temperature=temperature, check_stop=check_stop
+            )
         self._batches = BatchTrainer(
             self,
             options,
@@ -259,8 +261,8 @@ class MegatronTrainer:
             case OwnCritic():
                 values = self._critic.values(batches)
             case SharedCritic():
-                for number, scores in enumerate(self._trainable.runner.scores(batches.sequences)):
-                    said = batches.own(number, scores)
+                for number, found in enumerate(self._trainable.runner.scores(batches.sequences)):
+                    said = batches.own(number, found)
                     assert said.values is not None, "the head was attached"
                     values.append(said.values)
         return opening._replace(values=self._voices.spread(values, batches.places, count))

@@ -228,9 +228,11 @@ class MegatronWorker:
     @property
     def _precision(self) -> Precision:
         asked = self._options.megatron.precision or self._plan.dtype
-        if asked not in ("float32", "bfloat16"):
-            raise ValueError(f"model.dtype: expected float32 or bfloat16 with learner.backend: megatron, got {asked!r}")
-        return asked
+        match asked:
+            case "float32" | "bfloat16":
+                return asked
+            case _:
+                raise ValueError(f"model.dtype: expected float32 or bfloat16 with backend megatron, got {asked!r}")
 
     def _trainable(self, model: ParallelModel) -> TrainableModel:
         options, objective = self._options, self._options.objective

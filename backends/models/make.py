@@ -46,7 +46,7 @@ SYMBOLS: Final = (PAD_TOKEN, END_TOKEN, *CHARACTERS)
 class ExpertShape(NamedTuple):
     """The experts in place of each layer's MLP."""
 
-    count: int
+    num_experts: int
     per_token: int
     intermediate: int
 
@@ -69,7 +69,7 @@ SHAPES: Final[dict[ModelSize, ModelShape]] = {
     "m": ModelShape(hidden=128, layers=4, heads=4, kv_heads=2, head_dim=32, intermediate=384),
     "moe_xs": ModelShape(
         hidden=64, layers=2, heads=2, kv_heads=2, head_dim=32, intermediate=192,
-        experts=ExpertShape(count=4, per_token=2, intermediate=96),
+        experts=ExpertShape(num_experts=4, per_token=2, intermediate=96),
     ),
 }  # fmt: skip
 
@@ -131,7 +131,7 @@ def _random_model(shape: ModelShape) -> Qwen3ForCausalLM | Qwen3MoeForCausalLM:
         Qwen3MoeConfig(
             **common,
             tie_word_embeddings=False,  # as the published ones, and not every server ties these
-            num_experts=shape.experts.count,
+            num_experts=shape.experts.num_experts,
             num_experts_per_tok=shape.experts.per_token,
             moe_intermediate_size=shape.experts.intermediate,
             norm_topk_prob=True,

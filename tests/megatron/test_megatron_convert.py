@@ -1,5 +1,8 @@
 """``penstock convert`` of what the Megatron learner writes, and of what it begins with."""
 
+# safetensors is typed in part only:
+# pyright: reportUnknownVariableType=false
+
 from __future__ import annotations
 
 import io

@@ -107,7 +107,7 @@ def slept_once(trainable: TrainableModel, reference: ParallelModel) -> dict[str,
     live_asleep = live_bytes() - memory.kept_bytes - sum(tensor.nbytes for tensor in before)
     tensors = [parameter for chunk in trainable.chunks for parameter in chunk.parameters()]
     there = [*tensors, *optimizer_tensors(trainable.optimizer), *(p for c in reference.chunks for p in c.parameters())]
-    there += [parameter.main_grad for parameter in tensors]
+    there += gradients_of(tensors)
     left = max((tensor.untyped_storage().nbytes() for tensor in there if tensor.ndim), default=0)
     on_host = [memory.on_host(tensor.detach()).clone() for tensor in tensors]
     with memory.optimizer_on_host():
@@ -120,7 +120,7 @@ def slept_once(trainable: TrainableModel, reference: ParallelModel) -> dict[str,
         "left": left,
         "live_before": live_before - sum(tensor.nbytes for tensor in before),
         "live_asleep": live_asleep,
-        "gradients": max(float(parameter.main_grad.abs().max()) for parameter in tensors),
+        "gradients": max(float(gradient.abs().max()) for gradient in gradients_of(tensors)),
         "host_differs": sum(not torch.equal(a, b) for a, b in zip(before, on_host, strict=True)),
     }
 
@@ -129,9 +129,14 @@ def training_bytes(trainable: TrainableModel, reference: ParallelModel) -> int:
     """Weights, gradients and optimizer, each piece of memory once."""
     own = [parameter for chunk in trainable.chunks for parameter in chunk.parameters()]
     other = [parameter for chunk in reference.chunks for parameter in chunk.parameters()]
-    gradients = [parameter.main_grad for parameter in own]
-    storages = [t.untyped_storage() for t in (*own, *other, *gradients, *optimizer_tensors(trainable.optimizer))]
+    kept = (*own, *other, *gradients_of(own), *optimizer_tensors(trainable.optimizer))
+    storages = [tensor.untyped_storage() for tensor in kept]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def gradients_of(parameters: list[Any]) -> list[torch.Tensor]:
+    """In megatron-core's buffers."""
+    return [parameter.main_grad for parameter in parameters]
 
 
 def live_bytes() -> int:

@@ -130,7 +130,8 @@ def optimizer_tensors(optimizer: MegatronOptimizer) -> Iterator[Tensor]:
 
 
 def _buffers(chunk: DistributedDataParallel) -> list[Any]:
-    return [*chunk.buffers, *chunk.expert_parallel_buffers]
+    owner: Any = chunk  # its buffers are not those of a module of torch
+    return [*owner.buffers, *owner.expert_parallel_buffers]
 
 
 def _module_tensors(modules: Sequence[nn.Module]) -> Iterator[Tensor]:

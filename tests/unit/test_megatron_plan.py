@@ -164,7 +164,7 @@ def test_an_impossible_layout_is_refused_with_the_reason_and_the_nearest() -> No
     with pytest.raises(ScenarioError) as refused:
         load_scenario(SCENARIOS / "qwen3_30b_a3b_multinode.yaml", ["learner.megatron.pipeline_parallel=5"])
     assert str(refused.value).endswith(
-        "qwen3_30b_a3b_multinode.yaml:40: learner.megatron: tensor_parallel 4 × pipeline_parallel 5 × "
+        "qwen3_30b_a3b_multinode.yaml:27: learner.megatron: tensor_parallel 4 × pipeline_parallel 5 × "
         "context_parallel 1 is 20, which does not divide 16 ranks; the nearest possible layout of 16 ranks is tensor 4 "
         "× pipeline 4 × expert 4 × data 1, with sequence_parallel"
     )

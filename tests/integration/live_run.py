@@ -25,20 +25,22 @@ RUN_TIMEOUT_S = 240.0
 class LiveRun:
     """One run; a context manager that leaves no process behind."""
 
-    def __init__(self, scenario: str | Path, parent: Path, overrides: Sequence[str]) -> None:
+    def __init__(
+        self, scenario: str | Path, parent: Path, overrides: Sequence[str], *, timeout_s: float = RUN_TIMEOUT_S
+    ) -> None:
         path = scenario if isinstance(scenario, Path) else SCENARIOS / scenario
-        self._begin(parent, ["run", str(path), f"run.folder={parent}", *overrides])
+        self._begin(parent, ["run", str(path), f"run.folder={parent}", *overrides], timeout_s)
 
     @classmethod
     def resumed(cls, folder: Path, overrides: Sequence[str] = ()) -> Self:
         """``penstock resume`` of this run."""
         run = cls.__new__(cls)
-        run._begin(folder.parent, ["resume", str(folder), *overrides])
+        run._begin(folder.parent, ["resume", str(folder), *overrides], RUN_TIMEOUT_S)
         return run
 
-    def _begin(self, parent: Path, arguments: Sequence[str]) -> None:
+    def _begin(self, parent: Path, arguments: Sequence[str], timeout_s: float) -> None:
         self.parent = parent
-        self._deadline_s = time.monotonic() + RUN_TIMEOUT_S
+        self._deadline_s = time.monotonic() + timeout_s
         numbers = (number for number in itertools.count() if not (parent / f"output-{number}.txt").exists())
         self._output_path = parent / f"output-{next(numbers)}.txt"
         self._output = self._output_path.open("x")

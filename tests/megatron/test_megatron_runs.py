@@ -1,0 +1,242 @@
+"""Whole runs on Ray whose learner is megatron-core: they learn, survive the loss of a rank, change their layout.
+
+A run is endless, and ended by its test when what is asked has come about: how fast servers start and steps are depends
+on the machine.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
+
+from live_run import LiveRun
+
+from penstock.backends.data.demonstrations import load_demonstrations
+from penstock.backends.engines.sglang.environment import SglangEnvironmentError, find_environment
+from penstock.backends.learners.options import WarmStartOptions
+from penstock.backends.learners.torch.made_teacher import make_teacher
+from penstock.backends.processes import environment_of, is_running, start_ticks_of
+from penstock.backends.stores.audit import audit_ledger
+from penstock.backends.stores.tables import LEDGER_FILE
+from penstock.messages.names import LEARNER
+from penstock.runtime.chaos.faults import plan_faults
+from penstock.runtime.cli.chaos import play
+from penstock.runtime.observability.trackers import read_run_events, read_steps
+from penstock.runtime.scenario import load_scenario
+from penstock.runtime.wiring import actor_names
+
+if TYPE_CHECKING:
+    from penstock.backends.models.make import ModelSize
+    from penstock.runtime.observability.summary import RunSummary
+    from penstock.runtime.observability.trackers import StepRow
+
+pytestmark = [pytest.mark.megatron, pytest.mark.ray, pytest.mark.timeout(600)]
+
+REWARD = "rollout/raw_reward"
+WINDOW = 8
+RISE = 0.08
+"""Of the mean reward of ``WINDOW`` batches: about three times its standard error."""
+WAIT_S = 360.0
+"""As many seconds as a machine with other work may need; alone it takes a quarter of that."""
+LOGPROB_TOLERANCE = 1e-4
+"""Between server and learner, in float32."""
+SMALL = (
+    "run.num_steps=100000",
+    "run.seed=3",
+    "learner.save_every=5",
+    "sampling.max_response_tokens=64",
+    "engines.start_timeout_s=300",
+    "runtime.heartbeat_timeout_s=60",  # a test machine may be busy with other things
+)
+CHAOS = """
+run: {name: chaos, num_steps: 16, seed: 5}
+model: {make: xs}
+data: {path: lines:2000}
+sampling: {samples_per_group: 4, max_response_tokens: 24}
+reward: {function: random}
+filter: {drop_zero_spread: false}
+staleness: {policy: fully_async, max_staleness: 2}
+learner:
+  backend: megatron
+  num_ranks: 2
+  groups_per_batch: 4
+  learning_rate: 1e-5
+  save_every: 3
+  megatron: {pipeline_parallel: 2}
+runtime: {heartbeat_timeout_s: 60}
+observability: {report: false, tracing: false}
+"""
+_READY = re.compile(r"rank (\d+) \(process (\d+)\) is ready")
+
+
+def ranks_of(run: LiveRun, epoch: int = 1) -> dict[int, int]:
+    """Pid by rank, of those of an incarnation that are ready."""
+    path = run.folder / "logs" / f"{LEARNER}-{epoch}.log"
+    return {int(rank): int(pid) for rank, pid in _READY.findall(path.read_text())} if path.exists() else {}
+
+
+def is_rank(pid: int) -> bool:
+    """Whether this process is there and a rank."""
+    try:
+        return is_running(pid, start_ticks_of(pid)) and any(
+            variable.startswith(b"PENSTOCK_LEARNER_RANK=") for variable in environment_of(pid)
+        )
+    except ProcessLookupError:
+        return False
+
+
+def opened_at(folder: Path) -> list[int]:
+    """The version that each incarnation of the learner began with, as the Buffer heard."""
+    rows = [row for row in read_run_events(folder) if (row.actor, row.event) == ("buffer", "LearnerReady")]
+    return [int(row.summary.removeprefix("step ")) for row in rows]
+
+
+def rise(steps: list[StepRow]) -> float:
+    """How much more the last batches earned than the first ones."""
+    rewards = [reward for step in steps if (reward := step.metrics[REWARD]) is not None]
+    assert len(rewards) == len(steps)
+    return statistics.fmean(rewards[-WINDOW:]) - statistics.fmean(rewards[:WINDOW])
+
+
+def await_rise(run: LiveRun, *, since: int = 0) -> None:
+    """Until the reward has risen, by batches that were all trained after this many steps."""
+    deadline_s = time.monotonic() + WAIT_S
+    run.await_steps(max(2 * WINDOW, since + WINDOW))
+    while rise(steps := read_steps(run.folder)) < RISE:
+        rewards = [step.metrics[REWARD] for step in steps]
+        assert run.process.poll() is None, run.output
+        assert time.monotonic() < deadline_s, f"{rewards}\n{run.output}"
+        time.sleep(0.2)  # between two looks at a file; nothing is timed by it
+
+
+def lose_rank(run: LiveRun) -> int:
+    """SIGKILL of the second rank once there is a checkpoint of training; how many steps there were."""
+    run.await_steps(7)
+    ranks = ranks_of(run)
+    assert ranks.keys() == {0, 1}, run.output
+    os.kill(ranks[1], signal.SIGKILL)
+    return len(read_steps(run.folder))
+
+
+def assert_rank_was_lost(run: LiveRun, summary: RunSummary) -> None:
+    """The learner was replaced once, from a checkpoint that is not the first, and no step is missing or doubled."""
+    log = (run.folder / "logs" / "driver.log").read_text()
+    ranks = ranks_of(run)
+    assert f"rank 1 (process {ranks[1]}) was killed by SIGKILL" in log
+    assert [(restart.name, restart.count) for restart in summary.restarts] == [(LEARNER, 1)]
+    first, second = opened_at(run.folder)
+    assert (first, second % 5) == (0, 0)
+    assert second >= 5
+    assert not [pid for pid in (*ranks.values(), *ranks_of(run, epoch=2).values()) if is_rank(pid)]
+
+
+def assert_accounted_for(run: LiveRun, summary: RunSummary, *, bound: int) -> list[StepRow]:
+    """Every sample is, no version is missing, none was trained too old."""
+    steps = read_steps(run.folder)
+    assert [step.version for step in steps] == list(range(1, len(steps) + 1))
+    assert audit_ledger(run.folder / LEDGER_FILE).findings == ()
+    assert summary.max_staleness <= bound
+    return steps
+
+
+@pytest.fixture(scope="session")
+def servers() -> None:
+    """SGLang's environment for the CPU is there."""
+    try:
+        assert find_environment(is_cpu=True).is_cpu
+    except SglangEnvironmentError as error:
+        pytest.fail(str(error), pytrace=False)
+
+
+def imitator(size: ModelSize, folder: Path) -> list[str]:
+    """Overrides for a model that has imitated the task for a while: some of its answers earn a reward."""
+    make_teacher(
+        size,
+        folder,
+        seed=3,
+        block=WarmStartOptions(path="lines:4000", num_steps=150, learning_rate=4e-3),
+        load_demonstrations=lambda tokenizer: load_demonstrations(
+            "lines:4000", "prompt", "response", tokenizer, seed=3
+        ),
+        report=lambda _fraction, _loss: None,
+    )
+    return ["model.make=null", f"model.path={folder}", "learner.warm_start=null"]
+
+
+def test_the_quickstart_survives_the_loss_of_a_rank_and_goes_on_in_another_layout(tmp_path: Path) -> None:
+    with LiveRun("megatron_cpu.yaml", tmp_path, SMALL, timeout_s=WAIT_S) as run:
+        num_steps = lose_rank(run)
+        await_rise(run, since=num_steps)
+        summary = run.interrupt()
+        assert_rank_was_lost(run, summary)
+        before = assert_accounted_for(run, summary, bound=2)
+    layout = ("learner.num_ranks=1", "learner.megatron.tensor_parallel=1")
+    with LiveRun.resumed(run.folder, layout) as again:
+        again.await_steps(len(before) + 4)
+        assert ranks_of(again, epoch=3).keys() == {0}
+        summary = again.interrupt()
+        after = assert_accounted_for(again, summary, bound=2)
+    assert opened_at(again.folder)[-1] > 0
+    rewards = [step.metrics[REWARD] or 0.0 for step in after]
+    assert statistics.fmean(rewards[len(before) :]) > statistics.fmean(rewards[:WINDOW])
+
+
+def test_stages_and_a_server_agree_on_every_token_and_learn(servers: None, tmp_path: Path) -> None:
+    """In step with each other, so that every token is trained by the weights that made it."""
+    overrides = (
+        *SMALL,
+        *imitator("m", tmp_path / "model"),
+        "staleness.policy=sync",
+        "staleness.max_staleness=0",
+        "engines.count=1",
+        "learner.backend=megatron",
+        "learner.num_ranks=2",
+        "learner.device=cpu",
+        "learner.megatron.pipeline_parallel=2",
+    )
+    with LiveRun("sglang_cpu.yaml", tmp_path, overrides, timeout_s=WAIT_S) as run:
+        await_rise(run)
+        summary = run.interrupt()
+        assert_accounted_for(run, summary, bound=0)
+    assert summary.restarts == ()
+    assert summary.max_logprob_abs_diff is not None
+    assert summary.max_logprob_abs_diff <= LOGPROB_TOLERANCE
+
+
+def test_divided_experts_and_a_server_survive_the_loss_of_a_rank(servers: None, tmp_path: Path) -> None:
+    overrides = (*SMALL, *imitator("moe_xs", tmp_path / "model"))
+    with LiveRun("megatron_moe_cpu.yaml", tmp_path, overrides, timeout_s=WAIT_S) as run:
+        num_steps = lose_rank(run)
+        await_rise(run, since=num_steps)
+        summary = run.interrupt()
+        assert_rank_was_lost(run, summary)
+        assert_accounted_for(run, summary, bound=2)
+
+
+def test_chaos_among_the_stages_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "chaos.yaml"
+    path.write_text(CHAOS)
+    overrides = [f"run.folder={tmp_path}"]
+    scenario = load_scenario(path, overrides)
+    faults = plan_faults(
+        ["kill:learner/1@0.3", "stop:learner/1@0.6+1"],
+        num_faults=None,
+        seed=5,
+        names=actor_names(scenario),
+        num_ranks=2,
+    )
+    verdict = play(scenario, path, overrides, faults, seed=5, timeout_s=WAIT_S)
+    assert verdict.is_clean, verdict
+    assert verdict.version == verdict.num_steps == 16
+    assert verdict.issued == verdict.trained == 16 * 16
+    assert verdict.restarts == {LEARNER: 1}, "a short stop is forgiven"

@@ -10,6 +10,9 @@ micro-batches laid out, takes megatron-core's own cross-entropy of every token t
 * On GPUs the model is in bfloat16, and the learner's share of the peak (MFU) is printed.
 """
 
+# torch is typed in part only:
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import argparse
@@ -298,7 +301,7 @@ def ratios(learner: Sequence[float], loop: Sequence[float]) -> tuple[float, floa
     return middle, low, high
 
 
-def _row(name: str, learner: list[float], loop: list[float]) -> list[str]:
+def _row(name: str, learner: Sequence[float], loop: Sequence[float]) -> list[str]:
     middle, low, high = ratios(learner, loop)
     times = [f"{1e3 * statistics.median(values):,.1f}" for values in (learner, loop)]
     return [name, *times, f"{middle:.3f}", f"{low:.3f} to {high:.3f}"]
@@ -331,6 +334,11 @@ def main(arguments: Sequence[str]) -> int:
         ]
         with multiprocessing.get_context("spawn").Pool(given.ranks) as pool:
             found = pool.map_async(measure_rank, works, chunksize=1).get(TIMEOUT_S)
+    _print(found)
+    return 0
+
+
+def _print(found: Sequence[Found]) -> None:
     table = Table("", "learner, ms", "loop, ms", "ratio", "middle half")
     cpu = [[sum(step) for step in zip(*steps, strict=True)] for steps in _by_rank(found, "cpu_s")]
     wall = [[max(step) for step in zip(*steps, strict=True)] for steps in _by_rank(found, "wall_s")]
@@ -338,11 +346,10 @@ def main(arguments: Sequence[str]) -> int:
         table.add_row(*_row("CPU seconds of all ranks", *cpu))
     table.add_row(*_row("seconds of the slowest rank", *wall))
     console = Console()
-    console.print(f"{found[0].device}, {given.ranks} rank(s), {found[0].num_tokens} trained tokens a step")
+    console.print(f"{found[0].device}, {len(found)} rank(s), {found[0].num_tokens} trained tokens a step")
     console.print(table)
     if found[0].mfu is not None:
         console.print(f"learner: {100 * found[0].mfu:.1f} % of the device's peak in bfloat16")
-    return 0
 
 
 def _by_rank(found: Sequence[Found], field: str) -> list[list[list[float]]]:

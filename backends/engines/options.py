@@ -83,6 +83,9 @@ class EnginesOptions(EngineGroupOptions, frozen=True, kw_only=True):
     GPU memory, so it needs ``max_staleness: 0`` and ``drain``."""
     seeded_sampling: bool = False
     """Refuse engines whose samples do not follow from the seed."""
+    record_experts: bool = False
+    """Say of each token which experts of a mixture it went to (`learner.megatron.router_replay`): engines of torch, and
+    SGLang servers on GPUs, which get ``enable_return_routed_experts``."""
     progress_tokens: Annotated[int, Meta(ge=1)] = 64
     """A running request reports its tokens after every so many."""
     start_timeout_s: Annotated[float, Meta(gt=0)] = 120.0

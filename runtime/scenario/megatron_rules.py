@@ -49,6 +49,7 @@ def megatron_rules(s: Scenario) -> Iterator[Broken]:
     yield from _keys(learner)
     yield from _fields(s)
     yield from _overlaps(learner.megatron)
+    yield from _replay(s)
     yield from _model(s)
 
 
@@ -92,6 +93,11 @@ def _overlaps(options: MegatronOptions) -> Iterator[Broken]:
                 (*KEY, "overlap_param_gather"),
                 f"needs learner.megatron.{key}: true; set it, or set overlap_param_gather to false",
             )
+
+
+def _replay(s: Scenario) -> Iterator[Broken]:
+    if s.learner.megatron.router_replay and not s.engines.record_experts:
+        yield (*KEY, "router_replay"), "needs engines.record_experts: true, as nothing would be recorded without it"
 
 
 def _experts(s: Scenario, architecture: Architecture) -> Iterator[Broken]:

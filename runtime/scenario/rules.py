@@ -225,6 +225,19 @@ def _capabilities(s: Scenario) -> Iterator[Broken]:
         yield from lacking(s, path, group.backend, can)
 
 
+def _recorded_experts(s: Scenario) -> Iterator[Broken]:
+    if not s.engines.record_experts:
+        return
+    for path, group in _engine_groups(s):
+        if group.backend not in ("torch", "sglang"):
+            yield ("engines", "record_experts"), f"{group.backend} engines cannot say it; set it to false"
+        elif group.backend == "sglang" and group.device == "cpu":
+            yield (
+                ("engines", "record_experts"),
+                f"an SGLang server does not start with it on a CPU, as {dotted(path)}.device says; set it to false",
+            )
+
+
 def _server_options(s: Scenario) -> Iterator[Broken]:
     for path, group in _engine_groups(s):
         try:
@@ -342,6 +355,7 @@ RULES: tuple[Callable[[Scenario], Iterator[Broken]], ...] = (
     rank_rules,
     _server_options,
     _capabilities,
+    _recorded_experts,
     _external,
     _placement,
     _timing,

@@ -171,6 +171,7 @@ class Settings(TypedDict, total=False):
     stop_token_ids: frozenset[int]
     stop_strings: StopStrings | None
     progress_tokens: int | None
+    records_experts: bool
 
 
 def open_engine(case: Case, *, version: int = 0, **settings: Unpack[Settings]) -> TorchEngine:

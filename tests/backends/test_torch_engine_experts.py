@@ -10,6 +10,7 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  # the name that every reader of torch code knows
@@ -32,6 +33,7 @@ from transformers import AutoModelForCausalLM
 from penstock.backends.engines.torch.config import ModelFolderError, read_model_config
 from penstock.backends.engines.torch.slots import MIN_ROWS
 from penstock.backends.engines.torch.weights import WeightMismatchError
+from penstock.messages.arrays import tokens_view
 from penstock.messages.samples import Part, VersionSpan
 
 if TYPE_CHECKING:
@@ -112,6 +114,57 @@ def test_a_continued_response_is_the_uninterrupted_one(
 def _cut(part: Part, length: int) -> Part:
     spans = (VersionSpan(0, length),) if length else ()
     return Part(tokens=part.tokens[: 4 * length], logprobs=part.logprobs[: 4 * length], spans=spans)
+
+
+@pytest.mark.parametrize("num_slots", [3, 24])
+def test_ended_responses_say_which_experts_their_tokens_went_to(
+    case: Case, mixed: list[GenerationRequest], num_slots: int
+) -> None:
+    """Also those whose prompt was copied from another slot, who moved, or who went on from a prefix."""
+    engine = open_engine(case, num_slots=num_slots, records_experts=True)
+    ended = run_all(engine, mixed)
+    half = {tag: tokens_of(end.part)[: max(1, end.part.num_tokens // 2)] for tag, end in ended.items()}
+    continued = [
+        replace(wanted, tag=tag + 100, prefix=_cut(ended[tag].part, len(half[tag])))
+        for wanted in mixed
+        if wanted.max_new_tokens > len(half[tag := cast(int, wanted.tag)])
+    ]
+    ended |= run_all(engine, continued)
+    prompts = {cast(int, wanted.tag): list(tokens_view(wanted.prompt)) for wanted in mixed}
+    for tag, end in ended.items():
+        _check_experts(case, prompts[tag % 100], end.part)
+
+
+def _check_experts(case: Case, prompt: list[int], part: Part) -> None:
+    record, config = part.experts, cast("Any", case.model.config)
+    assert record is not None
+    tokens = prompt + tokens_of(part)
+    shape = (len(tokens) - 1, config.num_hidden_layers, config.num_experts_per_tok)
+    layers = cast("Any", case.model).model.layers
+    sparse = [index for index, layer in enumerate(layers) if hasattr(layer.mlp, "gate")]
+    whole = np.frombuffer(record.ids, np.uint8).reshape(shape)
+    assert (np.delete(whole, sparse, axis=1) == 255).all(), "layers without experts have none"
+    found = whole[:, sparse]
+    chosen: list[torch.Tensor] = []
+    hooks = [
+        layer.mlp.gate.register_forward_pre_hook(
+            lambda gate, inputs: chosen.append(
+                F.linear(inputs[0].flatten(0, -2), gate.weight).topk(config.num_experts_per_tok).indices
+            )
+        )
+        for layer in (layers[index] for index in sparse)
+    ]
+    with torch.no_grad():
+        case.model(torch.tensor([tokens[:-1]]))
+    for hook in hooks:
+        hook.remove()
+    wanted = torch.stack(chosen, dim=1).numpy()
+    assert (np.sort(found, -1) == np.sort(wanted, -1)).all()
+
+
+def test_a_model_without_experts_has_none_to_record(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="record_experts is true, and the model has no experts"):
+        open_engine(make_case("qwen3_tied", tmp_path / "model"), records_experts=True)
 
 
 def test_a_prompt_is_computed_anew_under_the_experts_of_other_weights(moe: Case, tmp_path: Path) -> None:

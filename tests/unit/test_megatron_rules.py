@@ -104,6 +104,27 @@ def test_what_megatron_cannot_have_is_refused_with_what_to_do(learner: dict[str,
     assert said in found[1]
 
 
+@pytest.mark.parametrize(
+    ("engines", "said"),
+    [
+        ({}, "needs engines.record_experts: true"),
+        ({"backend": "sglang", "device": "cpu", "record_experts": True}, "does not start with it on a CPU"),
+        ({"backend": "simulated", "record_experts": True}, "simulated engines cannot say it"),
+    ],
+)
+def test_a_replay_needs_engines_that_record(engines: dict[str, Any], said: str) -> None:
+    learner = {"backend": "megatron", "megatron": {"router_replay": True}}
+    data = {
+        "run": {"name": "rules"}, "model": {"make": "moe_xs"}, "data": {"path": "lines:100"},
+        "reward": {"function": "lines"}, "sampling": {"max_response_tokens": 64}, "staleness": {"policy": "sync"},
+    }  # fmt: skip
+    found = broken_rule(resolve(msgspec.convert({**data, "learner": learner, "engines": engines}, Scenario)))
+    assert found is not None
+    assert said in found[1]
+    fine = msgspec.convert({**data, "learner": learner, "engines": {"record_experts": True}}, Scenario)
+    assert broken_rule(resolve(fine)) is None
+
+
 @pytest.mark.parametrize("backend", ["torch", "simulated"])
 def test_a_layout_of_another_backend_is_refused(backend: str) -> None:
     data = msgspec.to_builtins(scenario({"backend": backend, "megatron": {"tensor_parallel": 2}}))

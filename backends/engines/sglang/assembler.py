@@ -19,6 +19,7 @@ What the server does that a reader would not expect, each of it provided for her
 
 from __future__ import annotations
 
+import base64
 from array import array
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -110,6 +111,8 @@ class Generated(Value, frozen=True, kw_only=True):
     cached_tokens: int = 0
     """Of the prompt, found in the prefix cache."""
     num_retractions: int = 0
+    routed_experts: bytes = b""
+    """int32, as the server sent them; empty: not asked for, or the request did not end by itself."""
     detail: str = ""
     failure: Failure | None = None
 
@@ -144,6 +147,7 @@ class Assembler:
         self._detail = ""
         self._cached_tokens = 0
         self._num_retractions = 0
+        self._routed_experts = b""
 
     @property
     def num_tokens(self) -> int:
@@ -228,6 +232,11 @@ class Assembler:
 
     def _finish(self, meta: MetaInfo, reason: FinishReason) -> None:
         self._exact = self._spans(meta)
+        if meta.routed_experts:
+            try:
+                self._routed_experts = base64.b64decode(meta.routed_experts, validate=True)
+            except ValueError as error:
+                raise BadReply(f"the routed experts of a request cannot be read: {error}") from error
         self._end, self._failure = self._end_of(reason)
         self._detail = reason.message or ""
         if self._failure is Failure.NOT_A_NUMBER:
@@ -285,6 +294,7 @@ class Assembler:
             versions=_cut(versions, len(self._tokens)),
             cached_tokens=self._cached_tokens,
             num_retractions=self._num_retractions,
+            routed_experts=self._routed_experts,
             detail=detail,
             failure=failure,
         )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from penstock.backends.engines.expert_choices import read_expert_shape
 from penstock.backends.engines.sglang.backend import ModelShape, SglangEngineBackend
 from penstock.backends.engines.sglang.health import HealthLimits
 from penstock.backends.engines.sglang.loading import ServerStaging
@@ -88,6 +89,7 @@ def open_sglang_engine(
             timeout_s=options.request_timeout_s,
             is_seeded=info.deterministic,
             has_priorities=info.priority_scheduling,
+            experts=read_expert_shape(model_folder) if options.record_experts else None,
         )
 
     staged = run_folder / "weights" / f"staged-{name.replace('/', '-')}"

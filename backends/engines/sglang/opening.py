@@ -136,6 +136,8 @@ def launch_options(setup: EngineSetup, *, is_cpu: bool) -> Mapping[str, OptionVa
     }
     if setup.sleeps and not is_cpu:  # a CPU build has nothing to save, and does not start with it
         own["enable_memory_saver"] = True
+    if setup.options.record_experts:
+        own["enable_return_routed_experts"] = True
     return merged(defaults(is_cpu=is_cpu), own, setup.options.sglang)
 
 

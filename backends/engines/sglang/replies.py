@@ -50,6 +50,9 @@ class MetaInfo(msgspec.Struct, gc=False):
     weight_versions: list[Span] | None = None
     input_token_logprobs: list[TokenLogprob] = []
     output_token_logprobs: list[TokenLogprob] = []
+    routed_experts: str | None = None
+    """Base64 of int32 ``[N, layers, k]`` for prompt and response but the last token; of a request that asked for it and
+    has ended."""
 
 
 class _StreamError(msgspec.Struct, gc=False):

@@ -15,8 +15,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+import numpy as np
+
+from penstock.backends.engines.expert_choices import pack_experts
 from penstock.backends.engines.sglang.assembler import EndReason, Failure, VersionTokens
 from penstock.backends.engines.sglang.generate import GenerateCall
+from penstock.backends.engines.sglang.http import BadReply
 from penstock.backends.engines.sglang.versions import spans_of
 from penstock.backends.engines.torch.requests import joined
 from penstock.backends.engines.torch.stopping import StopStringWatch
@@ -36,15 +41,18 @@ from penstock.messages.samples import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from penstock.backends.engines.expert_choices import ExpertShape
     from penstock.backends.engines.options import SamplingOptions
     from penstock.backends.engines.sglang.assembler import Chunk, Generated
     from penstock.backends.engines.torch.stopping import StopStrings
     from penstock.messages.commands import Generate
-    from penstock.messages.samples import Outcome
+    from penstock.messages.samples import ExpertChoices, Outcome
 
 LOST: Final = (Failure.NO_CONNECTION, Failure.CUT_OFF)
 """The server has probably died; then it is no fault of the request."""
 FIRST_PRIORITY: Final = 1 << 30
+ROUTED_EXPERTS: Final = "return_routed_experts"
+INT32_BYTES: Final = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +69,8 @@ class RequestRules:
     timeout_s: float
     is_seeded: bool
     has_priorities: bool
+    experts: ExpertShape | None = None
+    """Of the model, where the server is to say which of them it chose."""
 
 
 class OpenRequest:
@@ -122,6 +132,7 @@ class OpenRequest:
             priority=self._priority() if rules.has_priorities else None,
             deadline_s=rules.timeout_s,
             routing_key=f"group-{command.key.group_id}",
+            extras=() if rules.experts is None else ((ROUTED_EXPERTS, msgspec.Raw(b"true")),),
         )
 
     def _priority(self) -> int:
@@ -146,6 +157,16 @@ class OpenRequest:
         """A request has ended; how the sample has, or None when it is to be sent again."""
         begin, self.rid = self.part.num_tokens, ""
         self.part = joined(self.part, self._new_part(generated.tokens, generated.logprobs, generated.versions))
+        outcome = self._outcome(begin, generated)
+        try:
+            experts = self._experts(generated)
+        except BadReply as error:
+            self.part = msgspec.structs.replace(self.part, experts=None)
+            return InfraError(detail=f"{Failure.BAD_REPLY}: {error.message}")
+        self.part = msgspec.structs.replace(self.part, experts=experts)
+        return outcome
+
+    def _outcome(self, begin: int, generated: Generated) -> Outcome | None:
         if self._stops is not None and (end := self._stops.follow(begin, generated.tokens)) is not None:
             self.part = _cut(self.part, 0, end)
             return Completed(stop=StopReason.STOP_STRING)
@@ -164,6 +185,25 @@ class OpenRequest:
                 return InfraError(detail=f"the server aborted request {generated.detail}")
             case EndReason.FAILED:
                 return InfraError(detail=f"{generated.failure or 'failed'}: {generated.detail}")
+
+    def _experts(self, generated: Generated) -> ExpertChoices | None:
+        """A request begins with the prompt, whatever had been generated before, so its record is of all of it.
+
+        Raises:
+            BadReply: it is of something else.
+        """
+        shape, data = self._rules.experts, generated.routed_experts
+        if shape is None or not data:
+            return None
+        num_inputs = (len(self._prompt) + len(self.part.tokens)) // TOKEN_BYTES - 1
+        width = shape.num_layers * shape.per_token
+        if len(data) % (width * INT32_BYTES) or len(data) < num_inputs * width * INT32_BYTES:
+            raise BadReply(
+                f"the server names experts in {len(data)} bytes for {num_inputs} tokens of {shape.num_layers} layers "
+                f"and {shape.per_token} experts each"
+            )
+        chosen = np.frombuffer(data, dtype="<i4").reshape(-1, shape.num_layers, shape.per_token)
+        return pack_experts(chosen[:num_inputs], num_experts=shape.num_experts)
 
     def ended(self, outcome: Outcome) -> GenerationEnded:
         """The answer to the actor."""

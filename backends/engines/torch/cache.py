@@ -7,6 +7,7 @@ Invariants:
 * Keys and values of slot ``s`` at position ``p`` are whatever was written there last; readers mask what they must
   not see, so nothing is ever cleared.
 * C is a multiple of :data:`BLOCK`, so a reach that is rounded up never leaves the cache.
+* Which experts a token went to lies where its keys and values do, and is copied with them.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from penstock.backends.engines.expert_choices import pack_experts
+
 if TYPE_CHECKING:
     from penstock.backends.engines.torch.config import ModelConfig
+    from penstock.messages.samples import ExpertChoices
 
 BLOCK: Final = 32
 """Attention reads whole blocks of so many positions, so that its views change once in so many steps."""
@@ -45,6 +49,34 @@ class KeyValueCache:
         first = (torch.arange(2 * num_rows, device=device) * self.capacity).view(2, num_slots, -1)
         self._first = first.transpose(0, 1).flatten(1).contiguous()
         """``[S, 2K]``: where position 0 of each head of a slot lies in ``_flat``."""
+
+        self._experts: torch.Tensor | None = None
+
+    def record_experts(self, config: ModelConfig) -> None:
+        """Keep beside them which experts each token went to."""
+        assert config.experts is not None, "checked by the settings"
+        num_slots = self._by_slot.shape[2]
+        unknown = torch.iinfo(torch.int16).max
+        shape = (config.num_layers, num_slots, self.capacity, config.experts.num_per_token)
+        self._experts = torch.full(shape, unknown, dtype=torch.int16, device=self._data.device)
+        self._num_experts = config.experts.num_experts
+
+    @property
+    def records_experts(self) -> bool:
+        return self._experts is not None
+
+    def write_experts(self, layer: int, addresses: torch.Tensor, chosen: torch.Tensor) -> None:
+        """Note ``chosen [N, k]`` of N tokens."""
+        assert self._experts is not None, "they are recorded"
+        first = addresses.view(-1, 2 * self.num_kv_heads)[:, 0]
+        rows = first // (self.num_kv_heads * self.capacity) * self.capacity + first % self.capacity
+        self._experts[layer].flatten(0, 1).index_copy_(0, rows, chosen.to(torch.int16))
+
+    def experts_of(self, slot: int, num_inputs: int) -> ExpertChoices:
+        """Of the tokens at the first positions of a slot."""
+        assert self._experts is not None, "they are recorded"
+        chosen = self._experts[:, slot, :num_inputs].transpose(0, 1).cpu().numpy()
+        return pack_experts(chosen, num_experts=self._num_experts)
 
     @property
     def data(self) -> torch.Tensor:
@@ -76,3 +108,5 @@ class KeyValueCache:
     def copy(self, source: int, target: int, length: int) -> None:
         """Give slot ``target`` the first ``length`` positions of slot ``source``, in all layers."""
         self._by_slot[:, :, target, :, :length].copy_(self._by_slot[:, :, source, :, :length])
+        if self._experts is not None:
+            self._experts[:, target, :length].copy_(self._experts[:, source, :length])

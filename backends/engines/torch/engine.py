@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, cast
 
+import msgspec
 import torch
 
 from penstock.backends.device_memory import ParkedMemory
@@ -74,6 +75,8 @@ class EngineSettings:
     stop_strings: StopStrings | None = None
     progress_tokens: int | None = None
     """A running request reports its tokens after every so many; None: never."""
+    records_experts: bool = False
+    """Ended requests say which experts their tokens went to."""
 
     def check(self, config: ModelConfig) -> None:
         """Raise where the model does not allow them.
@@ -86,6 +89,8 @@ class EngineSettings:
                 f"max_context must be at most the model's max_position_embeddings, {config.max_positions},"
                 f" got {self.max_context}"
             )
+        if self.records_experts and config.experts is None:
+            raise ValueError("engines.record_experts is true, and the model has no experts; set it to false")
         outside = sorted(token for token in self.stop_token_ids if not 0 <= token < config.vocab_size)
         if outside:
             raise ValueError(f"stop_token_ids must be below the vocabulary's size, {config.vocab_size}, got {outside}")
@@ -121,6 +126,8 @@ class TorchEngine:
             self._weights = FusedWeights(config, dtype, device, fold=fold)
             num_slots = max(settings.num_slots, MIN_ROWS)
             self._cache = KeyValueCache(config, num_slots, settings.max_context, dtype, device)
+            if settings.records_experts:
+                self._cache.record_experts(config)
             self._max_scored = min(config.max_positions, max(settings.max_context, MAX_SCORED_ROWS))
             self._model = DecoderModel(self._weights, self._cache, self._max_scored)
             self._slots = SlotState(num_slots, self._cache, dtype, device)
@@ -339,7 +346,11 @@ class TorchEngine:
     def _end(self, slot: int, running: Running, reason: EndReason) -> Ended:
         new = self._new_tokens(slot, running, 0, running.num_new(self._clock))
         self._seating.running[slot] = None
-        return Ended(running.request.tag, reason, joined(running.request.prefix, new))
+        part = joined(running.request.prefix, new)
+        if self.settings.records_experts and part.num_tokens:
+            num_inputs = running.position_at(self._clock)
+            part = msgspec.structs.replace(part, experts=self._cache.experts_of(slot, num_inputs))
+        return Ended(running.request.tag, reason, part)
 
     def _new_tokens(self, slot: int, running: Running, begin: int, end: int) -> Part:
         first = running.first_position

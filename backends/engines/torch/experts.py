@@ -45,8 +45,10 @@ class Experts:
         self._num_experts = config.num_experts
         self._ids = torch.arange(config.num_experts, device=device)
 
-    def onto(self, residual: torch.Tensor, x: torch.Tensor, layer: LayerWeights, idle: slice) -> torch.Tensor:
-        """``residual [N, H]`` plus what the experts make of the normed ``x [N, H]``.
+    def onto(
+        self, residual: torch.Tensor, x: torch.Tensor, layer: LayerWeights, idle: slice
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """``residual [N, H]`` plus what the experts make of the normed ``x [N, H]``, and which experts ``[N, k]``.
 
         Rows in ``idle`` belong to nobody; they follow the first row, so that no expert is computed for them alone.
         """
@@ -61,7 +63,7 @@ class Experts:
         gate, up = F.grouped_mm(x.index_select(0, rows), layer.gate_up, offs=ends).chunk(2, 1)
         made = F.grouped_mm(F.silu(gate).mul_(up), layer.down, offs=ends)
         per_row = made.index_select(0, places).view(*chosen.shape, -1)
-        return torch.baddbmm(residual.unsqueeze(1), weights.to(x.dtype).unsqueeze(1), per_row).squeeze(1)
+        return torch.baddbmm(residual.unsqueeze(1), weights.to(x.dtype).unsqueeze(1), per_row).squeeze(1), chosen
 
     def _grouped(self, chosen: torch.Tensor) -> _Grouping:
         """``chosen [S]``: the expert of each pair; the pairs of a row stand side by side."""

@@ -74,7 +74,8 @@ class DecoderModel:
             heads = self._heads(x, layer, rotation)
             if rows.addresses is not None:
                 self.cache.write(index, rows.addresses, heads.narrow(1, self._num_queries, self._num_stored))
-            if index == last and rows.num_kept < x.shape[0]:
+            # Nobody reads the last layer's hidden states of the others; which experts they went to may be asked.
+            if index == last and rows.num_kept < x.shape[0] and not self.cache.records_experts:
                 x, heads = x[: rows.num_kept], heads[: rows.num_kept]
                 if not rows.num_kept:
                     return x
@@ -86,8 +87,10 @@ class DecoderModel:
             else:
                 assert self._experts is not None
                 idle = slice(rows.num_kept - rows.num_idle, rows.num_kept)
-                x = self._experts.onto(x, normed, layer, idle)
-        return x
+                x, chosen = self._experts.onto(x, normed, layer, idle)
+                if rows.addresses is not None and self.cache.records_experts:
+                    self.cache.write_experts(index, rows.addresses, chosen)
+        return x[: rows.num_kept]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """``[N, H]`` to float32 ``[N, V]``."""

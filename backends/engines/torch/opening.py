@@ -63,6 +63,7 @@ def open_torch_engine(
         stop_token_ids=read_end_token_ids(model_folder) | frozenset(sampling.stop_token_ids),
         stop_strings=StopStrings(sampling.stop, read_tokenizer(model_folder)) if sampling.stop else None,
         progress_tokens=options.progress_tokens,
+        records_experts=options.record_experts,
     )
     settings.check(config)
     return TorchEngineBackend(

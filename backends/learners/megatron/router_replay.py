@@ -69,16 +69,11 @@ def laid_out(sequences: Sequence[TrainSequence], lengths: Sequence[int], experts
     return whole
 
 
-def replay_fraction(sequences: Sequence[TrainSequence]) -> float:
-    """Of the inputs of these sequences, how many have a record in every layer but the last.
-
-    Nothing is made of what the last layer says about a token that is not the last before a trained one, so an engine
-    need not have computed it there.
-    """
+def replay_fraction(sequences: Sequence[TrainSequence], experts: Experts) -> float:
+    """Of the inputs of these sequences, how many have a record in every layer."""
     recorded = total = 0
     for sequence in sequences:
         total += len(sequence.tokens) - 1
-        if sequence.experts is not None:
-            upper = sequence.experts[:, :-1] if sequence.experts.shape[1] > 1 else sequence.experts
-            recorded += int((upper >= 0).all(axis=(1, 2)).sum())
+        if (choices := choices_of(sequence, experts)) is not None:
+            recorded += int((choices >= 0).all(axis=(1, 2)).sum())
     return recorded / total if total else 0.0

@@ -232,8 +232,9 @@ class MegatronTrainer:
     def _expert_figures(self, update: Update) -> dict[str, float]:
         """The same on every rank."""
         figures = dict(self._trainable.runner.expert_figures)
-        if self._options.megatron.router_replay:
-            figures["train/router_replay_fraction"] = replay_fraction(update.sequences)
+        experts = self._trainable.model.architecture.experts
+        if self._options.megatron.router_replay and experts is not None:
+            figures["train/router_replay_fraction"] = replay_fraction(update.sequences, experts)
         return figures
 
     def _open(self, batch: TrainBatch, first_pass: Sequence[Update], *, version: int) -> BatchTokens:

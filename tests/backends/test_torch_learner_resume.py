@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from penstock.backends.learners.checkpoints.folder import CheckpointFolder, CheckpointWriteError
-from penstock.backends.learners.checkpoints.record import RECORD_FILE, STATE_FOLDER, read_record
+from penstock.backends.learners.checkpoints.record import RECORD_FILE, STATE_FOLDER, read_record, write_record
 from penstock.backends.learners.checkpoints.state import load_state
 from penstock.backends.learners.objectives.presets import objective
 from penstock.backends.learners.options import LearnerOptions, ObjectiveOptions, WarmStartOptions
@@ -348,6 +348,17 @@ def test_options_that_the_checkpoint_does_not_fit_are_named(
     error = with_kl.error(OpenLearner(version=0, path=str(path)))
     assert isinstance(error, CheckpointError)
     assert "kl_coef is 0.1, and the checkpoint was written without a reference" in str(error)
+
+
+def test_a_checkpoint_of_another_learner_is_named_as_such(
+    whole: Path, model_folder: Path, tmp_path: Path, opened: list[RunningLearner]
+) -> None:
+    path = Path(shutil.copytree(whole, tmp_path / "checkpoints")) / "version-0000001"
+    record = read_record(path, version=1)
+    write_record(path, msgspec.structs.replace(record, backend="megatron"))
+    opened.append(CASES["everything"].open(model_folder, tmp_path / "checkpoints", epoch=2))
+    refused = str(opened[0].error(OpenLearner(version=1, path=str(path))))
+    assert "learner.backend is torch, and the megatron learner wrote it" in refused
 
 
 def test_a_critic_goes_on_from_a_checkpoint_that_has_such_a_critic(

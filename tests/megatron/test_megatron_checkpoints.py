@@ -34,7 +34,11 @@ RESHARDED: list[tuple[str, Layout, list[Layout]]] = [
         (2, {"tensor_parallel": 2}),
         [(2, {"tensor_parallel": 2}), (1, {}), (2, {"pipeline_parallel": 2}), (2, {})],
     ),
-    ("qwen3", (2, {"pipeline_parallel": 2, "virtual_pipeline": 2}), [(1, {}), (2, {"tensor_parallel": 2})]),
+    (
+        "qwen3",
+        (2, {"pipeline_parallel": 2, "virtual_pipeline": 2}),
+        [(1, {"vocab_multiple": 8}), (2, {"tensor_parallel": 2})],
+    ),
     ("qwen3", (2, {"overlap_grad_reduce": True, "overlap_param_gather": True}), [(1, {})]),
     (
         "qwen3_moe",
@@ -47,6 +51,7 @@ RESHARDED: list[tuple[str, Layout, list[Layout]]] = [
         ],
     ),
     ("qwen3_moe", (1, {}), [(2, {"expert_parallel": 2})]),
+    ("deepseek_v3", (2, {"tensor_parallel": 2, "expert_parallel": 2}), [(2, {"pipeline_parallel": 2})]),
     ("qwen3", (2, {"tensor_parallel": 2, "distributed_optimizer": False}), [(1, {"distributed_optimizer": False})]),
 ]
 SAME = 5e-7

@@ -22,30 +22,17 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, assert_never
 
-from penstock.backends.learners.canary import choose_canary
-from penstock.backends.learners.gang.planned import demonstrations_of, exporter_of
-from penstock.backends.learners.megatron.architecture import read_architecture
-from penstock.backends.learners.megatron.build import build_model, open_groups
-from penstock.backends.learners.megatron.canary import SharedCanary
-from penstock.backends.learners.megatron.checkpoint import POLICY, LearnerFacts, MegatronCheckpoints, read_weights
-from penstock.backends.learners.megatron.critic import CRITIC, OwnCritic, SharedCritic, open_critic
-from penstock.backends.learners.megatron.layout import layout_of
-from penstock.backends.learners.megatron.micro_batches import check_length
+from penstock.backends.learners.gang.planned import exporter_of
+from penstock.backends.learners.megatron.checkpoint import POLICY, LearnerFacts, MegatronCheckpoints
+from penstock.backends.learners.megatron.critic import CRITIC, OwnCritic, SharedCritic
 from penstock.backends.learners.megatron.offload import SleepingMemory
-from penstock.backends.learners.megatron.publishing import WeightPublisher
-from penstock.backends.learners.megatron.reference import copy_weights, frozen
-from penstock.backends.learners.megatron.trainable import TrainableModel
-from penstock.backends.learners.megatron.trainer import MegatronTrainer
-from penstock.backends.learners.megatron.voices import Voices
-from penstock.backends.learners.megatron.warm_start import warm_start
+from penstock.backends.learners.megatron.opened import LearnerOpener
+from penstock.backends.learners.megatron.reference import copy_weights
 from penstock.backends.learners.metrics import as_metrics
-from penstock.backends.learners.objectives.validity import is_user_objective, needs_reference
 from penstock.backends.learners.schedule import is_reference_due
-from penstock.backends.learners.sequences import demonstration_sequence
 from penstock.messages.commands import (
     DeleteCheckpoints,
     LearnerCommand,
@@ -71,10 +58,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.gang.plan import GangPlan
     from penstock.backends.learners.gang.words import LearnerAnswer
     from penstock.backends.learners.gang.worker import WorkerHost
-    from penstock.backends.learners.megatron.build import ParallelModel
-    from penstock.backends.learners.megatron.checkpoint import StoredCheckpoint
-    from penstock.backends.learners.megatron.critic import MegatronCritic
-    from penstock.backends.learners.megatron.model_config import Precision
+    from penstock.backends.learners.megatron.opened import OpenedLearner
     from penstock.backends.weights.protocol import WeightExporter
 
 SEPARATE_MEMORY: Final = ("cuda",)
@@ -90,26 +74,6 @@ def open_megatron_worker(plan: GangPlan, gang: Gang, host: WorkerHost) -> Megatr
         WeightExportError: they cannot be published there.
     """
     return MegatronWorker(plan, gang, host, exporter_of(plan, gang))
-
-
-@dataclass(slots=True)
-class OpenedLearner:
-    """What exists from ``OpenLearner`` on."""
-
-    trainable: TrainableModel
-    trainer: MegatronTrainer
-    reference: ParallelModel | None
-    critic: MegatronCritic | None
-    reference_version: int
-    """Which policy the reference is."""
-    publisher: WeightPublisher
-    canary_model: SharedCanary
-    canary: tuple[int, ...]
-    version: int = 0
-    trained_tokens: int = 0
-    is_asleep: bool = False
-    sleeping: SleepingMemory | None = None
-    """While it sleeps, on a device of its own memory."""
 
 
 class MegatronWorker:
@@ -128,8 +92,7 @@ class MegatronWorker:
         self._gang = gang
         self._host = host
         self._exporter = exporter
-        self._layout = layout_of(plan.options.megatron, gang.num_ranks)
-        self._voices = Voices(gang, self._layout)
+        self._opener = LearnerOpener(plan, gang, exporter, check_stop=host.check_stop, report=self._report)
         self._checkpoints = MegatronCheckpoints(
             Path(plan.checkpoints_folder),
             epoch=plan.epoch,
@@ -179,135 +142,14 @@ class MegatronWorker:
             raise ValueError("OpenLearner came twice; a learner is opened once")
         if not command.path and command.version:
             raise ValueError(f"OpenLearner names version {command.version} and no checkpoint of it")
-        open_groups(self._layout, seed=self._plan.seed, timeout_s=self._gang.timeout_s)
-        self._opened = self._resume(command) if command.path else self._begin()
+        self._opened = self._resume(command) if command.path else self._opener.begin()
         return LearnerOpened(version=self._opened.version)
-
-    def _begin(self) -> OpenedLearner:
-        model = self._built()
-        read_weights(model, Path(self._plan.model_folder), rank=self._gang.rank)
-        trainable = self._trainable(model)
-        self._warm_start(trainable)
-        reference = None
-        if needs_reference(self._options.objective):
-            reference = frozen(self._built())
-            trainable.gather_weights()
-            copy_weights(model, reference)
-        return self._opened_with(trainable, reference, choose_canary(SharedCanary(trainable, self._voices)))
 
     def _resume(self, command: OpenLearner) -> OpenedLearner:
         stored = self._checkpoints.open(Path(command.path), version=command.version, dtype=self._plan.dtype)
-        record = stored.record
-        model = self._built()
-        stored.load_weights(model)
-        trainable = self._trainable(model)
-        stored.load_optimizer(trainable)
-        reference = None
-        if needs_reference(self._options.objective):
-            reference = frozen(self._built())
-            stored.load_reference(reference)
-        # One that was made from a model has none yet.
-        canary = record.canary or choose_canary(SharedCanary(trainable, self._voices))
-        opened = self._opened_with(trainable, reference, canary, stored)
-        stored.restore_random_state()
-        opened.version, opened.trained_tokens = record.version, record.trained_tokens
-        opened.reference_version = 0 if record.reference is None else record.reference.version
-        self._report({"learner/trained_tokens": record.trained_tokens})
+        opened = self._opener.resume(stored)
+        self._report({"learner/trained_tokens": opened.trained_tokens})
         return opened
-
-    def _built(self) -> ParallelModel:
-        """A model of the scenario's architecture whose weights mean nothing yet."""
-        return build_model(
-            read_architecture(Path(self._plan.model_folder)),
-            self._layout,
-            self._options.megatron,
-            precision=self._precision,
-            device=self._gang.device,
-        )
-
-    @property
-    def _precision(self) -> Precision:
-        asked = self._options.megatron.precision or self._plan.dtype
-        match asked:
-            case "float32" | "bfloat16":
-                return asked
-            case _:
-                raise ValueError(f"model.dtype: expected float32 or bfloat16 with backend megatron, got {asked!r}")
-
-    def _trainable(self, model: ParallelModel) -> TrainableModel:
-        options, objective = self._options, self._options.objective
-        return TrainableModel(
-            model,
-            options.megatron,
-            betas=options.betas,
-            weight_decay=options.weight_decay,
-            max_grad_norm=options.max_grad_norm,
-            device=self._gang.device,
-            temperature=self._plan.temperature,
-            entropy_gradient=objective.entropy_coef != 0.0 or is_user_objective(objective.name),
-            check_stop=self._host.check_stop,
-        )
-
-    def _opened_with(
-        self,
-        trainable: TrainableModel,
-        reference: ParallelModel | None,
-        canary: tuple[int, ...],
-        stored: StoredCheckpoint | None = None,
-    ) -> OpenedLearner:
-        critic = open_critic(
-            trainable,
-            self._options,
-            num_steps=self._plan.num_steps,
-            gang=self._gang,
-            check_stop=self._host.check_stop,
-            stored=stored,
-        )
-        trainer = MegatronTrainer(
-            trainable,
-            reference,
-            self._options,
-            temperature=self._plan.temperature,
-            num_steps=self._plan.num_steps,
-            check_stop=self._host.check_stop,
-            seed=self._plan.seed,
-            gang=self._gang,
-            critic=critic,
-        )
-        publisher = WeightPublisher(trainable, self._exporter, rank=self._gang.rank, device=self._gang.device)
-        return OpenedLearner(
-            trainable=trainable,
-            trainer=trainer,
-            reference=reference,
-            critic=critic,
-            reference_version=0,
-            publisher=publisher,
-            canary_model=SharedCanary(trainable, self._voices),
-            canary=canary,
-        )
-
-    def _warm_start(self, trainable: TrainableModel) -> None:
-        block = self._options.warm_start
-        if block is None:
-            return
-        sequences = [
-            demonstration_sequence(prompt, response, sample=index)
-            for index, (prompt, response) in enumerate(demonstrations_of(self._plan))
-        ]
-        for index, sequence in enumerate(sequences):
-            check_length(sequence, f"demonstration {index}", trainable.model.architecture)
-        self._report({"learner/warm_start_fraction": 0.0})
-        warm_start(
-            trainable,
-            sequences,
-            self._options,
-            block,
-            seed=self._plan.seed,
-            report=lambda fraction, loss: self._report(
-                {"learner/warm_start_fraction": fraction, "learner/warm_start_loss": loss}
-            ),
-            gang=self._gang,
-        )
 
     def _train(self, command: Train) -> BatchTrained:
         opened = self._ready(command.version - 1, "Train", awake=True)

@@ -1,0 +1,225 @@
+"""Makes what a learner of megatron-core consists of, from a model or from a checkpoint.
+
+Invariants:
+
+* Everything here is a collective: each rank makes its share, in the same order as the others.
+* An optimizer is made after its model has its weights, which it copies; what is published and saved is read from the
+  model that the optimizer has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.backends.learners.canary import choose_canary
+from penstock.backends.learners.gang.planned import demonstrations_of
+from penstock.backends.learners.megatron.architecture import read_architecture
+from penstock.backends.learners.megatron.build import build_model, open_groups
+from penstock.backends.learners.megatron.canary import SharedCanary
+from penstock.backends.learners.megatron.checkpoint import read_weights
+from penstock.backends.learners.megatron.critic import open_critic
+from penstock.backends.learners.megatron.layout import layout_of
+from penstock.backends.learners.megatron.micro_batches import check_length
+from penstock.backends.learners.megatron.publishing import WeightPublisher
+from penstock.backends.learners.megatron.reference import copy_weights, frozen
+from penstock.backends.learners.megatron.trainable import TrainableModel
+from penstock.backends.learners.megatron.trainer import MegatronTrainer
+from penstock.backends.learners.megatron.voices import Voices
+from penstock.backends.learners.megatron.warm_start import warm_start
+from penstock.backends.learners.objectives.validity import is_user_objective, needs_reference
+from penstock.backends.learners.sequences import demonstration_sequence
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.backends.learners.gang.gang import Gang
+    from penstock.backends.learners.gang.plan import GangPlan
+    from penstock.backends.learners.megatron.build import ParallelModel
+    from penstock.backends.learners.megatron.checkpoint import StoredCheckpoint
+    from penstock.backends.learners.megatron.critic import MegatronCritic
+    from penstock.backends.learners.megatron.model_config import Precision
+    from penstock.backends.learners.megatron.offload import SleepingMemory
+    from penstock.backends.weights.protocol import WeightExporter
+
+
+@dataclass(slots=True)
+class OpenedLearner:
+    """What exists from ``OpenLearner`` on."""
+
+    trainable: TrainableModel
+    trainer: MegatronTrainer
+    reference: ParallelModel | None
+    critic: MegatronCritic | None
+    reference_version: int
+    """Which policy the reference is."""
+    publisher: WeightPublisher
+    canary_model: SharedCanary
+    canary: tuple[int, ...]
+    version: int = 0
+    trained_tokens: int = 0
+    is_asleep: bool = False
+    sleeping: SleepingMemory | None = None
+    """While it sleeps, on a device of its own memory."""
+
+
+class LearnerOpener:
+    """Opens one learner."""
+
+    def __init__(
+        self,
+        plan: GangPlan,
+        gang: Gang,
+        exporter: WeightExporter | None,
+        *,
+        check_stop: Callable[[], None],
+        report: Callable[[dict[str, float]], None],
+    ) -> None:
+        """
+        Args:
+            plan: of the learner.
+            gang: all ranks.
+            exporter: None on every rank but the first.
+            check_stop: called before each micro-batch; raises to end the learner.
+            report: called with figures that people may look at while the learner opens.
+        """
+        self._plan = plan
+        self._options = plan.options
+        self._gang = gang
+        self._exporter = exporter
+        self._check_stop = check_stop
+        self._report = report
+        self._layout = layout_of(plan.options.megatron, gang.num_ranks)
+        self._voices = Voices(gang, self._layout)
+
+    def begin(self) -> OpenedLearner:
+        """From the model of the scenario, after a warm start if there is to be one."""
+        self._open_groups()
+        model = self._built()
+        read_weights(model, Path(self._plan.model_folder), rank=self._gang.rank)
+        trainable = self._trainable(model)
+        self._warm_start(trainable)
+        reference = None
+        if needs_reference(self._options.objective):
+            reference = frozen(self._built())
+            trainable.gather_weights()
+            copy_weights(model, reference)
+        return self._opened_with(trainable, reference, choose_canary(SharedCanary(trainable, self._voices)))
+
+    def resume(self, stored: StoredCheckpoint) -> OpenedLearner:
+        """From a checkpoint."""
+        self._open_groups()
+        record = stored.record
+        model = self._built()
+        stored.load_weights(model)
+        trainable = self._trainable(model)
+        stored.load_optimizer(trainable)
+        reference = None
+        if needs_reference(self._options.objective):
+            reference = frozen(self._built())
+            stored.load_reference(reference)
+        # One that was made from a model has none yet.
+        canary = record.canary or choose_canary(SharedCanary(trainable, self._voices))
+        opened = self._opened_with(trainable, reference, canary, stored)
+        stored.restore_random_state()
+        opened.version, opened.trained_tokens = record.version, record.trained_tokens
+        opened.reference_version = 0 if record.reference is None else record.reference.version
+        return opened
+
+    def _open_groups(self) -> None:
+        open_groups(self._layout, seed=self._plan.seed, timeout_s=self._gang.timeout_s)
+
+    def _built(self) -> ParallelModel:
+        """A model of the scenario's architecture whose weights mean nothing yet."""
+        return build_model(
+            read_architecture(Path(self._plan.model_folder)),
+            self._layout,
+            self._options.megatron,
+            precision=self._precision,
+            device=self._gang.device,
+        )
+
+    @property
+    def _precision(self) -> Precision:
+        asked = self._options.megatron.precision or self._plan.dtype
+        match asked:
+            case "float32" | "bfloat16":
+                return asked
+            case _:
+                raise ValueError(f"model.dtype: expected float32 or bfloat16 with backend megatron, got {asked!r}")
+
+    def _trainable(self, model: ParallelModel) -> TrainableModel:
+        options, objective = self._options, self._options.objective
+        return TrainableModel(
+            model,
+            options.megatron,
+            betas=options.betas,
+            weight_decay=options.weight_decay,
+            max_grad_norm=options.max_grad_norm,
+            device=self._gang.device,
+            temperature=self._plan.temperature,
+            entropy_gradient=objective.entropy_coef != 0.0 or is_user_objective(objective.name),
+            check_stop=self._check_stop,
+        )
+
+    def _opened_with(
+        self,
+        trainable: TrainableModel,
+        reference: ParallelModel | None,
+        canary: tuple[int, ...],
+        stored: StoredCheckpoint | None = None,
+    ) -> OpenedLearner:
+        critic = open_critic(
+            trainable,
+            self._options,
+            num_steps=self._plan.num_steps,
+            gang=self._gang,
+            check_stop=self._check_stop,
+            stored=stored,
+        )
+        trainer = MegatronTrainer(
+            trainable,
+            reference,
+            self._options,
+            temperature=self._plan.temperature,
+            num_steps=self._plan.num_steps,
+            check_stop=self._check_stop,
+            seed=self._plan.seed,
+            gang=self._gang,
+            critic=critic,
+        )
+        publisher = WeightPublisher(trainable, self._exporter, rank=self._gang.rank, device=self._gang.device)
+        return OpenedLearner(
+            trainable=trainable,
+            trainer=trainer,
+            reference=reference,
+            critic=critic,
+            reference_version=0,
+            publisher=publisher,
+            canary_model=SharedCanary(trainable, self._voices),
+            canary=canary,
+        )
+
+    def _warm_start(self, trainable: TrainableModel) -> None:
+        block = self._options.warm_start
+        if block is None:
+            return
+        sequences = [
+            demonstration_sequence(prompt, response, sample=index)
+            for index, (prompt, response) in enumerate(demonstrations_of(self._plan))
+        ]
+        for index, sequence in enumerate(sequences):
+            check_length(sequence, f"demonstration {index}", trainable.model.architecture)
+        self._report({"learner/warm_start_fraction": 0.0})
+        warm_start(
+            trainable,
+            sequences,
+            self._options,
+            block,
+            seed=self._plan.seed,
+            report=lambda fraction, loss: self._report(
+                {"learner/warm_start_fraction": fraction, "learner/warm_start_loss": loss}
+            ),
+            gang=self._gang,
+        )

@@ -80,8 +80,8 @@ def _on_node(plan: NodePlan, node: str) -> str:
         guests = [name for name in block.members if name != LEARNER]
         if LEARNER in block.members:
             ours = [_ranks(plan.placement, block, node), *guests]
-            in_turn = f", {_gpus(block.gpus_per_node)} between them" if guests else ""
-            ranks.append(" and ".join(ours) + in_turn)
+            gpus = f", {_gpus(block.gpus_per_node)}" if guests or ours == [LEARNER] else ""
+            ranks.append(" and ".join(ours) + gpus + " between them" * bool(guests))
         else:
             others.setdefault(block.gpus_per_node, []).append(" and ".join(guests))
     texts = ranks + [f"{_few(names)}, {_gpus(count)}{' each' * (len(names) > 1)}" for count, names in others.items()]

@@ -84,6 +84,7 @@ _OURS: Final = {
     "perform_initialization": "weights come from the checkpoint",
     "transformer_impl": "it follows from the device",
     "moe_grouped_gemm": "it follows from the layer's parameter names",
+    "mtp_num_layers": "layers that predict several tokens at once are left out",
 }
 """Fields that are decided, with the reason."""
 _OVER_GLOO: Final = {

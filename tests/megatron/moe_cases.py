@@ -58,19 +58,22 @@ def _own(batches: list[list[TrainSequence]], division: str, num_data: int, data:
 
 
 def replayed(
-    rank: int, folder: str, keys: dict[str, Any], num_ranks: int, lengths: list[list[int]], choices: str
-) -> tuple[list[Any], list[Any], dict[str, Any]]:
-    """Log-probs and entropy before and after one step, both with the experts of the plan, and on the first rank the
-    weights after it."""
+    rank: int, folder: str, keys: dict[str, Any], num_ranks: int, lengths: list[list[int]], choices: str | list[Any]
+) -> tuple[list[Any], list[Any], dict[str, Any], list[int]]:
+    """Log-probs before and after one step, both with the experts of the plan or with these, on the first rank the
+    weights after it, and which micro-batches they are of."""
     keys = {**keys, "optimizer": {"adam_eps": plan.EPSILON}}
     model, options = opened(rank, folder, {**keys, "router_replay": choices != "ignored"}, num_ranks)
     trainable = TrainableModel(
         model, options, betas=plan.BETAS, weight_decay=plan.WEIGHT_DECAY, max_grad_norm=plan.MAX_GRAD_NORM, device=CPU,
         temperature=plan.TEMPERATURE,
     )  # fmt: skip
-    batches = moe_plan.recorded(lengths, model.architecture.vocab_size, choices)
+    batches = moe_plan.recorded(
+        lengths, model.architecture.vocab_size, choices, num_layers=model.architecture.num_layers
+    )
     count = plan.num_trained(batches)
-    own = batches[model.layout.place(rank).data :: model.layout.data]
+    data = model.layout.place(rank).data
+    own = batches[data :: model.layout.data]
 
     def loss(_: int, scores: VocabularyScores) -> torch.Tensor:
         return -scores.logprobs.sum() / count
@@ -80,4 +83,5 @@ def replayed(
     after = trainable.runner.scores(own)
     weights = {name: tensor.numpy() for bucket in gathered(model, rank) for name, tensor in bucket}
     close_groups()
-    return [np.asarray(s.logprobs) for s in before], [np.asarray(s.logprobs) for s in after], weights
+    numbers = list(range(len(batches)))[data :: model.layout.data]
+    return [np.asarray(s.logprobs) for s in before], [np.asarray(s.logprobs) for s in after], weights, numbers

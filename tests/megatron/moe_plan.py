@@ -33,12 +33,16 @@ def fields(losses: str) -> dict[str, Any]:
     return found
 
 
-def recorded(lengths: list[list[int]], vocab_size: int, choices: str, num_layers: int = 4) -> list[list[TrainSequence]]:
+def recorded(
+    lengths: list[list[int]], vocab_size: int, choices: str | list[Any], num_layers: int = 4
+) -> list[list[TrainSequence]]:
     """Micro-batches of sequences of these lengths, whose inputs have drawn experts.
 
     Args:
-        choices: ``all`` inputs have; ``some``, that is, the first half of every second sequence; or ``ignored``.
+        choices: ``all`` inputs have; ``some``, that is, the first half of every second sequence; ``ignored``; or those
+            of each sequence.
     """
+    given = iter(choices) if isinstance(choices, list) else None
     drawn = np.random.default_rng(11)
     batches: list[list[TrainSequence]] = []
     for row in lengths:
@@ -47,6 +51,8 @@ def recorded(lengths: list[list[int]], vocab_size: int, choices: str, num_layers
             tokens = drawn.integers(0, vocab_size, length).tolist()
             orders = drawn.random((length - 1, num_layers, NUM_EXPERTS)).argsort(-1)
             experts = orders[..., :PER_TOKEN].astype(np.int16)
+            if given is not None:
+                experts = next(given)
             if choices == "some":
                 experts = experts[: length // 2]
             sequence = demonstration_sequence(tokens[:2], tokens[2:], sample=number)

@@ -77,7 +77,9 @@ class Routing:
     choices: Tensor | None
     """int16 ``[T, layers with experts, k]``, −1 where the router is to choose."""
     balance: StepBalance | None
-    """None where nothing is trained."""
+    """None where there are no losses of routers."""
+    goes_back: bool
+    """Whether a backward pass follows, in which layers may be computed again."""
 
 
 @dataclass
@@ -106,7 +108,7 @@ class Router(TopKRouter):
         self._told = routing
 
     def forget(self) -> None:
-        """What an earlier step, which may have ended early, has left."""
+        """See :meth:`Balancing.forget`."""
         self._told = None
         self._again.clear()
 
@@ -129,7 +131,7 @@ class Router(TopKRouter):
         told, self._told = self._told, None
         if told is None:
             return self._again.popleft() if self._again else None
-        if told.balance is not None and not told.balance.is_counting:
+        if told.goes_back:
             if not torch.is_grad_enabled():
                 self._again.append(told)
             elif self._again:
@@ -247,10 +249,13 @@ class Balancing:
         """Whether the micro-batches are run once before."""
         return any(name in STEP_KINDS for name in self._kinds)
 
-    def open(self, micro_batches: Sequence[Sequence[TrainSequence]]) -> StepBalance:
-        """A collective. ``micro_batches``: of this data-parallel rank."""
+    def forget(self) -> None:
+        """What an earlier step, which may have ended early, has left."""
         for router in self._routers:
             router.forget()
+
+    def open(self, micro_batches: Sequence[Sequence[TrainSequence]]) -> StepBalance:
+        """A collective. ``micro_batches``: of this data-parallel rank."""
         total = torch.tensor(
             [sum(num_inputs(sequence) for batch in micro_batches for sequence in batch)],
             dtype=torch.float64, device=self._device,

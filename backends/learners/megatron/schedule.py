@@ -133,6 +133,7 @@ class MicroBatchRunner:
     def _train(
         self, micro_batches: Sequence[Sequence[TrainSequence]], finish: Callable[[int, Tensor, PackedShare], Tensor]
     ) -> list[Tensor]:
+        self._balancing.forget()
         if not self._balancing.is_needed:
             return self._run(micro_batches, finish, forward_only=False)
         balance = self._balancing.open(micro_batches)
@@ -191,7 +192,10 @@ class MicroBatchRunner:
         forward_only: bool,
         balance: StepBalance | None = None,
     ) -> list[Any]:
-        shares = [self._input(number, batch, balance) for number, batch in enumerate(micro_batches)]
+        shares = [
+            self._input(number, batch, balance, goes_back=not forward_only)
+            for number, batch in enumerate(micro_batches)
+        ]
 
         def forward(inputs: Iterator[_Input], module: nn.Module) -> tuple[Tensor, Callable[..., Any]]:
             number, share, routing = next(inputs)
@@ -256,7 +260,9 @@ class MicroBatchRunner:
             num_sequence_shards=layout.tensor if layout.sequence_parallel else 1,
         )
 
-    def _input(self, number: int, sequences: Sequence[TrainSequence], balance: StepBalance | None) -> _Input:
+    def _input(
+        self, number: int, sequences: Sequence[TrainSequence], balance: StepBalance | None, *, goes_back: bool
+    ) -> _Input:
         share = self._share(sequences)
         experts = self._experts
         choices = None
@@ -269,6 +275,7 @@ class MicroBatchRunner:
             lengths=torch.tensor([float(num_inputs(s)) for s in sequences], device=self._device),
             choices=None if choices is None else self._tensor(self._own_tokens(choices[share.own])),
             balance=balance,
+            goes_back=goes_back,
         )
         return _Input(number, share, routing)
 

@@ -39,6 +39,12 @@ CATCHES_EVERYTHING = {
 }
 """Where a broad handler that neither raises nor hands the error on has a reason."""
 
+UNPICKLES = {
+    "backends/learners/megatron/dist_format.py": "a file of megatron-core's format, and only by a list of classes that "
+    "describe tensors: tests/megatron/test_megatron_checkpoints.py has one that names another",
+}
+"""Where something is unpickled for a reason."""
+
 
 def sources(folder: str) -> list[Path]:
     return sorted((HOUSE / folder).rglob("*.py"))
@@ -150,7 +156,8 @@ def pickling(file: Path) -> Iterator[str]:
 
 
 def test_no_pickle_crosses_the_network() -> None:
-    assert not [found for folder in PACKAGES for file in sources(folder) for found in pickling(file)]
+    files = [file for folder in PACKAGES for file in sources(folder) if str(file.relative_to(HOUSE)) not in UNPICKLES]
+    assert not [found for file in files for found in pickling(file)]
 
 
 def test_the_rule_for_pickles_sees_a_violation(tmp_path: Path) -> None:

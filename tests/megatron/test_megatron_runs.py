@@ -96,9 +96,11 @@ def is_rank(pid: int) -> bool:
 
 
 def opened_at(folder: Path) -> list[int]:
-    """The version that each incarnation of the learner began with, as the Buffer heard."""
+    """The version that each incarnation of the learner began with, as the Buffer heard; it announces itself before it
+    has one."""
     rows = [row for row in read_run_events(folder) if (row.actor, row.event) == ("buffer", "LearnerReady")]
-    return [int(row.summary.removeprefix("step ")) for row in rows]
+    versions = [int(row.summary.removeprefix("step ")) for row in rows]
+    return [version for version in versions if version >= 0]
 
 
 def rise(steps: list[StepRow]) -> float:

@@ -2,37 +2,39 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
+import torch.distributed as dist
 import training_plan as plan
-from checkpoint_cases import Learner
 from weight_cases import CPU
 
+from penstock.backends.learners.gang.gang import Gang
 from penstock.backends.learners.megatron.architecture import read_architecture
 from penstock.backends.learners.megatron.build import build_model, close_groups, open_groups
-from penstock.backends.learners.megatron.checkpoint import POLICY, LearnerFacts
+from penstock.backends.learners.megatron.checkpoint import POLICY, LearnerFacts, MegatronCheckpoints
 from penstock.backends.learners.megatron.layout import layout_of
 from penstock.backends.learners.megatron.load import load_weights
 from penstock.backends.learners.megatron.offload import SleepingMemory, optimizer_tensors
 from penstock.backends.learners.megatron.options import MegatronOptions
 from penstock.backends.learners.megatron.trainable import TrainableModel
+from penstock.backends.learners.options import LearnerOptions
 
 if TYPE_CHECKING:
     from penstock.backends.learners.megatron.build import ParallelModel
     from penstock.backends.learners.megatron.model_config import Precision
     from penstock.backends.learners.megatron.vocabulary import VocabularyScores
+    from penstock.messages.local import CheckpointWritten
 
 NUM_STEPS = 3
 LARGE_BYTES = 2048
 
 
 def small_options(keys: dict[str, Any]) -> MegatronOptions:
-    keys = copy.deepcopy(keys)
-    return MegatronOptions(**keys | {"optimizer": {**keys.get("optimizer", {}), "adam_eps": plan.EPSILON}})
+    given: dict[str, Any] = {**keys, "optimizer": {**keys.get("optimizer", {}), "adam_eps": plan.EPSILON}}
+    return MegatronOptions(**given)
 
 
 def built(rank: int, folder: str, options: MegatronOptions, num_ranks: int, precision: Precision) -> ParallelModel:
@@ -170,20 +172,27 @@ def offloaded(rank: int, folder: str, keys: dict[str, Any], num_ranks: int, prec
 
 def saved_twice(rank: int, folder: str, target: str, keys: dict[str, Any], num_ranks: int) -> list[str]:
     """After a step, a checkpoint of the learner awake and one asleep, with a reference: where they are."""
-    learner = Learner(rank, Path(folder), Path(target), copy.deepcopy(keys), num_ranks)
-    options = learner.options.megatron
+    options = MegatronOptions(**keys)
     open_groups(layout_of(options, num_ranks), seed=1)
-    trainable = learner.trainable(built(rank, folder, options, num_ranks, "float32"))
+    control = cast("dist.ProcessGroup", dist.new_group(backend="gloo"))
+    gang = Gang(rank=rank, num_ranks=num_ranks, local_rank=rank, device=CPU, timeout_s=60.0, control=control)
+    written: list[CheckpointWritten] = []
+    failed: list[BaseException] = []
+    checkpoints = MegatronCheckpoints(
+        Path(target), epoch=1, model_folder=Path(folder), gang=gang, options=LearnerOptions(megatron=options),
+        done=written.append, fail=failed.append,
+    )  # fmt: skip
+    trainable = trainable_model(built(rank, folder, options, num_ranks, "float32"), options)
     reference = built(rank, folder, options, num_ranks, "float32")
     take_step(trainable, rank, 0)
     for version in (1, 2):
         asleep = SleepingMemory([trainable], [reference], device=CPU) if version == 2 else None
         facts = LearnerFacts(version, "float32", 0, (), reference_version=version)
-        learner.checkpoints.begin_save({POLICY: trainable}, facts, reference=reference, asleep=asleep)
+        checkpoints.begin_save({POLICY: trainable}, facts, reference=reference, asleep=asleep)
         if asleep is not None:
             asleep.restore()
             take_step(trainable, rank, 1)  # while it is written
-    learner.checkpoints.wait()
-    assert not learner.failed, learner.failed
+    checkpoints.wait()
+    assert not failed, failed
     close_groups()
-    return [written.path for written in learner.written]
+    return [each.path for each in written]

@@ -116,7 +116,7 @@ class Router(TopKRouter):
         """Probabilities and map ``[T, E]`` of logits ``[T, 1, E]``."""
         now = self._now = self._current()
         if now is None:
-            return cast("tuple[Tensor, Tensor]", super().routing(logits, *args, **options))
+            return super().routing(logits, *args, **options)
         if now.choices is not None:
             self.router_replay = _Given(now.choices[:, self.place].long())
         probabilities, chosen = super().routing(logits, *args, **options)
@@ -163,7 +163,7 @@ class Router(TopKRouter):
         num_experts, num_tokens = scores.shape[1], balance.num_tokens
         if name == "z_loss":
             return (logits.float().logsumexp(-1).square() * (now.sequence_of >= 0)).sum() / num_tokens
-        scale = num_experts / (self.topk * num_tokens)
+        scale: float = num_experts / (self.topk * num_tokens)
         if name in STEP_KINDS:
             return (scores.sum(0) * (balance.counts[self.place] / num_tokens)).sum() * scale
         # What does not count is zero in both factors.

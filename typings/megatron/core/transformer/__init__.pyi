@@ -9,6 +9,9 @@ class TransformerConfig:
     kv_channels: int
     layernorm_epsilon: float
     qk_layernorm: bool
+    moe_router_load_balancing_type: str | list[str]
+    moe_aux_loss_coeff: float | list[float]
+    moe_z_loss_coeff: float | None
     sequence_parallel: bool
     expert_model_parallel_size: int
     params_dtype: torch.dtype

@@ -1,0 +1,4 @@
+from typing import Any
+
+class MoESubmodules:
+    router: Any

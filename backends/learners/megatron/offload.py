@@ -45,7 +45,6 @@ class SleepingMemory:
         self,
         trained: Iterable[TrainableModel] = (),
         frozen: Iterable[ParallelModel] = (),
-        modules: Iterable[nn.Module] = (),
         *,
         device: torch.device,
     ) -> None:
@@ -54,12 +53,11 @@ class SleepingMemory:
         Args:
             trained: the policy, and a critic that has weights of its own.
             frozen: such as a reference; a model that is trained as well comes once.
-            modules: what else has weights, without gradients in megatron-core's buffers.
             device: of this rank; what lies elsewhere stays there.
         """
         self._trained = list(trained)
         models = [*(model.model for model in self._trained), *frozen]
-        bare = [*itertools.chain.from_iterable(model.chunks for model in models), *modules]
+        bare = [chunk for model in models for chunk in model.chunks]
         for model in self._trained:
             model.gather_weights()
             model.optimizer.zero_grad()  # main weights have gradients of their own, or views of the buffers'

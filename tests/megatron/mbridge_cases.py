@@ -38,8 +38,12 @@ def differing(rank: int, folder: str, keys: dict[str, Any], num_ranks: int) -> t
     if ours.architecture.latent:
         latent: Any = DeepseekV3Bridge
         # The configuration that it makes has a field that megatron-core has not, and it reads quantized tensors only.
-        latent._build_config = lambda _: ours.config
-        latent._get_safetensor_io = Bridge._get_safetensor_io
+        plain: Any = Bridge
+
+        def config_of_ours(_: object) -> object:
+            return ours.config
+
+        latent._build_config, latent._get_safetensor_io = config_of_ours, plain._get_safetensor_io
     bridge: Any = AutoBridge.from_config(config, dtype=torch.float32)
     bridge.set_extra_args(**ON_CPU)
     bridge.make_vocab_size_divisible_by = options.vocab_multiple

@@ -29,7 +29,7 @@ class EngineRowParallelLinearNormed(TERowParallelLinear):
         self.post_norm_epsilon = config.layernorm_epsilon
         self.post_norm_weight = norm_weight(config, output_size)
 
-    def forward(self, values: Tensor) -> tuple[Tensor, Tensor | None]:
-        output, bias = super().forward(values)
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        output, bias = super().forward(x)
         assert bias is None, "what is normed would have to have it"
         return rms_norm(output, self.post_norm_weight, self.post_norm_epsilon), None

@@ -17,7 +17,6 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec,
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.mlp import MLPSubmodules
 from megatron.core.transformer.moe import experts
-from megatron.core.transformer.moe.moe_layer import MoESubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
@@ -60,7 +59,7 @@ def _engine_block_spec(
     for spec in block.layer_specs or []:
         layer: Any = spec.submodules
         mlp = _mlp_submodules(layer)
-        if isinstance(mlp, MoESubmodules):
+        if hasattr(mlp, "experts"):
             mlp.router = Router
         if architecture.family.has_post_norms:
             # Only now: it needs Transformer Engine.

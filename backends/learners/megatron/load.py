@@ -15,7 +15,7 @@ import json
 import logging
 import re
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -78,7 +78,7 @@ class CheckpointReader:
         if self._files:
             return set(self._files)
         with safe_open(self._folder / _SINGLE, framework="pt") as file:
-            return set(file.keys())
+            return set(cast("list[str]", file.keys()))
 
     def __enter__(self) -> CheckpointReader:
         return self

@@ -65,9 +65,12 @@ def test_where_there_is_no_gpu_ranks_with_any_device_are_on_the_cpu() -> None:
     [
         (
             (2, 2),
-            "learner: learner asked for 3 GPUs; engine/0 asked for 1 GPU. 4 are free, 2 + 2 on 2 nodes. All ranks ",
+            "learner: learner asked for 3 GPUs; engine/0 asked for 1 GPU. 4 are free, 2 + 2 on 2 nodes. Every node ",
         ),
-        ((2, 2), "of a learner are on one node; the most that fit are learner.num_ranks=2"),
+        (
+            (2, 2),
+            "gets equally many ranks of a learner, and all of a tensor-parallel group are on one; the most that fit",
+        ),
         ((0, 1), "No rank of the learner fits beside the others"),
     ],
 )

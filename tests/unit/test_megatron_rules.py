@@ -109,7 +109,7 @@ def test_what_megatron_cannot_have_is_refused_with_what_to_do(learner: dict[str,
     [
         ({}, "needs engines.record_experts: true"),
         ({"backend": "sglang", "device": "cpu", "record_experts": True}, "does not start with it on a CPU"),
-        ({"backend": "simulated", "record_experts": True}, "simulated engines cannot say it"),
+        ({"record_experts": True, "more": [{"backend": "recorded"}]}, "recorded engines cannot say it"),
     ],
 )
 def test_a_replay_needs_engines_that_record(engines: dict[str, Any], said: str) -> None:

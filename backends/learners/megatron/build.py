@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
+from megatron.core.distributed import DistributedDataParallel
 from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 from torch.nn import functional
@@ -82,6 +84,12 @@ def open_groups(layout: Layout, *, seed: int, timeout_s: float = 1800.0) -> None
 
 def close_groups() -> None:
     """Undo the division of ranks; models that were built in it are of no use any more."""
+    # A model that is trained is in a circle with its optimizer that goes through hooks in C++. It is never collected,
+    # and neither are its groups.
+    for found in gc.get_objects():
+        if type(found) is DistributedDataParallel:
+            found.grad_accs.clear()
+            found.config.grad_scale_func = None
     made: list[ProcessGroup | None] = list(parallel_state._global_process_group_list or ())
     parallel_state.destroy_model_parallel()
     # megatron-core forgets most groups without ending them, and each of gloo's has threads.
@@ -89,6 +97,7 @@ def close_groups() -> None:
         if group is not None:
             with contextlib.suppress(ValueError):  # it has ended this one
                 dist.destroy_process_group(group)
+    gc.collect()
 
 
 def build_model(

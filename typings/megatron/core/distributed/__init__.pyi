@@ -9,6 +9,7 @@ class DistributedDataParallelConfig:
 
 class DistributedDataParallel(nn.Module):
     ddp_config: DistributedDataParallelConfig
+    grad_accs: list[object]
     def __init__(
         self,
         config: TransformerConfig,

@@ -280,7 +280,9 @@ def convert(
         str | None, typer.Option(help="float32, bfloat16 or float16; without it every weight stays as it is.")
     ] = None,
     max_shard_size: Annotated[str, typer.Option(help="Where the next file of weights begins.")] = "5GB",
-    target_format: Annotated[str, typer.Option("--format", help="What to write: huggingface or megatron.")] = "huggingface",
+    target_format: Annotated[
+        str, typer.Option("--format", help="What to write: huggingface or megatron.")
+    ] = "huggingface",
 ) -> None:
     """Write the model of a run as a folder that transformers and engines load; or say what is wrong with a model.
 

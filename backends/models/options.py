@@ -15,8 +15,8 @@ class ModelOptions(Options, frozen=True, kw_only=True):
     path: str | None = None
     """A folder that transformers' ``save_pretrained`` wrote, with its tokenizer."""
     config: str | None = None
-    """A copy of the checkpoint's `config.json`, such as `scenarios/models/qwen3_30b_a3b.json`: from it `--dry-run` plans
-    the layout and the memory of a Megatron learner on a machine that does not have the checkpoint."""
+    """A copy of the checkpoint's `config.json`, such as `scenarios/models/qwen3_30b_a3b.json`: from it `--dry-run`
+    plans the layout and the memory of a Megatron learner on a machine that does not have the checkpoint."""
     make: Literal["xs", "s", "m", "moe_xs"] | None = None
     """A small Qwen3 (`moe_xs`: Qwen3-MoE) with random weights and a character tokenizer, made in the run's folder from
     the run's seed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, TypeVar
 
@@ -25,12 +26,13 @@ from penstock.messages.samples import (
 from penstock.messages.weights import Canary, WeightManifest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     import torch
 
     from penstock.backends.protocol import Backend
+    from penstock.backends.weights.stream import AnyWeights
 
 WAIT_S = 60.0
 EventT = TypeVar("EventT", bound=LocalEvent)
@@ -45,11 +47,10 @@ class HeldWeights:
         self.released: list[int] = []
         self.num_closes = 0
 
-    def export(
-        self, tensors: Mapping[str, torch.Tensor], *, version: int, publish: int, canary: Canary | None
-    ) -> WeightManifest:
+    def export(self, tensors: AnyWeights, *, version: int, publish: int, canary: Canary | None) -> WeightManifest:
         assert canary is not None
-        self.published.append({name: tensor.clone() for name, tensor in tensors.items()})
+        named = tensors.items() if isinstance(tensors, Mapping) else tensors.tensors()
+        self.published.append({name: tensor.clone() for name, tensor in named})
         self.canaries.append(canary)
         return WeightManifest(
             version=version,

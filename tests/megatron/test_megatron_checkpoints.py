@@ -75,9 +75,9 @@ def test_the_next_step_after_loading_is_that_of_the_run_that_went_on_whatever_th
     tmp_path: Path,
 ) -> None:
     model, (num_ranks, keys) = str(tiny_family(family)), saved_in
-    path, weights, after = ranks(num_ranks).run("checkpoint_cases:saved", model, str(tmp_path), keys, num_ranks)[0]
+    path, weights, after = ranks(num_ranks).run("resharding_cases:saved", model, str(tmp_path), keys, num_ranks)[0]
     for num_ranks, keys in loaded_in:
-        found, found_after, _ = ranks(num_ranks).run("checkpoint_cases:gone_on", model, path, keys, num_ranks)[0]
+        found, found_after, _ = ranks(num_ranks).run("resharding_cases:gone_on", model, path, keys, num_ranks)[0]
         assert largest_difference(found, weights) == 0.0
         assert largest_difference(found_after, after) < SAME, (num_ranks, keys)
     assert largest_difference(weights, after) > OTHER, "a step that is saved with what trained on would not show"
@@ -90,11 +90,11 @@ def test_the_float32_weights_behind_a_model_of_bfloat16_are_gone_on_with(
 ) -> None:
     model, keys = str(tiny_family("qwen3")), {"precision": "bfloat16", "distributed_optimizer": distributed}
     same = keys | {"tensor_parallel": 2}
-    path, weights, after = ranks(2).run("checkpoint_cases:saved", model, str(tmp_path), same, 2)[0]
-    found, found_after, _ = ranks(2).run("checkpoint_cases:gone_on", model, path, same, 2)[0]
+    path, weights, after = ranks(2).run("resharding_cases:saved", model, str(tmp_path), same, 2)[0]
+    found, found_after, _ = ranks(2).run("resharding_cases:gone_on", model, path, same, 2)[0]
     assert largest_difference(found, weights) == 0.0
     assert largest_difference(found_after, after) == 0.0
-    _, found_after, _ = ranks(1).run("checkpoint_cases:gone_on", model, path, keys, 1)[0]
+    _, found_after, _ = ranks(1).run("resharding_cases:gone_on", model, path, keys, 1)[0]
     assert largest_difference(found_after, after) < 4e-3, "the last bit of a weight"
 
 
@@ -102,7 +102,7 @@ def test_the_reference_lies_on_disk_once_and_comes_back(
     ranks: Callable[[int], Ranks], tiny_family: Callable[[str], Path], tmp_path: Path
 ) -> None:
     model, keys = str(tiny_family("qwen3")), {"pipeline_parallel": 2}
-    path, _, _ = ranks(2).run("checkpoint_cases:saved", model, str(tmp_path), keys, 2, True)[0]
+    path, _, _ = ranks(2).run("resharding_cases:saved", model, str(tmp_path), keys, 2, True)[0]
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["reference", "version-0000001", "version-0000002"]
     records = [read_record(tmp_path / f"version-000000{version}", version=version) for version in (1, 2)]
     assert records[0].reference == records[1].reference
@@ -110,8 +110,8 @@ def test_the_reference_lies_on_disk_once_and_comes_back(
     assert records[1].megatron is not None
     assert records[1].megatron.optimizer_steps == {"policy": 2}
     assert (records[1].canary, records[1].trained_tokens) == ((3, 1, 4), 123)
-    weights, _, reference = ranks(1).run("checkpoint_cases:gone_on", model, path, {}, 1, True)[0]
-    wanted = ranks(1).run("checkpoint_cases:weights_in", model, model, {}, 1)[0]
+    weights, _, reference = ranks(1).run("resharding_cases:gone_on", model, path, {}, 1, True)[0]
+    wanted = ranks(1).run("resharding_cases:weights_in", model, model, {}, 1)[0]
     assert largest_difference(reference, wanted) == 0.0
     assert largest_difference(weights, wanted) > OTHER
 
@@ -122,9 +122,9 @@ def test_megatron_core_itself_reads_what_is_written(
     for family, num_ranks, keys in (("qwen3", 2, {"tensor_parallel": 2}), ("qwen3_moe", 2, {"expert_parallel": 2})):
         model = str(tiny_family(family))
         path, weights, _ = ranks(num_ranks).run(
-            "checkpoint_cases:saved", model, str(tmp_path / family), keys, num_ranks
+            "resharding_cases:saved", model, str(tmp_path / family), keys, num_ranks
         )[0]
-        found = ranks(1).run("checkpoint_cases:loaded_by_megatron", model, path, {}, 1)[0]
+        found = ranks(1).run("resharding_cases:loaded_by_megatron", model, path, {}, 1)[0]
         assert largest_difference(found, weights) == 0.0
 
 
@@ -132,15 +132,15 @@ def test_an_optimizer_that_is_divided_otherwise_starts_anew_or_is_refused(
     ranks: Callable[[int], Ranks], tiny_family: Callable[[str], Path], tmp_path: Path
 ) -> None:
     model, keys = str(tiny_family("qwen3")), {"distributed_optimizer": False}
-    path, weights, after = ranks(1).run("checkpoint_cases:saved", model, str(tmp_path), keys, 1)[0]
+    path, weights, after = ranks(1).run("resharding_cases:saved", model, str(tmp_path), keys, 1)[0]
     fresh = {"learner": {"optimizer": "fresh"}}
-    found, found_after, _ = ranks(1).run("checkpoint_cases:gone_on", model, path, fresh, 1)[0]
+    found, found_after, _ = ranks(1).run("resharding_cases:gone_on", model, path, fresh, 1)[0]
     assert largest_difference(found, weights) == 0.0
     assert largest_difference(found_after, after) > OTHER
     same = keys | fresh
-    found, found_after, _ = ranks(1).run("checkpoint_cases:gone_on", model, path, same, 1)[0]
+    found, found_after, _ = ranks(1).run("resharding_cases:gone_on", model, path, same, 1)[0]
     assert largest_difference(found_after, after) == 0.0, "what can be gone on with is"
-    refused = ranks(1).run("checkpoint_cases:refusal", model, path, 2, {}, 1)[0]
+    refused = ranks(1).run("resharding_cases:refusal", model, path, 2, {}, 1)[0]
     assert re.search(r"distributed_optimizer false, so .* learner\.optimizer=fresh", refused)
 
 
@@ -150,10 +150,10 @@ def test_a_checkpoint_of_the_torch_learner_is_refused_or_gives_its_weights(
     folder = tiny_family("qwen3")
     path = torch_checkpoint(folder, tmp_path)
     fresh = {"learner": {"optimizer": "fresh"}}
-    weights, _, _ = ranks(2).run("checkpoint_cases:gone_on", str(folder), path, fresh | {"tensor_parallel": 2}, 2)[0]
-    wanted = ranks(1).run("checkpoint_cases:weights_in", str(folder), str(folder), {}, 1)[0]
+    weights, _, _ = ranks(2).run("resharding_cases:gone_on", str(folder), path, fresh | {"tensor_parallel": 2}, 2)[0]
+    wanted = ranks(1).run("resharding_cases:weights_in", str(folder), str(folder), {}, 1)[0]
     assert largest_difference(weights, wanted) == 0.0
-    refused = ranks(1).run("checkpoint_cases:refusal", str(folder), path, 2, {}, 1)[0]
+    refused = ranks(1).run("resharding_cases:refusal", str(folder), path, 2, {}, 1)[0]
     assert re.search(r"the torch learner wrote it, so .* learner\.optimizer=fresh", refused)
 
 
@@ -173,13 +173,13 @@ def test_a_rank_that_is_killed_while_it_saves_leaves_the_checkpoint_before(
     doomed = Ranks(2)
     try:
         with pytest.raises((EOFError, ConnectionError, AssertionError)):
-            doomed.run("checkpoint_cases:killed_while_saving", model, str(tmp_path), keys, 2)
+            doomed.run("resharding_cases:killed_while_saving", model, str(tmp_path), keys, 2)
     finally:
         doomed.close()
     assert [entry.name for entry in tmp_path.iterdir() if not entry.name.startswith(".")] == ["version-0000000"]
     assert read_record(tmp_path / "version-0000000", version=0).version == 0
-    assert not ranks(1).run("checkpoint_cases:refusal", model, str(tmp_path / "version-0000000"), 0, {}, 1)[0]
-    path, _, _ = ranks(1).run("checkpoint_cases:saved", model, str(tmp_path), {}, 1)[0]
+    assert not ranks(1).run("resharding_cases:refusal", model, str(tmp_path / "version-0000000"), 0, {}, 1)[0]
+    path, _, _ = ranks(1).run("resharding_cases:saved", model, str(tmp_path), {}, 1)[0]
     assert [entry.name for entry in tmp_path.iterdir()] == [Path(path).name], "what was left has gone"
 
 

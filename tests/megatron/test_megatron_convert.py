@@ -48,7 +48,7 @@ def test_a_checkpoint_becomes_the_model_that_is_published_and_a_checkpoint_again
     console = Console(file=io.StringIO(), width=200)
     run, back, again = tmp_path / "run", tmp_path / "back", tmp_path / "again"
     _, weights, _ = ranks(num_ranks).run(
-        "checkpoint_cases:saved", str(model), str(run / "checkpoints"), keys, num_ranks
+        "resharding_cases:saved", str(model), str(run / "checkpoints"), keys, num_ranks
     )[0]
     assert show_problems(run, console, version=None) == 0
     run_convert(run, back, console, "huggingface")
@@ -57,7 +57,7 @@ def test_a_checkpoint_becomes_the_model_that_is_published_and_a_checkpoint_again
     assert all(np.array_equal(found[name], weights[name]) for name in weights)
 
     run_convert(back, again, console, "megatron")
-    begun = ranks(1).run("checkpoint_cases:weights_in", str(model), str(again), {}, 1)[0]
+    begun = ranks(1).run("resharding_cases:weights_in", str(model), str(again), {}, 1)[0]
     assert all(np.array_equal(begun[name], weights[name]) for name in weights)
 
 

@@ -155,7 +155,7 @@ def given(folder: Path, choices: str) -> tuple[Any, Any, dict[str, Any]]:
         return torch.cat(found)
 
     before = logprobs()
-    (-before.sum() / count).backward()
+    torch.autograd.backward(-before.sum() / count)
     torch.nn.utils.clip_grad_norm_(model.parameters(), plan.MAX_GRAD_NORM)
     adam.step()
     with torch.no_grad():
@@ -196,7 +196,7 @@ def by_transformers(folder: Path, losses: str) -> tuple[list[dict[str, float]], 
             logits.append(asked.taken())
         found = auxiliary(logits, moe_plan.LOSSES[losses])
         total = loss + sum(moe_plan.LOSSES[losses][name] * values.sum() for name, values in found.items())
-        total.backward()
+        torch.autograd.backward(total)
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), plan.MAX_GRAD_NORM)
         adam.step()
         figures.append(

@@ -55,12 +55,23 @@ CONFIGS: dict[str, Any] = {
     "llama scaled": models.LlamaConfig(**SIZES, rope_parameters=LLAMA3_ROPE),
     "glm4": models.Glm4Config(**SIZES, head_dim=16, attention_bias=True, pad_token_id=None),
     "deepseek_v3": models.DeepseekV3Config(
-        **SIZES | LATENT, q_lora_rank=24, rope_parameters=YARN, n_group=4, topk_group=2, num_experts_per_tok=4,
+        **SIZES | LATENT,
+        q_lora_rank=24,
+        rope_parameters=YARN,
+        n_group=4,
+        topk_group=2,
+        num_experts_per_tok=4,
         n_shared_experts=2,
     ),
     "deepseek_v3 plain": models.DeepseekV3Config(
-        **SIZES | LATENT, q_lora_rank=None, n_group=1, topk_group=1, num_experts_per_tok=3, n_shared_experts=1,
-        rms_norm_eps=1e-3, routed_scaling_factor=2.446,
+        **SIZES | LATENT,
+        q_lora_rank=None,
+        n_group=1,
+        topk_group=1,
+        num_experts_per_tok=3,
+        n_shared_experts=1,
+        rms_norm_eps=1e-3,
+        routed_scaling_factor=2.446,
     ),
 }
 

@@ -333,9 +333,14 @@ def test_an_exception_leaves_the_terminal_as_it_was() -> None:
 def test_an_interrupt_in_the_middle_of_drawing_leaves_the_terminal_as_it_was() -> None:
     output = io.StringIO()
     console = Console(file=output, force_terminal=True, width=80, height=24)
-    with pytest.raises(KeyboardInterrupt), LiveView("quickstart", 80, console):
-        console.__enter__()  # it buffers from here on, and the interrupt keeps it from ever leaving that
-        raise KeyboardInterrupt
+
+    def interrupt() -> None:
+        with LiveView("quickstart", 80, console):
+            console.__enter__()  # it buffers from here on, and the interrupt keeps it from ever leaving that
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupt()
     text = output.getvalue()
     assert HIDE in text
     assert text.endswith(SHOW)

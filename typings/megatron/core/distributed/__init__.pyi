@@ -8,6 +8,7 @@ class DistributedDataParallelConfig:
     def __init__(self, **fields: object) -> None: ...
 
 class DistributedDataParallel(nn.Module):
+    config: TransformerConfig
     ddp_config: DistributedDataParallelConfig
     grad_accs: list[object]
     def __init__(

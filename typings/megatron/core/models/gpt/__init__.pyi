@@ -16,6 +16,7 @@ class _Decoder(nn.Module):
 class GPTModel(nn.Module):
     config: TransformerConfig
     decoder: _Decoder
+    output_layer: nn.Module
     rotary_pos_emb: object
     def __init__(
         self,

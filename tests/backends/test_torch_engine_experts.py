@@ -1,7 +1,7 @@
 """The embedded engine with a mixture of experts: what it reads, what it refuses, and that company changes nothing."""
 
 # transformers is typed in part only:
-# pyright: reportUnknownMemberType=false
+# pyright: reportUnknownMemberType=false, reportUnknownLambdaType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
 """What ranks do in the tests of sleep and of optimizers on the host. Imported by ranks only."""
 
+# torch.distributed is typed in part only:
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import gc

@@ -317,6 +317,9 @@ class _Writer:
                     f"the learner shares GPUs with one engine at most, which has {each}; it has {num_ranks} of its own"
                 )
                 self._leave(colocate, reason)
+        if "use-rollout-routing-replay" in self._flags:
+            self._set("engines.record_experts", True)
+            self._set("learner.megatron.router_replay", True)
         if addresses := self._flags.get("rollout-external-engine-addrs"):
             self._set(
                 "engines.addresses", [f"http://{address.removeprefix('http://')}" for address in addresses.values]

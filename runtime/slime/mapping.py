@@ -101,7 +101,7 @@ READ_TOGETHER: Final = frozenset((
     "rollout-num-gpus", "rollout-num-gpus-per-engine", "rollout-top-k", "rollout-stop", "rollout-stop-token-ids",
     "rollout-shuffle", "metadata-key", "rollout-function-path", "update-weight-transport",
     "rollout-external-engine-addrs", "colocate", "optimizer-cpu-offload", "optimizer-offload-fraction",
-    "lr-warmup-fraction",
+    "lr-warmup-fraction", "use-rollout-routing-replay",
 ))  # fmt: skip
 """Flags that mean something with others only; :mod:`.convert` reads them."""
 

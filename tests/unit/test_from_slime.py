@@ -145,6 +145,7 @@ def test_every_flag_is_in_the_scenario_or_left_with_a_reason(converted: Converte
             "engines.placement",
             "colocate",
         ),
+        ("train.py --use-rollout-routing-replay", "learner.megatron.router_replay", True),
         ("train.py --use-rollout-logprobs", "learner.objective.old_logprobs", "engine"),
         ("train.py --kl-coef 0.1", "learner.objective.kl_in", "reward"),
         ("train.py --custom-rm-path my.rewards.score", "reward.function", "my/rewards.py:score"),

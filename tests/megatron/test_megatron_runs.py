@@ -48,6 +48,8 @@ RISE = 0.08
 """Of the mean reward of ``WINDOW`` batches: about three times its standard error."""
 WAIT_S = 360.0
 """As many seconds as a machine with other work may need; alone it takes a quarter of that."""
+RESUMED_EPOCH = 1001
+"""Of the first learner after ``penstock resume``."""
 LOGPROB_TOLERANCE = 1e-4
 """Between server and learner, in float32."""
 SMALL = (
@@ -185,7 +187,7 @@ def test_the_quickstart_survives_the_loss_of_a_rank_and_goes_on_in_another_layou
     layout = ("learner.num_ranks=1", "learner.megatron.tensor_parallel=1")
     with LiveRun.resumed(run.folder, layout) as again:
         again.await_steps(len(before) + 4)
-        assert ranks_of(again, epoch=3).keys() == {0}
+        assert ranks_of(again, epoch=RESUMED_EPOCH).keys() == {0}
         summary = again.interrupt()
         after = assert_accounted_for(again, summary, bound=2)
     assert opened_at(again.folder)[-1] > 0

@@ -58,7 +58,11 @@ def test_a_policy_keeps_its_bound_and_loses_nothing(policy: str, tmp_path: Path)
     assert (run.folder / "report.html").stat().st_size > 10_000
 
 
-@pytest.mark.parametrize("victim", ["engine/1", "scorer", "filter", "weight_publisher", "prompt_source"])
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("filter", "weight_publisher", "prompt_source")]
+"""`make chaos` kills each of these several times."""
+
+
+@pytest.mark.parametrize("victim", ["engine/1", "scorer", *OTHERS])
 def test_a_run_survives_the_death_of(victim: str, tmp_path: Path) -> None:
     with LiveRun("fully_async.yaml", tmp_path, (*SMALL, "run.num_steps=12", "engines.count=2")) as run:
         run.await_steps(3)

@@ -55,7 +55,7 @@ def convert(
         UserError: there is no such model, it has a problem, or it cannot be written there.
     """
     if target_format not in FORMATS:
-        raise UserError(f"--format: expected one of {', '.join(FORMATS)}, got {target_format}")
+        raise UserError(f"--format: expected one of {', '.join(sorted(FORMATS))}, got {target_format}")
     if dtype is not None and dtype not in DTYPES:
         raise UserError(f"--dtype: expected one of {', '.join(DTYPES)}, got {dtype}")
     folder = model_folder(source, version)

@@ -115,7 +115,7 @@ def test_what_names_no_model_is_refused_in_one_sentence(tmp_path: Path, checkpoi
         said(checkpoint, tmp_path / "out", dtype="int4")
     with pytest.raises(UserError, match="'big' is no size"):
         said(checkpoint, tmp_path / "out", size="big")
-    with pytest.raises(UserError, match="--format: expected one of huggingface, got gguf"):
+    with pytest.raises(UserError, match="--format: expected one of huggingface, megatron, got gguf"):
         said(checkpoint, tmp_path / "out", target_format="gguf")
     with pytest.raises(UserError, match=r"no config\.json there"):
         said(tmp_path, tmp_path / "out")

@@ -99,10 +99,8 @@ def child(**variables: str) -> Generator[Child]:
         ("staleness.max_staleness=4", "were promised this policy"),
         ("learner.learning_rate=1.0", "would come out otherwise"),
         ("filter.drop_zero_spread=false", "would not be alike"),
-        (
-            "engines_count=3",
-            "What can: run.num_steps, learner.num_ranks, learner.parallel, learner.megatron.tensor_paral",
-        ),
+        ("engines_count=3", "What can: run.num_steps, learner.num_ranks, learner.parallel, "),
+        ("engines_count=3", "learner.megatron.tensor_parallel, "),
         ("engines_count=3", "learner.megatron.recompute, engines.*, runtime.*, observability.*; for another run: "),
         ("learner.megatron.precision=bfloat16", "would come out otherwise"),
         ("learner.num_updates=2", "would come out otherwise"),

@@ -116,6 +116,7 @@ def test_trained_samples_are_kept_as_they_were(backend: LedgerBackend, listener:
         "outcome_detail": "end_token",
         "loss": "",
         "teacher_logprobs": None,
+        "part_experts": None,
         "reward": 0.5,
         "reward_components": [("format", 1.0)],
     }

@@ -46,7 +46,7 @@ from penstock.backends.engines.sglang.processes import (
 )
 from penstock.backends.engines.sglang.settings import OWNER_VARIABLE, RUN_VARIABLES, SERVER_VARIABLE, ServerSettings
 from penstock.backends.guardian import Exited, GuardianJob, LogLine, Started, decode_word, start_guardian
-from penstock.backends.processes import is_stopped, start_ticks_of
+from penstock.backends.processes import is_running, is_stopped, start_ticks_of
 
 if TYPE_CHECKING:
     import subprocess
@@ -268,6 +268,9 @@ class SglangServer:
             self._ready.set_result(None)
 
     def _lose_process(self, process: ServerProcess) -> None:
+        main = next((each for each in self._processes if each.name == "main"), None)
+        if main is not None and not is_running(main.pid, main.start_ticks):
+            return  # it went with the main process, and the guardian tells of that
         self._lose(f"its {process.name} process ({process.pid}) {how_it_ended(exit_code_of(process))}")
 
     def _lose(self, what: str) -> None:

@@ -1,4 +1,4 @@
-"""Ranks that are started once for all tests, and tiny models of each family."""
+"""Ranks that are started once for all tests of a module, and tiny models of each family."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def ranks() -> Generator[Callable[[int], Ranks]]:
-    """``ranks(4)``: so many processes with megatron-core, started when they are first asked for."""
+    """``ranks(4)``: so many processes with megatron-core, started when they are first asked for. Anew for each module:
+    layouts leave threads of gloo behind, here and there, which never rest."""
     started: dict[int, Ranks] = {}
 
     def get(count: int) -> Ranks:

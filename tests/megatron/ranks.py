@@ -3,6 +3,7 @@ seconds, and a layout a fraction of one."""
 
 from __future__ import annotations
 
+import gc
 import importlib
 import multiprocessing
 import os
@@ -106,3 +107,4 @@ def serve(connection: Connection[Any, Any], store: str, rank: int, count: int) -
         except BaseException:
             connection.send((False, traceback.format_exc()))
             return
+        gc.collect()  # models, and with them their groups, each of which has threads

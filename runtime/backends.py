@@ -260,19 +260,10 @@ def _rows_and_rewards(name: str, plan: RunPlan) -> Backend[Any] | None:
     match role_of(name):
         case Role.PROMPT_SOURCE:
             from penstock.backends.data.backend import DatasetBackend
-            from penstock.backends.data.dataset import load_dataset
+            from penstock.runtime.rows import read_dataset
 
-            max_context = scenario.model.max_context
-            return DatasetBackend(
-                load_dataset(
-                    scenario.data,
-                    model_folder,
-                    seed=scenario.run.seed,
-                    max_context=max_context,
-                    keeps_messages=scenario.episode.kind == "gateway",
-                    recorded=recorded_settings(scenario),
-                )
-            )
+            keeps_messages = scenario.episode.kind == "gateway"
+            return DatasetBackend(read_dataset(scenario, model_folder, keeps_messages=keeps_messages))
         case Role.SCORER:
             from penstock.backends.rewards import open_rewards
 

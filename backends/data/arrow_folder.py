@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast
 import msgspec
 
 from penstock.backends.data.problems import DataError
-from penstock.backends.data.row import RawRow, missing_column
+from penstock.backends.data.row import RawRow, wanted_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -55,8 +55,7 @@ def arrow_folder_rows(folder: Path, columns: Sequence[str], optional: Sequence[s
         try:
             with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as reader:
                 names = cast("list[str]", reader.schema.names)
-                _check_columns(folder, columns, names)
-                wanted = list(dict.fromkeys((*columns, *(name for name in optional if name in names))))
+                wanted = wanted_columns(folder, columns, optional, names)
                 for batch in reader:
                     for row in cast("list[dict[str, object]]", batch.select(wanted).to_pylist()):
                         yield RawRow(f"{folder}: row {number}", row)
@@ -83,10 +82,3 @@ def _read(path: Path, form: type[FormT]) -> FormT:
         return msgspec.json.decode(path.read_bytes(), type=form)
     except (OSError, msgspec.MsgspecError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
-
-
-def _check_columns(folder: Path, columns: Sequence[str], names: Sequence[str]) -> None:
-    for column in columns:
-        if column not in names:
-            advice = "The scenario names it under data.prompt_key, data.label_key or data.metadata_keys"
-            raise DataError(f"{folder}: {missing_column(column, names, advice).message}")

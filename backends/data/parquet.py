@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, cast
 
 from penstock.backends.data.problems import DataError
-from penstock.backends.data.row import RawRow, missing_column
+from penstock.backends.data.row import RawRow, wanted_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -27,12 +27,8 @@ def parquet_rows(path: Path, columns: Sequence[str], optional: Sequence[str] = (
     try:
         with pq.ParquetFile(path) as file:
             names = cast("list[str]", file.schema_arrow.names)
-            for column in columns:
-                if column not in names:
-                    advice = "The scenario names it under data.prompt_key, data.label_key or data.metadata_keys"
-                    raise DataError(f"{path}: {missing_column(column, names, advice).message}")
+            wanted = wanted_columns(path, columns, optional, names)
             number = 0
-            wanted = list(dict.fromkeys((*columns, *(name for name in optional if name in names))))
             for batch in file.iter_batches(batch_size=BATCH_ROWS, columns=wanted):
                 for row in cast("list[dict[str, object]]", batch.to_pylist()):
                     yield RawRow(f"{path}: row {number}", row)

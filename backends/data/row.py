@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import msgspec
 
-from penstock.backends.data.problems import RowProblem
+from penstock.backends.data.problems import DataError, RowProblem
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
 MAX_SHOWN_CHARACTERS: Final = 60
 MAX_SHOWN_COLUMNS: Final = 12
@@ -146,6 +147,19 @@ def missing_column(key: str, present: Sequence[str], advice: str) -> BadColumnEr
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     found = f"columns here are {columns}{more}" if present else "the row is empty"
     return BadColumnError(f"{key!r} is missing", f"{key!r} is missing; {found}{hint}. {advice}")
+
+
+def wanted_columns(place: Path, columns: Sequence[str], optional: Sequence[str], present: Sequence[str]) -> list[str]:
+    """What to read of a source that knows its columns: ``columns``, and those of ``optional`` that it has.
+
+    Raises:
+        DataError: it lacks one of ``columns``.
+    """
+    for column in columns:
+        if column not in present:
+            advice = "The scenario names it under data.prompt_key, data.label_key or data.metadata_keys"
+            raise DataError(f"{place}: {missing_column(column, present, advice).message}")
+    return list(dict.fromkeys((*columns, *(name for name in optional if name in present))))
 
 
 def _column(row: RawRow, key: str, advice: str) -> object:

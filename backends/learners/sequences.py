@@ -21,7 +21,7 @@ import numpy as np
 from penstock.messages.samples import Loss
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -148,6 +148,27 @@ def demonstration_sequence(prompt: Sequence[int], response: Sequence[int], *, sa
         versions=np.zeros(len(response), dtype=np.int64),
         sample=sample,
     )
+
+
+def demonstration_sequences(
+    demonstrations: Iterable[tuple[Sequence[int], Sequence[int]]], check_length: Callable[[TrainSequence, str], None]
+) -> list[TrainSequence]:
+    """Those of a warm start.
+
+    Args:
+        demonstrations: prompts and responses.
+        check_length: refuses one that the model cannot take, given what to call it.
+
+    Raises:
+        ValueError: a prompt or a response is empty, or too long.
+    """
+    sequences = [
+        demonstration_sequence(prompt, response, sample=index)
+        for index, (prompt, response) in enumerate(demonstrations)
+    ]
+    for index, sequence in enumerate(sequences):
+        check_length(sequence, f"demonstration {index}")
+    return sequences
 
 
 def joined(arrays: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:

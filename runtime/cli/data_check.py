@@ -19,12 +19,11 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
-from penstock.backends.data.dataset import load_dataset
 from penstock.backends.data.problems import DataError
 from penstock.messages.arrays import tokens_view
 from penstock.runtime.errors import UserError
 from penstock.runtime.observability.texts import count_text
-from penstock.runtime.scenario.recorded_rules import recorded_settings
+from penstock.runtime.rows import read_dataset
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -66,13 +65,7 @@ def check_data(scenario: Scenario, console: Console, *, num_shown: int) -> int:
         raise UserError("the scenario is simulated: it has a number of rows and no data to check")
     with _tokenizer_folder(scenario) as folder, console.status(f"reading {scenario.data.path} …"):
         try:
-            dataset = load_dataset(
-                scenario.data,
-                folder,
-                seed=scenario.run.seed,
-                max_context=scenario.model.max_context,
-                recorded=recorded_settings(scenario),
-            )
+            dataset = read_dataset(scenario, folder)
         except DataError as error:
             raise UserError(str(error)) from None
     prompts = [dataset.prompt(row, 0) for row in range(dataset.num_rows)]

@@ -59,11 +59,10 @@ def test_fields_are_passed_through(ranks: Callable[[int], Ranks]) -> None:
     assert ranks(1).run("layout_cases:configured", keys) == [(True, "torch.float32", 1e-5)]
 
 
-@pytest.mark.skipif(
-    importlib.metadata.version("megatron-core") != config_fields.MEGATRON_VERSION,
-    reason="the list belongs to the pinned version, and another is being tried",
-)
 def test_the_list_of_fields_is_that_of_the_installed_version() -> None:
+    # Asked here: where the module is collected but not run, megatron-core need not be installed.
+    if importlib.metadata.version("megatron-core") != config_fields.MEGATRON_VERSION:
+        pytest.skip("the list belongs to the pinned version, and another is being tried")
     script = Path(__file__).with_name("list_config_fields.py")
     printed = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True, timeout=120).stdout
     kept = Path(config_fields.__file__).with_name("config_fields.json").read_text()

@@ -20,10 +20,8 @@ Invariants:
 
 from __future__ import annotations
 
-import faulthandler
 import logging
 import os
-import signal
 import socket
 import sys
 import time
@@ -46,6 +44,7 @@ from penstock.backends.learners.gang.node_words import (
 )
 from penstock.backends.learners.gang.other_nodes import SECRET_VARIABLE
 from penstock.backends.learners.gang.rank_set import RankSet
+from penstock.backends.learners.gang.settling import settle_in
 from penstock.backends.learners.gang.words import FailureKind
 
 if TYPE_CHECKING:
@@ -200,7 +199,7 @@ def main() -> None:
     host, port, node = sys.argv[1:]
     # Not for the ranks, which inherit this environment.
     secret = bytes.fromhex(os.environ.pop(SECRET_VARIABLE))
-    _settle_in()
+    settle_in()
     connection = socket.create_connection((host, int(port)), CONNECT_TIMEOUT_S)
     launcher = NodeLauncher(NodeLine(connection, secret, is_launcher=False), int(node))
     try:
@@ -214,16 +213,6 @@ def main() -> None:
     finally:
         launcher.end()
     sys.exit(FAILED)
-
-
-def _settle_in() -> None:
-    # Ctrl-C in a terminal is for the Learner's host to handle.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, force=True, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    faulthandler.enable(file=sys.stderr)
-    faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
 
 
 if __name__ == "__main__":

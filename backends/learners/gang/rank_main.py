@@ -19,11 +19,9 @@ Invariants:
 
 from __future__ import annotations
 
-import faulthandler
 import logging
 import os
 import select
-import signal
 import socket
 import sys
 import threading
@@ -41,6 +39,7 @@ from penstock.backends.learners.gang.devices import choose_rank_device
 from penstock.backends.learners.gang.failures import failure_of
 from penstock.backends.learners.gang.gang import join_gang
 from penstock.backends.learners.gang.interfaces import meet_over
+from penstock.backends.learners.gang.settling import settle_in
 from penstock.backends.learners.gang.words import (
     Answered,
     Finish,
@@ -241,7 +240,7 @@ def leave(exit_code: int) -> NoReturn:
 def main() -> None:
     """See the module."""
     path, number = sys.argv[1:]
-    _settle_in()
+    settle_in()
     line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     line.connect(path)
     try:
@@ -255,16 +254,6 @@ def main() -> None:
         # The edge of the process: whatever it is, the launcher hears the story.
         rank.fail(error)
     leave(0)
-
-
-def _settle_in() -> None:
-    # Ctrl-C in a terminal is for the launcher to handle.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, force=True, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
-    faulthandler.enable(file=sys.stderr)
-    faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
 
 
 if __name__ == "__main__":

@@ -45,16 +45,10 @@ def rms_norm(values: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     return functional.rms_norm(values, (values.shape[-1],), weight, epsilon)
 
 
-class RMSNorm(torch.nn.Module):
-    """Divides by the root of the mean square."""
+class WholeWeight(torch.nn.Module):
+    """A layer whose only parameter every tensor-parallel rank has whole."""
 
-    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6) -> None:
-        super().__init__()
-        self.eps = eps
-        self.weight = norm_weight(config, hidden_size)
-
-    def forward(self, values: Tensor) -> Tensor:
-        return rms_norm(values, self.weight, self.eps)
+    weight: torch.nn.Parameter
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
@@ -64,6 +58,18 @@ class RMSNorm(torch.nn.Module):
             {"weight": self.weight}, prefix, {}, sharded_offsets,
             **_groups(metadata, parallel_state.get_tensor_model_parallel_group()),
         )  # fmt: skip
+
+
+class RMSNorm(WholeWeight):
+    """Divides by the root of the mean square."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = norm_weight(config, hidden_size)
+
+    def forward(self, values: Tensor) -> Tensor:
+        return rms_norm(values, self.weight, self.eps)
 
 
 class NormedColumnParallelLinear(ColumnParallelLinear):
@@ -78,7 +84,7 @@ class NormedColumnParallelLinear(ColumnParallelLinear):
         return super().forward(rms_norm(input_, self.layer_norm_weight, self.eps), *args, **options)
 
 
-class WholeLinear(torch.nn.Module):
+class WholeLinear(WholeWeight):
     """A linear layer that every tensor-parallel rank has whole, and applies to the tokens that it has.
 
     Its parameter is Transformer Engine's of a layer that is not divided. megatron-core's own, by outputs, would not do:
@@ -108,15 +114,6 @@ class WholeLinear(torch.nn.Module):
 
     def backward_dw(self) -> None:
         """Gradients of weights are never put off here."""
-
-    def sharded_state_dict(
-        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
-    ) -> Sharded:
-        """For megatron-core's distributed checkpoints."""
-        return make_sharded_tensors_for_checkpoint(
-            {"weight": self.weight}, prefix, {}, sharded_offsets,
-            **_groups(metadata, parallel_state.get_tensor_model_parallel_group()),
-        )  # fmt: skip
 
 
 class RowParallelLinearNormed(RowParallelLinear):

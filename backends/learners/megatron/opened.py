@@ -10,6 +10,7 @@ Invariants:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +30,7 @@ from penstock.backends.learners.megatron.trainer import MegatronTrainer
 from penstock.backends.learners.megatron.voices import Voices
 from penstock.backends.learners.megatron.warm_start import warm_start
 from penstock.backends.learners.objectives.validity import is_user_objective, needs_reference
-from penstock.backends.learners.sequences import demonstration_sequence
+from penstock.backends.learners.sequences import demonstration_sequences
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -205,12 +206,8 @@ class LearnerOpener:
         block = self._options.warm_start
         if block is None:
             return
-        sequences = [
-            demonstration_sequence(prompt, response, sample=index)
-            for index, (prompt, response) in enumerate(demonstrations_of(self._plan))
-        ]
-        for index, sequence in enumerate(sequences):
-            check_length(sequence, f"demonstration {index}", trainable.model.architecture)
+        check = partial(check_length, architecture=trainable.model.architecture)
+        sequences = demonstration_sequences(demonstrations_of(self._plan), check)
         self._report({"learner/warm_start_fraction": 0.0})
         warm_start(
             trainable,

@@ -40,7 +40,7 @@ from penstock.backends.learners.checkpoints.writer import CheckpointWriter
 from penstock.backends.learners.metrics import as_metrics
 from penstock.backends.learners.objectives.validity import needs_reference
 from penstock.backends.learners.schedule import is_reference_due
-from penstock.backends.learners.sequences import demonstration_sequence
+from penstock.backends.learners.sequences import demonstration_sequences
 from penstock.backends.learners.torch.canary import canary_under
 from penstock.backends.learners.torch.model import CheckpointError, PackedModel
 from penstock.backends.learners.torch.parallel import gathered, loading_device, parallelize
@@ -290,12 +290,7 @@ class TorchWorker:
         block = self._setup.options.warm_start
         if block is None:
             return
-        sequences = [
-            demonstration_sequence(prompt, response, sample=index)
-            for index, (prompt, response) in enumerate(self._setup.demonstrations)
-        ]
-        for index, sequence in enumerate(sequences):
-            model.check_length(sequence, f"demonstration {index}")
+        sequences = demonstration_sequences(self._setup.demonstrations, model.check_length)
         self._report({"learner/warm_start_fraction": 0.0})
         warm_start(
             model,

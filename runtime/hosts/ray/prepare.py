@@ -23,7 +23,6 @@ from penstock.runtime.errors import PreflightError, UserError
 from penstock.runtime.hosts.ray.job import DriverJob
 from penstock.runtime.hosts.ray.processes import end_with_parent
 from penstock.runtime.plan import RunPlan
-from penstock.runtime.scenario.recorded_rules import recorded_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -132,15 +131,9 @@ def _num_rows(job: DriverJob, folder: Path, tell: Callable[[str], None]) -> int:
 
         return num_rows(scenario)  # so that a simulation of this scenario sees the same
     tell("reading the dataset")
-    from penstock.backends.data.dataset import load_dataset
+    from penstock.runtime.rows import read_dataset
 
-    dataset = load_dataset(
-        scenario.data,
-        folder,
-        seed=scenario.run.seed,
-        max_context=scenario.model.max_context,
-        recorded=recorded_settings(scenario),
-    )
+    dataset = read_dataset(scenario, folder)
     if not dataset.num_rows:
         raise PreflightError(f"data.path: {scenario.data.path}: there is not one row to train on")
     return dataset.num_rows

@@ -1,8 +1,9 @@
 """What an episode of yours is made of: the task it is given, tools and environments, and how it says what went wrong.
 
-An error has an owner. ``ToolError`` is the model's doing: it is told to the model as the tool's result. ``PolicyFault``
-ends the episode as ``policy_error``, which may be trained on. Everything else that a tool or an environment raises, and a
-deadline that passes, is ours: the sample ends as ``infra_error``, is issued again, and never earns a reward.
+An error has an owner. ``ToolError`` is the model's doing: it is told to the model as the tool's result.
+``EpisodePolicyError`` ends the episode as ``policy_error``, which may be trained on. Everything else that a tool or an
+environment raises, and a deadline that passes, is ours: the sample ends as ``infra_error``, is issued again, and never
+earns a reward.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class ToolError(Exception):
     """The model asked for something that cannot be done; the message is what it gets to read."""
 
 
-class PolicyFault(Exception):
+class EpisodePolicyError(Exception):
     """The model did something that ends the episode; it may be trained on."""
 
     def __init__(self, detail: str, *, reward: float | None = None) -> None:
@@ -29,7 +30,7 @@ class PolicyFault(Exception):
         """None: the scenario's reward function gives it."""
 
 
-class InfraFault(Exception):
+class EpisodeInfraError(Exception):
     """Something of ours failed: the sample is issued again and never earns a reward."""
 
 
@@ -100,7 +101,7 @@ class Environment(Protocol):
 
         Raises:
             ToolError: the action is malformed; the model reads the message and goes on.
-            PolicyFault: it ends the episode.
+            EpisodePolicyError: it ends the episode.
         """
         ...
 

@@ -1,0 +1,8 @@
+"""Examples are run by the harness of the integration tests."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))

@@ -1,0 +1,148 @@
+"""Every example runs as it stands, shortened by overrides: it ends well, loses nothing, and shows what it is about.
+
+An example is one line in :data:`EXAMPLES`: its scenario, what makes it short enough for a test, and what its steps or
+its folder have to show. ``docs/examples.md`` has the same list for people; a test keeps the two together.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+from live_run import SCENARIOS, LiveRun
+
+from penstock.backends.stores.audit import audit_ledger
+from penstock.backends.stores.tables import LEDGER_FILE
+from penstock.runtime.observability.trackers import read_steps
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+PAGE = Path(__file__).parents[2] / "docs" / "examples.md"
+
+Figures = dict[str, float]
+"""Of a step, those that are numbers."""
+
+
+class Shown(NamedTuple):
+    """What a run of an example left."""
+
+    steps: Sequence[Figures]
+    folder: Path
+
+    def of(self, name: str) -> list[float]:
+        """One figure over the steps that have it."""
+        return [step[name] for step in self.steps if name in step]
+
+
+class Example(NamedTuple):
+    """One example and how it is tested."""
+
+    scenario: str
+    """In ``scenarios/``."""
+    overrides: tuple[str, ...]
+    """What makes it short."""
+    num_steps: int
+    check: Callable[[Shown], None]
+    """Asserts what the example is about."""
+
+
+def imitates(shown: Shown) -> None:
+    losses = shown.of("train/sft_loss")
+    assert losses[-1] < losses[0] - 0.5
+    assert not shown.of("rollout/raw_reward")
+
+
+def prefers(shown: Shown) -> None:
+    losses = shown.of("train/loss")
+    assert losses[0] == pytest.approx(0.693147, abs=1e-5)  # nothing is preferred yet: log 2
+    assert losses[-1] < 0.69
+    assert shown.of("train/dpo_accuracy")[-1] > 0.5
+
+
+def imitates_the_best(shown: Shown) -> None:
+    shares = shown.of("train/imitated_ratio")
+    assert all(0.0 <= share < 1.0 for share in shares)
+    assert any(share > 0.0 for share in shares)
+
+
+def comes_nearer_to_the_teacher(shown: Shown) -> None:
+    distances = shown.of("train/opd_reverse_kl")
+    assert min(distances[-2:]) < distances[0], distances
+
+
+EXAMPLES: tuple[Example, ...] = (
+    Example(
+        "sft.yaml",
+        ("model.make=xs", "data.path=lines:500", "learner.warmup_steps=2"),
+        12,
+        imitates,
+    ),
+    Example(
+        "dpo.yaml",
+        ("model.make=xs", "data.path=lines:500", "learner.warm_start.num_steps=30", "learner.learning_rate=1e-3"),
+        8,
+        prefers,
+    ),
+    Example(
+        "rejection_sampling.yaml",
+        (
+            "model.make=xs",
+            "data.path=lines:500",
+            "learner.objective.min_reward=0.1",
+            "learner.warm_start.num_steps=100",
+        ),
+        3,
+        imitates_the_best,
+    ),
+    Example(
+        "distill.yaml",
+        (
+            "data.path=lines:500",
+            "sampling.max_response_tokens=64",
+            "teacher.model.make=xs",
+            "teacher.model.warm_start.num_steps=80",
+            "learner.warm_start.num_steps=30",
+            "learner.warmup_steps=0",
+        ),
+        5,
+        comes_nearer_to_the_teacher,
+    ),
+)
+SHORT = ("learner.groups_per_batch=8", "runtime.heartbeat_timeout_s=60")
+"""For all of them; a test machine may be busy with other things."""
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: Path(example.scenario).stem)
+def test_an_example_runs_loses_nothing_and_shows_what_it_is_about(example: Example, tmp_path: Path) -> None:
+    overrides = (*SHORT, f"run.num_steps={example.num_steps}", *example.overrides)
+    with LiveRun(example.scenario, tmp_path, overrides) as live:
+        summary = live.finish()
+        folder = live.folder
+    assert summary.completed
+    assert summary.balance.in_system == 0
+    assert audit_ledger(folder / LEDGER_FILE).findings == ()
+    steps = [{name: value for name, value in step.metrics.items() if value is not None} for step in read_steps(folder)]
+    assert len(steps) == example.num_steps
+    example.check(Shown(steps, folder))
+
+
+def test_every_example_is_in_the_table_of_the_page_and_is_tested() -> None:
+    on_page = set(re.findall(r"penstock run scenarios/(\S+\.yaml)", PAGE.read_text()))
+    tested = {example.scenario for example in EXAMPLES}
+    dry = set(re.findall(r"penstock run scenarios/(\S+\.yaml) --dry-run", PAGE.read_text()))
+    assert on_page - dry == tested
+    assert {f"examples/{file.name}" for file in (SCENARIOS / "examples").glob("*.yaml")} <= on_page
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: Path(example.scenario).stem)
+def test_an_example_is_a_short_scenario_and_at_most_one_file_beside_it(example: Example) -> None:
+    scenario = SCENARIOS / example.scenario
+    keys = [line for line in scenario.read_text().splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    assert len(keys) <= 45
+    named = set(re.findall(r"[\w./]+\.py(?=:)", "\n".join(keys)))
+    assert named <= {f"{scenario.stem}.py"}, named

@@ -47,7 +47,11 @@ def shape_at(path: KeyPath) -> shapes.Type:
 
 def unknown_key(data: Plain, shape: shapes.Type | None = None, path: KeyPath = ()) -> tuple[KeyPath, str] | None:
     """The first key of ``data`` that no struct has, and a sentence that names the nearest known one."""
-    block = _block(shape_of(Scenario) if shape is None else shape)
+    shape = shape_of(Scenario) if shape is None else shape
+    if isinstance(shape, shapes.VarTupleType) and isinstance(data, list):
+        found = (unknown_key(item, shape.item_type, (*path, index)) for index, item in enumerate(data))
+        return next((each for each in found if each is not None), None)
+    block = _block(shape)
     if block is None or not isinstance(data, dict):
         return None
     known = {field.encode_name: field.type for field in block.fields}
@@ -125,6 +129,8 @@ def _blocks_within(path: KeyPath, struct: type[msgspec.Struct]) -> Iterator[tupl
     for field in shape_of(struct).fields:
         if inner := _block(field.type):
             yield from _blocks_within((*path, field.encode_name), inner.cls)
+        elif (item := _item_block(field.type)) and not issubclass(struct, item.cls):  # those have its keys already
+            yield from _blocks_within((*path, f"{field.encode_name}[]"), item.cls)
 
 
 def _block(shape: shapes.Type) -> shapes.StructType | None:
@@ -133,8 +139,15 @@ def _block(shape: shapes.Type) -> shapes.StructType | None:
     return shape if isinstance(shape, shapes.StructType) else None
 
 
+def _item_block(shape: shapes.Type) -> shapes.StructType | None:
+    return _block(shape.item_type) if isinstance(shape, shapes.VarTupleType) else None
+
+
 def _hint(key: str, path: KeyPath, known: tuple[str, ...]) -> str:
-    elsewhere = [".".join(map(str, (*at, key))) for at, struct in block_paths() if key in struct.__struct_fields__]
+    blocks = [at for at, struct in block_paths() if key in struct.__struct_fields__]
+    # Datasets of an evaluation may say most of it again: that is seldom what was meant.
+    blocks = [at for at in blocks if "evaluation" not in at] or blocks
+    elsewhere = [".".join(map(str, (*at, key))) for at in blocks]
     if elsewhere:
         return f"no such key here; did you mean {' or '.join(elsewhere)}?"
     if near := difflib.get_close_matches(key, known, n=1):

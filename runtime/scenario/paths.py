@@ -7,7 +7,7 @@ is loaded. ``run.folder`` is not among the keys: runs are written where the comm
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from penstock.runtime.scenario.source import KeyPath
@@ -26,10 +26,19 @@ OBJECTIVE: KeyPath = ("learner", "objective")
 OBJECTIVE_NAME: KeyPath = (*OBJECTIVE, "name")
 TEACHER_MODEL_PATH: KeyPath = ("teacher", "model", "path")
 TEACHER_WARM_START_PATH: KeyPath = ("teacher", "model", "warm_start", "path")
+EACH: Final = "*"
+"""In a path here: every item of the list."""
+EVALUATION_DATASET: KeyPath = ("evaluation", "datasets", EACH)
+EVALUATION_PATH: KeyPath = (*EVALUATION_DATASET, "path")
+EVALUATION_FUNCTIONS: tuple[KeyPath, ...] = tuple(
+    (*block, *key)
+    for block in (("evaluation", "defaults"), EVALUATION_DATASET)
+    for key in (("reward", "function"), ("generate",))
+)
 
 DATA_KEYS = (DATA_PATH, WARM_START_PATH, RECORDED_PATH, TEACHER_WARM_START_PATH)
-FUNCTION_KEYS = (REWARD_FUNCTION, FILTER_FUNCTION, STALENESS_POLICY, OBJECTIVE_NAME)
-PATH_KEYS = (MODEL_PATH, MODEL_CONFIG, TEACHER_MODEL_PATH, RECORDED_RUN, *DATA_KEYS, *FUNCTION_KEYS)
+FUNCTION_KEYS = (REWARD_FUNCTION, FILTER_FUNCTION, STALENESS_POLICY, OBJECTIVE_NAME, *EVALUATION_FUNCTIONS)
+PATH_KEYS = (MODEL_PATH, MODEL_CONFIG, TEACHER_MODEL_PATH, RECORDED_RUN, *DATA_KEYS, EVALUATION_PATH, *FUNCTION_KEYS)
 
 MADE_DATA = ("lines:", "reasoning_gym:")
 """Prefixes of datasets that are made, not read."""
@@ -40,7 +49,7 @@ def absolute(key: KeyPath, value: str, folder: Path) -> str:
 
     What follows the path (``@[a:b]``, ``:function``) stays as it is.
     """
-    if key in DATA_KEYS and value.startswith(MADE_DATA):
+    if key in (*DATA_KEYS, EVALUATION_PATH) and value.startswith(MADE_DATA):
         return value
     if key in FUNCTION_KEYS and not is_user_code(value):
         return value

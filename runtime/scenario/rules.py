@@ -6,7 +6,6 @@ of them asks which staleness policy is chosen; they see its numbers only.
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
 import re
 from typing import TYPE_CHECKING
@@ -28,17 +27,18 @@ from penstock.backends.learners.objectives.validity import (
     objective_problem,
 )
 from penstock.backends.protocol import Capability
-from penstock.backends.rewards.builtin import BUILT_IN
 from penstock.messages.training import UpdateMode
 from penstock.runtime.options import ObservabilityOptions
 from penstock.runtime.scenario.capabilities import ENGINE_CAPABILITIES, lacking
 from penstock.runtime.scenario.episode_rules import episode_rules
+from penstock.runtime.scenario.evaluation_rules import evaluation_rules
 from penstock.runtime.scenario.lora_rules import lora_rules
 from penstock.runtime.scenario.megatron_rules import megatron_rules
 from penstock.runtime.scenario.part_rules import part_rules
 from penstock.runtime.scenario.paths import DATA_KEYS, FILTER_FUNCTION, OBJECTIVE, REWARD_FUNCTION, is_user_code
 from penstock.runtime.scenario.rank_rules import rank_rules
 from penstock.runtime.scenario.recorded_rules import recorded_rules
+from penstock.runtime.scenario.reward_names import reward_problem
 from penstock.runtime.scenario.source import dotted
 from penstock.runtime.scenario.teacher_rules import teacher_rules
 
@@ -88,11 +88,8 @@ def _data(s: Scenario) -> Iterator[Broken]:
 
 
 def _functions(s: Scenario) -> Iterator[Broken]:
-    reward = s.reward.function
-    if not is_user_code(reward) and reward not in BUILT_IN:
-        near = difflib.get_close_matches(reward, BUILT_IN, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(BUILT_IN)}, and file.py:function"
-        yield REWARD_FUNCTION, f"no reward function is called '{reward}'; {hint}"
+    if problem := reward_problem(s.reward.function):
+        yield REWARD_FUNCTION, problem
     if s.filter.function is not None and not is_user_code(s.filter.function):
         yield FILTER_FUNCTION, f"must be file.py:function; found '{s.filter.function}'"
 
@@ -364,5 +361,6 @@ RULES: tuple[Callable[[Scenario], Iterator[Broken]], ...] = (
     recorded_rules,
     part_rules,
     teacher_rules,
+    evaluation_rules,
     _without_effect,
 )

@@ -10,6 +10,7 @@ from penstock.backends.data.options import DataOptions
 from penstock.backends.engines.options import EnginesOptions, SamplingOptions
 from penstock.backends.engines.teacher_options import TeacherOptions
 from penstock.backends.episodes.options import EpisodeOptions
+from penstock.backends.evaluation.options import EvaluationOptions
 from penstock.backends.learners.options import LearnerOptions
 from penstock.backends.models.options import ModelOptions
 from penstock.backends.rewards.options import RewardOptions
@@ -42,6 +43,8 @@ class Scenario(Options, frozen=True, kw_only=True):
     """What trains, and how."""
     teacher: TeacherOptions | None = None
     """A second model that is learnt from, by distillation on the student's own samples. null: there is none."""
+    evaluation: EvaluationOptions = EvaluationOptions()
+    """When the policy is evaluated, and on what."""
     weights: WeightsOptions = WeightsOptions()
     """How new weights reach the engines."""
     prompt_source: PromptSourceOptions = PromptSourceOptions()

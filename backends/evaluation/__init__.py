@@ -1,0 +1,1 @@
+"""Evaluation: what its datasets are, and the figures that come of the answers."""

@@ -1,0 +1,112 @@
+"""How the ``evaluation:`` block has to fit the others."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.backends.data.problems import DataError
+from penstock.backends.data.sources import parse_source
+from penstock.backends.engines.options import kinds
+from penstock.backends.evaluation.options import EvaluationOptions
+from penstock.backends.evaluation.sets import RunSettings, evaluation_sets
+from penstock.runtime.scenario.paths import is_user_code
+from penstock.runtime.scenario.reward_names import reward_problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.backends.evaluation.options import EvaluationSettings
+    from penstock.backends.evaluation.sets import EvaluationSet
+    from penstock.runtime.scenario.source import KeyPath
+    from penstock.runtime.scenario.structure import Scenario
+
+BLOCK: KeyPath = ("evaluation",)
+DATASETS: KeyPath = (*BLOCK, "datasets")
+DEFAULTS: KeyPath = (*BLOCK, "defaults")
+
+
+def sets_of(scenario: Scenario) -> tuple[EvaluationSet, ...]:
+    """The datasets of the scenario's evaluation, each with everything that holds for it."""
+    return evaluation_sets(scenario.evaluation, RunSettings(scenario.data, scenario.sampling, scenario.reward))
+
+
+def evaluation_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
+    """The key to change, and what is wrong with it."""
+    evaluation = s.evaluation
+    if not evaluation.datasets:
+        for key in evaluation.__struct_fields__:
+            if getattr(evaluation, key) != getattr(EvaluationOptions(), key):
+                yield (*BLOCK, key), "has no effect without evaluation.datasets; name a dataset there, or remove it"
+        return
+    if kinds(s.engines) == {"recorded"}:
+        yield (
+            DATASETS,
+            "engines of the backend recorded answer with what rows hold and generate nothing, so there is nothing to "
+            "evaluate; add engines that generate, or remove the block",
+        )
+    if s.run.only is not None and any((evaluation.every, evaluation.before_first, evaluation.at_end)):
+        yield (
+            DATASETS,
+            f"a run with only: {s.run.only} does not evaluate; set evaluation.datasets=[] for it, or evaluate its "
+            "model with: penstock evaluate",
+        )
+    names = [dataset.name for dataset in evaluation.datasets]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            yield (*DATASETS, index, "name"), f"'{name}' is the name of an earlier dataset as well; choose another"
+    for index, each in enumerate(sets_of(s)):
+        yield from _set_rules(s, index, each)
+
+
+def _set_rules(s: Scenario, index: int, each: EvaluationSet) -> Iterator[tuple[KeyPath, str]]:
+    dataset, n = s.evaluation.datasets[index], each.samples_per_prompt
+
+    def key_of(*key: str) -> KeyPath:
+        """Where the value was said: by the dataset, by the defaults, or (as the dataset may) by the run."""
+        said = _is_given(dataset, key) or not _is_given(s.evaluation.defaults, key)
+        return (*DATASETS, index, *key) if said else (*DEFAULTS, *key)
+
+    try:
+        parse_source(dataset.path)
+    except DataError as error:
+        yield (*DATASETS, index, "path"), str(error)
+    if each.k and each.k[-1] > n:
+        yield (
+            key_of("k"),
+            f"pass@{each.k[-1]} needs at least {each.k[-1]} answers to a prompt, and samples_per_prompt is {n}; raise "
+            "that, or lower k",
+        )
+    if n > 1 and each.sampling.temperature == 0:
+        yield (
+            key_of("samples_per_prompt"),
+            f"at temperature 0 the {n} answers to a prompt are all the same; set it to 1, or the dataset's "
+            "sampling.temperature above 0",
+        )
+    yield from _lengths(s, each, key_of("sampling", "max_response_tokens"), key_of("max_prompt_tokens"))
+    if each.generate is not None and not is_user_code(each.generate):
+        yield key_of("generate"), f"must be file.py:function; found '{each.generate}'"
+    if problem := reward_problem(each.reward.function):
+        yield key_of("reward", "function"), problem
+
+
+def _lengths(
+    s: Scenario, each: EvaluationSet, response_key: KeyPath, prompt_key: KeyPath
+) -> Iterator[tuple[KeyPath, str]]:
+    context = s.model.max_context
+    for key, what, other, num_tokens in (
+        (response_key, "response", "a prompt", each.sampling.max_response_tokens),
+        (prompt_key, "prompt", "a response", each.data.max_prompt_tokens or 0),
+    ):
+        if num_tokens >= context:
+            yield (
+                key,
+                f"{num_tokens} {what} tokens leave no room for {other} in model.max_context of {context}; lower the "
+                "one or raise the other",
+            )
+
+
+def _is_given(settings: EvaluationSettings, key: tuple[str, ...]) -> bool:
+    value: object = settings
+    for part in key:
+        value = getattr(value, part, None)
+    return value is not None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from penstock.backends.data.options import DataOptions
+from penstock.backends.data.options import DataOptions, RecordedOptions
 from penstock.backends.engines.options import SamplingOptions
 from penstock.backends.rewards.options import RewardOptions
 from penstock.messages.base import Options
@@ -78,7 +78,8 @@ def _set_of(dataset: EvaluationDataset, defaults: EvaluationSettings, run: RunSe
 def _data_of(dataset: EvaluationDataset, defaults: EvaluationSettings, run: DataOptions) -> DataOptions:
     label_key = _first(dataset.label_key, defaults.label_key, run.label_key or "")
     max_prompt_tokens = dataset.max_prompt_tokens or defaults.max_prompt_tokens or run.max_prompt_tokens
-    return DataOptions(
+    return msgspec.structs.replace(
+        run,
         path=dataset.path,
         prompt_key=_first(dataset.prompt_key, defaults.prompt_key, run.prompt_key),
         label_key=label_key or None,
@@ -88,6 +89,7 @@ def _data_of(dataset: EvaluationDataset, defaults: EvaluationSettings, run: Data
         shuffle=False,
         skip_bad_rows=_first(dataset.skip_bad_rows, defaults.skip_bad_rows, run.skip_bad_rows),
         max_prompt_tokens=max_prompt_tokens,
+        recorded=RecordedOptions(),
     )
 
 

@@ -6,6 +6,7 @@ A list of commands is carried out in order. What follows a ``Record`` happens on
 from __future__ import annotations
 
 from penstock.messages.base import Command, Event
+from penstock.messages.flow import RowOutcome
 from penstock.messages.ledger import LedgerEntry
 from penstock.messages.samples import Group, Part, Prompt, Purpose, Sample, SampleKey
 from penstock.messages.teaching import GivenTokens
@@ -64,12 +65,36 @@ class PromptRequest(Command, frozen=True, array_like=True, tag=False):
     group_id: int
     row: int
     epoch: int
+    dataset: int | None = None
+    """Index in the scenario's ``evaluation.datasets``; None: a row to train on."""
 
 
 class FetchPrompts(Command, frozen=True):
     """Read these rows; answered by ``PromptsFetched``."""
 
     requests: tuple[PromptRequest, ...]
+    ahead: tuple[int, ...] = ()
+    """Rows that will probably be wanted after these, soonest first; a backend may read them before."""
+
+
+class StreamPlace(Command, frozen=True, array_like=True, tag=False):
+    """A place in the stream of prompts, with the row that stands there."""
+
+    position: int
+    row: int
+    epoch: int
+
+
+class ChooseRows(Command, frozen=True):
+    """Choose a row for each of these groups; answered by ``RowsDrawn``."""
+
+    group_ids: tuple[int, ...]
+    stream: tuple[StreamPlace, ...]
+    """As many as there are groups: those that are taken are taken from the front."""
+    in_flight: tuple[int, ...]
+    """Rows of groups that are on their way."""
+    outcomes: tuple[RowOutcome, ...]
+    """Those since the last time."""
 
 
 # --- of the engine --------------------------------------------------------------------------------------------
@@ -150,6 +175,19 @@ class JudgeGroup(Command, frozen=True):
     group: Group
 
 
+class JudgeSamples(Command, frozen=True):
+    """Run the user's sample filter on each sample of this group; answered by one ``SamplesJudged``."""
+
+    group: Group
+
+
+class ShowGroup(Command, frozen=True):
+    """Show this group to the user's hook; not answered. ``cause``: why it is turned away; empty: it is admitted."""
+
+    group: Group
+    cause: str = ""
+
+
 # --- of the learner -------------------------------------------------------------------------------------------
 
 
@@ -170,6 +208,8 @@ class Train(Command, frozen=True, kw_only=True):
     groups: tuple[Group, ...]
     min_token_version: int
     """Tokens of older versions get no loss; 0 trains all."""
+    mask_old_tokens: bool = False
+    """Tokens of a sample that are older than its newest ones get no loss."""
 
 
 class PublishWeights(Command, frozen=True):
@@ -231,13 +271,13 @@ class ArchiveGroups(Command, frozen=True):
     group_ids: tuple[int, ...]
 
 
-PromptCommand = FetchPrompts
+PromptCommand = FetchPrompts | ChooseRows
 EngineCommand = (
     OpenEngine | Generate | AbortGeneration | InterruptGenerations | FetchWeights | ApplyWeights | SleepEngine
 )
 TeacherCommand = OpenEngine | ComputeLogprobs
 ScorerCommand = Score
-FilterCommand = JudgeGroup
+FilterCommand = JudgeGroup | JudgeSamples | ShowGroup
 LearnerCommand = (
     OpenLearner
     | Train

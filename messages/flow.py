@@ -30,7 +30,30 @@ class SettledState(Value, frozen=True, array_like=True):
     floor: int
     """Every group below is settled."""
     above: tuple[int, ...]
-    """Those settled above the floor, ascending."""
+    """Those settled above the floor, and groups of evaluations that are settled and not below theirs, ascending."""
+    evaluation_floor: int = 0
+    """Every group of an evaluation with a place below is settled."""
+
+
+class GroupRow(Value, frozen=True, array_like=True):
+    """Which row of the dataset a group is drawn from, where that does not follow from its place in the stream."""
+
+    group_id: int
+    row: int
+    epoch: int
+    """Pass over the dataset; of a row that was not taken from the stream, how often it had been seen."""
+    position: int
+    """Place in the stream of prompts that it took; −1: none, the row was chosen otherwise."""
+
+
+class RowOutcome(Value, frozen=True, array_like=True):
+    """What came of a group, for the history of its row."""
+
+    row: int
+    reward: float | None
+    """Mean over its samples; None: no reward came."""
+    is_rejected: bool
+    """The Filter turned it away."""
 
 
 class DemandGranted(Event, frozen=True, kw_only=True):
@@ -41,6 +64,25 @@ class DemandGranted(Event, frozen=True, kw_only=True):
     spans: tuple[GrantSpan, ...]
     """Covers every group that is granted and not settled."""
     settled: SettledState
+    rows: tuple[GroupRow, ...] = ()
+    """Where rows are chosen: those that are recorded, of every such group. A group is issued with its recorded row."""
+    next_position: int = 0
+    """Where rows are chosen: the first place in the stream of prompts that no recorded row has taken."""
+    first_outcome: int = 0
+    """Place in the run's list of outcomes of the first of ``outcomes``."""
+    outcomes: tuple[RowOutcome, ...] = ()
+    """Some that PromptSource has not said it knows, in the order in which they were recorded."""
+    num_outcomes: int = 0
+    """In the whole list."""
+
+
+class RowsChosen(Event, frozen=True, kw_only=True):
+    """PromptSource → Buffer: rows for granted groups, all that are not recorded as far as it knows. They are issued
+    when ``DemandGranted`` has brought them back, that is, when they are recorded."""
+
+    rows: tuple[GroupRow, ...]
+    num_outcomes: int
+    """So many of the list of outcomes are known to it."""
 
 
 class SamplesSettled(Event, frozen=True, kw_only=True):
@@ -170,3 +212,5 @@ class GroupRejected(Event, frozen=True, kw_only=True):
     ended: tuple[SampleEnd, ...]
     """Every sample of the group."""
     mean_reward: float | None = None
+    group: Group | None = None
+    """As it would have been admitted; where the Buffer may keep it because too little is left to train on."""

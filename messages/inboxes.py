@@ -6,6 +6,7 @@ what the runtime handles before the actor (settlements, the census); the socket 
 
 from __future__ import annotations
 
+from penstock.messages.evaluation import EvaluationDue, EvaluationFinished, PublishDemanded
 from penstock.messages.flow import (
     DemandGranted,
     GenerationClosed,
@@ -13,6 +14,7 @@ from penstock.messages.flow import (
     GroupAdmitted,
     GroupRejected,
     RefillAsked,
+    RowsChosen,
     SampleFailed,
     SampleGenerated,
     SampleIssued,
@@ -35,8 +37,10 @@ from penstock.messages.local import (
     LearnerWoken,
     LogprobsComputed,
     PromptsFetched,
+    RowsDrawn,
     SampleJudged,
     SamplesArchived,
+    SamplesJudged,
     Started,
     TimerFired,
     WeightsPublished,
@@ -86,6 +90,7 @@ from penstock.messages.weights import (
 
 PromptSourceWire = (
     DemandGranted
+    | EvaluationDue
     | SamplesSettled
     | GenerationProgressed
     | GenerationClosed
@@ -99,6 +104,7 @@ PromptSourceEvent = (
     | Started
     | TimerFired
     | PromptsFetched
+    | RowsDrawn
     | EngineJoined
     | EngineLost
     | ActorLost
@@ -145,11 +151,14 @@ ScorerEvent = (
 )
 
 FilterWire = SampleScored | ScoringFailed | SampleFailed | SamplesSettled | LeasesAsked
-FilterEvent = SampleScored | ScoringFailed | SampleFailed | SamplesSettled | Started | TimerFired | GroupJudged
+FilterEvent = (
+    SampleScored | ScoringFailed | SampleFailed | SamplesSettled | Started | TimerFired | GroupJudged | SamplesJudged
+)
 
 BufferWire = (
     GroupAdmitted
     | GroupRejected
+    | RowsChosen
     | LearnerReady
     | StepFinished
     | CheckpointSaved
@@ -161,6 +170,7 @@ BufferWire = (
 BufferEvent = (
     GroupAdmitted
     | GroupRejected
+    | RowsChosen
     | LearnerReady
     | StepFinished
     | CheckpointSaved
@@ -178,6 +188,7 @@ LearnerWire = (
     | CheckpointNamed
     | CheckpointsKept
     | CheckpointDemanded
+    | PublishDemanded
     | VersionAnnounced
     | PublishFailed
     | DeviceYielded
@@ -201,4 +212,4 @@ WeightPublisherWire = (
 )
 WeightPublisherEvent = WeightPublisherWire | Started | TimerFired | EngineJoined | EngineLost
 
-SupervisorWire = StepReported | RunFinished | ActorReported | NoticeGiven | WaitsReported
+SupervisorWire = StepReported | EvaluationFinished | RunFinished | ActorReported | NoticeGiven | WaitsReported

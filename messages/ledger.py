@@ -12,7 +12,8 @@ from __future__ import annotations
 from typing import Final
 
 from penstock.messages.base import Entry, Value
-from penstock.messages.flow import GrantSpan
+from penstock.messages.evaluation import EvaluationOpened, GroupEvaluated
+from penstock.messages.flow import GrantSpan, GroupRow
 from penstock.messages.samples import Group, SampleEnd
 from penstock.messages.training import OnStale, UpdateMode
 
@@ -64,6 +65,8 @@ class GroupRecorded(Entry, frozen=True, kw_only=True):
     """Those of its samples that ended otherwise."""
     payload: Group | None = None
     """Always there when it is written."""
+    kept_cause: str = ""
+    """The Filter had turned it away for this cause, and it was kept because too little was left to train on."""
 
 
 class GroupClosed(Entry, frozen=True, kw_only=True):
@@ -73,6 +76,16 @@ class GroupClosed(Entry, frozen=True, kw_only=True):
     ended: tuple[SampleEnd, ...]
     is_requeued: bool = False
     """Its prompt will be granted anew."""
+    rejected_cause: str = ""
+    """Why the Filter turned it away; empty: it ended otherwise."""
+    mean_reward: float | None = None
+    """Of the samples of a group that was turned away, where they have rewards."""
+
+
+class RowsRecorded(Entry, frozen=True, kw_only=True):
+    """These groups are drawn from these rows; written before they are issued."""
+
+    rows: tuple[GroupRow, ...]
 
 
 class BatchLeased(Entry, frozen=True, kw_only=True):
@@ -82,6 +95,7 @@ class BatchLeased(Entry, frozen=True, kw_only=True):
     group_ids: tuple[int, ...]
     max_staleness: int
     mask_stale: bool = False
+    mask_old_tokens: bool = False
     update_mode: UpdateMode
     is_last: bool = False
 
@@ -139,6 +153,7 @@ LedgerEntry = (
     | GroupsGranted
     | GroupRecorded
     | GroupClosed
+    | RowsRecorded
     | BatchLeased
     | StepRecorded
     | CheckpointRecorded
@@ -146,4 +161,6 @@ LedgerEntry = (
     | VersionRecorded
     | PolicyRecorded
     | BatchesFixed
+    | EvaluationOpened
+    | GroupEvaluated
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from penstock.messages.base import Delivery, Event, Metric, Value
+from penstock.messages.flow import GroupRow
 from penstock.messages.samples import Group, Outcome, Part, Prompt, Reward, SampleKey
 from penstock.messages.weights import WeightManifest
 
@@ -41,6 +42,12 @@ class PromptsFetched(LocalEvent, frozen=True, kw_only=True):
     """Answer to ``FetchPrompts``."""
 
     prompts: tuple[FetchedPrompt, ...]
+
+
+class RowsDrawn(LocalEvent, frozen=True, kw_only=True):
+    """Answer to ``ChooseRows``."""
+
+    rows: tuple[GroupRow, ...]
 
 
 class EngineOpened(LocalEvent, frozen=True, kw_only=True):
@@ -119,6 +126,22 @@ class GroupJudged(LocalEvent, frozen=True, kw_only=True):
     group_id: int
     keep: bool
     cause: str = ""
+    is_failure: bool = False
+    """There is no verdict: the filter failed on it."""
+
+
+class DroppedSample(Value, frozen=True, array_like=True):
+    """A sample that a user's filter does not keep."""
+
+    index: int
+    cause: str
+
+
+class SamplesJudged(LocalEvent, frozen=True, kw_only=True):
+    """Answer to ``JudgeSamples``: which samples a user's filter drops. The others are kept."""
+
+    group_id: int
+    dropped: tuple[DroppedSample, ...]
 
 
 class BatchFetched(LocalEvent, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ Invariants:
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Literal
 
 from penstock.messages.arrays import LOGPROB_BYTES, TOKEN_BYTES, ArrayLengthError
 from penstock.messages.base import Metric, Value
@@ -41,7 +42,35 @@ class SampleKey(Value, frozen=True, array_like=True, order=True):
     index: int
 
     def __str__(self) -> str:
-        return f"{self.group_id}/{self.index}"
+        return f"{group_name(self.group_id)}/{self.index}"
+
+
+def evaluation_group_id(place: int) -> int:
+    """The id of the group at this place among those of all evaluations, which are counted from 0."""
+    return ~place
+
+
+def evaluation_place(group_id: int) -> int:
+    """The place of a group that has this id."""
+    return ~group_id
+
+
+def is_evaluation(group_id: int) -> bool:
+    """Whether this group is drawn for an evaluation."""
+    return group_id < 0
+
+
+def group_name(group_id: int) -> str:
+    """For people: ``12``, or ``e12`` for place 12 among the groups of evaluations."""
+    return f"e{evaluation_place(group_id)}" if is_evaluation(group_id) else f"{group_id}"
+
+
+class Media(Value, frozen=True, array_like=True):
+    """An image, a video or a sound that belongs to a prompt."""
+
+    kind: Literal["image", "video", "audio"]
+    reference: str
+    """An http(s) address, an absolute path, or ``data:…;base64,…``."""
 
 
 class Prompt(Value, frozen=True, kw_only=True, omit_defaults=True):
@@ -63,6 +92,10 @@ class Prompt(Value, frozen=True, kw_only=True, omit_defaults=True):
     """The row holds the responses: an engine that knows the rows answers, and none generates."""
     loss: Loss = Loss.OBJECTIVE
     """Of its samples."""
+    dataset: int | None = None
+    """Index in the scenario's ``evaluation.datasets``, whose settings hold then; None: a row to train on."""
+    media: tuple[Media, ...] = ()
+    """In the order of their places in the text; the engine puts them there."""
 
     def __post_init__(self) -> None:
         _check_multiple(self.tokens, TOKEN_BYTES, "tokens")
@@ -255,6 +288,14 @@ class SampleEnd(Value, frozen=True, kw_only=True, omit_defaults=True):
     num_tokens: int = 0
 
 
+class CountedSample(Value, frozen=True, array_like=True):
+    """A sample that a filter dropped after the group's statistics: its reward counts in them, nothing of it is
+    trained."""
+
+    index: int
+    reward: float
+
+
 class Group(Value, frozen=True, kw_only=True, omit_defaults=True):
     """A complete group: the samples to train on, and those of its samples that ended otherwise."""
 
@@ -262,6 +303,8 @@ class Group(Value, frozen=True, kw_only=True, omit_defaults=True):
     prompt: Prompt
     samples: tuple[Sample, ...]
     ended: tuple[SampleEnd, ...] = ()
+    counted: tuple[CountedSample, ...] = ()
+    """Those of ``ended`` whose rewards belong to the group's mean and spread all the same."""
 
     @property
     def num_tokens(self) -> int:

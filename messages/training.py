@@ -71,6 +71,8 @@ class BatchReady(Event, frozen=True, kw_only=True):
     max_staleness: int
     mask_stale: bool = False
     """Tokens older than ``version − 1 − max_staleness`` are left out of the loss (``on_stale: mask``)."""
+    mask_old_tokens: bool = False
+    """Tokens of a sample that are older than its newest ones are left out of the loss (``mask_old_tokens``)."""
     update_mode: UpdateMode
     is_last: bool = False
     num_waiting_groups: int = 0

@@ -22,4 +22,6 @@ class RunPlan(Value, frozen=True, kw_only=True):
     """Absolute; with its tokenizer. Empty when there is no teacher, or a simulated one."""
     num_rows: int
     """Of the dataset, without those that were skipped."""
+    num_evaluation_prompts: tuple[int, ...] = ()
+    """Of each dataset of the evaluation, in the order of the scenario."""
     transport: Literal["shared_memory", "disk", "distributed", "tensor", "none"] = "shared_memory"

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.backends.data.dataset import load_dataset
+from penstock.backends.evaluation.rows import load_evaluation_rows
+from penstock.runtime.scenario.evaluation_rules import sets_of
 from penstock.runtime.scenario.recorded_rules import recorded_settings
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.backends.data.dataset import Dataset
+    from penstock.backends.evaluation.rows import EvaluationRows
     from penstock.runtime.scenario import Scenario
 
 
@@ -32,4 +35,22 @@ def read_dataset(scenario: Scenario, model_folder: Path, *, keeps_messages: bool
         max_context=scenario.model.max_context,
         keeps_messages=keeps_messages,
         recorded=recorded_settings(scenario),
+    )
+
+
+def read_evaluation(
+    scenario: Scenario, model_folder: Path, *, keeps_messages: bool = False
+) -> tuple[EvaluationRows, ...]:
+    """Every row of the datasets of the evaluation, checked and tokenised; the arguments are those of
+    :func:`read_dataset`.
+
+    Raises:
+        DataError: the rows of a dataset cannot be used.
+    """
+    return load_evaluation_rows(
+        sets_of(scenario),
+        model_folder,
+        seed=scenario.run.seed,
+        max_context=scenario.model.max_context,
+        keeps_messages=keeps_messages,
     )

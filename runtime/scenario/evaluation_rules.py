@@ -30,6 +30,16 @@ def sets_of(scenario: Scenario) -> tuple[EvaluationSet, ...]:
     return evaluation_sets(scenario.evaluation, RunSettings(scenario.data, scenario.sampling, scenario.reward))
 
 
+def evaluation_functions(scenario: Scenario) -> Iterator[tuple[str, str | None]]:
+    """The key of each function that the block may name, and what it says."""
+    blocks = [("evaluation.defaults", scenario.evaluation.defaults)]
+    blocks += [(f"evaluation.datasets[{index}]", dataset) for index, dataset in enumerate(scenario.evaluation.datasets)]
+    for key, settings in blocks:
+        yield f"{key}.generate", settings.generate
+        if settings.reward is not None:
+            yield f"{key}.reward.function", settings.reward.function
+
+
 def evaluation_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
     """The key to change, and what is wrong with it."""
     evaluation = s.evaluation

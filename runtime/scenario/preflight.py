@@ -23,6 +23,7 @@ from penstock.backends.engines.sglang.environment import SglangEnvironmentError,
 from penstock.backends.user_code import UserCodeError, split_spec
 from penstock.backends.weights.preflight import check_transport, model_size_bytes, sites_of
 from penstock.runtime.errors import PreflightError
+from penstock.runtime.scenario.evaluation_rules import evaluation_functions, sets_of
 from penstock.runtime.scenario.megatron_preflight import check_megatron
 from penstock.runtime.scenario.paths import MADE_DATA, is_user_code
 from penstock.runtime.scenario.recorded_rules import recorded_settings
@@ -176,6 +177,7 @@ def check_user_code(scenario: Scenario) -> None:
         ("filter.function", scenario.filter.function),
         ("staleness.policy", scenario.staleness.policy),
         ("learner.objective", scenario.learner.objective.name),
+        *evaluation_functions(scenario),
     ):
         if value is not None and is_user_code(value):
             _check_definition(key, value)
@@ -188,11 +190,15 @@ def check_data(scenario: Scenario) -> None:
     data, warm_start = scenario.data, scenario.learner.warm_start
     if scenario.run.only != "learner":
         _check_prompts(data, recorded_settings(scenario))
+        for index, each in enumerate(sets_of(scenario)):
+            _check_prompts(each.data, None, keys=(f"evaluation.datasets[{index}].path",))
     if warm_start is not None:
         _check_demonstrations(data, warm_start)
 
 
-def _check_prompts(data: DataOptions, recorded: RecordedSettings | None) -> None:
+def _check_prompts(
+    data: DataOptions, recorded: RecordedSettings | None, keys: tuple[str, ...] = ("data.path", "data.recorded.path")
+) -> None:
     labels = [] if data.label_key is None else [data.label_key]
 
     def check_row(row: RawRow, source: int) -> None:
@@ -205,9 +211,7 @@ def _check_prompts(data: DataOptions, recorded: RecordedSettings | None) -> None
             label_of(row, key)
         metadata_of(row, data.metadata_keys)
 
-    for source, (key, path) in enumerate(
-        zip(("data.path", "data.recorded.path"), dataset_paths(data, recorded), strict=False)
-    ):
+    for source, (key, path) in enumerate(zip(keys, dataset_paths(data, recorded), strict=False)):
         columns, optional = dataset_columns(data, recorded, source=source)
         problems = Problems(skip=data.skip_bad_rows, skip_key="data.skip_bad_rows")
         _check_rows(key, path, columns, partial(check_row, source=source), problems, optional)

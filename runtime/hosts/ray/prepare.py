@@ -78,6 +78,7 @@ def prepare(job: DriverJob, tell: Callable[[str], None]) -> RunPlan:
         model_folder=str(folder) if needs_model else "",
         teacher_folder=_teacher_folder(job, folder, tell),
         num_rows=_num_rows(job, folder, tell),
+        num_evaluation_prompts=_num_evaluation_prompts(job, folder, tell),
         transport=_transport(job, folder),
     )
 
@@ -137,6 +138,20 @@ def _num_rows(job: DriverJob, folder: Path, tell: Callable[[str], None]) -> int:
     if not dataset.num_rows:
         raise PreflightError(f"data.path: {scenario.data.path}: there is not one row to train on")
     return dataset.num_rows
+
+
+def _num_evaluation_prompts(job: DriverJob, folder: Path, tell: Callable[[str], None]) -> tuple[int, ...]:
+    scenario = job.scenario
+    if scenario.run.only == "learner" or not scenario.evaluation.datasets:
+        return ()
+    if scenario.engines.backend == "simulated":
+        from penstock.runtime.hosts.virtual.simulate import num_evaluation_prompts
+
+        return num_evaluation_prompts(scenario)
+    tell("reading the datasets of the evaluation")
+    from penstock.runtime.rows import read_evaluation
+
+    return tuple(rows.num_prompts for rows in read_evaluation(scenario, folder))
 
 
 def _transport(job: DriverJob, folder: Path) -> Transport:

@@ -31,6 +31,7 @@ from penstock.runtime.observability.texts import duration_text
 from penstock.runtime.observability.trackers import EVENTS_FILE, EventLog
 from penstock.runtime.plan import RunPlan
 from penstock.runtime.scenario import Scenario, dump_scenario
+from penstock.runtime.scenario.evaluation_rules import sets_of
 from penstock.runtime.wiring import actor_names, build_machine, hears, inbox_union, open_backend
 
 if TYPE_CHECKING:
@@ -199,7 +200,14 @@ def _rare_collections() -> Generator[None]:
 
 def casting_of(scenario: Scenario) -> Casting:
     """Who plays whom: the machines and the simulated backends of the wiring."""
-    plan = RunPlan(scenario=scenario, run_id="simulated", run_folder="", model_folder="", num_rows=num_rows(scenario))
+    plan = RunPlan(
+        scenario=scenario,
+        run_id="simulated",
+        run_folder="",
+        model_folder="",
+        num_rows=num_rows(scenario),
+        num_evaluation_prompts=num_evaluation_prompts(scenario),
+    )
 
     def cast(name: str, epoch: int, timers: Timers, store: LedgerStore | None) -> Player:
         return Player(
@@ -262,3 +270,23 @@ def _open_folder(scenario: Scenario, folder: Path | None) -> tuple[RunRecorder |
         return RunRecorder(folder, facts), EventLog(folder / EVENTS_FILE)
     except OSError as error:
         raise RunFolderError(f"{folder}: cannot be written: {error.strerror}") from error
+
+
+def num_evaluation_prompts(scenario: Scenario) -> tuple[int, ...]:
+    """The prompts of each dataset of the evaluation, told without reading any.
+
+    Raises:
+        ScenarioError: it cannot be told.
+    """
+    counts: list[int] = []
+    for index, each in enumerate(sets_of(scenario)):
+        made = _MADE_ROWS.fullmatch(scenario.evaluation.datasets[index].path)
+        limits = [int(made.group(1))] if made is not None else []
+        limits += [] if each.max_prompts is None else [each.max_prompts]
+        if not limits:
+            raise ScenarioError(
+                f"evaluation.datasets[{index}].max_prompts: a simulation reads no data, so it has to be said how many "
+                f"prompts {each.name} has; set it, or path to lines:N"
+            )
+        counts.append(min(limits))
+    return tuple(counts)

@@ -30,22 +30,20 @@ from __future__ import annotations
 import asyncio
 import copy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
 import msgspec
 
 from penstock.backends.episodes.api import ChatMessage, FunctionCall, ToolCall
 from penstock.backends.episodes.dialogue import ChatDialogue, ConversationError, MalformedError, encoded
 from penstock.backends.episodes.interfaces import EpisodeInfraError, EpisodePolicyError, JsonObject, Task, Tool
+from penstock.backends.episodes.playing import NOTHING, PROMPT, Answer, ModelLink, PlayRules, Saved, TurnAsked, Words
 from penstock.backends.episodes.stops import before_stop
 from penstock.backends.episodes.tool_calls import parse_tool_calls
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Mapping, Sequence
 
-    from penstock.backends.data.chat import ChatTemplate
-    from penstock.backends.data.tokenizer import TextTokenizer
-    from penstock.backends.episodes.tool_calls import ToolFormat
 
 __all__ = [
     "Call",
@@ -119,82 +117,6 @@ class Turn:
     """That the model ended the turn with."""
 
 
-class PlayRules(msgspec.Struct, frozen=True, kw_only=True):
-    """What the scenario says of every episode."""
-
-    max_turns: int
-    max_parts: int
-    max_context: int
-    max_response_tokens: int
-    tool_format: ToolFormat
-    tool_timeout_s: float
-
-
-class Answer(msgspec.Struct, frozen=True, array_like=True):
-    """A turn as it comes from the engine."""
-
-    ids: tuple[int, ...]
-    logprobs: tuple[float, ...]
-    versions: tuple[tuple[int, int], ...]
-    ended_by: Literal["end_token", "stop_string", "length"]
-
-
-class Saved(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Where an episode stood after a complete turn, so that it can go on from there in another process."""
-
-    state: JsonObject
-    """The function's own."""
-    num_turns: int
-    num_tokens: int
-    """Of the conversation, its context included."""
-    num_response_tokens: int
-    messages: list[ChatMessage] = []
-    """Of the last request; none where the conversation is no chat."""
-    tools: list[JsonObject] = []
-    reply: ChatMessage | None = None
-    end_token: int | None = None
-
-
-class TurnAsked(msgspec.Struct, frozen=True, array_like=True):
-    """A turn of the model that a function waits for."""
-
-    conversation: int
-    base: int
-    """What stands before the tokens of a conversation's first turn: another conversation, or one of the two below."""
-    tokens: tuple[int, ...]
-    max_new_tokens: int
-    stop: tuple[str, ...]
-    is_trained: bool
-
-
-NOTHING: Final = -1
-PROMPT: Final = -2
-
-
-class ModelLink(Protocol):
-    """Who brings the function's requests to the engine."""
-
-    async def turn(self, request: TurnAsked) -> Answer:
-        """The model's next turn."""
-        ...
-
-    def save(self, saved: bytes) -> None:
-        """The episode can go on from here elsewhere."""
-        ...
-
-
-class Words(Protocol):
-    """The model's tokenizer and its template."""
-
-    @property
-    def tokenizer(self) -> TextTokenizer: ...
-
-    @property
-    def template(self) -> ChatTemplate:
-        """Raises ``MalformedError`` where the model has none."""
-        ...
-
-
 class Conversation:
     """One growing sequence of tokens that the model goes on from. Each that the model has said something in becomes one
     part of the sample."""
@@ -214,7 +136,7 @@ class Conversation:
         self._last: Turn | None = None
         if parent is not None:
             self._messages, self._tools, self._last = list(parent.messages), list(parent._tools), parent._last
-                self._dialogue = copy.copy(parent._dialogue)
+            self._dialogue = copy.copy(parent._dialogue)
 
     @property
     def messages(self) -> list[JsonObject]:
@@ -428,9 +350,7 @@ class Play:
         """
         return self._add(name, is_trained=is_trained, parent=None)
 
-    def branch(
-        self, name: str = "", *, of: Conversation | None = None, is_trained: bool = True
-    ) -> Conversation:
+    def branch(self, name: str = "", *, of: Conversation | None = None, is_trained: bool = True) -> Conversation:
         """A conversation that goes on from where one (the first, if none is given) stands now. What stands there is its
         context, and is trained where it was said, once.
 
@@ -498,7 +418,7 @@ class Play:
     async def turn(self, asked: TurnAsked) -> Answer:
         """One turn of the model in a conversation."""
         if self._is_spoilt:
-            raise EpisodeInfraError("a turn of this episode was given up while the model made it; nothing can follow it")
+            raise EpisodeInfraError("a turn was given up while the model made it; nothing can follow it")
         self._is_spoilt = True
         answer = await self._link.turn(asked)
         self._is_spoilt = False

@@ -1,0 +1,91 @@
+"""What stands between a function that plays an episode and the engine: requests for turns, and their answers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Literal, Protocol
+
+import msgspec
+
+from penstock.backends.episodes.api import ChatMessage
+from penstock.backends.episodes.interfaces import JsonObject
+from penstock.backends.episodes.tool_calls import ToolFormat
+
+if TYPE_CHECKING:
+    from penstock.backends.data.chat import ChatTemplate
+    from penstock.backends.data.tokenizer import TextTokenizer
+
+
+class PlayRules(msgspec.Struct, frozen=True, kw_only=True):
+    """What the scenario says of every episode."""
+
+    max_turns: int
+    max_parts: int
+    max_context: int
+    max_response_tokens: int
+    tool_format: ToolFormat
+    tool_timeout_s: float
+
+
+class Answer(msgspec.Struct, frozen=True, array_like=True):
+    """A turn as it comes from the engine."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    versions: tuple[tuple[int, int], ...]
+    ended_by: Literal["end_token", "stop_string", "length"]
+
+
+class Saved(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where an episode stood after a complete turn, so that it can go on from there in another process."""
+
+    state: JsonObject
+    """The function's own."""
+    num_turns: int
+    num_tokens: int
+    """Of the conversation, its context included."""
+    num_response_tokens: int
+    messages: list[ChatMessage] = []
+    """Of the last request; none where the conversation is no chat."""
+    tools: list[JsonObject] = []
+    reply: ChatMessage | None = None
+    end_token: int | None = None
+
+
+class TurnAsked(msgspec.Struct, frozen=True, array_like=True):
+    """A turn of the model that a function waits for."""
+
+    conversation: int
+    base: int
+    """What stands before the tokens of a conversation's first turn: another conversation, or one of the two below."""
+    tokens: tuple[int, ...]
+    max_new_tokens: int
+    stop: tuple[str, ...]
+    is_trained: bool
+
+
+NOTHING: Final = -1
+PROMPT: Final = -2
+
+
+class ModelLink(Protocol):
+    """Who brings the function's requests to the engine."""
+
+    async def turn(self, request: TurnAsked) -> Answer:
+        """The model's next turn."""
+        ...
+
+    def save(self, saved: bytes) -> None:
+        """The episode can go on from here elsewhere."""
+        ...
+
+
+class Words(Protocol):
+    """The model's tokenizer and its template."""
+
+    @property
+    def tokenizer(self) -> TextTokenizer: ...
+
+    @property
+    def template(self) -> ChatTemplate:
+        """Raises ``MalformedError`` where the model has none."""
+        ...

@@ -73,6 +73,8 @@ class GenerationEnded(LocalEvent, frozen=True, kw_only=True):
     outcome: Outcome
     """``Cancelled("interrupted")`` after ``InterruptGenerations``, ``Cancelled("aborted")`` after an abort."""
     part: Part
+    parts: tuple[Part, ...] = ()
+    """Where the response is several: they, and ``part`` is all their tokens in the order in which they were made."""
 
 
 class WeightsStagedLocally(LocalEvent, frozen=True, kw_only=True):

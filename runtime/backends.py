@@ -17,6 +17,7 @@ from penstock.runtime.scenario.recorded_rules import recorded_settings
 
 if TYPE_CHECKING:
     from penstock.backends.data.demonstrations import Demonstration
+    from penstock.backends.evaluation.answers import AnswerFiles
     from penstock.backends.protocol import Backend
     from penstock.backends.remote_ranks import RemoteRanks
     from penstock.backends.stores.protocol import LedgerStore
@@ -45,7 +46,7 @@ def open_backend(
         assert store is not None, "the Buffer reads from its ledger"
         keeps = scenario.run.keep_samples or scenario.run.only == "rollout"
         archive = Path(plan.run_folder) / "samples" if keeps else None
-        return LedgerBackend(store, archive)
+        return LedgerBackend(store, archive, _answers(plan))
     is_simulated = scenario.engines.backend == "simulated"
     if is_engine(name):
         return _simulated(name, plan, epoch, timers) if is_simulated else _episodes(name, plan, epoch, remote_ranks)
@@ -57,6 +58,15 @@ def open_backend(
     if role_of(name) is Role.WEIGHT_PUBLISHER:
         return None
     return _simulated(name, plan, epoch, timers) if is_simulated else _rows_and_rewards(name, plan)
+
+
+def _answers(plan: RunPlan) -> AnswerFiles | None:
+    """Where answers of evaluations are written; simulated ones say nothing."""
+    if not plan.scenario.evaluation.datasets or not plan.model_folder:
+        return None
+    from penstock.backends.evaluation.answers import AnswerFiles
+
+    return AnswerFiles(Path(plan.run_folder), Path(plan.model_folder))
 
 
 def _simulated(name: str, plan: RunPlan, epoch: int, timers: Timers | None) -> Backend[Any]:
@@ -262,7 +272,7 @@ def _rows_and_rewards(name: str, plan: RunPlan) -> Backend[Any] | None:
             from penstock.backends.data.backend import DatasetBackend
             from penstock.runtime.rows import read_dataset
 
-            keeps_messages = scenario.episode.kind == "gateway"
+            keeps_messages = scenario.episode.kind != "single"
             return DatasetBackend(read_dataset(scenario, model_folder, keeps_messages=keeps_messages))
         case Role.SCORER:
             from penstock.backends.rewards import open_rewards

@@ -361,15 +361,15 @@ class EngineWorker:
                 self._close(event)
             case _:
                 self.requests.end(request)
-                self._pass_on(request.issued, event.part, event.outcome)
+                self._pass_on(request.issued, event.parts or (event.part,), event.outcome)
                 self._close(event)
 
-    def _pass_on(self, issued: SampleIssued, part: Part, outcome: ModelOutcome) -> None:
+    def _pass_on(self, issued: SampleIssued, parts: tuple[Part, ...], outcome: ModelOutcome) -> None:
         sample = Sample(
             key=issued.key,
             attempt=issued.attempt,
             engine=self.settings.name,
-            parts=(part,),
+            parts=parts,
             outcome=outcome,
             loss=issued.prompt.loss,
         )

@@ -67,14 +67,26 @@ class _Phase(Enum):
 class _Turn:
     """One turn of the model: one generation, or several where it was interrupted."""
 
-    def __init__(self, request: TurnRequest, begin: int) -> None:
+    def __init__(self, request: TurnRequest, transcript: Transcript, begin_in_all: int) -> None:
         self.request = request
-        self.begin = begin
+        self.transcript = transcript
+        """Of its conversation."""
+        self.begin = transcript.num_tokens
+        """Where it begins there."""
+        self.begin_in_all = begin_in_all
         """Where it begins in the response."""
         self.attempt = -1
         """Of its generation; −1 while none runs."""
         self.cut_as: Outcome | None = None
         """It has all the tokens that it shall have, and so ends: what the engine still makes of it is thrown away."""
+
+
+class _Conversation:
+    """One sequence of tokens that the model goes on from."""
+
+    def __init__(self, prompt: bytes) -> None:
+        self.transcript = Transcript(prompt)
+        self.num_turns = 0
 
 
 class _Episode:
@@ -83,7 +95,9 @@ class _Episode:
     def __init__(self, backend: EpisodeBackend, issued: Generate) -> None:
         self.backend = backend
         self.issued = issued
-        self.transcript = Transcript(issued.prompt.tokens)
+        self.all = Transcript(issued.prompt.tokens)
+        """Everything that was said, in the order in which it was: what the actor hears of."""
+        self.conversations: dict[int, _Conversation] = {}
         self.phase = _Phase.RUNNING
         self.turn: _Turn | None = None
         self.num_turns = 0
@@ -95,23 +109,34 @@ class _Episode:
 
     @property
     def num_context_tokens(self) -> int:
-        return len(self.transcript.context) // TOKEN_BYTES + self.transcript.num_tokens
+        return len(self.so_far()) // TOKEN_BYTES
 
     @property
     def num_response_tokens(self) -> int:
-        return self.transcript.num_tokens
+        return self.all.num_tokens
 
     @property
     def num_model_tokens(self) -> int:
-        return self.transcript.num_model_tokens
+        return self.all.num_model_tokens
 
     @property
     def is_paused(self) -> bool:
         return self.phase in (_Phase.PAUSED, _Phase.PAUSING)
 
-    def so_far(self) -> bytes:
+    def so_far(self, conversation: int = 0) -> bytes:
         with self.backend.lock:
-            return self.transcript.so_far()
+            known = self.conversations.get(conversation)
+            return known.transcript.so_far() if known else self.issued.prompt.tokens if not conversation else b""
+
+    def num_turns_of(self, conversation: int) -> int:
+        with self.backend.lock:
+            known = self.conversations.get(conversation)
+            return known.num_turns if known else 0
+
+    def parts(self) -> tuple[Part, ...]:
+        """One for each conversation in which the model said something."""
+        found = [self.conversations[number].transcript.whole() for number in sorted(self.conversations)]
+        return tuple(part for part in found if part.num_tokens)
 
     def begin_turn(self, request: TurnRequest) -> None:
         self.backend.begin_turn(self, request)
@@ -190,7 +215,7 @@ class EpisodeBackend:
     def _resume(self, episode: _Episode, num_kept: int) -> None:
         assert episode.phase is _Phase.PAUSED, f"{episode.issued.key} was asked for twice"
         episode.phase = _Phase.RUNNING
-        if num_kept < episode.transcript.num_tokens:
+        if num_kept < episode.all.num_tokens:
             reason = "its last tokens were made by weights that turned out wrong"
             self._take_away(episode, InfraError(detail=reason), reason)
             return
@@ -224,7 +249,7 @@ class EpisodeBackend:
 
     def _pause(self, episode: _Episode) -> None:
         episode.phase, episode.paused_at_s = _Phase.PAUSED, self._now_s()
-        part = episode.transcript.whole()
+        part = episode.all.whole()
         episode.num_told = part.num_tokens
         self._answer(episode.issued, INTERRUPTED, part)
 
@@ -242,15 +267,28 @@ class EpisodeBackend:
             if episode.outcome is not None or episode.phase is _Phase.OVER:
                 raise EpisodeOverError("the episode is over")
             assert episode.turn is None, "one turn at a time"
-            transcript = episode.transcript
-            if episode.num_turns:
-                transcript.add_foreign(request.tokens)
-            else:
-                transcript.begin_with(request.tokens)
+            self._put_before(episode, request)
+            transcript = episode.conversations[request.conversation].transcript
             episode.num_turns += 1
-            episode.turn = _Turn(request, transcript.num_tokens)
+            episode.turn = _Turn(request, transcript, episode.all.num_tokens)
             if episode.phase is _Phase.RUNNING:
                 self._run_turn(episode, episode.turn)
+
+    def _put_before(self, episode: _Episode, request: TurnRequest) -> None:
+        """What the model is to see before it answers."""
+        conversation = episode.conversations.setdefault(
+            request.conversation, _Conversation(episode.issued.prompt.tokens)
+        )
+        transcript, is_first = conversation.transcript, not conversation.num_turns
+        conversation.num_turns += 1
+        if is_first:
+            transcript.begin_with(request.tokens)
+            if not episode.num_turns:
+                episode.all.begin_with(request.tokens)
+            return
+        if transcript.num_tokens:
+            episode.all.add_foreign(request.tokens)
+        transcript.add_foreign(request.tokens)
 
     def end(self, episode: _Episode, outcome: EpisodeOutcome) -> None:
         """See :class:`~penstock.backends.episodes.protocol.Episode`."""
@@ -275,7 +313,7 @@ class EpisodeBackend:
     def _run_turn(self, episode: _Episode, turn: _Turn) -> None:
         if self._is_swapping:
             return
-        issued, transcript = episode.issued, episode.transcript
+        issued, transcript = episode.issued, turn.transcript
         turn.attempt = next(self._attempts)
         self._turns[turn.attempt] = episode
         before = transcript.context + transcript.slice(0, turn.begin).tokens
@@ -323,34 +361,36 @@ class EpisodeBackend:
         """Take over what the turn gained, up to where it is to end."""
         if turn.cut_as is not None:
             return
-        transcript, limit = episode.transcript, turn.request.max_new_tokens
+        transcript, limit = turn.transcript, turn.request.max_new_tokens
         num_before = transcript.num_tokens - turn.begin
         stop = None if turn.request.stops_at is None else turn.request.stops_at(new)
         if stop is not None and stop <= limit:
             turn.cut_as, new = Completed(stop=StopReason.STOP_STRING), cut(new, 0, stop - num_before)
         elif num_before + new.num_tokens > limit:
             turn.cut_as, new = Truncated(), cut(new, 0, limit - num_before)
-        transcript.add_model(new)
+        for growing in (transcript, episode.all):
+            growing.add_model(new, is_trained=turn.request.is_trained)
         if new.num_tokens and episode.outcome is None:
             turn.request.listener.advanced(new)
 
     def _tell(self, episode: _Episode) -> None:
         """Tell the actor of the tokens that it does not know."""
-        if episode.phase is _Phase.RUNNING and episode.transcript.num_tokens > episode.num_told:
-            chunk, begin = episode.transcript.slice(episode.num_told), episode.num_told
-            episode.num_told = episode.transcript.num_tokens
+        if episode.phase is _Phase.RUNNING and episode.all.num_tokens > episode.num_told:
+            chunk, begin = episode.all.slice(episode.num_told), episode.num_told
+            episode.num_told = episode.all.num_tokens
             issued = episode.issued
             self._emit(GenerationAdvanced(key=issued.key, attempt=issued.attempt, from_token=begin, chunk=chunk))
 
     def _on_turn_ended(self, episode: _Episode, turn: _Turn, event: GenerationEnded) -> None:
         del self._turns[turn.attempt]
         turn.attempt = -1
-        num_taken = episode.transcript.num_tokens - turn.begin
+        num_taken = turn.transcript.num_tokens - turn.begin
         if turn.cut_as is None:
             self._take_tokens(episode, turn, cut(event.part, num_taken))
         outcome = event.outcome if turn.cut_as is None else turn.cut_as
         if episode.outcome is not None:
-            episode.transcript.mask_from(turn.begin)  # nobody has heard the end of it
+            turn.transcript.mask_from(turn.begin)  # nobody has heard the end of it
+            episode.all.mask_from(turn.begin_in_all)
             self._finish(episode, episode.outcome)
         elif isinstance(outcome, Cancelled):
             self._pause(episode)
@@ -361,16 +401,16 @@ class EpisodeBackend:
         else:
             episode.turn = None
             self._tell(episode)
-            turn.request.listener.ended(episode.transcript.slice(turn.begin), outcome)
+            turn.request.listener.ended(turn.transcript.slice(turn.begin), outcome)
             if episode.phase is _Phase.PAUSING:
                 self._pause(episode)
 
     def _finish(self, episode: _Episode, outcome: Outcome) -> None:
-        part = episode.transcript.whole()
-        if isinstance(outcome, Completed | Truncated) and not episode.transcript.num_model_tokens:
-            outcome = InfraError(detail="the episode ended without one token of the model")
+        part, parts = episode.all.whole(), episode.parts()
+        if isinstance(outcome, Completed | Truncated) and not episode.all.num_model_tokens:
+            outcome = InfraError(detail="the episode ended without one token of the model that may be trained")
         self._forget(episode)
-        self._answer(episode.issued, outcome, part)
+        self._answer(episode.issued, outcome, part, parts if len(parts) > 1 else ())
 
     def _forget(self, episode: _Episode) -> None:
         turn, episode.turn = episode.turn, None
@@ -378,11 +418,11 @@ class EpisodeBackend:
         if self._episodes.get(episode.issued.key) is episode:
             del self._episodes[episode.issued.key]
         if turn is not None:
-            begin = min(turn.begin, episode.transcript.num_tokens)
-            turn.request.listener.ended(episode.transcript.slice(begin), ABORTED)
+            begin = min(turn.begin, turn.transcript.num_tokens)
+            turn.request.listener.ended(turn.transcript.slice(begin), ABORTED)
 
-    def _answer(self, issued: Generate, outcome: Outcome, part: Part) -> None:
-        self._emit(GenerationEnded(key=issued.key, attempt=issued.attempt, outcome=outcome, part=part))
+    def _answer(self, issued: Generate, outcome: Outcome, part: Part, parts: tuple[Part, ...] = ()) -> None:
+        self._emit(GenerationEnded(key=issued.key, attempt=issued.attempt, outcome=outcome, part=part, parts=parts))
 
 
 def _runs(turn: _Turn | None) -> bool:

@@ -29,6 +29,18 @@ def open_episodes(
     if options.kind == "single":
         return inner
     from penstock.backends.episodes.backend import EpisodeBackend
+
+    if options.kind == "function":
+        from penstock.backends.episodes.functions.opening import open_functions
+
+        driver = open_functions(
+            options,
+            Path(model_folder),
+            max_context=max_context,
+            max_response_tokens=sampling.max_response_tokens,
+            uses_chat=data.chat_template,
+        )
+        return EpisodeBackend(inner, driver)
     from penstock.backends.episodes.gateway import GatewayEpisodes, GatewaySettings
 
     settings = GatewaySettings(

@@ -10,19 +10,33 @@ from penstock.messages.base import Options
 
 
 class EpisodeOptions(Options, frozen=True, kw_only=True):
-    """What becomes of an issued sample: one generation, or a conversation with an agent of yours."""
+    """What becomes of an issued sample: one generation, or a conversation with a function or an agent of yours."""
 
-    kind: Literal["single", "gateway"] = "single"
-    """``single``: one response to the prompt. ``gateway``: an agent outside takes the sample as a session and talks to
-    the model through an OpenAI-compatible endpoint."""
+    kind: Literal["single", "function", "gateway"] = "single"
+    """``single``: one response to the prompt. ``function``: ``generate`` plays, turn by turn. ``gateway``: an agent
+    outside takes the sample as a session and talks to the model through an OpenAI-compatible endpoint."""
+    generate: str | None = None
+    """With ``function``: ``file.py:function``, see docs/episodes.md; or ``multi_turn``, a ready one that gives the
+    model ``tools`` or an ``environment``."""
+    tools: tuple[str, ...] = ()
+    """What the model can call with ``multi_turn``: ``file.py:Tool`` each, or the name of a ready one."""
+    environment: str | None = None
+    """What answers the model with ``multi_turn``: ``file.py:Class``, or the name of a ready one."""
     max_turns: Annotated[int, Meta(ge=1)] = 32
-    """Responses of the model in one session; the next request is refused, and the sample counts as truncated."""
+    """Responses of the model in one episode; the next request is refused, and the sample counts as truncated."""
+    max_parts: Annotated[int, Meta(ge=1)] = 8
+    """Conversations that one episode of a function may have, each a part of the sample."""
+    tool_timeout_s: Annotated[float, Meta(gt=0)] = 60.0
+    """For one call of a tool or an environment, where the function says nothing else."""
+    stall_timeout_s: Annotated[float, Meta(gt=0)] = 60.0
+    """A function that lets no other run for so long (it blocks, or hangs in C code) costs the process that it shares
+    with the other episodes of its engine; all of them are issued again."""
     take_timeout_s: Annotated[float, Meta(gt=0)] = 240.0
     """A session that no agent takes for so long fails and is issued again."""
     idle_timeout_s: Annotated[float, Meta(gt=0)] = 180.0
-    """A session whose agent asks for nothing for so long is abandoned: it fails and is issued again."""
+    """An episode that asks the model for nothing for so long is abandoned: it fails and is issued again."""
     timeout_s: Annotated[float, Meta(gt=0)] = 1800.0
-    """For a whole session, from when an agent takes it."""
+    """For a whole episode; of a session from when an agent takes it."""
     tool_format: Literal["hermes", "json", "none"] = "hermes"
     """How the model writes tool calls. ``hermes``: JSON between ``<tool_call>`` tags (Qwen and many others); ``json``:
     the whole response is one JSON object (Llama 3); ``none``: tools are not parsed."""

@@ -24,6 +24,8 @@ class PlayRules(msgspec.Struct, frozen=True, kw_only=True):
     max_response_tokens: int
     tool_format: ToolFormat
     tool_timeout_s: float
+    uses_chat: bool = False
+    """Prompts are rendered with the chat template."""
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True):

@@ -40,12 +40,17 @@ class TurnRequest(NamedTuple):
     """One turn of the model."""
 
     tokens: bytes
-    """int32 ids to put after what there is; for the first turn the whole context."""
+    """int32 ids to put after what there is; for the first turn of a conversation its whole context."""
     max_new_tokens: int
     listener: TurnListener
     stops_at: Callable[[Part], int | None] | None = None
     """Is shown the turn's new tokens as they come, and says how many tokens the turn shall have once it knows: those
     after them are thrown away, and it ends as with a stop string."""
+    conversation: int = 0
+    """Which of the episode's conversations goes on, counted from 0. Each that the model said something in becomes one
+    part of the sample."""
+    is_trained: bool = True
+    """Its tokens may be trained."""
 
 
 class Episode(Protocol):
@@ -73,8 +78,12 @@ class Episode(Protocol):
         """Its engine takes new weights; a turn that begins now waits for them."""
         ...
 
-    def so_far(self) -> bytes:
-        """int32 ids of context and response."""
+    def so_far(self, conversation: int = 0) -> bytes:
+        """int32 ids of context and response; nothing for a conversation without a turn."""
+        ...
+
+    def num_turns_of(self, conversation: int) -> int:
+        """How many have begun."""
         ...
 
     def begin_turn(self, request: TurnRequest) -> None:

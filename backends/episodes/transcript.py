@@ -71,11 +71,11 @@ class Transcript:
         self._mask += bytes(num_tokens)
         self._add_span(VersionSpan(self._spans[-1].version, num_tokens))
 
-    def add_model(self, part: Part) -> None:
+    def add_model(self, part: Part, *, is_trained: bool = True) -> None:
         """Tokens that the model made."""
         self._tokens += part.tokens
         self._logprobs += part.logprobs
-        self._mask += b"\1" * part.num_tokens
+        self._mask += (b"\1" if is_trained else b"\0") * part.num_tokens
         for span in part.spans:
             self._add_span(span)
 

@@ -26,8 +26,12 @@ OBJECTIVE: KeyPath = ("learner", "objective")
 OBJECTIVE_NAME: KeyPath = (*OBJECTIVE, "name")
 TEACHER_MODEL_PATH: KeyPath = ("teacher", "model", "path")
 TEACHER_WARM_START_PATH: KeyPath = ("teacher", "model", "warm_start", "path")
+EPISODE_GENERATE: KeyPath = ("episode", "generate")
+EPISODE_ENVIRONMENT: KeyPath = ("episode", "environment")
 EACH: Final = "*"
 """In a path here: every item of the list."""
+EPISODE_TOOLS: KeyPath = ("episode", "tools", EACH)
+SOURCE_PATH: KeyPath = ("data", "sources", EACH, "path")
 EVALUATION_DATASET: KeyPath = ("evaluation", "datasets", EACH)
 EVALUATION_PATH: KeyPath = (*EVALUATION_DATASET, "path")
 EVALUATION_FUNCTIONS: tuple[KeyPath, ...] = tuple(
@@ -37,7 +41,11 @@ EVALUATION_FUNCTIONS: tuple[KeyPath, ...] = tuple(
 )
 
 DATA_KEYS = (DATA_PATH, WARM_START_PATH, RECORDED_PATH, TEACHER_WARM_START_PATH)
-FUNCTION_KEYS = (REWARD_FUNCTION, FILTER_FUNCTION, STALENESS_POLICY, OBJECTIVE_NAME, *EVALUATION_FUNCTIONS)
+EPISODE_KEYS = (EPISODE_GENERATE, EPISODE_ENVIRONMENT, EPISODE_TOOLS)
+FUNCTION_KEYS = (
+    *(REWARD_FUNCTION, FILTER_FUNCTION, STALENESS_POLICY, OBJECTIVE_NAME),
+    *(*EPISODE_KEYS, *EVALUATION_FUNCTIONS),
+)
 PATH_KEYS = (MODEL_PATH, MODEL_CONFIG, TEACHER_MODEL_PATH, RECORDED_RUN, *DATA_KEYS, EVALUATION_PATH, *FUNCTION_KEYS)
 
 MADE_DATA = ("lines:", "reasoning_gym:")

@@ -1,0 +1,1 @@
+"""Episodes that a user's functions play, in a process of their own."""

@@ -1,0 +1,436 @@
+"""Episodes that a user's functions play, and the thread that feeds, watches and replaces the process they run in.
+
+Invariants:
+
+* Each episode that was opened ends here once: as its function says, or as ``infra_error`` when the function overruns
+  its time or its process dies. Never with a reward that no function gave.
+* A function that blocks the event loop, or does not end when it is told to, costs its process; the other episodes in it
+  end as ``infra_error`` and are issued again.
+* One thread owns the process and starts it. It lives as long as the process does, because the kernel ties it to it.
+
+| waits for | who ends it |
+|---|---|
+| the process to load the functions | the process; past ``START_TIMEOUT_S`` the run fails |
+| an episode to ask for a turn, or to end | its function; ``episode.idle_timeout_s``, ``episode.timeout_s`` |
+| a function that was told to stop | the function; past ``STOP_TIMEOUT_S`` its process is killed |
+| an answer to ``Ping`` | the process; past ``episode.stall_timeout_s`` it is killed |
+| a turn | the engine, as for any generation |
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import selectors
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from penstock.backends.data.tokenizer import TextTokenizer
+from penstock.backends.episodes.functions.process import PlayerProcess
+from penstock.backends.episodes.functions.wire import (
+    Begin,
+    Ended,
+    Loaded,
+    LoadFailed,
+    Ping,
+    Pong,
+    SavedState,
+    Setup,
+    Stop,
+    TurnMade,
+    WantTurn,
+)
+from penstock.backends.episodes.playing import NOTHING, PROMPT, Answer
+from penstock.backends.episodes.protocol import EpisodeOverError, TurnRequest
+from penstock.backends.episodes.stops import StopWatch
+from penstock.backends.user_code import UserCodeError
+from penstock.messages.arrays import floats_view, pack_tokens, tokens_view
+from penstock.messages.base import Metric
+from penstock.messages.samples import (
+    Cancelled,
+    Completed,
+    InfraError,
+    PolicyError,
+    Purpose,
+    Reward,
+    StopReason,
+    Truncated,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from penstock.backends.episodes.functions.wire import Said
+    from penstock.backends.episodes.options import EpisodeOptions
+    from penstock.backends.episodes.protocol import Episode, EpisodeOutcome
+    from penstock.backends.protocol import Fail
+    from penstock.messages.samples import Outcome, Part
+
+START_TIMEOUT_S: Final = 120.0
+STOP_TIMEOUT_S: Final = 10.0
+MAX_FAILED_STARTS: Final = 3
+
+
+class EpisodeProcessError(RuntimeError):
+    """No process that plays episodes can be had."""
+
+
+class _Opened(NamedTuple):
+    episode: Episode
+
+
+class _Closed(NamedTuple):
+    episode: Episode
+
+
+class _Made(NamedTuple):
+    id: int
+    answer: Answer
+
+
+class _Listener:
+    """Whoever waits for a turn, for the backend. Its methods are called from any thread."""
+
+    def __init__(self, driver: FunctionEpisodes, episode: int) -> None:
+        self._driver = driver
+        self._episode = episode
+
+    def advanced(self, new: Part) -> None:
+        """See :class:`~penstock.backends.episodes.protocol.TurnListener`."""
+
+    def ended(self, turn: Part, outcome: Outcome) -> None:
+        """See :class:`~penstock.backends.episodes.protocol.TurnListener`."""
+        if not isinstance(outcome, Cancelled | InfraError):
+            self._driver.post(_Made(self._episode, _answer(turn, outcome)))
+
+
+class _Playing:
+    """An episode in the process."""
+
+    def __init__(self, episode: Episode, now_s: float) -> None:
+        self.episode = episode
+        self.began_at_s = now_s
+        self.idle_since_s: float | None = now_s
+        """None while the model makes a turn."""
+        self.stopping_since_s: float | None = None
+        """It is over for us, and its function has not ended yet."""
+        self.num_turns = 0
+
+
+class FunctionEpisodes:
+    """See the module; an :class:`~penstock.backends.episodes.protocol.EpisodeDriver`."""
+
+    def __init__(self, setup: Setup, options: EpisodeOptions, model_folder: Path) -> None:
+        self._setup = setup
+        self._options = options
+        self._model_folder = model_folder
+        self._tokenizer: TextTokenizer | None = None
+        self._posted: deque[_Opened | _Closed | _Made] = deque()
+        self._waiting: deque[Episode] = deque()
+        """For the process to be loaded."""
+        self._playing: dict[int, _Playing] = {}
+        self._ids = itertools.count()
+        self._process: PlayerProcess | None = None
+        self._pinged_at_s: float | None = None
+        self._next_ping_s = 0.0
+        self._num_failed_starts = 0
+        self._selector = selectors.DefaultSelector()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="episodes", daemon=True)
+        self.num_restarts = 0
+        self._num_ended = dict.fromkeys(("completed", "truncated", "policy_error", "infra_error"), 0)
+
+    # --- EpisodeDriver ----------------------------------------------------------------------------------------
+
+    def start(self, fail: Fail) -> None:
+        """See :class:`~penstock.backends.episodes.protocol.EpisodeDriver`."""
+        self._fail = fail
+        self._selector.register(self._wake, selectors.EVENT_READ)
+        self._thread.start()
+
+    def opened(self, episode: Episode) -> None:
+        """Play it."""
+        self.post(_Opened(episode))
+
+    def resumed(self, episode: Episode) -> None:
+        """Its function does not know that it was paused."""
+
+    def closed(self, episode: Episode, reason: str) -> None:
+        """Its function is cancelled."""
+        self.post(_Closed(episode))
+
+    def gauges(self) -> tuple[Metric, ...]:
+        """Episodes that are played, and totals of how they ended."""
+        totals = (Metric(f"episodes/{name}", float(count)) for name, count in self._num_ended.items())
+        return (
+            Metric("episodes/playing", float(len(self._playing))),
+            *totals,
+            Metric("episodes/process_restarts", float(self.num_restarts)),
+        )
+
+    def close(self, timeout_s: float) -> None:
+        """See :class:`~penstock.backends.episodes.protocol.EpisodeDriver`."""
+        self._closing.set()
+        os.eventfd_write(self._wake, 1)
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that plays; None while there is none."""
+        process = self._process
+        return None if process is None else process.pid
+
+    def post(self, news: _Opened | _Closed | _Made) -> None:
+        """Have the thread do this. From any thread; returns at once."""
+        self._posted.append(news)
+        os.eventfd_write(self._wake, 1)
+
+    # --- the thread -------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._closing.is_set():
+                process = self._process or self._started()
+                self._take_posted()
+                self._begin_waiting(process)
+                self._hear(process, self._patience_s(process))
+                self._end_overdue()
+        except BaseException as error:  # the thread's end must not go unnoticed, whatever ended it
+            self._fail(error)
+        finally:
+            if self._process is not None:
+                self._process.end()
+            self._selector.close()
+
+    def _started(self) -> PlayerProcess:
+        process = self._process = PlayerProcess(time.monotonic())
+        self._selector.register(process.socket, selectors.EVENT_READ, process)
+        self._pinged_at_s = None
+        process.send(self._setup)
+        return process
+
+    def _take_posted(self) -> None:
+        while self._posted:
+            match self._posted.popleft():
+                case _Opened(episode):
+                    self._waiting.append(episode)
+                case _Closed(episode):
+                    with contextlib.suppress(ValueError):
+                        self._waiting.remove(episode)
+                    for number, playing in self._playing.items():
+                        if playing.episode is episode:
+                            self._stop(number, playing)
+                case _Made(number, answer):
+                    playing = self._playing.get(number)
+                    if playing is not None and self._process is not None:
+                        playing.idle_since_s = time.monotonic()
+                        self._process.send(TurnMade(number, answer))
+
+    def _begin_waiting(self, process: PlayerProcess) -> None:
+        while self._waiting and process.is_loaded:
+            episode, number = self._waiting.popleft(), next(self._ids)
+            self._playing[number] = _Playing(episode, time.monotonic())
+            process.send(_begin(number, episode))
+
+    def _patience_s(self, process: PlayerProcess) -> float | None:
+        if not process.is_loaded:
+            deadline_s = process.started_at_s + START_TIMEOUT_S
+        elif self._playing:
+            deadline_s = min(
+                self._ping_deadline_s(), *(self._deadline(playing)[0] for playing in self._playing.values())
+            )
+        else:
+            return None
+        return max(0.0, deadline_s - time.monotonic())
+
+    def _hear(self, process: PlayerProcess, patience_s: float | None) -> None:
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if process.wants_to_write else 0)
+        if self._selector.get_key(process.socket).events != events:
+            self._selector.modify(process.socket, events, process)
+        for key, ready in self._selector.select(patience_s):
+            if key.data is None:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._wake)
+                continue
+            if ready & selectors.EVENT_WRITE:
+                process.flush()
+            if ready & selectors.EVENT_READ:
+                for said in process.receive():
+                    self._take_said(process, said)
+        if process.gone:
+            self._on_death(process, process.gone if process.gone != "ended" else "")
+
+    def _take_said(self, process: PlayerProcess, said: Said) -> None:
+        match said:
+            case Loaded():
+                process.is_loaded = True
+                self._num_failed_starts = 0
+            case LoadFailed(message):
+                raise UserCodeError(message)
+            case WantTurn():
+                self._begin_turn(said)
+            case SavedState():
+                pass
+            case Ended():
+                self._on_ended(said)
+            case Pong():
+                self._pinged_at_s = None
+
+    # --- episodes ---------------------------------------------------------------------------------------------
+
+    def _begin_turn(self, wanted: WantTurn) -> None:
+        playing, asked = self._playing.get(wanted.id), wanted.asked
+        if playing is None or playing.stopping_since_s is not None:
+            return
+        episode = playing.episode
+        new = pack_tokens(asked.tokens)
+        if episode.num_turns_of(asked.conversation) == 0:
+            if asked.base == PROMPT:
+                new = episode.issued.prompt.tokens + new
+            elif asked.base != NOTHING:
+                new = episode.so_far(asked.base) + new
+        request = TurnRequest(
+            new,
+            asked.max_new_tokens,
+            _Listener(self, wanted.id),
+            StopWatch(asked.stop, self._words()) if asked.stop else None,
+            conversation=asked.conversation,
+            is_trained=asked.is_trained,
+        )
+        playing.idle_since_s = None
+        with contextlib.suppress(EpisodeOverError):  # it was closed in this moment, and we shall hear of it
+            episode.begin_turn(request)
+
+    def _words(self) -> TextTokenizer:
+        if self._tokenizer is None:
+            self._tokenizer = TextTokenizer(self._model_folder)
+        return self._tokenizer
+
+    def _on_ended(self, ended: Ended) -> None:
+        playing = self._playing.pop(ended.id, None)
+        if playing is not None and playing.stopping_since_s is None:
+            self._end(playing, _outcome(ended))
+
+    def _end(self, playing: _Playing, outcome: EpisodeOutcome) -> None:
+        name = type(outcome).__struct_config__.tag
+        self._num_ended[str(name)] += 1
+        playing.episode.end(outcome)
+
+    def _stop(self, number: int, playing: _Playing) -> None:
+        if playing.stopping_since_s is None and self._process is not None:
+            playing.stopping_since_s = time.monotonic()
+            self._process.send(Stop(number))
+
+    # --- what takes too long ----------------------------------------------------------------------------------
+
+    def _deadline(self, playing: _Playing) -> tuple[float, str]:
+        """When it is overdue, and what then to say."""
+        if playing.stopping_since_s is not None:
+            return playing.stopping_since_s + STOP_TIMEOUT_S, ""
+        options = self._options
+        whole = playing.began_at_s + options.timeout_s, f"took longer than {options.timeout_s:g} s (episode.timeout_s)"
+        if playing.idle_since_s is None:
+            return whole
+        silent = (
+            playing.idle_since_s + options.idle_timeout_s,
+            f"asked the model for nothing for {options.idle_timeout_s:g} s (episode.idle_timeout_s)",
+        )
+        return min(whole, silent)
+
+    def _ping_deadline_s(self) -> float:
+        return self._next_ping_s if self._pinged_at_s is None else self._pinged_at_s + self._options.stall_timeout_s
+
+    def _end_overdue(self) -> None:
+        process, now_s = self._process, time.monotonic()
+        if process is None:
+            return
+        if not process.is_loaded:
+            if process.started_at_s + START_TIMEOUT_S <= now_s:
+                raise EpisodeProcessError(f"episode.generate did not load within {START_TIMEOUT_S:g} s")
+            return
+        for number, playing in list(self._playing.items()):
+            deadline_s, why = self._deadline(playing)
+            if deadline_s > now_s:
+                continue
+            if not why:
+                self._on_death(
+                    process, f"was killed, as a function did not end within {STOP_TIMEOUT_S:g} s of being told to"
+                )
+                return
+            self._stop(number, playing)
+            self._end(playing, InfraError(detail=f"the episode {why}"))
+        if self._playing and self._ping_deadline_s() <= now_s:
+            self._ping(process, now_s)
+
+    def _ping(self, process: PlayerProcess, now_s: float) -> None:
+        limit_s = self._options.stall_timeout_s
+        if self._pinged_at_s is not None:
+            self._on_death(process, f"was killed: a function blocked it for {limit_s:g} s (episode.stall_timeout_s)")
+            return
+        self._pinged_at_s, self._next_ping_s = now_s, now_s + limit_s / 4
+        process.send(Ping(0))
+
+    def _on_death(self, process: PlayerProcess, why: str) -> None:
+        self._selector.unregister(process.socket)
+        self._process = None
+        self.num_restarts += 1
+        how = process.end()
+        if not process.is_loaded:
+            self._num_failed_starts += 1
+            if self._num_failed_starts >= MAX_FAILED_STARTS:
+                times = f"{self._num_failed_starts} times in a row"
+                raise EpisodeProcessError(f"the process for episode.generate {why or how} while it loaded, {times}")
+        playings, self._playing = self._playing, {}
+        for playing in playings.values():
+            if playing.stopping_since_s is None:
+                self._end(playing, InfraError(detail=f"the process that plays episodes {why or how}"))
+
+
+def _begin(number: int, episode: Episode) -> Begin:
+    issued = episode.issued
+    prompt = issued.prompt
+    return Begin(
+        id=number,
+        function="",
+        prompt=prompt.text,
+        num_prompt_tokens=prompt.num_tokens,
+        messages=prompt.messages,
+        label=prompt.label,
+        metadata=prompt.metadata,
+        group_id=issued.key.group_id,
+        index=issued.key.index,
+        attempt=issued.attempt,
+        seed=issued.seed,
+        is_evaluation=issued.purpose is Purpose.EVALUATE,
+    )
+
+
+def _answer(turn: Part, outcome: Outcome) -> Answer:
+    ended_by = "length" if isinstance(outcome, Truncated) else "end_token"
+    if isinstance(outcome, Completed) and outcome.stop is not StopReason.END_TOKEN:
+        ended_by = "stop_string"
+    return Answer(
+        ids=tuple(tokens_view(turn.tokens).tolist()),
+        logprobs=tuple(floats_view(turn.logprobs).tolist()),
+        versions=tuple((span.version, span.num_tokens) for span in turn.spans),
+        ended_by=ended_by,
+    )
+
+
+def _outcome(ended: Ended) -> EpisodeOutcome:
+    components = tuple(Metric(name, value) for name, value in ended.components)
+    reward = None if ended.reward is None else Reward(value=ended.reward, components=components)
+    match ended.outcome:
+        case "completed":
+            return Completed(stop=StopReason.EPISODE, reward=reward)
+        case "truncated":
+            return Truncated(reward=reward)
+        case "policy_error":
+            return PolicyError(detail=ended.detail, reward=reward)
+        case "infra_error":
+            return InfraError(detail=ended.detail)

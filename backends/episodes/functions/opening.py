@@ -1,0 +1,40 @@
+"""From a scenario's ``episode:`` block to what plays its functions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.backends.episodes.functions.driver import FunctionEpisodes
+from penstock.backends.episodes.functions.wire import FunctionSpecs, NamedFunction, Setup
+from penstock.backends.episodes.playing import PlayRules
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from penstock.backends.episodes.options import EpisodeOptions
+
+
+def specs_of(options: EpisodeOptions) -> FunctionSpecs:
+    """What the process has to load."""
+    assert options.generate is not None, "the scenario's rules see to it"
+    return FunctionSpecs(
+        functions=(NamedFunction("", options.generate),),
+        tools=options.tools,
+        environment=options.environment or "",
+    )
+
+
+def open_functions(
+    options: EpisodeOptions, model_folder: Path, *, max_context: int, max_response_tokens: int, uses_chat: bool
+) -> FunctionEpisodes:
+    """The driver; its process starts with it."""
+    rules = PlayRules(
+        max_turns=options.max_turns,
+        max_parts=options.max_parts,
+        max_context=max_context,
+        max_response_tokens=max_response_tokens,
+        tool_format=options.tool_format,
+        tool_timeout_s=options.tool_timeout_s,
+        uses_chat=uses_chat,
+    )
+    return FunctionEpisodes(Setup(specs_of(options), str(model_folder), rules), options, model_folder)

@@ -1,0 +1,140 @@
+"""What an engine's backend and the process that plays its episodes say to each other, over a socket pair.
+
+A frame is a length (4 bytes, little-endian) and one msgpack message. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+from penstock.backends.episodes.playing import Answer, PlayRules, TurnAsked
+from penstock.backends.rewards.wire import LENGTH_BYTES
+
+
+class NamedFunction(msgspec.Struct, frozen=True, array_like=True):
+    """A function that plays."""
+
+    name: str
+    """By which a row asks for it; empty: every other row's."""
+    spec: str
+    """``file.py:function``, or the name of a ready one."""
+
+
+class FunctionSpecs(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be loaded."""
+
+    functions: tuple[NamedFunction, ...]
+    tools: tuple[str, ...] = ()
+    environment: str = ""
+
+
+# --- orders -----------------------------------------------------------------------------------------------------
+
+
+class Setup(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The first order."""
+
+    specs: FunctionSpecs
+    model_folder: str
+    rules: PlayRules
+
+
+class Begin(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Play an episode."""
+
+    id: int
+    function: str
+    prompt: str
+    num_prompt_tokens: int
+    messages: bytes
+    """A JSON list of chat messages."""
+    label: str
+    metadata: bytes
+    """A JSON object, or nothing."""
+    group_id: int
+    index: int
+    attempt: int
+    seed: int
+    is_evaluation: bool
+    saved: bytes = b""
+    """Where to go on from; empty: it begins."""
+
+
+class TurnMade(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The model's turn that the episode has asked for."""
+
+    id: int
+    answer: Answer
+
+
+class Stop(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Nobody needs this episode any more."""
+
+    id: int
+
+
+class Ping(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Answered at once by a process whose event loop turns."""
+
+    number: int
+
+
+Order = Setup | Begin | TurnMade | Stop | Ping
+
+
+# --- what it says ---------------------------------------------------------------------------------------------
+
+
+class Loaded(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The functions are there."""
+
+
+class LoadFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """They cannot be loaded; the process ends."""
+
+    message: str
+
+
+class WantTurn(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The episode waits for the model."""
+
+    id: int
+    asked: TurnAsked
+
+
+class SavedState(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The episode can go on from after its last turn with this."""
+
+    id: int
+    saved: bytes
+
+
+class Ended(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The function has ended, the last word on this episode."""
+
+    id: int
+    outcome: Literal["completed", "truncated", "policy_error", "infra_error"]
+    detail: str = ""
+    reward: float | None = None
+    components: tuple[tuple[str, float], ...] = ()
+
+
+class Pong(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Answer to :class:`Ping`."""
+
+    number: int
+
+
+Said = Loaded | LoadFailed | WantTurn | SavedState | Ended | Pong
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+ORDER: Final[msgspec.msgpack.Decoder[Order]] = msgspec.msgpack.Decoder(Order)
+SAID: Final[msgspec.msgpack.Decoder[Said]] = msgspec.msgpack.Decoder(Said)
+
+
+def frame(message: Order | Said) -> bytes:
+    """One frame with this message."""
+    body = _ENCODER.encode(message)
+    return len(body).to_bytes(LENGTH_BYTES, "little") + body

@@ -1,0 +1,206 @@
+"""The process that plays episodes: ``python -m penstock.backends.episodes.functions.worker``.
+
+Invariants:
+
+* It dies with the thread that started it, whatever it is doing: the kernel sends SIGKILL.
+* Each ``Begin`` is answered by one ``Ended``, also after a ``Stop``. A function that never ends is the parent's to end,
+  by killing this process.
+
+| waits for | who ends it |
+|---|---|
+| an order | the parent, whose death ends this process |
+| a turn of the model | the parent; a ``Stop`` cancels the function |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from penstock.backends.data.tokenizer import TextTokenizer
+from penstock.backends.episodes.dialogue import MalformedError
+from penstock.backends.episodes.functions.ends import end_of, failure_of
+from penstock.backends.episodes.functions.loading import load_functions
+from penstock.backends.episodes.functions.wire import (
+    ORDER,
+    Begin,
+    Loaded,
+    LoadFailed,
+    Ping,
+    Pong,
+    SavedState,
+    Setup,
+    Stop,
+    TurnMade,
+    WantTurn,
+    frame,
+)
+from penstock.backends.episodes.interfaces import JsonObject, Task
+from penstock.backends.episodes.play import Play
+from penstock.backends.processes import end_with_parent
+from penstock.backends.rewards.wire import FrameBuffer
+from penstock.backends.user_code import UserCodeError
+
+if TYPE_CHECKING:
+    from penstock.backends.data.chat import ChatTemplate
+    from penstock.backends.episodes.functions.loading import PlayFunction
+    from penstock.backends.episodes.functions.wire import Said
+    from penstock.backends.episodes.playing import Answer, TurnAsked
+
+READ_BYTES: Final = 1 << 16
+
+
+def main() -> None:
+    """Arguments: descriptor of the socket, process id of the parent."""
+    descriptor, parent = (int(argument) for argument in sys.argv[1:])
+    # Actors run with signals blocked, and children inherit that.
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    end_with_parent(signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(1)
+    os.set_inheritable(descriptor, False)  # or what a function starts keeps it open after our death
+    asyncio.run(_serve(socket.socket(fileno=descriptor)))
+
+
+class _ModelWords:
+    """See :class:`~penstock.backends.episodes.playing.Words`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tokenizer = TextTokenizer(folder)
+        self._folder = folder
+
+    @cached_property
+    def template(self) -> ChatTemplate:
+        from penstock.backends.data.chat import ChatTemplate  # here, as it brings transformers
+        from penstock.backends.data.problems import DataError
+
+        try:
+            return ChatTemplate(self._folder)
+        except DataError as error:
+            raise MalformedError(f"{error}; or use `generate` instead of `say`") from None
+
+
+class _Link:
+    """See :class:`~penstock.backends.episodes.playing.ModelLink`."""
+
+    def __init__(self, episode: int, writer: asyncio.StreamWriter) -> None:
+        self._episode = episode
+        self._writer = writer
+        self._answer: asyncio.Future[Answer] | None = None
+
+    async def turn(self, asked: TurnAsked) -> Answer:
+        self._answer = asyncio.get_running_loop().create_future()
+        self._writer.write(frame(WantTurn(self._episode, asked)))
+        return await self._answer
+
+    def save(self, saved: bytes) -> None:
+        self._writer.write(frame(SavedState(self._episode, saved)))
+
+    def made(self, answer: Answer) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_result(answer)
+
+
+class _Running:
+    def __init__(self, link: _Link, task: asyncio.Task[None]) -> None:
+        self.link = link
+        self.task = task
+
+
+class _Server:
+    def __init__(self, setup: Setup, functions: dict[str, PlayFunction], writer: asyncio.StreamWriter) -> None:
+        self._setup = setup
+        self._functions = functions
+        self._words = _ModelWords(Path(setup.model_folder))
+        self._writer = writer
+        self._running: dict[int, _Running] = {}
+
+    def take(self, order: Begin | TurnMade | Stop | Ping) -> None:
+        match order:
+            case Begin():
+                link = _Link(order.id, self._writer)
+                task = asyncio.create_task(self._play(order, link))
+                self._running[order.id] = _Running(link, task)
+            case TurnMade():
+                if (running := self._running.get(order.id)) is not None:
+                    running.link.made(order.answer)
+            case Stop():
+                if (running := self._running.get(order.id)) is not None:
+                    running.task.cancel()
+            case Ping():
+                self._say(Pong(order.number))
+
+    async def _play(self, begin: Begin, link: _Link) -> None:
+        function = self._functions[begin.function]
+        play: Play | None = None
+        try:
+            play = Play(_task(begin), begin.num_prompt_tokens, self._setup.rules, self._words, link)
+            if begin.saved:
+                play.restore(begin.saved)
+            ended = end_of(begin.id, await function.run(play), is_cut_off=play.is_cut_off)
+        except (Exception, SystemExit, asyncio.CancelledError) as error:  # foreign code may raise anything: its answer
+            ended = failure_of(begin.id, error, function.path)
+        del self._running[begin.id]
+        self._say(ended)
+
+    def _say(self, said: Said) -> None:
+        self._writer.write(frame(said))
+
+
+def _task(begin: Begin) -> Task:
+    return Task(
+        prompt=begin.prompt,
+        messages=msgspec.json.decode(begin.messages, type=list[JsonObject])
+        if begin.messages
+        else [{"role": "user", "content": begin.prompt}],
+        label=begin.label,
+        metadata=msgspec.json.decode(begin.metadata, type=JsonObject) if begin.metadata else {},
+        group_id=begin.group_id,
+        index=begin.index,
+        attempt=begin.attempt,
+        seed=begin.seed,
+        is_evaluation=begin.is_evaluation,
+    )
+
+
+async def _serve(connection: socket.socket) -> None:
+    reader, writer = await asyncio.open_connection(sock=connection)
+    buffer = FrameBuffer()
+    server: _Server | None = None
+    while data := await reader.read(READ_BYTES):
+        for body in buffer.feed(data):
+            order = ORDER.decode(body)
+            if isinstance(order, Setup):
+                server = _loaded(order, writer)
+                await writer.drain()
+                if server is None:
+                    return
+            else:
+                assert server is not None, "the first order is the setup"
+                server.take(order)
+
+
+def _loaded(setup: Setup, writer: asyncio.StreamWriter) -> _Server | None:
+    try:
+        functions = load_functions(setup.specs)
+        server = _Server(setup, functions, writer)
+    except (Exception, SystemExit) as error:  # foreign code may raise anything while it is set up
+        message = str(error) if isinstance(error, UserCodeError) else f"{type(error).__name__}: {error}"
+        writer.write(frame(LoadFailed(message)))
+        return None
+    writer.write(frame(Loaded()))
+    return server
+
+
+if __name__ == "__main__":
+    main()

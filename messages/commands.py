@@ -169,6 +169,16 @@ class Score(Command, frozen=True, kw_only=True):
     timeout_s: float
 
 
+class ScoreGroup(Command, frozen=True, kw_only=True):
+    """Run a reward function on all samples of a group together; answered by one ``GroupScored``, also when it fails or
+    takes too long."""
+
+    samples: tuple[Sample, ...]
+    """In the order of their indices."""
+    prompt: Prompt
+    timeout_s: float
+
+
 class JudgeGroup(Command, frozen=True):
     """Run the user's group filter; answered by ``GroupJudged``."""
 
@@ -276,7 +286,7 @@ EngineCommand = (
     OpenEngine | Generate | AbortGeneration | InterruptGenerations | FetchWeights | ApplyWeights | SleepEngine
 )
 TeacherCommand = OpenEngine | ComputeLogprobs
-ScorerCommand = Score
+ScorerCommand = Score | ScoreGroup
 FilterCommand = JudgeGroup | JudgeSamples | ShowGroup
 LearnerCommand = (
     OpenLearner

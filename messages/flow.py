@@ -176,6 +176,14 @@ class ScoringFailed(Event, frozen=True, kw_only=True):
     num_tokens: int
 
 
+class PlacesGivenUp(Event, frozen=True, kw_only=True):
+    """Filter → Scorer, where a reward function scores whole groups: samples that failed and are not replaced. The whole
+    list each time, of the groups that are being put together."""
+
+    places: tuple[SampleKey, ...]
+    """With the index of the first sample of the place."""
+
+
 class SampleFailed(Event, frozen=True, kw_only=True):
     """PromptSource → Scorer → Filter: the retry budget is spent. Travels as a sample does, so that its group is
     closed and nobody waits for it."""

@@ -13,6 +13,7 @@ from penstock.messages.flow import (
     GenerationProgressed,
     GroupAdmitted,
     GroupRejected,
+    PlacesGivenUp,
     RefillAsked,
     RowsChosen,
     SampleFailed,
@@ -32,6 +33,7 @@ from penstock.messages.local import (
     GenerationAdvanced,
     GenerationEnded,
     GroupJudged,
+    GroupScored,
     LearnerOpened,
     LearnerSlept,
     LearnerWoken,
@@ -135,16 +137,20 @@ EngineWorkerEvent = (
 TeacherWire = TeacherAsked
 TeacherEvent = TeacherAsked | Started | EngineOpened | LogprobsComputed
 
-ScorerWire = SampleGenerated | SampleFailed | SamplesSettled | LeasesAsked | EngineReady | TeacherAnswered
+ScorerWire = (
+    SampleGenerated | SampleFailed | SamplesSettled | LeasesAsked | EngineReady | TeacherAnswered | PlacesGivenUp
+)
 ScorerEvent = (
     SampleGenerated
     | SampleFailed
     | SamplesSettled
+    | PlacesGivenUp
     | EngineReady
     | TeacherAnswered
     | Started
     | TimerFired
     | SampleJudged
+    | GroupScored
     | ActorLost
     | ActorReturned
     | LineRestored

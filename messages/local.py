@@ -122,6 +122,13 @@ class SampleJudged(LocalEvent, frozen=True, kw_only=True):
     reason: str = ""
 
 
+class GroupScored(LocalEvent, frozen=True, kw_only=True):
+    """Answer to ``ScoreGroup``: what each of the samples got, in their order."""
+
+    group_id: int
+    samples: tuple[SampleJudged, ...]
+
+
 class GroupJudged(LocalEvent, frozen=True, kw_only=True):
     """Answer to ``JudgeGroup``: whether a user's filter keeps the group."""
 

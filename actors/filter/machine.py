@@ -27,6 +27,7 @@ from penstock.messages.commands import JudgeGroup, Send, StartTimer
 from penstock.messages.flow import (
     GroupAdmitted,
     GroupRejected,
+    PlacesGivenUp,
     RefillAsked,
     SampleFailed,
     SampleScored,
@@ -35,8 +36,8 @@ from penstock.messages.flow import (
 )
 from penstock.messages.local import GroupJudged, Started, TimerFired
 from penstock.messages.membership import HeldLease, LeaseStage
-from penstock.messages.names import BUFFER, PROMPT_SOURCE
-from penstock.messages.samples import Loss
+from penstock.messages.names import BUFFER, PROMPT_SOURCE, SCORER
+from penstock.messages.samples import Loss, SampleKey
 from penstock.messages.waits import OWN_BACKEND, Wait
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from penstock.messages.commands import AnyCommand
     from penstock.messages.flow import SettledState
     from penstock.messages.inboxes import FilterEvent
-    from penstock.messages.samples import Group, Prompt, SampleKey
+    from penstock.messages.samples import Group, Prompt
 
 SWEEP_TIMER: Final = "sweep"
 SMALLEST_SPREAD: Final = 1e-9
@@ -66,6 +67,8 @@ class Filter:
         self._missing: dict[int, tuple[SampleKey, ...]] = {}
         """The replacements that are waited for, by group id."""
         self._missing_changed = False
+        self._gives_up = False
+        """Places that the Scorer has not been told of."""
         self._sweep = 0
         self._has_judged = False
         """Since the last sweep."""
@@ -123,6 +126,10 @@ class Filter:
             self._missing_changed = False
             missing = tuple(key for keys in self._missing.values() for key in keys)
             self._out.append(Send(PROMPT_SOURCE, RefillAsked(missing=missing)))
+        if self._gives_up:
+            self._gives_up = False
+            open_ones = ((a.group_id, place) for a in self.assemblies.values() for place in sorted(a.given_up))
+            self._out.append(Send(SCORER, PlacesGivenUp(places=tuple(SampleKey(*place) for place in open_ones))))
         out, self._out = self._out, []
         return out
 
@@ -164,6 +171,7 @@ class Filter:
                 assembly.num_refills += 1
             case _:
                 assembly.given_up.add(place)
+                self._gives_up = self.settings.tells_scorer
         self._complete(assembly)
 
     def _complete(self, assembly: Assembly) -> None:

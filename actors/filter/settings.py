@@ -18,3 +18,5 @@ class FilterSettings(Value, frozen=True, kw_only=True):
     max_refills: int
     min_group_size: int
     judge_timeout_s: float = 60.0
+    tells_scorer: bool = False
+    """Which failed samples are not replaced: a reward function that scores whole groups waits for no others."""

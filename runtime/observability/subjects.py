@@ -26,6 +26,7 @@ from penstock.messages.local import (
     GenerationAdvanced,
     GenerationEnded,
     GroupJudged,
+    GroupScored,
     SampleJudged,
     WeightsPublished,
     WeightsStagedLocally,
@@ -147,6 +148,10 @@ def _of_judged(event: GroupJudged) -> GroupSubject:
     return GroupSubject(event.group_id, (0,))
 
 
+def _of_group_scored(event: GroupScored) -> GroupSubject:
+    return GroupSubject(event.group_id, tuple(judged.key.index for judged in event.samples))
+
+
 def _of_step(event: _OfStep) -> StepSubject:
     return StepSubject(event.version)
 
@@ -168,6 +173,7 @@ _SUBJECT_OF: Final[dict[type[Event], Callable[..., Subject]]] = {
     GenerationAdvanced: _of_key,
     GenerationEnded: _of_key,
     SampleJudged: _of_key,
+    GroupScored: _of_group_scored,
     SampleGenerated: _of_sample,
     SampleScored: _of_sample,
     GroupAdmitted: _of_admitted,

@@ -281,6 +281,19 @@ class ArchiveGroups(Command, frozen=True):
     group_ids: tuple[int, ...]
 
 
+class KeepAnswers(Command, frozen=True, kw_only=True):
+    """Write the answers of this group of an evaluation where people can read them; not answered. They are for reading
+    alone: figures come from the ledger."""
+
+    evaluation: int
+    """Number of it."""
+    version: int
+    """That it asked for."""
+    dataset: str
+    """Name of it."""
+    group: Group
+
+
 PromptCommand = FetchPrompts | ChooseRows
 EngineCommand = (
     OpenEngine | Generate | AbortGeneration | InterruptGenerations | FetchWeights | ApplyWeights | SleepEngine
@@ -298,7 +311,7 @@ LearnerCommand = (
     | SleepLearner
     | WakeLearner
 )
-BufferCommand = FetchBatch | ArchiveSamples | ArchiveGroups
+BufferCommand = FetchBatch | ArchiveSamples | ArchiveGroups | KeepAnswers
 BackendCommand = (
     PromptCommand | EngineCommand | TeacherCommand | ScorerCommand | FilterCommand | LearnerCommand | BufferCommand
 )

@@ -7,6 +7,7 @@ handle of its own; its payloads stay until it is acknowledged, because only then
 | waits for | who ends it |
 |---|---|
 | the archive under way, in ``close`` | its thread; after the timeout it is left to end with the process |
+| answers that are not written yet, in ``close`` | their thread, likewise |
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from typing import TYPE_CHECKING
 
 from penstock.backends.stores.protocol import PayloadGoneError
 from penstock.messages.base import Metric
-from penstock.messages.commands import ArchiveGroups, ArchiveSamples, FetchBatch
+from penstock.messages.commands import ArchiveGroups, ArchiveSamples, FetchBatch, KeepAnswers
 from penstock.messages.local import BatchFetched, SamplesArchived
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from penstock.backends.evaluation.answers import AnswerFiles
     from penstock.backends.protocol import Emit, Fail
     from penstock.backends.stores.protocol import LedgerStore
     from penstock.messages.commands import BufferCommand
@@ -31,14 +33,16 @@ if TYPE_CHECKING:
 class LedgerBackend:
     """Carries out the Buffer's commands on its ledger. Implements ``penstock.backends.protocol.Backend``."""
 
-    def __init__(self, store: LedgerStore, archive_folder: Path | None) -> None:
+    def __init__(self, store: LedgerStore, archive_folder: Path | None, answers: AnswerFiles | None = None) -> None:
         """
         Args:
             store: the handle that the Buffer's process commits to; it stays the caller's to close.
             archive_folder: where Parquet files of trained samples go; None keeps none.
+            answers: where answers of evaluations go; None keeps none.
         """
         self._store = store
         self._folder = archive_folder
+        self._answers = answers
         self._asked: SimpleQueue[ArchiveSamples | ArchiveGroups | None] = SimpleQueue()
         self._num_asked = 0
         self._num_written = 0
@@ -66,6 +70,9 @@ class LedgerBackend:
             case ArchiveGroups():
                 assert self._folder is not None, "a run that collects has a place for it"
                 self._begin(command, self._folder)
+            case KeepAnswers():
+                if self._answers is not None:
+                    self._answers.keep(command, self._fail)
 
     def _fetch(self, command: FetchBatch) -> BatchFetched:
         try:
@@ -78,7 +85,9 @@ class LedgerBackend:
         return (Metric("ledger/archives_waiting", self._num_asked - self._num_written),)
 
     def close(self, timeout_s: float) -> None:
-        """Let the archive under way come to its end."""
+        """Let the archive under way come to its end, and the answers that wait to be written."""
+        if self._answers is not None:
+            self._answers.close(timeout_s)
         if self._thread is not None:
             self._asked.put(None)
             self._thread.join(timeout_s)

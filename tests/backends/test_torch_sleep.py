@@ -12,7 +12,7 @@ from engine_cases import largest_error, make_case, open_engine, random_tokens, r
 from test_torch_learner_resume import CASES, assert_same_bits, save, train
 
 from penstock.backends.engines.torch.requests import RequestError
-from penstock.backends.learners.torch import worker as torch_learner
+from penstock.backends.learners import command_worker
 from penstock.backends.models.make import make_model
 from penstock.messages.commands import OpenLearner, PublishWeights, SleepLearner, Train, WakeLearner
 from penstock.messages.local import LearnerOpened, LearnerSlept, LearnerWoken, WeightsPublished
@@ -83,7 +83,7 @@ def test_a_learner_that_sleeps_between_steps_is_the_one_that_does_not_bit_for_bi
     straight.ask(OpenLearner(), LearnerOpened)
     expected, expected_path = train(straight, 1, 3), save(straight, 3)
 
-    monkeypatch.setattr(torch_learner, "SEPARATE_MEMORY", ("cpu",))
+    monkeypatch.setattr(command_worker, "SEPARATE_MEMORY", ("cpu",))
     sleeper = case.open(model_folder, tmp_path / "sleeper")
     opened += (straight, sleeper)
     sleeper.ask(OpenLearner(), LearnerOpened)

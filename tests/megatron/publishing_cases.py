@@ -45,7 +45,7 @@ def published(
             exporter = open_exporter(transport, run_id=run_id, learner_epoch=1, folder=Path(target))
         publisher = WeightPublisher(trainable, exporter, rank=rank, device=CPU, max_bucket_bytes=BUCKET_BYTES)
         found = publisher.publish(version=num_steps, publish=1, canary=lambda: None)
-        figures.append(found.figures)
+        figures.append(dict(found.figures))
         if found.manifest is not None:
             manifests.append(found.manifest)
     close_groups()

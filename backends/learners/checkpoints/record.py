@@ -134,6 +134,18 @@ def read_record(folder: Path, *, version: int | None = None, rank: int = 0, num_
     return record
 
 
+def check_dtype(folder: Path, record: CheckpointRecord, dtype: str) -> None:
+    """
+    Raises:
+        CheckpointError: the checkpoint is of a model that computes in another type than ``model.dtype`` says.
+    """
+    if record.dtype != dtype:
+        raise CheckpointError(
+            f"{folder}: expected a model of {dtype}, as model.dtype says, found {record.dtype}; resume with "
+            f"model.dtype: {record.dtype}"
+        )
+
+
 def files_of(folder: Path, *, but: Container[str] = ()) -> dict[str, FileRecord]:
     """Every file below ``folder``, by its path in it, those in ``but`` left out."""
     paths = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}

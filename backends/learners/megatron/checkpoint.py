@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.backends.learners.checkpoints.channel import CheckpointChannel
 from penstock.backends.learners.checkpoints.folder import CheckpointFolder
-from penstock.backends.learners.checkpoints.record import STATE_FOLDER, CheckpointError, read_record
+from penstock.backends.learners.checkpoints.record import STATE_FOLDER, CheckpointError, check_dtype, read_record
 from penstock.backends.learners.checkpoints.state import load_state
 from penstock.backends.learners.checkpoints.writer import CheckpointWriter
 from penstock.backends.learners.megatron.checkpoint_snapshot import (
@@ -210,11 +210,7 @@ class MegatronCheckpoints:
             CheckpointError: it is not there, not whole, of another version, or not one that can be gone on with.
         """
         record = read_record(path, version=version, rank=self._gang.rank, num_ranks=self._gang.num_ranks)
-        if record.dtype != dtype:
-            raise CheckpointError(
-                f"{path}: expected a model of {dtype}, as model.dtype says, found {record.dtype}; resume with "
-                f"model.dtype: {record.dtype}"
-            )
+        check_dtype(path, record, dtype)
         lost = self._why_lost(record)
         if lost and self._options.optimizer != "fresh":
             raise CheckpointError(

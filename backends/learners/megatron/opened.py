@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.backends.learners.canary import choose_canary
+from penstock.backends.learners.command_worker import Opened
 from penstock.backends.learners.gang.planned import demonstrations_of
 from penstock.backends.learners.megatron.architecture import read_architecture
 from penstock.backends.learners.megatron.build import build_model, open_groups
@@ -45,22 +46,16 @@ if TYPE_CHECKING:
     from penstock.backends.weights.protocol import WeightExporter
 
 
-@dataclass(slots=True)
-class OpenedLearner:
+@dataclass(slots=True, kw_only=True)
+class OpenedLearner(Opened):
     """What exists from ``OpenLearner`` on."""
 
     trainable: TrainableModel
     trainer: MegatronTrainer
     reference: ParallelModel | None
     critic: MegatronCritic | None
-    reference_version: int
-    """Which policy the reference is."""
     publisher: WeightPublisher
     canary_model: SharedCanary
-    canary: tuple[int, ...]
-    version: int = 0
-    trained_tokens: int = 0
-    is_asleep: bool = False
     sleeping: SleepingMemory | None = None
     """While it sleeps, on a device of its own memory."""
 
@@ -196,7 +191,6 @@ class LearnerOpener:
             trainer=trainer,
             reference=reference,
             critic=critic,
-            reference_version=0,
             publisher=publisher,
             canary_model=SharedCanary(trainable, self._voices),
             canary=canary,

@@ -15,8 +15,9 @@ Invariants:
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
+from penstock.backends.learners.command_worker import Published
 from penstock.backends.learners.megatron.gather import GatherFigures, WeightGatherer
 
 if TYPE_CHECKING:
@@ -26,19 +27,10 @@ if TYPE_CHECKING:
 
     from penstock.backends.learners.megatron.trainable import TrainableModel
     from penstock.backends.weights.protocol import WeightExporter
-    from penstock.messages.weights import Canary, WeightManifest
+    from penstock.messages.weights import Canary
 
 BUCKET_BYTES = 256 * 2**20
 """Of weights that come together on the first rank at once."""
-
-
-class Published(NamedTuple):
-    """What became of it, on this rank."""
-
-    manifest: WeightManifest | None
-    """On the first rank."""
-    figures: dict[str, float]
-    """``learner/publish_…``: where its time went, and bytes."""
 
 
 class WeightPublisher:

@@ -120,14 +120,18 @@ class MegatronTrainer:
             ),
         )
 
-    def train(self, groups: Sequence[Group], *, version: int, min_token_version: int) -> StepResult:
+    def train(
+        self, groups: Sequence[Group], *, version: int, min_token_version: int, mask_old_tokens: bool = False
+    ) -> StepResult:
         """See :meth:`.BatchTrainer.train`.
 
         Raises:
             RankMemoryError: a micro-batch does not fit.
         """
         try:
-            return self._batches.train(groups, version=version, min_token_version=min_token_version)
+            return self._batches.train(
+                groups, version=version, min_token_version=min_token_version, mask_old_tokens=mask_old_tokens
+            )
         except torch.OutOfMemoryError as error:
             raise RankMemoryError(
                 f"out of memory with micro-batches of at most {self._options.max_tokens_per_micro_batch} tokens; lower "

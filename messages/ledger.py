@@ -30,6 +30,10 @@ class RunRecorded(Entry, frozen=True, kw_only=True):
     shuffle: bool
     samples_per_group: int
     groups_per_batch: int
+    sources: str = ""
+    """Of a mixture: each source with its rows and its share."""
+    data_digest: str = ""
+    """Of rows that are not kept in memory, so that a file that has changed is noticed."""
 
 
 class GroupsGranted(Entry, frozen=True, kw_only=True):

@@ -191,6 +191,7 @@ def _learner(plan: RunPlan, epoch: int, host: str, remote_ranks: RemoteRanks | N
     demonstrations = _demonstrations(plan)
     if plan.scenario.learner.num_ranks > 1 or plan.scenario.learner.backend == "megatron":
         return _gang(plan, epoch, host, demonstrations, remote_ranks)
+    from penstock.backends.hooks.weight_names import renamed_exporter
     from penstock.backends.learners.torch.factory import open_torch_learner
     from penstock.backends.weights.transports import open_exporter
 
@@ -204,8 +205,11 @@ def _learner(plan: RunPlan, epoch: int, host: str, remote_ranks: RemoteRanks | N
         seed=scenario.run.seed,
         num_steps=scenario.run.num_steps,
         epoch=epoch,
-        exporter=open_exporter(
-            plan.transport, run_id=plan.run_id, learner_epoch=epoch, folder=folder / "weights", host=host
+        exporter=renamed_exporter(
+            open_exporter(
+                plan.transport, run_id=plan.run_id, learner_epoch=epoch, folder=folder / "weights", host=host
+            ),
+            scenario.weights.names_function,
         ),
         demonstrations=demonstrations,
     )
@@ -240,7 +244,13 @@ def _gang(
         seed=scenario.run.seed,
         num_steps=scenario.run.num_steps,
         epoch=epoch,
-        export=ExportPlan(transport=plan.transport, run_id=plan.run_id, folder=str(folder / "weights"), host=host),
+        export=ExportPlan(
+            transport=plan.transport,
+            run_id=plan.run_id,
+            folder=str(folder / "weights"),
+            host=host,
+            names_function=scenario.weights.names_function,
+        ),
         demonstrations=demonstrations,
         log_path=partial(log_path, "rank"),
         further=further,
@@ -261,6 +271,8 @@ def _demonstrations(plan: RunPlan) -> list[Demonstration] | None:
         Path(plan.model_folder),
         seed=scenario.run.seed,
         chat_template=scenario.data.chat_template,
+        template_arguments=scenario.data.template_arguments,
+        system_prompt=scenario.data.system_prompt,
         max_tokens=scenario.model.max_context,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from penstock.messages.base import Value
+from penstock.messages.rows import RowSource
 from penstock.runtime.scenario import Scenario
 
 
@@ -22,6 +23,12 @@ class RunPlan(Value, frozen=True, kw_only=True):
     """Absolute; with its tokenizer. Empty when there is no teacher, or a simulated one."""
     num_rows: int
     """Of the dataset, without those that were skipped."""
+    sources: tuple[RowSource, ...] = ()
+    """What they are of; empty where nobody has read them."""
+    data_digest: str = ""
+    """Of rows that are read when they are wanted, and of what is made of them; empty where all are in memory."""
+    notices: tuple[str, ...] = ()
+    """What people should know of the rows."""
     num_evaluation_prompts: tuple[int, ...] = ()
     """Of each dataset of the evaluation, in the order of the scenario."""
     transport: Literal["shared_memory", "disk", "distributed", "tensor", "none"] = "shared_memory"

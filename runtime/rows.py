@@ -5,25 +5,36 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.backends.data.dataset import load_dataset
+from penstock.backends.data.duplicates import duplicates_in, duplicates_text, rows_in_both
 from penstock.backends.evaluation.rows import load_evaluation_rows
 from penstock.runtime.scenario.evaluation_rules import sets_of
 from penstock.runtime.scenario.recorded_rules import recorded_settings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
-    from penstock.backends.data.dataset import Dataset
+    from penstock.backends.data.rows import Rows
     from penstock.backends.evaluation.rows import EvaluationRows
     from penstock.runtime.scenario import Scenario
 
 
-def read_dataset(scenario: Scenario, model_folder: Path, *, keeps_messages: bool = False) -> Dataset:
-    """Every row, checked and tokenised.
+def read_dataset(
+    scenario: Scenario,
+    model_folder: Path,
+    *,
+    keeps_messages: bool = False,
+    run_folder: Path | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> Rows:
+    """Every row, checked and tokenised; or, where they are to be read when they are wanted, their index.
 
     Args:
         scenario: of the run.
         model_folder: with the tokenizer.
         keeps_messages: prompts carry the chat messages that they were rendered from.
+        run_folder: where an index is kept; None: in memory, for this once.
+        tell: is told how far an index is.
 
     Raises:
         DataError: the rows cannot be used.
@@ -36,6 +47,23 @@ def read_dataset(scenario: Scenario, model_folder: Path, *, keeps_messages: bool
         keeps_messages=keeps_messages,
         recorded=recorded_settings(scenario),
     )
+
+
+def row_notices(scenario: Scenario, model_folder: Path, rows: Rows) -> tuple[str, ...]:
+    """What people should know of the rows before a run: what was skipped, prompts that come twice, and those of the
+    evaluation that are trained on."""
+    notices = [f"{count} rows are skipped: {reason}" for reason, count in rows.skipped.items()]
+    if repeated := duplicates_text(duplicates_in(rows.hashes), rows.place_of):
+        notices.append(repeated)
+    for evaluated in read_evaluation(scenario, model_folder) if scenario.evaluation.datasets else ():
+        both = rows_in_both(rows.hashes, evaluated.dataset.hashes[: evaluated.num_prompts])
+        if both.num_rows:
+            row, other = both.examples[0]
+            notices.append(
+                f"{both.num_rows} of the {evaluated.num_prompts} prompts of the evaluation {evaluated.each.name!r} are "
+                f"trained on ({evaluated.dataset.place_of(row)} is {rows.place_of(other)}, the first)"
+            )
+    return tuple(notices)
 
 
 def read_evaluation(

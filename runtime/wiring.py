@@ -21,6 +21,7 @@ from penstock.actors.filter.settings import FilterSettings
 from penstock.actors.learner.machine import Learner
 from penstock.actors.learner.settings import LearnerSettings
 from penstock.actors.prompt_source.machine import PromptSource
+from penstock.actors.prompt_source.order import PromptOrder
 from penstock.actors.prompt_source.settings import PromptSourceSettings
 from penstock.actors.scorer.machine import Scorer
 from penstock.actors.scorer.settings import ScorerSettings
@@ -31,15 +32,17 @@ from penstock.backends.protocol import Capability
 from penstock.messages import inboxes
 from penstock.messages.ledger import RunRecorded
 from penstock.messages.names import BUFFER, LEARNER, Role, engine_index, engine_name, role_of, teacher_name
+from penstock.messages.rows import RowSource
 from penstock.runtime.backends import open_backend as open_backend
 from penstock.runtime.collecting import collected_groups, collecting_pacing, collecting_policy
+from penstock.runtime.evaluating import evaluation_schedule, max_evaluating
 from penstock.runtime.hosts.ray.placement import colocated
 from penstock.runtime.plan import RunPlan as RunPlan  # noqa: TC001 - a process of the Ray host asks this module for it
 from penstock.runtime.scenario.capabilities import ENGINE_CAPABILITIES
 from penstock.runtime.shell import classes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from penstock.actors.buffer.policies import StalenessPolicy
     from penstock.actors.machine import Machine
@@ -166,7 +169,7 @@ def staleness_policy(scenario: Scenario) -> StalenessPolicy:
     Raises:
         UserCodeError: the user's file cannot be loaded.
     """
-    if scenario.run.only == "rollout":
+    if collected_groups(scenario) is not None:
         return collecting_policy(scenario)
     options = scenario.staleness
     assert options.max_staleness is not None
@@ -193,9 +196,12 @@ def _prompt_source(plan: RunPlan, epoch: int) -> PromptSourceSettings:
         seed=scenario.run.seed,
         num_rows=plan.num_rows,
         shuffle=scenario.data.shuffle,
+        sources=plan.sources,
+        prefetch_rows=scenario.data.prefetch_rows if scenario.data.stream else 0,
         samples_per_group=scenario.sampling.samples_per_group,
         routing=options.routing,
         max_load=options.max_load,
+        max_evaluating=max_evaluating(scenario),
         num_retries=options.num_retries,
         max_engine_losses=options.max_engine_losses,
         lease_timeout_s=options.lease_timeout_s,
@@ -247,11 +253,12 @@ def _buffer(plan: RunPlan) -> BufferSettings:
     num_epochs = scenario.data.num_epochs
     is_given = scenario.run.only == "learner"  # its groups are in the ledger, whatever the dataset here is
     return BufferSettings(
-        pacing=collecting_pacing(pacing, scenario) if scenario.run.only == "rollout" else pacing,
+        pacing=pacing if collected_groups(scenario) is None else collecting_pacing(pacing, scenario),
         collects=collected_groups(scenario),
+        evaluation=evaluation_schedule(plan),
         samples_per_group=num_samples,
         engines=engine_names(scenario),
-        num_prompts=None if num_epochs is None or is_given else num_epochs * plan.num_rows,
+        num_prompts=None if num_epochs is None or is_given else _order(plan).num_prompts(num_epochs),
         publish_every=scenario.weights.publish_every,
         max_requeues=staleness.max_requeues,
         max_rejected_batches=staleness.max_rejected_batches,
@@ -266,8 +273,22 @@ def _buffer(plan: RunPlan) -> BufferSettings:
             shuffle=scenario.data.shuffle,
             samples_per_group=num_samples,
             groups_per_batch=scenario.learner.groups_per_batch,
+            sources=_mixture(plan.sources),
+            data_digest=plan.data_digest,
         ),
     )
+
+
+def _order(plan: RunPlan) -> PromptOrder:
+    sources = plan.sources or (RowSource(name="", num_rows=plan.num_rows),)
+    return PromptOrder(sources, seed=plan.scenario.run.seed, shuffle=plan.scenario.data.shuffle)
+
+
+def _mixture(sources: Sequence[RowSource]) -> str:
+    """What has to be the same for groups to mean the same prompts."""
+    if len(sources) < 2:
+        return ""
+    return ", ".join(f"{each.name} {each.num_rows} rows share {each.share}" for each in sources)
 
 
 def _weight_publisher(plan: RunPlan) -> WeightPublisherSettings:

@@ -8,8 +8,18 @@ with arbitrary finite domains", CT-RSA 2002.
 
 from __future__ import annotations
 
-from typing import Final
+from bisect import bisect_left
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.messages.evaluation import EvaluatedPlace
+    from penstock.messages.rows import RowSource
+
+BLOCKS_AT_A_TIME: Final = 4
+"""Blocks that the shuffle of a dataset in blocks mixes with each other: those have to be at hand at the same time."""
 _MASK: Final = (1 << 64) - 1
 _ROUNDS: Final = 6
 
@@ -45,6 +55,105 @@ def row_of(ordinal: int, *, num_rows: int, seed: int, shuffle: bool) -> tuple[in
     """Row and epoch of a place in the endless stream of prompts."""
     epoch, position = divmod(ordinal, num_rows)
     return (permute(position, num_rows, mix(seed, epoch)) if shuffle else position), epoch
+
+
+def row_in_blocks(ordinal: int, *, num_rows: int, block_rows: int, seed: int) -> tuple[int, int]:
+    """The same, shuffled, for rows that are read in blocks: the blocks are gone through in a random order, and the rows
+    of :data:`BLOCKS_AT_A_TIME` neighbours in that order are mixed, so that few blocks are at hand at a time."""
+    epoch, position = divmod(ordinal, num_rows)
+    key = mix(seed, epoch)
+    window_rows = BLOCKS_AT_A_TIME * block_rows
+    start = position - position % window_rows
+    inside = permute(position - start, min(window_rows, num_rows - start), mix(key, 1, start))
+    num_blocks, rest = divmod(num_rows, block_rows)
+    if not rest:
+        slot, offset = divmod(start + inside, block_rows)
+        return permute(slot, num_blocks, mix(key, 2)) * block_rows + offset, epoch
+    # The short block stands at a place of its own among the others.
+    short_slot = mix(key, 3) % (num_blocks + 1)
+    place = start + inside - short_slot * block_rows
+    if 0 <= place < rest:
+        return num_blocks * block_rows + place, epoch
+    slot, offset = divmod(start + inside - (rest if place >= rest else 0), block_rows)
+    return permute(slot, num_blocks, mix(key, 2)) * block_rows + offset, epoch
+
+
+def mixture_pattern(shares: Sequence[int]) -> list[int]:
+    """Which source has each place of a period: after any number of places, each source has had its share of them to
+    within one. The place goes to whichever source has to have its next one soonest, of those that may have it already
+    (earliest deadline first, which on one machine is optimal)."""
+    period = sum(shares)
+    counts = [0] * len(shares)
+    pattern: list[int] = []
+    for place in range(period):
+        due = [
+            (-(-(count + 1) * period // share), index)
+            for index, (count, share) in enumerate(zip(counts, shares, strict=True))
+            if count < share and count * period // share <= place
+        ]
+        index = min(due)[1]
+        counts[index] += 1
+        pattern.append(index)
+    return pattern
+
+
+class PromptOrder:
+    """Rows by their place in the endless stream of prompts, over all sources."""
+
+    def __init__(self, sources: Sequence[RowSource], *, seed: int, shuffle: bool) -> None:
+        self._sources = tuple(sources)
+        self._seed = seed
+        self._shuffle = shuffle
+        self._num_rows = sum(source.num_rows for source in sources)
+        self._starts = [0, *accumulate(source.num_rows for source in sources)]
+        is_mixture = len(sources) > 1 and all(source.share for source in sources)
+        self._pattern = mixture_pattern([source.share for source in sources]) if is_mixture else []
+        self._places: list[list[int]] = [[] for _ in sources]
+        for place, index in enumerate(self._pattern):
+            self._places[index].append(place)
+
+    def row_of(self, ordinal: int) -> tuple[int, int]:
+        """Row and epoch; of a mixture, the epoch is that of the row's source."""
+        if not self._pattern:
+            block_rows = max((source.block_rows for source in self._sources), default=0)
+            return self._placed(ordinal, self._num_rows, block_rows, self._seed)
+        periods, place = divmod(ordinal, len(self._pattern))
+        index = self._pattern[place]
+        source = self._sources[index]
+        number = periods * source.share + bisect_left(self._places[index], place)
+        row, epoch = self._placed(number, source.num_rows, source.block_rows, mix(self._seed, 0x50C, index))
+        return self._starts[index] + row, epoch
+
+    def counts(self, num_prompts: int) -> tuple[int, ...]:
+        """How many of the first prompts are of each source, in a mixture."""
+        if not self._pattern:
+            return ()
+        periods, place = divmod(num_prompts, len(self._pattern))
+        return tuple(
+            periods * source.share + bisect_left(self._places[index], place)
+            for index, source in enumerate(self._sources)
+        )
+
+    def num_prompts(self, num_epochs: int) -> int:
+        """Prompts until each source has been gone through so often."""
+        if not self._pattern:
+            return num_epochs * self._num_rows
+        ends: list[int] = []
+        for source, places in zip(self._sources, self._places, strict=True):
+            periods, rest = divmod(num_epochs * source.num_rows - 1, source.share)
+            ends.append(periods * len(self._pattern) + places[rest] + 1)
+        return max(ends)
+
+    def _placed(self, ordinal: int, num_rows: int, block_rows: int, seed: int) -> tuple[int, int]:
+        if self._shuffle and block_rows and num_rows > block_rows:
+            return row_in_blocks(ordinal, num_rows=num_rows, block_rows=block_rows, seed=seed)
+        return row_of(ordinal, num_rows=num_rows, seed=seed, shuffle=self._shuffle)
+
+
+def evaluation_seed(seed: int, place: EvaluatedPlace, index: int) -> int:
+    """The seed of one sample of an evaluation, 63 bits: the same in every evaluation, so that these differ by the model
+    and not by luck."""
+    return mix(seed, 0xE7A1, place.dataset, place.row, index) >> 1
 
 
 def sample_seed(seed: int, group_id: int, index: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from penstock.messages.base import Value
+from penstock.messages.rows import RowSource
 
 Routing = Literal["least_loaded", "prefix_affine"]
 
@@ -17,6 +18,12 @@ class PromptSourceSettings(Value, frozen=True, kw_only=True):
     seed: int
     num_rows: int
     shuffle: bool
+    sources: tuple[RowSource, ...] = ()
+    """What these rows are of; empty: of one source."""
+    chooses_rows: bool = False
+    """The backend chooses the row of each group, and the Buffer records it before it is issued."""
+    prefetch_rows: int = 0
+    """Rows that are named to the backend before they are wanted."""
     samples_per_group: int
     num_retries: int
     max_engine_losses: int
@@ -28,5 +35,7 @@ class PromptSourceSettings(Value, frozen=True, kw_only=True):
     salvages_responses: bool = True
     """What a lost attempt had reported is the prefix of the next one. Not so where nobody can put the other side of a
     conversation back to where it ends."""
+    max_evaluating: int = 1
+    """Samples of an evaluation that are at engines while there is training."""
     recorded_engines: tuple[str, ...] = ()
     """Those that answer with the responses that rows hold, and generate nothing."""

@@ -11,7 +11,7 @@ from penstock.backends.data.problems import DataError
 from penstock.backends.data.row import BadColumnError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from penstock.backends.data.row import Message
@@ -29,6 +29,7 @@ class _HuggingFaceTokenizer(Protocol):
         tools: Sequence[Message] | None = None,
         tokenize: bool,
         add_generation_prompt: bool,
+        **arguments: object,
     ) -> object: ...
 
 
@@ -38,14 +39,19 @@ class ChatTemplate:
     transformers is imported here only: it takes seconds, and a scenario without a template does not need it.
     """
 
-    def __init__(self, folder: Path) -> None:
-        """Raises ``DataError`` when the folder has no template."""
+    def __init__(self, folder: Path, arguments: Mapping[str, object] | None = None) -> None:
+        """``arguments``: variables that the template gets where nothing else is said.
+
+        Raises:
+            DataError: the folder has no template.
+        """
         from transformers import AutoTokenizer
 
         try:
             loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
         except (OSError, ValueError) as error:
             raise DataError(f"{folder}: transformers cannot load the tokenizer: {error}") from error
+        self._arguments = arguments or {}
         self._tokenizer = cast(_HuggingFaceTokenizer, loaded)
         if not self._tokenizer.chat_template:
             raise DataError(
@@ -62,10 +68,15 @@ class ChatTemplate:
         return self.render_messages([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt)
 
     def render_messages(
-        self, messages: Sequence[Message], tools: Sequence[Message] | None = None, *, begins_answer: bool = True
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Message] | None = None,
+        *,
+        begins_answer: bool = True,
+        arguments: Mapping[str, object] | None = None,
     ) -> str:
         """The text of a conversation with the tools that the model may call; ``begins_answer``: up to where the
-        assistant begins to answer.
+        assistant begins to answer; ``arguments``: in place of those that hold elsewhere.
 
         Raises:
             BadColumnError: the template refuses the messages.
@@ -73,7 +84,11 @@ class ChatTemplate:
         try:
             return str(
                 self._tokenizer.apply_chat_template(
-                    messages, tools=tools or None, tokenize=False, add_generation_prompt=begins_answer
+                    messages,
+                    tools=tools or None,
+                    tokenize=False,
+                    add_generation_prompt=begins_answer,
+                    **(self._arguments if arguments is None else arguments),
                 )
             )
         except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:

@@ -10,27 +10,37 @@ Invariants:
 
 from __future__ import annotations
 
+from array import array
+from collections import Counter
 from itertools import islice
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
+import numpy as np
 
 from penstock.backends.data.columns import BytesColumn
+from penstock.backends.data.duplicates import prompt_hash
+from penstock.backends.data.mixture import named_sources, shares_of
 from penstock.backends.data.problems import Problems, RowProblem
+from penstock.backends.data.reading import CheckedRow, RowReader, TokenLimit
 from penstock.backends.data.recorded_rows import dataset_columns, dataset_paths, is_recorded_row, recorded_row
 from penstock.backends.data.recording import RecordedGroup, Recorder, pack_samples, unpack_samples
-from penstock.backends.data.row import BadColumnError, known_tokens, label_of, metadata_of, prompt_of
+from penstock.backends.data.row import BadColumnError, Message, prompt_of, with_system
 from penstock.backends.data.sources import parse_source, read_rows
 from penstock.backends.data.special_tokens import read_special_tokens
 from penstock.backends.data.tokenizer import TextTokenizer
 from penstock.messages.arrays import pack_tokens
-from penstock.messages.samples import Loss, Prompt
+from penstock.messages.rows import RowSource
+from penstock.messages.samples import Loss, Media, Prompt
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    import numpy.typing as npt
+
     from penstock.backends.data.chat import ChatTemplate
+    from penstock.backends.data.mixture import NamedSource
     from penstock.backends.data.options import DataOptions
     from penstock.backends.data.recorded_rows import RecordedSettings
     from penstock.backends.data.recording import RecordedSample, RenderedRow
@@ -41,16 +51,8 @@ BATCH_ROWS: Final = 512
 
 ItemT = TypeVar("ItemT")
 
-
-class CheckedRow(NamedTuple):
-    """A row that is right but for its length in tokens."""
-
-    place: str
-    text: str
-    label: str
-    metadata: bytes
-    messages: bytes
-    """JSON; empty where nobody asks for them."""
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_MEDIA: Final = msgspec.msgpack.Decoder(tuple[Media, ...])
 
 
 class Dataset:
@@ -63,15 +65,25 @@ class Dataset:
         self._metadata = BytesColumn()
         self._messages = BytesColumn()
         self._responses = BytesColumn()
+        self._media = BytesColumn()
+        self._places = BytesColumn()
+        self._hashes = array("Q")
         self._losses: list[Loss | None] = []
         """Of rows that hold their responses; None for the others."""
         self.skipped: Mapping[str, int] = {}
         """Why rows were skipped → how many."""
+        self.sources: tuple[RowSource, ...] = ()
+        """In the order of their rows."""
 
     @property
     def num_rows(self) -> int:
         """Rows that can be used."""
         return len(self._tokens)
+
+    @property
+    def digest(self) -> str:
+        """None: all rows are here."""
+        return ""
 
     @property
     def num_skipped(self) -> int:
@@ -96,7 +108,17 @@ class Dataset:
             messages=self._messages[row],
             is_recorded=self._losses[row] is not None,
             loss=self._losses[row] or Loss.OBJECTIVE,
+            media=_MEDIA.decode(media) if (media := self._media[row]) else (),
         )
+
+    @property
+    def hashes(self) -> npt.NDArray[np.uint64]:
+        """Of each prompt, for :mod:`.duplicates`."""
+        return np.frombuffer(self._hashes, dtype=np.uint64)
+
+    def place_of(self, row: int) -> str:
+        """File and line of a row."""
+        return self._places[row].decode()
 
     def responses(self, row: int) -> tuple[RecordedSample, ...]:
         """The responses that a row holds, one for each sample of its group; none of a row without, or of a dataset that
@@ -112,9 +134,13 @@ class Dataset:
 
     def append(self, row: CheckedRow, ids: list[int], *, responses: bytes = b"", loss: Loss | None = None) -> None:
         """Add a row with its token ids; for the loader. ``loss``: of the responses that it holds."""
+        tokens = pack_tokens(ids)
+        self._hashes.append(prompt_hash(tokens, row.media))
+        self._places.append(row.place.encode())
+        self._media.append(_ENCODER.encode(row.media) if row.media else b"")
         self._responses.append(responses)
         self._losses.append(loss)
-        self._tokens.append(pack_tokens(ids))
+        self._tokens.append(tokens)
         self._texts.append(row.text.encode())
         self._labels.append(row.label.encode())
         self._metadata.append(row.metadata)
@@ -146,45 +172,50 @@ def load_dataset(
         DataError: the source, the tokenizer, or (unless the scenario skips them) any row cannot be used.
     """
     tokenizer = TextTokenizer(tokenizer_folder)
-    template = open_template(tokenizer_folder) if options.chat_template else None
-    problems = Problems(skip=options.skip_bad_rows, skip_key="data.skip_bad_rows")
-    loader = _Loader(options, tokenizer, template, problems, max_context=max_context, keeps_messages=keeps_messages)
-    if recorded is not None:
-        special = read_special_tokens(tokenizer_folder)
-        limit = TokenLimit.of(options, max_context)
-        recorder = Recorder(tokenizer, template, special, recorded, max_context=max_context, check_prompt=limit.checked)
-        loader.records(recorder, recorded)
-        loader.keeps_responses = keeps_responses
-    sources = [parse_source(path) for path in dataset_paths(options, recorded)]
-    for index, source in enumerate(sources):
-        loader.read(source, seed=seed, is_recorded=index == 1)
-    loader.finish()
-    problems.settle(num_good=loader.dataset.num_rows, source=" and ".join(map(str, sources)))
-    loader.dataset.skipped = problems.counts
-    return loader.dataset
+    named = named_sources(options)
+    template = open_template(tokenizer_folder, named)
+    dataset = Dataset()
+    skipped = Counter[str]()
+    sources = list[RowSource]()
+    for source, share in zip(named, shares_of([source.weight for source in named]), strict=True):
+        problems = Problems(skip=source.options.skip_bad_rows, skip_key="data.skip_bad_rows")
+        reader = RowReader(source, template, keeps_messages=keeps_messages)
+        loader = _Loader(dataset, reader, tokenizer, problems, TokenLimit.of(source.options, max_context))
+        if recorded is not None:
+            special = read_special_tokens(tokenizer_folder)
+            limit = TokenLimit.of(options, max_context)
+            style = template if options.chat_template else None
+            recorder = Recorder(
+                tokenizer, style, special, recorded, max_context=max_context, check_prompt=limit.checked
+            )
+            loader.records(recorder, recorded)
+            loader.keeps_responses = keeps_responses
+        first = dataset.num_rows
+        paths = [parse_source(path) for path in dataset_paths(source.options, recorded)]
+        for index, path in enumerate(paths):
+            loader.read(path, seed=seed, is_recorded=index == 1)
+        loader.finish()
+        problems.settle(num_good=dataset.num_rows - first, source=" and ".join(map(str, paths)))
+        skipped.update(problems.counts)
+        sources.append(RowSource(name=source.name, num_rows=dataset.num_rows - first, share=share))
+    dataset.skipped = dict(skipped)
+    dataset.sources = tuple(sources)
+    return dataset
 
 
 class _Loader:
-    """Reads one source after the other into one dataset."""
+    """Reads the rows of one source into a dataset."""
 
     def __init__(
-        self,
-        options: DataOptions,
-        tokenizer: TextTokenizer,
-        template: ChatTemplate | None,
-        problems: Problems,
-        *,
-        max_context: int,
-        keeps_messages: bool,
+        self, dataset: Dataset, reader: RowReader, tokenizer: TextTokenizer, problems: Problems, limit: TokenLimit
     ) -> None:
-        self.dataset = Dataset()
+        self.dataset = dataset
         self.keeps_responses = False
-        self._options = options
+        self._reader = reader
+        self._options = reader.options
         self._tokenizer = tokenizer
-        self._template = template
         self._problems = problems
-        self._limit = TokenLimit.of(options, max_context)
-        self._keeps_messages = keeps_messages
+        self._limit = limit
         self._recorder: Recorder | None = None
         self._recorded: RecordedSettings | None = None
 
@@ -216,7 +247,7 @@ class _Loader:
                     assert self._recorded is not None
                     recorded.append(self._recorder.rendered(recorded_row(row, self._options, self._recorded)))
                 else:
-                    live.append(self._checked(row))
+                    live.append(self._reader.checked(row))
             except BadColumnError as error:
                 self._problems.add(error.at(row.place))
         self._add_live(live)
@@ -229,8 +260,7 @@ class _Loader:
                     self._problems.add(reason.at(bad.place))
 
     def _add_live(self, rows: Sequence[CheckedRow]) -> None:
-        # A template writes the begin-of-sequence token itself.
-        encoded = self._tokenizer.encode([row.text for row in rows], special=self._template is None)
+        encoded = self._tokenizer.encode([row.text for row in rows], special=self._reader.adds_special)
         for row, ids in zip(rows, encoded, strict=True):
             try:
                 self.dataset.append(row, self._limit.checked(ids))
@@ -238,57 +268,18 @@ class _Loader:
                 self._problems.add(error.at(row.place))
 
     def _append(self, group: RecordedGroup) -> None:
-        row = CheckedRow("", group.text, group.label, group.metadata, b"")
+        row = CheckedRow(group.place, group.text, group.label, group.metadata, b"")
         responses = pack_samples(group.samples) if self.keeps_responses else b""
         self.dataset.append(row, group.prompt_ids, responses=responses, loss=group.loss)
 
-    def _checked(self, row: RawRow) -> CheckedRow:
-        options = self._options
-        keeps_messages = self._keeps_messages and self._template is not None
-        return CheckedRow(
-            row.place,
-            rendered(row, options.prompt_key, self._template, "data"),
-            "" if options.label_key is None else label_of(row, options.label_key),
-            metadata_of(row, options.metadata_keys),
-            _messages_of(row, options.prompt_key) if keeps_messages else b"",
-        )
 
-
-class TokenLimit(NamedTuple):
-    """How long a prompt may be."""
-
-    max_tokens: int
-    advice: str
-
-    @classmethod
-    def of(cls, options: DataOptions, max_context: int) -> TokenLimit:
-        """The smaller of what the scenario allows and what leaves room for one response token."""
-        if options.max_prompt_tokens is not None and options.max_prompt_tokens < max_context:
-            return cls(options.max_prompt_tokens, "data.max_prompt_tokens")
-        return cls(max_context - 1, f"model.max_context, {max_context}, less one for the response")
-
-    def checked(self, ids: list[int] | str) -> list[int]:
-        """The ids of a prompt as the tokenizer gave them.
-
-        Raises:
-            BadColumnError: there are none, or too many, or the tokenizer gave a reason instead.
-        """
-        tokens = known_tokens(ids)
-        if not tokens:
-            raise BadColumnError("the prompt has no tokens", "the prompt becomes no token at all")
-        if len(tokens) > self.max_tokens:
-            raise BadColumnError(
-                "the prompt is too long",
-                f"the prompt has {len(tokens)} tokens; at most {self.max_tokens} fit ({self.advice})",
-            )
-        return tokens
-
-
-def open_template(folder: Path) -> ChatTemplate:
-    """The folder's chat template; imported late because it brings transformers."""
+def open_template(folder: Path, sources: Sequence[NamedSource]) -> ChatTemplate | None:
+    """The folder's chat template, if a source wants one; imported late because it brings transformers."""
+    if not any(source.options.chat_template for source in sources):
+        return None
     from penstock.backends.data.chat import ChatTemplate
 
-    return ChatTemplate(folder)
+    return ChatTemplate(folder, sources[0].options.template_arguments)
 
 
 def batches(items: Iterable[ItemT]) -> Iterator[list[ItemT]]:
@@ -298,7 +289,7 @@ def batches(items: Iterable[ItemT]) -> Iterator[list[ItemT]]:
         yield batch
 
 
-def rendered(row: RawRow, key: str, template: ChatTemplate | None, block: str) -> str:
+def rendered(row: RawRow, key: str, template: ChatTemplate | None, block: str, system_prompt: str | None = None) -> str:
     """The prompt of a row as the text that is tokenised.
 
     Raises:
@@ -306,15 +297,7 @@ def rendered(row: RawRow, key: str, template: ChatTemplate | None, block: str) -
     """
     prompt = prompt_of(row, key, chat_template=template is not None, block=block)
     if template is not None:
-        return template.render(prompt)
+        messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        return template.render_messages(with_system(messages, system_prompt))
     assert isinstance(prompt, str)  # prompt_of refuses messages where there is no template
     return prompt
-
-
-def _messages_of(row: RawRow, key: str) -> bytes:
-    """What the template rendered, as JSON."""
-    prompt = prompt_of(row, key, chat_template=True, block="data")
-    try:
-        return msgspec.json.encode([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt)
-    except (TypeError, ValueError) as error:
-        raise BadColumnError("the messages have no form in JSON", f"{key!r} has no form in JSON: {error}") from None

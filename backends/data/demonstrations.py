@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.backends.data.dataset import batches, open_template, rendered
+from penstock.backends.data.dataset import batches, rendered
 from penstock.backends.data.problems import Problems, RowProblem
 from penstock.backends.data.row import BadColumnError, known_tokens, text_of
 from penstock.backends.data.sources import parse_source, read_rows
@@ -13,7 +13,7 @@ from penstock.backends.data.special_tokens import read_special_tokens
 from penstock.backends.data.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from penstock.backends.data.chat import ChatTemplate
@@ -45,11 +45,14 @@ def load_demonstrations(
     *,
     seed: int,
     chat_template: bool = False,
+    template_arguments: Mapping[str, object] | None = None,
+    system_prompt: str | None = None,
     max_tokens: int | None = None,
 ) -> list[Demonstration]:
     """Read demonstrations; ``path`` is as in ``data.path``, ``lines:N`` gives noisy answers to the quickstart's task.
 
-    ``seed`` (the run's) makes generated rows. With ``max_tokens`` a row whose prompt and response together are
+    ``seed`` (the run's) makes generated rows. ``template_arguments`` and ``system_prompt`` are for the chat template,
+    as in the ``data:`` block. With ``max_tokens`` a row whose prompt and response together are
     longer is an error, not cut: a demonstration without its end teaches a model never to end.
 
     Raises:
@@ -57,12 +60,12 @@ def load_demonstrations(
     """
     source = parse_source(path)
     tokenizer = TextTokenizer(tokenizer_folder)
-    template = open_template(tokenizer_folder) if chat_template else None
+    template = _open_template(tokenizer_folder, template_arguments) if chat_template else None
     eos_id = read_special_tokens(tokenizer_folder).eos_id
     problems = Problems(skip=False, skip_key="")
     demonstrations: list[Demonstration] = []
     raw = read_rows(source, [prompt_key, response_key], seed=seed)
-    for rows in batches(_checked(raw, prompt_key, response_key, template, problems)):
+    for rows in batches(_checked(raw, prompt_key, response_key, template, system_prompt, problems)):
         prompts = tokenizer.encode([row.prompt for row in rows], special=template is None)
         responses = tokenizer.encode([row.response for row in rows], special=False)
         for row, prompt, response in zip(rows, prompts, responses, strict=True):
@@ -79,6 +82,7 @@ def _checked(
     prompt_key: str,
     response_key: str,
     template: ChatTemplate | None,
+    system_prompt: str | None,
     problems: Problems,
 ) -> Iterator[_Texts]:
     advice = f"Set {BLOCK}.response_key to the column with the response"
@@ -87,9 +91,17 @@ def _checked(
             problems.add(row)
             continue
         try:
-            yield _Texts(row.place, rendered(row, prompt_key, template, BLOCK), text_of(row, response_key, advice))
+            yield _Texts(
+                row.place, rendered(row, prompt_key, template, BLOCK, system_prompt), text_of(row, response_key, advice)
+            )
         except BadColumnError as error:
             problems.add(error.at(row.place))
+
+
+def _open_template(folder: Path, arguments: Mapping[str, object] | None) -> ChatTemplate:
+    from penstock.backends.data.chat import ChatTemplate  # here, as it brings transformers
+
+    return ChatTemplate(folder, arguments)
 
 
 def _joined(prompt: list[int] | str, response: list[int] | str, eos_id: int, max_tokens: int | None) -> Demonstration:

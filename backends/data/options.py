@@ -4,9 +4,25 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+import msgspec
 from msgspec import Meta
 
 from penstock.messages.base import Options
+
+Scalar = str | int | float | bool
+SourceName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+
+
+class MediaKeys(Options, frozen=True, kw_only=True):
+    """Columns with what belongs to a prompt and is no text. Each holds one reference or a list of them: an http(s)
+    address, a path (from the folder of the rows), ``data:…;base64,…``, or the bytes themselves."""
+
+    image: str | None = None
+    """Column with images."""
+    video: str | None = None
+    """Column with videos."""
+    audio: str | None = None
+    """Column with sounds."""
 
 
 class RecordedOptions(Options, frozen=True, kw_only=True):
@@ -35,27 +51,82 @@ class RecordedOptions(Options, frozen=True, kw_only=True):
     """Column that says so for each row, with the same two words; null, and an empty one: as ``loss`` says."""
 
 
+class SourceOptions(Options, frozen=True, kw_only=True):
+    """One of several sources of prompts. What is null here is as the ``data:`` block says for all."""
+
+    path: str
+    """Written as data.path, with all its forms."""
+    name: SourceName | None = None
+    """In figures and messages; null: the name of the file without its endings."""
+    weight: Annotated[float, Meta(gt=0)] | None = None
+    """Share of the prompts, relative to that of the other sources. In any stretch of prompts each source has its share
+    to within two. null, and then in all: the sources are gone through as one dataset."""
+    prompt_key: str | None = None
+    """null: data.prompt_key."""
+    label_key: str | None = None
+    """null: data.label_key; an empty text: the rows have no label."""
+    metadata_keys: tuple[str, ...] | None = None
+    """null: data.metadata_keys."""
+    metadata: dict[str, Scalar] | None = None
+    """Added to data.metadata, the same for each row of this source: ``{reward: math}``."""
+    chat_template: bool | None = None
+    """null: data.chat_template."""
+    template_arguments: dict[str, Scalar] | None = None
+    """null: data.template_arguments."""
+    system_prompt: str | None = None
+    """null: data.system_prompt; an empty text: none."""
+    tools_key: str | None = None
+    """null: data.tools_key; an empty text: none."""
+    multimodal_keys: MediaKeys | None = None
+    """null: data.multimodal_keys."""
+    max_prompt_tokens: Annotated[int, Meta(ge=1)] | None = None
+    """null: data.max_prompt_tokens."""
+    skip_bad_rows: bool | None = None
+    """null: data.skip_bad_rows."""
+
+
 class DataOptions(Options, frozen=True, kw_only=True):
     """Where the prompts come from."""
 
-    path: str
+    path: str | None = None
     """``rows.jsonl`` (also compressed: ``.jsonl.gz``, ``.jsonl.zst``), ``rows.parquet``, a folder that Hugging Face
     ``datasets`` has saved, each with ``@[a:b]`` for a slice (``@[-500:]``: the last 500 rows); ``lines:N`` for N rows
-    of the quickstart's task; ``reasoning_gym:NAME:N`` for N rows of a reasoning-gym task."""
+    of the quickstart's task; ``reasoning_gym:NAME:N`` for N rows of a reasoning-gym task. null: see ``sources``."""
+    sources: tuple[SourceOptions, ...] = ()
+    """Several sources, in place of ``path``."""
     prompt_key: str = "prompt"
     """Column with the prompt: a string, or a list of chat messages."""
     label_key: str | None = "label"
     """Column with what the reward compares with; null when the rows have none."""
     metadata_keys: tuple[str, ...] = ()
     """Further columns that the reward function wants to see."""
+    metadata: dict[str, Scalar] = msgspec.field(default_factory=dict)
+    """What it sees besides, the same for each row."""
     chat_template: bool = False
     """Render prompts with the tokenizer's chat template; a string becomes one user message."""
+    template_arguments: dict[str, Scalar] = msgspec.field(default_factory=dict)
+    """Variables for the chat template (``enable_thinking: false``)."""
+    system_prompt: str | None = None
+    """A system message before the messages of each row that has none of its own; needs the chat template."""
+    tools_key: str | None = None
+    """Column with the tools that the model may call, for the chat template: a list of their schemas, or such a list as
+    a text in JSON; null when the rows have none, and empty in rows without."""
+    multimodal_keys: MediaKeys = MediaKeys()
+    """Columns with images, videos and sounds, for engines that take them: ``{image: images}``."""
+    max_media_bytes: Annotated[int, Meta(ge=1)] = 20_000_000
+    """Of one file that a prompt refers to, or of what stands in the row itself; more makes the row a bad one."""
     num_epochs: Annotated[int, Meta(ge=1)] | None = None
-    """How often the dataset may be gone through; null means as often as the run needs."""
+    """How often the dataset may be gone through (of several sources with weights: each at least so often); null means
+    as often as the run needs."""
     shuffle: bool = True
     skip_bad_rows: bool = False
     """Skip and count rows that cannot be read, instead of stopping with their line."""
     max_prompt_tokens: Annotated[int, Meta(ge=1)] | None = None
     """Rows with longer prompts count as bad; null: whatever leaves room for one response token."""
+    stream: bool = False
+    """Keep an index of the rows and read each when it is wanted, for data larger than memory: plain JSON lines, Parquet
+    and folders of ``datasets``. The shuffle then goes through the rows by blocks."""
+    prefetch_rows: Annotated[int, Meta(ge=0, le=65536)] = 256
+    """With ``stream``: rows that are read before they are wanted."""
     recorded: RecordedOptions = RecordedOptions()
     """Responses that the rows hold already."""

@@ -76,6 +76,7 @@ def recorded_columns(options: DataOptions) -> tuple[list[str], list[str]]:
 
 def dataset_paths(options: DataOptions, recorded: RecordedSettings | None) -> tuple[str, ...]:
     """The sources of the rows of a run: the second one, if there is one, has only rows that hold their responses."""
+    assert options.path is not None, "of one source"
     second = None if recorded is None else options.recorded.path
     return (options.path,) if second is None else (options.path, second)
 
@@ -85,7 +86,10 @@ def dataset_columns(
 ) -> tuple[list[str], list[str]]:
     """The columns that the rows of one of :func:`dataset_paths` must have, and those that they may have."""
     label = [] if options.label_key is None else [options.label_key]
-    must = [options.prompt_key, *label, *options.metadata_keys]
+    tools = [] if options.tools_key is None else [options.tools_key]
+    keys = options.multimodal_keys
+    media = [key for key in (keys.image, keys.video, keys.audio) if key is not None]
+    must = [options.prompt_key, *label, *options.metadata_keys, *tools, *media]
     if recorded is None:
         return must, []
     of_recorded, may = recorded_columns(options)

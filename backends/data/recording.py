@@ -54,6 +54,7 @@ class RecordedGroup(NamedTuple):
     metadata: bytes
     samples: tuple[RecordedSample, ...]
     loss: Loss
+    place: str = ""
 
 
 class _Stretch(NamedTuple):
@@ -183,7 +184,9 @@ class Recorder:
             self._sample(len(prompt_ids), response, stretches, [known_tokens(piece) for piece in found])
             for response, stretches, found in zip(row.row.responses, row.responses, pieces, strict=True)
         )
-        return RecordedGroup(row.text, prompt_ids, row.row.label, row.row.metadata, samples, row.row.loss)
+        return RecordedGroup(
+            row.text, prompt_ids, row.row.label, row.row.metadata, samples, row.row.loss, row.row.place
+        )
 
     def _sample(
         self, num_context: int, response: Response, stretches: tuple[_Stretch, ...], pieces: list[list[int]]

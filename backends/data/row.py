@@ -67,6 +67,46 @@ def prompt_of(row: RawRow, key: str, *, chat_template: bool, block: str) -> str 
     return _checked_messages(cast("list[object]", value), key)
 
 
+def with_system(messages: list[Message], system: str | None) -> list[Message]:
+    """The messages after a system message, where they do not begin with one of their own."""
+    if not system or messages[0]["role"] == "system":
+        return messages
+    return [{"role": "system", "content": system}, *messages]
+
+
+def tools_of(row: RawRow, key: str) -> list[Message]:
+    """The schemas of the tools of a row, as chat templates take them; empty where it has none.
+
+    Raises:
+        BadColumnError: the column is missing, or is no list of schemas.
+    """
+    value = _column(row, key, "Set data.tools_key to the column with the tools, or to null if the rows have none")
+    if value is None or value == "":
+        return []
+    if isinstance(value, str):
+        try:
+            value = cast("object", msgspec.json.decode(value.encode()))
+        except (msgspec.DecodeError, UnicodeError) as error:
+            raise BadColumnError(
+                f"{key!r} is no JSON", f"{key!r} is {shown(value)}, which is no JSON: {error}"
+            ) from None
+    if not isinstance(value, list):
+        raise BadColumnError(f"{key!r} has the wrong type", f"{key!r} is {shown(value)}; expected a list of tools")
+    tools: list[Message] = []
+    for index, item in enumerate(cast("list[object]", value)):
+        schema = _as_message(item)
+        function = schema.get("function", schema)
+        name = _as_message(function).get("name")
+        if not isinstance(name, str) or not name:
+            raise BadColumnError(
+                f"{key!r} has a malformed tool",
+                f"tool {index} of {key!r} is {shown(item)}; expected an object with 'name' (and 'description', "
+                "'parameters'), by itself or under 'function'",
+            )
+        tools.append(schema if "function" in schema else {"type": "function", "function": schema})
+    return tools
+
+
 def text_of(row: RawRow, key: str, advice: str) -> str:
     """A column that must be a text with something in it.
 
@@ -98,13 +138,13 @@ def label_of(row: RawRow, key: str) -> str:
     )
 
 
-def metadata_of(row: RawRow, keys: Sequence[str]) -> bytes:
-    """The further columns as a JSON object; empty when there are none.
+def metadata_of(row: RawRow, keys: Sequence[str], constant: Mapping[str, object] | None = None) -> bytes:
+    """The further columns as a JSON object, after ``constant`` ones; empty when there are none.
 
     Raises:
         BadColumnError: one is missing or has no form in JSON.
     """
-    values = dict(row.metadata)
+    values = {**(constant or {}), **row.metadata}
     for key in keys:
         values[key] = _column(row, key, "data.metadata_keys names it")
     if not values:

@@ -154,7 +154,7 @@ class GatewayEpisodes:
             settings.max_context,
             settings.model,
             tokenizer,
-            _open_template(Path(settings.model_folder), needed=settings.data.chat_template),
+            _open_template(Path(settings.model_folder), settings.data),
         )
         # The index tells the front door whose a session is, what follows which incarnation's.
         self._table = SessionTable(f"{engine_index(settings.engine)}-{secrets.token_hex(4)}-")
@@ -218,14 +218,14 @@ class GatewayEpisodes:
             file.write(msgspec.json.encode(line) + b"\n")
 
 
-def _open_template(folder: Path, *, needed: bool) -> ChatTemplate | None:
+def _open_template(folder: Path, data: DataOptions) -> ChatTemplate | None:
     from penstock.backends.data.chat import ChatTemplate  # here, as it brings transformers
     from penstock.backends.data.problems import DataError
 
     try:
-        return ChatTemplate(folder)
+        return ChatTemplate(folder, data.template_arguments)
     except DataError:
-        if needed:
+        if data.chat_template:
             raise
         return None
 

@@ -63,7 +63,7 @@ def check_data(scenario: Scenario, console: Console, *, num_shown: int) -> int:
     """
     if scenario.learner.backend == "simulated":
         raise UserError("the scenario is simulated: it has a number of rows and no data to check")
-    with _tokenizer_folder(scenario) as folder, console.status(f"reading {scenario.data.path} …"):
+    with _tokenizer_folder(scenario) as folder, console.status("reading the rows …"):
         try:
             dataset = read_dataset(scenario, folder)
         except DataError as error:

@@ -24,6 +24,17 @@ STALENESS_POLICY: KeyPath = ("staleness", "policy")
 RECORDED_RUN: KeyPath = ("run", "batches_from")
 OBJECTIVE: KeyPath = ("learner", "objective")
 OBJECTIVE_NAME: KeyPath = (*OBJECTIVE, "name")
+HOOKS: tuple[KeyPath, ...] = (
+    (*OBJECTIVE, "postprocess_function"),
+    (*OBJECTIVE, "advantage_function"),
+    (*OBJECTIVE, "reduction_function"),
+    (*OBJECTIVE, "importance_function"),
+    ("learner", "conversion_function"),
+    ("learner", "rollout_log_function"),
+    ("learner", "step_log_function"),
+    ("weights", "names_function"),
+)
+"""Functions of the user's around the training; docs/hooks.md."""
 TEACHER_MODEL_PATH: KeyPath = ("teacher", "model", "path")
 TEACHER_WARM_START_PATH: KeyPath = ("teacher", "model", "warm_start", "path")
 EPISODE_GENERATE: KeyPath = ("episode", "generate")
@@ -44,7 +55,7 @@ DATA_KEYS = (DATA_PATH, WARM_START_PATH, RECORDED_PATH, TEACHER_WARM_START_PATH)
 EPISODE_KEYS = (EPISODE_GENERATE, EPISODE_ENVIRONMENT, EPISODE_TOOLS)
 FUNCTION_KEYS = (
     *(REWARD_FUNCTION, FILTER_FUNCTION, STALENESS_POLICY, OBJECTIVE_NAME),
-    *(*EPISODE_KEYS, *EVALUATION_FUNCTIONS),
+    *(*EPISODE_KEYS, *HOOKS, *EVALUATION_FUNCTIONS),
 )
 PATH_KEYS = (MODEL_PATH, MODEL_CONFIG, TEACHER_MODEL_PATH, RECORDED_RUN, *DATA_KEYS, EVALUATION_PATH, *FUNCTION_KEYS)
 

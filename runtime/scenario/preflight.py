@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
+from penstock.backends.data.mixture import named_sources
 from penstock.backends.data.problems import DataError, Problems, RowProblem
+from penstock.backends.data.reading import RowReader
 from penstock.backends.data.recorded_rows import dataset_columns, dataset_paths, is_recorded_row, recorded_row
-from penstock.backends.data.row import BadColumnError, label_of, metadata_of, prompt_of, text_of
+from penstock.backends.data.row import BadColumnError, prompt_of, text_of
 from penstock.backends.data.sources import parse_source, read_rows
 from penstock.backends.engines.options import engine_groups, kinds
 from penstock.backends.engines.sglang.environment import SglangEnvironmentError, find_environment, has_cuda_gpu
@@ -24,6 +26,7 @@ from penstock.backends.user_code import UserCodeError, split_spec
 from penstock.backends.weights.preflight import check_transport, model_size_bytes, sites_of
 from penstock.runtime.errors import PreflightError
 from penstock.runtime.scenario.evaluation_rules import evaluation_functions, sets_of
+from penstock.runtime.scenario.hook_rules import hooks_of
 from penstock.runtime.scenario.megatron_preflight import check_megatron
 from penstock.runtime.scenario.paths import MADE_DATA, is_user_code
 from penstock.runtime.scenario.recorded_rules import recorded_settings
@@ -31,6 +34,7 @@ from penstock.runtime.scenario.recorded_rules import recorded_settings
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from penstock.backends.data.mixture import NamedSource
     from penstock.backends.data.options import DataOptions
     from penstock.backends.data.recorded_rows import RecordedSettings
     from penstock.backends.data.row import RawRow
@@ -178,6 +182,7 @@ def check_user_code(scenario: Scenario) -> None:
         ("staleness.policy", scenario.staleness.policy),
         ("learner.objective", scenario.learner.objective.name),
         *evaluation_functions(scenario),
+        *((".".join(map(str, key)), value) for key, value in hooks_of(scenario).items()),
     ):
         if value is not None and is_user_code(value):
             _check_definition(key, value)
@@ -188,28 +193,29 @@ def check_data(scenario: Scenario) -> None:
     if scenario.learner.backend == "simulated":
         return
     data, warm_start = scenario.data, scenario.learner.warm_start
-    if scenario.run.only != "learner":
+    if scenario.run.only != "learner" and not data.stream:  # the index of a stream is made by the run itself
         _check_prompts(data, recorded_settings(scenario))
         for index, each in enumerate(sets_of(scenario)):
-            _check_prompts(each.data, None, keys=(f"evaluation.datasets[{index}].path",))
+            _check_prompts(each.data, None, key=f"evaluation.datasets[{index}].path")
     if warm_start is not None:
         _check_demonstrations(data, warm_start)
 
 
-def _check_prompts(
-    data: DataOptions, recorded: RecordedSettings | None, keys: tuple[str, ...] = ("data.path", "data.recorded.path")
-) -> None:
-    labels = [] if data.label_key is None else [data.label_key]
+def _check_prompts(data: DataOptions, recorded: RecordedSettings | None, *, key: str = "") -> None:
+    """``key``: of the path of the only source, where it is not the run's own."""
+    for named in named_sources(data):
+        _check_source(named, recorded, keys=(key or named.key, "data.recorded.path"))
+
+
+def _check_source(named: NamedSource, recorded: RecordedSettings | None, *, keys: Sequence[str]) -> None:
+    data, reader = named.options, RowReader(named, None)
 
     def check_row(row: RawRow, source: int) -> None:
         if is_recorded_row(row, data, recorded, source=source):
             assert recorded is not None
             recorded_row(row, data, recorded)
             return
-        prompt_of(row, data.prompt_key, chat_template=data.chat_template, block="data")
-        for key in labels:
-            label_of(row, key)
-        metadata_of(row, data.metadata_keys)
+        reader.parsed(row)
 
     for source, (key, path) in enumerate(zip(keys, dataset_paths(data, recorded), strict=False)):
         columns, optional = dataset_columns(data, recorded, source=source)

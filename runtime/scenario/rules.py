@@ -10,8 +10,6 @@ import ipaddress
 import re
 from typing import TYPE_CHECKING
 
-from penstock.backends.data.problems import DataError
-from penstock.backends.data.sources import parse_source
 from penstock.backends.engines.options import engine_groups
 from penstock.backends.engines.sglang.server_options import (
     ServerOptionError,
@@ -30,12 +28,14 @@ from penstock.backends.protocol import Capability
 from penstock.messages.training import UpdateMode
 from penstock.runtime.options import ObservabilityOptions
 from penstock.runtime.scenario.capabilities import ENGINE_CAPABILITIES, lacking
+from penstock.runtime.scenario.data_rules import data_rules
 from penstock.runtime.scenario.episode_rules import episode_rules
 from penstock.runtime.scenario.evaluation_rules import evaluation_rules
+from penstock.runtime.scenario.hook_rules import hook_rules
 from penstock.runtime.scenario.lora_rules import lora_rules
 from penstock.runtime.scenario.megatron_rules import megatron_rules
 from penstock.runtime.scenario.part_rules import part_rules
-from penstock.runtime.scenario.paths import DATA_KEYS, FILTER_FUNCTION, OBJECTIVE, REWARD_FUNCTION, is_user_code
+from penstock.runtime.scenario.paths import FILTER_FUNCTION, OBJECTIVE, REWARD_FUNCTION, is_user_code
 from penstock.runtime.scenario.rank_rules import rank_rules
 from penstock.runtime.scenario.recorded_rules import recorded_rules
 from penstock.runtime.scenario.reward_names import reward_problem
@@ -69,22 +69,6 @@ def _names(s: Scenario) -> Iterator[Broken]:
     for key, device in (*devices, (("learner", "device"), s.learner.device)):
         if not _DEVICE.fullmatch(device):
             yield key, f"must be auto, cpu, cuda or cuda:N; found '{device}'"
-
-
-def _data(s: Scenario) -> Iterator[Broken]:
-    warm_start = s.learner.warm_start
-    taught = None if s.teacher is None else s.teacher.model.warm_start
-    given = (
-        s.data.path,
-        warm_start.path if warm_start else None,
-        s.data.recorded.path,
-        taught.path if taught else None,
-    )
-    for key, path in zip(DATA_KEYS, given, strict=True):
-        try:
-            parse_source(path or "")
-        except DataError as error:
-            yield key, str(error)
 
 
 def _functions(s: Scenario) -> Iterator[Broken]:
@@ -197,7 +181,8 @@ def _objective(s: Scenario) -> Iterator[Broken]:
             f"with {options.critic_only_steps} of the run's {s.run.num_steps} batches for the critic alone the policy "
             "is never trained; set it below run.num_steps",
         )
-    if samples < 2 and compares_rewards(options) and s.learner.backend != "simulated":
+    compares = compares_rewards(options) and options.advantage_function is None
+    if samples < 2 and compares and s.learner.backend != "simulated":
         yield (
             ("sampling", "samples_per_group"),
             f"learner.objective: {options.name} compares the samples of a group, and with one there is nothing to "
@@ -340,8 +325,9 @@ def _without_effect(s: Scenario) -> Iterator[Broken]:
 
 RULES: tuple[Callable[[Scenario], Iterator[Broken]], ...] = (
     _names,
-    _data,
+    data_rules,
     _functions,
+    hook_rules,
     _model,
     _lengths,
     _groups,

@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from penstock.backends.data.demonstrations import Demonstration
     from penstock.backends.weights.preflight import Transport
+    from penstock.messages.rows import RowSource
 
 MODEL_FOLDER: Final = "model"
 TEACHER_FOLDER: Final = "teacher"
@@ -71,13 +72,17 @@ def prepare(job: DriverJob, tell: Callable[[str], None]) -> RunPlan:
 
         with quiet_transformers():
             make_model(scenario.model.make, folder, scenario.run.seed)
+    rows = _rows(job, folder, tell)
     return RunPlan(
         scenario=scenario,
         run_id=job.run_id,
         run_folder=job.run_folder,
         model_folder=str(folder) if needs_model else "",
         teacher_folder=_teacher_folder(job, folder, tell),
-        num_rows=_num_rows(job, folder, tell),
+        num_rows=rows.num_rows,
+        sources=rows.sources,
+        data_digest=rows.digest,
+        notices=rows.notices,
         num_evaluation_prompts=_num_evaluation_prompts(job, folder, tell),
         transport=_transport(job, folder),
     )
@@ -105,6 +110,8 @@ def _teacher_folder(job: DriverJob, student: Path, tell: Callable[[str], None]) 
                 tokenizer_folder,
                 seed=scenario.run.seed,
                 chat_template=data.chat_template,
+                template_arguments=data.template_arguments,
+                system_prompt=data.system_prompt,
                 max_tokens=max_tokens,
             )
 
@@ -123,21 +130,31 @@ def _teacher_folder(job: DriverJob, student: Path, tell: Callable[[str], None]) 
     return str(folder)
 
 
-def _num_rows(job: DriverJob, folder: Path, tell: Callable[[str], None]) -> int:
+class _Rows(NamedTuple):
+    """What a run knows of its rows."""
+
+    num_rows: int = 0
+    sources: tuple[RowSource, ...] = ()
+    digest: str = ""
+    notices: tuple[str, ...] = ()
+
+
+def _rows(job: DriverJob, folder: Path, tell: Callable[[str], None]) -> _Rows:
     scenario = job.scenario
     if scenario.run.only == "learner":
-        return 0  # its groups are recorded, and no prompt is read
+        return _Rows()  # its groups are recorded, and no prompt is read
     if scenario.engines.backend == "simulated":
-        from penstock.runtime.hosts.virtual.simulate import num_rows
+        from penstock.runtime.hosts.virtual.simulate import num_rows, row_sources
 
-        return num_rows(scenario)  # so that a simulation of this scenario sees the same
+        return _Rows(num_rows(scenario), row_sources(scenario))  # so that a simulation of this scenario sees the same
     tell("reading the dataset")
-    from penstock.runtime.rows import read_dataset
+    from penstock.runtime.rows import read_dataset, row_notices
 
-    dataset = read_dataset(scenario, folder)
+    dataset = read_dataset(scenario, folder, run_folder=Path(job.run_folder), tell=tell)
     if not dataset.num_rows:
-        raise PreflightError(f"data.path: {scenario.data.path}: there is not one row to train on")
-    return dataset.num_rows
+        raise PreflightError("data: there is not one row to train on")
+    notices = row_notices(scenario, folder, dataset)
+    return _Rows(dataset.num_rows, dataset.sources, dataset.digest, notices)
 
 
 def _num_evaluation_prompts(job: DriverJob, folder: Path, tell: Callable[[str], None]) -> tuple[int, ...]:

@@ -45,11 +45,13 @@ from penstock.runtime.observability.nvml import start_gpu_sampler
 from penstock.runtime.observability.recorder import RunFacts, RunRecorder
 from penstock.runtime.observability.summary import machine_facts
 from penstock.runtime.observability.traces import open_traces
+from penstock.runtime.scenario.evaluation_rules import sets_of
 from penstock.runtime.wait_graph import WaitBoard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from penstock.messages.evaluation import EvaluationFinished
     from penstock.messages.training import ActorReported, StepReported
     from penstock.messages.waits import WaitsReported
     from penstock.runtime.hosts.ray.job import DriverJob
@@ -101,7 +103,10 @@ class Session:
             placement = place(scenario, cluster.nodes())
             plan = job.plan
             if preparation is not None:
-                plan = msgspec.msgpack.encode(preparation.finish(self._view.phase))
+                prepared = preparation.finish(self._view.phase)
+                for text in prepared.notices:
+                    self.on_notice("data", text)
+                plan = msgspec.msgpack.encode(prepared)
             assert plan is not None
             # Until here SIGTERM raises SystemExit, as Ray has it; from here to the end of the process a signal is
             # something that the supervisor reads.
@@ -139,6 +144,7 @@ class Session:
             progress_tokens=scenario.engines.progress_tokens,
             machine=machine_facts(),
             report=scenario.observability.report,
+            evaluation=sets_of(scenario),
         )
         started_at = datetime.fromtimestamp(self._started_unix_s, UTC).astimezone()
         return RunRecorder(
@@ -228,6 +234,9 @@ class Session:
     def on_step(self, report: StepReported) -> None:
         """See :class:`~penstock.runtime.hosts.ray.ports.RunSink`, as for the other methods."""
         self._recorder.step(report, self._clock.now_s())
+
+    def on_evaluation(self, finished: EvaluationFinished) -> None:
+        self._recorder.evaluated(finished, self._clock.now_s())
 
     def on_report(self, report: ActorReported) -> None:
         self._recorder.actor(report, self._clock.now_s())

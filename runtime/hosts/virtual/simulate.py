@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from rich.markup import escape
 
+from penstock.backends.data.mixture import named_sources, shares_of
+from penstock.messages.rows import RowSource
 from penstock.messages.training import RunFinished
 from penstock.runtime.errors import RunFolderError, ScenarioError
 from penstock.runtime.hosts.virtual.accounting import RunAccounts
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from penstock.backends.data.mixture import NamedSource
     from penstock.backends.stores.protocol import LedgerStore
     from penstock.backends.timers import Timers
     from penstock.messages.training import StepReported
@@ -206,6 +209,7 @@ def casting_of(scenario: Scenario) -> Casting:
         run_folder="",
         model_folder="",
         num_rows=num_rows(scenario),
+        sources=row_sources(scenario),
         num_evaluation_prompts=num_evaluation_prompts(scenario),
     )
 
@@ -226,13 +230,31 @@ def num_rows(scenario: Scenario) -> int:
     Raises:
         ScenarioError: the run ends with the dataset, and its size is not known without reading it.
     """
-    made = _MADE_ROWS.fullmatch(scenario.data.path)
+    return sum(source.num_rows for source in row_sources(scenario))
+
+
+def row_sources(scenario: Scenario) -> tuple[RowSource, ...]:
+    """The sources of these rows.
+
+    Raises:
+        ScenarioError: as :func:`num_rows`.
+    """
+    named = named_sources(scenario.data)
+    shares = shares_of([source.weight for source in named])
+    return tuple(
+        RowSource(name=source.name, num_rows=_num_rows(scenario, source), share=share)
+        for source, share in zip(named, shares, strict=True)
+    )
+
+
+def _num_rows(scenario: Scenario, source: NamedSource) -> int:
+    made = _MADE_ROWS.fullmatch(source.path)
     if made is not None:
         return int(made.group(1))
     if scenario.data.num_epochs is not None:
         raise ScenarioError(
             f"data.num_epochs: {scenario.data.num_epochs} ends the run with the dataset, and a simulation reads none; "
-            f"add the override data.path=lines:N for {scenario.data.path} with N rows, or data.num_epochs=null"
+            f"add the override {source.key}=lines:N for {source.path} with N rows, or data.num_epochs=null"
         )
     return _MANY_ROWS
 
@@ -261,6 +283,7 @@ def _open_folder(scenario: Scenario, folder: Path | None) -> tuple[RunRecorder |
         progress_tokens=scenario.engines.progress_tokens,
         machine=machine_facts(),
         report=scenario.observability.report,
+        evaluation=sets_of(scenario),
     )
     try:
         if folder.exists() and any(folder.iterdir()):

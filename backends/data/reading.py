@@ -1,0 +1,148 @@
+"""From a raw row to what is tokenised, the same for data in memory, in a stream, and looked at before a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from penstock.backends.data.media import media_columns, media_of, with_places
+from penstock.backends.data.row import (
+    BadColumnError,
+    Message,
+    known_tokens,
+    label_of,
+    metadata_of,
+    prompt_of,
+    tools_of,
+    with_system,
+)
+from penstock.backends.data.sources import parse_source
+
+if TYPE_CHECKING:
+    from penstock.backends.data.chat import ChatTemplate
+    from penstock.backends.data.mixture import NamedSource
+    from penstock.backends.data.options import DataOptions
+    from penstock.backends.data.row import RawRow
+    from penstock.messages.samples import Media
+
+
+class ParsedRow(NamedTuple):
+    """A row that is right as far as can be said without a tokenizer and a template."""
+
+    prompt: str | list[Message]
+    """A text where there is no template."""
+    tools: list[Message]
+    label: str
+    metadata: bytes
+    media: tuple[Media, ...]
+
+
+class CheckedRow(NamedTuple):
+    """A row that is right but for its length in tokens."""
+
+    place: str
+    text: str
+    label: str
+    metadata: bytes
+    messages: bytes
+    """JSON; empty where nobody asks for them."""
+    media: tuple[Media, ...] = ()
+
+
+class TokenLimit(NamedTuple):
+    """How long a prompt may be."""
+
+    max_tokens: int
+    advice: str
+
+    @classmethod
+    def of(cls, options: DataOptions, max_context: int) -> TokenLimit:
+        """The smaller of what the scenario allows and what leaves room for one response token."""
+        if options.max_prompt_tokens is not None and options.max_prompt_tokens < max_context:
+            return cls(options.max_prompt_tokens, "data.max_prompt_tokens")
+        return cls(max_context - 1, f"model.max_context, {max_context}, less one for the response")
+
+    def checked(self, ids: list[int] | str) -> list[int]:
+        """The ids of a prompt as the tokenizer gave them.
+
+        Raises:
+            BadColumnError: there are none, or too many, or the tokenizer gave a reason instead.
+        """
+        tokens = known_tokens(ids)
+        if not tokens:
+            raise BadColumnError("the prompt has no tokens", "the prompt becomes no token at all")
+        if len(tokens) > self.max_tokens:
+            raise BadColumnError(
+                "the prompt is too long",
+                f"the prompt has {len(tokens)} tokens; at most {self.max_tokens} fit ({self.advice})",
+            )
+        return tokens
+
+
+class RowReader:
+    """Reads the rows of one source."""
+
+    def __init__(self, source: NamedSource, template: ChatTemplate | None, *, keeps_messages: bool = False) -> None:
+        """``template``: the checkpoint's, where there is one; whether it is used is the source's to say."""
+        self.options = source.options
+        self.name = source.name
+        self._folder = _folder_of(source.path)
+        self._template = template if source.options.chat_template else None
+        self._keeps_messages = keeps_messages and self._template is not None
+
+    @property
+    def adds_special(self) -> bool:
+        """The tokenizer puts around a text what it puts there: a template writes that itself."""
+        return not self.options.chat_template
+
+    def parsed(self, row: RawRow) -> ParsedRow:
+        """What the row holds.
+
+        Raises:
+            BadColumnError: a column is missing or not what it should be.
+        """
+        options = self.options
+        prompt = prompt_of(row, options.prompt_key, chat_template=options.chat_template, block="data")
+        media = media_of(row, options.multimodal_keys, folder=self._folder, max_bytes=options.max_media_bytes)
+        if options.chat_template:
+            messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+            prompt = with_system(messages, options.system_prompt)
+            if media_columns(options.multimodal_keys):
+                prompt = with_places(prompt, media)
+        return ParsedRow(
+            prompt,
+            [] if options.tools_key is None else tools_of(row, options.tools_key),
+            "" if options.label_key is None else label_of(row, options.label_key),
+            metadata_of(row, options.metadata_keys, options.metadata),
+            media,
+        )
+
+    def checked(self, row: RawRow) -> CheckedRow:
+        """The row as the text that is tokenised.
+
+        Raises:
+            BadColumnError: a column is missing or not what it should be, or the template refuses it.
+        """
+        parsed = self.parsed(row)
+        if isinstance(parsed.prompt, str):
+            text, messages = parsed.prompt, b""
+        else:
+            assert self._template is not None  # parsing leaves a text where there is none
+            arguments = self.options.template_arguments
+            text = self._template.render_messages(parsed.prompt, parsed.tools, arguments=arguments)
+            messages = _as_json(parsed.prompt, self.options.prompt_key) if self._keeps_messages else b""
+        return CheckedRow(row.place, text, parsed.label, parsed.metadata, messages, parsed.media)
+
+
+def _as_json(messages: list[Message], key: str) -> bytes:
+    try:
+        return msgspec.json.encode(messages)
+    except (TypeError, ValueError) as error:
+        raise BadColumnError("the messages have no form in JSON", f"{key!r} has no form in JSON: {error}") from None
+
+
+def _folder_of(path: str) -> Path:
+    file = Path(parse_source(path).path).expanduser()
+    return file if file.is_dir() else file.parent

@@ -1,0 +1,142 @@
+"""How the ``data:`` block has to fit, in itself and with the others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from penstock.backends.data.media import media_columns
+from penstock.backends.data.mixture import named_sources
+from penstock.backends.data.problems import DataError
+from penstock.backends.data.sources import COMPRESSED_SUFFIXES, parse_source
+from penstock.backends.engines.options import kinds
+from penstock.runtime.scenario.paths import (
+    DATA_PATH,
+    MADE_DATA,
+    RECORDED_PATH,
+    TEACHER_WARM_START_PATH,
+    WARM_START_PATH,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.backends.data.mixture import NamedSource
+    from penstock.backends.data.options import DataOptions
+    from penstock.runtime.scenario.source import KeyPath
+    from penstock.runtime.scenario.structure import Scenario
+
+SEES_MEDIA: Final = frozenset({"sglang"})
+"""Engines that take what is no text."""
+
+
+def data_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
+    """The key to change, and what is wrong with it."""
+    broken = list(_sources(s.data)) + list(_paths(s))
+    yield from broken
+    if broken:
+        return
+    for source in named_sources(s.data):
+        yield from _template(source)
+        yield from _media(s, source)
+    yield from _stream(s)
+    if s.data.sources and "recorded" in kinds(s.engines):
+        yield (
+            ("data", "sources"),
+            "engines that answer from rows know those of one file; put the rows into one and name it in data.path",
+        )
+
+
+def _sources(data: DataOptions) -> Iterator[tuple[KeyPath, str]]:
+    if data.path is None and not data.sources:
+        yield DATA_PATH, "there are no rows; name a file here (rows.jsonl), or several under data.sources"
+    if data.path is not None and data.sources:
+        yield DATA_PATH, "the rows are named here and under data.sources; remove one, or make this one of the sources"
+    weighted = sum(source.weight is not None for source in data.sources)
+    if 0 < weighted < len(data.sources):
+        index = next(i for i, source in enumerate(data.sources) if source.weight is None)
+        yield (
+            ("data", "sources", index, "weight"),
+            "other sources have a weight and this one has none; give each one, or none",
+        )
+
+
+def _paths(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
+    warm_start = s.learner.warm_start
+    taught = None if s.teacher is None else s.teacher.model.warm_start
+    given: list[tuple[KeyPath, str | None]] = [
+        (DATA_PATH, s.data.path),
+        (WARM_START_PATH, warm_start.path if warm_start else None),
+        (RECORDED_PATH, s.data.recorded.path),
+        (TEACHER_WARM_START_PATH, taught.path if taught else None),
+        *((("data", "sources", index, "path"), each.path) for index, each in enumerate(s.data.sources)),
+        *((("evaluation", "datasets", index, "path"), each.path) for index, each in enumerate(s.evaluation.datasets)),
+    ]
+    is_good = True
+    for key, path in given:
+        try:
+            parse_source(path or "")
+        except DataError as error:
+            is_good = False
+            yield key, str(error)
+    if is_good and s.data.sources and s.data.path is None:
+        names = Counter(source.name for source in named_sources(s.data))
+        for index, source in enumerate(named_sources(s.data)):
+            if names[source.name] > 1:
+                yield ("data", "sources", index, "name"), f"two sources are called '{source.name}'; name each"
+                return
+
+
+def _template(source: NamedSource) -> Iterator[tuple[KeyPath, str]]:
+    options = source.options
+    if options.chat_template:
+        return
+    given = {
+        "system_prompt": options.system_prompt,
+        "tools_key": options.tools_key,
+        "template_arguments": options.template_arguments,
+    }
+    for name, value in given.items():
+        if value:
+            yield (
+                ("data", name),
+                f"is for the chat template, and the rows of {source.path} are rendered without one; set chat_template: "
+                "true, or remove it",
+            )
+
+
+def _media(s: Scenario, source: NamedSource) -> Iterator[tuple[KeyPath, str]]:
+    if not media_columns(source.options.multimodal_keys):
+        return
+    key = ("data", "multimodal_keys")
+    if not source.options.chat_template:
+        yield key, "where images, videos and sounds stand is the chat template's to say; set data.chat_template: true"
+    blind = sorted(kinds(s.engines) - SEES_MEDIA)
+    if blind:
+        yield key, f"engines of the backend {blind[0]} take text only; set engines.backend: sglang, or remove it"
+    if s.episode.kind != "single":
+        yield key, "an episode's turns are text only; set episode.kind: single, or remove it"
+    if s.run.only != "rollout":
+        yield (
+            key,
+            "no learner computes log-probs of a prompt with images, sound or video, and without these they would be "
+            "those of another prompt; collect samples with run.only: rollout, or remove it",
+        )
+
+
+def _stream(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
+    if not s.data.stream:
+        return
+    key = ("data", "stream")
+    if "recorded" in kinds(s.engines):
+        yield key, "engines that answer from rows keep them in memory; set it to false"
+    for source in named_sources(s.data):
+        path = parse_source(source.path).path
+        if path.startswith(MADE_DATA):
+            yield key, f"{source.path} is made, not read; set it to false"
+        elif path.lower().endswith(COMPRESSED_SUFFIXES):
+            yield (
+                key,
+                f"{source.path} is compressed, so no row of it can be read without all before it; unpack it, convert "
+                "it to Parquet, or set it to false",
+            )

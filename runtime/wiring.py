@@ -24,14 +24,16 @@ from penstock.actors.prompt_source.machine import PromptSource
 from penstock.actors.prompt_source.order import PromptOrder
 from penstock.actors.prompt_source.settings import PromptSourceSettings
 from penstock.actors.scorer.machine import Scorer
-from penstock.actors.scorer.settings import ScorerSettings
+from penstock.actors.scorer.settings import GRACE_S, ScorerSettings
 from penstock.actors.weight_publisher.machine import WeightPublisher
 from penstock.actors.weight_publisher.settings import WeightPublisherSettings
 from penstock.backends.engines.options import group_of, kinds, num_engines, num_slots
 from penstock.backends.protocol import Capability
+from penstock.backends.rewards.functions_asked import longest_timeout_s, scores_groups
 from penstock.messages import inboxes
 from penstock.messages.ledger import RunRecorded
 from penstock.messages.names import BUFFER, LEARNER, Role, engine_index, engine_name, role_of, teacher_name
+from penstock.messages.samples import Purpose
 from penstock.messages.rows import RowSource
 from penstock.runtime.backends import open_backend as open_backend
 from penstock.runtime.collecting import collected_groups, collecting_pacing, collecting_policy
@@ -213,7 +215,15 @@ def _prompt_source(plan: RunPlan, epoch: int) -> PromptSourceSettings:
 
 def _scorer(scenario: Scenario) -> ScorerSettings:
     reward, teacher = scenario.reward, scenario.teacher
-    settings = ScorerSettings(timeout_s=reward.timeout_s, num_retries=reward.num_retries)
+    settings = ScorerSettings(
+        timeout_s=reward.timeout_s,
+        num_retries=reward.num_retries,
+        grace_s=GRACE_S + max(0.0, longest_timeout_s(reward) - reward.timeout_s),
+        whole_groups=(Purpose.TRAIN, Purpose.EVALUATE) if scores_groups(reward) else (),
+        constant_groups=reward.alarms.constant_groups,
+        failed_share=reward.alarms.failed_share,
+        failed_window=reward.alarms.failed_window,
+    )
     if teacher is None:
         return settings
     return msgspec.structs.replace(
@@ -234,6 +244,7 @@ def _filter(plan: RunPlan) -> FilterSettings:
         has_function=options.function is not None,
         on_failed_sample=options.on_failed_sample,
         max_refills=options.max_refills,
+        tells_scorer=scores_groups(plan.scenario.reward),
         min_group_size=min(options.min_group_size, num_samples),
     )
 

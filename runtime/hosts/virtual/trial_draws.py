@@ -80,6 +80,8 @@ def draw_trial(policy: str, seed: int) -> Trial:
     trial = msgspec.structs.replace(trial, faults=faults, routing=routing, max_load=max_load)
     trial = _colocate(trial, rng) if policy == "sync" else trial
     trial = _record(trial, random.Random(f"recorded {policy} {seed}"))
+    scores_groups = random.Random(f"groups {policy} {seed}").random() < 0.25
+    trial = msgspec.structs.replace(trial, scores_groups=scores_groups)
     return _teach(trial, random.Random(f"teachers {policy} {seed}"))
 
 

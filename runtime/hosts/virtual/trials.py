@@ -93,6 +93,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     keep_checkpoints: int = 2
     max_requeues: int = 1
     on_failed_sample: Literal["refill", "shrink", "reject"] = "refill"
+    scores_groups: bool = False
     drop_zero_spread: bool = False
     num_retries: int = 2
     max_engine_losses: int = 5
@@ -164,7 +165,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
             run=RunOptions(name="trial", seed=self.seed, num_steps=self.num_steps),
             data=DataOptions(path="lines:1000", num_epochs=self.num_epochs),
             sampling=SamplingOptions(samples_per_group=self.samples_per_group, max_response_tokens=MAX_TOKENS),
-            reward=RewardOptions(timeout_s=2.0),
+            reward=RewardOptions(timeout_s=2.0, per_group=self.scores_groups),
             filter=FilterOptions(
                 drop_zero_spread=self.drop_zero_spread,
                 function="trial.py:judge" if self.judging.rejection_rate else None,

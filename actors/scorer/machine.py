@@ -7,15 +7,19 @@ Invariants:
 * Only a reward function gives a reward, or the episode itself: a sample that comes with one is passed on as it is, and
   so is one that is imitated, which needs none. A call that fails, hangs or returns nonsense is tried again, then the
   sample is passed on as ``ScoringFailed``.
+* Where a function scores groups, it is asked once for all samples of a group, when all have ended. What none of them
+  has failed with fails nobody else: a call that gives one sample no reward is made again as a whole, and in the end
+  those that have rewards go on with them.
 * Where a run has teachers, a sample for its objective goes on when both its reward and a teacher's log-probs are there.
   It fails with the first of the two that cannot be had.
 
-State: the samples being scored. A sample leaves it with its ``SampleJudged`` and, where a teacher was asked, its
-``TeacherAnswered``; or when its group is settled.
+State: the samples being scored, and where a function scores groups, which samples of each group have come. A sample
+leaves it with its ``SampleJudged`` and, where a teacher was asked, its ``TeacherAnswered``; or when its group is settled.
 
 | waits for | who ends it |
 |---|---|
 | a reward | the backend, which ends each call at ``timeout_s``; when it answers nothing for longer, a sweep |
+| the other samples of a group | the engines; what fails comes as ``SampleFailed``, and the Filter says what it gives up |
 | a teacher's answer | its backend; its loss, after which another is asked; a sweep, which has a silent one replaced |
 | a teacher to be ready | its backend; a sweep, which has one replaced that is not within ``teacher_start_timeout_s`` |
 | a place at a teacher | an answer, or a teacher that joins: the supervisor replaces those that are lost |
@@ -28,27 +32,41 @@ from typing import TYPE_CHECKING, Final, assert_never, final
 import msgspec
 from msgspec.structs import replace
 
+from penstock.actors.scorer.group_scoring import GroupScoring
+from penstock.actors.scorer.reward_alarms import RewardAlarms
 from penstock.actors.scorer.teachers import Teachers, Verdict
+from penstock.actors.settled import KnownSettled
 from penstock.actors.waits import several
-from penstock.messages.commands import Score, Send, StartTimer
-from penstock.messages.flow import SampleFailed, SampleGenerated, SampleScored, SamplesSettled, ScoringFailed
-from penstock.messages.local import SampleJudged, Started, TimerFired
+from penstock.messages.commands import Score, ScoreGroup, Send, StartTimer
+from penstock.messages.flow import (
+    PlacesGivenUp,
+    SampleFailed,
+    SampleGenerated,
+    SampleScored,
+    SamplesSettled,
+    ScoringFailed,
+)
+from penstock.messages.local import GroupScored, SampleJudged, Started, TimerFired
 from penstock.messages.membership import ActorLost, ActorReturned, HeldLease, LeaseStage, LineRestored
-from penstock.messages.names import FILTER
-from penstock.messages.samples import Loss, Purpose, Reward
+from penstock.messages.names import FILTER, PROMPT_SOURCE, SCORER, SUPERVISOR
+from penstock.messages.samples import Loss, Purpose, Reward, SampleKey
 from penstock.messages.teaching import GivenTokens, TeacherAnswered
+from penstock.messages.training import NoticeGiven
 from penstock.messages.waits import OWN_BACKEND, Wait
 from penstock.messages.weights import EngineReady
 
 if TYPE_CHECKING:
+    from penstock.actors.scorer.group_scoring import HeldGroup
     from penstock.actors.scorer.settings import ScorerSettings
     from penstock.messages.base import Metric
     from penstock.messages.commands import AnyCommand
     from penstock.messages.inboxes import ScorerEvent
-    from penstock.messages.samples import Sample, SampleKey
+    from penstock.messages.samples import Sample
 
 SWEEP_TIMER: Final = "sweep"
 TEACHER_TIMER: Final = "teacher"
+SUPERSEDED: Final = "it had failed to be scored before, and its replacement is there"
+NO_ANSWER: Final = "the reward backend did not answer"
 
 
 class Pending(msgspec.Struct):
@@ -71,6 +89,8 @@ class Scorer:
         self.settings = settings
         self.pending: dict[SampleKey, Pending] = {}
         self.teachers = Teachers(settings)
+        self.held = GroupScoring()
+        self.alarms = RewardAlarms(settings)
         self._sweep = 0
         self._has_judged = False
         """Since the last sweep."""
@@ -90,13 +110,16 @@ class Scorer:
 
     def waits(self) -> tuple[Wait, ...]:
         """Rewards and answers of teachers."""
-        unjudged = [(key, item.num_tries) for key, item in self.pending.items() if item.reward is None]
-        return (*several("reward of", OWN_BACKEND, unjudged), *self.teachers.waits())
+        unjudged = [
+            (k, item.num_tries) for k, item in self.pending.items() if item.reward is None and self._is_asked(k)
+        ]
+        lacking = several("sample", PROMPT_SOURCE, self.held.lacking())
+        return (*several("reward of", OWN_BACKEND, unjudged), *lacking, *self.teachers.waits())
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """Nothing: the backend has gauges."""
-        return ()
+        """What alarms look at; the backend has gauges."""
+        return self.alarms.metrics
 
     def handle(self, event: ScorerEvent) -> list[AnyCommand]:
         """Take one event; see :class:`penstock.actors.machine.Machine`."""
@@ -108,6 +131,12 @@ class Scorer:
                 item = self.pending.get(event.key)
                 if item is not None and item.event.sample.attempt == event.attempt and item.reward is None:
                     self._on_judged(item, event.reward, event.reason)
+            case GroupScored():
+                self._has_judged = True
+                self._on_group_scored(event)
+            case PlacesGivenUp():
+                for group in self.held.give_up(event.places):
+                    self._ask_when_due(group)
             case TeacherAnswered():
                 verdict = self.teachers.answered(event)
                 self._on_verdicts([] if verdict is None else [verdict])
@@ -121,12 +150,13 @@ class Scorer:
                 self._out += self.teachers.restored(event.name)
             case SampleFailed():
                 self._out.append(Send(FILTER, event))
+                self._note_failed(event)
             case SamplesSettled():
-                settled = event.settled
-                above = frozenset(settled.above)
-                for key in [k for k in self.pending if k.group_id < settled.floor or k.group_id in above]:
+                settled = KnownSettled(event.settled)
+                for key in [key for key in self.pending if key.group_id in settled]:
                     del self.pending[key]
                     self.teachers.forget(key)
+                self.held.forget(settled)
             case TimerFired():
                 if event.key == TEACHER_TIMER:
                     self._out += self.teachers.sweep()
@@ -149,13 +179,15 @@ class Scorer:
         sample, needs_teacher = event.sample, self._needs_teacher(event)
         reward = sample.outcome.reward
         needs_reward = reward is None and sample.loss is Loss.OBJECTIVE
-        if not (needs_reward or needs_teacher):
+        if needs_reward or needs_teacher:
+            item = self.pending[key] = Pending(event, 0, self._sweep, reward, None if needs_teacher else ())
+            if needs_reward and event.purpose not in self.settings.whole_groups:
+                self._score(item)
+        else:
             self._pass_on(event, sample)
-            return
-        item = self.pending[key] = Pending(event, 0, self._sweep, reward, None if needs_teacher else ())
-        if needs_reward:
-            self._score(item)
-        if needs_teacher:
+        if event.purpose in self.settings.whole_groups:
+            self._hold(event, needs_reward=needs_reward)
+        if needs_teacher and key in self.pending:
             texts = tuple(GivenTokens(part.context_tokens or event.prompt.tokens, part.tokens) for part in sample.parts)
             self.teachers.ask(key, sample.attempt, texts)
 
@@ -179,6 +211,72 @@ class Scorer:
             self._score(item)
         else:
             self._fail(item, reason)
+
+    # --- whole groups -----------------------------------------------------------------------------------------
+
+    def _hold(self, event: SampleGenerated, *, needs_reward: bool) -> None:
+        key = event.sample.key
+        group = self.held.of(key.group_id, event.group_size, refills=event.purpose is Purpose.TRAIN)
+        if key.index in group.failed:
+            group.failed.discard(key.index)  # this Scorer has said so of an earlier attempt; now it has come after all
+        group.here[key.index] = needs_reward
+        for index in group.superseded():
+            self._fail(self.pending[SampleKey(key.group_id, index)], SUPERSEDED)
+        self._ask_when_due(group)
+
+    def _note_failed(self, event: SampleFailed | ScoringFailed) -> None:
+        """It may be the last that its group has waited for."""
+        if event.purpose not in self.settings.whole_groups:
+            return
+        group = self.held.of(event.key.group_id, event.group_size, refills=event.purpose is Purpose.TRAIN)
+        if event.key not in self.pending:
+            group.fail(event.key.index)
+            self._ask_when_due(group)
+
+    def _ask_when_due(self, group: HeldGroup) -> None:
+        if group.is_due:
+            group.num_tries = 0
+            self._score_group(group, group.waiting)
+
+    def _score_group(self, group: HeldGroup, indices: tuple[int, ...]) -> None:
+        group.asked, group.sweep = indices, self._sweep
+        events = [self.pending[SampleKey(group.group_id, index)].event for index in indices]
+        samples = tuple(event.sample for event in events)
+        self._out.append(ScoreGroup(samples=samples, prompt=events[0].prompt, timeout_s=self.settings.timeout_s))
+
+    def _on_group_scored(self, event: GroupScored) -> None:
+        group = self.held.groups.get(event.group_id)
+        if group is None or tuple(judged.key.index for judged in event.samples) != group.asked:
+            return
+        asked = [(self.pending.get(judged.key), judged) for judged in event.samples]
+        open_ones = [
+            (item, judged)
+            for item, judged in asked
+            if item is not None and item.reward is None and item.event.sample.attempt == judged.attempt
+        ]
+        lacks_one = any(judged.reward is None for _, judged in open_ones)
+        if lacks_one and group.num_tries < self.settings.num_retries:
+            group.num_tries += 1
+            self._score_group(group, tuple(judged.key.index for _, judged in open_ones))
+            return
+        for item, judged in open_ones:
+            if judged.reward is not None:
+                group.here[judged.key.index] = False
+                item.reward = judged.reward
+                self._complete(item)
+        for item, judged in open_ones:
+            if judged.reward is None:
+                self._fail(item, judged.reason)
+        group.asked = ()
+        self._ask_when_due(group)
+
+    def _is_asked(self, key: SampleKey) -> bool:
+        """Whether the backend works on this one; samples of groups wait for the others first."""
+        if self.pending[key].event.purpose not in self.settings.whole_groups:
+            return True
+        return key.index in self.held.groups[key.group_id].asked
+
+    # --- ends -------------------------------------------------------------------------------------------------
 
     def _on_verdicts(self, verdicts: list[Verdict]) -> None:
         for verdict in verdicts:
@@ -215,10 +313,19 @@ class Scorer:
             num_tokens=sample.num_tokens,
         )
         self._out.append(Send(FILTER, failed))
+        self._note_failed(failed)
+        if item.reward is None and event.purpose is Purpose.TRAIN:
+            self._say(self.alarms.failed())
 
     def _pass_on(self, event: SampleGenerated, sample: Sample) -> None:
         scored = SampleScored(sample=sample, group_size=event.group_size, purpose=event.purpose, prompt=event.prompt)
         self._out.append(Send(FILTER, scored))
+        if sample.reward is not None and sample.loss is Loss.OBJECTIVE and event.purpose is Purpose.TRAIN:
+            self._say(self.alarms.scored(sample.key, event.group_size, sample.reward))
+
+    def _say(self, texts: list[str]) -> None:
+        for text in texts:
+            self._out.append(Send(SUPERVISOR, NoticeGiven(name=SCORER, text=text, is_warning=True)))
 
     def _start_sweep(self) -> None:
         self._out.append(StartTimer(SWEEP_TIMER, self.settings.timeout_s + self.settings.grace_s))
@@ -234,14 +341,33 @@ class Scorer:
         self._sweep += 1
         self._has_judged = False
         if silent:
-            unjudged = [item for item in self.pending.values() if item.reward is None]
+            whole = self.settings.whole_groups
+            unjudged = [i for i in self.pending.values() if i.reward is None and i.event.purpose not in whole]
             for item in [item for item in unjudged if item.sweep < self._sweep - 1]:
-                self._on_judged(item, None, "the reward backend did not answer")
+                self._on_judged(item, None, NO_ANSWER)
+            for group in self.held.overdue(self._sweep - 1):
+                self._on_group_scored(self._unanswered(group))
         self._start_sweep()
+
+    def _unanswered(self, group: HeldGroup) -> GroupScored:
+        items = [(index, self.pending.get(SampleKey(group.group_id, index))) for index in group.asked]
+        judged = tuple(
+            SampleJudged(
+                key=SampleKey(group.group_id, index),
+                attempt=0 if item is None else item.event.sample.attempt,
+                reward=None,
+                reason=NO_ANSWER,
+            )
+            for index, item in items
+        )
+        return GroupScored(group_id=group.group_id, samples=judged)
 
     def validate(self) -> None:
         """Assert the invariants."""
         self.teachers.validate()
+        whole = self.settings.whole_groups
+        unjudged = {k for k, i in self.pending.items() if i.reward is None and i.event.purpose in whole}
+        self.held.validate(unjudged, self.settings.num_retries)
         for key, item in self.pending.items():
             assert key == item.event.sample.key
             assert item.num_tries <= self.settings.num_retries

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from penstock.messages.base import Value
+from penstock.messages.samples import Purpose
+
+GRACE_S: Final = 60.0
 
 
 class ScorerSettings(Value, frozen=True, kw_only=True):
@@ -10,8 +15,15 @@ class ScorerSettings(Value, frozen=True, kw_only=True):
 
     timeout_s: float
     num_retries: int
-    grace_s: float = 60.0
+    grace_s: float = GRACE_S
     """Past the deadline of a call, until the backend is taken to have lost it."""
+    whole_groups: tuple[Purpose, ...] = ()
+    """Samples drawn for these are scored with their whole group, when all of it has ended."""
+    constant_groups: int = 0
+    """See ``reward.alarms``; 0: no such alarm."""
+    failed_share: float = 1.0
+    failed_window: int = 0
+    """0: no such alarm."""
     teachers: tuple[str, ...] = ()
     """Names of all teachers; empty: samples go on with their reward alone."""
     teacher_timeout_s: float = 300.0

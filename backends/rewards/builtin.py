@@ -21,12 +21,14 @@ if TYPE_CHECKING:
     from penstock.backends.rewards.wire import RewardCall
 
 IN_PROCESS: Final = ("lines", "random")
-IN_WORKERS: Final = ("math", "deepscaler", "dapo", "gpqa", "f1", "reasoning_gym")
+IN_WORKERS: Final = ("math", "deepscaler", "dapo", "gpqa", "f1", "ifbench", "reasoning_gym")
+OF_THE_BACKEND: Final = ("length_penalty", "remote", "judge")
+"""What has options of its own, and is no function of a response alone."""
 BOXED_PREFIX: Final = "boxed_"
-BOXED: Final = tuple(f"{BOXED_PREFIX}{name}" for name in ("gpqa", "f1", "reasoning_gym"))
+BOXED: Final = tuple(f"{BOXED_PREFIX}{name}" for name in ("math", "gpqa", "f1", "ifbench", "reasoning_gym"))
 """What is in the last box alone is the response. (The others look for boxes, or for words around the answer,
 themselves.)"""
-BUILT_IN: Final = (*IN_PROCESS, *IN_WORKERS, *BOXED)
+BUILT_IN: Final = (*IN_PROCESS, *IN_WORKERS, *BOXED, *OF_THE_BACKEND)
 
 
 def built_in(name: str) -> Callable[..., object]:
@@ -35,6 +37,10 @@ def built_in(name: str) -> Callable[..., object]:
     Raises:
         ValueError: there is no such function.
     """
+    if name == "boxed_math":
+        from penstock.backends.rewards.math_answers import boxed_math_reward
+
+        return boxed_math_reward
     if name in BOXED:
         return _of_box(built_in(name.removeprefix(BOXED_PREFIX)))
     match name:
@@ -47,6 +53,10 @@ def built_in(name: str) -> Callable[..., object]:
 
             functions: dict[str, Callable[..., object]] = {"dapo": dapo_reward, "gpqa": gpqa_reward, "f1": f1_reward}
             return functions[name]
+        case "ifbench":
+            from penstock.backends.rewards.instructions import ifbench_reward
+
+            return ifbench_reward
         case "reasoning_gym":
             from penstock.backends.rewards.reasoning_gym_answers import reasoning_gym_reward
 

@@ -16,9 +16,13 @@ A reward function is called with keyword arguments: those among the following th
 ``index``             number of the sample in its group
 ====================  =======================================================================
 
-It returns a number, a boolean, or a ``dict`` of named numbers with the reward under ``"reward"`` (or ``"score"``); the
-others are reported beside it. It may be ``async``; many calls of it then run side by side in one process. A class is
+It returns a number, a boolean, or a ``dict`` of named numbers with the reward under ``"reward"`` (or ``"score"``, or
+what the scenario says); the others are reported beside it. It may be ``async``; many calls of it then run side by side in one process. A class is
 called once without arguments, and the object it makes is the function.
+
+A function for whole groups is called once with the samples of a group, in the order of their indices: ``responses``,
+``conversations``, ``truncated``, ``tokens`` and ``indices`` are lists; the others are as above. It returns a list with
+one result for each sample; ``None`` in it says that this one has no reward.
 
 A filter is called with those of ``group``, ``rewards``, ``responses``, ``prompt``, ``label`` and ``metadata`` that it
 declares and returns ``True``, ``False``, or ``(False, "cause")``.
@@ -36,20 +40,45 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import msgspec
 
-from penstock.backends.rewards.wire import Judged, Kept, RewardCall
+from penstock.backends.rewards.sampling_calls import (
+    HOOK,
+    OF_A_GROUP,
+    OF_A_PROMPT,
+    OF_A_SAMPLE,
+    PRIORITY,
+    SAMPLE_FILTER,
+    PriorityCall,
+    priority_arguments,
+    sample_argument,
+    verdict_argument,
+)
+from penstock.backends.rewards.wire import (
+    CallFailed,
+    GroupCall,
+    GroupJudged,
+    Judged,
+    Kept,
+    RewardCall,
+    SampleCall,
+    ShowCall,
+)
 from penstock.backends.user_code import UserCodeError, load_object, split_spec
 from penstock.messages.arrays import tokens_view
 from penstock.messages.samples import Group
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from penstock.backends.rewards.options import FunctionOptions
     from penstock.backends.rewards.wire import Call
 
 REWARD: Final = "reward"
+GROUP_REWARD: Final = "group reward"
 FILTER: Final = "filter"
-NAMES: Final[Mapping[str, tuple[str, ...]]] = {
+SAMPLE_LISTS: Final = {"responses": "response", "conversations": "conversation", "indices": "index"}
+"""What a function for groups calls the lists, and what one sample has under another name."""
+NAMES: Final[dict[str, tuple[str, ...]]] = {
     REWARD: (
         "prompt",
         "response",
@@ -63,8 +92,26 @@ NAMES: Final[Mapping[str, tuple[str, ...]]] = {
         "group_id",
         "index",
     ),
+    GROUP_REWARD: (
+        "prompt",
+        "responses",
+        "conversations",
+        "label",
+        "metadata",
+        "truncated",
+        "tokens",
+        "prompt_tokens",
+        "row",
+        "group_id",
+        "indices",
+    ),
     FILTER: ("group", "rewards", "responses", "prompt", "label", "metadata"),
+    PRIORITY: OF_A_PROMPT,
 }
+NAMES[SAMPLE_FILTER] = (*NAMES[REWARD], *OF_A_SAMPLE)
+NAMES[HOOK] = (*NAMES[FILTER], *OF_A_GROUP)
+SCORING: Final = (REWARD, GROUP_REWARD)
+"""Kinds that may be named without a file."""
 TOTALS: Final = ("reward", "score")
 ASYNC_CONCURRENCY: Final = 64
 MAX_SHOWN_CHARACTERS: Final = 80
@@ -82,19 +129,18 @@ class Loaded(NamedTuple):
     is_async: bool
     path: Path | None
     """The user's file; None for a built-in function."""
+    concurrency: int = 1
+    """Calls that run side by side."""
 
 
-def load_function(kind: str, spec: str) -> Loaded:
+def load_function(kind: str, spec: str, options: FunctionOptions | None = None) -> Loaded:
     """Load ``file.py:name``, or a built-in reward by its name.
 
     Raises:
         UserCodeError: it cannot be loaded, or asks for something that there is not.
     """
-    if kind == REWARD and ":" not in spec:
-        from penstock.backends.rewards.builtin import built_in
-
-        function = built_in(spec)
-        return Loaded(function, _asked_names(function, kind, spec), False, None)
+    if kind in SCORING and ":" not in spec:
+        return _load_built_in(kind, spec, options)
     found = load_object(spec)
     path, name = split_spec(spec)
     if isinstance(found, type):
@@ -102,19 +148,42 @@ def load_function(kind: str, spec: str) -> Loaded:
     if not callable(found):
         raise UserCodeError(f"{path}: {name!r} is {type(found).__name__}, which cannot be called")
     is_async = inspect.iscoroutinefunction(found) or inspect.iscoroutinefunction(type(found).__call__)
-    return Loaded(found, _asked_names(found, kind, spec), is_async, path)
+    names = _asked_names(found, kind, spec)
+    return Loaded(found, names, is_async, path, ASYNC_CONCURRENCY if is_async else 1)
+
+
+def _load_built_in(kind: str, spec: str, options: FunctionOptions | None) -> Loaded:
+    if spec in ("remote", "judge"):
+        from penstock.backends.rewards.services import open_service
+
+        assert options is not None, "the hub says what is asked, and how"
+        service = open_service(kind, spec, options)
+        return Loaded(service, service.names, True, None, service.concurrency)
+    from penstock.backends.rewards.builtin import built_in
+
+    function = built_in(spec)
+    return Loaded(function, _asked_names(function, kind, spec), False, None)
 
 
 def arguments(call: Call, names: tuple[str, ...]) -> dict[str, object]:
     """The keyword arguments of a call."""
     if isinstance(call, RewardCall):
         return {name: _reward_argument(call, name) for name in names}
+    if isinstance(call, GroupCall):
+        return {name: _group_argument(call, name) for name in names}
+    if isinstance(call, PriorityCall):
+        return dict(priority_arguments(call, names))
+    if isinstance(call, SampleCall):
+        return {name: _sample_argument(call, name) for name in names}
+    if isinstance(call, ShowCall):
+        own = {name: verdict_argument(call.verdict, name) for name in names if name in OF_A_GROUP}
+        return {**arguments(call.group, tuple(name for name in names if name not in OF_A_GROUP)), **own}
     group = msgspec.msgpack.decode(call.group, type=Group)
     return {name: _filter_argument(group, call.responses, name) for name in names}
 
 
-def judged(call_id: int, elapsed_s: float, returned: object) -> Judged:
-    """What a reward function returned, as a reward.
+def judged(call_id: int, elapsed_s: float, returned: object, key: str | None = None) -> Judged:
+    """What a reward function returned, as a reward. ``key`` names the entry of a dictionary that is it.
 
     Raises:
         NoRewardError: it is none.
@@ -122,10 +191,12 @@ def judged(call_id: int, elapsed_s: float, returned: object) -> Judged:
     if not isinstance(returned, dict):
         return Judged(call_id, elapsed_s, _number(returned, "the reward function returned"), ())
     parts = cast("dict[object, object]", returned)
-    total = next((name for name in TOTALS if name in parts), None)
+    wanted = TOTALS if key is None else (key,)
+    total = next((name for name in wanted if name in parts), None)
     if total is None:
+        names = " or ".join(repr(name) for name in wanted)
         raise NoRewardError(
-            f"the reward function returned a dict without 'reward' or 'score'; its keys are {_short(list(parts))}"
+            f"the reward function returned a dict without {names}; its keys are {_short(list(parts))}"
         )
     components = tuple(
         (str(name), _number(value, f"component {name!r} of the reward is"))
@@ -133,6 +204,32 @@ def judged(call_id: int, elapsed_s: float, returned: object) -> Judged:
         if name != total
     )
     return Judged(call_id, elapsed_s, _number(parts[total], f"{total!r} of the reward is"), components)
+
+
+def group_judged(call: GroupCall, elapsed_s: float, returned: object, key: str | None = None) -> GroupJudged:
+    """What a function for groups returned, as a reward, or the reason for having none, of each sample.
+
+    Raises:
+        NoRewardError: it is no list of as many.
+    """
+    plain = returned.tolist() if hasattr(returned, "tolist") else returned  # pyright: ignore[reportAttributeAccessIssue]
+    if not isinstance(plain, list | tuple):
+        raise NoRewardError(
+            f"the reward function returned {_short(plain)} for a group; expected a list with one reward for each of "
+            f"its {len(call.samples)} samples"
+        )
+    results = cast("Sequence[object]", plain)
+    if len(results) != len(call.samples):
+        raise NoRewardError(
+            f"the reward function returned {len(results)} rewards for a group of {len(call.samples)} samples"
+        )
+    each: list[Judged | CallFailed] = []
+    for sample, result in zip(call.samples, results, strict=True):
+        try:
+            each.append(judged(sample.id, elapsed_s, result, key))
+        except NoRewardError as error:
+            each.append(CallFailed(sample.id, elapsed_s, str(error)))
+    return GroupJudged(call.id, elapsed_s, tuple(each))
 
 
 def kept(call_id: int, elapsed_s: float, returned: object) -> Kept:
@@ -150,6 +247,21 @@ def kept(call_id: int, elapsed_s: float, returned: object) -> Kept:
             raise NoRewardError(f"the filter returned {_short(other)}; expected True, False, or (False, 'cause')")
 
 
+def weighed(call_id: int, elapsed_s: float, returned: object) -> Judged | Kept:
+    """What a curriculum returned: a number, or nothing for "not now".
+
+    Raises:
+        NoRewardError: it is neither.
+    """
+    if returned is None:
+        return Kept(call_id, elapsed_s, False, "")
+    return Judged(call_id, elapsed_s, _number(returned, "the priority function returned"), ())
+
+
+def _sample_argument(call: SampleCall, name: str) -> object:
+    return sample_argument(call.rewarded, name) if name in OF_A_SAMPLE else _reward_argument(call.sample, name)
+
+
 def _asked_names(function: Callable[..., object], kind: str, spec: str) -> tuple[str, ...]:
     known = NAMES[kind]
     asked: list[str] = []
@@ -165,8 +277,17 @@ def _asked_names(function: Callable[..., object], kind: str, spec: str) -> tuple
             how = "" if by_name else " by position, and arguments are given by name"
             raise UserCodeError(
                 f"{spec} asks for {parameter.name!r}{how}; a {kind} function may ask for {', '.join(known)}"
+                f"{_other_kind(parameter.name, kind)}"
             )
     return tuple(asked)
+
+
+def _other_kind(name: str, kind: str) -> str:
+    if kind == REWARD and name in NAMES[GROUP_REWARD]:
+        return ". For a function that scores whole groups set reward.per_group: true"
+    if kind == GROUP_REWARD and name in NAMES[REWARD]:
+        return ". For a function that scores one sample set reward.per_group: false"
+    return ""
 
 
 def _reward_argument(call: RewardCall, name: str) -> object:
@@ -179,6 +300,14 @@ def _reward_argument(call: RewardCall, name: str) -> object:
             return tokens_view(call.prompt_tokens).tolist()
         case _:
             return cast("object", getattr(call, name))
+
+
+def _group_argument(call: GroupCall, name: str) -> object:
+    if name in SAMPLE_LISTS:
+        return [_reward_argument(sample, SAMPLE_LISTS[name]) for sample in call.samples]
+    if name in ("truncated", "tokens"):
+        return [_reward_argument(sample, name) for sample in call.samples]
+    return _reward_argument(call.samples[0], name)
 
 
 def _filter_argument(group: Group, responses: tuple[str, ...], name: str) -> object:

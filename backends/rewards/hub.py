@@ -10,41 +10,41 @@ Invariants:
 from __future__ import annotations
 
 import difflib
-import queue
-import threading
 from typing import TYPE_CHECKING, Final
 
-from penstock.backends.rewards.builtin import BUILT_IN, IN_PROCESS, score_in_process
-from penstock.backends.rewards.functions import NoRewardError
+from penstock.backends.rewards.builtin import BUILT_IN
+from penstock.backends.rewards.combine import Rewards
+from penstock.backends.rewards.functions_asked import asked_functions
 from penstock.backends.rewards.pool import WorkerPool
-from penstock.backends.rewards.trades import FilterTrade, ResponseText, RewardTrade, reward_call
+from penstock.backends.rewards.trades import FilterTrade, ResponseText
 from penstock.backends.user_code import UserCodeError, split_spec
 from penstock.messages.base import Metric
-from penstock.messages.commands import JudgeGroup, Score
-from penstock.messages.local import GroupJudged, SampleJudged
-from penstock.messages.samples import Reward
+from penstock.messages.commands import JudgeGroup
+from penstock.messages.local import GroupJudged, LocalEvent
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.backends.protocol import Backend, Emit, Fail
     from penstock.backends.rewards.options import RewardOptions
+    from penstock.messages.commands import FilterCommand, Score, ScoreGroup
 
 FILTER_TIMEOUT_S: Final = 30.0
 
 
-def open_rewards(options: RewardOptions, tokenizer_folder: Path) -> Backend[Score]:
-    """The backend that scores samples as the scenario says.
+def open_rewards(
+    options: RewardOptions, tokenizer_folder: Path, *, max_response_tokens: int = 1024
+) -> Backend[Score | ScoreGroup]:
+    """The backend that scores samples as the scenario says. ``max_response_tokens``: the limit of the sampling.
 
     Raises:
         ValueError: there is no such reward function, or no such file.
     """
-    text = ResponseText(tokenizer_folder)
-    if options.function in IN_PROCESS:
-        return InProcessRewards(options.function, text)
-    if options.function not in BUILT_IN:
-        _check_function("reward.function", options.function)
-    return RewardBackend(RewardTrade(options.function, text), options.num_workers)
+    asked = asked_functions(options, max_response_tokens=max_response_tokens)
+    for function in asked.every():
+        if function.function not in BUILT_IN:
+            _check_function("reward.function", function.function)
+    return Rewards(asked, ResponseText(tokenizer_folder))
 
 
 def open_filter(
@@ -61,34 +61,38 @@ def open_filter(
     return FilterBackend(FilterTrade(function, ResponseText(tokenizer_folder), timeout_s))
 
 
-class RewardBackend:
-    """Scores samples in processes."""
+def open_filters(
+    function: str | None, sample_function: str | None, hook: str | None, tokenizer_folder: Path
+) -> Backend[FilterCommand]:
+    """The backend that asks every function of a user's that the Filter has.
 
-    def __init__(self, trade: RewardTrade, num_workers: int) -> None:
-        self._pool = WorkerPool[Score](trade, num_workers)
+    Raises:
+        ValueError: there is no such file.
+    """
+    from penstock.backends.rewards.sampling import (
+        FilterFunctions,
+        GroupShower,
+        HookTrade,
+        SampleFilterTrade,
+        SampleSifter,
+    )
 
-    def start(self, emit: Emit, fail: Fail) -> None:
-        """See :class:`~penstock.backends.protocol.Backend`. A function that cannot be loaded comes to ``fail``."""
-        self._pool.start(emit, fail)
-
-    def execute(self, command: Score, /) -> None:
-        """Have a sample scored."""
-        self._pool.submit(command)
-
-    def gauges(self) -> tuple[Metric, ...]:
-        """Calls that wait and run, and totals of answers, failures and replaced processes."""
-        return _gauges("reward", self._pool)
-
-    def close(self, timeout_s: float) -> None:
-        """Kill the processes."""
-        self._pool.close(timeout_s)
+    judge, text = open_filter(function, tokenizer_folder), ResponseText(tokenizer_folder)
+    for spec in (sample_function, hook):
+        if spec is not None:
+            split_spec(spec)
+    return FilterFunctions(
+        judge,
+        None if sample_function is None else SampleSifter(SampleFilterTrade(sample_function, text)),
+        None if hook is None else GroupShower(HookTrade(hook, ResponseText(tokenizer_folder))),
+    )
 
 
 class FilterBackend:
     """Asks the user's filter in a process."""
 
     def __init__(self, trade: FilterTrade) -> None:
-        self._pool = WorkerPool[JudgeGroup](trade, 1)
+        self._pool = WorkerPool[JudgeGroup, LocalEvent](trade, 1)
 
     def start(self, emit: Emit, fail: Fail) -> None:
         """See :class:`~penstock.backends.protocol.Backend`. A filter that cannot be loaded comes to ``fail``."""
@@ -100,7 +104,7 @@ class FilterBackend:
 
     def gauges(self) -> tuple[Metric, ...]:
         """As for rewards."""
-        return _gauges("filter", self._pool)
+        return _gauges(self._pool)
 
     def close(self, timeout_s: float) -> None:
         """Kill the process."""
@@ -126,58 +130,13 @@ class KeepEveryGroup:
         """Nothing runs."""
 
 
-class InProcessRewards:
-    """Scores with a built-in function that is known to end, on a thread."""
-
-    def __init__(self, name: str, text: ResponseText) -> None:
-        self._name = name
-        self._text = text
-        self._queue: queue.SimpleQueue[Score | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="rewards", daemon=True)
-        self._needs = frozenset({"response"}) if name == "lines" else frozenset[str]()
-
-    def start(self, emit: Emit, fail: Fail) -> None:
-        """See :class:`~penstock.backends.protocol.Backend`."""
-        self._emit, self._fail = emit, fail
-        self._thread.start()
-
-    def execute(self, command: Score, /) -> None:
-        """Have a sample scored."""
-        self._queue.put(command)
-
-    def gauges(self) -> tuple[Metric, ...]:
-        """Samples that wait."""
-        return (Metric("reward/waiting", float(self._queue.qsize())),)
-
-    def close(self, timeout_s: float) -> None:
-        """End the thread, at its next sample."""
-        self._queue.put(None)
-        if self._thread.ident is not None:
-            self._thread.join(timeout_s)
-
-    def _run(self) -> None:
-        try:
-            while (command := self._queue.get()) is not None:
-                self._emit(self._judged(command))
-        except BaseException as error:  # the thread's end must not go unnoticed, whatever ended it
-            self._fail(error)
-
-    def _judged(self, command: Score) -> SampleJudged:
-        key, attempt = command.sample.key, command.sample.attempt
-        try:
-            value = score_in_process(self._name, reward_call(command, 0, self._text, self._needs))
-        except NoRewardError as error:
-            return SampleJudged(key=key, attempt=attempt, reward=None, reason=str(error))
-        return SampleJudged(key=key, attempt=attempt, reward=Reward(value=value))
-
-
-def _gauges(prefix: str, pool: WorkerPool[Score] | WorkerPool[JudgeGroup]) -> tuple[Metric, ...]:
+def _gauges(pool: WorkerPool[JudgeGroup, LocalEvent]) -> tuple[Metric, ...]:
     return (
-        Metric(f"{prefix}/waiting", float(pool.num_waiting)),
-        Metric(f"{prefix}/running", float(pool.num_running)),
-        Metric(f"{prefix}/answered", float(pool.num_answered)),
-        Metric(f"{prefix}/failed", float(pool.num_failed)),
-        Metric(f"{prefix}/replaced_processes", float(pool.num_restarts)),
+        Metric("filter/waiting", float(pool.num_waiting)),
+        Metric("filter/running", float(pool.num_running)),
+        Metric("filter/answered", float(pool.num_answered)),
+        Metric("filter/failed", float(pool.num_failed)),
+        Metric("filter/replaced_processes", float(pool.num_restarts)),
     )
 
 

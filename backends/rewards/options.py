@@ -6,18 +6,96 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from penstock.backends.rewards.service_options import JudgeOptions, RemoteOptions
 from penstock.messages.base import Options
+
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+
+
+class LengthPenaltyOptions(Options, frozen=True, kw_only=True):
+    """The reward ``length_penalty``: 0 for a short response, falling to -penalty at the length limit."""
+
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    """From this length on it is -penalty; null: sampling.max_response_tokens."""
+    cache_tokens: Annotated[int, Meta(ge=0)] | None = None
+    """Over the last so many tokens before max_tokens it falls in a straight line; null: a fifth of max_tokens."""
+    penalty: Annotated[float, Meta(gt=0)] = 1.0
+
+
+class FunctionOptions(Options, frozen=True, kw_only=True):
+    """One reward function."""
+
+    function: str
+    """As reward.function."""
+    key: str | None = None
+    """As reward.key."""
+    per_group: bool | None = None
+    """As reward.per_group."""
+    timeout_s: Annotated[float, Meta(gt=0)] | None = None
+    """null: reward.timeout_s."""
+    num_workers: Annotated[int, Meta(ge=1)] | None = None
+    """null: reward.num_workers."""
+    length_penalty: LengthPenaltyOptions | None = None
+    """null: reward.length_penalty."""
+    remote: RemoteOptions | None = None
+    """null: reward.remote."""
+    judge: JudgeOptions | None = None
+    """null: reward.judge."""
+
+
+class ComponentOptions(FunctionOptions, frozen=True, kw_only=True):
+    """One summand of the reward."""
+
+    name: Name
+    """Under which its value is reported."""
+    weight: float = 1.0
+
+
+class NamedFunctionOptions(FunctionOptions, frozen=True, kw_only=True):
+    """A function that rows can name."""
+
+    name: Name
+    """As it stands in the rows."""
+
+
+class RewardAlarmOptions(Options, frozen=True, kw_only=True):
+    """When something seems wrong with a reward function. An alarm is a warning in the terminal and the report."""
+
+    constant_groups: Annotated[int, Meta(ge=0)] = 50
+    """So many groups after one another within which all rewards are equal (groups of one: with the same reward in all
+    of them). 0: no such alarm."""
+    failed_share: Annotated[float, Meta(gt=0, le=1)] = 0.1
+    """The share of samples without a reward, among the last failed_window, from which on there is an alarm."""
+    failed_window: Annotated[int, Meta(ge=0)] = 200
+    """0: no such alarm."""
 
 
 class RewardOptions(Options, frozen=True, kw_only=True):
     """How responses are scored."""
 
     function: str = "math"
-    """``math``, ``deepscaler``, ``dapo``, ``gpqa``, ``f1``, ``reasoning_gym``, ``lines``, ``random``, or
-    ``file.py:function``. ``boxed_gpqa``, ``boxed_f1`` and ``boxed_reasoning_gym`` see the last box of the response
-    alone. The page docs/rewards.md has the rules of each."""
+    """``math``, ``deepscaler``, ``dapo``, ``gpqa``, ``f1``, ``ifbench``, ``reasoning_gym``, ``length_penalty``,
+    ``remote``, ``judge``, ``lines``, ``random``, or ``file.py:function``. ``boxed_math``, ``boxed_gpqa``,
+    ``boxed_f1``, ``boxed_ifbench`` and ``boxed_reasoning_gym`` see the last box of the response alone. The page docs/rewards.md has the rules of each."""
+    key: str | None = None
+    """Of a function that returns a dictionary: which entry is the reward. null: ``reward`` or ``score``."""
+    per_group: bool | None = None
+    """The function is called once for all samples of a group, when they have all ended. null: if it asks for
+    ``responses``."""
     timeout_s: Annotated[float, Meta(gt=0)] = 10.0
     num_retries: Annotated[int, Meta(ge=0)] = 1
     """How often a call that failed is tried again before the sample counts as failed."""
     num_workers: Annotated[int, Meta(ge=1)] = 1
     """Processes that run reward functions."""
+    components: tuple[ComponentOptions, ...] = ()
+    """The reward is the sum of these, each times its weight, instead of one function. Each is reported under its name.
+    ``function: chosen`` stands for what function_key chooses."""
+    function_key: str | None = None
+    """A column (of data.metadata_keys) that names the function of each row among ``functions``; rows without it take
+    ``function``."""
+    functions: tuple[NamedFunctionOptions, ...] = ()
+    """The functions that rows can name."""
+    length_penalty: LengthPenaltyOptions = LengthPenaltyOptions()
+    remote: RemoteOptions = RemoteOptions()
+    judge: JudgeOptions = JudgeOptions()
+    alarms: RewardAlarmOptions = RewardAlarmOptions()

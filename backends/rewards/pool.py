@@ -30,9 +30,10 @@ from penstock.backends.rewards.wire import CallFailed, LoadFailed, Ready
 from penstock.backends.user_code import UserCodeError
 
 if TYPE_CHECKING:
-    from penstock.backends.protocol import Emit, Fail
+    from collections.abc import Callable
+
+    from penstock.backends.protocol import Fail
     from penstock.backends.rewards.wire import Answer, Call
-    from penstock.messages.local import LocalEvent
 
 START_TIMEOUT_S: Final = 120.0
 MAX_FAILED_STARTS: Final = 3
@@ -40,17 +41,21 @@ MAX_DEATHS: Final = 2
 
 CommandT = TypeVar("CommandT")
 TradedT = TypeVar("TradedT", contravariant=True)
+EventT = TypeVar("EventT", covariant=True)
+AnsweredT = TypeVar("AnsweredT")
 
 
 class RewardProcessError(RuntimeError):
     """No process with the function can be had."""
 
 
-class Trade(Protocol[TradedT]):
+class Trade(Protocol[TradedT, EventT]):
     """How commands become calls and answers become events. Its methods run on the pool's thread."""
 
     kind: str
     spec: str
+    options_json: str
+    """Of the function, for its process; empty: none."""
     timeout_key: str
     """The scenario's key of the deadline, for messages; empty when there is none."""
 
@@ -58,7 +63,7 @@ class Trade(Protocol[TradedT]):
         """The call of this command, with what the function asks for."""
         ...
 
-    def event(self, command: TradedT, answer: Answer) -> LocalEvent:
+    def event(self, command: TradedT, answer: Answer) -> EventT:
         """The event that answers the command."""
         ...
 
@@ -70,10 +75,10 @@ class _Job(Generic[CommandT]):
         self.num_deaths = 0
 
 
-class WorkerPool(Generic[CommandT]):
+class WorkerPool(Generic[CommandT, AnsweredT]):
     """See the module."""
 
-    def __init__(self, trade: Trade[CommandT], num_workers: int) -> None:
+    def __init__(self, trade: Trade[CommandT, AnsweredT], num_workers: int) -> None:
         self._trade = trade
         self._num_workers = num_workers
         self._submitted: deque[CommandT] = deque()
@@ -90,7 +95,7 @@ class WorkerPool(Generic[CommandT]):
         self.num_answered = 0
         self.num_failed = 0
 
-    def start(self, emit: Emit, fail: Fail) -> None:
+    def start(self, emit: Callable[[AnsweredT], None], fail: Fail) -> None:
         """Start the thread, and with it the processes."""
         self._emit, self._fail = emit, fail
         self._selector.register(self._wake, selectors.EVENT_READ)
@@ -142,7 +147,7 @@ class WorkerPool(Generic[CommandT]):
 
     def _start_missing(self) -> None:
         while len(self._workers) < self._num_workers:
-            worker = WorkerProcess(self._trade.kind, self._trade.spec, time.monotonic)
+            worker = WorkerProcess(self._trade.kind, self._trade.spec, self._trade.options_json, time.monotonic)
             self._selector.register(worker.socket, selectors.EVENT_READ, worker)
             self._workers.append(worker)
 

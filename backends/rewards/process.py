@@ -47,7 +47,7 @@ class Sent(NamedTuple):
 class WorkerProcess:
     """A process that calls one function."""
 
-    def __init__(self, kind: str, spec: str, clock: Callable[[], float]) -> None:
+    def __init__(self, kind: str, spec: str, options_json: str, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._inbox = FrameBuffer()
         self._outbox = bytearray()
@@ -60,7 +60,7 @@ class WorkerProcess:
         self.socket.setblocking(False)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", MODULE, str(theirs.fileno()), kind, spec, str(os.getpid())],
+                [sys.executable, "-P", "-m", MODULE, str(theirs.fileno()), kind, spec, str(os.getpid()), options_json],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
@@ -77,7 +77,7 @@ class WorkerProcess:
         """How many more calls it should be sent now."""
         if self.ready is None:
             return 0
-        if self.ready.concurrency > 1:
+        if self.is_side_by_side:
             return self.ready.concurrency - len(self.sent)
         depth = 1 if not self._mean_s else max(1, min(MAX_DEPTH, int(QUEUED_WORK_S / self._mean_s)))
         return depth - len(self.sent)
@@ -143,7 +143,7 @@ class WorkerProcess:
     @property
     def is_side_by_side(self) -> bool:
         """Whether its calls run side by side."""
-        return self.ready is not None and self.ready.concurrency > 1
+        return self.ready is not None and self.ready.is_async
 
     def end(self) -> str:
         """Kill it with all that it started; returns in words how it ended."""

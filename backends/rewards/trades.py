@@ -1,4 +1,4 @@
-"""How the Scorer's and the Filter's commands become calls of a function, and its answers their events."""
+"""How samples and groups become calls of a function, and a filter's answers events."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from penstock.backends.rewards.functions import FILTER, REWARD
-from penstock.backends.rewards.wire import CallFailed, FilterCall, Judged, Kept, RewardCall
+from penstock.backends.rewards.functions import FILTER
+from penstock.backends.rewards.wire import CallFailed, FilterCall, Kept, RewardCall
 from penstock.messages.arrays import tokens_view
-from penstock.messages.base import Metric
-from penstock.messages.local import GroupJudged, SampleJudged
-from penstock.messages.samples import Reward, Truncated
+from penstock.messages.local import GroupJudged
+from penstock.messages.samples import Truncated
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.backends.data.tokenizer import TextTokenizer
     from penstock.backends.rewards.wire import Answer
-    from penstock.messages.commands import JudgeGroup, Score
+    from penstock.messages.commands import JudgeGroup
     from penstock.messages.local import LocalEvent
-    from penstock.messages.samples import Sample
+    from penstock.messages.samples import Prompt, Sample
 
 FILTER_ERROR: Final = "filter_error"
 """The cause of a group that was turned away because the user's filter failed on it."""
@@ -62,12 +61,13 @@ def written_tokens(sample: Sample) -> list[int]:
     return ids
 
 
-def reward_call(command: Score, call_id: int, text: ResponseText, names: frozenset[str]) -> RewardCall:
+def reward_call(  # noqa: PLR0917 - what a call consists of
+    sample: Sample, prompt: Prompt, timeout_s: float, call_id: int, text: ResponseText, names: frozenset[str]
+) -> RewardCall:
     """The call that scores a sample, without the costly parts that are not among ``names``."""
-    sample, prompt = command.sample, command.prompt
     return RewardCall(
         id=call_id,
-        timeout_s=command.timeout_s,
+        timeout_s=timeout_s,
         prompt=prompt.text,
         response=text.of(sample) if "response" in names else "",
         label=prompt.label,
@@ -82,35 +82,12 @@ def reward_call(command: Score, call_id: int, text: ResponseText, names: frozens
     )
 
 
-class RewardTrade:
-    """``Score`` to ``SampleJudged``."""
-
-    kind = REWARD
-    timeout_key = "reward.timeout_s"
-
-    def __init__(self, spec: str, text: ResponseText) -> None:
-        self.spec = spec
-        self._text = text
-
-    def call(self, command: Score, call_id: int, names: tuple[str, ...]) -> RewardCall:
-        """See :class:`~penstock.backends.rewards.pool.Trade`."""
-        return reward_call(command, call_id, self._text, frozenset(names))
-
-    def event(self, command: Score, answer: Answer) -> LocalEvent:
-        """See :class:`~penstock.backends.rewards.pool.Trade`."""
-        key, attempt = command.sample.key, command.sample.attempt
-        if isinstance(answer, Judged):
-            components = tuple(Metric(name, value) for name, value in answer.components)
-            return SampleJudged(key=key, attempt=attempt, reward=Reward(value=answer.value, components=components))
-        assert isinstance(answer, CallFailed)
-        return SampleJudged(key=key, attempt=attempt, reward=None, reason=answer.reason)
-
-
 class FilterTrade:
     """``JudgeGroup`` to ``GroupJudged``. A filter that fails on a group turns it away, with a cause of its own."""
 
     kind = FILTER
     timeout_key = ""
+    options_json = ""
 
     def __init__(self, spec: str, text: ResponseText, timeout_s: float) -> None:
         self.spec = spec

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from penstock.backends.rewards.sampling_calls import PriorityCall, RewardedCall, Verdict
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -44,7 +46,33 @@ class FilterCall(msgspec.Struct, frozen=True, array_like=True, tag=True):
     responses: tuple[str, ...]
 
 
-Call = RewardCall | FilterCall
+class GroupCall(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Score all responses of a group together."""
+
+    id: int
+    timeout_s: float
+    samples: tuple[RewardCall, ...]
+
+
+class SampleCall(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Judge one sample."""
+
+    id: int
+    timeout_s: float
+    sample: RewardCall
+    rewarded: RewardedCall
+
+
+class ShowCall(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Look at one group."""
+
+    id: int
+    timeout_s: float
+    group: FilterCall
+    verdict: Verdict
+
+
+Call = RewardCall | GroupCall | FilterCall | SampleCall | ShowCall | PriorityCall
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -54,6 +82,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """What it asks for."""
     concurrency: int
     """Calls that run side by side: 1 for a plain function."""
+    is_async: bool = False
 
 
 class LoadFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -88,8 +117,16 @@ class CallFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
     reason: str
 
 
-Answer = Judged | Kept | CallFailed
-Said = Ready | LoadFailed | Judged | Kept | CallFailed
+class GroupJudged(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """What each response of a group got, in the order of the call."""
+
+    id: int
+    elapsed_s: float
+    samples: tuple[Judged | CallFailed, ...]
+
+
+Answer = Judged | GroupJudged | Kept | CallFailed
+Said = Ready | LoadFailed | Judged | GroupJudged | Kept | CallFailed
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
 CALLS: Final[msgspec.msgpack.Decoder[list[Call]]] = msgspec.msgpack.Decoder(list[Call])

@@ -16,18 +16,23 @@ import signal
 import socket
 import sys
 import time
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
+
+import msgspec
 
 from penstock.backends.rewards.functions import (
-    ASYNC_CONCURRENCY,
     FILTER,
     NoRewardError,
     arguments,
+    group_judged,
     judged,
     kept,
     load_function,
+    weighed,
 )
-from penstock.backends.rewards.wire import CALLS, CallFailed, FrameBuffer, LoadFailed, Ready, frame
+from penstock.backends.rewards.options import FunctionOptions
+from penstock.backends.rewards.sampling_calls import HOOK, PRIORITY, SAMPLE_FILTER
+from penstock.backends.rewards.wire import CALLS, CallFailed, FrameBuffer, GroupCall, Kept, LoadFailed, Ready, frame
 from penstock.backends.user_code import UserCodeError, described
 
 if TYPE_CHECKING:
@@ -41,24 +46,34 @@ READ_BYTES: Final = 1 << 16
 MAX_REASON_CHARACTERS: Final = 500
 
 
+class Served(NamedTuple):
+    """The function, as what it is called, and which entry of a dictionary it returns is the reward."""
+
+    kind: str
+    loaded: Loaded
+    key: str | None
+
+
 def main() -> None:
-    """Arguments: descriptor of the socket, ``reward`` or ``filter``, what to load, process id of the parent."""
-    descriptor, kind, spec, parent = sys.argv[1:]
+    """Arguments: descriptor of the socket, kind of function, what to load, process id of the parent, and as JSON the
+    options of a reward function (nothing: none)."""
+    descriptor, kind, spec, parent, options_json = sys.argv[1:]
     _stand_alone(int(parent))
     os.set_inheritable(int(descriptor), False)  # or what the function starts keeps it open after our death
     connection = socket.socket(fileno=int(descriptor))
     try:
-        loaded = load_function(kind, spec)
+        options = msgspec.json.decode(options_json, type=FunctionOptions) if options_json else None
+        loaded = load_function(kind, spec, options)
     except (Exception, SystemExit) as error:  # foreign code may raise anything while it is set up
         message = str(error) if isinstance(error, UserCodeError) else f"{spec}: {type(error).__name__}: {error}"
         connection.sendall(frame([LoadFailed(message)]))
         return
-    concurrency = ASYNC_CONCURRENCY if loaded.is_async else 1
-    connection.sendall(frame([Ready(loaded.names, concurrency)]))
+    connection.sendall(frame([Ready(loaded.names, loaded.concurrency, is_async=loaded.is_async)]))
+    served = Served(kind, loaded, None if options is None else options.key)
     if loaded.is_async:
-        asyncio.run(_serve_side_by_side(connection, kind, loaded))
+        asyncio.run(_serve_side_by_side(connection, served))
     else:
-        _serve_in_turn(connection, kind, loaded)
+        _serve_in_turn(connection, served)
 
 
 def _stand_alone(parent: int) -> None:
@@ -71,21 +86,21 @@ def _stand_alone(parent: int) -> None:
         os._exit(1)
 
 
-def _serve_in_turn(connection: socket.socket, kind: str, loaded: Loaded) -> None:
+def _serve_in_turn(connection: socket.socket, served: Served) -> None:
     buffer = FrameBuffer()
     while data := connection.recv(READ_BYTES):
         for body in buffer.feed(data):
             for call in CALLS.decode(body):
-                connection.sendall(frame([_answer(call, kind, loaded)]))
+                connection.sendall(frame([_answer(call, served)]))
 
 
-async def _serve_side_by_side(connection: socket.socket, kind: str, loaded: Loaded) -> None:
+async def _serve_side_by_side(connection: socket.socket, served: Served) -> None:
     reader, writer = await asyncio.open_connection(sock=connection)
     buffer = FrameBuffer()
     running: set[asyncio.Task[None]] = set()
 
     async def run(call: Call) -> None:
-        writer.write(frame([await _answer_async(call, kind, loaded)]))
+        writer.write(frame([await _answer_async(call, served)]))
 
     while data := await reader.read(READ_BYTES):
         for body in buffer.feed(data):
@@ -96,22 +111,24 @@ async def _serve_side_by_side(connection: socket.socket, kind: str, loaded: Load
     writer.close()
 
 
-def _answer(call: Call, kind: str, loaded: Loaded) -> Answer:
+def _answer(call: Call, served: Served) -> Answer:
+    loaded = served.loaded
     start = time.perf_counter()
     try:
         returned = loaded.function(**arguments(call, loaded.names))
-        return _converted(call, kind, returned, time.perf_counter() - start)
+        return _converted(call, served, returned, time.perf_counter() - start)
     except (Exception, SystemExit) as error:  # foreign code may raise anything, and that is its answer
         return _failure(call, error, loaded, time.perf_counter() - start)
 
 
-async def _answer_async(call: Call, kind: str, loaded: Loaded) -> Answer:
+async def _answer_async(call: Call, served: Served) -> Answer:
+    kind, loaded = served.kind, served.loaded
     start = time.perf_counter()
     deadline = asyncio.timeout(call.timeout_s)
     try:
         async with deadline:
             returned = await cast("Awaitable[object]", loaded.function(**arguments(call, loaded.names)))
-        return _converted(call, kind, returned, time.perf_counter() - start)
+        return _converted(call, served, returned, time.perf_counter() - start)
     except TimeoutError as error:
         elapsed_s = time.perf_counter() - start
         if deadline.expired():
@@ -121,8 +138,16 @@ async def _answer_async(call: Call, kind: str, loaded: Loaded) -> Answer:
         return _failure(call, error, loaded, time.perf_counter() - start)
 
 
-def _converted(call: Call, kind: str, returned: object, elapsed_s: float) -> Answer:
-    return kept(call.id, elapsed_s, returned) if kind == FILTER else judged(call.id, elapsed_s, returned)
+def _converted(call: Call, served: Served, returned: object, elapsed_s: float) -> Answer:
+    if served.kind in (FILTER, SAMPLE_FILTER):
+        return kept(call.id, elapsed_s, returned)
+    if served.kind == HOOK:
+        return Kept(call.id, elapsed_s, True, "")  # nothing hangs on it
+    if served.kind == PRIORITY:
+        return weighed(call.id, elapsed_s, returned)
+    if isinstance(call, GroupCall):
+        return group_judged(call, elapsed_s, returned, served.key)
+    return judged(call.id, elapsed_s, returned, served.key)
 
 
 def _failure(call: Call, error: BaseException, loaded: Loaded, elapsed_s: float) -> CallFailed:

@@ -1,0 +1,85 @@
+"""Options of rewards that ask a service over HTTP: ``remote`` and ``judge``."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from penstock.messages.base import Options
+
+Seconds = Annotated[float, Meta(gt=0)]
+Count = Annotated[int, Meta(ge=1)]
+HeaderName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9-]{1,64}$")]
+
+
+class ServiceOptions(Options, frozen=True, kw_only=True):
+    """How a service is asked, and what is done when it fails."""
+
+    timeout_s: Seconds = 120.0
+    """Of one sample, all tries and waits together; reward.timeout_s does not count here."""
+    request_timeout_s: Seconds = 60.0
+    """Of one request, from the connection to the last byte of the answer."""
+    num_retries: Annotated[int, Meta(ge=0)] = 4
+    """Requests that are made again, after one that failed in a way that may pass."""
+    backoff_s: Seconds = 0.5
+    """Before the first of them; each later wait is twice as long, up to max_backoff_s, less a random part of up to
+    half. What the service says itself (``Retry-After``) is the least."""
+    max_backoff_s: Seconds = 20.0
+    max_concurrent: Annotated[int, Meta(ge=1, le=4096)] = 32
+    """Requests at a time; further samples wait, and their time has not begun."""
+    auth_env: str | None = None
+    """Environment variable with the key, sent as ``Authorization: Bearer …``. The key itself never stands in a
+    scenario or in a run's folder."""
+    repeats: bool = True
+    """The service may be sent the same request twice: it answers and changes nothing. false: a request that may have
+    reached it is not made again."""
+    breaker_failures: Count = 8
+    """Failures in a row after which nothing more is sent for breaker_open_s. Then one request is tried: if it is
+    answered all goes on, else the pause begins anew. Samples wait meanwhile, as long as their time allows."""
+    breaker_open_s: Seconds = 15.0
+    max_answer_bytes: Annotated[int, Meta(ge=64)] = 1 << 20
+    """A longer answer is refused."""
+
+
+class RemoteOptions(ServiceOptions, frozen=True, kw_only=True):
+    """The reward ``remote``: a service that scores."""
+
+    url: str = ""
+    """Where samples are posted to, as JSON."""
+    batch_size: Annotated[int, Meta(ge=1, le=4096)] = 1
+    """Samples in one request. From 2 on the body is a list, and so is the answer, in the same order."""
+    batch_wait_s: Annotated[float, Meta(ge=0)] = 0.05
+    """How long a batch that is not full waits for more."""
+    fields: tuple[str, ...] = ("prompt", "response", "label")
+    """What is sent of each sample: any of what a reward function may ask for."""
+
+
+class JudgeOptions(ServiceOptions, frozen=True, kw_only=True):
+    """The reward ``judge``: a model that is asked for a verdict, through any OpenAI-compatible endpoint."""
+
+    url: str | None = None
+    """Of the endpoint, up to and with ``/v1``."""
+    engine: Literal["self", "teacher"] | None = None
+    """The run's own engines instead of a url. ``self``: the policy judges itself, with the weights that it has at the
+    moment; ``teacher``: the teacher's server, whose weights never change. Both need SGLang."""
+    model: str = "default"
+    """As the endpoint calls it."""
+    template: str | None = None
+    """A file with the question; ``{{prompt}}``, ``{{response}}``, ``{{label}}`` and ``{{metadata.COLUMN}}`` are put
+    in. null: a question about right or wrong, answered with yes or no."""
+    system: str | None = None
+    """A system message before it."""
+    score: str | None = None
+    r"""A regular expression with one group, the number: ``Score:\s*(-?\d+(?:\.\d+)?)``. The last place counts."""
+    verdicts: dict[str, float] | None = None
+    """Words and what each is worth, instead of ``score``; the word that stands last counts, whole and in any case.
+    null, with no ``score`` either: yes is 1 and no is 0."""
+    lowest: float = 0.0
+    highest: float = 1.0
+    """Numbers outside are no verdict; those inside become (number − lowest) ÷ (highest − lowest)."""
+    max_tokens: Count = 512
+    """Of the judge's answer. One that was cut off there has no verdict."""
+    temperature: Annotated[float, Meta(ge=0)] = 0.0
+    body: dict[str, str | int | float | bool] = {}
+    """Further entries of each request, as they are."""

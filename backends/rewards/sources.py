@@ -1,0 +1,205 @@
+"""One reward function wherever it runs: in processes, on a thread, or at once.
+
+Invariants:
+
+* Each question is answered once, from any thread.
+* Nothing of a user's, and nothing that could hang, runs on the thread that asks.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import msgspec
+
+from penstock.backends.rewards.builtin import IN_PROCESS, score_in_process
+from penstock.backends.rewards.functions import GROUP_REWARD, REWARD, SAMPLE_LISTS, NoRewardError
+from penstock.backends.rewards.functions_asked import LENGTH_PENALTY
+from penstock.backends.rewards.length import length_penalty
+from penstock.backends.rewards.pool import WorkerPool
+from penstock.backends.rewards.trades import reward_call, written_tokens
+from penstock.backends.rewards.wire import CallFailed, GroupCall, Judged
+
+if TYPE_CHECKING:
+    from penstock.backends.protocol import Fail
+    from penstock.backends.rewards.options import FunctionOptions
+    from penstock.backends.rewards.trades import ResponseText
+    from penstock.backends.rewards.wire import Answer, RewardCall
+    from penstock.messages.samples import Prompt, Sample
+
+
+class Question(NamedTuple):
+    """One sample to be scored, or with a function for groups all samples of a group."""
+
+    id: int
+    samples: tuple[Sample, ...]
+    prompt: Prompt
+    timeout_s: float
+
+
+Answered = Callable[[int, "Answer"], None]
+
+
+class Counts(NamedTuple):
+    """Of a source, now and in all."""
+
+    waiting: int = 0
+    running: int = 0
+    answered: int = 0
+    failed: int = 0
+    replaced: int = 0
+
+
+class Source(Protocol):
+    """One function."""
+
+    def start(self, answered: Answered, fail: Fail) -> None:
+        """Called once, before the first question."""
+        ...
+
+    def ask(self, question: Question) -> None:
+        """Returns at once."""
+        ...
+
+    def counts(self) -> Counts:
+        """For gauges."""
+        ...
+
+    def close(self, timeout_s: float) -> None:
+        """End everything."""
+        ...
+
+
+def open_source(function: FunctionOptions, text: ResponseText) -> Source:
+    """The function of these options, not started."""
+    if function.function in IN_PROCESS:
+        return ThreadSource(function.function, text)
+    if function.function == LENGTH_PENALTY:
+        return LengthSource(function)
+    return PoolSource(function, text)
+
+
+class PoolSource:
+    """A function in processes that can be killed."""
+
+    def __init__(self, function: FunctionOptions, text: ResponseText) -> None:
+        self._pool = WorkerPool[Question, tuple[int, "Answer"]](_RewardTrade(function, text), function.num_workers or 1)
+
+    def start(self, answered: Answered, fail: Fail) -> None:
+        """See :class:`Source`."""
+        self._pool.start(lambda pair: answered(*pair), fail)
+
+    def ask(self, question: Question) -> None:
+        """See :class:`Source`."""
+        self._pool.submit(question)
+
+    def counts(self) -> Counts:
+        """See :class:`Source`."""
+        pool = self._pool
+        return Counts(pool.num_waiting, pool.num_running, pool.num_answered, pool.num_failed, pool.num_restarts)
+
+    def close(self, timeout_s: float) -> None:
+        """See :class:`Source`."""
+        self._pool.close(timeout_s)
+
+
+class _RewardTrade:
+    """Questions as calls."""
+
+    def __init__(self, function: FunctionOptions, text: ResponseText) -> None:
+        self.kind = GROUP_REWARD if function.per_group else REWARD
+        self.spec = function.function
+        self.options_json = msgspec.json.encode(function).decode()
+        service = function.remote or function.judge
+        self.timeout_key = "reward.timeout_s" if service is None else f"reward.{self.spec}.timeout_s"
+        self._text = text
+        self._is_group = bool(function.per_group)
+
+    def call(self, command: Question, call_id: int, names: tuple[str, ...]) -> RewardCall | GroupCall:
+        """See :class:`~penstock.backends.rewards.pool.Trade`."""
+        needs = frozenset(SAMPLE_LISTS.get(name, name) for name in names)
+        calls = tuple(
+            reward_call(sample, command.prompt, command.timeout_s, call_id, self._text, needs)
+            for sample in command.samples
+        )
+        return GroupCall(call_id, command.timeout_s, calls) if self._is_group else calls[0]
+
+    def event(self, command: Question, answer: Answer) -> tuple[int, Answer]:
+        """See :class:`~penstock.backends.rewards.pool.Trade`."""
+        return command.id, answer
+
+
+class ThreadSource:
+    """A built-in function that is known to end, on a thread."""
+
+    def __init__(self, name: str, text: ResponseText) -> None:
+        self._name = name
+        self._text = text
+        self._queue: queue.SimpleQueue[Question | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="rewards", daemon=True)
+        self._needs = frozenset({"response"}) if name == "lines" else frozenset[str]()
+        self._num_answered = self._num_failed = 0
+
+    def start(self, answered: Answered, fail: Fail) -> None:
+        """See :class:`Source`."""
+        self._answered, self._fail = answered, fail
+        self._thread.start()
+
+    def ask(self, question: Question) -> None:
+        """See :class:`Source`."""
+        self._queue.put(question)
+
+    def counts(self) -> Counts:
+        """See :class:`Source`."""
+        return Counts(waiting=self._queue.qsize(), answered=self._num_answered, failed=self._num_failed)
+
+    def close(self, timeout_s: float) -> None:
+        """End the thread, at its next sample."""
+        self._queue.put(None)
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        try:
+            while (question := self._queue.get()) is not None:
+                self._answered(question.id, self._judged(question))
+        except BaseException as error:  # the thread's end must not go unnoticed, whatever ended it
+            self._fail(error)
+
+    def _judged(self, question: Question) -> Answer:
+        self._num_answered += 1
+        call = reward_call(question.samples[0], question.prompt, question.timeout_s, 0, self._text, self._needs)
+        try:
+            return Judged(question.id, 0.0, score_in_process(self._name, call), ())
+        except NoRewardError as error:
+            self._num_failed += 1
+            return CallFailed(question.id, 0.0, str(error))
+
+
+class LengthSource:
+    """The length penalty: a line of arithmetic, answered at once."""
+
+    def __init__(self, function: FunctionOptions) -> None:
+        assert function.length_penalty is not None, "filled in by asked_functions"
+        self._options = function.length_penalty
+        self._num_answered = 0
+
+    def start(self, answered: Answered, fail: Fail) -> None:
+        """See :class:`Source`."""
+        self._answered = answered
+
+    def ask(self, question: Question) -> None:
+        """See :class:`Source`."""
+        self._num_answered += 1
+        num_tokens = len(written_tokens(question.samples[0]))
+        self._answered(question.id, Judged(question.id, 0.0, length_penalty(num_tokens, self._options), ()))
+
+    def counts(self) -> Counts:
+        """See :class:`Source`."""
+        return Counts(answered=self._num_answered)
+
+    def close(self, timeout_s: float) -> None:
+        """Nothing runs."""

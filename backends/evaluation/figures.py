@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.messages.base import Metric
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from penstock.messages.samples import VersionSpan
+
+
+REWARD_MEAN: Final = "reward_mean"
 
 
 class Answer(NamedTuple):
@@ -126,7 +129,7 @@ def _rewards(prompts: Sequence[Answered]) -> Iterator[Metric]:
     """Mean over the prompts of their mean reward, and its standard error: answers to one prompt are alike, so prompts
     are what is counted as independent."""
     means = [statistics.fmean(answer.reward for answer in prompt.answers) for prompt in prompts if prompt.answers]
-    yield Metric("reward_mean", statistics.fmean(means))
+    yield Metric(REWARD_MEAN, statistics.fmean(means))
     if len(means) > 1:
         yield Metric("reward_stderr", statistics.stdev(means) / math.sqrt(len(means)))
 

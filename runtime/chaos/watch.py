@@ -28,7 +28,7 @@ from penstock.runtime.chaos.faults import DRIVER, is_rank, rank_of
 from penstock.runtime.hosts.ray.driver import DRIVER_LOG
 from penstock.runtime.hosts.ray.job import RUN_ID_VARIABLE
 from penstock.runtime.hosts.ray.processes import descendants_of, environment_of, facts_of, is_running, kill
-from penstock.runtime.observability.trackers import METRICS_FILE
+from penstock.runtime.observability.trackers import METRICS_FILE, is_evaluation_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -222,6 +222,8 @@ class WatchedRun:
             self._note_log(line.decode(errors="replace"))
         now_s = time.time()
         for line in self._metrics.lines():
+            if is_evaluation_line(line):
+                continue
             row = msgspec.json.decode(line, type=_StepRow)
             self.steps.append(StepSeen(row.version, row.at_s, now_s, sum(row.response_lengths)))
 

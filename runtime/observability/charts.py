@@ -98,6 +98,8 @@ class Line:
     """Fill the area below."""
     steps: bool = False
     """Draw levels with steps between them."""
+    marked: bool = False
+    """Mark each point."""
 
 
 def line_chart(
@@ -185,7 +187,7 @@ def _figure() -> tuple[Figure, Axes]:
 
 
 def _draw(axes: Axes, line: Line) -> None:
-    marker = "o" if len(line.x) == 1 else ""
+    marker = "o" if line.marked or len(line.x) == 1 else ""
     axes.plot(
         line.x,
         line.y,

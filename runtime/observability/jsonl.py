@@ -18,7 +18,7 @@ import msgspec
 from penstock.runtime.errors import RunFolderError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 RowT = TypeVar("RowT")
@@ -99,8 +99,13 @@ def write_all(file: Any, data: bytes) -> None:  # noqa: ANN401 - an unbuffered b
         view = view[file.write(view) :]
 
 
-def read_rows(path: Path, row_type: type[RowT]) -> Iterator[RowT]:
+def read_rows(path: Path, row_type: type[RowT], *, is_row: Callable[[bytes], bool] | None = None) -> Iterator[RowT]:
     """The rows of a file in order.
+
+    Args:
+        path: the file.
+        row_type: what a line holds.
+        is_row: of a file with lines of several kinds: which of them are meant.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -111,6 +116,8 @@ def read_rows(path: Path, row_type: type[RowT]) -> Iterator[RowT]:
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):
                 return
+            if is_row is not None and not is_row(line):
+                continue
             try:
                 yield decoder.decode(line)
             except msgspec.DecodeError as error:

@@ -23,6 +23,7 @@ from rich.control import Control
 from rich.live import Live
 from rich.markup import escape
 
+from penstock.runtime.observability.evaluations import evaluation_text
 from penstock.runtime.observability.live_state import LiveState
 from penstock.runtime.observability.live_view import draw
 from penstock.runtime.observability.summary_view import summary_panel
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from penstock.messages.training import ActorReported, StepReported
+    from penstock.runtime.observability.evaluations import EvaluationRow
     from penstock.runtime.observability.summary import RunSummary
     from penstock.runtime.observability.trackers import StepRow
 
@@ -150,6 +152,11 @@ class LiveView:
             is_last = report.version >= self._state.num_steps
             if self._live is None and (self._is_plain_due(now_s) or is_last):
                 self._print(self._progress_line())
+
+    def evaluated(self, row: EvaluationRow) -> None:
+        """An evaluation is done: a line that stays."""
+        with self._lock:
+            self._print(evaluation_text(row))
 
     def note(self, text: str) -> None:
         """Something that happens seldom and that people should see, such as the loss of an engine."""

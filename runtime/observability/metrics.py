@@ -10,6 +10,7 @@ Invariants:
 * What an actor calls ``engine/running`` is ``penstock_actor_engine_running{actor="engine/0"}``, and what a step calls
   ``train/loss`` is ``penstock_step_train_loss``; no other series begins with these two words, so nothing that anybody
   reports can clash with a figure of the run. Series of an actor that was replaced go on under the same labels.
+* What an evaluation calls ``eval/gsm8k/pass@1`` is ``penstock_evaluation{dataset="gsm8k", figure="pass@1"}``.
 
 Actors may report what they like. Their own figures are exposed without a type, since nothing says which of them only
 grow; ``rate()`` works on those as on counters. The figures of the run have their types.
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric as Family
 
     from penstock.messages.training import ActivitySpan, ActorReported, StepReported
+    from penstock.runtime.observability.evaluations import EvaluationRow
 
 METRICS_HOST: Final = "127.0.0.1"
 TOKEN_FILE: Final = "metrics.token"
@@ -219,6 +221,34 @@ class _StepFigures(Collector):
         return iter(())
 
 
+class _EvaluationFigures(Collector):
+    """The figures of the last evaluation of each dataset."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, dict[str, float]] = {}
+        self._version: int | None = None
+
+    def report(self, row: EvaluationRow) -> None:
+        self._values.update(row.datasets())
+        self._version = row.version
+
+    def collect(self) -> Iterable[Family]:
+        if self._version is None:
+            return
+        yield GaugeMetricFamily(
+            "penstock_evaluation_version", "Version that the last evaluation asked for.", value=self._version
+        )
+        family = GaugeMetricFamily("penstock_evaluation", "Of the last evaluation.", labels=["dataset", "figure"])
+        for dataset, figures in list(self._values.items()):
+            for figure, value in figures.items():
+                family.add_metric([dataset, figure], value)
+        yield family
+
+    def describe(self) -> Iterator[Family]:
+        """Nothing beforehand, as for actors."""
+        return iter(())
+
+
 class RunMetrics:
     """The Prometheus metrics of one run, in a registry of their own."""
 
@@ -228,6 +258,8 @@ class RunMetrics:
         registry.register(self._actors)
         self._steps = _StepFigures()
         registry.register(self._steps)
+        self._evaluations = _EvaluationFigures()
+        registry.register(self._evaluations)
         info = Gauge("penstock_run_info", "Which run this is.", ["scenario", "policy"], registry=registry)
         info.labels(scenario, policy).set(1)
         Gauge("penstock_run_steps_planned", "Batches to train.", registry=registry).set(num_steps)
@@ -296,6 +328,10 @@ class RunMetrics:
             self._raise_to(series, ("ended", ended.state, ended.cause), ended.num_samples)
             series = self._ended_tokens.labels(ended.state, ended.cause)
             self._raise_to(series, ("tokens", ended.state, ended.cause), ended.num_tokens)
+
+    def evaluated(self, row: EvaluationRow) -> None:
+        """An evaluation is done."""
+        self._evaluations.report(row)
 
     def lost(self, actor: str, tokens_estimate: int) -> None:
         """An actor was given up and is replaced."""

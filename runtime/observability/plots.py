@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from penstock.backends.evaluation.figures import REWARD_MEAN
 from penstock.runtime.observability.charts import (
     BLUE,
     GREEN,
@@ -25,6 +26,7 @@ from penstock.runtime.observability.summary import trained_tokens
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from penstock.runtime.observability.evaluations import EvaluationRow
     from penstock.runtime.observability.nvml import GpuRow
     from penstock.runtime.observability.trackers import StepRow
 
@@ -52,6 +54,19 @@ class FigureRow(msgspec.Struct, frozen=True, kw_only=True):
     largest: float
     spark: str
     """An SVG of its course."""
+
+
+class EvaluationTableRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One dataset, as it was evaluated last."""
+
+    dataset: str
+    version: int
+    figures: dict[str, float]
+
+    @property
+    def passes(self) -> str:
+        """pass@k, for each k."""
+        return ", ".join(f"{name} {100 * value:.1f} %" for name, value in self.figures.items() if name[:5] == "pass@")
 
 
 def learning_charts(steps: Sequence[StepRow]) -> list[Chart]:
@@ -136,6 +151,58 @@ def speed_charts(steps: Sequence[StepRow]) -> list[Chart]:
         note = "Log-probability of the sampled tokens: learner against engine. Older weights count into it."
         charts.append(Chart(title="Training against inference", note=note, svg=svg))
     return charts
+
+
+def evaluation_charts(evaluations: Sequence[EvaluationRow]) -> list[Chart]:
+    """Mean reward and pass@k of each dataset over the versions that were evaluated."""
+    courses: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for row in evaluations:
+        for dataset, figures in row.datasets().items():
+            course = courses.setdefault(dataset, {})
+            for name, value in figures.items():
+                if name == REWARD_MEAN or name.startswith("pass@"):
+                    course.setdefault(name, []).append((float(row.version), value))
+    charts: list[Chart] = []
+    for number, (dataset, course) in enumerate(courses.items()):
+        lines = [
+            Line(
+                label="mean reward" if name == REWARD_MEAN else name,
+                x=[x for x, _ in points],
+                y=[y for _, y in points],
+                colour=SERIES_COLOURS[place % len(SERIES_COLOURS)],
+                dashed=name == REWARD_MEAN and len(course) > 1,
+                marked=True,
+            )
+            for place, (name, points) in enumerate(course.items())
+        ]
+        if not lines:
+            continue
+        svg = line_chart(f"evaluation-{number}", lines, x_label="version", y_label="mean reward, pass@k")
+        charts.append(Chart(title=dataset, note=_evaluation_note(evaluations, dataset), svg=svg))
+    return charts
+
+
+def _evaluation_note(evaluations: Sequence[EvaluationRow], dataset: str) -> str:
+    """How much the last evaluation of a dataset asked, and which weights answered."""
+    row = next(row for row in reversed(evaluations) if dataset in row.datasets())
+    figures = row.datasets()[dataset]
+    answers = f"Last: {figures['num_answers']:,.0f} answers to {figures['num_prompts']:,.0f} prompts"
+    if figures.get("missing"):
+        answers += f", {100 * figures['missing']:.1f} % missing"
+    oldest, newest = figures.get("version/oldest"), figures.get("version/newest")
+    if oldest is None or newest is None:
+        return f"{answers}."
+    versions = f"version {oldest:.0f}" if oldest == newest else f"versions {oldest:.0f} to {newest:.0f}"
+    return f"{answers}, asked of version {row.version}, answered by {versions}."
+
+
+def evaluation_table(evaluations: Sequence[EvaluationRow]) -> list[EvaluationTableRow]:
+    """The last evaluation of each dataset."""
+    last: dict[str, EvaluationTableRow] = {}
+    for row in evaluations:
+        for dataset, figures in row.datasets().items():
+            last[dataset] = EvaluationTableRow(dataset=dataset, version=row.version, figures=figures)
+    return list(last.values())
 
 
 def gpu_charts(gpus: Mapping[int, Sequence[GpuRow]]) -> list[Chart]:

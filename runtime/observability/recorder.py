@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock import __version__
+from penstock.backends.evaluation.sets import EvaluationSet
+from penstock.runtime.observability.evaluations import evaluation_row, outcomes_of, read_evaluations
 from penstock.runtime.observability.figures import RunFigures, mean
 from penstock.runtime.observability.report import REPORT_FILE, write_report
 from penstock.runtime.observability.summary import (
@@ -31,7 +33,9 @@ from penstock.runtime.observability.trackers import METRICS_FILE, ActivityLog, M
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from penstock.messages.evaluation import EvaluationFinished
     from penstock.messages.training import ActorReported, RunFinished, StepReported
+    from penstock.runtime.observability.evaluations import EvaluationRow
     from penstock.runtime.observability.live import LiveView
     from penstock.runtime.observability.metrics import RunMetrics
 
@@ -53,6 +57,8 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     machine: MachineFacts
     report: bool = True
     """Write ``report.html`` at the end."""
+    evaluation: tuple[EvaluationSet, ...] = ()
+    """What is evaluated."""
 
 
 class RunRecorder:
@@ -88,6 +94,7 @@ class RunRecorder:
         self._started_at = started_at or datetime.now(UTC).astimezone()
         self._trained_before_s = 0.0
         self._warnings: list[str] = []
+        self._evaluations: dict[int, EvaluationRow] = {}
         if resumes:
             self._restore(run_folder)
         self._steps = MetricsLog(run_folder)
@@ -99,6 +106,7 @@ class RunRecorder:
         self.figures.restore(rows, summary)
         times = [0.0 if summary is None else summary.training_s, *(row.training_s for row in rows[-1:])]
         self._trained_before_s = max(times)
+        self._evaluations = {row.evaluation: row for row in read_evaluations(run_folder)}
         self._warnings += () if summary is None else summary.warnings
         if self._view is not None:
             self._view.restore(rows, summary)
@@ -138,6 +146,18 @@ class RunRecorder:
             self._metrics.step(report)
         if self._view is not None:
             self._view.step(report)
+
+    def evaluated(self, finished: EvaluationFinished, now_s: float) -> None:
+        """An evaluation is done; of one that is reported again nothing more is written."""
+        if finished.number in self._evaluations:
+            return
+        row = evaluation_row(finished, self._facts.evaluation, now_s)
+        self._evaluations[row.evaluation] = row
+        self._steps.append(row)
+        if self._metrics is not None:
+            self._metrics.evaluated(row)
+        if self._view is not None:
+            self._view.evaluated(row)
 
     def lost(self, name: str, story: str) -> None:
         """An actor is given up and will be replaced; the story is for people."""
@@ -213,6 +233,7 @@ class RunRecorder:
             tokens_lost_estimate=figures.lost_tokens,
             restarts=tuple(ActorRestarts(name=name, count=count) for name, count in restarts),
             costs=tuple(ActorCost(name=name, cpu_s=cpu_s) for name, cpu_s in sorted(figures.cpu_s.items())),
+            evaluations=outcomes_of([row for _, row in sorted(self._evaluations.items())]),
             checkpoint=finished.checkpoint,
             report=str(self._folder / REPORT_FILE) if facts.report else "",
             metrics=str(self._folder / METRICS_FILE),

@@ -18,9 +18,12 @@ import msgspec
 from markupsafe import Markup
 
 from penstock.messages.samples import TerminalState
+from penstock.runtime.observability.evaluations import read_evaluations
 from penstock.runtime.observability.lanes import lanes_of
 from penstock.runtime.observability.nvml import read_gpus
 from penstock.runtime.observability.plots import (
+    evaluation_charts,
+    evaluation_table,
     figure_rows,
     gpu_charts,
     learning_charts,
@@ -75,6 +78,7 @@ def render_report(run_folder: Path) -> str:
     """
     summary = read_summary(run_folder)
     steps = read_steps(run_folder)
+    evaluations = read_evaluations(run_folder)
     balance = _balance(summary, steps)
     scenario = run_folder / SCENARIO_FILE
     return (
@@ -86,6 +90,8 @@ def render_report(run_folder: Path) -> str:
             summary=summary,
             tiles=tiles(summary, steps),
             learning=learning_charts(steps),
+            evaluation=evaluation_charts(evaluations),
+            evaluated=evaluation_table(evaluations),
             staleness=staleness_charts(steps, summary.staleness_bound if summary else None),
             speed=speed_charts(steps),
             gpus=gpu_charts(read_gpus(run_folder)),

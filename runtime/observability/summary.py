@@ -11,6 +11,7 @@ import msgspec
 from penstock.messages.samples import TerminalState
 from penstock.messages.training import Balance
 from penstock.runtime.errors import RunFolderError
+from penstock.runtime.observability.evaluations import DatasetOutcome
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -99,6 +100,8 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     costs: tuple[ActorCost, ...] = ()
     """By actor; none on a virtual clock."""
 
+    evaluations: tuple[DatasetOutcome, ...] = ()
+    """By dataset; none where nothing was evaluated."""
     warnings: tuple[str, ...] = ()
     """What was found to be wrong with the run while it went on: engine and learner that compute different models."""
     checkpoint: str = ""

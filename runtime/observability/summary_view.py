@@ -43,6 +43,11 @@ def _facts(summary: RunSummary) -> Table:
     if summary.last10_reward is not None:
         rewards = f"first ten {fixed(summary.first10_reward, 3)} → last ten [bold]{fixed(summary.last10_reward, 3)}[/]"
         table.add_row("reward", rewards)
+    for outcome in summary.evaluations:
+        course = f"reward {fixed(outcome.first, 3)} at version {outcome.first_version}"
+        if outcome.last_version > outcome.first_version:
+            course += f" → [bold]{fixed(outcome.last, 3)}[/] at {outcome.last_version}"
+        table.add_row("evaluation", f"{escape(outcome.name)}: {course}")
     ages = f"largest {summary.max_staleness} (bound {summary.staleness_bound}), mean {fixed(summary.mean_staleness, 2)}"
     table.add_row("staleness", ages)
     mean, largest = number_text(summary.mean_logprob_abs_diff, 3), number_text(summary.max_logprob_abs_diff, 3)

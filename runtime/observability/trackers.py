@@ -1,7 +1,8 @@
 """What a run writes about itself as JSON lines: its steps, its time accounting and its events.
 
-``metrics.jsonl`` has one object per step, ``activity.jsonl`` one per span of an engine or the learner, an event log
-one array per handled event. All of them can be read while the run goes on.
+``metrics.jsonl`` has one object per step, and one per evaluation (:mod:`.evaluations`), ``activity.jsonl`` one per
+span of an engine or the learner, an event log one array per handled event. All of them can be read while the run goes
+on.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.messages.training import ActorReported
+    from penstock.runtime.observability.evaluations import EvaluationRow
 
 METRICS_FILE: Final = "metrics.jsonl"
 ACTIVITY_FILE: Final = "activity.jsonl"
@@ -29,6 +31,7 @@ EVENTS_FILE: Final = "events.jsonl"
 EVENTS_FOLDER: Final = "events"
 """The event logs of a host whose actors are processes: one for each incarnation."""
 EVENTS_PER_WRITE: Final = 1024
+_EVALUATION_LINE: Final = b'{"evaluation":'
 MAX_DELAY_S: Final = 1.0
 """An event is in its file when another one follows it so much later, if not before."""
 
@@ -103,13 +106,13 @@ class EventRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class MetricsLog:
-    """Writes ``metrics.jsonl``, each step at once."""
+    """Writes ``metrics.jsonl``, each step and evaluation at once."""
 
     def __init__(self, run_folder: Path) -> None:
         self._lines = JsonLinesWriter(run_folder / METRICS_FILE, lines_per_write=1)
 
-    def append(self, row: StepRow) -> None:
-        """Add one step."""
+    def append(self, row: StepRow | EvaluationRow) -> None:
+        """Add one step, or one evaluation."""
         self._lines.append(row)
 
     def close(self) -> None:
@@ -239,8 +242,15 @@ def read_steps(run_folder: Path) -> list[StepRow]:
         BadLineError: the file is damaged.
     """
     path = run_folder / METRICS_FILE
-    rows = {row.version: row for row in read_rows(path, StepRow)} if path.exists() else {}
+    if not path.exists():
+        return []
+    rows = {row.version: row for row in read_rows(path, StepRow, is_row=lambda line: not is_evaluation_line(line))}
     return [rows[version] for version in sorted(rows)]
+
+
+def is_evaluation_line(line: bytes) -> bool:
+    """Whether a line of ``metrics.jsonl`` is that of an evaluation, and not a step's."""
+    return line.startswith(_EVALUATION_LINE)
 
 
 def read_activity(run_folder: Path) -> dict[str, list[ActivityRow]]:

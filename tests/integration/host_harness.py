@@ -27,6 +27,7 @@ from penstock.runtime.hosts.ray.supervisor import Supervisor
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from penstock.messages.evaluation import EvaluationFinished
     from penstock.messages.training import ActorReported, StepReported
     from penstock.messages.waits import WaitsReported
     from penstock.runtime.hosts.ray.control import ProcessStarted
@@ -59,6 +60,9 @@ class Witness:
 
     def on_step(self, report: StepReported) -> None:
         self.steps.append(report)
+
+    def on_evaluation(self, finished: EvaluationFinished) -> None:
+        raise AssertionError(f"evaluation {finished.number}, and nobody asked for one")
 
     def on_report(self, report: ActorReported) -> None:
         self.reports[report.name] = report

@@ -178,6 +178,7 @@ def test_the_summary_is_what_was_reported(tmp_path: Path) -> None:
         "tokens_lost_estimate": 320,
         "costs": (),
         "restarts": (ActorRestarts(name="engine/0", count=1),),
+        "evaluations": (),
         "checkpoint": "runs/x/checkpoints/25",
         "report": str(tmp_path / "report.html"),
         "metrics": str(tmp_path / "metrics.jsonl"),

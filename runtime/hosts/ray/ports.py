@@ -11,6 +11,7 @@ from penstock.messages.training import RunFinished
 from penstock.runtime.hosts.ray.boot import ProcessEnd
 
 if TYPE_CHECKING:
+    from penstock.messages.evaluation import EvaluationFinished
     from penstock.messages.training import ActorReported, StepReported
     from penstock.messages.waits import WaitsReported
     from penstock.runtime.hosts.ray.boot import Boot
@@ -69,6 +70,10 @@ class RunSink(Protocol):
 
     def on_step(self, report: StepReported) -> None:
         """A step was recorded."""
+        ...
+
+    def on_evaluation(self, finished: EvaluationFinished) -> None:
+        """An evaluation is done."""
         ...
 
     def on_report(self, report: ActorReported) -> None:

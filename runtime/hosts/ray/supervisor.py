@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import zmq
 
+from penstock.messages.evaluation import EvaluationFinished
 from penstock.messages.names import BUFFER, LEARNER, SUPERVISOR
 from penstock.messages.training import ActorReported, NoticeGiven, RunFinished, StepReported, StopAsked
 from penstock.messages.waits import WaitsReported
@@ -256,6 +257,8 @@ class Supervisor:
             case StepReported():
                 if self._delivery.accepts(event, header.sender, header.epoch, header.message_id):
                     self._sink.on_step(event)
+            case EvaluationFinished():
+                self._sink.on_evaluation(event)
             case RunFinished():
                 self._on_finished(event)
             case NoticeGiven():

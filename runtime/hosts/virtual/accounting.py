@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, cast
 
+from penstock.messages.evaluation import EvaluationFinished
 from penstock.messages.names import LEARNER, is_engine, is_teacher
 from penstock.messages.training import ActorReported, StepReported
 from penstock.runtime.observability.activity import ActivityClock, LaneTiler
@@ -90,6 +91,8 @@ class RunAccounts:
         self.progress_s = 0.0
         """When the last step was reported."""
         self.step_times: list[float] = []
+        self.evaluations: dict[int, EvaluationFinished] = {}
+        """Those that are done, by number."""
         self._clock = clock
         self._figures = figures
         self._recorder = recorder
@@ -120,6 +123,10 @@ class RunAccounts:
                 self._figures.step(event, StepRow.of(self.progress_s, event))
             if self._on_step is not None:
                 self._on_step(event)
+        elif isinstance(event, EvaluationFinished):
+            self.evaluations[event.number] = event
+            if self._recorder is not None:
+                self._recorder.evaluated(event, self._clock.now_s)
 
     def turned(self, process: Process) -> None:
         """See :class:`penstock.runtime.hosts.virtual.host.Watcher`."""

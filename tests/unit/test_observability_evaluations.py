@@ -1,0 +1,171 @@
+"""What a run writes and shows of its evaluations."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree
+
+import msgspec
+import pytest
+from prometheus_client import generate_latest
+from rich.console import Console
+from test_observability_report import FACTS, SCENARIO, finished, step
+
+from penstock.backends.data.options import DataOptions
+from penstock.backends.engines.options import SamplingOptions
+from penstock.backends.evaluation.options import EvaluationDataset, EvaluationOptions, EvaluationSettings
+from penstock.backends.evaluation.sets import RunSettings, evaluation_sets
+from penstock.backends.rewards.options import RewardOptions
+from penstock.messages.evaluation import EvaluatedDataset, EvaluatedRow, EvaluatedSample, EvaluationFinished
+from penstock.messages.samples import SampleEnd, SampleKey, TerminalState, VersionSpan
+from penstock.runtime.observability.evaluations import evaluation_row, evaluation_text, read_evaluations
+from penstock.runtime.observability.live import LiveView
+from penstock.runtime.observability.metrics import RunMetrics
+from penstock.runtime.observability.recorder import RunRecorder
+from penstock.runtime.observability.report import render_report
+from penstock.runtime.observability.summary import read_summary
+from penstock.runtime.observability.summary_view import summary_panel
+from penstock.runtime.observability.trackers import read_steps
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SETS = evaluation_sets(
+    EvaluationOptions(
+        defaults=EvaluationSettings(samples_per_prompt=4, k=(1, 4)),
+        datasets=(
+            EvaluationDataset(name="sums", path="lines:2"),
+            EvaluationDataset(name="riddles", path="lines:1", samples_per_prompt=1, k=(1,)),
+        ),
+    ),
+    RunSettings(DataOptions(path="lines:8"), SamplingOptions(), RewardOptions()),
+)
+FACTS_WITH_SETS = msgspec.structs.replace(FACTS, evaluation=SETS)
+
+
+def sample(index: int, reward: float, version: int, outcome: str = "completed") -> EvaluatedSample:
+    return EvaluatedSample(
+        index=index,
+        attempt=0,
+        engine="engine/0",
+        outcome=outcome,
+        num_tokens=12,
+        num_given_tokens=2,
+        reward=reward,
+        spans=(VersionSpan(version, 4), VersionSpan(version + 1, 8)),
+    )
+
+
+def evaluated(number: int, version: int, *, passing: int) -> EvaluationFinished:
+    """Of the first prompt's four answers so many pass; the second one's last answer is missing, its others fail."""
+    missing = SampleEnd(key=SampleKey(~1, 3), state=TerminalState.FAILED, cause="engine lost")
+    rows = (
+        EvaluatedRow(0, tuple(sample(i, float(i < passing), version) for i in range(4))),
+        EvaluatedRow(1, tuple(sample(i, 0.0, version, "truncated") for i in range(3)), (missing,)),
+    )
+    riddles = (EvaluatedRow(0, (sample(0, 1.0, version),)),)
+    return EvaluationFinished(
+        number=number,
+        version=version,
+        datasets=(
+            EvaluatedDataset(dataset=0, name="sums", samples_per_prompt=4, rows=rows),
+            EvaluatedDataset(dataset=1, name="riddles", samples_per_prompt=1, rows=riddles),
+        ),
+    )
+
+
+def record(folder: Path, *evaluations: EvaluationFinished, resumes: bool = False) -> None:
+    (folder / "scenario.yaml").write_text(SCENARIO)
+    recorder = RunRecorder(folder, FACTS_WITH_SETS, resumes=resumes)
+    recorder.training_begins(0.0)
+    recorder.step(step(1), 1.0)
+    for event in evaluations:
+        recorder.evaluated(event, 2.0)
+    recorder.step(step(2), 3.0)
+    recorder.finish(finished(2), 4.0)
+
+
+def test_figures_of_an_evaluation_have_the_names_of_their_datasets() -> None:
+    row = evaluation_row(evaluated(0, 20, passing=2), SETS, 1.0)
+    assert row.metrics["eval/sums/reward_mean"] == pytest.approx(0.25)
+    assert row.metrics["eval/sums/pass@1"] == pytest.approx(0.25)
+    assert row.metrics["eval/sums/pass@4"] == 1  # of the one prompt that has four answers
+    assert row.metrics["eval/sums/missing"] == pytest.approx(1 / 8)
+    assert row.metrics["eval/sums/truncated"] == pytest.approx(3 / 7)
+    assert row.metrics["eval/sums/response_len/mean"] == 10  # the model's own tokens
+    assert row.metrics["eval/sums/version/mean"] == pytest.approx(20 + 2 / 3)
+    assert row.metrics["eval/riddles/pass@1"] == 1
+
+
+def test_steps_and_evaluations_share_a_file_and_are_told_apart(tmp_path: Path) -> None:
+    record(tmp_path, evaluated(0, 1, passing=1))
+    assert [row.version for row in read_steps(tmp_path)] == [1, 2]
+    [row] = read_evaluations(tmp_path)
+    assert (row.evaluation, row.version) == (0, 1)
+    lines = [msgspec.json.decode(line) for line in (tmp_path / "metrics.jsonl").read_bytes().splitlines()]
+    assert ["evaluation" in line for line in lines] == [False, True, False]
+
+
+def test_an_evaluation_that_is_reported_again_counts_once(tmp_path: Path) -> None:
+    record(tmp_path, evaluated(0, 1, passing=1), evaluated(0, 1, passing=1))
+    record(tmp_path, evaluated(0, 1, passing=1), evaluated(1, 2, passing=3), resumes=True)
+    lines = (tmp_path / "metrics.jsonl").read_bytes().splitlines()
+    assert sum(line.startswith(b'{"evaluation"') for line in lines) == 2
+
+
+def test_the_report_has_a_curve_for_each_dataset(tmp_path: Path) -> None:
+    record(tmp_path, evaluated(0, 0, passing=1), evaluated(1, 20, passing=3))
+    html = render_report(tmp_path)
+    assert "<h2>Evaluation</h2>" in html
+    for number, name, curves in ((0, "sums", {"mean reward", "pass@1", "pass@4"}), (1, "riddles", {"pass@1"})):
+        start = html.index(f'aria-label="evaluation-{number}"')
+        svg = ElementTree.fromstring(html[html.rindex("<svg", 0, start) : html.index("</svg>", start) + 6])
+        texts = {"".join(element.itertext()).strip() for element in svg.iter() if element.tag.endswith("text")}
+        assert curves <= texts
+        assert "version" in texts
+        assert f"<h3>{name}</h3>" in html
+    assert "8 answers" not in html  # one is missing, and is said to be
+    assert "7 answers to 2 prompts, 12.5 % missing, asked of version 20, answered by versions 20 to 21." in html
+
+
+def test_a_report_without_evaluations_says_nothing_of_them(tmp_path: Path) -> None:
+    record(tmp_path)
+    assert "Evaluation" not in render_report(tmp_path)
+
+
+def test_a_dataset_without_any_answer_is_shown_as_that(tmp_path: Path) -> None:
+    lost = SampleEnd(key=SampleKey(~0, 0), state=TerminalState.FAILED, cause="engine lost")
+    dataset = EvaluatedDataset(dataset=1, name="riddles", samples_per_prompt=1, rows=(EvaluatedRow(0, (), (lost,)),))
+    event = EvaluationFinished(number=0, version=1, datasets=(dataset,))
+    record(tmp_path, event)
+    assert "100.0 %" in render_report(tmp_path)
+    assert evaluation_text(evaluation_row(event, SETS, 0.0)) == "evaluation at version 1 · riddles no answer"
+
+
+def test_the_summary_has_the_first_and_the_last_reward_of_each_dataset(tmp_path: Path) -> None:
+    record(tmp_path, evaluated(0, 0, passing=0), evaluated(1, 20, passing=4))
+    summary = read_summary(tmp_path)
+    assert summary is not None
+    sums, riddles = summary.evaluations
+    assert (sums.name, sums.first, sums.first_version, sums.last, sums.last_version) == ("sums", 0, 0, 0.5, 20)
+    assert riddles.name == "riddles"
+    out = io.StringIO()
+    Console(file=out, width=120).print(summary_panel(summary))
+    assert "sums: reward 0.000 at version 0 → 0.500 at 20" in out.getvalue()
+
+
+def test_the_terminal_has_a_line_when_one_is_done() -> None:
+    out = io.StringIO()
+    with LiveView("x", 25, Console(file=out, width=200)) as view:
+        view.evaluated(evaluation_row(evaluated(0, 20, passing=2), SETS, 1.0))
+    assert "evaluation at version 20 · sums reward 0.250 ± 0.250, pass@1 25.0 %, pass@4 100.0 %" in out.getvalue()
+
+
+def test_metrics_have_the_last_figures_by_dataset() -> None:
+    metrics = RunMetrics(scenario="x", policy="sync", num_steps=1)
+    assert b"penstock_evaluation" not in generate_latest(metrics.registry)
+    metrics.evaluated(evaluation_row(evaluated(0, 20, passing=2), SETS, 1.0))
+    text = generate_latest(metrics.registry).decode()
+    assert 'penstock_evaluation{dataset="sums",figure="pass@1"} 0.25' in text
+    assert "penstock_evaluation_version 20.0" in text

@@ -289,7 +289,8 @@ def _rows_and_rewards(name: str, plan: RunPlan) -> Backend[Any] | None:
         case Role.SCORER:
             from penstock.backends.rewards import open_rewards
 
-            return open_rewards(scenario.reward, model_folder)
+            limit = scenario.sampling.max_response_tokens
+            return open_rewards(scenario.reward, model_folder, max_response_tokens=limit)
         case _:
             from penstock.backends.rewards import open_filter
 

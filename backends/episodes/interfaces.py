@@ -9,7 +9,7 @@ earns a reward.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -110,6 +110,7 @@ class Environment(Protocol):
         ...
 
 
+@runtime_checkable
 class Restorable(Protocol):
     """An environment, or an episode's own state, that can be put back where it was after a complete turn."""
 

@@ -13,15 +13,19 @@ from penstock.backends.engines.options import group_of, options_of
 from penstock.backends.stores.backend import LedgerBackend
 from penstock.messages.names import BUFFER, LEARNER, Role, engine_index, is_engine, is_teacher, role_of, teacher_index
 from penstock.runtime.hosts.ray.placement import colocated, has_nodes_of_its_own
+from penstock.runtime.choosing import choosing_settings
 from penstock.runtime.scenario.recorded_rules import recorded_settings
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from penstock.backends.data.demonstrations import Demonstration
     from penstock.backends.evaluation.answers import AnswerFiles
     from penstock.backends.protocol import Backend
     from penstock.backends.remote_ranks import RemoteRanks
     from penstock.backends.stores.protocol import LedgerStore
     from penstock.backends.timers import Timers
+    from penstock.messages.samples import Prompt
     from penstock.runtime.plan import RunPlan
 
 
@@ -84,6 +88,7 @@ def _simulated(name: str, plan: RunPlan, epoch: int, timers: Timers | None) -> B
         timers=timers,
         teacher=scenario.teacher,
         index=teacher_index(name) if is_teacher(name) else 0,
+        choosing=choosing_settings(plan),
     )
 
 
@@ -277,6 +282,18 @@ def _demonstrations(plan: RunPlan) -> list[Demonstration] | None:
     )
 
 
+def _choosing(plan: RunPlan, prompts: Backend[Any], prompt_of: Callable[[int], Prompt]) -> Backend[Any]:
+    """The same backend, or, where rows are chosen, one that chooses them as well."""
+    options, settings = plan.scenario.prompt_source, choosing_settings(plan)
+    if settings is None:
+        return prompts
+    from penstock.backends.data.choosing import ChoosingPrompts
+    from penstock.backends.rewards.sampling import PriorityFunction
+
+    priority = None if options.priority is None else PriorityFunction(options.priority, options.priority_timeout_s)
+    return ChoosingPrompts(prompts, settings, prompt_of=prompt_of, priority=priority)
+
+
 def _rows_and_rewards(name: str, plan: RunPlan) -> Backend[Any] | None:
     scenario, model_folder = plan.scenario, Path(plan.model_folder)
     match role_of(name):
@@ -285,13 +302,15 @@ def _rows_and_rewards(name: str, plan: RunPlan) -> Backend[Any] | None:
             from penstock.runtime.rows import read_dataset
 
             keeps_messages = scenario.episode.kind != "single"
-            return DatasetBackend(read_dataset(scenario, model_folder, keeps_messages=keeps_messages))
+            rows = read_dataset(scenario, model_folder, keeps_messages=keeps_messages)
+            return _choosing(plan, DatasetBackend(rows), lambda row: rows.prompt(row, 0))
         case Role.SCORER:
             from penstock.backends.rewards import open_rewards
 
             limit = scenario.sampling.max_response_tokens
             return open_rewards(scenario.reward, model_folder, max_response_tokens=limit)
         case _:
-            from penstock.backends.rewards import open_filter
+            from penstock.backends.rewards import open_filters
 
-            return open_filter(scenario.filter.function, model_folder)
+            options = scenario.filter
+            return open_filters(options.function, options.sample_function, options.all_samples_hook, model_folder)

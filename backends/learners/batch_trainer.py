@@ -15,7 +15,10 @@ import random
 import time
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from penstock.backends.hooks.agreement import check_agreement
+from penstock.backends.hooks.batches import BatchHooks
 from penstock.backends.learners.alarms import Alarms
+from penstock.backends.learners.gang.gang import SOLO
 from penstock.backends.learners.metrics import as_metrics, batch_metrics
 from penstock.backends.learners.objectives.figures import BatchFigures
 from penstock.backends.learners.objectives.validity import compares_rewards
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from penstock.backends.learners.flops import Speed
+    from penstock.backends.learners.gang.gang import Gang
     from penstock.backends.learners.options import LearnerOptions
     from penstock.backends.learners.sequences import TrainBatch, TrainSequence
     from penstock.backends.learners.step import BatchTokens
@@ -102,7 +106,15 @@ class BatchTrainer:
     """Reads batches, divides them into updates, and collects the figures."""
 
     def __init__(
-        self, trainer: UpdateTrainer, options: LearnerOptions, *, num_steps: int, seed: int, dtype: str, speed: Speed
+        self,
+        trainer: UpdateTrainer,
+        options: LearnerOptions,
+        *,
+        num_steps: int,
+        seed: int,
+        dtype: str,
+        speed: Speed,
+        gang: Gang = SOLO,
     ) -> None:
         """
         Args:
@@ -112,6 +124,10 @@ class BatchTrainer:
             seed: of the order in which a batch is gone through, where it is divided.
             dtype: that the model computes in.
             speed: of its steps.
+            gang: all ranks; each has such a trainer, and they are called alike.
+
+        Raises:
+            UserCodeError: a hook cannot be loaded.
         """
         self._trainer = trainer
         self._options = options
@@ -119,24 +135,33 @@ class BatchTrainer:
         self._seed = seed
         self._speed = speed
         self._alarms = Alarms(options, dtype)
+        self._gang = gang
+        self._hooks = BatchHooks(options, gang)
 
-    def train(self, groups: Sequence[Group], *, version: int, min_token_version: int) -> StepResult:
+    def train(
+        self, groups: Sequence[Group], *, version: int, min_token_version: int, mask_old_tokens: bool = False
+    ) -> StepResult:
         """Train one batch, which makes ``version`` (the first batch makes 1).
 
         Raises:
             ValueError: a sample has no reward or is longer than the model's context.
+            HookError: a function of the user's failed, or returned what cannot be used.
             NonFiniteStepError: see :meth:`UpdateTrainer.change`.
         """
         started_s = time.perf_counter()
-        batch = read_groups(groups, min_token_version=min_token_version)
+        batch = read_groups(groups, min_token_version=min_token_version, mask_old_tokens=mask_old_tokens)
+        batch = self._hooks.prepared(batch, version=version - 1)
         for sequence in batch.sequences:
             self._trainer.check_length(sequence, "a sample")
         figures = {**batch_metrics(groups), "train/num_tokens": float(batch.num_trained_tokens)}
+        figures |= self._hooks.figures_of(batch)
+        figures |= self._hooks.log_rollout(groups, figures, version=version)
         if batch.sequences:
             figures |= self._optimize(batch, step=version - 1)
         notices = self._alarms.hear(figures, version=version)
         step_time_s = time.perf_counter() - started_s
         figures |= self._speed.figures(batch.sequences, step_time_s)
+        figures |= self._hooks.log_step(groups, figures, version=version, step_time_s=step_time_s)
         return StepResult(
             num_trained_tokens=batch.num_trained_tokens,
             num_masked_tokens=batch.num_masked_tokens,
@@ -150,11 +175,15 @@ class BatchTrainer:
         passes = [self._divided(batch, step, index) for index in range(options.num_passes)]
         updates = [update for part in passes for update in part]
         trains_policy = step >= options.objective.critic_only_steps
-        reported = BatchFigures(options.objective.reduction)
+        # Figures are means over tokens where the user weighs, as they are where the loss is a sum over a constant.
+        has_function = options.objective.reduction_function is not None
+        reported = BatchFigures("constant" if has_function else options.objective.reduction)
         known: BatchTokens | None = None
         for number, update in enumerate(updates, start=1):
             is_only = len(updates) == 1
             found = self._trainer.add(UpdateWork(batch, passes[0], update, known, step, is_only, trains_policy))
+            if known is None and found.known.user_values is not None:
+                check_agreement(self._gang, found.known.user_values, "learner.objective: what its functions returned")
             known = found.known
             name = f"step {step + 1}" if is_only else f"step {step + 1}, update {number} of {len(updates)}"
             reported.add(found.totals | self._trainer.change(found.totals, step=step, name=name), update)

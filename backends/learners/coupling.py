@@ -20,7 +20,10 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import torch
 import torch.distributed as dist
 
+from penstock.backends.hooks.agreement import check_agreement
+from penstock.backends.hooks.objective import IMPORTANCE
 from penstock.backends.learners.objectives.objective import advantages_need_policy
+from penstock.backends.learners.objectives.validity import is_user_objective
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -58,7 +61,13 @@ class Slopes(NamedTuple):
 
 
 def slopes_of(
-    objective: ObjectiveFunction, options: ObjectiveOptions, whole: StepTokens, scores: Scores, places: Tensor
+    objective: ObjectiveFunction,
+    options: ObjectiveOptions,
+    whole: StepTokens,
+    scores: Scores,
+    places: Tensor,
+    *,
+    gang: Gang,
 ) -> Slopes:
     """
     Args:
@@ -67,11 +76,24 @@ def slopes_of(
         whole: all tokens of the step, in the order of the batch.
         scores: of all of them.
         places: of the tokens that slopes are wanted for, see :func:`places_in`.
+        gang: all ranks, which all come here.
+
+    Raises:
+        HookError: a function of the user's failed, or gave another loss on another rank.
     """
     leaves = [scores.logprobs.requires_grad_(), scores.entropy.requires_grad_()]
     terms = objective(whole.tokens(slice(None), scores), options)
     found = torch.autograd.grad(terms.loss, leaves, allow_unused=True, materialize_grads=True)
+    if (function := _user_function(options)) is not None:
+        check_agreement(gang, found[0], f"{function}: the gradients that came of it")
     return Slopes(terms.figures, *(slope[places] for slope in found))
+
+
+def _user_function(options: ObjectiveOptions) -> str | None:
+    """The key of a function of the user's that the loss depends on."""
+    if is_user_objective(options.name):
+        return "learner.objective"
+    return None if options.importance_function is None else IMPORTANCE
 
 
 def asks_policy(options: LearnerOptions) -> bool:

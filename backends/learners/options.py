@@ -83,6 +83,15 @@ class ObjectiveOptions(Options, frozen=True, kw_only=True):
     """Weight of the entropy, which is made larger."""
     estimator: Estimator = "grpo"
     """How rewards become advantages; `teacher`: not at all, the teacher alone is learnt from."""
+    postprocess_function: str | None = None
+    """A function of yours that is given the rewards of each group and returns those that are trained on, as
+    file.py:function (docs/hooks.md)."""
+    advantage_function: str | None = None
+    """A function of yours in place of the estimator (docs/hooks.md)."""
+    reduction_function: str | None = None
+    """A function of yours in place of the reduction (docs/hooks.md)."""
+    importance_function: str | None = None
+    """A function of yours in place of the correction (docs/hooks.md)."""
     whiten: bool = False
     """Advantages of the whole batch to mean 0 and standard deviation 1."""
     discount: Unit = 1.0
@@ -227,6 +236,13 @@ class LearnerOptions(Options, frozen=True, kw_only=True):
     """Batches between two checkpoints. After the loss of the learner those since the last one are trained again."""
     keep_checkpoints: Annotated[int, Meta(ge=1)] = 2
     """Checkpoints that the run can be resumed from; older ones are removed, and the samples that they do not need."""
+    conversion_function: str | None = None
+    """A function of yours that is given each sequence as it would be trained, and returns it as it is to be, as
+    file.py:function (docs/hooks.md)."""
+    rollout_log_function: str | None = None
+    """A function of yours that adds figures of each batch before it is trained (docs/hooks.md)."""
+    step_log_function: str | None = None
+    """A function of yours that adds figures of each batch after it was trained (docs/hooks.md)."""
     warm_start: WarmStartOptions | None = None
     lora: LoraOptions | None = None
     """null: all weights are trained. A warm start always trains all of them; the adapters come after it."""

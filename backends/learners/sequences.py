@@ -6,8 +6,11 @@ Invariants:
 
 * A sequence is the prompt (or the context of an episode's part) and the response, as the ids that the engine saw and
   made; nothing is tokenised again.
-* A token is trained if the model made it (loss mask) with a version of at least ``min_token_version``; every other
-  token is context and has no part in the loss, in its denominator, or in any figure under ``train/``.
+* A token is trained if the model made it (loss mask) with a version of at least ``min_token_version``, and, with
+  ``mask_old_tokens``, with the newest version of its sample; every other token is context and has no part in the loss,
+  in its denominator, or in any figure under ``train/``.
+* A sample that a filter dropped after the group's statistics is a sample without a sequence: its reward counts in the
+  mean and spread of its group, as that of any sample none of whose tokens is trained.
 * Every sample of a batch has a reward, except those that are imitated; the Scorer lets no other pass without. Theirs
   counts as 0 here, and nothing reads it.
 """
@@ -59,6 +62,8 @@ class TrainSequence(NamedTuple):
     L − 1, −1 where nobody knows; None where nobody recorded them."""
     first: int = 0
     """Index of its first trained token among those of the batch, sequence after sequence."""
+    part: int = 0
+    """Which part of its sample it is."""
 
     @property
     def places(self) -> NDArray[np.int64]:
@@ -76,7 +81,9 @@ class TrainBatch(NamedTuple):
     group_ids: NDArray[np.int64]
     """``[S]`` by sample."""
     num_masked_tokens: int
-    """Tokens that the model made and that are too old to be trained."""
+    """Tokens that the model made and that are too old to be trained, or that the user leaves out."""
+    groups: tuple[Group, ...] = ()
+    """What it was read from."""
 
     @property
     def num_trained_tokens(self) -> int:
@@ -90,8 +97,13 @@ class TrainBatch(NamedTuple):
         return counts
 
 
-def read_groups(groups: Sequence[Group], *, min_token_version: int) -> TrainBatch:
+def read_groups(groups: Sequence[Group], *, min_token_version: int, mask_old_tokens: bool = False) -> TrainBatch:
     """Lay out a batch for training.
+
+    Args:
+        groups: of the batch.
+        min_token_version: tokens of older versions are not trained.
+        mask_old_tokens: nor are those of a sample that are older than its newest ones.
 
     Raises:
         ValueError: a sample has no reward, or a part has no context at all, so that nothing predicts its first token.
@@ -104,8 +116,9 @@ def read_groups(groups: Sequence[Group], *, min_token_version: int) -> TrainBatc
     for group in groups:
         for sample in group.samples:
             num_before = 0
-            for part in sample.parts:
-                made, recent = _made_by_model(part), _recent_enough(part, min_token_version)
+            least = max(min_token_version, _newest_version(sample)) if mask_old_tokens else min_token_version
+            for index, part in enumerate(sample.parts):
+                made, recent = _made_by_model(part), _recent_enough(part, least)
                 num_masked += int((made & ~recent).sum())
                 trained = np.flatnonzero(made & recent)
                 if len(trained):
@@ -114,18 +127,24 @@ def read_groups(groups: Sequence[Group], *, min_token_version: int) -> TrainBatc
                     sequence = _sequence(sample, part, context, number, trained, len(rewards))
                     sequences.append(
                         sequence._replace(
-                            positions=trained + num_before, is_recorded=group.prompt.is_recorded, first=num_trained
+                            positions=trained + num_before,
+                            is_recorded=group.prompt.is_recorded,
+                            first=num_trained,
+                            part=index,
                         )
                     )
                     num_trained += len(trained)
                 num_before += part.num_tokens
             rewards.append(_reward(sample))
             group_ids.append(group.group_id)
+        rewards += [counted.reward for counted in group.counted]
+        group_ids += [group.group_id] * len(group.counted)
     return TrainBatch(
         sequences=tuple(sequences),
         rewards=np.asarray(rewards, dtype=np.float64),
         group_ids=np.asarray(group_ids, dtype=np.int64),
         num_masked_tokens=num_masked,
+        groups=tuple(groups),
     )
 
 
@@ -219,6 +238,11 @@ def _made_by_model(part: Part) -> NDArray[np.bool_]:
 def _recent_enough(part: Part, min_token_version: int) -> NDArray[np.bool_]:
     """``[R]``"""
     return _versions(part) >= min_token_version
+
+
+def _newest_version(sample: Sample) -> int:
+    """That which finished it; tokens that others wrote have none of their own."""
+    return max((span.version for part in sample.parts for span in part.spans if span.num_tokens), default=0)
 
 
 def _versions(part: Part) -> NDArray[np.int64]:

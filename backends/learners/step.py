@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
+from penstock.backends.hooks.objective import advantages_by, reduction_by
+from penstock.backends.hooks.protocols import AdvantageInput, ReductionInput
 from penstock.backends.learners.objectives.distillation import sampled_reverse_kl
 from penstock.backends.learners.objectives.kl import kl_estimate
 from penstock.backends.learners.objectives.objective import old_logprobs, rewards_need_kl
@@ -82,6 +84,10 @@ class BatchTokens:
         """
         ordered = batch.sequences
         self.options = options
+        self.version = version
+        self.groups = batch.groups
+        self.user_values: Tensor | None = None
+        """What functions of the user's returned, on the CPU; None where there are none."""
         self.device = device
         self.opening = opening
         self.rollout = torch.from_numpy(np.concatenate([s.rollout_logprobs for s in ordered])).to(device)
@@ -103,7 +109,13 @@ class BatchTokens:
         self.advantages = self._among_all(estimates.advantages).to(device)
         self.returns = None if estimates.returns is None else self._among_all(estimates.returns).to(device)
         whole = whole_batch(batch)
-        self._weights = _means_by_loss(whole, step_weights(whole, options)[1])
+        weights, means = step_weights(whole, self)
+        self._weights = _means_by_loss(whole, means)
+        if options.reduction_function is not None:
+            self.user_values = weights.double()
+        if options.advantage_function is not None:
+            found = estimates.advantages.double()
+            self.user_values = found if self.user_values is None else torch.cat([self.user_values, found])
 
     def figures(self) -> dict[str, float]:
         """Of what was found before the first step."""
@@ -135,7 +147,24 @@ class BatchTokens:
         if not len(samples.index):
             return TokenEstimates(torch.zeros(0), None if values is None else torch.zeros(0))
         rewarded = RewardedSamples(self.rewards, self.group_ids, samples, self._of_objective(positions))
-        return token_estimates(rewarded, self.options, kl=kl, values=values, reverse_kl=reverse_kl)
+        found = None
+        if (function := self.options.advantage_function) is not None:
+            found = advantages_by(function, self._advantage_input(rewarded, kl), self.options)
+        return token_estimates(rewarded, self.options, kl=kl, values=values, reverse_kl=reverse_kl, found=found)
+
+    def _advantage_input(self, rewarded: RewardedSamples, kl: Tensor | None) -> AdvantageInput:
+        """A copy of what is known, which the user's function may do with as it likes."""
+        return AdvantageInput(
+            rewards=rewarded.rewards.clone(),
+            group_ids=rewarded.group_ids.clone(),
+            samples=Segments(rewarded.samples.index.clone(), rewarded.samples.count),
+            positions=rewarded.positions.clone(),
+            rollout_logprobs=self._of_objective(self.rollout).cpu().clone(),
+            staleness=self._of_objective(self.staleness).cpu().clone(),
+            kl=None if kl is None else kl.clone(),
+            groups=self.groups,
+            version=self.version,
+        )
 
     def _of_objective(self, values: Tensor) -> Tensor:
         """Of all tokens ``[N]``, those of the objective."""
@@ -222,7 +251,7 @@ class StepTokens:
         ordered = [sequence for part in parts for sequence in part]
         samples = _samples_of(ordered, update.num_samples)
         self._samples = Segments(samples.index.to(known.device), samples.count)
-        weights, means = step_weights(update, known.options)
+        weights, means = step_weights(update, known)
         means = _means_by_loss(update, means)
         self._weights = self._samples.spread(weights.to(known.device))
         self._figure_weights = self._samples.spread(means.to(known.device))
@@ -273,10 +302,14 @@ class StepTokens:
         return ValueTargets(self._old_values[part], self._returns[part], weights)
 
 
-def step_weights(update: Update, options: ObjectiveOptions) -> tuple[Tensor, Tensor]:
+def step_weights(update: Update, known: BatchTokens) -> tuple[Tensor, Tensor]:
     """The weight of each token of a sample ``[S]``: in the loss, and in a figure. That is a mean over tokens also where
-    the loss is a sum over a constant."""
-    sizes = torch.from_numpy(update.tokens_per_sample())
+    the loss is a sum over a constant, or what the user says."""
+    options, sizes = known.options, torch.from_numpy(update.tokens_per_sample())
+    if options.reduction_function is not None:
+        samples = torch.from_numpy(update.batch_samples)
+        given = ReductionInput(sizes.clone(), known.group_ids[samples], known.rewards[samples], known.version)
+        return reduction_by(options.reduction_function, given, options), reduction_weights("token_mean", sizes)
     weights = reduction_weights(options.reduction, sizes, constant_tokens=options.constant_tokens)
     return weights, reduction_weights("token_mean", sizes) if options.reduction == "constant" else weights
 

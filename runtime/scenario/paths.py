@@ -20,6 +20,9 @@ RECORDED_PATH: KeyPath = ("data", "recorded", "path")
 WARM_START_PATH: KeyPath = ("learner", "warm_start", "path")
 REWARD_FUNCTION: KeyPath = ("reward", "function")
 FILTER_FUNCTION: KeyPath = ("filter", "function")
+FILTER_SAMPLE_FUNCTION: KeyPath = ("filter", "sample_function")
+FILTER_HOOK: KeyPath = ("filter", "all_samples_hook")
+PRIORITY_FUNCTION: KeyPath = ("prompt_source", "priority")
 STALENESS_POLICY: KeyPath = ("staleness", "policy")
 RECORDED_RUN: KeyPath = ("run", "batches_from")
 OBJECTIVE: KeyPath = ("learner", "objective")
@@ -55,6 +58,7 @@ DATA_KEYS = (DATA_PATH, WARM_START_PATH, RECORDED_PATH, TEACHER_WARM_START_PATH)
 EPISODE_KEYS = (EPISODE_GENERATE, EPISODE_ENVIRONMENT, EPISODE_TOOLS)
 FUNCTION_KEYS = (
     *(REWARD_FUNCTION, FILTER_FUNCTION, STALENESS_POLICY, OBJECTIVE_NAME),
+    *(FILTER_SAMPLE_FUNCTION, FILTER_HOOK, PRIORITY_FUNCTION),
     *(*EPISODE_KEYS, *HOOKS, *EVALUATION_FUNCTIONS),
 )
 PATH_KEYS = (MODEL_PATH, MODEL_CONFIG, TEACHER_MODEL_PATH, RECORDED_RUN, *DATA_KEYS, EVALUATION_PATH, *FUNCTION_KEYS)

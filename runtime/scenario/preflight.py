@@ -30,6 +30,7 @@ from penstock.runtime.scenario.hook_rules import hooks_of
 from penstock.runtime.scenario.megatron_preflight import check_megatron
 from penstock.runtime.scenario.paths import MADE_DATA, is_user_code
 from penstock.runtime.scenario.recorded_rules import recorded_settings
+from penstock.runtime.scenario.sampling_rules import sampling_functions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -183,6 +184,7 @@ def check_user_code(scenario: Scenario) -> None:
         ("learner.objective", scenario.learner.objective.name),
         *evaluation_functions(scenario),
         *((".".join(map(str, key)), value) for key, value in hooks_of(scenario).items()),
+        *((".".join(map(str, key)), value) for key, value in sampling_functions(scenario).items()),
     ):
         if value is not None and is_user_code(value):
             _check_definition(key, value)

@@ -39,6 +39,7 @@ from penstock.runtime.scenario.paths import FILTER_FUNCTION, OBJECTIVE, REWARD_F
 from penstock.runtime.scenario.rank_rules import rank_rules
 from penstock.runtime.scenario.recorded_rules import recorded_rules
 from penstock.runtime.scenario.reward_names import reward_problem
+from penstock.runtime.scenario.sampling_rules import sampling_rules
 from penstock.runtime.scenario.source import dotted
 from penstock.runtime.scenario.teacher_rules import teacher_rules
 
@@ -328,6 +329,7 @@ RULES: tuple[Callable[[Scenario], Iterator[Broken]], ...] = (
     data_rules,
     _functions,
     hook_rules,
+    sampling_rules,
     _model,
     _lengths,
     _groups,

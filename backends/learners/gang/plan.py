@@ -23,6 +23,8 @@ class ExportPlan(Value, frozen=True, kw_only=True):
     run_id: str
     folder: str
     host: str
+    names_function: str | None = None
+    """Of the user's, for engines that call weights otherwise."""
 
 
 class GangPlan(Value, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from penstock.backends.hooks.weight_names import renamed_exporter
 from penstock.backends.weights.transports import open_exporter
 
 if TYPE_CHECKING:
@@ -20,17 +21,19 @@ def exporter_of(plan: GangPlan, gang: Gang) -> WeightExporter | None:
 
     Raises:
         WeightExportError: weights cannot be published there.
+        UserCodeError: the function that names them cannot be loaded.
     """
     if not gang.is_first:
         return None
     export = plan.export
-    return open_exporter(
+    exporter = open_exporter(
         export.transport,
         run_id=export.run_id,
         learner_epoch=plan.epoch,
         folder=Path(export.folder),
         host=export.host,
     )
+    return renamed_exporter(exporter, export.names_function)
 
 
 def demonstrations_of(plan: GangPlan) -> list[tuple[list[int], list[int]]]:

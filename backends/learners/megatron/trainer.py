@@ -118,6 +118,7 @@ class MegatronTrainer:
                 device=gang.device,
                 num_ranks=gang.num_ranks,
             ),
+            gang=gang,
         )
 
     def train(
@@ -204,7 +205,8 @@ class MegatronTrainer:
     ) -> dict[str, float]:
         """Where the loss of a token depends on log-probs of others; see :mod:`.coupling`."""
         scores = self._all_scores(batches, places, update.num_tokens, with_reference=own.asks_reference)
-        slopes = slopes_of(self._objective, self._options.objective, whole, scores, places.to(self._gang.device))
+        own_places = places.to(self._gang.device)
+        slopes = slopes_of(self._objective, self._options.objective, whole, scores, own_places, gang=self._gang)
         of_values: list[Mapping[str, Tensor]] = []
 
         def loss(number: int, scores: VocabularyScores) -> Tensor:

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, assert_never
 
 import torch
 
+from penstock.backends.hooks.objective import importance_by
+from penstock.backends.hooks.protocols import ImportanceInput
 from penstock.backends.learners.objectives.correction import (
     icepop_weights,
     interpolated_logprobs,
@@ -73,6 +75,7 @@ def couples_tokens(options: ObjectiveOptions) -> bool:
     """Whether the loss of a token depends on the log-probs of others, so that all must be known first."""
     return (
         is_user_objective(options.name)
+        or options.importance_function is not None
         or options.policy_loss in ("gspo", "dpo")
         or options.opsm_delta is not None
         or (options.correction == "mis" and options.old_logprobs != "engine")
@@ -208,7 +211,11 @@ def _policy_loss(tokens: PolicyTokens, old: Tensor, options: ObjectiveOptions) -
 
 def _correction(tokens: PolicyTokens, old: Tensor, options: ObjectiveOptions) -> Corrected | None:
     """None where the ratio is taken to the engine's own log-probs, or nothing is to be corrected."""
-    if options.old_logprobs == "engine" or options.correction == "none":
+    if options.old_logprobs == "engine":
+        return None
+    if options.importance_function is not None:
+        return _by_user(options.importance_function, tokens, old, options)
+    if options.correction == "none":
         return None
     if options.correction == "mis":
         return _mis(tokens, old, options)
@@ -221,6 +228,19 @@ def _correction(tokens: PolicyTokens, old: Tensor, options: ObjectiveOptions) ->
             old, tokens.rollout_logprobs, upper=options.tis_clip, lower=options.tis_clip_low
         )
     return Corrected(bounded.weight, _tis_values(bounded.ratio) | {"train/tis_clipfrac": bounded.truncated})
+
+
+def _by_user(function: str, tokens: PolicyTokens, old: Tensor, options: ObjectiveOptions) -> Corrected:
+    given = ImportanceInput(
+        logprobs=tokens.logprobs.detach().clone(),
+        old_logprobs=old.detach().clone(),
+        rollout_logprobs=tokens.rollout_logprobs.clone(),
+        advantages=tokens.advantages.clone(),
+        staleness=tokens.staleness.clone(),
+        samples=tokens.samples,
+    )
+    weights, figures = importance_by(function, given, options)
+    return Corrected(weights, {**_tis_values(probability_ratio(old, tokens.rollout_logprobs)), **figures})
 
 
 def _mis(tokens: PolicyTokens, old: Tensor, options: ObjectiveOptions) -> Corrected:
@@ -280,6 +300,8 @@ def checked_terms(terms: object, tokens: PolicyTokens, *, name: str) -> Objectiv
             f"{'with' if terms.loss.requires_grad else 'without'} a gradient; expected a scalar that depends on "
             "tokens.logprobs: (tokens.weights * per_token).sum()"
         )
+    if not bool(terms.loss.isfinite()):
+        raise ValueError(f"{name} returned a loss of {float(terms.loss.detach())}; expected a finite number")
     if wrong := [key for key, value in terms.figures.items() if torch.as_tensor(value).ndim]:
         raise ValueError(f"{name} returned a figure '{wrong[0]}' that is no scalar; reduce it")
     figures = {key: torch.as_tensor(value).detach().to(terms.loss) for key, value in terms.figures.items()}

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
+import torch
+
+from penstock.backends.hooks.calling import Hook, HookError
+from penstock.backends.hooks.objective import load_objective_hooks
 from penstock.backends.learners.objectives.imitation import beside_imitation, likelihood_objective
-from penstock.backends.learners.objectives.objective import checked_terms, policy_objective
+from penstock.backends.learners.objectives.objective import always_reported, checked_terms, policy_objective
 from penstock.backends.learners.objectives.preference import preference_objective
+from penstock.backends.learners.objectives.protocol import ObjectiveTerms
 from penstock.backends.learners.objectives.validity import is_user_objective, objective_problem
 from penstock.backends.user_code import UserCodeError, load_object
 
 if TYPE_CHECKING:
     from penstock.backends.learners.objectives.protocol import (
         ObjectiveFunction,
-        ObjectiveTerms,
         PolicyTokens,
-        UserObjective,
     )
     from penstock.backends.learners.options import ObjectiveOptions
 
@@ -32,17 +35,28 @@ def open_objective(options: ObjectiveOptions, *, num_steps: int = 1) -> Objectiv
         raise ValueError(f"learner.objective.{key}: {text}")
     if options.reduction == "constant" and options.constant_tokens is None:
         raise ValueError("learner.objective.constant_tokens: reduction: constant needs it, the longest response")
+    load_objective_hooks(options)
     if not is_user_objective(options.name):
         return beside_imitation(_built_in(options))
     found = load_object(options.name)
     if not callable(found):
         raise UserCodeError(f"{options.name}: expected a function of tokens and options, found {type(found).__name__}")
-    function = cast("UserObjective", found)
+    return beside_imitation(user_objective(Hook(options.name, "learner.objective")))
+
+
+def user_objective(hook: Hook[object]) -> ObjectiveFunction:
+    """The user's function, with what it returns checked."""
 
     def call(tokens: PolicyTokens, options: ObjectiveOptions, /) -> ObjectiveTerms:
-        return checked_terms(function(tokens, options), tokens, name=options.name)
+        if not tokens.logprobs.numel():  # a rank without tokens of its own, which only takes part
+            return ObjectiveTerms(tokens.logprobs.sum(dtype=torch.float64), always_reported(tokens))
+        returned = hook(tokens, options)
+        try:
+            return checked_terms(returned, tokens, name=f"{hook.key}: {hook.name} ({hook.place})")
+        except (TypeError, ValueError) as error:
+            raise HookError(str(error)) from None
 
-    return beside_imitation(call)
+    return call
 
 
 def _built_in(options: ObjectiveOptions) -> ObjectiveFunction:

@@ -58,6 +58,7 @@ def token_estimates(
     kl: Tensor | None = None,
     values: Tensor | None = None,
     reverse_kl: Tensor | None = None,
+    found: Tensor | None = None,
 ) -> TokenEstimates:
     """Advantages, and with a critic returns, of all trained tokens of the batch.
 
@@ -68,9 +69,10 @@ def token_estimates(
         values: of the critic before the first step of the batch ``[N]``, for ``gae``; None for the others.
         reverse_kl: of the proximal policy to the teacher per token ``[N]``, for ``opd_kl_coef``; None for no teacher.
             It is taken off before whitening, and no part of what a critic predicts.
+        found: float64 ``[N]``, what takes the place of the estimator; None: nothing does.
     """
     exact_kl, exact_values = (None if given is None else given.detach().double() for given in (kl, values))
-    advantages = _estimated(given, options, exact_kl, exact_values)
+    advantages = _estimated(given, options, exact_kl, exact_values) if found is None else found
     returns = None if exact_values is None else (advantages + exact_values).float()
     if reverse_kl is not None:
         advantages = advantages - options.opd_kl_coef * reverse_kl.detach().double()

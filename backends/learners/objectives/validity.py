@@ -49,7 +49,11 @@ def prefers_pairs(options: ObjectiveOptions) -> bool:
 def compares_rewards(options: ObjectiveOptions) -> bool:
     """Whether the samples of a group are compared with each other, so that a group of one teaches nothing and a group
     has to stay whole."""
-    return prefers_pairs(options) or options.estimator in (*GROUPED, "best_of_group", "exponential")
+    return (
+        prefers_pairs(options)
+        or options.advantage_function is not None
+        or options.estimator in (*GROUPED, "best_of_group", "exponential")
+    )
 
 
 def learns_from_equals(options: ObjectiveOptions) -> bool:
@@ -224,7 +228,7 @@ def _kl(o: ObjectiveOptions) -> Iterator[Problem]:
         yield "reference_every", "has no effect with kl_coef: 0, which needs no reference; remove it, or set kl_coef"
     if is_user_objective(o.name):
         return
-    if o.kl_in == "reward" and o.estimator == "grpo" and o.kl_coef:
+    if o.kl_in == "reward" and o.estimator == "grpo" and o.kl_coef and o.advantage_function is None:
         yield (
             "kl_in",
             "estimator: grpo compares one reward a sample, and a KL in it would be divided by the spread of the group; "
@@ -281,8 +285,39 @@ def _mis(mis: MisOptions) -> Iterator[Problem]:
         yield "mis", f"veto is the ratio below which a token rejects its sequence, far below 1; found {mis.veto:g}"
 
 
+def _functions(o: ObjectiveOptions) -> Iterator[Problem]:
+    """Functions of the user's own in place of parts of the objective."""
+    for key in ("postprocess_function", "advantage_function", "reduction_function", "importance_function"):
+        spec: str | None = getattr(o, key)
+        if spec is not None and not is_user_objective(spec):
+            yield key, f"expected a function as file.py:function, found '{spec}'"
+    if o.advantage_function is not None and o.critic != "none":
+        yield (
+            "advantage_function",
+            f"a critic learns from the returns of estimator: gae, and critic is {o.critic}; remove one of the two",
+        )
+    if o.advantage_function is not None and (o.policy_loss == "dpo" or o.name == IMITATION):
+        yield "advantage_function", f"has no effect with {o.name}, which reads no advantages; remove it"
+    if o.reduction_function is not None and prefers_pairs(o):
+        yield "reduction_function", "has no effect on a mean over pairs, each of whole responses; remove it"
+    if o.importance_function is None:
+        return
+    if is_user_objective(o.name) or o.policy_loss in LIKELIHOODS:
+        whose = "your own loss" if is_user_objective(o.name) else f"policy_loss: {o.policy_loss}"
+        yield "importance_function", f"has no effect with {whose}, which has no such weights; remove it"
+    if o.old_logprobs == "engine":
+        yield (
+            "importance_function",
+            "has no effect with old_logprobs: engine, where the ratio is taken to the engine's log-probs already; set "
+            "old_logprobs: recompute or interpolate",
+        )
+    if o.correction in ("icepop", "mis"):
+        yield "importance_function", f"takes the place of correction: {o.correction}; remove one of the two"
+
+
 _RULES: tuple[Callable[[ObjectiveOptions], Iterator[Problem]], ...] = (
     _names,
+    _functions,
     _weightings,
     _likelihood,
     _pairs,

@@ -92,7 +92,7 @@ class Accumulation:
         whole = StepTokens(step.known, step.update, [step.update.sequences], is_only_step=step.is_only)
         places = places_in(step.update, step.division.ranks[self._gang.rank]).to(self._models.policy.device)
         scores = self._all_scores(own, batches, spare, places, num_tokens=step.update.num_tokens)
-        slopes = slopes_of(self._objective, self._options.objective, whole, scores, places)
+        slopes = slopes_of(self._objective, self._options.objective, whole, scores, places, gang=self._gang)
 
         def work(batch: MicroBatch) -> dict[str, Tensor]:
             again = self._models.scores(batch, with_reference=False)

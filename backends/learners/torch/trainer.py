@@ -112,11 +112,16 @@ class PolicyTrainer:
             seed=seed,
             dtype=DTYPE_NAMES.get(model.dtype, str(model.dtype)),
             speed=speed_of(model, options, num_ranks=gang.num_ranks),
+            gang=gang,
         )
 
-    def train(self, groups: Sequence[Group], *, version: int, min_token_version: int) -> StepResult:
+    def train(
+        self, groups: Sequence[Group], *, version: int, min_token_version: int, mask_old_tokens: bool = False
+    ) -> StepResult:
         """See :meth:`.BatchTrainer.train`."""
-        return self._batches.train(groups, version=version, min_token_version=min_token_version)
+        return self._batches.train(
+            groups, version=version, min_token_version=min_token_version, mask_old_tokens=mask_old_tokens
+        )
 
     def check_length(self, sequence: TrainSequence, what: str, /) -> None:
         """See :class:`.UpdateTrainer`."""

@@ -1,0 +1,91 @@
+"""The hooks of ``learner.objective``: advantages, reduction, importance weights."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from penstock.backends.hooks.calling import Hook, checked_tensor
+from penstock.backends.hooks.protocols import ImportanceWeights
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from penstock.backends.hooks.protocols import AdvantageInput, ImportanceInput, ReductionInput
+    from penstock.backends.learners.options import ObjectiveOptions
+
+ADVANTAGE: Final = "learner.objective.advantage_function"
+REDUCTION: Final = "learner.objective.reduction_function"
+IMPORTANCE: Final = "learner.objective.importance_function"
+
+
+@cache
+def hook_at(spec: str, key: str) -> Hook[object]:
+    """The function that a scenario names under a key.
+
+    Raises:
+        UserCodeError: it cannot be loaded.
+    """
+    return Hook(spec, key)
+
+
+def load_objective_hooks(options: ObjectiveOptions) -> None:
+    """Load all that there are, so that what is wrong with a file is told before anything is trained.
+
+    Raises:
+        UserCodeError: one cannot be loaded.
+    """
+    for spec, key in (
+        (options.advantage_function, ADVANTAGE),
+        (options.reduction_function, REDUCTION),
+        (options.importance_function, IMPORTANCE),
+    ):
+        if spec is not None:
+            hook_at(spec, key)
+
+
+def advantages_by(spec: str, given: AdvantageInput, options: ObjectiveOptions) -> Tensor:
+    """What the user's function makes of the rewards of a batch: float64 ``[N]``.
+
+    Raises:
+        HookError: it failed, or returned something else.
+    """
+    hook = hook_at(spec, ADVANTAGE)
+    returned = hook(given, options)
+    return checked_tensor(hook, returned, count=len(given.positions), axis="trained tokens").cpu().double()
+
+
+def reduction_by(spec: str, given: ReductionInput, options: ObjectiveOptions) -> Tensor:
+    """The weight of each token of a sample, by the user's function: float32 ``[S]``.
+
+    Raises:
+        HookError: it failed, or returned something else.
+    """
+    hook = hook_at(spec, REDUCTION)
+    returned = hook(given, options)
+    count = len(given.tokens_per_sample)
+    return checked_tensor(hook, returned, count=count, axis="samples of the step", least=0.0).cpu().float()
+
+
+def importance_by(spec: str, given: ImportanceInput, options: ObjectiveOptions) -> ImportanceWeights:
+    """The factor of each token's loss, by the user's function; float32, on the device of what it is given. A step
+    without tokens on this rank needs none.
+
+    Raises:
+        HookError: it failed, or returned something else.
+    """
+    count = len(given.logprobs)
+    if not count:
+        return ImportanceWeights(torch.zeros_like(given.logprobs), {})
+    hook = hook_at(spec, IMPORTANCE)
+    returned = hook(given, options)
+    weights, figures = returned if isinstance(returned, ImportanceWeights) else (returned, {})
+    checked = checked_tensor(hook, weights, count=count, axis="trained tokens", least=0.0).to(given.logprobs)
+    values: dict[str, Tensor] = {}
+    for name, value in figures.items():
+        if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance]  # of the user's
+            raise hook.fault(f"returned a figure with the name {name!r}; expected text, such as 'train/my_weight'")
+        values[name] = checked_tensor(hook, value, count=count, axis=f"trained tokens, of '{name}'").to(given.logprobs)
+    return ImportanceWeights(checked, values)

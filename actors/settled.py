@@ -1,6 +1,7 @@
 """What is settled, as far as one actor knows.
 
-Invariants: it only grows; a state that is not newer changes nothing.
+Invariants: it only grows; a state that is not newer changes nothing. Groups of training and those of evaluations have a
+floor each, and exceptions above it.
 
 On the virtual host a thousand engines hear the very same state; so the last set that was made of one is remembered.
 """
@@ -9,6 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.messages.samples import evaluation_group_id, evaluation_place, is_evaluation
+
 if TYPE_CHECKING:
     from collections.abc import Collection
 
@@ -16,14 +19,18 @@ if TYPE_CHECKING:
 
 
 class KnownSettled:
-    """Everything below a floor, and some above it."""
+    """Everything below two floors, and some above them."""
 
-    def __init__(self) -> None:
+    def __init__(self, state: SettledState | None = None) -> None:
         self.sequence = 0
-        self._floor = 0
+        self._floor = self._evaluation_floor = 0
         self._above: frozenset[int] = frozenset()
+        if state is not None:
+            self.update(state)
 
     def __contains__(self, group_id: int) -> bool:
+        if is_evaluation(group_id):
+            return evaluation_place(group_id) < self._evaluation_floor or group_id in self._above
         return group_id < self._floor or group_id in self._above
 
     def update(self, state: SettledState) -> bool:
@@ -31,20 +38,24 @@ class KnownSettled:
         if state.sequence <= self.sequence:
             return False
         self.sequence, self._floor, self._above = state.sequence, state.floor, _exceptions.of(state.above)
+        self._evaluation_floor = state.evaluation_floor
         return True
 
     def newly(self, state: SettledState, groups: Collection[int]) -> list[int]:
         """Take over a newer state; which of these groups, none of which was settled before, are settled now."""
-        floor, above = self._floor, self._above
+        floor, evaluation_floor, above = self._floor, self._evaluation_floor, self._above
         if not self.update(state):
             return []
-        if self._floor - floor + len(self._above) >= len(groups):  # a first state may pass millions
+        num_below = self._floor - floor + self._evaluation_floor - evaluation_floor
+        if num_below + len(self._above) >= len(groups):  # a first state may pass millions
             return [group_id for group_id in groups if group_id in self]
-        return [group_id for group_id in (*range(floor, self._floor), *(self._above - above)) if group_id in groups]
+        evaluated = map(evaluation_group_id, range(evaluation_floor, self._evaluation_floor))
+        news = (*range(floor, self._floor), *evaluated, *(self._above - above))
+        return [group_id for group_id in news if group_id in groups]
 
 
 class _LastExceptions:
-    """What lies above the floor as a set, made once for each state that is heard many times in one process."""
+    """What lies above the floors as a set, made once for each state that is heard many times in one process."""
 
     def __init__(self) -> None:
         self._above: tuple[int, ...] = ()

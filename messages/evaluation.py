@@ -54,6 +54,9 @@ class Evaluation(Value, frozen=True, kw_only=True):
     """That was asked for: engines start its samples with this version or a newer one."""
     is_pinned: bool = False
     """Every token is made by ``version``: nothing newer is trained before it is done."""
+    deadline_version: int
+    """Engines that rank what they run by its deadline put training first that is granted until shortly after this one
+    is opened, and later training behind it: so it waits there long, but not for ever."""
     first_place: int
     """Of its first group."""
     datasets: tuple[EvaluationShape, ...]

@@ -1,4 +1,5 @@
-"""What ``run.only: rollout`` makes of a scenario: how many groups are collected, and how many may be outstanding.
+"""What ``run.only: rollout`` and ``run.only: evaluate`` make of a scenario: how many groups are collected, which is none
+where the run only evaluates, and how many may be outstanding.
 
 The groups are made by one version of the model. A run that trains them afterwards, batch after batch, finds the last of
 them as many versions old as there are batches before; they are granted under that bound, and under no tighter one.
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 def collected_groups(scenario: Scenario) -> int | None:
     """Groups that are collected and not trained; None where batches are trained."""
+    if scenario.run.only == "evaluate":
+        return 0
     if scenario.run.only != "rollout":
         return None
     return scenario.run.num_groups or scenario.run.num_steps * scenario.learner.groups_per_batch
@@ -48,7 +51,7 @@ def collecting_policy(scenario: Scenario) -> StalenessPolicy:
     assert update_mode is not None, "rules are checked on resolved scenarios"
     return builtin_policy(
         "fully_async",
-        max_staleness=collected_batches(scenario) - 1,
+        max_staleness=max(1, collected_batches(scenario)) - 1,
         update_mode=update_mode,
         on_stale=OnStale.WAIT,
     )

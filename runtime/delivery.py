@@ -27,6 +27,7 @@ import msgspec
 from penstock.actors.settled import KnownSettled
 from penstock.messages.base import Delivery as Kind
 from penstock.messages.base import Event
+from penstock.messages.evaluation import EvaluationDue
 from penstock.messages.flow import (
     DemandGranted,
     GenerationClosed,
@@ -101,7 +102,7 @@ class Delivery:
             self._data.setdefault(group_id, {})[outgoing.to, type(event).__name__, index] = kept
         else:
             self._control[outgoing.to, event.topic()] = kept
-            if isinstance(event, SamplesSettled | DemandGranted):
+            if isinstance(event, SamplesSettled | DemandGranted | EvaluationDue):
                 self.settle(event.settled)
         self.next_due_s = min(self.next_due_s, due_s)
 
@@ -141,7 +142,7 @@ class Delivery:
             if self._heard.get(key, (-1, -1)) >= (epoch, message_id):
                 return False
             self._heard[key] = (epoch, message_id)
-            if isinstance(event, SamplesSettled | DemandGranted):
+            if isinstance(event, SamplesSettled | DemandGranted | EvaluationDue):
                 self.settle(event.settled)
         return True
 

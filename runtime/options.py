@@ -22,10 +22,10 @@ class RunOptions(Options, frozen=True, kw_only=True):
     """Runs are written to ``folder/name-<time>``."""
     keep_samples: bool = False
     """Write trained samples to ``samples/*.parquet`` in the run's folder before the ledger drops them."""
-    only: Literal["learner", "rollout"] | None = None
+    only: Literal["learner", "rollout", "evaluate"] | None = None
     """``learner``: train the batches that another run has recorded (``batches_from``), without engines. ``rollout``:
-    generate, score and filter with the model as it is, train nothing, and keep the groups. As ``penstock run --only``.
-    null: everything."""
+    generate, score and filter with the model as it is, train nothing, and keep the groups. ``evaluate``: evaluate the
+    model as it is, once, on ``evaluation.datasets``. As ``penstock run --only``. null: everything."""
     batches_from: str | None = None
     """Folder of the run whose batches ``only: learner`` trains, in its order. As ``penstock run --from``."""
     num_groups: Annotated[int, Meta(ge=1)] | None = None

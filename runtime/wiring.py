@@ -30,11 +30,12 @@ from penstock.actors.weight_publisher.settings import WeightPublisherSettings
 from penstock.backends.engines.options import group_of, kinds, num_engines, num_slots
 from penstock.backends.protocol import Capability
 from penstock.backends.rewards.functions_asked import longest_timeout_s, scores_groups
+from penstock.backends.rewards.sampling_calls import SAMPLE_TIMEOUT_S
 from penstock.messages import inboxes
 from penstock.messages.ledger import RunRecorded
 from penstock.messages.names import BUFFER, LEARNER, Role, engine_index, engine_name, role_of, teacher_name
-from penstock.messages.samples import Purpose
 from penstock.messages.rows import RowSource
+from penstock.messages.samples import Purpose
 from penstock.runtime.backends import open_backend as open_backend
 from penstock.runtime.collecting import collected_groups, collecting_pacing, collecting_policy
 from penstock.runtime.evaluating import evaluation_schedule, max_evaluating
@@ -199,6 +200,7 @@ def _prompt_source(plan: RunPlan, epoch: int) -> PromptSourceSettings:
         num_rows=plan.num_rows,
         shuffle=scenario.data.shuffle,
         sources=plan.sources,
+        chooses_rows=options.chooses_rows,
         prefetch_rows=scenario.data.prefetch_rows if scenario.data.stream else 0,
         samples_per_group=scenario.sampling.samples_per_group,
         routing=options.routing,
@@ -246,6 +248,11 @@ def _filter(plan: RunPlan) -> FilterSettings:
         max_refills=options.max_refills,
         tells_scorer=scores_groups(plan.scenario.reward),
         min_group_size=min(options.min_group_size, num_samples),
+        has_sample_function=options.sample_function is not None,
+        drop_samples=options.drop_samples,
+        has_hook=options.all_samples_hook is not None,
+        offers_rejected=options.keep_when_insufficient is not None,
+        judge_timeout_s=60.0 if options.sample_function is None else 60.0 + SAMPLE_TIMEOUT_S * num_samples,
     )
 
 
@@ -273,6 +280,9 @@ def _buffer(plan: RunPlan) -> BufferSettings:
         publish_every=scenario.weights.publish_every,
         max_requeues=staleness.max_requeues,
         max_rejected_batches=staleness.max_rejected_batches,
+        keep_after_batches=scenario.filter.keep_when_insufficient,
+        mask_old_tokens=staleness.mask_old_tokens,
+        chooses_rows=scenario.prompt_source.chooses_rows,
         settle_delay_s=scenario.runtime.settle_delay_s,
         keep_checkpoints=scenario.learner.keep_checkpoints,
         keep_samples=scenario.run.keep_samples,

@@ -3,8 +3,10 @@
 Invariants:
 
 * Everything below the floor is settled, the floor itself is not, and what is settled above it is listed.
-* A sample ends once. ``issued`` grows when a group is granted and when a group closes with more samples than were
-  granted (the replacements of failed ones), so it does not follow from the ends: a lost sample shows as an imbalance.
+* Groups of training and those of evaluations are settled apart, each kind above a floor of its own.
+* A sample ends once. ``issued`` grows when a group is granted, when a group closes with more samples than were granted
+  (the replacements of failed ones), and when an evaluation is opened, so it does not follow from the ends: a lost
+  sample shows as an imbalance.
 """
 
 from __future__ import annotations
@@ -12,47 +14,90 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.messages.flow import SettledState
-from penstock.messages.samples import SampleEnd, TerminalState
+from penstock.messages.samples import (
+    SampleEnd,
+    TerminalState,
+    evaluation_group_id,
+    evaluation_place,
+    is_evaluation,
+)
 from penstock.messages.training import Balance, CauseCount
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from penstock.messages.evaluation import EvaluatedSample
     from penstock.messages.ledger import SampleNote
 
 
 class SettledGroups:
-    """A floor and the exceptions above it."""
+    """Of training and of evaluations."""
 
     def __init__(self) -> None:
-        self._floor = 0
-        self._above: set[int] = set()
-        self._sequence = 0
+        self._trained = SettledPlaces()
+        self._evaluated = SettledPlaces()
 
     def __contains__(self, group_id: int) -> bool:
-        return group_id < self._floor or group_id in self._above
+        if is_evaluation(group_id):
+            return evaluation_place(group_id) in self._evaluated
+        return group_id in self._trained
 
     @property
     def floor(self) -> int:
-        return self._floor
+        """Of training."""
+        return self._trained.floor
+
+    @property
+    def evaluation_floor(self) -> int:
+        """In places."""
+        return self._evaluated.floor
 
     def add(self, group_id: int) -> None:
         """Settle one group."""
-        assert group_id not in self, f"group {group_id} is settled already"
-        self._above.add(group_id)
-        while self._floor in self._above:
-            self._above.remove(self._floor)
-            self._floor += 1
-        self._sequence += 1
+        if is_evaluation(group_id):
+            self._evaluated.add(evaluation_place(group_id))
+        else:
+            self._trained.add(group_id)
 
     def snapshot(self) -> SettledState:
         """As it is told to the keepers."""
-        return SettledState(self._sequence, self._floor, tuple(sorted(self._above)))
+        evaluated = (evaluation_group_id(place) for place in self._evaluated.above)
+        above = sorted((*evaluated, *self._trained.above))
+        sequence = self._trained.count + self._evaluated.count
+        return SettledState(sequence, self._trained.floor, tuple(above), self._evaluated.floor)
 
     def validate(self) -> None:
         """Assert the invariants."""
-        assert self._floor not in self._above
-        assert all(group_id > self._floor for group_id in self._above)
+        self._trained.validate()
+        self._evaluated.validate()
+
+
+class SettledPlaces:
+    """A floor and the exceptions above it."""
+
+    def __init__(self) -> None:
+        self.floor = 0
+        self.above: set[int] = set()
+
+    def __contains__(self, place: int) -> bool:
+        return place < self.floor or place in self.above
+
+    @property
+    def count(self) -> int:
+        """Of all that are settled."""
+        return self.floor + len(self.above)
+
+    def add(self, place: int) -> None:
+        """Settle one."""
+        assert place not in self, f"{place} is settled already"
+        self.above.add(place)
+        while self.floor in self.above:
+            self.above.remove(self.floor)
+            self.floor += 1
+
+    def validate(self) -> None:
+        """Assert the invariants."""
+        assert all(place > self.floor for place in self.above)
 
 
 class Accounts:
@@ -63,6 +108,8 @@ class Accounts:
         self._issued = 0
         self._ended: dict[tuple[TerminalState, str], list[int]] = {}
         self.num_open_groups = 0
+        self.num_in_evaluation = 0
+        """Samples of an evaluation that have not ended."""
 
     def granted(self, num_groups: int) -> None:
         """Groups were granted."""
@@ -81,13 +128,28 @@ class Accounts:
         """A group ended otherwise."""
         self._close_with(ended, [])
 
+    def evaluation_opened(self, num_samples: int) -> None:
+        """So many samples are to be evaluated."""
+        self._issued += num_samples
+        self.num_in_evaluation += num_samples
+
+    def evaluated(self, samples: Iterable[EvaluatedSample], missing: Iterable[SampleEnd]) -> None:
+        """A group of an evaluation has ended."""
+        for sample in samples:
+            self._count(TerminalState.EVALUATED, "", sample.num_tokens)
+            self.num_in_evaluation -= 1
+        for end in missing:
+            self._count(end.state, end.cause, end.num_tokens)
+            self.num_in_evaluation -= 1
+
     def balance(self) -> Balance:
         """Both sides as they stand."""
         ended = tuple(
             CauseCount(state=state.value, cause=cause, num_samples=counts[0], num_tokens=counts[1])
             for (state, cause), counts in sorted(self._ended.items())
         )
-        return Balance(issued=self._issued, in_system=self.num_open_groups * self._samples_per_group, ended=ended)
+        in_system = self.num_open_groups * self._samples_per_group + self.num_in_evaluation
+        return Balance(issued=self._issued, in_system=in_system, ended=ended)
 
     def _close_with(self, ended: Iterable[SampleEnd], indices: list[int]) -> None:
         for end in ended:

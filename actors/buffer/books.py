@@ -14,9 +14,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, assert_never
 
 from penstock.actors.buffer.accounts import Accounts, SettledGroups
+from penstock.actors.buffer.evaluating import Evaluations
 from penstock.actors.buffer.grants import Grants, groups_of
+from penstock.actors.buffer.histories import Rejections, RowHistory
 from penstock.actors.buffer.policies import builtin_policy
 from penstock.actors.buffer.table import GroupTable, Status, TrackedGroup
+from penstock.messages.evaluation import EvaluationOpened, GroupEvaluated
 from penstock.messages.ledger import (
     BatchesFixed,
     BatchLeased,
@@ -26,6 +29,7 @@ from penstock.messages.ledger import (
     GroupsGranted,
     PayloadsReleased,
     PolicyRecorded,
+    RowsRecorded,
     RunRecorded,
     SampleNote,
     StepRecorded,
@@ -66,6 +70,9 @@ class Books:
         self.released_through = 0
         self.num_trained_groups = 0
         self.max_staleness_seen = 0
+        self.evaluations = Evaluations(settings.evaluation)
+        self.rejections = Rejections()
+        self.history = RowHistory()
 
     @property
     def checkpoint_version(self) -> int:
@@ -88,6 +95,23 @@ class Books:
         """The version at which the next batch is taken."""
         return self.version + (self.open_lease is not None)
 
+    def check_evaluation(self) -> None:
+        """Whether the evaluation that is open, if one is, can go on.
+
+        Raises:
+            OtherRunError: the scenario evaluates on something else than when it was opened.
+        """
+        open_one, schedule = self.evaluations.open, self.settings.evaluation
+        if open_one is not None and (schedule is None or schedule.datasets != open_one.datasets):
+            begun = ", ".join(
+                f"{shape.name} ({shape.num_rows} rows, {shape.samples_per_prompt} samples each)"
+                for shape in open_one.datasets
+            )
+            raise OtherRunError(
+                f"the evaluation of version {open_one.version} was begun on {begun} and is not done; the scenario "
+                "evaluates on something else. Take the datasets that it was begun with, and change them once it is done"
+            )
+
     def apply(self, entry: LedgerEntry) -> None:
         """Enter one record.
 
@@ -100,11 +124,18 @@ class Books:
             case GroupRecorded():
                 self.table.admit(entry)
                 self.settled.add(entry.group_id)
+                self.rejections.admitted(entry, is_collecting=self.settings.collects is not None)
+                self.history.admitted(self.table.tracked(entry.group_id), entry)
             case GroupClosed():
                 self._close(entry)
             case BatchLeased():
                 self.table.lease(entry.group_ids)
+                self.rejections.batch_formed()
                 self.open_lease = self.leases[entry.version] = entry
+            case RowsRecorded():
+                for row in entry.rows:
+                    self.table.tracked(row.group_id).row = row
+                    self.history.recorded(row)
             case StepRecorded():
                 self._step(entry)
             case VersionRecorded():
@@ -125,6 +156,13 @@ class Books:
                 self._identify(entry)
             case BatchesFixed():
                 self.fixed = {lease.version: lease for lease in entry.batches}
+            case EvaluationOpened():
+                self.evaluations.opened(entry.evaluation)
+                self.accounts.evaluation_opened(entry.evaluation.num_samples)
+            case GroupEvaluated():
+                self.evaluations.evaluated(entry)
+                self.accounts.evaluated(entry.row.samples, entry.row.missing)
+                self.settled.add(entry.group_id)
             case _:
                 assert_never(entry)
 
@@ -147,14 +185,17 @@ class Books:
                 TrackedGroup(group_id, ordinal, span.min_version, span.deadline_version, entry.max_staleness)
             )
         self.accounts.granted(span.num_groups)
+        self.evaluations.granted()
 
     def _close(self, entry: GroupClosed) -> None:
         tracked = self.table.remove(entry.group_id)
         self.accounts.closed(entry.ended)
+        self.rejections.closed(entry)
+        self.history.closed(tracked, entry)
         if entry.is_requeued:
             self.grants.requeue(tracked.ordinal)
         else:
-            self.grants.ended(tracked.ordinal)
+            self._prompt_ended(tracked.ordinal)
         if entry.group_id not in self.settled:
             self.settled.add(entry.group_id)
 
@@ -162,11 +203,16 @@ class Books:
         for group_id in entry.group_ids:
             tracked = self.table.remove(group_id)
             assert tracked.record is not None
-            self.grants.ended(tracked.ordinal)
+            self._prompt_ended(tracked.ordinal)
             self.accounts.trained(tracked.record.samples, tracked.record.ended)
         self.version, self.open_lease = entry.version, None
+        self.evaluations.stepped(entry.version)
         self.num_trained_groups += len(entry.group_ids)
         self.max_staleness_seen = max(self.max_staleness_seen, entry.max_staleness)
+
+    def _prompt_ended(self, ordinal: int) -> None:
+        self.grants.ended(ordinal)
+        self.history.ended(ordinal)
 
     def payload(self, group_id: int) -> Group:
         """Of a group that is ready or leased."""
@@ -182,6 +228,8 @@ class Books:
         balance = self.accounts.balance()
         assert balance.is_balanced, f"the accounts do not balance: {balance}"
         assert self.accounts.num_open_groups == self.table.num_outstanding
+        self.evaluations.validate()
+        assert self.accounts.num_in_evaluation == self.evaluations.num_in_system
         open_lease = self.open_lease
         assert open_lease is None or open_lease.version == self.version + 1
         leased = () if open_lease is None else open_lease.group_ids
@@ -191,9 +239,10 @@ class Books:
         assert list(self.leases) == list(since), (list(self.leases), since)
 
 
-def recorded(group: Group, deadline_version: int) -> GroupRecorded:
+def recorded(group: Group, deadline_version: int, kept_cause: str = "") -> GroupRecorded:
     """The entry for a group that is admitted."""
     return GroupRecorded(
+        kept_cause=kept_cause,
         group_id=group.group_id,
         deadline_version=deadline_version,
         samples=tuple(map(note_of, group.samples)),

@@ -44,5 +44,7 @@ def collected_report(books: Books) -> StepReported | None:
     groups = tuple(map(books.payload, newest))
     none_trained = StepFinished(version=number, group_ids=newest, num_trained_tokens=0, max_staleness=0)
     num_parts = -(-settings.collects // size)
-    report = step_report(groups, none_trained, (), num_steps=num_parts, balance=books.accounts.balance())
+    report = step_report(
+        groups, none_trained, books.rejections.metrics(), num_steps=num_parts, balance=books.accounts.balance()
+    )
     return replace(report, staleness_counts=())

@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from penstock.actors.buffer.batching import expired, form_batch
+from penstock.actors.buffer.grants import groups_of
 from penstock.actors.buffer.pacing import bound, num_grantable
 from penstock.actors.buffer.policies import BufferState
 from penstock.actors.buffer.report import closed_ends
-from penstock.messages.ledger import BatchLeased, GroupClosed, GroupsGranted
+from penstock.messages.ledger import BatchLeased, GroupClosed, GroupsGranted, RowsRecorded
 from penstock.messages.training import OnStale
 
 if TYPE_CHECKING:
     from penstock.actors.buffer.books import Books
     from penstock.actors.buffer.pacing import AutoTarget
     from penstock.actors.buffer.table import TrackedGroup
+    from penstock.messages.flow import GroupRejected
     from penstock.messages.samples import TerminalState
 
 
@@ -80,9 +82,30 @@ def next_lease(books: Books) -> BatchLeased | None:
         group_ids=tuple(formed),
         max_staleness=max(books.table.tracked(group_id).max_staleness for group_id in formed),
         mask_stale=books.policy.on_stale is OnStale.MASK,
+        mask_old_tokens=books.settings.mask_old_tokens,
         update_mode=books.policy.update_mode,
         is_last=books.version + 1 == pacing.num_steps or takes_all,
     )
+
+
+def rows_again(books: Books, grants: list[GroupsGranted]) -> list[RowsRecorded]:
+    """A prompt that is granted anew keeps its row."""
+    if not books.settings.chooses_rows:
+        return []
+    places = [place for grant in grants for place in groups_of(grant.span)]
+    rows = tuple(row for place in places if (row := books.history.again(*place)) is not None)
+    return [RowsRecorded(rows=rows)] if rows else []
+
+
+def is_kept(books: Books, event: GroupRejected) -> bool:
+    """Whether a group that the Filter turned away is admitted all the same: enough others were, or the dataset ends and
+    its last batch would lack this one."""
+    after, size = books.settings.keep_after_batches, books.settings.groups_per_batch
+    if after is None or event.group is None:
+        return False
+    if books.rejections.num_since_batch >= after * size:
+        return True
+    return books.is_exhausted and books.table.num_unleased <= size
 
 
 def closing(books: Books, tracked: TrackedGroup, state: TerminalState, cause: str) -> GroupClosed:

@@ -80,6 +80,7 @@ class LearnerSide:
             announced_version=self._books.announced or 0,
             max_staleness=lease.max_staleness,
             mask_stale=lease.mask_stale,
+            mask_old_tokens=lease.mask_old_tokens,
             update_mode=lease.update_mode,
             is_last=lease.is_last,
             num_waiting_groups=self._books.table.num_ready,

@@ -9,6 +9,7 @@ Invariants:
   that is built from the ledger of its predecessor goes on where that one stopped.
 * A recorded batch is never formed anew. It is offered, unchanged, to whatever Learner stands before it.
 * Whatever the Buffer says about a group follows the record of it.
+* Evaluations are beside all this (``evaluating.py``). The run ends only when none is due or open.
 
 States: ``filling`` (no announced version, or no Learner), ``running``, ``ending`` (the last receipt is recorded, the
 checkpoint is demanded, the last samples are archived), ``stopping`` (the same, on demand), ``ended``, ``stopped``.
@@ -20,6 +21,8 @@ checkpoint is demanded, the last samples are archived), ``stopping`` (the same, 
 | ready groups for a batch | Filter: it admits or rejects every granted group; failed samples travel as samples do |
 | the payloads of a batch that is trained again | the ledger behind it, which reads them from the disk |
 | the receipt of a batch | the Learner; its own step deadline |
+| engines that serve a version which is to be evaluated | Learner and WeightPublisher; their own deadlines |
+| the groups of an evaluation, at the end or when it is pinned | Filter, as for training |
 | ``CheckpointSaved`` at the end or on a stop | the Learner; the same deadline, and the supervisor's for a stop |
 """
 
@@ -30,7 +33,15 @@ from typing import TYPE_CHECKING, assert_never, final
 from penstock.actors.buffer.batching import unfit
 from penstock.actors.buffer.books import Books, recorded
 from penstock.actors.buffer.collecting import collected_ids, collected_report, is_collected
-from penstock.actors.buffer.decisions import bound_of, closing, expiring, next_grants, next_lease
+from penstock.actors.buffer.decisions import (
+    bound_of,
+    closing,
+    expiring,
+    is_kept,
+    next_grants,
+    next_lease,
+    rows_again,
+)
 from penstock.actors.buffer.learner_side import LearnerSide
 from penstock.actors.buffer.pacing import AutoTarget
 from penstock.actors.buffer.policies import refusal
@@ -40,18 +51,20 @@ from penstock.actors.buffer.telling import Telling
 from penstock.actors.buffer.waiting import buffer_waits
 from penstock.messages.base import Metric
 from penstock.messages.commands import ArchiveGroups, ArchiveSamples, FailRun, FetchBatch, Record, Send
-from penstock.messages.flow import GroupAdmitted, GroupRejected
+from penstock.messages.evaluation import EvaluationOpened, PublishDemanded
+from penstock.messages.flow import GroupAdmitted, GroupRejected, RowsChosen
 from penstock.messages.ledger import (
     CheckpointRecorded,
     GroupClosed,
     PayloadsReleased,
     PolicyRecorded,
+    RowsRecorded,
     StepRecorded,
     VersionRecorded,
 )
 from penstock.messages.local import BatchFetched, SamplesArchived, Started, TimerFired
 from penstock.messages.names import BUFFER, LEARNER, SUPERVISOR
-from penstock.messages.samples import Group, TerminalState
+from penstock.messages.samples import Group, TerminalState, group_name, is_evaluation
 from penstock.messages.training import (
     CheckpointDemanded,
     CheckpointSaved,
@@ -97,6 +110,9 @@ class Buffer:
         self.books = Books(settings, policy)
         for entry in records:
             self.books.apply(entry)
+        self.books.check_evaluation()
+        self._demanded_publish = -1
+        """Version that the Learner was last asked to publish."""
         self.target = AutoTarget.of(settings.pacing)
         self.learner = LearnerSide(self.books)
         self._num_rejected_since_batch = 0
@@ -131,9 +147,14 @@ class Buffer:
         """Take one event; see :class:`penstock.actors.machine.Machine`."""
         match event:
             case GroupAdmitted():
-                self._on_admitted(event.group)
+                if is_evaluation(event.group.group_id):
+                    self._on_evaluated(event.group)
+                else:
+                    self._on_admitted(event.group)
             case GroupRejected():
                 self._on_rejected(event)
+            case RowsChosen():
+                self._on_rows(event)
             case VersionAnnounced():
                 if self.books.announced is None or event.version > self.books.announced:
                     self._note(VersionRecorded(version=event.version))
@@ -172,10 +193,13 @@ class Buffer:
             self._note(self.settings.identity)
         if self.books.grants.total:  # keepers and PromptSource may know less than the ledger, or nothing
             self._out.extend((*self._telling.settled(), *self._telling.demand()))
+        if self.books.evaluations.number:
+            self._out.extend((*self._telling.settled(), *self._telling.evaluation()))
+            self._tell_finished()
 
     # --- groups come in ---------------------------------------------------------------------------------------
 
-    def _on_admitted(self, group: Group) -> None:
+    def _on_admitted(self, group: Group, kept_cause: str = "") -> None:
         tracked = self.books.table.get(group.group_id)
         if tracked is None or tracked.status is not Status.GRANTED:
             return
@@ -186,7 +210,7 @@ class Buffer:
             )
             return
         deadline = tracked.deadline if oldest is None else max(tracked.deadline, oldest + tracked.max_staleness)
-        self._note(recorded(group, deadline))
+        self._note(recorded(group, deadline, kept_cause))
         self._telling.came_in(sample.key for sample in group.samples)
         self._out.extend(self._telling.soon())
         if self.settings.collects is not None:
@@ -200,7 +224,17 @@ class Buffer:
         tracked = self.books.table.get(event.group_id)
         if tracked is None or tracked.status is not Status.GRANTED:
             return
-        self._close(GroupClosed(group_id=event.group_id, ended=event.ended))
+        if event.group is not None and is_kept(self.books, event):
+            self._on_admitted(event.group, event.cause)
+            return
+        self._close(
+            GroupClosed(
+                group_id=event.group_id,
+                ended=event.ended,
+                rejected_cause=event.cause,
+                mean_reward=event.mean_reward,
+            )
+        )
         self._telling.came_in(end.key for end in event.ended if end.state is not TerminalState.CANCELLED)
         self._num_rejected_since_batch += 1
         limit = self.settings.max_rejected_batches * self.settings.groups_per_batch
@@ -210,6 +244,63 @@ class Buffer:
                 f"{event.cause}). The task may be too hard or too easy for this model, or the filter too strict: "
                 f"look at filter.* and at the rewards, or raise staleness.max_rejected_batches"
             )
+
+    def _on_rows(self, event: RowsChosen) -> None:
+        """Record what is new, and say everything again: PromptSource issues what comes back to it."""
+        is_behind = event.num_outcomes != self._telling.num_known_outcomes
+        self._telling.num_known_outcomes = min(event.num_outcomes, len(self.books.history))
+        new = tuple(
+            row
+            for row in event.rows
+            if (tracked := self.books.table.get(row.group_id)) is not None
+            and tracked.status is Status.GRANTED
+            and tracked.row is None
+        )
+        if new:
+            self._note(RowsRecorded(rows=new))
+        if new or is_behind or not event.rows:
+            self._out.extend(self._telling.demand())
+
+    # --- evaluation -------------------------------------------------------------------------------------------
+
+    def _evaluate(self) -> None:
+        """Open the evaluation that is due, if engines serve its version; otherwise see to it that they will."""
+        evaluations, announced = self.books.evaluations, self.books.announced
+        due = evaluations.due
+        if due is None or (announced is not None and announced >= due and evaluations.open is not None):
+            return
+        if announced is not None and announced >= due:
+            self._note(EvaluationOpened(evaluation=evaluations.next(self.policy.max_staleness)))
+            self._out.extend(self._telling.evaluation())
+        elif self._demanded_publish < due:
+            self._demanded_publish = due
+            self._out.append(Send(LEARNER, PublishDemanded(version=due)))
+
+    def _on_evaluated(self, group: Group) -> None:
+        evaluations = self.books.evaluations
+        if not evaluations.waits_for(group.group_id):
+            return
+        open_one, oldest = evaluations.open, group.oldest_version
+        assert open_one is not None
+        if oldest is not None and oldest < open_one.version:
+            name = group_name(group.group_id)
+            self._fail(f"group {name} has a token of version {oldest}, the evaluation is of {open_one.version}")
+            return
+        self._note(evaluations.entry_of(group))
+        self._telling.came_in((*(sample.key for sample in group.samples), *(end.key for end in group.ended)))
+        self._out.extend(self._telling.soon())
+        if evaluations.open is None:
+            self._out.extend(self._telling.evaluation())
+            self._tell_finished()
+            self._finish_if_saved()
+
+    def _note_left_out(self, version: int) -> None:
+        self._notice(f"version {version} is not evaluated: evaluations are due more often than they can be made")
+
+    def _tell_finished(self) -> None:
+        finished = self.books.evaluations.finished
+        if finished is not None:
+            self._out.append(Send(SUPERVISOR, finished))
 
     # --- the Learner ------------------------------------------------------------------------------------------
 
@@ -239,6 +330,7 @@ class Buffer:
             self._fail(f"the receipt of version {event.version} names other groups than its batch")
             return
         groups = tuple(map(books.payload, lease.group_ids))
+        due = books.evaluations.due
         self._note(
             StepRecorded(
                 version=event.version,
@@ -249,6 +341,8 @@ class Buffer:
             )
         )
         self.learner.stands_at(event.version)
+        if due is not None and books.evaluations.is_wanted(event.version):
+            self._note_left_out(due if books.evaluations.due != due else event.version)
         self._out.append(Send(SUPERVISOR, self._report(groups, event)))
         self._expire()
 
@@ -260,8 +354,16 @@ class Buffer:
             Metric("buffer/target_outstanding", self.settings.pacing.target_outstanding or self.target.value),
             Metric("buffer/announced_lag", receipt.version - (self.books.announced or 0)),
         )
+        gauges += self.books.rejections.metrics()
         balance = self.books.accounts.balance()
-        return step_report(groups, receipt, gauges, num_steps=self.books.num_steps, balance=balance)
+        return step_report(
+            groups,
+            receipt,
+            gauges,
+            num_steps=self.books.num_steps,
+            balance=balance,
+            masks_old=self.settings.mask_old_tokens,
+        )
 
     def _on_fetched(self, event: BatchFetched) -> None:
         lease = self.books.leases.get(event.version)
@@ -315,8 +417,15 @@ class Buffer:
         self._finish_if_saved()
 
     def _finish_if_saved(self) -> None:
-        """End the run, or the stop, when the checkpoint of all that is trained is recorded."""
+        """End the run, or the stop, when the checkpoint of all that is trained is recorded, and the run not before its
+        last evaluation is done."""
         books = self.books
+        if self._phase == "ending" and books.evaluations.is_busy:
+            return
+        if self._phase == "ending" and self.settings.collects == 0:
+            self._phase = "ended"
+            self._finish(f"{books.evaluations.number} evaluations made", completed=True)
+            return
         if self._phase not in ("ending", "stopping") or books.checkpoint_version < books.version:
             return
         if not self._is_archived:
@@ -336,6 +445,14 @@ class Buffer:
     def _end(self) -> None:
         """The last receipt is recorded: close what is left over and ask for the last checkpoint."""
         self._phase = "ending"
+        due = self.books.evaluations.due
+        self.books.evaluations.end(self.version)
+        if due is not None and due != self.books.evaluations.due:
+            self._note_left_out(due)
+        self._evaluate()
+        if self.settings.collects == 0:
+            self._finish_if_saved()
+            return
         if self.settings.collects is not None:
             self._out.extend(self._telling.settled())
             self._out.append(ArchiveGroups(collected_ids(self.books)))
@@ -354,6 +471,9 @@ class Buffer:
 
     def _on_stop(self, reason: str) -> None:
         """Save what is trained, if that can be done now. A Learner that is still behind has nothing to add."""
+        if self._phase == "ending" and self.books.evaluations.is_busy:
+            self._stop_evaluating(reason)
+            return
         if self._phase in ("ending", "ended", "stopped", "stopping"):
             return  # it ends anyway
         if self._phase == "filling" or not self.learner.is_level:
@@ -364,6 +484,14 @@ class Buffer:
             self._out.append(Send(LEARNER, CheckpointDemanded(version=self.version)))
         else:
             self._stopped(reason)
+
+    def _stop_evaluating(self, reason: str) -> None:
+        """All is trained; what is left of the last evaluation is made when the run is resumed."""
+        self._phase, self._stop_reason = "stopping", reason
+        if self.settings.collects == 0:
+            self._stopped(reason)
+        else:
+            self._finish_if_saved()
 
     def _stopped(self, reason: str) -> None:
         self._phase = "stopped"
@@ -416,6 +544,8 @@ class Buffer:
         if self._phase not in ("filling", "running", "ending", "stopping"):
             return
         self._repeat()
+        if self._phase in ("running", "ending"):
+            self._evaluate()
         if self._phase in ("ending", "stopping"):
             return
         if self._is_over():
@@ -450,7 +580,7 @@ class Buffer:
     def _offer(self) -> None:
         """Form a new batch, if the Learner has trained all that is recorded and one is allowed."""
         books = self.books
-        if books.open_lease is not None or not self.learner.is_level:
+        if books.open_lease is not None or not self.learner.is_level or books.evaluations.holds_training:
             return
         lease = next_lease(books)
         if lease is None:
@@ -474,7 +604,7 @@ class Buffer:
     def _grant(self) -> None:
         grants = next_grants(self.books, self.target)
         if grants:
-            self._note(*grants)
+            self._note(*grants, *rows_again(self.books, grants))
             self._out.extend(self._telling.demand())
 
     def _expire(self) -> None:

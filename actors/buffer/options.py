@@ -20,6 +20,10 @@ class StalenessOptions(Options, frozen=True, kw_only=True):
     update_mode: UpdateMode | None = None
     """How engines take new weights: ``drain``, ``interrupt``, ``in_flight``; null: the policy's own."""
     on_stale: OnStale = OnStale.WAIT
+    mask_old_tokens: bool = False
+    """Tokens of a response that are older than the version which finished it are left out of the loss; with any policy
+    and any ``on_stale``. They are masked tokens in the receipt, and the age of a sample is then that of its newest
+    token."""
     target_outstanding: Literal["auto"] | Annotated[int, Meta(ge=1)] = "auto"
     """Groups granted and not yet trained. ``auto`` keeps as few as keep the learner busy; a number fixes it."""
     max_concurrent: Annotated[int, Meta(ge=1)] | None = None

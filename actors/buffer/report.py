@@ -29,18 +29,26 @@ def closed_ends(
     return (*given_up, *record.ended)
 
 
-def ages(groups: tuple[Group, ...], version: int) -> list[int]:
-    """Age of each sample that has tokens, in versions, when its batch is consumed to make ``version``."""
+def ages(groups: tuple[Group, ...], version: int, *, of_newest: bool = False) -> list[int]:
+    """Age of each sample that has tokens, in versions, when its batch is consumed to make ``version``: that of its
+    oldest token, or of its newest ones where no others are trained."""
     consumed_at = version - 1
     samples = (sample for group in groups for sample in group.samples)
-    return [consumed_at - oldest for sample in samples if (oldest := sample.oldest_version) is not None]
+    made = ([span.version for part in sample.parts for span in part.spans if span.num_tokens] for sample in samples)
+    return [consumed_at - (max(versions) if of_newest else min(versions)) for versions in made if versions]
 
 
 def step_report(
-    groups: tuple[Group, ...], receipt: StepFinished, gauges: tuple[Metric, ...], *, num_steps: int, balance: Balance
+    groups: tuple[Group, ...],
+    receipt: StepFinished,
+    gauges: tuple[Metric, ...],
+    *,
+    num_steps: int,
+    balance: Balance,
+    masks_old: bool = False,
 ) -> StepReported:
     """The report of a recorded step: the Learner's metrics, the batch's own figures, and ``gauges``."""
-    sample_ages = ages(groups, receipt.version)
+    sample_ages = ages(groups, receipt.version, of_newest=masks_old)
     counts = [0] * (max(sample_ages, default=0) + 1)
     for age in sample_ages:
         counts[age] += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock.actors.buffer.evaluating import EvaluationSchedule
 from penstock.actors.buffer.pacing import PacingSettings
 from penstock.messages.base import Value
 from penstock.messages.ledger import RunRecorded
@@ -19,12 +20,20 @@ class BufferSettings(Value, frozen=True, kw_only=True):
     publish_every: int = 1
     max_requeues: int = 1
     max_rejected_batches: int = 20
+    keep_after_batches: int | None = None
+    """Batches' worth of groups turned away since the last batch was formed, after which further ones are kept; None:
+    none ever is."""
+    mask_old_tokens: bool = False
+    chooses_rows: bool = False
+    """PromptSource chooses the rows of groups; they are recorded before they are issued."""
     settle_delay_s: float = 0.1
     keep_checkpoints: int = 1
     keep_samples: bool = False
     """Archive trained samples before their payloads go."""
     collects: int | None = None
-    """Groups to collect and not to train; None: batches are trained."""
+    """Groups to collect and not to train; None: batches are trained. 0: the run only evaluates."""
+    evaluation: EvaluationSchedule | None = None
+    """None: nothing is evaluated."""
     identity: RunRecorded | None = None
     """What a ledger must say of its run; None takes any."""
 

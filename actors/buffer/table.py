@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock.actors.buffer.policies import RankedGroup
+from penstock.messages.flow import GroupRow
 from penstock.messages.ledger import GroupRecorded
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ class TrackedGroup(msgspec.Struct):
     """η of the policy that it was granted under."""
     status: Status = Status.GRANTED
     record: GroupRecorded | None = None
+    row: GroupRow | None = None
+    """Where rows are chosen, and this one is recorded."""
 
 
 class GroupTable:

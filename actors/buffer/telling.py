@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from penstock.actors.buffer.table import Status
 from penstock.messages.commands import Send, StartTimer
+from penstock.messages.evaluation import EvaluationDue
 from penstock.messages.flow import DemandGranted, SamplesSettled
 from penstock.messages.membership import HeldLease, LeaseStage
 from penstock.messages.names import FILTER, PROMPT_SOURCE, SCORER
@@ -32,6 +34,8 @@ class Telling:
     def __init__(self, books: Books) -> None:
         self._books = books
         self._is_due = False
+        self.num_known_outcomes = 0
+        """That PromptSource has said it knows."""
         self._untold: list[tuple[SampleKey, ...]] = []
 
     def leases(self) -> tuple[HeldLease, ...]:
@@ -58,9 +62,19 @@ class Telling:
         keepers = (PROMPT_SOURCE, SCORER, FILTER, *self._books.settings.engines)
         return [Send(keeper, event) for keeper in keepers]
 
+    def evaluation(self) -> list[AnyCommand]:
+        """Tell PromptSource which evaluation is open; it hears what is settled too."""
+        self._untold = []
+        settled = self._books.settled.snapshot()
+        return [Send(PROMPT_SOURCE, EvaluationDue(evaluation=self._books.evaluations.open, settled=settled))]
+
     def demand(self) -> list[AnyCommand]:
         """Tell PromptSource everything that is granted; it hears what is settled too."""
         self._untold = []
         grants, snapshot = self._books.grants, self._books.settled.snapshot()
         spans = grants.snapshot(snapshot.floor)
-        return [Send(PROMPT_SOURCE, DemandGranted(total=grants.total, spans=spans, settled=snapshot))]
+        demand = DemandGranted(total=grants.total, spans=spans, settled=snapshot)
+        if self._books.settings.chooses_rows:
+            in_generation = (t for t in self._books.table.outstanding() if t.status is Status.GRANTED)
+            demand = self._books.history.fill(demand, in_generation, num_known=self.num_known_outcomes)
+        return [Send(PROMPT_SOURCE, demand)]

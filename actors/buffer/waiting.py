@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from penstock.actors.buffer.table import Status
 from penstock.actors.waits import several
 from penstock.messages.names import FILTER, LEARNER, WEIGHT_PUBLISHER
+from penstock.messages.samples import group_name
 from penstock.messages.waits import OWN_BACKEND, Wait
 
 if TYPE_CHECKING:
@@ -29,6 +30,11 @@ def buffer_waits(books: Books, learner: LearnerSide, phase: str, *, is_archived:
     elif phase == "running":
         granted = [g.group_id for g in books.table.outstanding() if g.status is Status.GRANTED]
         waits += several("group", FILTER, [(group_id, books.table.num_ready) for group_id in granted])
+    evaluations = books.evaluations
+    if evaluations.holds_training or (phase == "ending" and evaluations.is_busy):
+        if evaluations.open is None:
+            waits.append(Wait("announcement of", f"version {evaluations.due}", WEIGHT_PUBLISHER))
+        waits += several("group", FILTER, [(group_name(g), evaluations.num_ended) for g in evaluations.waiting()])
     if phase in ("ending", "stopping"):
         if books.checkpoint_version < books.version:
             waits.append(Wait("checkpoint of", f"version {books.version}", LEARNER))

@@ -10,6 +10,8 @@ Invariants:
 * The version that it serves never goes down. What it loaded and was wrong it has not served.
 * Of a swap whose digest or canary is wrong nothing is passed on: what runs is ended, its tokens since the swap are
   dropped, and it goes on from there under the next weights that are right.
+* Nobody waits for the end of what is evaluated: when nothing else runs any more before a drained swap, or in a turn of
+  the learner, it is interrupted, and goes on after it.
 * An attempt that is over here is not begun again, however often it is issued.
 * One that shares devices with the learner opens, wakes and generates in a turn of the engines only. In the learner's it
   submits nothing, sleeps when nothing runs any more, and says so; it wakes with the next weights that it is told to
@@ -291,6 +293,14 @@ class EngineWorker:
         elif self.phase not in BUSY and not self.requests.num_running:
             self.phase = Phase.SLEEPING
             self._out.append(SleepEngine())
+        elif self.phase in (Phase.SERVING, Phase.DRAINING):
+            self._interrupt_evaluation()
+
+    def _interrupt_evaluation(self) -> None:
+        """If nothing else runs any more."""
+        if self.requests.runs_only_evaluation:
+            self.phase = Phase.INTERRUPTING
+            self._out.append(InterruptGenerations())
 
     # --- requests ---------------------------------------------------------------------------------------------
 
@@ -465,6 +475,8 @@ class EngineWorker:
                 case UpdateMode.INTERRUPT | UpdateMode.IN_FLIGHT:
                     self._apply(staged, commit)
                     return
+        if self.phase is Phase.DRAINING:
+            self._interrupt_evaluation()
         if self.phase not in (*BUSY, Phase.CLOSED) and not self.requests.num_running:
             drained = DrainFinished(
                 engine=self.settings.name,

@@ -2,7 +2,9 @@
 
 Invariants:
 
-* A request waits or runs. Those that wait are submitted in the order in which they came, interrupted ones first.
+* A request waits or runs. Those that wait are submitted in the order in which they came, interrupted ones first; but an
+  interrupted one of an evaluation goes to the end, and gives its slot to training. Whatever comes later stands behind
+  it, so it comes to its turn.
 * An attempt that is over here is remembered until its group is settled; nothing is remembered of settled groups.
 * What is known of a response here is what PromptSource was told of it, token for token.
 """
@@ -19,7 +21,7 @@ from penstock.actors.parts import join
 from penstock.actors.settled import KnownSettled
 from penstock.messages.flow import SampleIssued
 from penstock.messages.membership import HeldLease, LeaseStage
-from penstock.messages.samples import Part
+from penstock.messages.samples import Part, is_evaluation
 
 if TYPE_CHECKING:
     from penstock.messages.flow import SettledState
@@ -63,6 +65,8 @@ class RequestTable:
         self._requests: dict[SampleKey, Request] = {}
         self._waiting: OrderedDict[SampleKey, None] = OrderedDict()
         self._running: set[SampleKey] = set()
+        self._num_training = 0
+        """Of these."""
         self._ended: dict[SampleKey, int] = {}
         """The last attempt that is over here."""
         self._failed: dict[SampleKey, HeldLease] = {}
@@ -95,18 +99,18 @@ class RequestTable:
         taken: list[Request] = []
         for key in list(islice(servable, num_places)):
             del self._waiting[key]
-            self._running.add(key)
+            self._run(key)
             request = self._requests[key]
             request.is_running = True
             taken.append(request)
         return taken
 
     def interrupt(self, request: Request, part: Part | None) -> None:
-        """It goes on from here, before those that have not begun."""
-        self._running.remove(request.key)
+        """It goes on from here: what is trained before those that have not begun, what is evaluated after them."""
+        self._stand(request.key)
         request.is_running, request.prefix = False, part
         self._waiting[request.key] = None
-        self._waiting.move_to_end(request.key, last=False)
+        self._waiting.move_to_end(request.key, last=is_evaluation(request.key.group_id))
 
     def end(self, request: Request) -> None:
         """This attempt is over here."""
@@ -121,8 +125,17 @@ class RequestTable:
     def remove(self, key: SampleKey) -> Request | None:
         """A request leaves, if it is here."""
         self._waiting.pop(key, None)
-        self._running.discard(key)
+        if key in self._running:
+            self._stand(key)
         return self._requests.pop(key, None)
+
+    def _run(self, key: SampleKey) -> None:
+        self._running.add(key)
+        self._num_training += not is_evaluation(key.group_id)
+
+    def _stand(self, key: SampleKey) -> None:
+        self._running.remove(key)
+        self._num_training -= not is_evaluation(key.group_id)
 
     def settle(self, state: SettledState) -> list[Request]:
         """Forget the groups that are settled now; those of their requests that ran."""
@@ -146,6 +159,11 @@ class RequestTable:
     @property
     def num_running(self) -> int:
         return len(self._running)
+
+    @property
+    def runs_only_evaluation(self) -> bool:
+        """Whether something runs, and nothing of it is trained."""
+        return bool(self._running) and not self._num_training
 
     @property
     def num_waiting(self) -> int:
@@ -177,6 +195,7 @@ class RequestTable:
         """Assert the invariants."""
         assert self._running == {key for key, request in self._requests.items() if request.is_running}
         assert self._waiting.keys() == self._requests.keys() - self._running
+        assert self._num_training == sum(1 for key in self._running if not is_evaluation(key.group_id))
         assert not (self._requests.keys() & self._failed.keys())
         assert self._failed.keys() <= self._ended.keys()
         for request in self._requests.values():

@@ -3,16 +3,30 @@
 A group of ``n`` has ``n`` places. Place ``i`` is filled by the sample of index ``i``, or by a replacement of index
 ``i + n``, ``i + 2n``, …, each of which is asked for when the one before it has failed.
 
-Invariants: a place is filled, waited for, or given up; a failed sample stays on the record.
+Invariants: a place is filled, waited for, or given up; a failed sample stays on the record, and so does one that a
+user's filter dropped: its place is not filled again.
 """
 
 from __future__ import annotations
 
 from itertools import islice
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.messages.samples import Group, Prompt, Sample, SampleEnd, SampleKey, TerminalState
+from penstock.messages.samples import (
+    CountedSample,
+    Group,
+    Loss,
+    Prompt,
+    Sample,
+    SampleEnd,
+    SampleKey,
+    TerminalState,
+)
+
+if TYPE_CHECKING:
+    from penstock.messages.local import DroppedSample
 
 
 class Assembly(msgspec.Struct):
@@ -26,6 +40,10 @@ class Assembly(msgspec.Struct):
     given_up: set[int] = set()
     """Places that stay empty."""
     num_refills: int = 0
+    dropped: dict[int, SampleEnd] = {}
+    """Those of ``samples`` that a user's filter does not keep."""
+    is_sifted: bool = False
+    """A user's filter has judged the samples one by one."""
 
     def add(self, sample: Sample) -> bool:
         """A scored sample; False when this one is known, or given up."""
@@ -82,17 +100,37 @@ class Assembly(msgspec.Struct):
     def _is_known(self, index: int) -> bool:
         return index in self.failed or index in self.samples
 
-    def group(self) -> Group:
-        """What is there, as a group."""
+    def sift(self, dropped: tuple[DroppedSample, ...]) -> None:
+        """The verdicts on its samples have come."""
+        self.is_sifted = True
+        for item in dropped:
+            if (sample := self.samples.get(item.index)) is not None:
+                self.dropped[item.index] = _filtered(sample, item.cause)
+
+    def group(self, *, counts_dropped: bool = False) -> Group:
+        """What is left, as a group. ``counts_dropped``: the rewards of what was dropped belong to its statistics."""
+        counted = (
+            CountedSample(index, reward)
+            for index in sorted(self.dropped)
+            if (sample := self.samples[index]).loss is Loss.OBJECTIVE and (reward := sample.reward) is not None
+        )
+        return Group(
+            group_id=self.group_id,
+            prompt=self.prompt,
+            samples=tuple(self.samples[index] for index in sorted(self.samples) if index not in self.dropped),
+            ended=(*self.failed.values(), *self.dropped.values()),
+            counted=tuple(counted) if counts_dropped else (),
+        )
+
+    def all_samples(self) -> Group:
+        """Everything that came: dropped samples stand among the others, and their ends beside them."""
         samples = tuple(self.samples[index] for index in sorted(self.samples))
-        return Group(group_id=self.group_id, prompt=self.prompt, samples=samples, ended=tuple(self.failed.values()))
+        ended = (*self.failed.values(), *self.dropped.values())
+        return Group(group_id=self.group_id, prompt=self.prompt, samples=samples, ended=ended)
 
     def rejected(self, cause: str) -> tuple[SampleEnd, ...]:
         """The ends of all samples of a group that is turned away. What never came is cancelled."""
-        ended = [
-            SampleEnd(key=s.key, state=TerminalState.FILTERED, cause=cause, num_tokens=s.num_tokens)
-            for s in self.samples.values()
-        ]
+        ended = [self.dropped.get(index) or _filtered(sample, cause) for index, sample in self.samples.items()]
         known = {index % self.size for index in (*self.samples, *self.failed)}
         never_came = [
             SampleEnd(key=SampleKey(self.group_id, place), state=TerminalState.CANCELLED, cause="group_rejected")
@@ -100,3 +138,7 @@ class Assembly(msgspec.Struct):
             if place not in known
         ]
         return (*ended, *self.failed.values(), *never_came)
+
+
+def _filtered(sample: Sample, cause: str) -> SampleEnd:
+    return SampleEnd(key=sample.key, state=TerminalState.FILTERED, cause=cause, num_tokens=sample.num_tokens)

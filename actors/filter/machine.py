@@ -6,6 +6,11 @@ Invariants:
 * No group waits for a sample that will not come: a failed one is replaced, left out, or closes the group.
 * Groups are told apart by their id, never by position.
 * Samples that are imitated are compared with none: equal rewards turn no group of them away.
+* Groups of an evaluation go out as they are: nothing of them is judged, shown, dropped or replaced; one without a
+  single sample left goes out too.
+* A complete group is judged in this order: each of its samples by a user's function, the group by length, number and
+  spread, the group by a user's function. What was judged is not judged again.
+* Whether a group that is turned away is kept after all is for the Buffer to decide; here it has gone out.
 
 State: the groups being put together, those that a user's filter is judging, and the ids of those that have gone out.
 A group is forgotten when it is settled.
@@ -14,7 +19,8 @@ A group is forgotten when it is settled.
 |---|---|
 | the other samples of a group | the engines and the Scorer; what fails travels here as ``SampleFailed`` |
 | a replacement | PromptSource, which is told the whole list of what is missing |
-| the user's filter | its backend; a sweep rejects what it was asked when it has not answered for a whole period |
+| the user's filters | their backend; a sweep rejects what it was asked when it has not answered for a whole period |
+| the user's hook | nobody waits for it |
 """
 
 from __future__ import annotations
@@ -22,8 +28,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, assert_never, final
 
 from penstock.actors.filter.assembly import Assembly
+from penstock.actors.settled import KnownSettled
 from penstock.actors.waits import MAX_NAMED, several
-from penstock.messages.commands import JudgeGroup, Send, StartTimer
+from penstock.messages.commands import JudgeGroup, JudgeSamples, Send, ShowGroup, StartTimer
 from penstock.messages.flow import (
     GroupAdmitted,
     GroupRejected,
@@ -34,10 +41,10 @@ from penstock.messages.flow import (
     SamplesSettled,
     ScoringFailed,
 )
-from penstock.messages.local import GroupJudged, Started, TimerFired
+from penstock.messages.local import GroupJudged, SamplesJudged, Started, TimerFired
 from penstock.messages.membership import HeldLease, LeaseStage
 from penstock.messages.names import BUFFER, PROMPT_SOURCE, SCORER
-from penstock.messages.samples import Loss, SampleKey
+from penstock.messages.samples import Loss, SampleKey, is_evaluation
 from penstock.messages.waits import OWN_BACKEND, Wait
 
 if TYPE_CHECKING:
@@ -51,6 +58,7 @@ if TYPE_CHECKING:
 SWEEP_TIMER: Final = "sweep"
 SMALLEST_SPREAD: Final = 1e-9
 """Rewards that differ by less count as equal."""
+TOO_FEW: Final = "too_few_samples"
 
 
 @final
@@ -114,6 +122,10 @@ class Filter:
                 if event.group_id in self.judging:
                     self._has_judged = True
                     self._on_judged(event)
+            case SamplesJudged():
+                if event.group_id in self.judging:
+                    self._has_judged = True
+                    self._on_sifted(event)
             case SamplesSettled():
                 self._on_settled(event.settled)
             case TimerFired():
@@ -148,10 +160,10 @@ class Filter:
         self._note_missing(group_id, ())
 
     def _on_settled(self, settled: SettledState) -> None:
-        above = frozenset(settled.above)
-        for group_id in [g for g in self.assemblies if g < settled.floor or g in above]:
+        known = KnownSettled(settled)
+        for group_id in [g for g in self.assemblies if g in known]:
             self._forget(group_id)
-        self._gone = {group_id for group_id in self._gone if group_id >= settled.floor and group_id not in above}
+        self._gone = {group_id for group_id in self._gone if group_id not in known}
 
     def _on_scored(self, event: SampleScored) -> None:
         assembly = self._assembly(event.sample.key, event.group_size, event.prompt)
@@ -163,7 +175,7 @@ class Filter:
         if assembly is None or not assembly.fail(event.key, cause, event.num_tokens):
             return
         place = event.key.index % assembly.size
-        match self.settings.on_failed_sample:
+        match "shrink" if is_evaluation(assembly.group_id) else self.settings.on_failed_sample:
             case "reject":
                 self._reject(assembly, cause)
                 return
@@ -179,23 +191,34 @@ class Filter:
             self._note_missing(assembly.group_id, assembly.missing())
         if not assembly.is_complete or assembly.group_id in self.judging:
             return
-        group = assembly.group()
+        if is_evaluation(assembly.group_id):
+            self._admit(assembly)
+            return
+        if self.settings.has_sample_function and not assembly.is_sifted and assembly.samples:
+            self.judging[assembly.group_id] = self._sweep
+            self._out.append(JudgeSamples(assembly.group()))
+            return
+        group = self._group(assembly)
         cause = self._cause_to_reject(group)
         if cause:
-            self._reject(assembly, cause)
+            self._reject(assembly, cause, is_verdict=cause != TOO_FEW)
         elif self.settings.has_function:
             self.judging[assembly.group_id] = self._sweep
             self._out.append(JudgeGroup(group))
         else:
             self._admit(assembly)
 
+    def _group(self, assembly: Assembly) -> Group:
+        return assembly.group(counts_dropped=self.settings.drop_samples == "after_statistics")
+
     def _cause_to_reject(self, group: Group) -> str:
         settings = self.settings
         lengths = [sample.num_tokens for sample in group.samples]
         compared = [sample for sample in group.samples if sample.loss is Loss.OBJECTIVE]
         rewards = [reward for sample in compared if (reward := sample.reward) is not None]
-        if len(group.samples) < settings.min_group_size:
-            return "too_few_samples"
+        rewards += [sample.reward for sample in group.counted]
+        if not lengths or len(lengths) + len(group.counted) < settings.min_group_size:
+            return TOO_FEW
         if max(lengths) < settings.min_response_tokens:
             return "too_short"
         if settings.max_response_tokens is not None and max(lengths) > settings.max_response_tokens:
@@ -204,28 +227,42 @@ class Filter:
             return "zero_spread"
         return ""
 
+    def _on_sifted(self, event: SamplesJudged) -> None:
+        assembly = self.assemblies[event.group_id]
+        if not assembly.is_sifted:
+            del self.judging[event.group_id]
+            assembly.sift(event.dropped)
+            self._complete(assembly)
+
     def _on_judged(self, event: GroupJudged) -> None:
         del self.judging[event.group_id]
         assembly = self.assemblies[event.group_id]
         if event.keep:
             self._admit(assembly)
         else:
-            self._reject(assembly, event.cause or "user_filter")
+            cause = event.cause or "user_filter"
+            self._reject(assembly, cause, is_verdict=not event.is_failure)
 
     def _admit(self, assembly: Assembly) -> None:
-        self._forget(assembly.group_id)
-        self._gone.add(assembly.group_id)
-        self._out.append(Send(BUFFER, GroupAdmitted(group=assembly.group())))
+        self._go_out(assembly, "")
+        self._out.append(Send(BUFFER, GroupAdmitted(group=self._group(assembly))))
 
-    def _reject(self, assembly: Assembly, cause: str) -> None:
+    def _go_out(self, assembly: Assembly, cause: str) -> None:
         self._forget(assembly.group_id)
         self._gone.add(assembly.group_id)
+        if self.settings.has_hook and not is_evaluation(assembly.group_id):
+            self._out.append(ShowGroup(assembly.all_samples(), cause))
+
+    def _reject(self, assembly: Assembly, cause: str, *, is_verdict: bool = False) -> None:
+        """``is_verdict``: on the contents of a complete group that could be trained as well."""
+        self._go_out(assembly, cause)
         rewards = [reward for sample in assembly.samples.values() if (reward := sample.reward) is not None]
         rejected = GroupRejected(
             group_id=assembly.group_id,
             cause=cause,
             ended=assembly.rejected(cause),
             mean_reward=sum(rewards) / len(rewards) if rewards else None,
+            group=self._group(assembly) if is_verdict and self.settings.offers_rejected else None,
         )
         self._out.append(Send(BUFFER, rejected))
 
@@ -244,7 +281,8 @@ class Filter:
         answers is only behind."""
         if not self._has_judged:
             for group_id in [group_id for group_id, sweep in self.judging.items() if sweep < self._sweep]:
-                self._on_judged(GroupJudged(group_id=group_id, keep=False, cause="filter_did_not_answer"))
+                del self.judging[group_id]
+                self._reject(self.assemblies[group_id], "filter_did_not_answer")
         self._sweep += 1
         self._has_judged = False
         self._out.append(StartTimer(SWEEP_TIMER, self.settings.judge_timeout_s))
@@ -255,6 +293,8 @@ class Filter:
             assert group_id == assembly.group_id
             assert not assembly.is_complete or group_id in self.judging, f"group {group_id} is complete and still here"
             assert not (assembly.samples.keys() & assembly.failed.keys())
+            assert assembly.dropped.keys() <= assembly.samples.keys()
+            assert assembly.is_sifted or not assembly.dropped
             assert self._missing.get(group_id, ()) == assembly.missing()
         assert self.judging.keys() <= self.assemblies.keys()
         assert self._missing.keys() <= self.assemblies.keys()

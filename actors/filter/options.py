@@ -20,6 +20,18 @@ class FilterOptions(Options, frozen=True, kw_only=True):
     """Turn away groups in which any response is longer."""
     function: str | None = None
     """``file.py:function``: a user's filter; gets the group, returns True, False, or (False, "cause")."""
+    sample_function: str | None = None
+    """``file.py:function``: the same for each sample of a complete group, before anything else judges the group; what
+    it drops is not drawn again."""
+    drop_samples: Literal["before_statistics", "after_statistics"] = "before_statistics"
+    """What ``sample_function`` drops. ``before_statistics``: leaves the group, whose mean and spread are those of the
+    others. ``after_statistics``: its reward counts in mean and spread, and nothing of it is trained."""
+    all_samples_hook: str | None = None
+    """``file.py:function``: is shown every group that is admitted or turned away, with all its samples and the cause;
+    changes nothing, and its failures are counted."""
+    keep_when_insufficient: Annotated[int, Meta(ge=1)] | None = None
+    """When so many batches' worth of groups have been turned away since the last batch was formed, further ones are
+    kept until a batch is formed, and so is what the last batch of a dataset that ends would lack; null: never."""
     on_failed_sample: Literal["refill", "shrink", "reject"] = "refill"
     """``refill``: draw another sample in its place; ``shrink``: go on with those that are left; ``reject``: turn the
     group away."""

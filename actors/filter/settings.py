@@ -20,3 +20,8 @@ class FilterSettings(Value, frozen=True, kw_only=True):
     judge_timeout_s: float = 60.0
     tells_scorer: bool = False
     """Which failed samples are not replaced: a reward function that scores whole groups waits for no others."""
+    has_sample_function: bool = False
+    drop_samples: Literal["before_statistics", "after_statistics"] = "before_statistics"
+    has_hook: bool = False
+    offers_rejected: bool = False
+    """Groups that are turned away by a verdict on their contents travel whole, so that the Buffer may keep them."""

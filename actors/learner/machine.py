@@ -8,6 +8,7 @@ Invariants:
 * The backend does one thing at a time, in the order asked for: a version is exported, and its state is copied for a
   checkpoint, before the next batch changes it. Writing the copy goes on meanwhile, one checkpoint at a time.
 * It loads the checkpoint that the Buffer names, and no other.
+* A version that is to be evaluated, or a newer one, is published, on or off the grid, and be it the last.
 * A version that engines were told of, or a newer one, is published by this incarnation before it waits for batches
   made with it; an older one is never published.
 * Where it shares devices with engines, it loads, trains and publishes in its own turn only. It gives the turn away
@@ -47,6 +48,7 @@ from penstock.messages.commands import (
     Train,
     WakeLearner,
 )
+from penstock.messages.evaluation import PublishDemanded
 from penstock.messages.local import (
     BatchTrained,
     CheckpointWritten,
@@ -128,6 +130,8 @@ class Learner:
         self._receipt: StepFinished | None = None
         self._demanded: int | None = None
         """A checkpoint of this version or a later one is wanted."""
+        self._demanded_publish = -1
+        """Engines are to serve this version or a later one."""
         self._save_due = False
         self._saving: int | None = None
         """Version of the checkpoint that is being written."""
@@ -190,6 +194,9 @@ class Learner:
                 self._on_published(event)
             case CheckpointDemanded():
                 self._on_demand(event)
+            case PublishDemanded():
+                self._demanded_publish = max(self._demanded_publish, event.version)
+                self._see_demand()
             case CheckpointWritten():
                 self._on_written(event)
             case CheckpointsKept():
@@ -297,6 +304,7 @@ class Learner:
         self._must_publish |= (
             self.settings.publishes and (due or missing) and self.version >= self._announced and not batch.is_last
         )
+        self._see_demand()
         self._save_due |= self.version % self.settings.save_every == 0 and not batch.is_last
 
     def _on_published(self, event: WeightsPublished) -> None:
@@ -314,6 +322,11 @@ class Learner:
         assert exported is not None
         self.is_awake = False
         self._out.extend((Send(WEIGHT_PUBLISHER, exported), *self.turns.free()))
+
+    def _see_demand(self) -> None:
+        """Whether this version has to be published because it is to be evaluated."""
+        is_wanted = max(self.published_version, self._announced) < self._demanded_publish <= self.version
+        self._must_publish |= self.settings.publishes and is_wanted
 
     def _on_demand(self, event: CheckpointDemanded) -> None:
         if self._saved is not None and self._saved.version == self.version >= event.version:
@@ -389,7 +402,14 @@ class Learner:
         self._batch = batch
         self._start(Phase.TRAINING)
         oldest = max(0, batch.version - 1 - bound) if batch.mask_stale else 0
-        self._out.append(Train(version=batch.version, groups=batch.groups, min_token_version=oldest))
+        self._out.append(
+            Train(
+                version=batch.version,
+                groups=batch.groups,
+                min_token_version=oldest,
+                mask_old_tokens=batch.mask_old_tokens,
+            )
+        )
 
     def _start_publish(self) -> None:
         self._must_publish = False
@@ -442,12 +462,10 @@ def oldest_age(batch: BatchReady) -> int:
     """Age of the oldest token that is trained, in versions, when the batch is consumed."""
     consumed_at = batch.version - 1
     least = consumed_at - batch.max_staleness if batch.mask_stale else -1
-    spans = (
-        span
-        for group in batch.groups
-        for sample in group.samples
-        for part in sample.parts
-        for span in part.spans
-        if span.num_tokens and span.version >= least
-    )
-    return max((consumed_at - span.version for span in spans), default=0)
+    ages: list[int] = []
+    for sample in (sample for group in batch.groups for sample in group.samples):
+        versions = [span.version for part in sample.parts for span in part.spans if span.num_tokens]
+        if batch.mask_old_tokens:
+            versions = versions and [max(versions)]
+        ages += [consumed_at - version for version in versions if version >= least]
+    return max(ages, default=0)

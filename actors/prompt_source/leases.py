@@ -8,6 +8,7 @@ Invariants:
 * The load of an engine is the number of leases ISSUED to it; those of an incarnation that was lost count until a
   census has said what became of them.
 * A lease that is ISSUED names an engine; any other names none.
+* Groups of an evaluation are counted, and those of their leases that are ISSUED.
 * A group whose row holds its responses has leases on engines that know the rows only, any other on none of them.
 """
 
@@ -20,7 +21,8 @@ import msgspec
 
 from penstock.actors.parts import join
 from penstock.actors.prompt_source.routing import Cache
-from penstock.messages.samples import Part, Prompt, SampleKey
+from penstock.messages.evaluation import EvaluatedPlace
+from penstock.messages.samples import Part, Prompt, Purpose, SampleKey, is_evaluation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -115,6 +117,12 @@ class LeasedGroup(msgspec.Struct):
     engine: str = ""
     """Where the last of its samples went."""
     leases: dict[int, Lease] = {}
+    place: EvaluatedPlace | None = None
+    """What it is drawn for, in an evaluation; None: it is trained."""
+
+    @property
+    def purpose(self) -> Purpose:
+        return Purpose.TRAIN if self.place is None else Purpose.EVALUATE
 
 
 class LeaseTable:
@@ -123,6 +131,20 @@ class LeaseTable:
     def __init__(self, router: EnginePools) -> None:
         self.groups: dict[int, LeasedGroup] = {}
         self.router = router
+        self.num_evaluating = 0
+        """Samples of an evaluation that are ISSUED."""
+        self._num_evaluation_groups = 0
+
+    def add_evaluation(self, group: LeasedGroup) -> None:
+        """A group of an evaluation enters."""
+        assert group.place is not None
+        self.groups[group.group_id] = group
+        self._num_evaluation_groups += 1
+
+    @property
+    def has_training(self) -> bool:
+        """Whether any group here is to be trained."""
+        return len(self.groups) > self._num_evaluation_groups
 
     def lease(self, key: SampleKey) -> Lease | None:
         """The lease of a sample, if it is out."""
@@ -137,16 +159,20 @@ class LeaseTable:
 
     def move(self, lease: Lease, state: LeaseState, engine: str = "") -> None:
         """The only way in which a lease changes its state."""
+        num_before = lease.state is LeaseState.ISSUED
         if lease.state is LeaseState.ISSUED:
             self.router.load(lease.engine, -1)
         lease.state, lease.engine = state, engine
         if state is LeaseState.ISSUED:
             self.router.load(engine, 1)
+        if is_evaluation(lease.key.group_id):
+            self.num_evaluating += (state is LeaseState.ISSUED) - num_before
 
     def forget(self, group_ids: Iterable[int]) -> None:
         """These groups are settled."""
         for group_id in group_ids:
             group = self.groups.pop(group_id)
+            self._num_evaluation_groups -= group.place is not None
             for lease in group.leases.values():
                 self.move(lease, LeaseState.LEFT)
 
@@ -181,6 +207,11 @@ class LeaseTable:
 
     def validate(self) -> None:
         """Assert the invariants."""
+        evaluated = [group for group in self.groups.values() if group.place is not None]
+        assert all(is_evaluation(group_id) == (group.place is not None) for group_id, group in self.groups.items())
+        assert len(evaluated) == self._num_evaluation_groups
+        issued = (lease for group in evaluated for lease in group.leases.values() if lease.state is LeaseState.ISSUED)
+        assert sum(1 for _ in issued) == self.num_evaluating
         loads = dict.fromkeys(self.router.engines, 0)
         for _, lease in self.all_leases():
             assert (lease.state is LeaseState.ISSUED) == bool(lease.engine), lease

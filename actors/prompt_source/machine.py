@@ -6,13 +6,17 @@ Invariants:
 * A sample is issued again only after a census in which nobody held it, or after its attempt failed or stood still
   (``stuck.py``); never more often than its budget.
 * A PromptSource that replaces another issues nothing before its first census is judged.
-* Row and seed of a sample are pure functions of the run's seed (``order.py``).
+* Groups of an evaluation are handled as those of training, but for their size, their seeds, and their turn at engines
+  (``queues.py``). They have ids and a settled floor of their own, so none of training's are other ones for them.
+* Row and seed of a sample are pure functions of the run's seed (``order.py``); where rows are chosen, the row is what
+  the Buffer has recorded (``drawing.py``).
 
 States: ``taking a census`` or ``issuing``.
 
 | waits for | who ends it |
 |---|---|
 | prompts of granted groups | its backend, which reads them from memory |
+| rows of granted groups, where they are chosen | its backend, within a deadline of its own; then the Buffer |
 | an engine with room | ``EngineReady`` (the supervisor's start deadline), ``GenerationClosed`` |
 | the end of a lease | settlement; after ``lease_timeout_s`` without progress a census. When two of them find that it
   runs and stands still, it goes on elsewhere, or its engine is replaced if nothing moves there |
@@ -21,18 +25,20 @@ States: ``taking a census`` or ``issuing``.
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING, Final, assert_never, final
 
 from penstock.actors.prompt_source.census import Census, Inheritance
+from penstock.actors.prompt_source.drawing import RowDrawing
 from penstock.actors.prompt_source.leases import Lease, LeasedGroup, LeaseState, LeaseTable
-from penstock.actors.prompt_source.order import row_of, sample_seed
+from penstock.actors.prompt_source.order import PromptOrder, evaluation_seed, sample_seed
 from penstock.actors.prompt_source.pools import EnginePools
+from penstock.actors.prompt_source.queues import KINDS, Queues
 from penstock.actors.prompt_source.stuck import find_stuck, note_running
 from penstock.actors.prompt_source.waiting import census_waits, lease_waits
 from penstock.actors.settled import KnownSettled
 from penstock.messages.base import Metric
 from penstock.messages.commands import FetchPrompts, PromptRequest, ReplaceActor, Send, StartTimer
+from penstock.messages.evaluation import EvaluationDue
 from penstock.messages.flow import (
     DemandGranted,
     GenerationClosed,
@@ -43,7 +49,7 @@ from penstock.messages.flow import (
     SampleRevoked,
     SamplesSettled,
 )
-from penstock.messages.local import PromptsFetched, Started, TimerFired
+from penstock.messages.local import PromptsFetched, RowsDrawn, Started, TimerFired
 from penstock.messages.membership import (
     ActorEpoch,
     ActorLost,
@@ -56,16 +62,21 @@ from penstock.messages.membership import (
     LineRestored,
 )
 from penstock.messages.names import BUFFER, FILTER, PROMPT_SOURCE, SCORER, SUPERVISOR, is_engine
-from penstock.messages.samples import Cancelled, InfraError, SampleKey
+from penstock.messages.rows import RowSource
+from penstock.messages.samples import Cancelled, InfraError, Purpose, SampleKey, evaluation_place
 from penstock.messages.training import NoticeGiven
 from penstock.messages.weights import EngineReady, VersionAnnounced
 
 if TYPE_CHECKING:
+    from collections import deque
+    from collections.abc import Iterator
+
     from penstock.actors.prompt_source.census import Found
     from penstock.actors.prompt_source.routing import EngineView
     from penstock.actors.prompt_source.settings import PromptSourceSettings
     from penstock.actors.prompt_source.stuck import StuckEngine
     from penstock.messages.commands import AnyCommand
+    from penstock.messages.evaluation import Evaluation
     from penstock.messages.flow import GrantSpan, SettledState
     from penstock.messages.inboxes import PromptSourceEvent
     from penstock.messages.membership import HeldLease
@@ -95,10 +106,21 @@ class PromptSource:
         self.num_lost_tokens = 0
         """That a failed attempt had made and not reported."""
         self._members: dict[str, int] = {}
+        self._order = PromptOrder(
+            settings.sources or (RowSource(name="", num_rows=settings.num_rows),),
+            seed=settings.seed,
+            shuffle=settings.shuffle,
+        )
+        self._drawing = RowDrawing(self._order.row_of) if settings.chooses_rows else None
+        self._num_asked = 0
+        """The first place in the stream of prompts that no group has had."""
+        self._num_named = 0
+        """The first place whose row has not been named to the backend."""
         self._total = 0
         self._settled = KnownSettled()
-        self._queues: dict[bool, deque[SampleKey]] = {False: deque(), True: deque()}
-        """What waits for an engine: for one that generates, for one that knows the rows."""
+        self._next_place = 0
+        """The first place of an evaluation that has never been heard of."""
+        self._queues = Queues(settings.max_evaluating)
         self._inherited = Inheritance()
         self._refills: tuple[SampleKey, ...] = ()
         self._may_issue = settings.epoch == 0
@@ -119,7 +141,13 @@ class PromptSource:
             Metric("prompt_source/reissued", self.num_reissued),
             Metric("prompt_source/salvaged_tokens", self.num_salvaged_tokens),
             Metric("prompt_source/lost_tokens", self.num_lost_tokens),
+            *self._cursors(),
         )
+
+    def _cursors(self) -> Iterator[Metric]:
+        """How far each source of a mixture has been gone through."""
+        for source, count in zip(self.settings.sources, self._order.counts(self._num_asked), strict=False):
+            yield Metric(f"data/{source.name}/prompts", count)
 
     def leases(self) -> tuple[HeldLease, ...]:
         """Nothing: PromptSource asks the census, it does not answer it."""
@@ -135,6 +163,10 @@ class PromptSource:
             case DemandGranted():
                 self._on_settled(event.settled)
                 self._on_demand(event)
+            case EvaluationDue():
+                self._on_settled(event.settled)
+                if event.evaluation is not None:
+                    self._on_evaluation(event.evaluation)
             case SamplesSettled():
                 self._on_settled(event.settled)
             case PromptsFetched():
@@ -143,6 +175,10 @@ class PromptSource:
                         group.prompt = fetched.prompt
                         self._open_leases(group)
                 self._open_refills()
+            case RowsDrawn():
+                if self._drawing is not None:
+                    self._drawing.drawn(event.rows)
+                    self._out.extend(self._drawing.commands())
             case GenerationProgressed():
                 self._on_progress(event)
             case GenerationClosed():
@@ -181,8 +217,11 @@ class PromptSource:
     def _on_demand(self, event: DemandGranted) -> None:
         requests = [request for span in event.spans for request in self._new_groups(span)]
         self._total = max(self._total, event.total)
+        if self._drawing is not None:
+            requests = self._drawing.heard(event, (request.group_id for request in requests))
+            self._out.extend(self._drawing.commands())
         if requests:
-            self._out.append(FetchPrompts(tuple(requests)))
+            self._out.append(FetchPrompts(tuple(requests), self._rows_ahead()))
 
     def _new_groups(self, span: GrantSpan) -> list[PromptRequest]:
         """What is below the total was in an earlier snapshot: it is here already, or settled."""
@@ -192,18 +231,40 @@ class PromptSource:
             if group_id in self._settled:
                 continue
             self.table.groups[group_id] = LeasedGroup(group_id, ordinal, span.min_version, span.deadline_version)
-            row, epoch = row_of(
-                ordinal, num_rows=self.settings.num_rows, seed=self.settings.seed, shuffle=self.settings.shuffle
-            )
-            requests.append(PromptRequest(group_id, row, epoch))
+            requests.append(PromptRequest(group_id, *self._order.row_of(ordinal)))
+            self._num_asked = max(self._num_asked, ordinal + 1)
         return requests
+
+    def _on_evaluation(self, evaluation: Evaluation) -> None:
+        """What comes before the next place was in an earlier snapshot: it is here already, or settled."""
+        requests: list[PromptRequest] = []
+        for place in evaluation.places(self._next_place):
+            if place.group_id in self._settled:
+                continue
+            versions = (evaluation.version, evaluation.deadline_version)
+            group = LeasedGroup(place.group_id, place.row, *versions, place=place)
+            self.table.add_evaluation(group)
+            requests.append(PromptRequest(place.group_id, place.row, 0, place.dataset))
+        self._next_place = max(self._next_place, evaluation.first_place + evaluation.num_groups)
+        if requests:
+            self._out.append(FetchPrompts(tuple(requests)))
+
+    def _size_of(self, group: LeasedGroup) -> int:
+        """Samples that are drawn for it, those in place of failed ones aside."""
+        return self.settings.samples_per_group if group.place is None else group.place.samples_per_prompt
+
+    def _rows_ahead(self) -> tuple[int, ...]:
+        """Rows that will be wanted next and have not been named yet."""
+        first = max(self._num_asked, self._num_named)
+        self._num_named = max(first, self._num_asked + self.settings.prefetch_rows)
+        return tuple(self._order.row_of(ordinal)[0] for ordinal in range(first, self._num_named))
 
     def _open_leases(self, group: LeasedGroup) -> None:
         """Leases for the samples of a group: those that a census found elsewhere are adopted, the others queued."""
         if not self._may_issue:
             return  # opened when the census is judged
         found = self._inherited.of(group.group_id)
-        for index in sorted({*range(self.settings.samples_per_group), *found}):
+        for index in sorted({*range(self._size_of(group)), *found}):
             if index not in group.leases:
                 self._open_lease(group, index, found.get(index))
 
@@ -221,6 +282,8 @@ class PromptSource:
     def _on_settled(self, state: SettledState) -> None:
         self.table.forget(self._settled.newly(state, self.table.groups))
         self._inherited.forget(self._settled)
+        if self._drawing is not None:
+            self._drawing.keep(self.table.groups)
 
     def _open_refills(self) -> None:
         """Leases for the replacements that the Filter misses, as soon as their groups are here."""
@@ -298,7 +361,8 @@ class PromptSource:
         failed = SampleFailed(
             key=lease.key,
             attempt=lease.attempt,
-            group_size=self.settings.samples_per_group,
+            group_size=self._size_of(group),
+            purpose=group.purpose,
             prompt=group.prompt,
             reason=reason,
             num_tokens=lease.num_tokens,
@@ -307,21 +371,39 @@ class PromptSource:
 
     def _queue_of(self, group: LeasedGroup) -> deque[SampleKey]:
         assert group.prompt is not None, "leases are opened once the prompt is read"
-        return self._queues[group.prompt.is_recorded]
+        return self._queues.of(group.purpose, is_recorded=group.prompt.is_recorded)
 
     def _dispatch(self) -> None:
-        """Send queued samples to engines, in order, as long as there is room."""
-        for is_recorded, queue in self._queues.items():
-            while queue and self._may_issue and self.table.router.has_room(is_recorded=is_recorded):
-                group, lease = self.table.groups.get(queue[0].group_id), self.table.lease(queue[0])
-                if group is None or lease is None or group.prompt is None or lease.state is not LeaseState.QUEUED:
-                    queue.popleft()  # settled, or queued twice
-                    continue
-                view = self.table.choose_engine(group, lease)
-                if view is None:
+        """Send queued samples to engines, in the order of their turns, as long as there is room."""
+        for is_recorded in KINDS if self._may_issue else ():
+            stuck: set[Purpose] = set()
+            while self.table.router.has_room(is_recorded=is_recorded):
+                heads = {purpose: head for purpose in Purpose if (head := self._head(purpose, is_recorded)) is not None}
+                if not heads:
                     break
+                state = (self.table.num_evaluating, self.table.has_training)
+                purpose = self._queues.turn(heads, stuck, num_evaluating=state[0], has_training=state[1])
+                if purpose is None:
+                    break
+                view = self.table.choose_engine(*heads[purpose])
+                if view is None or not self._queues.suits(
+                    view, purpose, num_evaluating=state[0], has_training=state[1]
+                ):
+                    stuck.add(purpose)
+                    continue
+                self._queues.of(purpose, is_recorded=is_recorded).popleft()
+                self._issue(*heads[purpose], view)
+
+    def _head(self, purpose: Purpose, is_recorded: bool) -> tuple[LeasedGroup, Lease] | None:
+        """The first that waits; what was settled or queued twice leaves the queue."""
+        queue = self._queues.of(purpose, is_recorded=is_recorded)
+        while queue:
+            group, lease = self.table.groups.get(queue[0].group_id), self.table.lease(queue[0])
+            if group is None or lease is None or group.prompt is None or lease.state is not LeaseState.QUEUED:
                 queue.popleft()
-                self._issue(group, lease, view)
+                continue
+            return group, lease
+        return None
 
     def _issue(self, group: LeasedGroup, lease: Lease, view: EngineView) -> None:
         assert group.prompt is not None
@@ -334,14 +416,20 @@ class PromptSource:
         issued = SampleIssued(
             key=key,
             attempt=lease.attempt,
-            group_size=self.settings.samples_per_group,
+            group_size=self._size_of(group),
+            purpose=group.purpose,
             prompt=group.prompt,
-            seed=sample_seed(self.settings.seed, key.group_id, key.index),
+            seed=self._seed_of(group, key.index),
             min_version=group.min_version,
             deadline_version=group.deadline_version,
             prefix=lease.prefix(),
         )
         self._out.append(Send(view.name, issued))
+
+    def _seed_of(self, group: LeasedGroup, index: int) -> int:
+        if group.place is None:
+            return sample_seed(self.settings.seed, group.group_id, index)
+        return evaluation_seed(self.settings.seed, group.place, index)
 
     # --- membership and census --------------------------------------------------------------------------------
 
@@ -477,9 +565,14 @@ class PromptSource:
     def validate(self) -> None:
         """Assert the invariants."""
         self.table.validate()
+        if self._drawing is not None:
+            self._drawing.validate()
         for group in self.table.groups.values():
             assert group.group_id not in self._settled
-            assert group.group_id < self._total
+            if group.place is None:
+                assert 0 <= group.group_id < self._total
+            else:
+                assert evaluation_place(group.group_id) < self._next_place
             for lease in group.leases.values():
                 is_known = lease.engine in self.settings.recorded_engines
                 assert not lease.engine or (group.prompt is not None and group.prompt.is_recorded == is_known), lease

@@ -9,6 +9,19 @@ from msgspec import Meta
 from penstock.messages.base import Options
 
 
+class ReplayOptions(Options, frozen=True, kw_only=True):
+    """Prompts that earned little are drawn again."""
+
+    fraction: Annotated[float, Meta(gt=0, le=1)]
+    """Share of the groups that are drawn from such prompts, as long as there are any."""
+    below_reward: float
+    """A prompt earned little when the mean reward of its last group, also of one that was turned away, is below."""
+    max_times: Annotated[int, Meta(ge=1)] = 3
+    """So often in a row at most; afterwards it comes again when the dataset does."""
+    min_gap: Annotated[int, Meta(ge=0)] = 0
+    """Groups that must have come in since its last one."""
+
+
 class PromptSourceOptions(Options, frozen=True, kw_only=True):
     """Which engine gets a sample, retries and deadlines."""
 
@@ -27,3 +40,17 @@ class PromptSourceOptions(Options, frozen=True, kw_only=True):
     given to another engine; an engine where nothing moves is replaced."""
     census_timeout_s: Annotated[float, Meta(gt=0)] = 2.0
     """An unanswered census is repeated after this time."""
+    priority: str | None = None
+    """``file.py:function``: a curriculum. Is called with ``prompt`` and ``history`` of candidates; the prompt with the
+    highest number comes next. null: the order of the (shuffled) dataset."""
+    priority_candidates: Annotated[int, Meta(ge=1)] = 1024
+    """Prompts that a group is chosen among: the whole dataset where it has no more, else drawn anew for each group."""
+    priority_timeout_s: Annotated[float, Meta(gt=0)] = 30.0
+    """For one call with many candidates. Those that it has no number for when it ends count as 0."""
+    replay: ReplayOptions | None = None
+    """Prompts that earned little are drawn again; null: they are not."""
+
+    @property
+    def chooses_rows(self) -> bool:
+        """Whether the row of a group does not follow from its place in the stream of prompts."""
+        return self.priority is not None or self.replay is not None

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from penstock.runtime.evaluating import evaluation_schedule
 from penstock.runtime.hosts.virtual.device_watch import DeviceWatch
 from penstock.runtime.hosts.virtual.event_digest import EventDigest
 from penstock.runtime.hosts.virtual.faults import inject
@@ -119,6 +120,7 @@ def rules_of(trial: Trial) -> Rules:
         num_prompts=None if trial.num_epochs is None else trial.num_epochs * trial.num_rows,
         keep_checkpoints=trial.keep_checkpoints,
         has_teachers=bool(trial.num_teachers),
+        evaluation=evaluation_schedule(trial.plan),
     )
 
 

@@ -9,6 +9,8 @@ of theirs. What it checks:
 * grants stay within ``(s + η + 1 − v)·B`` and what the rest of the run can train;
 * versions go up by one, announced ones never go down, an engine makes no token with weights older than a sample may
   start with, responses have no hole and no repeat, rewards are those of the reward function;
+* what :mod:`~penstock.runtime.hosts.virtual.evaluation_watch` says of evaluations, and that training is as if there
+  were none;
 * at the end nobody keeps or works on anything.
 """
 
@@ -19,6 +21,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from penstock.messages.commands import Generate, OpenLearner, Send, Train
+from penstock.messages.evaluation import EvaluationFinished, EvaluationOpened, GroupEvaluated
 from penstock.messages.flow import SampleGenerated, SampleIssued
 from penstock.messages.ledger import (
     BatchesFixed,
@@ -29,21 +32,25 @@ from penstock.messages.ledger import (
     GroupsGranted,
     PayloadsReleased,
     PolicyRecorded,
+    RowsRecorded,
     RunRecorded,
     StepRecorded,
     VersionRecorded,
 )
 from penstock.messages.names import PROMPT_SOURCE, is_engine
-from penstock.messages.samples import Sample, SampleKey, TerminalState
+from penstock.messages.samples import Sample, SampleKey, TerminalState, is_evaluation
 from penstock.messages.training import OnStale, RunFinished
+from penstock.runtime.hosts.virtual.evaluation_watch import EvaluationWatch
 from penstock.runtime.hosts.virtual.oracle_checks import (
     Rules,
     WatchedGroup,
+    assert_counted,
     assert_noted,
     assert_places,
     assert_ramp,
     assert_taught,
     assert_whole,
+    trained_versions,
     versions_of,
 )
 from penstock.runtime.hosts.virtual.process import Process, Status
@@ -87,6 +94,7 @@ class Oracle:
         """When the run last came closer to its end."""
         self.trained: list[tuple[int, tuple[int, ...]]] = []
         """Version and groups of each step."""
+        self.evaluations = EvaluationWatch(rules.evaluation)
         self._clock = host.clock
         self._processes = host.supervisor.processes
         self._eta = rules.max_staleness
@@ -94,6 +102,8 @@ class Oracle:
         self._num_issued = 0
         self._num_open = 0
         self._num_in_generation = 0
+        self._num_rejected = 0
+        """Groups that the Filter turned away, since a batch was formed."""
         self._num_trained_groups = 0
         self._lease: BatchLeased | None = None
         self._leases: dict[int, tuple[int, ...]] = {}
@@ -125,18 +135,24 @@ class Oracle:
 
     def _on_send(self, process: Process, event: Event) -> None:
         match event:
+            case SampleIssued() if is_evaluation(event.key.group_id):
+                self.evaluations.issued(event)
+                self._note_issued(process, event.key, is_recorded=False)
             case SampleIssued():
                 group = self.groups.get(event.key.group_id)
                 assert group is not None, f"{event.key} is issued, and its group was never granted"
                 assert event.min_version == group.min_version
-                if event.key in self.issued and self._processes[process.name] is process:
-                    self.num_regenerated += group.payload is not None
-                    self.num_needless += event.key in self._finished and self._is_passed_on(event.key)
-                self.issued.add(event.key)
+                self._note_issued(process, event.key, is_recorded=group.payload is not None)
             case SampleGenerated():
                 self._on_generated(event.sample)
             case _:
                 pass
+
+    def _note_issued(self, process: Process, key: SampleKey, *, is_recorded: bool) -> None:
+        if key in self.issued and self._processes[process.name] is process:
+            self.num_regenerated += is_recorded
+            self.num_needless += key in self._finished and self._is_passed_on(key)
+        self.issued.add(key)
 
     def _is_passed_on(self, key: SampleKey) -> bool:
         """Whether a finished response of this sample is kept, or being scored or assembled, by anyone alive."""
@@ -150,6 +166,9 @@ class Oracle:
     def _on_generated(self, sample: Sample) -> None:
         first = self._finished.setdefault(sample.key, sample.attempt)
         self.num_generated_twice += first != sample.attempt
+        if is_evaluation(sample.key.group_id):
+            self.evaluations.generated(sample)
+            return
         assert_whole(sample)
         oldest, group = sample.oldest_version, self.groups[sample.key.group_id]
         assert oldest is None or oldest >= group.min_version, (
@@ -171,7 +190,7 @@ class Oracle:
         for group in command.groups:
             assert group == self.groups[group.group_id].payload, f"group {group.group_id} changed on its way"
             eta = self.groups[group.group_id].max_staleness
-            for version in versions_of(group.samples):
+            for version in trained_versions(group.samples, newest_only=command.mask_old_tokens):
                 age = consumed_at - version
                 if command.min_token_version:
                     assert command.min_token_version >= consumed_at - max(eta, self._eta)
@@ -216,10 +235,20 @@ class Oracle:
                     self.progress_s = self._clock.now_s
                 case PayloadsReleased():
                     self._on_released(entry)
+                case EvaluationOpened():
+                    if not self._may_train_on() and entry.evaluation.version == self.version:
+                        self.evaluations.ran_out(self.version)
+                    self.evaluations.opened(entry, announced=self.announced)
+                    self.progress_s = self._clock.now_s
+                case GroupEvaluated():
+                    self.evaluations.evaluated(entry)
+                    self.progress_s = self._clock.now_s
                 case RunRecorded():
                     assert not self.groups, "the run is named after it began"
                 case PolicyRecorded():
                     self._eta, self._on_stale = entry.max_staleness, entry.on_stale
+                case RowsRecorded():
+                    self._on_rows(entry)
                 case BatchesFixed():
                     assert not self.groups, "what a run trains is fixed before it begins"
         if granted:
@@ -263,7 +292,28 @@ class Oracle:
             room = (deadline - standing + 1) * self.rules.groups_per_batch
             assert count <= room, f"{count} groups are due by {deadline} at v={standing}: {deadlines}"
 
+    def _on_rows(self, entry: RowsRecorded) -> None:
+        assert self.rules.chooses_rows, "rows are recorded, and nobody chooses any"
+        for row in entry.rows:
+            group = self._open(row.group_id)
+            assert group.payload is None, f"group {row.group_id} is given a row after its samples came"
+            assert group.row is None, f"group {row.group_id} is given two rows"
+            assert group.group_id not in {key.group_id for key in self.issued}, (
+                "it was issued before its row was recorded"
+            )
+            group.row = row
+
+    def _may_keep(self, entry: GroupRecorded) -> bool:
+        """Whether enough groups were turned away, or the dataset has ended and the last batch would lack this one."""
+        rules, size = self.rules, self.rules.groups_per_batch
+        if rules.keep_after_batches is None:
+            return False
+        in_no_batch = sum(not group.is_closed and not group.is_leased for group in self.groups.values())
+        ends = rules.num_prompts is not None and len(self._ordinals) == rules.num_prompts and in_no_batch <= size
+        return ends or self._num_rejected >= rules.keep_after_batches * size
+
     def _on_recorded(self, entry: GroupRecorded) -> None:
+        assert not entry.kept_cause or self._may_keep(entry), f"group {entry.group_id} is kept: {entry.kept_cause}"
         group, payload = self._open(entry.group_id), entry.payload
         assert payload is not None
         assert payload.group_id == entry.group_id
@@ -275,6 +325,8 @@ class Oracle:
         assert samples, f"group {group.group_id} is admitted without a sample"
         assert_noted(entry)
         assert_places([*(s.key for s in samples), *(e.key for e in payload.ended)], group, self.rules)
+        assert_counted(payload, self.rules)
+        assert not self.rules.chooses_rows or (group.row is not None and group.row.row == payload.prompt.row)
         for sample in samples:
             assert sample.reward in (0.0, 1.0), f"{sample.key} has the reward {sample.reward}"
             assert_whole(sample)
@@ -287,6 +339,7 @@ class Oracle:
     def _on_closed(self, entry: GroupClosed) -> None:
         group = self._open(entry.group_id)
         assert not group.is_leased, f"group {entry.group_id} is closed while it is in a batch"
+        self._num_rejected += bool(entry.rejected_cause)
         keys = [end.key for end in entry.ended]
         assert_places(keys, group, self.rules)
         if group.payload is None:
@@ -317,8 +370,9 @@ class Oracle:
             group.is_leased = True
             if self._on_stale is not OnStale.MASK:
                 assert group.deadline >= self.version, f"group {group_id} was due at {group.deadline}"
+        self.evaluations.leased(entry.version)
         assert entry.version not in self._leases, f"batch {entry.version} is leased twice"
-        self._lease = entry
+        self._lease, self._num_rejected = entry, 0
         self._leases[entry.version] = entry.group_ids
         if self._on_stale is OnStale.WAIT and rules.over_sampling == 1.0:
             self._assert_sound()
@@ -332,6 +386,7 @@ class Oracle:
         self._num_trained_groups += len(entry.group_ids)
         self.trained.append((entry.version, entry.group_ids))
         self.progress_s = self._clock.now_s
+        self.evaluations.stepped(entry.version, is_last=lease.is_last)
         for group_id in entry.group_ids:
             group = self._open(group_id)
             assert group.payload is not None
@@ -344,6 +399,15 @@ class Oracle:
         kept = self.checkpoints[-self.rules.keep_checkpoints :]
         assert kept, "payloads go, and there is no checkpoint"
         assert entry.through_version <= kept[0], f"payloads up to {entry.through_version} go, {kept} need them"
+
+    def _may_train_on(self) -> bool:
+        """Whether a batch is out, or something is left that one could be made of."""
+        rules = self.rules
+        if self._lease is not None:
+            return True
+        if self.version >= rules.num_steps:
+            return False
+        return rules.num_prompts is None or len(self._ordinals) < rules.num_prompts or self._num_open > 0
 
     # --- the books --------------------------------------------------------------------------------------------
 
@@ -373,17 +437,20 @@ class Oracle:
         """See :class:`penstock.runtime.hosts.virtual.host.Watcher`."""
         if isinstance(event, RunFinished):
             self._assert_same(event.balance)
+        elif isinstance(event, EvaluationFinished):
+            self.evaluations.finished(event)
 
     def _assert_same(self, balance: Balance) -> None:
         """The Buffer's balance is ours."""
         assert balance.is_balanced, balance
-        ended = Counter(self.ends.values())
+        ended = Counter(self.ends.values()) + self.evaluations.ended
         theirs: Counter[TerminalState] = Counter()
         for count in balance.ended:
             theirs[TerminalState(count.state)] += count.num_samples
         assert theirs == ended, f"the Buffer counts {theirs}, there were {ended}"
-        assert balance.issued == self._num_issued
-        assert balance.in_system == self._num_open * self.rules.samples_per_group
+        assert balance.issued == self._num_issued + self.evaluations.num_issued
+        in_system = self._num_open * self.rules.samples_per_group
+        assert balance.in_system == in_system + self.evaluations.num_in_system
 
     def turned(self, process: Process) -> None:
         """See :class:`penstock.runtime.hosts.virtual.host.Watcher`."""
@@ -396,6 +463,8 @@ class Oracle:
         open_groups = [group.group_id for group in self.groups.values() if not group.is_closed]
         assert not open_groups, f"groups {open_groups} have not ended"
         size = self.rules.samples_per_group
-        lost = [key for key in self.issued if key not in self.ends and key.index < size]
+        self.evaluations.assert_ended(self.version)
+        trained = (key for key in self.issued if not is_evaluation(key.group_id))
+        lost = [key for key in trained if key not in self.ends and key.index < size]
         assert not lost, f"samples {lost} were issued and have no end"
         assert self.checkpoint_version == self.version, "the run ended before its last checkpoint was recorded"

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from penstock.actors.buffer.evaluating import EvaluationSchedule
 from penstock.backends.engines.simulated_teacher import teacher_logprobs
 from penstock.messages.arrays import tokens_view
-from penstock.messages.samples import Group
+from penstock.messages.flow import GroupRow
+from penstock.messages.samples import Group, TerminalState
 from penstock.messages.training import OnStale
 from penstock.runtime.hosts.virtual.process import Status
 
@@ -37,6 +39,10 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     num_prompts: int | None = None
     keep_checkpoints: int = 1
     has_teachers: bool = False
+    evaluation: EvaluationSchedule | None = None
+    keep_after_batches: int | None = None
+    counts_dropped: bool = False
+    chooses_rows: bool = False
 
 
 class WatchedGroup(msgspec.Struct):
@@ -47,6 +53,7 @@ class WatchedGroup(msgspec.Struct):
     deadline: int
     max_staleness: int
     payload: Group | None = None
+    row: GroupRow | None = None
     is_leased: bool = False
     is_closed: bool = False
 
@@ -72,6 +79,14 @@ def assert_places(keys: Sequence[SampleKey], group: WatchedGroup, rules: Rules) 
     assert set(range(rules.samples_per_group)) <= indices, f"group {group.group_id} lacks samples: {sorted(indices)}"
     for index in indices:
         assert index < rules.samples_per_group or index - rules.samples_per_group in indices
+
+
+def assert_counted(group: Group, rules: Rules) -> None:
+    """What counts in the statistics beside the samples was dropped by a filter, each once, where that is so."""
+    assert rules.counts_dropped or not group.counted, f"group {group.group_id} counts what is not trained"
+    filtered = {end.key.index for end in group.ended if end.state is TerminalState.FILTERED}
+    counted = [sample.index for sample in group.counted]
+    assert sorted(filtered) == sorted(counted) or not rules.counts_dropped, (filtered, counted)
 
 
 def assert_noted(entry: GroupRecorded) -> None:
@@ -108,3 +123,10 @@ def assert_ramp(tokens: bytes, what: str) -> None:
 def versions_of(samples: Iterable[Sample]) -> list[int]:
     """The version of every stretch of tokens."""
     return [span.version for sample in samples for part in sample.parts for span in part.spans if span.num_tokens]
+
+
+def trained_versions(samples: Iterable[Sample], *, newest_only: bool) -> list[int]:
+    """The same; ``newest_only``: of each sample its newest one alone."""
+    if not newest_only:
+        return versions_of(samples)
+    return [max(versions) for sample in samples if (versions := versions_of([sample]))]

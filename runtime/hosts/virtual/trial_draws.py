@@ -23,7 +23,7 @@ from penstock.messages.training import OnStale
 from penstock.runtime.hosts.virtual.faults import Fault, FaultKind
 from penstock.runtime.hosts.virtual.links import LinkModel
 from penstock.runtime.hosts.virtual.supervisor import SupervisionModel
-from penstock.runtime.hosts.virtual.trials import Trial
+from penstock.runtime.hosts.virtual.trials import EvaluationTrial, Trial
 
 if TYPE_CHECKING:
     from typing import Any
@@ -82,7 +82,25 @@ def draw_trial(policy: str, seed: int) -> Trial:
     trial = _record(trial, random.Random(f"recorded {policy} {seed}"))
     scores_groups = random.Random(f"groups {policy} {seed}").random() < 0.25
     trial = msgspec.structs.replace(trial, scores_groups=scores_groups)
-    return _teach(trial, random.Random(f"teachers {policy} {seed}"))
+    trial = _teach(trial, random.Random(f"teachers {policy} {seed}"))
+    return _evaluate(trial, random.Random(f"evaluation {policy} {seed}"))
+
+
+def _evaluate(trial: Trial, rng: random.Random) -> Trial:
+    """Two of five evaluate."""
+    if rng.random() >= 0.4:
+        return trial
+    num_datasets = rng.randint(1, 2)
+    evaluation = EvaluationTrial(
+        every=_maybe(rng, 0.7, lambda: rng.randint(1, 3)),
+        before_first=rng.random() < 0.5,
+        at_end=rng.random() < 0.7,
+        pinned=rng.random() < 0.4,
+        max_running=_maybe(rng, 0.5, lambda: rng.randint(1, 8)),
+        num_rows=tuple(rng.randint(1, 6) for _ in range(num_datasets)),
+        samples_per_prompt=tuple(rng.randint(1, 3) for _ in range(num_datasets)),
+    )
+    return msgspec.structs.replace(trial, evaluation=evaluation)
 
 
 def _record(trial: Trial, rng: random.Random) -> Trial:

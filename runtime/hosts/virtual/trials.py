@@ -15,13 +15,14 @@ from penstock.actors.buffer.machine import Buffer
 from penstock.actors.buffer.options import StalenessOptions
 from penstock.actors.buffer.policies import BuiltinPolicy, RankedGroup
 from penstock.actors.filter.options import FilterOptions
-from penstock.actors.prompt_source.options import PromptSourceOptions
+from penstock.actors.prompt_source.options import PromptSourceOptions, ReplayOptions
 from penstock.actors.weight_publisher.options import WeightsOptions
 from penstock.backends.data.options import DataOptions
 from penstock.backends.draws import mixed, uniform
 from penstock.backends.engines.options import EngineGroupOptions, EnginesOptions, LatencyOptions, SamplingOptions
 from penstock.backends.engines.simulated import SimulatedEngine
 from penstock.backends.engines.teacher_options import TeacherLatencyOptions, TeacherOptions
+from penstock.backends.evaluation.options import EvaluationDataset, EvaluationOptions
 from penstock.backends.learners.options import LearnerOptions, SimulatedLearnerOptions
 from penstock.backends.rewards.options import RewardOptions
 from penstock.backends.rewards.simulated import JudgingModel
@@ -34,6 +35,7 @@ from penstock.messages.names import (
     teacher_index,
 )
 from penstock.messages.training import OnStale, UpdateMode
+from penstock.runtime.choosing import choosing_settings
 from penstock.runtime.hosts.virtual.faults import Fault, FaultKind
 from penstock.runtime.hosts.virtual.host import HostSettings
 from penstock.runtime.hosts.virtual.links import LinkModel
@@ -62,6 +64,19 @@ if TYPE_CHECKING:
 MAX_TOKENS: Final = 48
 PROGRESS_TOKENS: Final = 8
 OVERDUE_AFTER_S: Final = 60.0
+
+
+class EvaluationTrial(msgspec.Struct, frozen=True, kw_only=True):
+    """When a trial evaluates, and on what."""
+
+    every: int | None = None
+    before_first: bool = False
+    at_end: bool = False
+    pinned: bool = False
+    max_running: int | None = None
+    num_rows: tuple[int, ...] = (3,)
+    """Of each dataset."""
+    samples_per_prompt: tuple[int, ...] = (1,)
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +110,13 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     on_failed_sample: Literal["refill", "shrink", "reject"] = "refill"
     scores_groups: bool = False
     drop_zero_spread: bool = False
+    keep_when_insufficient: int | None = None
+    drop_samples: Literal["before_statistics", "after_statistics"] | None = None
+    """None: no function judges samples."""
+    shows_groups: bool = False
+    mask_old_tokens: bool = False
+    has_priority: bool = False
+    replay: ReplayOptions | None = None
     num_retries: int = 2
     max_engine_losses: int = 5
     lease_timeout_s: float = 40.0
@@ -108,6 +130,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     learner: SimulatedLearnerOptions = SimulatedLearnerOptions(publish_s=0.2)
     link: LinkModel = LinkModel()
     supervision: SupervisionModel = SupervisionModel()
+    evaluation: EvaluationTrial | None = None
     num_teachers: int = 0
     teacher_slots: int = 4
     teacher_latency: TeacherLatencyOptions = TeacherLatencyOptions()
@@ -156,7 +179,14 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def plan(self) -> RunPlan:
         """What the actors are told."""
-        return RunPlan(scenario=self.scenario, run_id="trial", run_folder="", model_folder="", num_rows=self.num_rows)
+        return RunPlan(
+            scenario=self.scenario,
+            run_id="trial",
+            run_folder="",
+            model_folder="",
+            num_rows=self.num_rows,
+            num_evaluation_prompts=() if self.evaluation is None else self.evaluation.num_rows,
+        )
 
     @property
     def scenario(self) -> Scenario:
@@ -170,6 +200,10 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
                 drop_zero_spread=self.drop_zero_spread,
                 function="trial.py:judge" if self.judging.rejection_rate else None,
                 on_failed_sample=self.on_failed_sample,
+                sample_function=None if self.drop_samples is None else "trial.py:sift",
+                drop_samples=self.drop_samples or "before_statistics",
+                all_samples_hook="trial.py:look" if self.shows_groups else None,
+                keep_when_insufficient=self.keep_when_insufficient,
                 max_refills=2,
                 min_group_size=1,
             ),
@@ -180,6 +214,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
                 on_stale=self.on_stale,
                 target_outstanding=self.target_outstanding or "auto",
                 max_concurrent=self.max_concurrent,
+                mask_old_tokens=self.mask_old_tokens,
                 over_sampling=self.over_sampling,
                 max_requeues=self.max_requeues,
                 max_rejected_batches=1000,
@@ -201,6 +236,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
                 simulated=self.learner,
             ),
             teacher=self._teacher,
+            evaluation=self._evaluation,
             weights=WeightsOptions(
                 publish_every=self.publish_every,
                 stage_timeout_s=90.0,
@@ -215,6 +251,9 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
                 num_retries=self.num_retries,
                 max_engine_losses=self.max_engine_losses,
                 lease_timeout_s=self.lease_timeout_s,
+                priority="trial.py:prefer" if self.has_priority else None,
+                priority_candidates=8,
+                replay=self.replay,
             ),
             runtime=RuntimeOptions(),
         )
@@ -224,6 +263,23 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         if not self.num_recorded:
             return ()
         return (EngineGroupOptions(backend="recorded", count=self.num_recorded, slots=self.num_slots),)
+
+    @property
+    def _evaluation(self) -> EvaluationOptions:
+        trial = self.evaluation
+        if trial is None:
+            return EvaluationOptions()
+        return EvaluationOptions(
+            every=trial.every,
+            before_first=trial.before_first,
+            at_end=trial.at_end,
+            pinned=trial.pinned,
+            max_running=trial.max_running,
+            datasets=tuple(
+                EvaluationDataset(name=f"set{index}", path="lines:1000", samples_per_prompt=samples)
+                for index, samples in enumerate(trial.samples_per_prompt)
+            ),
+        )
 
     @property
     def _teacher(self) -> TeacherOptions | None:
@@ -270,6 +326,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
             judging=self.judging,
             teacher=scenario.teacher,
             index=teacher_index(name) if is_teacher(name) else 0,
+            choosing=choosing_settings(plan),
         )
         if isinstance(backend, SimulatedEngine):
             self._spoil(backend, (self.seed, int(name.split("/")[1]), epoch))

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from penstock.backends.engines.options import group_of, options_of
 from penstock.backends.stores.backend import LedgerBackend
 from penstock.messages.names import BUFFER, LEARNER, Role, engine_index, is_engine, is_teacher, role_of, teacher_index
-from penstock.runtime.hosts.ray.placement import colocated, has_nodes_of_its_own
 from penstock.runtime.choosing import choosing_settings
+from penstock.runtime.hosts.ray.placement import colocated, has_nodes_of_its_own
+from penstock.runtime.scenario.evaluation_rules import sets_of
 from penstock.runtime.scenario.recorded_rules import recorded_settings
 
 if TYPE_CHECKING:
@@ -294,6 +295,17 @@ def _choosing(plan: RunPlan, prompts: Backend[Any], prompt_of: Callable[[int], P
     return ChoosingPrompts(prompts, settings, prompt_of=prompt_of, priority=priority)
 
 
+def _with_evaluation(plan: RunPlan, prompts: Backend[Any], *, keeps_messages: bool) -> Backend[Any]:
+    """The same backend, or, where there is an evaluation, one that has its prompts as well."""
+    if not plan.scenario.evaluation.datasets:
+        return prompts
+    from penstock.backends.evaluation.prompts import PromptsWithEvaluation
+    from penstock.runtime.rows import read_evaluation
+
+    datasets = read_evaluation(plan.scenario, Path(plan.model_folder), keeps_messages=keeps_messages)
+    return PromptsWithEvaluation(prompts, datasets)
+
+
 def _rows_and_rewards(name: str, plan: RunPlan) -> Backend[Any] | None:
     scenario, model_folder = plan.scenario, Path(plan.model_folder)
     match role_of(name):
@@ -303,12 +315,19 @@ def _rows_and_rewards(name: str, plan: RunPlan) -> Backend[Any] | None:
 
             keeps_messages = scenario.episode.kind != "single"
             rows = read_dataset(scenario, model_folder, keeps_messages=keeps_messages)
-            return _choosing(plan, DatasetBackend(rows), lambda row: rows.prompt(row, 0))
+            prompts = _choosing(plan, DatasetBackend(rows), lambda row: rows.prompt(row, 0))
+            return _with_evaluation(plan, prompts, keeps_messages=keeps_messages)
         case Role.SCORER:
+            from penstock.backends.evaluation.rewards import open_evaluation_rewards
             from penstock.backends.rewards import open_rewards
 
             limit = scenario.sampling.max_response_tokens
-            return open_rewards(scenario.reward, model_folder, max_response_tokens=limit)
+            return open_evaluation_rewards(
+                scenario.reward,
+                limit,
+                sets_of(scenario),
+                lambda options, tokens: open_rewards(options, model_folder, max_response_tokens=tokens),
+            )
         case _:
             from penstock.backends.rewards import open_filters
 

@@ -42,6 +42,7 @@ from penstock.runtime.evaluating import evaluation_schedule, max_evaluating
 from penstock.runtime.hosts.ray.placement import colocated
 from penstock.runtime.plan import RunPlan as RunPlan  # noqa: TC001 - a process of the Ray host asks this module for it
 from penstock.runtime.scenario.capabilities import ENGINE_CAPABILITIES
+from penstock.runtime.scenario.evaluation_rules import sets_of
 from penstock.runtime.shell import classes_of
 
 if TYPE_CHECKING:
@@ -217,11 +218,17 @@ def _prompt_source(plan: RunPlan, epoch: int) -> PromptSourceSettings:
 
 def _scorer(scenario: Scenario) -> ScorerSettings:
     reward, teacher = scenario.reward, scenario.teacher
+    evaluated = [each.reward for each in sets_of(scenario)]
+    longest_s = max(longest_timeout_s(block) for block in (reward, *evaluated))
     settings = ScorerSettings(
         timeout_s=reward.timeout_s,
         num_retries=reward.num_retries,
-        grace_s=GRACE_S + max(0.0, longest_timeout_s(reward) - reward.timeout_s),
-        whole_groups=(Purpose.TRAIN, Purpose.EVALUATE) if scores_groups(reward) else (),
+        grace_s=GRACE_S + max(0.0, longest_s - reward.timeout_s),
+        whole_groups=tuple(
+            purpose
+            for purpose, blocks in ((Purpose.TRAIN, [reward]), (Purpose.EVALUATE, evaluated))
+            if any(map(scores_groups, blocks))
+        ),
         constant_groups=reward.alarms.constant_groups,
         failed_share=reward.alarms.failed_share,
         failed_window=reward.alarms.failed_window,

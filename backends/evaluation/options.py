@@ -41,7 +41,7 @@ class EvaluationSettings(Options, frozen=True, kw_only=True):
     sampling: EvaluationSampling = EvaluationSampling()
     """How answers are drawn, where it differs from the run's."""
     reward: RewardOptions | None = None
-    """How answers are scored; null: as the run's ``reward:`` says."""
+    """How answers are scored; null: as the run's ``reward:`` says. Retries and alarms are those of the run."""
     generate: str | None = None
     """``file.py:function`` that plays the episode of an answer; null: as the run's ``episode:`` says."""
     k: tuple[Annotated[int, Meta(ge=1)], ...] | None = None
@@ -83,8 +83,9 @@ class EvaluationOptions(Options, frozen=True, kw_only=True):
     at_end: bool = False
     """Also after the last one; the run ends when it is done."""
     pinned: bool = False
-    """All answers are made by the one version that was asked for: an engine that works on them takes no newer weights
-    before it is through. false: they are made by whatever version an engine serves, and the figures say which."""
+    """All answers are made by the one version that was asked for. Nothing newer is trained before they are there, so
+    the learner stands still meanwhile. false: nothing waits, answers are made by the version that was asked for or by
+    newer ones, also by several in the course of one answer, and the figures say which."""
     max_running: Annotated[int, Meta(ge=1)] | None = None
     """Answers that are generated at a time, so that training keeps the other slots; null: a quarter of all slots, at
     least one."""

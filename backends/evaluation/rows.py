@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from msgspec.structs import replace
+
 from penstock.backends.data.dataset import load_dataset
 from penstock.backends.data.problems import DataError
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 class EvaluationRows(NamedTuple):
     """The prompts of one dataset."""
 
+    index: int
+    """Of the dataset in the scenario."""
     each: EvaluationSet
     dataset: Dataset
 
@@ -43,7 +47,7 @@ class EvaluationRows(NamedTuple):
         """
         if not 0 <= row < self.num_prompts:
             raise IndexError(f"prompt {row} of {self.num_prompts} of the dataset {self.each.name}")
-        return self.dataset.prompt(row, 0)
+        return replace(self.dataset.prompt(row, 0), dataset=self.index)
 
 
 def load_evaluation_rows(
@@ -68,10 +72,11 @@ def load_evaluation_rows(
     """
     return tuple(
         EvaluationRows(
+            index,
             each,
             _load(each, tokenizer_folder, seed=seed, max_context=max_context, keeps_messages=keeps_messages),
         )
-        for each in sets
+        for index, each in enumerate(sets)
     )
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock.backends.data.dataset import load_dataset
 from penstock.backends.data.duplicates import duplicates_in, duplicates_text, rows_in_both
+from penstock.backends.data.streamed import StreamedRows
 from penstock.backends.evaluation.rows import load_evaluation_rows
 from penstock.runtime.scenario.evaluation_rules import sets_of
 from penstock.runtime.scenario.recorded_rules import recorded_settings
@@ -14,9 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from penstock.backends.data.dataset import Dataset
     from penstock.backends.data.rows import Rows
     from penstock.backends.evaluation.rows import EvaluationRows
     from penstock.runtime.scenario import Scenario
+
+INDEX_FOLDER: Final = "data_index"
+"""Of a run's folder: where the rows are that are read when they are wanted."""
 
 
 def read_dataset(
@@ -26,7 +31,7 @@ def read_dataset(
     keeps_messages: bool = False,
     run_folder: Path | None = None,
     tell: Callable[[str], None] | None = None,
-) -> Rows:
+) -> Dataset | StreamedRows:
     """Every row, checked and tokenised; or, where they are to be read when they are wanted, their index.
 
     Args:
@@ -39,6 +44,15 @@ def read_dataset(
     Raises:
         DataError: the rows cannot be used.
     """
+    if scenario.data.stream:
+        return StreamedRows(
+            scenario.data,
+            model_folder,
+            max_context=scenario.model.max_context,
+            keeps_messages=keeps_messages,
+            folder=None if run_folder is None else run_folder / INDEX_FOLDER,
+            tell=tell,
+        )
     return load_dataset(
         scenario.data,
         model_folder,

@@ -51,7 +51,7 @@ def arrow_folder_rows(folder: Path, columns: Sequence[str], optional: Sequence[s
     import pyarrow as pa
 
     number = 0
-    for path in _files(folder):
+    for path in arrow_files(folder):
         try:
             with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as reader:
                 names = cast("list[str]", reader.schema.names)
@@ -64,7 +64,12 @@ def arrow_folder_rows(folder: Path, columns: Sequence[str], optional: Sequence[s
             raise DataError(f"{path} cannot be read as a stream of Arrow batches: {error}") from error
 
 
-def _files(folder: Path) -> list[Path]:
+def arrow_files(folder: Path) -> list[Path]:
+    """The files of a folder that ``datasets`` has written, in their order.
+
+    Raises:
+        DataError: it has several splits, or is a selection by indices.
+    """
     if not (folder / STATE_FILE).is_file():
         splits = _read(folder / SPLITS_FILE, _Splits).splits
         raise DataError(f"{folder} has several splits; name one of them: {', '.join(f'{folder}/{s}' for s in splits)}")

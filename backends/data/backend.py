@@ -1,22 +1,24 @@
-"""The PromptSource's backend: rows of a dataset that is already in memory."""
+"""The PromptSource's backend: rows of a dataset."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.backends.data.rows import num_skipped
 from penstock.messages.base import Metric
 from penstock.messages.local import FetchedPrompt, PromptsFetched
 
 if TYPE_CHECKING:
-    from penstock.backends.data.dataset import Dataset
+    from penstock.backends.data.rows import Rows
     from penstock.backends.protocol import Emit, Fail
     from penstock.messages.commands import FetchPrompts
 
 
 class DatasetBackend:
-    """Answers ``FetchPrompts`` before ``execute`` returns: a row is a slice of memory."""
+    """Answers ``FetchPrompts`` before ``execute`` returns: a row in memory is a slice of it. Rows that are read from
+    files need a thread around it (:class:`~penstock.backends.data.streamed.BackgroundRows`)."""
 
-    def __init__(self, dataset: Dataset) -> None:
+    def __init__(self, dataset: Rows) -> None:
         self._dataset = dataset
         self._emit: Emit | None = None
 
@@ -41,7 +43,7 @@ class DatasetBackend:
         """The size of the dataset."""
         return (
             Metric("data/rows", float(self._dataset.num_rows)),
-            Metric("data/skipped_rows", float(self._dataset.num_skipped)),
+            Metric("data/skipped_rows", float(num_skipped(self._dataset))),
         )
 
     def close(self, timeout_s: float) -> None:

@@ -32,10 +32,8 @@ def jsonl_rows(path: Path) -> Iterator[RawRow | RowProblem]:
     try:
         with _opened(path) as file:
             for number, line in enumerate(file, start=1):
-                if number == 1:
-                    line = line.removeprefix(codecs.BOM_UTF8)
-                if line.strip():
-                    yield _row(f"{path}:{number}", line, is_first=number == 1)
+                if line.removeprefix(codecs.BOM_UTF8).strip():
+                    yield parsed_line(f"{path}:{number}", line, is_first=number == 1)
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise DataError(f"{path} cannot be read: {reason}") from error
@@ -53,7 +51,10 @@ def _opened(path: Path) -> BinaryIO:
             return path.open("rb")
 
 
-def _row(place: str, line: bytes, *, is_first: bool) -> RawRow | RowProblem:
+def parsed_line(place: str, line: bytes, *, is_first: bool) -> RawRow | RowProblem:
+    """A line that is not blank. ``is_first``: of its file, so that it may begin with a byte-order mark."""
+    if is_first:
+        line = line.removeprefix(codecs.BOM_UTF8)
     try:
         value: object = _DECODER.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError):

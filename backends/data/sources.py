@@ -15,7 +15,7 @@ import re
 from collections import deque
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 from penstock.backends.data.arrow_folder import arrow_folder_rows, is_arrow_folder
 from penstock.backends.data.generated import lines_rows, reasoning_gym_rows
@@ -33,6 +33,8 @@ JSONL_SUFFIXES: Final = (".jsonl", ".ndjson", ".json")
 COMPRESSED_SUFFIXES: Final = (".gz", ".zst")
 PARQUET_SUFFIXES: Final = (".parquet", ".pq")
 GENERATED: Final = ("lines", "reasoning_gym")
+
+RowT = TypeVar("RowT")
 
 _SLICE: Final = re.compile(r"(?P<path>.*)@\[(?P<start>-?\d+)?:(?P<stop>-?\d+)?\]", re.DOTALL)
 
@@ -82,28 +84,34 @@ def read_rows(
         DataError: the source as a whole cannot be read, or the slice begins past its end.
     """
     num_found = 0
-    counted = _Counted(_open(spec.path, columns, optional, seed))
-    for row in _sliced(counted, spec.start, spec.stop):
+    counted = Counted(_open(spec.path, columns, optional, seed))
+    for row in sliced(counted, spec.start, spec.stop):
         num_found += 1
         yield row
-    if not num_found and (spec.start or spec.stop is not None) and (counted.num_rows or spec.start):
-        raise DataError(f"{spec} selects no row: there are {counted.num_rows}")
+    check_selection(spec, num_found, counted.num_rows)
 
 
-class _Counted:
+def check_selection(spec: SourceSpec, num_found: int, num_rows: int) -> None:
+    """Raises ``DataError`` where a slice takes nothing of rows that are there."""
+    if not num_found and (spec.start or spec.stop is not None) and (num_rows or spec.start):
+        raise DataError(f"{spec} selects no row: there are {num_rows}")
+
+
+class Counted(Generic[RowT]):
     """Rows that have been read, good or bad."""
 
-    def __init__(self, rows: Iterable[RawRow | RowProblem]) -> None:
+    def __init__(self, rows: Iterable[RowT]) -> None:
         self._rows = rows
         self.num_rows = 0
 
-    def __iter__(self) -> Iterator[RawRow | RowProblem]:
+    def __iter__(self) -> Iterator[RowT]:
         for row in self._rows:
             self.num_rows += 1
             yield row
 
 
-def _sliced(rows: _Counted, start: int, stop: int | None) -> Iterator[RawRow | RowProblem]:
+def sliced(rows: Counted[RowT], start: int, stop: int | None) -> Iterator[RowT]:
+    """Those from ``start`` up to ``stop``, as Python counts."""
     if start < 0:
         last = deque(rows, maxlen=-start)
         first = rows.num_rows - len(last)
@@ -115,7 +123,7 @@ def _sliced(rows: _Counted, start: int, stop: int | None) -> Iterator[RawRow | R
     if stop is None or stop >= 0:
         yield from islice(rows, start, stop)
         return
-    late = deque["RawRow | RowProblem"]()
+    late = deque[RowT]()
     for row in islice(rows, start, None):
         late.append(row)
         if len(late) > -stop:
@@ -132,7 +140,7 @@ def _open(path: str, columns: Sequence[str], optional: Sequence[str], seed: int)
     if is_arrow_folder(file):
         return arrow_folder_rows(file, columns, optional)
     if not file.is_file():
-        raise DataError(_not_there(path, file))
+        raise DataError(not_there(path, file))
     suffix = _suffix(file)
     if suffix in JSONL_SUFFIXES:
         return jsonl_rows(file)
@@ -154,7 +162,8 @@ def _suffix(file: Path) -> str:
     return suffixes[-1] if suffixes else ""
 
 
-def _not_there(path: str, file: Path) -> str:
+def not_there(path: str, file: Path) -> str:
+    """Why there is no such file, and what there is."""
     if file.is_dir():
         inside = _files_in(file)
         return f"{file} is a folder; name one file in it" + (f" ({inside})" if inside else "")

@@ -314,9 +314,16 @@ def _rows_and_rewards(name: str, plan: RunPlan) -> Backend[Any] | None:
             from penstock.runtime.rows import read_dataset
 
             keeps_messages = scenario.episode.kind != "single"
-            rows = read_dataset(scenario, model_folder, keeps_messages=keeps_messages)
+            run_folder = Path(plan.run_folder)
+            rows = read_dataset(scenario, model_folder, keeps_messages=keeps_messages, run_folder=run_folder)
             prompts = _choosing(plan, DatasetBackend(rows), lambda row: rows.prompt(row, 0))
-            return _with_evaluation(plan, prompts, keeps_messages=keeps_messages)
+            prompts = _with_evaluation(plan, prompts, keeps_messages=keeps_messages)
+            if not scenario.data.stream:
+                return prompts
+            from penstock.backends.data.streamed import BackgroundRows, StreamedRows
+
+            assert isinstance(rows, StreamedRows), "asked for above"
+            return BackgroundRows(prompts, rows)
         case Role.SCORER:
             from penstock.backends.evaluation.rewards import open_evaluation_rewards
             from penstock.backends.rewards import open_rewards

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from penstock.backends.stores.audit_books import AuditBooks
+from penstock.backends.stores.audited_evaluations import AuditedEvaluation, EvaluatedSampleRow, digest_of
 from penstock.backends.stores.audited_group import AuditedGroup, Finding, digest
 from penstock.backends.stores.sqlite import SqliteReader
 from penstock.backends.stores.tables import LEASED, TRAINED
-from penstock.messages.samples import Group
+from penstock.messages.samples import Group, evaluation_group_id, group_name
 from penstock.messages.training import Balance, CauseCount
 
 if TYPE_CHECKING:
@@ -45,7 +46,18 @@ _SMALL_TABLES: Final = {
     "checkpoints": "SELECT version, path, is_kept FROM checkpoints",
     "versions": "SELECT version FROM versions",
     "policies": "SELECT sequence, policy, max_staleness, update_mode, on_stale FROM policies",
+    "evaluations": "SELECT number, version, is_pinned, state, num_groups, num_samples, num_ended FROM evaluations",
 }
+
+_EVALUATED: Final = (
+    "SELECT group_id, evaluation, dataset, dataset_name, row_number, num_samples, state FROM evaluation_groups "
+    "WHERE group_id <= ? AND group_id > ?"
+)
+_EVALUATED_SAMPLES: Final = (
+    "SELECT group_id, sample_index, attempt, engine, outcome, num_tokens, num_given_tokens, oldest_version, "
+    "newest_version, reward, state, cause FROM samples WHERE group_id <= ? AND group_id > ? "
+    "ORDER BY group_id, sample_index"
+)
 
 Row = tuple[int | float | str | None, ...]
 
@@ -76,6 +88,10 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
     """In trained samples, and not made by the model."""
     num_groups: dict[str, int]
     """By state."""
+    evaluated_versions: tuple[int, ...]
+    """That evaluations were asked for, ascending."""
+    is_evaluating: bool
+    """The last of them is not done."""
     version: int
     announced_version: int
     """−1: none."""
@@ -123,6 +139,7 @@ class _Auditor(SqliteReader):
             if self._books.num_entries and self._books.run is None:
                 return self._report((), (), 0)  # nothing follows from such a log
             self._compare_groups()
+            self._compare_evaluations()
             payload_ids, checkpoints, epochs = self._compare_the_rest()
             self._read_payloads(payload_ids)
             self._check_tokens()
@@ -161,6 +178,29 @@ class _Auditor(SqliteReader):
             elif digest(row[1], row[2:], its_samples) != self._books.digest_of(group):
                 self._find(_difference(group, row[1], row[2:], its_samples))
 
+    def _compare_evaluations(self) -> None:
+        """One evaluation at a time, within a snapshot each."""
+        for number in range(len(self._books.evaluations.evaluations)):
+            with self._transaction("BEGIN"):
+                while self._catch_up():
+                    pass
+                self._compare_evaluation(self._books.evaluations.evaluations[number])
+
+    def _compare_evaluation(self, audited: AuditedEvaluation) -> None:
+        opened = audited.opened
+        first = evaluation_group_id(opened.first_place)
+        span = (first, first - opened.num_groups)
+        samples: dict[int, list[EvaluatedSampleRow]] = {}
+        for group_id, *row in self._database.execute(_EVALUATED_SAMPLES, span):
+            samples.setdefault(group_id, []).append(tuple(row))
+        rows = {row[0]: row[1:] for row in self._database.execute(_EVALUATED, span)}
+        for group_id, expected in audited.digests_by_group():
+            if group_id not in rows:
+                self._find(f"the table of evaluation_groups lacks group {group_name(group_id)} of an open evaluation")
+            elif digest_of(rows[group_id], samples.get(group_id, [])) != expected:
+                said = (rows[group_id], samples.get(group_id, []))
+                self._find(f"the tables say {said} of group {group_name(group_id)}, which is not what the log says")
+
     def _compare_the_rest(self) -> tuple[set[int], dict[int, str], tuple[int, ...]]:
         """The tables that are small, within one snapshot. Returns the payloads and checkpoints that are needed in it,
         and who claimed the ledger."""
@@ -171,11 +211,11 @@ class _Auditor(SqliteReader):
             expected = _small_tables(books)
             for name, query in _SMALL_TABLES.items():
                 self._compare_rows(name, set(execute(query)), set(expected[name]))
-            total = len(books.groups)
-            for name in ("groups", "samples"):
-                query = f"SELECT group_id FROM {name} WHERE group_id < 0 OR group_id >= ?"
-                for (group_id,) in execute(query, (total,)):
-                    self._find(f"the table of {name} has group {group_id}, which was never granted")
+            total, least = len(books.groups), evaluation_group_id(books.evaluations.num_places - 1)
+            for name, floor in (("groups", 0), ("samples", least), ("evaluation_groups", least)):
+                query = f"SELECT DISTINCT group_id FROM {name} WHERE group_id < ? OR group_id >= ?"
+                for (group_id,) in execute(query, (floor, 0 if name == "evaluation_groups" else total)):
+                    self._find(f"the table of {name} has group {group_name(group_id)}, which was never granted")
             needed, kept = books.payload_ids(), {row[0] for row in execute("SELECT group_id FROM payloads")}
             epochs = tuple(row[0] for row in execute("SELECT epoch FROM claims ORDER BY epoch"))
         for group_id in sorted(needed - kept):
@@ -266,6 +306,7 @@ class _Auditor(SqliteReader):
         accounted = num_tokens + sum(count.num_tokens for count in ended)
         if accounted != books.num_tokens:
             self._find(f"samples came with {books.num_tokens} tokens, and {accounted} are accounted for")
+        evaluations = [audited.opened.version for audited in books.evaluations.evaluations]
         num_groups: dict[str, int] = {}
         for group in books.groups:
             num_groups[group.state] = num_groups.get(group.state, 0) + 1
@@ -280,6 +321,8 @@ class _Auditor(SqliteReader):
             num_masked_tokens=sum(step.num_masked_tokens for step in receipts),
             num_given_tokens=self._num_given,
             num_groups=num_groups,
+            evaluated_versions=tuple(evaluations),
+            is_evaluating=books.evaluations.open_one is not None,
             version=books.version,
             announced_version=books.announced,
             leased_version=None if books.lease is None else books.lease.version,
@@ -323,6 +366,7 @@ def _small_tables(books: AuditBooks) -> dict[str, list[Row]]:
             (sequence, policy.policy, policy.max_staleness, policy.update_mode.value, policy.on_stale.value)
             for sequence, policy in books.policies.items()
         ],
+        "evaluations": [audited.row() for audited in books.evaluations.evaluations],
     }  # fmt: skip
 
 

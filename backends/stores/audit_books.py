@@ -14,8 +14,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, assert_never
 
+from penstock.backends.stores.audited_evaluations import AuditedEvaluations
 from penstock.backends.stores.audited_group import AuditedGroup, Finding, digest, granted, listed
 from penstock.backends.stores.tables import ADMITTED, CLOSED, GRANTED, LEASED, TRAINED
+from penstock.messages.evaluation import EvaluationOpened, GroupEvaluated
 from penstock.messages.ledger import (
     EPOCHS_PER_DRIVE,
     BatchesFixed,
@@ -26,6 +28,7 @@ from penstock.messages.ledger import (
     GroupsGranted,
     PayloadsReleased,
     PolicyRecorded,
+    RowsRecorded,
     RunRecorded,
     StepRecorded,
     VersionRecorded,
@@ -72,10 +75,13 @@ class AuditBooks:
         """Samples and tokens by terminal state and cause."""
         self.untrained_tokens: dict[int, int] = {}
         """By version: tokens of its samples that its receipt does not name. Those that the model did not make."""
+        self.evaluations = AuditedEvaluations(self._find)
         self._last_drive = -1
         """In which the last batch was leased; −1: none was the last yet."""
         self._next_ordinal = 0
         self._requeued: Counter[int] = Counter()
+        self._drawn: set[int] = set()
+        """Groups whose row is recorded, as long as they are granted and nothing more."""
 
     def apply(self, sequence: int, epoch: int, entry: LedgerEntry) -> None:
         """Enter one entry."""
@@ -104,6 +110,8 @@ class AuditBooks:
                 self._admit(entry)
             case GroupClosed():
                 self._close(entry)
+            case RowsRecorded():
+                self._draw(entry)
             case BatchLeased():
                 self._lease(entry)
             case StepRecorded():
@@ -118,6 +126,11 @@ class AuditBooks:
                 self.policies[self.sequence] = entry
             case BatchesFixed():
                 self._fix(entry)
+            case EvaluationOpened():
+                if self.evaluations.open(entry, announced=self.announced):
+                    self.issued += entry.evaluation.num_samples
+            case GroupEvaluated():
+                self._evaluate(entry)
             case _:
                 assert_never(entry)
 
@@ -136,7 +149,7 @@ class AuditBooks:
                 num_samples += self.size
             num_samples += len(group.notes)
             num_tokens += sum(note.num_tokens for note in group.notes)
-        return num_samples, num_tokens
+        return num_samples + self.evaluations.num_in_system, num_tokens
 
     def payload_ids(self) -> set[int]:
         """Groups whose payload must be there: open ones, and those of batches that may be trained again."""
@@ -186,6 +199,15 @@ class AuditBooks:
             self._find(f"group {group_id} is granted for prompt {ordinal}: prompt {self._next_ordinal} is next")
             self._next_ordinal = max(self._next_ordinal, ordinal + 1)
 
+    def _draw(self, entry: RowsRecorded) -> None:
+        for row in entry.rows:
+            group = self._known(row.group_id, (GRANTED,), "given a row")
+            if group is not None and group.group_id in self._drawn:
+                self._find(f"group {group.group_id} is given a row twice")
+            if self.run is not None and not 0 <= row.row < self.run.num_rows:
+                self._find(f"group {row.group_id} is drawn from row {row.row}, the dataset has {self.run.num_rows}")
+            self._drawn.add(row.group_id)
+
     def _admit(self, entry: GroupRecorded) -> None:
         group = self._known(entry.group_id, (GRANTED,), "admitted")
         if group is None or not self._is_whole(entry.group_id, [n.index for n in entry.samples], entry.ended):
@@ -202,6 +224,7 @@ class AuditBooks:
                 f"group {group.group_id} gets the deadline {entry.deadline_version}: its tokens and its grant make it "
                 f"{max(group.deadline_version, born)}"
             )
+        self._drawn.discard(group.group_id)
         group.state, group.deadline_version = ADMITTED, entry.deadline_version
         group.ended = {end.key.index: end for end in entry.ended}
         self.num_tokens += sum(note.num_tokens for note in entry.samples)
@@ -211,6 +234,7 @@ class AuditBooks:
         group = self._known(entry.group_id, (GRANTED, ADMITTED), "closed")
         if group is None:
             return
+        self._drawn.discard(group.group_id)
         if group.state == GRANTED:
             if not self._is_whole(group.group_id, [], entry.ended):
                 return
@@ -270,6 +294,14 @@ class AuditBooks:
         counts[0] += 1
         counts[1] += num_tokens
 
+    def _evaluate(self, entry: GroupEvaluated) -> None:
+        if not self.evaluations.evaluated(entry):
+            return
+        for sample in entry.row.samples:
+            self.num_tokens += sample.num_tokens
+            self._end(TerminalState.EVALUATED.value, "", sample.num_tokens)
+        self._count(entry.row.missing)
+
     # --- batches ----------------------------------------------------------------------------------------------
 
     def _fix(self, entry: BatchesFixed) -> None:
@@ -287,6 +319,8 @@ class AuditBooks:
         if entry.version != self.version + 1:
             self._find(f"batch {entry.version} is leased at version {self.version}: it must be {self.version + 1}")
             return
+        if (held := self.evaluations.open_one) is not None and held.opened.is_pinned:
+            self._find(f"batch {entry.version} is leased while the pinned evaluation {held.opened.number} is open")
         if self.fixed is not None and _batch_of(self.fixed.get(entry.version)) != _batch_of(entry):
             self._find(f"batch {entry.version} is another one than was fixed beforehand")
         if self._last_drive == self.epoch // EPOCHS_PER_DRIVE:  # a resumed run may have been made longer
@@ -338,7 +372,12 @@ class AuditBooks:
         consumed_at = entry.version - 1
         oldest_age = 0
         for group in groups:
-            if (oldest := group.oldest_version) is None:
+            if lease.mask_old_tokens:
+                newest = [note.newest_version for note in group.notes if note.newest_version is not None]
+                oldest = min(newest, default=None)
+            else:
+                oldest = group.oldest_version
+            if oldest is None:
                 continue
             age = consumed_at - oldest
             oldest_age = max(oldest_age, age)
@@ -398,6 +437,6 @@ class AuditBooks:
         self.findings.append(Finding(sequence or self.sequence, text))
 
 
-def _batch_of(lease: BatchLeased | None) -> tuple[tuple[int, ...], int, bool] | None:
+def _batch_of(lease: BatchLeased | None) -> tuple[tuple[int, ...], int, bool, bool] | None:
     """What a lease says of the training: whether it is the last depends on ``run.num_steps``."""
-    return None if lease is None else (lease.group_ids, lease.max_staleness, lease.mask_stale)
+    return None if lease is None else (lease.group_ids, lease.max_staleness, lease.mask_stale, lease.mask_old_tokens)

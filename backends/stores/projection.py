@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, assert_never
 
 import msgspec
 
+from penstock.messages.evaluation import EvaluationOpened, GroupEvaluated
 from penstock.messages.ledger import (
     BatchesFixed,
     BatchLeased,
@@ -21,6 +22,7 @@ from penstock.messages.ledger import (
     GroupsGranted,
     PayloadsReleased,
     PolicyRecorded,
+    RowsRecorded,
     RunRecorded,
     StepRecorded,
     VersionRecorded,
@@ -69,6 +71,15 @@ _RELEASE: Final = (
     "DELETE FROM payloads WHERE group_id IN (SELECT p.group_id FROM payloads p CROSS JOIN groups g USING (group_id) "
     "WHERE g.state = 'trained' AND g.version <= ?)"
 )
+_OPEN: Final = "INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, 'open', ?, ?, 0, ?, NULL)"
+_PLACE: Final = "INSERT OR REPLACE INTO evaluation_groups VALUES (?, ?, ?, ?, ?, ?, 'granted', NULL)"
+_EVALUATE: Final = "UPDATE evaluation_groups SET state = 'evaluated', ended_at = ? WHERE group_id = ?"
+_EVALUATED: Final = (
+    "INSERT OR REPLACE INTO samples (group_id, sample_index, attempt, engine, outcome, num_tokens, num_given_tokens, "
+    "oldest_version, newest_version, reward, state, cause) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'evaluated', '')"
+)
+_COUNT: Final = "UPDATE evaluations SET num_ended = num_ended + 1 WHERE number = ?"
+_DONE: Final = "UPDATE evaluations SET state = 'done', ended_at = ? WHERE number = ? AND num_ended = num_groups"
 
 
 def number(value: float | None) -> float | None:
@@ -117,6 +128,12 @@ class Projection:
                 execute("INSERT OR REPLACE INTO run VALUES (0, ?, ?, ?, ?, ?)", row)
             case BatchesFixed():
                 pass  # each batch stands in the tables when it is leased
+            case EvaluationOpened():
+                self._open(entry, now_s)
+            case GroupEvaluated():
+                self._evaluate(entry, now_s)
+            case RowsRecorded():
+                pass  # a group's prompt names its row
             case _:
                 assert_never(entry)
 
@@ -159,6 +176,35 @@ class Projection:
         ids = entry.group_ids
         self._database.executemany(_TRAIN_GROUP, ((entry.version, now_s, group_id) for group_id in ids))
         self._database.executemany(_TRAIN_SAMPLES, ((entry.version, group_id) for group_id in ids))
+
+    def _open(self, entry: EvaluationOpened, now_s: float) -> None:
+        opened = entry.evaluation
+        head = (opened.number, opened.version, opened.is_pinned, opened.num_groups, opened.num_samples, now_s)
+        self._database.execute(_OPEN, head)
+        names = [shape.name for shape in opened.datasets]
+        rows = (
+            (group_id, opened.number, dataset, names[dataset], row, num_samples)
+            for group_id, dataset, row, num_samples in opened.places()
+        )
+        self._database.executemany(_PLACE, rows)
+
+    def _evaluate(self, entry: GroupEvaluated, now_s: float) -> None:
+        execute = self._database.execute
+        execute(_EVALUATE, (now_s, entry.group_id))
+        self._database.executemany(_EVALUATED, _evaluated(entry))
+        if entry.row.missing:
+            self._database.executemany(_END, _ends(entry.row.missing))
+        execute(_COUNT, (entry.evaluation,))
+        execute(_DONE, (now_s, entry.evaluation))
+
+
+def _evaluated(entry: GroupEvaluated) -> Iterator[tuple[int | float | str | None, ...]]:
+    for sample in entry.row.samples:
+        versions = [span.version for span in sample.spans]
+        yield (
+            entry.group_id, sample.index, sample.attempt, sample.engine, sample.outcome, sample.num_tokens,
+            sample.num_given_tokens, min(versions, default=None), max(versions, default=None), number(sample.reward),
+        )  # fmt: skip
 
 
 def _granted(entry: GroupsGranted, now_s: float) -> Iterator[tuple[int | float, ...]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 3
 LEDGER_FILE: Final = "ledger.sqlite"
 """In the folder of a run."""
 GRANTED: Final = "granted"
@@ -20,6 +20,9 @@ ADMITTED: Final = "admitted"
 LEASED: Final = "leased"
 TRAINED: Final = "trained"
 CLOSED: Final = "closed"
+EVALUATED: Final = "evaluated"
+OPEN: Final = "open"
+DONE: Final = "done"
 
 
 class Column(NamedTuple):
@@ -106,9 +109,9 @@ TABLES: Final = (
     Table(
         "samples",
         "Every sample that has come to the Buffer. Those of groups in state `granted` have no row yet: they are in the "
-        "system, `run.samples_per_group` for each group.",
+        "system, `run.samples_per_group` for each group; of an evaluation `evaluation_groups.num_samples`.",
         (
-            Column("group_id", "INTEGER NOT NULL", "Its group."),
+            Column("group_id", "INTEGER NOT NULL", "Its group; below 0 one of an evaluation."),
             Column("sample_index", "INTEGER NOT NULL", "In its group; i + n replaces a failed i of a group of n."),
             Column("attempt", "INTEGER", "How often it was issued again. NULL, as the next two: no response came."),
             Column("engine", "TEXT", "Which engine finished it."),
@@ -123,6 +126,35 @@ TABLES: Final = (
             Column("version", "INTEGER", "The version that training it made."),
         ),
         key="group_id, sample_index",
+    ),
+    Table(
+        "evaluations",
+        "Every evaluation that was opened. At most one is open.",
+        (
+            Column("number", "INTEGER PRIMARY KEY", "Counts from 0."),
+            Column("version", "INTEGER NOT NULL", "That was asked for: no older weights start a sample of it."),
+            Column("is_pinned", "INTEGER NOT NULL", "1: every token is made by this version."),
+            Column("state", "TEXT NOT NULL", "`open`, or `done`: every sample of it has ended."),
+            Column("num_groups", "INTEGER NOT NULL", "Rows of all its datasets."),
+            Column("num_samples", "INTEGER NOT NULL", "Samples of all its groups."),
+            Column("num_ended", "INTEGER NOT NULL", "Groups of which every sample has ended."),
+            Column("opened_at", "REAL NOT NULL", "When it was."),
+            Column("ended_at", "REAL", "When the last of its groups had ended."),
+        ),
+    ),
+    Table(
+        "evaluation_groups",
+        "Every group of an evaluation: one row of a dataset. Its samples are in `samples`.",
+        (
+            Column("group_id", "INTEGER PRIMARY KEY", "−1, −2, …; shown to people as e0, e1, …; never used again."),
+            Column("evaluation", "INTEGER NOT NULL", "Number of the evaluation."),
+            Column("dataset", "INTEGER NOT NULL", "Index in the scenario's `evaluation.datasets`."),
+            Column("dataset_name", "TEXT NOT NULL", "Its name."),
+            Column("row_number", "INTEGER NOT NULL", "Of the dataset, from 0."),
+            Column("num_samples", "INTEGER NOT NULL", "Samples that are drawn."),
+            Column("state", "TEXT NOT NULL", "`granted`, or `evaluated`: every sample of it has ended."),
+            Column("ended_at", "REAL", "When it had."),
+        ),
     ),
     Table(
         "batches",
@@ -202,6 +234,9 @@ SELECT 'in the system', 'admitted', count(*), coalesce(sum(num_tokens), 0) FROM 
 UNION ALL
 SELECT 'in the system', 'granted', count(*) * coalesce((SELECT samples_per_group FROM run), 0), 0 FROM groups
     WHERE state = 'granted'
+UNION ALL
+SELECT 'in the system', 'evaluation', sum(num_samples), 0 FROM evaluation_groups WHERE state = 'granted'
+    GROUP BY state
 """
 
 

@@ -136,9 +136,17 @@ def _facts(report: AuditReport) -> Iterator[str]:
     yield f"versions     announced {announced}; batch that is out: {leased}"
     groups = ", ".join(f"{count:,} {state}" for state, count in sorted(report.num_groups.items())) or "none"
     yield f"groups       {groups}; payloads of {report.num_payloads:,}"
+    if report.evaluated_versions:
+        yield f"evaluations  {_evaluations(report)}"
     yield f"checkpoints  {_checkpoints(report)}"
     newest = ", ".join(map(str, report.epochs[-5:])) or "none"
     yield f"claims       {len(report.epochs)} of the ledger; the newest epochs: {newest}"
+
+
+def _evaluations(report: AuditReport) -> str:
+    versions = ", ".join(map(str, report.evaluated_versions[-8:]))
+    text = f"{len(report.evaluated_versions)}, of the versions {versions}"
+    return f"{text}; the last one is open" if report.is_evaluating else text
 
 
 def _checkpoints(report: AuditReport) -> str:

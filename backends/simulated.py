@@ -12,6 +12,7 @@ from penstock.backends.rewards.simulated import JudgingModel, SimulatedJudge, Si
 from penstock.messages.names import Role
 
 if TYPE_CHECKING:
+    from penstock.backends.data.row_chooser import ChoosingSettings
     from penstock.backends.engines.options import EnginesOptions
     from penstock.backends.engines.teacher_options import TeacherOptions
     from penstock.backends.learners.options import LearnerOptions
@@ -35,6 +36,7 @@ def open_simulated(
     judging: JudgingModel | None = None,
     teacher: TeacherOptions | None = None,
     index: int = 0,
+    choosing: ChoosingSettings | None = None,
 ) -> Backend[Any]:
     """What carries out the commands of this role on the given clock, not started yet.
 
@@ -48,6 +50,7 @@ def open_simulated(
         timers: the clock.
         teacher: with the model of a teacher's latencies; for a teacher only.
         index: of a teacher among its like.
+        choosing: how rows are chosen, where they are; for the PromptSource only.
         judging: how rewards and verdicts come about; half of the samples get the reward 1 when it is left out.
     """
     judging = judging or JudgingModel()
@@ -67,6 +70,7 @@ def open_simulated(
                 latency_s=PROMPT_LATENCY_S,
                 timers=timers,
                 are_mixed=are_mixed,
+                choosing=choosing,
             )
         case Role.SCORER:
             return SimulatedScorer(judging, seed=seed, timers=timers)

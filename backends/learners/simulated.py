@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from penstock.backends.timers import Timers
     from penstock.messages.commands import LearnerCommand
     from penstock.messages.local import LocalEvent
-    from penstock.messages.samples import Group
+    from penstock.messages.samples import Sample
 
 TRANSPORT: Final = "simulated"
 NUM_CANARY_TOKENS: Final = 8
@@ -155,7 +155,11 @@ def _opened(command: OpenLearner) -> LearnerOpened:
 
 
 def _trained(command: Train) -> BatchTrained:
-    num_masked = sum(_num_below(group, command.min_token_version) for group in command.groups)
+    num_masked = sum(
+        _num_below(sample, command.min_token_version, mask_old_tokens=command.mask_old_tokens)
+        for group in command.groups
+        for sample in group.samples
+    )
     num_tokens = sum(group.num_tokens for group in command.groups)
     rewards = [r for group in command.groups for sample in group.samples if (r := sample.reward) is not None]
     mean = sum(rewards) / len(rewards) if rewards else 0.0
@@ -167,11 +171,7 @@ def _trained(command: Train) -> BatchTrained:
     )
 
 
-def _num_below(group: Group, version: int) -> int:
-    return sum(
-        span.num_tokens
-        for sample in group.samples
-        for part in sample.parts
-        for span in part.spans
-        if span.version < version
-    )
+def _num_below(sample: Sample, version: int, *, mask_old_tokens: bool) -> int:
+    spans = [span for part in sample.parts for span in part.spans if span.num_tokens]
+    least = max((version, *(span.version for span in spans))) if mask_old_tokens else version
+    return sum(span.num_tokens for span in spans if span.version < least)

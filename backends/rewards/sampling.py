@@ -28,6 +28,7 @@ from penstock.backends.rewards.sampling_calls import (
     HOOK,
     PRIORITY,
     SAMPLE_FILTER,
+    SAMPLE_TIMEOUT_S,
     PriorityCall,
     PromptHistory,
     RewardedCall,
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
     from penstock.messages.commands import FilterCommand
     from penstock.messages.samples import Prompt, Sample
 
-SAMPLE_TIMEOUT_S: Final = 5.0
 HOOK_TIMEOUT_S: Final = 30.0
 NUM_SAMPLE_WORKERS: Final = 2
 MAX_SHOWN_WAITING: Final = 1000

@@ -22,6 +22,8 @@ from penstock.messages.arrays import tokens_view
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+SAMPLE_TIMEOUT_S: Final = 5.0
+"""Of a call of a sample filter."""
 SAMPLE_FILTER: Final = "sample filter"
 HOOK: Final = "hook"
 PRIORITY: Final = "priority"

@@ -120,6 +120,9 @@ def rules_of(trial: Trial) -> Rules:
         num_prompts=None if trial.num_epochs is None else trial.num_epochs * trial.num_rows,
         keep_checkpoints=trial.keep_checkpoints,
         has_teachers=bool(trial.num_teachers),
+        keep_after_batches=trial.keep_when_insufficient,
+        counts_dropped=trial.drop_samples == "after_statistics",
+        chooses_rows=trial.has_priority or trial.replay is not None,
         evaluation=evaluation_schedule(trial.plan),
     )
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock.actors.buffer.policies import BUILTIN
+from penstock.actors.prompt_source.options import ReplayOptions
 from penstock.backends.engines.options import LatencyOptions
 from penstock.backends.engines.teacher_options import TeacherLatencyOptions
 from penstock.backends.learners.options import SimulatedLearnerOptions
@@ -83,7 +84,36 @@ def draw_trial(policy: str, seed: int) -> Trial:
     scores_groups = random.Random(f"groups {policy} {seed}").random() < 0.25
     trial = msgspec.structs.replace(trial, scores_groups=scores_groups)
     trial = _teach(trial, random.Random(f"teachers {policy} {seed}"))
+    trial = _control(trial, random.Random(f"sampling {policy} {seed}"))
     return _evaluate(trial, random.Random(f"evaluation {policy} {seed}"))
+
+
+def _control(trial: Trial, rng: random.Random) -> Trial:
+    """One of two has something of what decides about sampling."""
+    if rng.random() < 0.5:
+        return trial
+    drops = rng.choice((None, "before_statistics", "after_statistics"))
+    judging = trial.judging
+    if drops is not None:
+        judging = msgspec.structs.replace(judging, drop_rate=rng.choice((0.1, 0.5)))
+    if rng.random() < 0.5:
+        judging = msgspec.structs.replace(judging, rejection_rate=rng.choice((0.3, 0.7)))
+    replay = ReplayOptions(
+        fraction=rng.choice((0.3, 1.0)),
+        below_reward=rng.choice((0.4, 0.6)),
+        max_times=rng.randint(1, 3),
+        min_gap=rng.randint(0, 3),
+    )
+    return msgspec.structs.replace(
+        trial,
+        judging=judging,
+        keep_when_insufficient=rng.choice((None, 1, 2)),
+        drop_samples=drops,
+        shows_groups=rng.random() < 0.3,
+        mask_old_tokens=rng.random() < 0.4,
+        has_priority=rng.random() < 0.3,
+        replay=replay if rng.random() < 0.4 else None,
+    )
 
 
 def _evaluate(trial: Trial, rng: random.Random) -> Trial:

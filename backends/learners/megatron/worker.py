@@ -85,7 +85,10 @@ class MegatronWorker(CommandWorker[OpenedLearner]):
 
     def _train_batch(self, opened: OpenedLearner, command: Train) -> StepResult:
         return opened.trainer.train(
-            command.groups, version=command.version, min_token_version=command.min_token_version
+            command.groups,
+            version=command.version,
+            min_token_version=command.min_token_version,
+            mask_old_tokens=command.mask_old_tokens,
         )
 
     def _refresh_reference(self, opened: OpenedLearner) -> bool:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from penstock.backends.protocol import Emit, Fail
     from penstock.backends.rewards.functions_asked import AskedFunctions, Summand
     from penstock.backends.rewards.sources import Source
+    from penstock.backends.rewards.surroundings import Surroundings
     from penstock.backends.rewards.trades import ResponseText
     from penstock.backends.rewards.wire import Answer
     from penstock.messages.commands import ScoreGroup
@@ -74,9 +75,9 @@ class UnknownFunctionError(ValueError):
 class Rewards:
     """See the module."""
 
-    def __init__(self, asked: AskedFunctions, text: ResponseText) -> None:
+    def __init__(self, asked: AskedFunctions, text: ResponseText, surroundings: Surroundings) -> None:
         every = list(asked.every())
-        self._sources: list[Source] = [open_source(function, text) for function in every]
+        self._sources: list[Source] = [open_source(function, text, surroundings) for function in every]
 
         def asks(summands: tuple[Summand, ...]) -> _Asks:
             return _Asks(summands, tuple(self._sources[every.index(summand.function)] for summand in summands))

@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from penstock.backends.rewards.options import FunctionOptions
+    from penstock.backends.rewards.surroundings import Launched
     from penstock.backends.rewards.wire import Call
 
 REWARD: Final = "reward"
@@ -133,14 +133,14 @@ class Loaded(NamedTuple):
     """Calls that run side by side."""
 
 
-def load_function(kind: str, spec: str, options: FunctionOptions | None = None) -> Loaded:
+def load_function(kind: str, spec: str, launched: Launched | None = None) -> Loaded:
     """Load ``file.py:name``, or a built-in reward by its name.
 
     Raises:
         UserCodeError: it cannot be loaded, or asks for something that there is not.
     """
     if kind in SCORING and ":" not in spec:
-        return _load_built_in(kind, spec, options)
+        return _load_built_in(kind, spec, launched)
     found = load_object(spec)
     path, name = split_spec(spec)
     if isinstance(found, type):
@@ -152,12 +152,12 @@ def load_function(kind: str, spec: str, options: FunctionOptions | None = None) 
     return Loaded(found, names, is_async, path, ASYNC_CONCURRENCY if is_async else 1)
 
 
-def _load_built_in(kind: str, spec: str, options: FunctionOptions | None) -> Loaded:
+def _load_built_in(kind: str, spec: str, launched: Launched | None) -> Loaded:
     if spec in ("remote", "judge"):
         from penstock.backends.rewards.services import open_service
 
-        assert options is not None, "the hub says what is asked, and how"
-        service = open_service(kind, spec, options)
+        assert launched is not None, "the hub says what is asked, and how"
+        service = open_service(kind, spec, launched)
         return Loaded(service, service.names, True, None, service.concurrency)
     from penstock.backends.rewards.builtin import built_in
 

@@ -31,6 +31,8 @@ LENGTH_PENALTY: Final = "length_penalty"
 REMOTE: Final = "remote"
 JUDGE: Final = "judge"
 CACHE_SHARE: Final = 0.2
+SERVICE_GRACE_S: Final = 5.0
+"""A service keeps its own deadline, and says why there is no answer; only past this is its process ended."""
 
 
 class Summand(NamedTuple):
@@ -111,7 +113,7 @@ def _filled(function: FunctionOptions, options: RewardOptions, max_response_toke
     return replace(
         function,
         per_group=asks_for_groups(function.function) if function.per_group is None else function.per_group,
-        timeout_s=function.timeout_s if service is None else service.timeout_s,
+        timeout_s=function.timeout_s if service is None else service.timeout_s + SERVICE_GRACE_S,
         num_workers=1 if service is not None else (function.num_workers or options.num_workers),
         length_penalty=replace(penalty, max_tokens=max_tokens, cache_tokens=cache_tokens) if is_penalty else None,
         remote=remote,

@@ -16,6 +16,7 @@ from penstock.backends.rewards.builtin import BUILT_IN
 from penstock.backends.rewards.combine import Rewards
 from penstock.backends.rewards.functions_asked import asked_functions
 from penstock.backends.rewards.pool import WorkerPool
+from penstock.backends.rewards.surroundings import Surroundings
 from penstock.backends.rewards.trades import FilterTrade, ResponseText
 from penstock.backends.user_code import UserCodeError, split_spec
 from penstock.messages.base import Metric
@@ -33,18 +34,19 @@ FILTER_TIMEOUT_S: Final = 30.0
 
 
 def open_rewards(
-    options: RewardOptions, tokenizer_folder: Path, *, max_response_tokens: int = 1024
+    options: RewardOptions, tokenizer_folder: Path, surroundings: Surroundings | None = None
 ) -> Backend[Score | ScoreGroup]:
-    """The backend that scores samples as the scenario says. ``max_response_tokens``: the limit of the sampling.
+    """The backend that scores samples as the scenario says.
 
     Raises:
         ValueError: there is no such reward function, or no such file.
     """
-    asked = asked_functions(options, max_response_tokens=max_response_tokens)
+    surroundings = surroundings or Surroundings()
+    asked = asked_functions(options, max_response_tokens=surroundings.max_response_tokens)
     for function in asked.every():
         if function.function not in BUILT_IN:
             _check_function("reward.function", function.function)
-    return Rewards(asked, ResponseText(tokenizer_folder))
+    return Rewards(asked, ResponseText(tokenizer_folder), surroundings)
 
 
 def open_filter(

@@ -20,12 +20,14 @@ from penstock.backends.rewards.functions import GROUP_REWARD, REWARD, SAMPLE_LIS
 from penstock.backends.rewards.functions_asked import LENGTH_PENALTY
 from penstock.backends.rewards.length import length_penalty
 from penstock.backends.rewards.pool import WorkerPool
+from penstock.backends.rewards.surroundings import Launched
 from penstock.backends.rewards.trades import reward_call, written_tokens
 from penstock.backends.rewards.wire import CallFailed, GroupCall, Judged
 
 if TYPE_CHECKING:
     from penstock.backends.protocol import Fail
     from penstock.backends.rewards.options import FunctionOptions
+    from penstock.backends.rewards.surroundings import Surroundings
     from penstock.backends.rewards.trades import ResponseText
     from penstock.backends.rewards.wire import Answer, RewardCall
     from penstock.messages.samples import Prompt, Sample
@@ -73,20 +75,21 @@ class Source(Protocol):
         ...
 
 
-def open_source(function: FunctionOptions, text: ResponseText) -> Source:
+def open_source(function: FunctionOptions, text: ResponseText, surroundings: Surroundings) -> Source:
     """The function of these options, not started."""
     if function.function in IN_PROCESS:
         return ThreadSource(function.function, text)
     if function.function == LENGTH_PENALTY:
         return LengthSource(function)
-    return PoolSource(function, text)
+    return PoolSource(Launched(function=function, surroundings=surroundings), text)
 
 
 class PoolSource:
     """A function in processes that can be killed."""
 
-    def __init__(self, function: FunctionOptions, text: ResponseText) -> None:
-        self._pool = WorkerPool[Question, tuple[int, "Answer"]](_RewardTrade(function, text), function.num_workers or 1)
+    def __init__(self, launched: Launched, text: ResponseText) -> None:
+        trade = _RewardTrade(launched, text)
+        self._pool = WorkerPool[Question, tuple[int, "Answer"]](trade, launched.function.num_workers or 1)
 
     def start(self, answered: Answered, fail: Fail) -> None:
         """See :class:`Source`."""
@@ -109,10 +112,11 @@ class PoolSource:
 class _RewardTrade:
     """Questions as calls."""
 
-    def __init__(self, function: FunctionOptions, text: ResponseText) -> None:
+    def __init__(self, launched: Launched, text: ResponseText) -> None:
+        function = launched.function
         self.kind = GROUP_REWARD if function.per_group else REWARD
         self.spec = function.function
-        self.options_json = msgspec.json.encode(function).decode()
+        self.options_json = msgspec.json.encode(launched).decode()
         service = function.remote or function.judge
         self.timeout_key = "reward.timeout_s" if service is None else f"reward.{self.spec}.timeout_s"
         self._text = text

@@ -30,7 +30,7 @@ from penstock.backends.rewards.functions import (
     load_function,
     weighed,
 )
-from penstock.backends.rewards.options import FunctionOptions
+from penstock.backends.rewards.surroundings import Launched
 from penstock.backends.rewards.sampling_calls import HOOK, PRIORITY, SAMPLE_FILTER
 from penstock.backends.rewards.wire import CALLS, CallFailed, FrameBuffer, GroupCall, Kept, LoadFailed, Ready, frame
 from penstock.backends.user_code import UserCodeError, described
@@ -62,14 +62,14 @@ def main() -> None:
     os.set_inheritable(int(descriptor), False)  # or what the function starts keeps it open after our death
     connection = socket.socket(fileno=int(descriptor))
     try:
-        options = msgspec.json.decode(options_json, type=FunctionOptions) if options_json else None
-        loaded = load_function(kind, spec, options)
+        launched = msgspec.json.decode(options_json, type=Launched) if options_json else None
+        loaded = load_function(kind, spec, launched)
     except (Exception, SystemExit) as error:  # foreign code may raise anything while it is set up
         message = str(error) if isinstance(error, UserCodeError) else f"{spec}: {type(error).__name__}: {error}"
         connection.sendall(frame([LoadFailed(message)]))
         return
     connection.sendall(frame([Ready(loaded.names, loaded.concurrency, is_async=loaded.is_async)]))
-    served = Served(kind, loaded, None if options is None else options.key)
+    served = Served(kind, loaded, None if launched is None else launched.function.key)
     if loaded.is_async:
         asyncio.run(_serve_side_by_side(connection, served))
     else:

@@ -454,8 +454,9 @@ def test_a_function_whose_process_dies_while_loading_fails_the_backend(
     [
         (
             "maths",
-            "reward.function: expected one of lines, random, math, deepscaler, dapo, gpqa, f1, reasoning_gym, "
-            "boxed_gpqa, boxed_f1, boxed_reasoning_gym, or file.py:function, got 'maths'; did you mean 'math'?",
+            "reward.function: expected one of lines, random, math, deepscaler, dapo, gpqa, f1, ifbench, reasoning_gym, "
+            "boxed_math, boxed_gpqa, boxed_f1, boxed_ifbench, boxed_reasoning_gym, length_penalty, remote, judge, or "
+            "file.py:function, got 'maths'; did you mean 'math'?",
         ),
         ("nowhere.py:score", "there is no file"),
         ("nowhere.py:", "expected file.py:name"),

@@ -1,0 +1,203 @@
+"""The reward ``judge``: what a model that is asked says about a response.
+
+Invariants:
+
+* What is put into the template is never looked at again for placeholders: a response cannot ask for the label.
+* An answer without a verdict gives no reward, whatever the response was like: that is the judge's doing.
+
+| waits for | who ends it |
+|---|---|
+| the endpoint | see :mod:`penstock.backends.rewards.service_client` |
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from penstock.backends.rewards.functions import NoRewardError
+from penstock.backends.rewards.run_endpoints import RunEndpoints
+from penstock.backends.rewards.service_client import ServiceClient
+from penstock.backends.user_code import UserCodeError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.backends.rewards.service_options import JudgeOptions
+    from penstock.backends.rewards.surroundings import Surroundings
+
+CHAT: Final = "/chat/completions"
+THOUGHT_END: Final = "</think>"
+FIELDS: Final = ("prompt", "response", "label", "conversation")
+VERDICTS: Final[Mapping[str, float]] = {"yes": 1.0, "no": 0.0}
+DEFAULT_TEMPLATE: Final = """\
+A question was put to a student. Decide whether the student's answer is right.
+
+Question:
+{{prompt}}
+
+Reference answer:
+{{label}}
+
+The student's answer:
+{{response}}
+
+Give a short reason. Then say yes if the answer is right, or no if it is not, as the last word."""
+MAX_SHOWN_CHARACTERS: Final = 120
+_PLACEHOLDER: Final = re.compile(r"\{\{\s*([A-Za-z_]+(?:\.[^{}]{1,200}?)?)\s*\}\}")
+
+
+class _Message(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Message
+    finish_reason: str | None = None
+
+
+class _Completion(msgspec.Struct):
+    choices: list[_Choice]
+
+
+class JudgeReward:
+    """See :class:`penstock.backends.rewards.services.Service`."""
+
+    def __init__(self, options: JudgeOptions, surroundings: Surroundings) -> None:
+        self._options = options
+        self._template = read_template(options.template)
+        asked = {name.partition(".")[0] for name in _PLACEHOLDER.findall(self._template)}
+        self.names = (*sorted(asked), "group_id", "index")
+        self.concurrency = options.max_concurrent
+        self._parse = VerdictParser(options)
+        if options.url is not None:
+            url = options.url.rstrip("/") + CHAT
+            self._client = ServiceClient(options, lambda: (url,), what="reward.judge")
+        else:
+            if options.engine is None:
+                raise UserCodeError("reward.judge: give the url of an endpoint, or engine: self or teacher")
+            endpoints = RunEndpoints(options.engine, surroundings)
+            self._client = ServiceClient(
+                options, lambda: [url.rstrip("/") + "/v1" + CHAT for url in endpoints.urls()], what="reward.judge"
+            )
+
+    async def __call__(self, **given: object) -> object:
+        """The verdict on one sample."""
+        options = self._options
+        messages = [{"role": "user", "content": filled(self._template, given)}]
+        if options.system is not None:
+            messages.insert(0, {"role": "system", "content": options.system})
+        body = {
+            **options.body,
+            "model": options.model,
+            "messages": messages,
+            "temperature": options.temperature,
+            "max_tokens": options.max_tokens,
+        }
+        answer = await self._client.ask(body, request_id=f"{given['group_id']}/{given['index']}")
+        try:
+            completion = msgspec.convert(answer, _Completion)
+        except msgspec.ValidationError as error:
+            raise NoRewardError(f"reward.judge: the endpoint does not answer as OpenAI's: {error}") from None
+        if not completion.choices:
+            raise NoRewardError("reward.judge: the endpoint gave no answer")
+        choice = completion.choices[0]
+        if choice.finish_reason not in ("stop", None):
+            raise NoRewardError(f"reward.judge: the judge's answer ended with {choice.finish_reason!r}, not by itself")
+        return self._parse.verdict(choice.message.content or "")
+
+
+def read_template(path: str | None) -> str:
+    """The text of a template.
+
+    Raises:
+        UserCodeError: it cannot be read, or asks for something that there is not.
+    """
+    if path is None:
+        return DEFAULT_TEMPLATE
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserCodeError(f"reward.judge.template: {path} cannot be read: {error}") from None
+    names: list[str] = _PLACEHOLDER.findall(text)
+    for name in names:
+        if name not in FIELDS and not name.startswith("metadata."):
+            raise UserCodeError(
+                f"reward.judge.template: {path} asks for {{{{{name}}}}}; there are {', '.join(FIELDS)} and "
+                "metadata.COLUMN"
+            )
+    if not {"response", "conversation"} & set(names):
+        raise UserCodeError(f"reward.judge.template: {path} does not show the judge {{{{response}}}}")
+    return text
+
+
+def filled(template: str, given: Mapping[str, object]) -> str:
+    """The template with everything put in, in one pass.
+
+    Raises:
+        NoRewardError: the row has no such column.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        name, dot, column = match[1].partition(".")
+        found = given[name]
+        if not dot:
+            return str(found)
+        if not isinstance(found, dict) or column not in found:
+            raise NoRewardError(f"reward.judge.template asks for {match[0]}, and the row has no such column")
+        inside: object = found[column]
+        return inside if isinstance(inside, str) else msgspec.json.encode(inside).decode()
+
+    return _PLACEHOLDER.sub(value, template)
+
+
+class VerdictParser:
+    """From the judge's words to a number."""
+
+    def __init__(self, options: JudgeOptions) -> None:
+        self._options = options
+        self._score = _score_pattern(options.score)
+        words = options.verdicts if options.verdicts is not None else VERDICTS
+        self._worth = {word.casefold(): value for word, value in words.items()}
+        longest_first = sorted(words, key=len, reverse=True)
+        self._words = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, longest_first))})(?!\w)", re.IGNORECASE)
+
+    def verdict(self, text: str) -> float:
+        """What it is worth.
+
+        Raises:
+            NoRewardError: it says none.
+        """
+        said = text.rpartition(THOUGHT_END)[2]
+        shown = f"{said[-MAX_SHOWN_CHARACTERS:].strip()!r}"
+        if self._score is None:
+            words: list[str] = self._words.findall(said)
+            if not words:
+                raise NoRewardError(f"reward.judge: no verdict ({', '.join(self._worth)}) in the judge's answer {shown}")
+            return self._worth[words[-1].casefold()]
+        found: list[str] = self._score.findall(said)
+        if not found:
+            raise NoRewardError(f"reward.judge: nothing in the judge's answer fits reward.judge.score: {shown}")
+        low, high = self._options.lowest, self._options.highest
+        try:
+            number = float(found[-1])
+        except ValueError:
+            raise NoRewardError(f"reward.judge: {found[-1][:40]!r} in the judge's answer is no number") from None
+        if not low <= number <= high:
+            raise NoRewardError(f"reward.judge: the judge's score of {number:g} is not between {low:g} and {high:g}")
+        return (number - low) / (high - low)
+
+
+def _score_pattern(text: str | None) -> re.Pattern[str] | None:
+    if text is None:
+        return None
+    try:
+        pattern = re.compile(text)
+    except re.error as error:
+        raise UserCodeError(f"reward.judge.score: {text!r} is no regular expression: {error}") from None
+    if pattern.groups != 1:
+        raise UserCodeError(f"reward.judge.score: expected one group, the number; {text!r} has {pattern.groups}")
+    return pattern

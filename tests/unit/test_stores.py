@@ -23,7 +23,16 @@ from penstock.backends.stores.sqlite import (
     open_read_only,
 )
 from penstock.messages.arrays import pack_floats, pack_tokens
-from penstock.messages.flow import GrantSpan
+from penstock.messages.base import Metric
+from penstock.messages.evaluation import (
+    EvaluatedRow,
+    EvaluatedSample,
+    Evaluation,
+    EvaluationOpened,
+    EvaluationShape,
+    GroupEvaluated,
+)
+from penstock.messages.flow import GrantSpan, GroupRow
 from penstock.messages.ledger import (
     BatchesFixed,
     BatchLeased,
@@ -34,6 +43,7 @@ from penstock.messages.ledger import (
     LedgerEntry,
     PayloadsReleased,
     PolicyRecorded,
+    RowsRecorded,
     RunRecorded,
     SampleNote,
     StepRecorded,
@@ -50,6 +60,7 @@ from penstock.messages.samples import (
     SampleKey,
     TerminalState,
     VersionSpan,
+    evaluation_group_id,
 )
 from penstock.messages.training import OnStale, UpdateMode
 
@@ -110,6 +121,7 @@ def every_kind() -> list[LedgerEntry]:
         BatchesFixed(batches=(leased(1, 0),), source="runs/other"),
         PolicyRecorded(policy="sync", max_staleness=0, update_mode=UpdateMode.DRAIN, on_stale=OnStale.WAIT),
         GroupsGranted(span=GrantSpan(0, 3, 0, 0, 2), total=3, max_staleness=2),
+        RowsRecorded(rows=(GroupRow(0, 3, 0, 0),)),
         recorded(0),
         recorded(1),
         closed(2),
@@ -118,7 +130,23 @@ def every_kind() -> list[LedgerEntry]:
         CheckpointRecorded(version=1, path="checkpoints/1"),
         PayloadsReleased(through_version=1),
         VersionRecorded(version=1),
+        EvaluationOpened(evaluation=evaluation()),
+        evaluated(0),
     ]
+
+
+def evaluation() -> Evaluation:
+    """Of one row of each of two datasets."""
+    shapes = tuple(EvaluationShape(name=name, num_rows=1, samples_per_prompt=2) for name in ("easy", "hard"))
+    return Evaluation(number=0, version=1, deadline_version=4, first_place=0, datasets=shapes)
+
+
+def evaluated(place: int) -> GroupEvaluated:
+    """One answer is there, one is missing."""
+    group_id = evaluation_group_id(place)
+    answer = EvaluatedSample(0, 1, "engine/0", "completed", 3, 1, 0.5, (VersionSpan(1, 3),), (Metric("format", 1.0),))
+    missing = SampleEnd(key=SampleKey(group_id, 1), state=TerminalState.FAILED, cause="scoring_failed", num_tokens=2)
+    return GroupEvaluated(group_id=group_id, evaluation=0, dataset=place, row=EvaluatedRow(0, (answer,), (missing,)))
 
 
 def without_payload(entry: LedgerEntry) -> LedgerEntry:
@@ -316,7 +344,7 @@ def damage(path: Path, statement: str) -> None:
     ("statement", "message"),
     [
         ("UPDATE entries SET body = x'c1'", r"entry 1 \(VersionRecorded\) cannot be read"),
-        ("PRAGMA user_version = 99", "a newer penstock wrote this ledger: it has form 99, this one reads form 2"),
+        ("PRAGMA user_version = 99", "a newer penstock wrote this ledger: it has form 99, this one reads form 3"),
         ("PRAGMA user_version = 1", "an older penstock wrote this ledger: it has form 1"),
     ],
 )
@@ -458,13 +486,28 @@ def test_the_tables_say_what_the_log_says(tmp_path: Path) -> None:
     database = open_read_only(tmp_path / "ledger.sqlite")
     groups = database.execute("SELECT group_id, state, version, position FROM groups ORDER BY group_id").fetchall()
     assert groups == [(0, "trained", 1, 0), (1, "admitted", None, None), (2, "closed", None, None)]
-    samples = database.execute("SELECT group_id, state, cause, num_tokens FROM samples ORDER BY group_id").fetchall()
+    evaluated_ones = database.execute(
+        "SELECT g.dataset_name, g.state, s.sample_index, s.state, s.reward, s.oldest_version FROM evaluation_groups g "
+        "LEFT JOIN samples s USING (group_id) ORDER BY g.group_id DESC, s.sample_index"
+    ).fetchall()
+    assert evaluated_ones == [
+        ("easy", "evaluated", 0, "evaluated", 0.5, 1),
+        ("easy", "evaluated", 1, "failed", None, None),
+        ("hard", "granted", None, None, None, None),
+    ]
+    query = "SELECT number, version, state, num_groups, num_samples, num_ended FROM evaluations"
+    assert database.execute(query).fetchall() == [(0, 1, "open", 2, 4, 1)]
+    query = "SELECT group_id, state, cause, num_tokens FROM samples WHERE group_id >= 0 ORDER BY group_id"
+    samples = database.execute(query).fetchall()
     assert samples == [(0, "trained", "", 2), (1, None, None, 2), (2, "filtered", "zero_spread", 3)]
     assert database.execute("SELECT version, is_kept FROM checkpoints").fetchall() == [(1, 1)]
     balance = database.execute("SELECT * FROM balance ORDER BY state, cause").fetchall()
     assert balance == [
+        ("evaluated", "", 1, 3),
+        ("failed", "scoring_failed", 1, 2),
         ("filtered", "zero_spread", 1, 3),
         ("in the system", "admitted", 1, 2),
+        ("in the system", "evaluation", 2, 0),
         ("in the system", "granted", 0, 0),
         ("trained", "", 1, 2),
     ]

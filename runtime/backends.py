@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from penstock.backends.evaluation.answers import AnswerFiles
     from penstock.backends.protocol import Backend
     from penstock.backends.remote_ranks import RemoteRanks
+    from penstock.backends.rewards.surroundings import Surroundings
     from penstock.backends.stores.protocol import LedgerStore
     from penstock.backends.timers import Timers
     from penstock.messages.samples import Prompt
@@ -306,6 +307,19 @@ def _with_evaluation(plan: RunPlan, prompts: Backend[Any], *, keeps_messages: bo
     return PromptsWithEvaluation(prompts, datasets)
 
 
+def _surroundings(plan: RunPlan, max_response_tokens: int) -> Surroundings:
+    """What reward functions have to know of the run."""
+    from penstock.backends.rewards.surroundings import Surroundings
+
+    teacher, engines = plan.scenario.teacher, plan.scenario.engines
+    return Surroundings(
+        max_response_tokens=max_response_tokens,
+        run_folder=plan.run_folder,
+        engine_addresses=engines.addresses if engines.router is None else (engines.router,),
+        teacher_addresses=() if teacher is None else teacher.addresses,
+    )
+
+
 def _rows_and_rewards(name: str, plan: RunPlan) -> Backend[Any] | None:
     scenario, model_folder = plan.scenario, Path(plan.model_folder)
     match role_of(name):
@@ -333,7 +347,7 @@ def _rows_and_rewards(name: str, plan: RunPlan) -> Backend[Any] | None:
                 scenario.reward,
                 limit,
                 sets_of(scenario),
-                lambda options, tokens: open_rewards(options, model_folder, max_response_tokens=tokens),
+                lambda options, tokens: open_rewards(options, model_folder, _surroundings(plan, tokens)),
             )
         case _:
             from penstock.backends.rewards import open_filters

@@ -33,6 +33,7 @@ from penstock.backends.engines.sglang.router import await_router
 from penstock.backends.engines.sglang.server import SglangServer
 from penstock.backends.engines.sglang.server_options import command_line, defaults, merged
 from penstock.backends.engines.sglang.settings import ServerSettings
+from penstock.backends.rewards.run_endpoints import write_endpoint
 from penstock.backends.weights.service_messages import Libraries
 
 if TYPE_CHECKING:
@@ -176,6 +177,7 @@ async def _launch(setup: EngineSetup, report: Callable[[str], None]) -> Opened:
         await http.close()
         await server.end()
         raise
+    write_endpoint(setup.run_folder, setup.name, server.address)
     return Opened(http, (endpoint,), server, remote)
 
 

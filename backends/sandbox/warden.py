@@ -124,6 +124,7 @@ class WardenReport(NamedTuple):
 
 def main() -> None:
     """The warden's process."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # whoever starts this may block signals, and children inherit that
     line = b""
     while not line.endswith(b"\n"):  # nothing comes behind it
         more = os.read(0, 1 << 20)

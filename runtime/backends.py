@@ -172,6 +172,7 @@ def _sglang(name: str, plan: RunPlan, remote_ranks: RemoteRanks | None) -> Backe
         bucket_size_bytes=scenario.weights.bucket_size_bytes,
         sleeps=name in colocated(scenario),
         remote_ranks=remote_ranks,
+        by_dataset=[each.sampling for each in sets_of(scenario)],
     )
 
 
@@ -189,6 +190,7 @@ def _engine(name: str, plan: RunPlan, remote_ranks: RemoteRanks | None) -> Backe
         max_context=scenario.model.max_context,
         dtype=scenario.model.dtype,
         fetcher=open_fetcher(),
+        by_dataset=[each.sampling for each in sets_of(scenario)],
     )
 
 

@@ -14,6 +14,7 @@ from penstock.backends.engines.options import SamplingOptions
 from penstock.backends.engines.sglang.assembler import Assembler
 from penstock.backends.engines.sglang.http import BadReply
 from penstock.backends.engines.sglang.requests import OpenRequest, RequestRules
+from penstock.backends.engines.torch.drawings import Drawing
 from penstock.messages.arrays import pack_tokens
 from penstock.messages.commands import Generate
 from penstock.messages.samples import Completed, InfraError, Part, Prompt, Purpose, SampleKey, VersionSpan
@@ -22,10 +23,12 @@ SHAPE = ExpertShape(num_layers=2, per_token=2, num_experts=8)
 PROMPT = (5, 6, 7)
 
 
+DRAWING = Drawing(sampling=SamplingOptions(max_response_tokens=8), stop_token_ids=frozenset({1}), stop_strings=None)
+
+
 def rules(shape: ExpertShape | None = SHAPE) -> RequestRules:
     return RequestRules(
-        tag="t", sampling=SamplingOptions(max_response_tokens=8), stop_token_ids=(1,), stop_strings=None,
-        max_context=64, timeout_s=10.0, is_seeded=False, has_priorities=False, experts=shape,
+        tag="t", drawing=DRAWING, max_context=64, timeout_s=10.0, is_seeded=False, has_priorities=False, experts=shape,
     )  # fmt: skip
 
 

@@ -13,12 +13,12 @@ from penstock.backends.engines.sglang.health import HealthLimits
 from penstock.backends.engines.sglang.loading import ServerStaging
 from penstock.backends.engines.sglang.opening import EngineSetup
 from penstock.backends.engines.sglang.requests import RequestRules
-from penstock.backends.engines.torch.config import read_end_token_ids, read_tokenizer
-from penstock.backends.engines.torch.stopping import StopStrings
+from penstock.backends.engines.torch.drawings import drawings
 from penstock.backends.protocol import Capability
 from penstock.backends.weights.expectation import expect_model
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from penstock.backends.engines.options import EnginesOptions, SamplingOptions
@@ -55,6 +55,7 @@ def open_sglang_engine(
     bucket_size_bytes: int,
     sleeps: bool = False,
     remote_ranks: RemoteRanks | None = None,
+    by_dataset: Sequence[SamplingOptions] = (),
 ) -> Backend[EngineCommand]:
     """An engine of SGLang servers for the model in this folder, not started yet.
 
@@ -70,21 +71,20 @@ def open_sglang_engine(
         bucket_size_bytes: weights that are pushed travel in pieces of about this size.
         sleeps: it takes turns on its GPUs with the learner.
         remote_ranks: the other nodes of an engine over several.
+        by_dataset: how responses to prompts of the datasets of an evaluation are drawn.
 
     Raises:
         ValueError: the model folder lacks what is needed; the message says which.
     """
     expected = expect_model(model_folder)
-    stop_token_ids = tuple(sorted(read_end_token_ids(model_folder) | frozenset(sampling.stop_token_ids)))
-    stop_strings = StopStrings(sampling.stop, read_tokenizer(model_folder)) if sampling.stop else None
+    run, *others = drawings(model_folder, sampling, by_dataset)
 
     def make_rules(opened: Opened) -> RequestRules:
         info = opened.endpoints[0].info
         return RequestRules(
             tag=secrets.token_hex(4),
-            sampling=sampling,
-            stop_token_ids=stop_token_ids,
-            stop_strings=stop_strings,
+            drawing=run,
+            by_dataset=tuple(others),
             max_context=max_context,
             timeout_s=options.request_timeout_s,
             is_seeded=info.deterministic,

@@ -22,6 +22,7 @@ from penstock.backends.engines.expert_choices import pack_experts
 from penstock.backends.engines.sglang.assembler import EndReason, Failure, VersionTokens
 from penstock.backends.engines.sglang.generate import GenerateCall
 from penstock.backends.engines.sglang.http import BadReply
+from penstock.backends.engines.sglang.media import media_fields
 from penstock.backends.engines.sglang.versions import spans_of
 from penstock.backends.engines.torch.requests import joined
 from penstock.backends.engines.torch.stopping import StopStringWatch
@@ -32,7 +33,6 @@ from penstock.messages.samples import (
     Completed,
     InfraError,
     Part,
-    Purpose,
     StopReason,
     Truncated,
     VersionSpan,
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.backends.engines.expert_choices import ExpertShape
-    from penstock.backends.engines.options import SamplingOptions
     from penstock.backends.engines.sglang.assembler import Chunk, Generated
+    from penstock.backends.engines.torch.drawings import Drawing
     from penstock.backends.engines.torch.stopping import StopStrings
     from penstock.messages.commands import Generate
     from penstock.messages.samples import ExpertChoices, Outcome
@@ -61,10 +61,10 @@ class RequestRules:
 
     tag: str
     """Of this engine's incarnation: a server may still end what an earlier one has asked it for."""
-    sampling: SamplingOptions
-    stop_token_ids: tuple[int, ...]
-    """All of them: the model's, the tokenizer's and the scenario's."""
-    stop_strings: StopStrings | None
+    drawing: Drawing
+    """Of the run."""
+    by_dataset: tuple[Drawing, ...] = ()
+    """Of the datasets of an evaluation."""
     max_context: int
     timeout_s: float
     is_seeded: bool
@@ -91,7 +91,9 @@ class OpenRequest:
         self._rules = rules
         self._prompt = self.part.context_tokens or command.prompt.tokens
         room = rules.max_context - len(self._prompt) // TOKEN_BYTES
-        self._limit = min(rules.sampling.max_response_tokens, command.max_new_tokens or room, room)
+        dataset = command.prompt.dataset
+        self._drawing = rules.drawing if dataset is None else rules.by_dataset[dataset]
+        self._limit = min(self._drawing.sampling.max_response_tokens, command.max_new_tokens or room, room)
         self._num_reported = self.part.num_tokens
         self._num_sent = 0
         self._version = 0
@@ -102,17 +104,17 @@ class OpenRequest:
     def already_over(self) -> Outcome | None:
         """How a response has ended that has nothing to be asked for any more."""
         tokens = tokens_view(self.part.tokens)
-        if len(tokens) and tokens[-1] in self._rules.stop_token_ids:
+        if len(tokens) and tokens[-1] in self._drawing.stop_token_ids:
             return Completed(stop=StopReason.END_TOKEN)
-        if len(tokens) and self._rules.stop_strings is not None:
-            self._stops = _StopFollower(self._rules.stop_strings)
+        if len(tokens) and self._drawing.stop_strings is not None:
+            self._stops = _StopFollower(self._drawing.stop_strings)
             if self._stops.follow(0, self.part.tokens) is not None:
                 return Completed(stop=StopReason.STOP_STRING)
         return Truncated() if len(tokens) >= self._limit else None
 
     def call(self, label: str, version: int) -> GenerateCall:
         """What to ask the server for next, under these weights."""
-        rules, sampling, command = self._rules, self._rules.sampling, self.command
+        rules, sampling, command = self._rules, self._drawing.sampling, self.command
         self.rid = f"{rules.tag}-{command.key.group_id}-{command.key.index}-{command.attempt}-{self._num_sent}"
         self.has_tokens = self.is_sent_again = False
         self._num_sent += 1
@@ -126,18 +128,22 @@ class OpenRequest:
             top_k=sampling.top_k,
             min_p=sampling.min_p,
             stop=sampling.stop,
-            stop_token_ids=rules.stop_token_ids,
+            stop_token_ids=tuple(sorted(self._drawing.stop_token_ids)),
             seed=command.seed & 0x7FFF_FFFF if rules.is_seeded else None,
             extra_key=label,
             priority=self._priority() if rules.has_priorities else None,
             deadline_s=rules.timeout_s,
             routing_key=f"group-{command.key.group_id}",
-            extras=() if rules.experts is None else ((ROUTED_EXPERTS, msgspec.Raw(b"true")),),
+            extras=(*self._extras(), *media_fields(command.prompt.media)),
         )
 
+    def _extras(self) -> tuple[tuple[str, msgspec.Raw], ...]:
+        return () if self._rules.experts is None else ((ROUTED_EXPERTS, msgspec.Raw(b"true")),)
+
     def _priority(self) -> int:
-        """Higher goes first: what must be trained soonest, and evaluation behind all of it."""
-        return 0 if self.command.purpose is Purpose.EVALUATE else FIRST_PRIORITY - self.command.deadline_version
+        """Higher goes first: what must be trained soonest. An evaluation has a late deadline of its own, so training
+        goes before it for some versions, and not for ever."""
+        return FIRST_PRIORITY - self.command.deadline_version
 
     # --- answers ----------------------------------------------------------------------------------------------
 

@@ -56,7 +56,7 @@ from penstock.messages.samples import Cancelled, Completed, InfraError, Part, Sa
 from penstock.messages.training import UpdateMode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from penstock.backends.engines.torch.config import ModelConfig
     from penstock.backends.engines.torch.engine import EngineSettings
@@ -94,7 +94,7 @@ class TorchEngineBackend:
         config: ModelConfig,
         settings: EngineSettings,
         *,
-        max_response_tokens: int,
+        max_response_tokens: Sequence[int],
         num_threads: int,
         fetcher: WeightFetcher,
     ) -> None:
@@ -230,7 +230,9 @@ class TorchEngineBackend:
         prefix = command.prefix or Part()
         prompt = prefix.context_tokens or command.prompt.tokens
         room = self._settings.max_context - len(tokens_view(prompt))
-        limit = self._max_response_tokens
+        dataset = command.prompt.dataset
+        drawing = 0 if dataset is None else 1 + dataset
+        limit = self._max_response_tokens[drawing]
         if command.max_new_tokens is not None:
             limit = min(limit, command.max_new_tokens)
         request = GenerationRequest(
@@ -238,6 +240,7 @@ class TorchEngineBackend:
             prompt=prompt,
             seed=command.seed,
             max_new_tokens=min(limit, room),
+            drawing=drawing,
             prefix=prefix,
         )
         try:

@@ -62,6 +62,15 @@ allows them: a canary may be longer than the responses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OtherDrawing:
+    """A way to draw for requests that ask for it, where it is not that of the engine."""
+
+    sampler: Sampler
+    stop_token_ids: frozenset[int]
+    stop_strings: StopStrings | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
     """How an engine is laid out and what it does with logits."""
 
@@ -73,6 +82,8 @@ class EngineSettings:
     sampler: Sampler = field(default_factory=Sampler)
     stop_token_ids: frozenset[int] = frozenset()
     stop_strings: StopStrings | None = None
+    others: tuple[OtherDrawing, ...] = ()
+    """Request ``drawing: k`` is drawn by the one at place k − 1."""
     progress_tokens: int | None = None
     """A running request reports its tokens after every so many; None: never."""
     records_experts: bool = False
@@ -91,9 +102,23 @@ class EngineSettings:
             )
         if self.records_experts and config.experts is None:
             raise ValueError("engines.record_experts is true, and the model has no experts; set it to false")
-        outside = sorted(token for token in self.stop_token_ids if not 0 <= token < config.vocab_size)
+        stops = self.stop_token_ids.union(*(other.stop_token_ids for other in self.others))
+        outside = sorted(token for token in stops if not 0 <= token < config.vocab_size)
         if outside:
             raise ValueError(f"stop_token_ids must be below the vocabulary's size, {config.vocab_size}, got {outside}")
+
+    def stop_ids_of(self, drawing: int) -> frozenset[int]:
+        """Tokens that end a response of this drawing."""
+        return self.others[drawing - 1].stop_token_ids if drawing else self.stop_token_ids
+
+    def stop_strings_of(self, drawing: int) -> StopStrings | None:
+        """Strings that do."""
+        return self.others[drawing - 1].stop_strings if drawing else self.stop_strings
+
+    @property
+    def has_stop_strings(self) -> bool:
+        """Whether any response is ended by strings."""
+        return self.stop_strings is not None or any(other.stop_strings is not None for other in self.others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +156,8 @@ class TorchEngine:
             self._max_scored = min(config.max_positions, max(settings.max_context, MAX_SCORED_ROWS))
             self._model = DecoderModel(self._weights, self._cache, self._max_scored)
             self._slots = SlotState(num_slots, self._cache, dtype, device)
-            self._stops = torch.zeros(config.vocab_size, dtype=torch.bool, device=device)
-            self._stops[sorted(settings.stop_token_ids)] = True
+            self._stops = _stop_table(settings.stop_token_ids, config, device)
+            self._other_stops = [_stop_table(other.stop_token_ids, config, device) for other in settings.others]
         self._prompts = PromptIndex(settings.num_slots)
         self._admission = Admission(self._model, self._prompts)
         self._seating = Seating(settings.num_slots, self._slots, self._admission, self._prompts)
@@ -241,7 +266,7 @@ class TorchEngine:
         self._clock += 1
         self.num_generated += n
         ended = [self._end_drawn(slot) for slot in ended_slots]
-        if self.settings.stop_strings is not None:
+        if tokens:
             ended += self._watch(tokens)
         return Tick(ended, self._reports())
 
@@ -287,12 +312,13 @@ class TorchEngine:
             )
         if request.max_new_tokens > room:
             raise RequestError(f"max_new_tokens must be at most {room} after this prompt, got {request.max_new_tokens}")
-        watch = None if self.settings.stop_strings is None else StopStringWatch(self.settings.stop_strings)
+        stop_strings = self.settings.stop_strings_of(request.drawing)
+        watch = None if stop_strings is None else StopStringWatch(stop_strings)
         return Running(request, prompt, prefix, watch)
 
     def _already_over(self, running: Running) -> EndReason | None:
         prefix = running.prefix_tokens
-        if prefix and prefix[-1] in self.settings.stop_token_ids:
+        if prefix and prefix[-1] in self.settings.stop_ids_of(running.request.drawing):
             return EndReason.STOP_TOKEN
         if running.watch is not None and any(running.watch.push(token) for token in prefix):
             return EndReason.STOP_STRING
@@ -311,15 +337,32 @@ class TorchEngine:
             rows = _with_prefill(rows, prefill.rows)
             attention = Segments([(num_rows, decoding), *prefill.parts])
         logits = self._model.logits(self._model.hidden_states(rows, attention))
-        drawn, logprobs = self.settings.sampler(logits, state.uniform.gather(1, state.at))
+        uniform = state.uniform.gather(1, state.at)
+        drawn, logprobs = self.settings.sampler(logits, uniform)
+        others = self._rows_drawn_otherwise() if self.settings.others else ()
+        for other, rows_of_it in others:
+            own = self.settings.others[other].sampler(logits[rows_of_it], uniform[rows_of_it])
+            drawn[rows_of_it], logprobs[rows_of_it] = own
         state.tokens.scatter_(1, state.at, drawn)
         state.logprobs.scatter_(1, state.at, logprobs)
         ids = drawn.view(-1)
         state.fed.copy_(ids)
-        over = (state.position == state.last).logical_or_(self._stops.index_select(0, ids))
+        is_stop = self._stops.index_select(0, ids)
+        for other, rows_of_it in others:
+            is_stop[rows_of_it] = self._other_stops[other][ids[rows_of_it]]
+        over = (state.position == state.last).logical_or_(is_stop)
         state.advancing.add_(1)
-        tokens = _integers(ids) if self.settings.stop_strings is not None else []
+        tokens = _integers(ids) if self.settings.has_stop_strings else []
         return _integers(over.narrow(0, 0, n).nonzero()), tokens
+
+    def _rows_drawn_otherwise(self) -> list[tuple[int, torch.Tensor]]:
+        """Of each other way to draw that is used now: its place, and the slots."""
+        slots: dict[int, list[int]] = {}
+        for slot, running in enumerate(self._seating.running):
+            if running is not None and running.request.drawing:
+                slots.setdefault(running.request.drawing - 1, []).append(slot)
+        device = self.settings.device
+        return [(other, torch.tensor(found, device=device)) for other, found in slots.items()]
 
     def _running_slots(self, n: int) -> RunningSlots:
         if self._window is None or self._window.num_running != n:
@@ -331,7 +374,7 @@ class TorchEngine:
         running = self._seating.running[slot]
         assert running is not None
         ended = self._end(slot, running, EndReason.LENGTH)
-        if tokens_view(ended.part.tokens)[-1] in self.settings.stop_token_ids:
+        if tokens_view(ended.part.tokens)[-1] in self.settings.stop_ids_of(running.request.drawing):
             return replace(ended, reason=EndReason.STOP_TOKEN)
         return ended
 
@@ -373,6 +416,13 @@ class TorchEngine:
                 running.num_reported = begin = end
             self._next_report = min(self._next_report, running.born + begin + num_tokens)
         return reports
+
+
+def _stop_table(stop_token_ids: frozenset[int], config: ModelConfig, device: torch.device) -> torch.Tensor:
+    """Bool ``[V]``."""
+    table = torch.zeros(config.vocab_size, dtype=torch.bool, device=device)
+    table[sorted(stop_token_ids)] = True
+    return table
 
 
 def _with_prefill(decode: Rows, prefill: Rows) -> Rows:

@@ -8,13 +8,14 @@ import torch
 
 from penstock.backends.devices import choose_device
 from penstock.backends.engines.torch.backend import TorchEngineBackend
-from penstock.backends.engines.torch.config import read_end_token_ids, read_model_config, read_tokenizer
-from penstock.backends.engines.torch.engine import EngineSettings
+from penstock.backends.engines.torch.config import read_model_config
+from penstock.backends.engines.torch.drawings import drawings
+from penstock.backends.engines.torch.engine import EngineSettings, OtherDrawing
 from penstock.backends.engines.torch.sampling import Sampler
-from penstock.backends.engines.torch.stopping import StopStrings
 from penstock.backends.protocol import Capability
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from penstock.backends.engines.options import EnginesOptions, SamplingOptions
@@ -42,9 +43,11 @@ def open_torch_engine(
     max_context: int,
     dtype: str,
     fetcher: WeightFetcher,
+    by_dataset: Sequence[SamplingOptions] = (),
 ) -> Backend[EngineCommand]:
     """An embedded engine for the model in this folder. Of the folder only the configuration and the tokenizer are
-    read: the weights come with the first ``ApplyWeights``.
+    read: the weights come with the first ``ApplyWeights``. It draws as ``sampling`` says, and for prompts of a dataset
+    of an evaluation as ``by_dataset`` does.
 
     Raises:
         ValueError: a model, a device, a dtype or a limit that this engine cannot serve; the message says which.
@@ -52,16 +55,21 @@ def open_torch_engine(
     config = read_model_config(model_folder)
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    run, *others = drawings(model_folder, sampling, by_dataset)
     settings = EngineSettings(
         num_slots=options.slots,
         max_context=max_context,
         dtype=DTYPES[dtype],
         device=choose_device(options.device, "engines.device"),
-        sampler=Sampler(
-            temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p
+        sampler=_sampler(run.sampling),
+        stop_token_ids=run.stop_token_ids,
+        stop_strings=run.stop_strings,
+        others=tuple(
+            OtherDrawing(
+                sampler=_sampler(other.sampling), stop_token_ids=other.stop_token_ids, stop_strings=other.stop_strings
+            )
+            for other in others
         ),
-        stop_token_ids=read_end_token_ids(model_folder) | frozenset(sampling.stop_token_ids),
-        stop_strings=StopStrings(sampling.stop, read_tokenizer(model_folder)) if sampling.stop else None,
         progress_tokens=options.progress_tokens,
         records_experts=options.record_experts,
     )
@@ -69,7 +77,11 @@ def open_torch_engine(
     return TorchEngineBackend(
         config,
         settings,
-        max_response_tokens=sampling.max_response_tokens,
+        max_response_tokens=[each.sampling.max_response_tokens for each in (run, *others)],
         num_threads=options.num_threads,
         fetcher=fetcher,
     )
+
+
+def _sampler(sampling: SamplingOptions) -> Sampler:
+    return Sampler(temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p)

@@ -50,7 +50,7 @@ from penstock.actors.buffer.table import Status
 from penstock.actors.buffer.telling import Telling
 from penstock.actors.buffer.waiting import buffer_waits
 from penstock.messages.base import Metric
-from penstock.messages.commands import ArchiveGroups, ArchiveSamples, FailRun, FetchBatch, Record, Send
+from penstock.messages.commands import ArchiveGroups, ArchiveSamples, FailRun, FetchBatch, KeepAnswers, Record, Send
 from penstock.messages.evaluation import EvaluationOpened, PublishDemanded
 from penstock.messages.flow import GroupAdmitted, GroupRejected, RowsChosen
 from penstock.messages.ledger import (
@@ -286,7 +286,11 @@ class Buffer:
             name = group_name(group.group_id)
             self._fail(f"group {name} has a token of version {oldest}, the evaluation is of {open_one.version}")
             return
-        self._note(evaluations.entry_of(group))
+        entry = evaluations.entry_of(group)
+        self._note(entry)
+        name = open_one.datasets[entry.dataset].name
+        answers = KeepAnswers(evaluation=open_one.number, version=open_one.version, dataset=name, group=group)
+        self._out.append(answers)
         self._telling.came_in((*(sample.key for sample in group.samples), *(end.key for end in group.ended)))
         self._out.extend(self._telling.soon())
         if evaluations.open is None:

@@ -12,7 +12,7 @@ from penstock.runtime.cli.launch import resume_command
 from penstock.runtime.cli.runs import is_alive, read_record
 from penstock.runtime.errors import RunFolderError
 from penstock.runtime.hosts.ray.processes import is_stopped
-from penstock.runtime.observability.figures import REWARD
+from penstock.runtime.observability.figures import CURSORS, REWARD
 from penstock.runtime.observability.jsonl import BadLineError
 from penstock.runtime.observability.summary import read_summary
 from penstock.runtime.observability.trackers import read_steps
@@ -79,6 +79,12 @@ def _progress(folder: Path, *, is_running: bool) -> Iterator[str]:
     if reward is not None:
         figures.insert(1, f"reward {reward:.3f}")
     yield ", ".join(figures)
+    if cursors := [
+        f"{name.split('/')[1]} {value:.0f}"
+        for name, value in last.metrics.items()
+        if _is_cursor(name) and value is not None
+    ]:
+        yield f"prompts by source: {', '.join(cursors)}"
     balance = last.balance if summary is None else summary.balance
     verdict = "balanced" if balance.is_balanced else "NOT balanced"
     yield f"{balance.issued} samples issued, {balance.in_system} in the system: {verdict}"
@@ -86,6 +92,10 @@ def _progress(folder: Path, *, is_running: bool) -> Iterator[str]:
         yield summary.story
         if summary.checkpoint:
             yield f"checkpoint {summary.checkpoint}"
+
+
+def _is_cursor(name: str) -> bool:
+    return name.startswith(CURSORS) and name.endswith("/prompts")
 
 
 def duration(seconds: float) -> str:

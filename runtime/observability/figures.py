@@ -30,6 +30,8 @@ CPU_SECONDS: Final = "process/cpu_s"
 RUNNING: Final = "engine/running"
 COUNTED: Final = ("prompt_source/", "weight_publisher/")
 """Counters of these stand in ``metrics.jsonl`` as they were at each step."""
+CURSORS: Final = "data/"
+"""So do these: prompts that were taken from each source of a mixture, whichever incarnation took them."""
 """Requests that an engine decodes now."""
 END_STEPS: Final = 10
 RATE_WINDOW_S: Final = 30.0
@@ -105,6 +107,7 @@ class RunFigures:
         self._running: dict[str, float] = {}
         self._cpu: dict[str, RunningTotal] = {}
         self._counted: dict[str, RunningTotal] = {}
+        self._cursors: dict[str, float] = {}
 
     def restore(self, rows: Sequence[StepRow], summary: RunSummary | None) -> None:
         """Go on from earlier drives of the run.
@@ -140,6 +143,8 @@ class RunFigures:
                 self._cpu.setdefault(report.name, RunningTotal()).report(report.name, report.epoch, metric.value)
             elif metric.name == RUNNING:
                 self._running[report.name] = metric.value
+            elif metric.name.startswith(CURSORS) and metric.name.endswith("/prompts"):
+                self._cursors[metric.name] = max(metric.value, self._cursors.get(metric.name, 0.0))
             elif metric.name.startswith(COUNTED):
                 self._counted.setdefault(metric.name, RunningTotal()).report(report.name, report.epoch, metric.value)
 
@@ -180,8 +185,9 @@ class RunFigures:
 
     @property
     def counted(self) -> dict[str, float]:
-        """What PromptSource and WeightPublisher count, over all their incarnations, by the name of the metric."""
-        return {name: total.total for name, total in self._counted.items()}
+        """What PromptSource and WeightPublisher count, over all their incarnations, and how far each source of prompts
+        has been gone through, by the name of the metric."""
+        return {name: total.total for name, total in self._counted.items()} | self._cursors
 
     @property
     def tokens_generated(self) -> int:

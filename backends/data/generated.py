@@ -1,4 +1,4 @@
-"""Rows that are made on the spot: the quickstart's task, and the tasks of reasoning-gym.
+"""Rows that are made on the spot: the quickstart's task, the calculator's, and the tasks of reasoning-gym.
 
 Invariants:
 
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 from penstock.backends.data.lines import lines_row, noisy_answer, worse_answer
 from penstock.backends.data.problems import DataError
 from penstock.backends.data.row import RawRow
+from penstock.backends.data.sums import sums_row
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,6 +47,14 @@ def lines_rows(path: str, rest: str, seed: int) -> Iterator[RawRow]:
             "chosen": row.answer,
             "rejected": worse_answer(row.answer, seed, index),
         }
+        yield RawRow(f"{path} row {index}", columns)
+
+
+def sums_rows(path: str, rest: str, seed: int) -> Iterator[RawRow]:
+    """``sums:N``: columns ``prompt``, ``label`` (the product), ``response`` (a demonstration, for a warm start)."""
+    for index in range(_count(path, rest, "sums:256")):
+        row = sums_row(seed, index)
+        columns = {"prompt": row.prompt, "label": row.answer, "response": row.demonstration}
         yield RawRow(f"{path} row {index}", columns)
 
 

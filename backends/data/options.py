@@ -91,7 +91,8 @@ class DataOptions(Options, frozen=True, kw_only=True):
     path: str | None = None
     """``rows.jsonl`` (also compressed: ``.jsonl.gz``, ``.jsonl.zst``), ``rows.parquet``, a folder that Hugging Face
     ``datasets`` has saved, each with ``@[a:b]`` for a slice (``@[-500:]``: the last 500 rows); ``lines:N`` for N rows
-    of the quickstart's task; ``reasoning_gym:NAME:N`` for N rows of a reasoning-gym task. null: see ``sources``."""
+    of the quickstart's task; ``sums:N`` of the calculator's; ``reasoning_gym:NAME:N`` for N rows of a reasoning-gym
+    task. null: see ``sources``."""
     sources: tuple[SourceOptions, ...] = ()
     """Several sources, in place of ``path``."""
     prompt_key: str = "prompt"

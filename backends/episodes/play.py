@@ -37,7 +37,17 @@ import msgspec
 from penstock.backends.episodes.api import ChatMessage, FunctionCall, ToolCall
 from penstock.backends.episodes.dialogue import ChatDialogue, ConversationError, MalformedError, encoded
 from penstock.backends.episodes.interfaces import EpisodeInfraError, EpisodePolicyError, JsonObject, Task, Tool
-from penstock.backends.episodes.playing import NOTHING, PROMPT, Answer, ModelLink, PlayRules, Saved, TurnAsked, Words
+from penstock.backends.episodes.playing import (
+    NOTHING,
+    PROMPT,
+    Answer,
+    EndedBy,
+    ModelLink,
+    PlayRules,
+    Saved,
+    TurnAsked,
+    Words,
+)
 from penstock.backends.episodes.stops import before_stop
 from penstock.backends.episodes.tool_calls import parse_tool_calls
 
@@ -106,7 +116,9 @@ class Turn:
     calls: tuple[Call, ...] = ()
     """Those that are well-formed, as ``episode.tool_format`` says; anything else stays in the text."""
     finish_reason: FinishReason
-    """``length``: cut off by a limit of tokens."""
+    """As the protocol of OpenAI calls it. ``length``: cut off by a limit of tokens."""
+    ended_by: EndedBy
+    """``end_token``: the model's own; ``stop_string``: one of ``stop``, or a token of ``sampling.stop_token_ids``."""
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     versions: tuple[tuple[int, int], ...]
@@ -270,6 +282,7 @@ class Conversation:
                 for call in calls
             ),
             finish_reason="length" if answer.ended_by == "length" else "tool_calls" if calls else "stop",
+            ended_by=answer.ended_by,
             ids=answer.ids,
             logprobs=answer.logprobs,
             versions=answer.versions,

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from penstock.backends.data.tokenizer import TextTokenizer
 
 
+EndedBy = Literal["end_token", "stop_string", "length"]
+
+
 class PlayRules(msgspec.Struct, frozen=True, kw_only=True):
     """What the scenario says of every episode."""
 
@@ -34,7 +37,7 @@ class Answer(msgspec.Struct, frozen=True, array_like=True):
     ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     versions: tuple[tuple[int, int], ...]
-    ended_by: Literal["end_token", "stop_string", "length"]
+    ended_by: EndedBy
 
 
 class Saved(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

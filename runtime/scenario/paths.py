@@ -61,9 +61,10 @@ FUNCTION_KEYS = (
     *(FILTER_SAMPLE_FUNCTION, FILTER_HOOK, PRIORITY_FUNCTION),
     *(*EPISODE_KEYS, *HOOKS, *EVALUATION_FUNCTIONS),
 )
-PATH_KEYS = (MODEL_PATH, MODEL_CONFIG, TEACHER_MODEL_PATH, RECORDED_RUN, *DATA_KEYS, EVALUATION_PATH, *FUNCTION_KEYS)
+ROW_KEYS = (*DATA_KEYS, SOURCE_PATH, EVALUATION_PATH)
+PATH_KEYS = (MODEL_PATH, MODEL_CONFIG, TEACHER_MODEL_PATH, RECORDED_RUN, *ROW_KEYS, *FUNCTION_KEYS)
 
-MADE_DATA = ("lines:", "reasoning_gym:")
+MADE_DATA = ("lines:", "sums:", "reasoning_gym:")
 """Prefixes of datasets that are made, not read."""
 
 
@@ -72,7 +73,7 @@ def absolute(key: KeyPath, value: str, folder: Path) -> str:
 
     What follows the path (``@[a:b]``, ``:function``) stays as it is.
     """
-    if key in (*DATA_KEYS, EVALUATION_PATH) and value.startswith(MADE_DATA):
+    if key in ROW_KEYS and value.startswith(MADE_DATA):
         return value
     if key in FUNCTION_KEYS and not is_user_code(value):
         return value

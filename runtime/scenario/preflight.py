@@ -25,6 +25,7 @@ from penstock.backends.engines.sglang.environment import SglangEnvironmentError,
 from penstock.backends.user_code import UserCodeError, split_spec
 from penstock.backends.weights.preflight import check_transport, model_size_bytes, sites_of
 from penstock.runtime.errors import PreflightError
+from penstock.runtime.scenario.episode_preflight import check_episode, episode_functions
 from penstock.runtime.scenario.evaluation_rules import evaluation_functions, sets_of
 from penstock.runtime.scenario.hook_rules import hooks_of
 from penstock.runtime.scenario.megatron_preflight import check_megatron
@@ -95,6 +96,8 @@ def machine_checks(scenario: Scenario, run_parent: Path) -> Iterator[MachineChec
     if scenario.teacher is not None and scenario.teacher.model.path is not None:
         yield MachineCheck("the teacher's model", lambda: check_teacher(scenario), needs=model)
     yield MachineCheck("functions of the user", lambda: check_user_code(scenario))
+    if generates and scenario.episode.kind == "function":
+        yield MachineCheck("the episode's function", lambda: check_episode(scenario), needs="functions of the user")
     if generates or scenario.learner.warm_start is not None:
         yield MachineCheck("data", lambda: check_data(scenario))
     if port:
@@ -182,6 +185,7 @@ def check_user_code(scenario: Scenario) -> None:
         ("filter.function", scenario.filter.function),
         ("staleness.policy", scenario.staleness.policy),
         ("learner.objective", scenario.learner.objective.name),
+        *episode_functions(scenario),
         *evaluation_functions(scenario),
         *((".".join(map(str, key)), value) for key, value in hooks_of(scenario).items()),
         *((".".join(map(str, key)), value) for key, value in sampling_functions(scenario).items()),

@@ -65,6 +65,7 @@ if TYPE_CHECKING:
 
     from penstock.backends.episodes.functions.wire import Said
     from penstock.backends.episodes.options import EpisodeOptions
+    from penstock.backends.episodes.playing import EndedBy
     from penstock.backends.episodes.protocol import Episode, EpisodeOutcome
     from penstock.backends.protocol import Fail
     from penstock.messages.samples import Outcome, Part
@@ -411,7 +412,7 @@ def _begin(number: int, episode: Episode) -> Begin:
 
 
 def _answer(turn: Part, outcome: Outcome) -> Answer:
-    ended_by = "length" if isinstance(outcome, Truncated) else "end_token"
+    ended_by: EndedBy = "length" if isinstance(outcome, Truncated) else "end_token"
     if isinstance(outcome, Completed) and outcome.stop is not StopReason.END_TOKEN:
         ended_by = "stop_string"
     return Answer(

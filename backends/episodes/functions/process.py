@@ -95,7 +95,9 @@ class PlayerProcess:
                     return
 
     def end(self) -> str:
-        """Kill it with all that it started; returns in words how it ended."""
+        """Kill it with all that it started; returns in words how it ended. Again has no further effect."""
+        if self._process.returncode is not None:
+            return how_it_ended(self._process.returncode)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)  # what has begun to exit keeps its own exit code
         self.socket.close()

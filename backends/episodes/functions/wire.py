@@ -38,7 +38,8 @@ class Setup(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     specs: FunctionSpecs
     model_folder: str
-    rules: PlayRules
+    rules: PlayRules | None
+    """None: nothing is played, it is only about loading."""
 
 
 class Begin(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from penstock.backends.data.chat import ChatTemplate
     from penstock.backends.episodes.functions.loading import PlayFunction
     from penstock.backends.episodes.functions.wire import Said
-    from penstock.backends.episodes.playing import Answer, TurnAsked
+    from penstock.backends.episodes.playing import Answer, PlayRules, TurnAsked
 
 READ_BYTES: Final = 1 << 16
 
@@ -118,10 +118,16 @@ class _Running:
 
 
 class _Server:
-    def __init__(self, setup: Setup, functions: dict[str, PlayFunction], writer: asyncio.StreamWriter) -> None:
-        self._setup = setup
+    def __init__(
+        self,
+        rules: PlayRules,
+        words: _ModelWords,
+        functions: dict[str, PlayFunction],
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self._rules = rules
         self._functions = functions
-        self._words = _ModelWords(Path(setup.model_folder))
+        self._words = words
         self._writer = writer
         self._running: dict[int, _Running] = {}
 
@@ -144,7 +150,7 @@ class _Server:
         function = self._functions[begin.function]
         play: Play | None = None
         try:
-            play = Play(_task(begin), begin.num_prompt_tokens, self._setup.rules, self._words, link)
+            play = Play(_task(begin), begin.num_prompt_tokens, self._rules, self._words, link)
             if begin.saved:
                 play.restore(begin.saved)
             ended = end_of(begin.id, await function.run(play), is_cut_off=play.is_cut_off)
@@ -193,7 +199,8 @@ async def _serve(connection: socket.socket) -> None:
 def _loaded(setup: Setup, writer: asyncio.StreamWriter) -> _Server | None:
     try:
         functions = load_functions(setup.specs)
-        server = _Server(setup, functions, writer)
+        rules = setup.rules
+        server = None if rules is None else _Server(rules, _ModelWords(Path(setup.model_folder)), functions, writer)
     except (Exception, SystemExit) as error:  # foreign code may raise anything while it is set up
         message = str(error) if isinstance(error, UserCodeError) else f"{type(error).__name__}: {error}"
         writer.write(frame(LoadFailed(message)))

@@ -209,3 +209,9 @@ def test_what_does_not_fit_is_refused_with_its_key(tmp_path: Path, data: str, me
     path.write_text(f"{HEAD}data: {data}\n")
     with pytest.raises(ScenarioError, match=message):
         load_scenario(path)
+
+
+def test_paths_of_sources_are_looked_for_beside_the_scenario(tmp_path: Path) -> None:
+    path = tmp_path / "scenario.yaml"
+    path.write_text(f"{HEAD}data: {{sources: [{{path: 'a.jsonl@[:5]'}}, {{path: 'lines:4'}}]}}\n")
+    assert [source.path for source in load_scenario(path).data.sources] == [f"{tmp_path}/a.jsonl@[:5]", "lines:4"]

@@ -145,7 +145,7 @@ class EvaluationDue(Event, frozen=True, kw_only=True):
 
 class PublishDemanded(Event, frozen=True, kw_only=True):
     """Buffer → Learner: publish as soon as you stand at this version or a later one, on or off the grid of
-    ``publish_every``, the last one too: it is to be evaluated."""
+    ``publish_every``, the last one too: it is to be evaluated, or an evaluation goes on after the last step."""
 
     version: int
 

@@ -272,9 +272,13 @@ class Buffer:
         if announced is not None and announced >= due:
             self._note(EvaluationOpened(evaluation=evaluations.next(self.policy.max_staleness)))
             self._out.extend(self._telling.evaluation())
-        elif self._demanded_publish < due:
-            self._demanded_publish = due
-            self._out.append(Send(LEARNER, PublishDemanded(version=due)))
+        else:
+            self._demand_publish(due)
+
+    def _demand_publish(self, version: int) -> None:
+        if self._demanded_publish < version:
+            self._demanded_publish = version
+            self._out.append(Send(LEARNER, PublishDemanded(version=version)))
 
     def _on_evaluated(self, group: Group) -> None:
         evaluations = self.books.evaluations
@@ -454,6 +458,8 @@ class Buffer:
         if due is not None and due != self.books.evaluations.due:
             self._note_left_out(due)
         self._evaluate()
+        if self.books.evaluations.is_busy:  # engines that sleep, or came anew, get weights by no further step
+            self._demand_publish(self.version)
         if self.settings.collects == 0:
             self._finish_if_saved()
             return

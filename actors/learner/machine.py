@@ -8,7 +8,8 @@ Invariants:
 * The backend does one thing at a time, in the order asked for: a version is exported, and its state is copied for a
   checkpoint, before the next batch changes it. Writing the copy goes on meanwhile, one checkpoint at a time.
 * It loads the checkpoint that the Buffer names, and no other.
-* A version that is to be evaluated, or a newer one, is published, on or off the grid, and be it the last.
+* A version that is demanded because something is evaluated, or a newer one, is published by this incarnation, on or off
+  the grid, and be it the last.
 * A version that engines were told of, or a newer one, is published by this incarnation before it waits for batches
   made with it; an older one is never published.
 * Where it shares devices with engines, it loads, trains and publishes in its own turn only. It gives the turn away
@@ -325,8 +326,8 @@ class Learner:
 
     def _see_demand(self) -> None:
         """Whether this version has to be published because it is to be evaluated."""
-        is_wanted = max(self.published_version, self._announced) < self._demanded_publish <= self.version
-        self._must_publish |= self.settings.publishes and is_wanted
+        is_wanted = self.published_version < self._demanded_publish <= self.version
+        self._must_publish |= self.settings.publishes and is_wanted and self.version >= self._announced
 
     def _on_demand(self, event: CheckpointDemanded) -> None:
         if self._saved is not None and self._saved.version == self.version >= event.version:

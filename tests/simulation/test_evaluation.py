@@ -10,7 +10,7 @@ import pytest
 from penstock.backends.stores.audit import audit_ledger
 from penstock.backends.stores.sqlite import SqliteStore
 from penstock.messages.evaluation import EvaluationOpened, GroupEvaluated
-from penstock.messages.ledger import RunRecorded
+from penstock.messages.ledger import RunRecorded, StepRecorded
 from penstock.messages.names import BUFFER, FILTER, LEARNER, PROMPT_SOURCE, SCORER, WEIGHT_PUBLISHER
 from penstock.messages.samples import TerminalState
 from penstock.messages.training import UpdateMode
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from penstock.messages.commands import AnyCommand
     from penstock.messages.ledger import LedgerEntry
     from penstock.messages.wire import Header
+    from penstock.runtime.hosts.virtual.clock import VirtualClock
     from penstock.runtime.hosts.virtual.process import Process
 
 EVALUATION = EvaluationTrial(
@@ -160,3 +161,54 @@ def test_audit_is_clean_at_every_point_of_a_run_and_finds_what_is_wrong(tmp_path
     texts = [finding.text for finding in audit_ledger(tmp_path / "ledger.sqlite").findings]
     assert any("no evaluation that has it is open" in text for text in texts), texts
     store.close()
+
+
+@pytest.mark.parametrize("faults", [(), (Fault(at_s=9.0, kind=FaultKind.MACHINE, target=""),)])
+@pytest.mark.parametrize("colocated", [False, True])
+def test_an_evaluation_that_is_open_after_the_last_step_comes_to_its_end(
+    colocated: bool, faults: tuple[Fault, ...]
+) -> None:
+    """The last version is published for it: engines that sleep, or came anew, would get no weights otherwise."""
+    evaluation = EvaluationTrial(every=4, num_rows=(40,), samples_per_prompt=(2,), max_running=1)
+    trial = trial_of("sync", colocated=colocated, evaluation=evaluation, faults=faults)
+    trial_run, _ = run(trial)
+    watch = trial_run.oracle.evaluations
+    assert versions(trial_run) == [4]
+    assert watch.ended.total() == 80
+
+
+def test_a_run_that_only_evaluates_makes_one_evaluation_and_no_batch() -> None:
+    evaluation = EvaluationTrial(num_rows=(7,), samples_per_prompt=(3,))
+    trial_run, _ = run(trial_of("fully_async", evaluation=evaluation, only="evaluate"))
+    assert versions(trial_run) == [0]
+    assert trial_run.oracle.evaluations.ended == {TerminalState.EVALUATED: 21}
+    assert not trial_run.oracle.groups
+
+
+@pytest.mark.parametrize("policy", ["one_step_off", "fully_async"])
+def test_evaluation_beside_training_does_not_hold_training_up(policy: str) -> None:
+    """With slots for it, steps come as often as without; what it adds to the run is its own tail."""
+    evaluation = EvaluationTrial(every=2, num_rows=(12,), samples_per_prompt=(2,), max_running=1)
+    times: list[list[float]] = []
+    for block in (evaluation, None):
+        trial_run, written = TrialRun(trial_of(policy, num_slots=8, num_steps=8, evaluation=block)), Steps()
+        written.clock = trial_run.host.clock
+        trial_run.host.watch(written, events=False)
+        trial_run.run()
+        times.append(written.at_s)
+    with_it, without = times
+    assert len(with_it) == len(without) == 8
+    assert with_it[-1] <= 1.1 * without[-1], times
+
+
+class Steps(Written):
+    """When each step was recorded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at_s: list[float] = []
+        self.clock: VirtualClock | None = None
+
+    def committed(self, process: Process, entries: Sequence[LedgerEntry]) -> None:
+        assert self.clock is not None
+        self.at_s += [self.clock.now_s for entry in entries if isinstance(entry, StepRecorded)]

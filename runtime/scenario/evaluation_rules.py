@@ -43,6 +43,8 @@ def evaluation_functions(scenario: Scenario) -> Iterator[tuple[str, str | None]]
 def evaluation_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
     """The key to change, and what is wrong with it."""
     evaluation = s.evaluation
+    if s.run.only == "evaluate" and not evaluation.datasets:
+        yield DATASETS, "a run with only: evaluate evaluates these, and there are none; name a dataset"
     if not evaluation.datasets:
         for key in evaluation.__struct_fields__:
             if getattr(evaluation, key) != getattr(EvaluationOptions(), key):
@@ -54,7 +56,7 @@ def evaluation_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
             "engines of the backend recorded answer with what rows hold and generate nothing, so there is nothing to "
             "evaluate; add engines that generate, or remove the block",
         )
-    if s.run.only is not None and any((evaluation.every, evaluation.before_first, evaluation.at_end)):
+    if s.run.only in ("learner", "rollout") and any((evaluation.every, evaluation.before_first, evaluation.at_end)):
         yield (
             DATASETS,
             f"a run with only: {s.run.only} does not evaluate; set evaluation.datasets=[] for it, or evaluate its "

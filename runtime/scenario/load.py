@@ -40,12 +40,20 @@ def load_scenario(file: Path, overrides: Sequence[str] = ()) -> Scenario:
     Raises:
         ScenarioError: with file, line and key of the first thing that is wrong.
     """
-    source = read_source(file)
+    return scenario_from(overridden_source(read_source(file), overrides))
+
+
+def overridden_source(source: Source, overrides: Sequence[str]) -> Source:
+    """The same source with these keys set over it.
+
+    Raises:
+        ScenarioError: an override that cannot be read.
+    """
     name_objective(source)
     for text in overrides:
         source.override(text, Path.cwd())
         name_objective(source)
-    return scenario_from(source)
+    return source
 
 
 def scenario_from(source: Source) -> Scenario:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import random
 from typing import Final, NamedTuple
 
-SHARE_THAT_ASKS: Final = 0.5
+SHARE_THAT_ASKS: Final = 0.4
 LOW: Final = 10
 HIGH: Final = 99
 

@@ -1,0 +1,254 @@
+"""Functions of the user's that play episodes: what becomes of their samples, and of each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from episode_functions_bench import END, MAX_CONTEXT, MAX_NEW, FunctionBench
+
+from penstock.backends.episodes.functions import driver
+from penstock.backends.episodes.options import EpisodeOptions
+from penstock.backends.models.make import make_model
+from penstock.messages.arrays import floats_view, tokens_view
+from penstock.messages.base import Metric
+from penstock.messages.commands import AbortGeneration, InterruptGenerations
+from penstock.messages.samples import (
+    Cancelled,
+    Completed,
+    InfraError,
+    PolicyError,
+    Reward,
+    StopReason,
+    Truncated,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.messages.local import GenerationEnded
+
+PLAYED = str(Path(__file__).parent / "played_episodes.py")
+EPISODE = StopReason.EPISODE
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    make_model("xs", folder, 0)
+    return folder
+
+
+def open_bench(model: Path, **options: object) -> FunctionBench:
+    values = {"kind": "function", "generate": f"{PLAYED}:episode", "max_turns": 6, "max_parts": 5, **options}
+    return FunctionBench(model, EpisodeOptions(**values))  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def shared(model: Path) -> Iterator[FunctionBench]:
+    bench = open_bench(model)
+    yield bench
+    bench.close()
+
+
+@pytest.fixture
+def bench(shared: FunctionBench) -> FunctionBench:
+    shared.engine.reply = lambda text: f"yes{END}"
+    shared.engine.is_held = False
+    shared.engine.asked.clear()
+    shared.engine.made.clear()
+    return shared
+
+
+def mask_of(ended: GenerationEnded) -> list[int]:
+    return list(ended.part.loss_mask or b"\1" * ended.part.num_tokens)
+
+
+def test_turns_are_the_very_tokens_of_the_engine_and_all_else_is_masked(bench: FunctionBench) -> None:
+    bench.engine.reply = lambda text: "good; and more" if text == "ab=" else f"bad{END}"
+    bench.issue(do="two_turns")
+    ended = bench.ended()
+    components = (Metric("first", 5.0), Metric("second", 4.0))
+    assert ended.outcome == Completed(stop=EPISODE, reward=Reward(value=1.0, components=components))
+    assert bench.text(ended.part) == "good; no bad"
+    ids, mask = tokens_view(ended.part.tokens).tolist(), mask_of(ended)
+    made = [bench.engine.made[0][:5], bench.engine.made[1]]
+    assert [i for i, m in zip(ids, mask, strict=True) if m] == made[0] + made[1]
+    assert bench.engine.tokenizer.decode([i for i, m in zip(ids, mask, strict=True) if not m]) == " no "
+    assert [x for x, m in zip(floats_view(ended.part.logprobs), mask, strict=True) if not m] == [0.0] * 4
+    assert not ended.part.context_tokens
+    assert not ended.parts
+    assert [bench.engine.text(asked.prompt.tokens) for asked in bench.engine.asked] == ["ab=", "ab=good; no "]
+
+
+def test_a_function_that_returns_nothing_leaves_the_reward_to_the_scenario(bench: FunctionBench) -> None:
+    bench.issue(do="nothing")
+    assert bench.ended().outcome == Completed(stop=EPISODE)
+
+
+def test_a_last_turn_that_a_limit_cut_off_is_a_truncated_sample(bench: FunctionBench) -> None:
+    bench.engine.reply = lambda text: "a" * (MAX_NEW + 5)
+    bench.issue(do="nothing")
+    assert bench.ended().outcome == Truncated()
+
+
+@pytest.mark.parametrize(
+    ("row", "outcome"),
+    [
+        ({"do": "returns", "what": "end"}, PolicyError(detail="it lied", reward=Reward(value=0.5))),
+        ({"do": "policy_error"}, PolicyError(detail="it cheated", reward=Reward(value=-1.0))),
+        ({"do": "raises", "what": "tool"}, PolicyError(detail="no such thing")),
+    ],
+)
+def test_what_the_function_blames_on_the_model_is_a_policy_error(
+    bench: FunctionBench, row: dict[str, str], outcome: PolicyError
+) -> None:
+    bench.issue(**row)  # type: ignore[arg-type]
+    assert bench.ended().outcome == outcome
+
+
+@pytest.mark.parametrize(
+    ("row", "detail"),
+    [
+        ({"do": "returns", "what": "text"}, "returned str 'good'; expected a number"),
+        ({"do": "returns", "what": "nan"}, "expected a finite number"),
+        ({"do": "raises", "what": "value"}, "ValueError: no such thing (played_episodes.py:"),
+        ({"do": "raises", "what": "exit"}, "SystemExit: no such thing (played_episodes.py:"),
+        ({"do": "hangs_in_a_tool"}, "tool sleep took longer than 0.05 s"),
+        ({"do": "foreign_ids"}, "token id 1000000: the model has those from 0 to"),
+        ({"do": "unknown"}, "KeyError: 'unknown'"),
+    ],
+)
+def test_what_is_no_fault_of_the_model_is_tried_again_and_never_a_reward(
+    bench: FunctionBench, row: dict[str, str], detail: str
+) -> None:
+    bench.issue(**row)  # type: ignore[arg-type]
+    outcome = bench.ended().outcome
+    assert isinstance(outcome, InfraError)
+    assert detail in outcome.detail
+
+
+def test_limits_of_turns_and_context_truncate(bench: FunctionBench) -> None:
+    bench.issue(do="many_turns")
+    ended = bench.ended()
+    assert ended.outcome == Truncated()
+    assert len(bench.engine.made) == 6
+    bench.issue("a" * (MAX_CONTEXT - 30), do="many_turns")
+    assert bench.ended().outcome == Truncated()
+    whole = MAX_CONTEXT - 30 + ended.part.num_tokens
+    assert whole <= MAX_CONTEXT
+
+
+def test_conversations_become_parts_and_their_tokens_are_told_once(bench: FunctionBench) -> None:
+    bench.issue(do="agents")
+    ended = bench.ended()
+    assert ended.outcome == Completed(stop=EPISODE, reward=Reward(value=1.0))
+    texts = [bench.text(part) for part in ended.parts]
+    contexts = [bench.engine.text(part.context_tokens) for part in ended.parts]
+    assert texts == ["yesfiveyes", "yes", "yes", "yes"]
+    assert contexts == ["ab=one", "two=", "ab=oneyesthree=", "four="]
+    assert set(ended.parts[3].loss_mask) == {0}
+    assert sum(part.num_tokens for part in ended.parts) == ended.part.num_tokens
+    assert mask_of(ended).count(1) == sum(len(made) for made in bench.engine.made) - len(bench.engine.made[3])
+
+
+def test_more_conversations_than_the_scenario_allows_truncate(bench: FunctionBench) -> None:
+    bench.issue(do="too_many_agents")
+    ended = bench.ended()
+    assert ended.outcome == Truncated()
+    assert len(ended.parts) == 5
+
+
+def test_a_turn_that_nobody_waited_for_is_not_trained(bench: FunctionBench) -> None:
+    bench.engine.is_held = True
+    bench.issue(do="leaves_a_turn")
+    assert isinstance(bench.ended().outcome, InfraError)  # not one token of the model
+
+
+def test_an_episode_lives_through_a_swap_of_weights(bench: FunctionBench) -> None:
+    bench.engine.is_held = True
+    key = bench.issue(do="two_turns")
+    bench.until(lambda: bool(bench.engine.held))
+    bench.backend.execute(InterruptGenerations())
+    paused = bench.ended(key)
+    assert paused.outcome == Cancelled(cause="interrupted")
+    bench.engine.is_held = False
+    bench.issue_again(key, attempt=0, prefix=paused.part, do="two_turns")
+    ended = bench.ended(key)
+    assert isinstance(ended.outcome, Completed)
+
+
+def test_an_aborted_episode_stops_its_function_and_nothing_else(bench: FunctionBench) -> None:
+    key = bench.issue(do="is_silent")
+    bench.until(lambda: len(bench.engine.made) == 1)
+    pid = bench.driver.pid
+    bench.backend.execute(AbortGeneration(key, 0))
+    assert bench.ended(key).outcome == Cancelled(cause="aborted")
+    bench.issue(do="two_turns")
+    assert isinstance(bench.ended().outcome, Completed)
+    assert bench.driver.pid == pid
+
+
+@pytest.mark.parametrize(
+    ("do", "how"),
+    [("exits", "ended with exit code 3"), ("is_killed", "was killed by SIGKILL")],
+)
+def test_a_process_that_dies_costs_its_episodes_and_nothing_else(bench: FunctionBench, do: str, how: str) -> None:
+    other = bench.issue(do="is_silent")
+    bench.until(lambda: len(bench.engine.made) == 1)
+    key = bench.issue(do=do)
+    ends = {event.key: event.outcome for event in (bench.ended(), bench.ended())}
+    assert ends == dict.fromkeys((other, key), InfraError(detail=f"the process that plays episodes {how}"))
+    bench.issue_again(other, attempt=1, do="two_turns")
+    assert isinstance(bench.ended(other).outcome, Completed)
+
+
+@pytest.mark.parametrize(
+    ("do", "options", "detail"),
+    [
+        ("blocks", {"stall_timeout_s": 0.5}, "blocked it for 0.5 s (episode.stall_timeout_s)"),
+        ("is_silent", {"idle_timeout_s": 0.3}, "asked the model for nothing for 0.3 s (episode.idle_timeout_s)"),
+        ("is_silent", {"timeout_s": 0.3}, "took longer than 0.3 s (episode.timeout_s)"),
+    ],
+)
+def test_what_takes_too_long_is_ended_and_the_next_is_played(
+    model: Path, do: str, options: dict[str, object], detail: str
+) -> None:
+    bench = open_bench(model, **options)
+    try:
+        bench.issue(do=do)
+        outcome = bench.ended().outcome
+        assert isinstance(outcome, InfraError)
+        assert detail in outcome.detail
+        bench.issue(do="nothing")
+        assert isinstance(bench.ended().outcome, Completed)
+    finally:
+        bench.close()
+
+
+def test_a_function_that_ignores_that_it_is_stopped_costs_its_process(
+    bench: FunctionBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "STOP_TIMEOUT_S", 0.2)
+    key, pid = bench.issue(do="never_ends"), bench.driver.pid
+    other = bench.issue(do="is_silent")
+    bench.until(lambda: len(bench.engine.made) == 1)
+    bench.backend.execute(AbortGeneration(key, 0))
+    assert bench.ended(key).outcome == Cancelled(cause="aborted")
+    outcome = bench.ended(other).outcome
+    assert outcome == InfraError(
+        detail="the process that plays episodes was killed: a function did not end within 0.2 s of being told to"
+    )
+    assert bench.driver.pid != pid
+
+
+def test_a_plain_function_answers_responses_until_it_gives_a_reward(model: Path) -> None:
+    bench = open_bench(model, generate=f"{PLAYED}:feedback")
+    try:
+        bench.issue(label="why")
+        ended = bench.ended()
+        assert ended.outcome == Completed(stop=EPISODE, reward=Reward(value=1.0))
+        assert bench.text(ended.part) == "yes why yes why yes"
+    finally:
+        bench.close()

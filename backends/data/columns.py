@@ -6,6 +6,12 @@ A million prompts of 200 tokens take 800 MB here and 7 GB as lists of ints.
 from __future__ import annotations
 
 from array import array
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 
 class BytesColumn:
@@ -22,6 +28,11 @@ class BytesColumn:
         """Add a row."""
         self._data += value
         self._ends.append(len(self._data))
+
+    @property
+    def sizes(self) -> npt.NDArray[np.int64]:
+        """Bytes of each row."""
+        return np.diff(np.frombuffer(self._ends, dtype=np.uint64).astype(np.int64), prepend=0)
 
     def __getitem__(self, row: int) -> bytes:
         start = self._ends[row - 1] if row else 0

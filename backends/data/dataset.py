@@ -29,7 +29,7 @@ from penstock.backends.data.row import BadColumnError, Message, prompt_of, with_
 from penstock.backends.data.sources import parse_source, read_rows
 from penstock.backends.data.special_tokens import read_special_tokens
 from penstock.backends.data.tokenizer import TextTokenizer
-from penstock.messages.arrays import pack_tokens
+from penstock.messages.arrays import TOKEN_BYTES, pack_tokens
 from penstock.messages.rows import RowSource
 from penstock.messages.samples import Loss, Media, Prompt
 
@@ -116,9 +116,24 @@ class Dataset:
         """Of each prompt, for :mod:`.duplicates`."""
         return np.frombuffer(self._hashes, dtype=np.uint64)
 
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Tokens of each prompt."""
+        return self._tokens.sizes // TOKEN_BYTES
+
     def place_of(self, row: int) -> str:
         """File and line of a row."""
         return self._places[row].decode()
+
+    def labels(self) -> Iterator[bytes]:
+        """Of all rows, in UTF-8."""
+        return (self._labels[row] for row in range(self.num_rows))
+
+    def media(self) -> Iterator[Media]:
+        """Of all rows."""
+        for row in range(self.num_rows):
+            if packed := self._media[row]:
+                yield from _MEDIA.decode(packed)
 
     def responses(self, row: int) -> tuple[RecordedSample, ...]:
         """The responses that a row holds, one for each sample of its group; none of a row without, or of a dataset that

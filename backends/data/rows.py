@@ -38,6 +38,11 @@ class Rows(Protocol):
         ...
 
     @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Tokens of each prompt."""
+        ...
+
+    @property
     def digest(self) -> str:
         """Of what the rows are made of, where they are not in memory; empty where they are."""
         ...

@@ -3,7 +3,7 @@
 | file | holds |
 |---|---|
 | ``index.json`` | what the rows are of, so that a file that has changed is noticed |
-| ``rows.bin`` | a record of 28 bytes a row |
+| ``rows.bin`` | a record of 32 bytes a row |
 
 Invariants:
 
@@ -29,7 +29,7 @@ from penstock.backends.data.problems import DataError, Problems, RowProblem
 from penstock.backends.data.row import BadColumnError
 from penstock.backends.data.sources import Counted, check_selection, parse_source, sliced
 from penstock.backends.durable import publish
-from penstock.messages.arrays import pack_tokens
+from penstock.messages.arrays import TOKEN_BYTES, pack_tokens
 from penstock.messages.base import Value
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ ROWS_FILE: Final = "rows.bin"
 TOKENIZER_FILES: Final = ("tokenizer.json", "chat_template.jinja", "tokenizer_config.json")
 READ_BYTES: Final = 1 << 20
 
-ROW: Final = np.dtype([("offset", "<u8"), ("length", "<u4"), ("number", "<u8"), ("hash", "<u8")])
+ROW: Final = np.dtype([("offset", "<u8"), ("length", "<u4"), ("number", "<u8"), ("hash", "<u8"), ("tokens", "<u4")])
 
 
 class FileFacts(Value, frozen=True, kw_only=True):
@@ -212,7 +212,9 @@ def _write_rows(path: Path, indexing: Indexing, tell: Callable[[str], None]) -> 
     return num_good, dict(problems.counts)
 
 
-def _records(indexing: Indexing, located: Sequence[Located], problems: Problems) -> list[tuple[int, int, int, int]]:
+def _records(
+    indexing: Indexing, located: Sequence[Located], problems: Problems
+) -> list[tuple[int, int, int, int, int]]:
     good = list[tuple["Located", "CheckedRow"]]()
     for each in located:
         if isinstance(each.row, RowProblem):
@@ -223,14 +225,16 @@ def _records(indexing: Indexing, located: Sequence[Located], problems: Problems)
         except BadColumnError as error:
             problems.add(error.at(each.row.place))
     encoded = indexing.tokenizer.encode([row.text for _, row in good], special=indexing.reader.adds_special)
-    records = list[tuple[int, int, int, int]]()
+    records = list[tuple[int, int, int, int, int]]()
     for (each, row), ids in zip(good, encoded, strict=True):
         try:
             tokens = pack_tokens(indexing.limit.checked(ids))
         except BadColumnError as error:
             problems.add(error.at(row.place))
         else:
-            records.append((each.offset, each.length, each.number, prompt_hash(tokens, row.media)))
+            records.append(
+                (each.offset, each.length, each.number, prompt_hash(tokens, row.media), len(tokens) // TOKEN_BYTES)
+            )
     return records
 
 

@@ -167,6 +167,11 @@ class StreamedRows:
         columns = [stretch.index.rows["hash"] for stretch in self._stretches]
         return columns[0] if len(columns) == 1 else np.concatenate(columns)
 
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Tokens of each prompt."""
+        return np.concatenate([stretch.index.rows["tokens"] for stretch in self._stretches]).astype(np.int64)
+
     def place_of(self, row: int) -> str:
         """File and line of a row."""
         stretch, number = self._find(row)

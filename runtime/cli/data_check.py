@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import statistics
 import tempfile
+from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -19,23 +20,29 @@ from rich.markup import escape
 from rich.panel import Panel
 from rich.table import Table
 
+from penstock.backends.data.dataset import Dataset
+from penstock.backends.data.mixture import named_sources
 from penstock.backends.data.problems import DataError
+from penstock.backends.data.streamed import StreamedRows
 from penstock.messages.arrays import tokens_view
 from penstock.runtime.errors import UserError
 from penstock.runtime.observability.texts import count_text
-from penstock.runtime.rows import read_dataset
+from penstock.runtime.rows import read_dataset, row_notices
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Iterator, Sequence
 
     from rich.console import Console
 
-    from penstock.backends.data.dataset import Dataset
+    from penstock.backends.data.rows import Rows
     from penstock.messages.samples import Prompt
     from penstock.runtime.scenario import Scenario
 
 MAX_SHOWN_LENGTH = 2000
 """Characters of a prompt that are shown; what is cut is said."""
+MAX_REFERENCE_LENGTH = 120
+NUM_BARS = 10
+BAR_LENGTH = 40
 
 
 class Lengths(NamedTuple):
@@ -63,44 +70,59 @@ def check_data(scenario: Scenario, console: Console, *, num_shown: int) -> int:
     """
     if scenario.learner.backend == "simulated":
         raise UserError("the scenario is simulated: it has a number of rows and no data to check")
-    with _tokenizer_folder(scenario) as folder, console.status("reading the rows …"):
+    with _tokenizer_folder(scenario) as folder:
         try:
-            dataset = read_dataset(scenario, folder)
+            with console.status("reading the rows …") as status:
+                rows = read_dataset(scenario, folder, tell=status.update)
+                notices = row_notices(scenario, folder, rows)
         except DataError as error:
             raise UserError(str(error)) from None
-    prompts = [dataset.prompt(row, 0) for row in range(dataset.num_rows)]
-    console.print(_overview(scenario, dataset, prompts))
-    for prompt in prompts[:num_shown]:
-        console.print(_shown(prompt))
+        console.print(_overview(scenario, rows, notices))
+        if len(rows.sources) > 1:
+            console.print(_sources(scenario, rows))
+        console.print(histogram(rows.lengths.tolist()))
+        for row in _first_rows(rows, num_shown):
+            console.print(_shown(rows.prompt(row, 0)))
+        if isinstance(rows, StreamedRows):
+            rows.close()
     return 0
 
 
-def num_duplicates(prompts: list[Prompt]) -> int:
-    """Prompts that came before with the same label."""
-    return len(prompts) - len({(prompt.tokens, prompt.label) for prompt in prompts})
+def histogram(num_tokens: Sequence[int]) -> Table:
+    """How many prompts are how long, in at most :data:`NUM_BARS` steps of the same width."""
+    shortest, longest = min(num_tokens), max(num_tokens)
+    width = max(1, -(-(longest - shortest + 1) // NUM_BARS))
+    counts = Counter((length - shortest) // width for length in num_tokens)
+    most = max(counts.values())
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for step in range((longest - shortest) // width + 1):
+        start, count = shortest + step * width, counts[step]
+        bounds = f"{start}" if width == 1 else f"{start}\u2013{start + width - 1}"
+        bar = "\u2588" * -(-BAR_LENGTH * count // most)
+        table.add_row(f"{bounds} tokens", f"[cyan]{bar}[/] {count_text(count)}")
+    return table
 
 
-def _overview(scenario: Scenario, dataset: Dataset, prompts: list[Prompt]) -> Table:
-    lengths = Lengths.of([len(tokens_view(prompt.tokens)) for prompt in prompts])
+def _overview(scenario: Scenario, rows: Rows, notices: Sequence[str]) -> Table:
+    num_tokens = rows.lengths.tolist()
+    lengths = Lengths.of(num_tokens)
     table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
-    table.add_row("rows", f"{count_text(dataset.num_rows)} of {escape(scenario.data.path)}")
-    for reason, count in sorted(dataset.skipped.items()):
-        table.add_row("skipped", f"[yellow]{count_text(count)}[/]: {escape(reason)}")
-    repeated = num_duplicates(prompts)
-    if repeated:
-        table.add_row(
-            "duplicates", f"[yellow]{count_text(repeated)}[/] rows are the same as an earlier one, label and all"
-        )
-    unlabelled = sum(not prompt.label for prompt in prompts)
-    if unlabelled and scenario.data.label_key is not None:
-        table.add_row(
-            "without label", f"[yellow]{count_text(unlabelled)}[/] rows have an empty {scenario.data.label_key!r}"
-        )
+    paths = ", ".join(source.path for source in named_sources(scenario.data))
+    table.add_row("rows", f"{count_text(rows.num_rows)} of {escape(paths)}")
+    for notice in notices:
+        table.add_row("notice", f"[yellow]{escape(notice)}[/]")
+    if isinstance(rows, Dataset):  # of a stream, labels and references are in the file
+        unlabelled = sum(not label for label in rows.labels())
+        if unlabelled and scenario.data.label_key is not None:
+            table.add_row("without label", f"[yellow]{count_text(unlabelled)}[/] rows have no label, or an empty one")
+        media = Counter(each.kind for each in rows.media())
+        if media:
+            table.add_row("references", ", ".join(f"{count_text(count)} {kind}" for kind, count in media.items()))
     spread = f"{lengths.shortest} to {lengths.longest}, median {lengths.median:g}, 95 % up to {lengths.long}"
     room = f"{count_text(scenario.model.max_context)} with the response"
     table.add_row("prompt tokens", f"{spread}; at most {room}")
     response_tokens = scenario.sampling.max_response_tokens
-    cut = sum(len(tokens_view(prompt.tokens)) + response_tokens > scenario.model.max_context for prompt in prompts)
+    cut = sum(length + response_tokens > scenario.model.max_context for length in num_tokens)
     if cut:
         table.add_row(
             "short of room",
@@ -108,6 +130,23 @@ def _overview(scenario: Scenario, dataset: Dataset, prompts: list[Prompt]) -> Ta
             "sampling.max_response_tokens",
         )
     return table
+
+
+def _sources(scenario: Scenario, rows: Rows) -> Table:
+    table = Table("source", "path", "rows", "share", box=box.SIMPLE, pad_edge=False)
+    total = sum(source.share or source.num_rows for source in rows.sources)
+    for named, source in zip(named_sources(scenario.data), rows.sources, strict=True):
+        share = f"{100 * (source.share or source.num_rows) / total:.4g} %"
+        table.add_row(source.name, escape(named.path), count_text(source.num_rows), share)
+    return table
+
+
+def _first_rows(rows: Rows, number: int) -> Iterator[int]:
+    """The first ones of each source."""
+    start = 0
+    for source in rows.sources:
+        yield from range(start, start + min(number, source.num_rows))
+        start += source.num_rows
 
 
 def _shown(prompt: Prompt) -> Panel:
@@ -119,6 +158,7 @@ def _shown(prompt: Prompt) -> Panel:
         parts.append(f"[dim]label[/] {escape(prompt.label[:MAX_SHOWN_LENGTH])}")
     if prompt.metadata and prompt.metadata != b"{}":
         parts.append(f"[dim]metadata[/] {escape(prompt.metadata.decode()[:MAX_SHOWN_LENGTH])}")
+    parts += [f"[dim]{each.kind}[/] {escape(each.reference[:MAX_REFERENCE_LENGTH])}" for each in prompt.media]
     title = f"row {prompt.row} · {len(tokens_view(prompt.tokens))} tokens"
     return Panel("\n".join(parts), title=title, title_align="left", border_style="dim")
 

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.runtime.cli.app import app
+from penstock.runtime.cli.data_check import histogram
 from penstock.runtime.errors import UserError
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def test_rows_are_counted_and_the_first_prompts_are_shown_with_their_tokens(tmp_
     rows = [{"prompt": f"{index}+1=", "label": str(index + 1)} for index in range(5)]
     shown = check(tmp_path, *rows, rows[0], arguments=("--show", "2"))
     assert "6 of" in shown
-    assert "1 rows are the same as an earlier one" in shown
+    assert "1 rows have the prompt of an earlier one" in shown
     assert "4 to 4, median 4" in shown
     assert "row 0 · 4 tokens" in shown
     assert "1+1=" in shown
@@ -60,3 +61,44 @@ def test_prompts_that_leave_too_little_room_are_counted(tmp_path: Path) -> None:
 def test_a_bad_row_is_one_sentence_with_its_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"rows.jsonl:2: 'label' is missing"):
         check(tmp_path, {"prompt": "1+1=", "label": "2"}, {"prompt": "x"})
+
+
+def test_sources_have_their_shares_and_each_shows_its_first_prompts(tmp_path: Path) -> None:
+    for name, prompt in (("a", "1+1="), ("b", "22+22=")):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"prompt": prompt, "label": "2"}) + "\n")
+    scenario = tmp_path / "scenario.yaml"
+    sources = "sources: [{path: a.jsonl, weight: 3}, {path: b.jsonl, weight: 1}, {path: 'a.jsonl', name: c, weight: 1}]"
+    for more in ("", ", stream: true"):
+        scenario.write_text(f"run: {{name: x}}\ndata: {{{sources}{more}}}\nmodel: {{make: xs}}\n")
+        result = CliRunner().invoke(app, ["data", "check", str(scenario), "--show", "1"], env={"COLUMNS": "200"})
+        assert result.exit_code == 0, result.output
+        assert "60 %" in result.output
+        assert result.output.count("20 %") == 2
+        assert "row 1 · 6 tokens" in result.output
+        assert "1 rows have the prompt of an earlier one" in result.output
+        assert "4 tokens" in result.output
+
+
+def test_prompts_of_the_evaluation_that_are_trained_on_are_told(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{index}+1=", "label": "1"} for index in range(3)]
+    (tmp_path / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (*rows[1:], {"prompt": "9+9="})))
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    scenario = tmp_path / "scenario.yaml"
+    evaluation = "{at_end: true, datasets: [{name: held_out, path: eval.jsonl, label_key: ''}]}"
+    scenario.write_text(
+        f"run: {{name: x}}\ndata: {{path: rows.jsonl}}\nmodel: {{make: xs}}\nevaluation: {evaluation}\n"
+    )
+    result = CliRunner().invoke(app, ["data", "check", str(scenario)], env={"COLUMNS": "250"})
+    assert "2 of the 3 prompts of the evaluation 'held_out' are trained on" in result.output
+
+
+def test_bars_are_steps_of_one_width() -> None:
+    from rich.console import Console
+
+    console = Console(width=100, record=True)
+    console.print(histogram([3] * 8 + [4] * 2 + [25]))
+    lines = console.export_text().splitlines()
+    assert lines[0].startswith("3–5 tokens")
+    assert lines[0].endswith(" 10")
+    assert lines[-1].startswith("24–26 tokens")
+    assert len(lines) == 8

@@ -28,7 +28,8 @@ class KnownSettled:
         if state is not None:
             self.update(state)
 
-    def __contains__(self, group_id: int) -> bool:
+    def __contains__(self, group_id: object) -> bool:
+        assert isinstance(group_id, int)
         if is_evaluation(group_id):
             return evaluation_place(group_id) < self._evaluation_floor or group_id in self._above
         return group_id < self._floor or group_id in self._above

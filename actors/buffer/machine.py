@@ -356,7 +356,7 @@ class Buffer:
 
     def _report(self, groups: tuple[Group, ...], receipt: StepFinished) -> StepReported:
         table = self.books.table
-        gauges = (
+        gauges: tuple[Metric, ...] = (
             Metric("buffer/ready_groups", table.num_ready),
             Metric("buffer/outstanding_groups", table.num_outstanding),
             Metric("buffer/target_outstanding", self.settings.pacing.target_outstanding or self.target.value),

@@ -18,8 +18,10 @@ import msgspec
 from penstock.backends.stores.audit import audit_ledger
 from penstock.backends.stores.protocol import LedgerStoreError
 from penstock.backends.stores.tables import LEDGER_FILE
+from penstock.messages.evaluation import GroupEvaluated
 from penstock.messages.ledger import GroupClosed, GroupRecorded, LedgerEntry, StepRecorded
 from penstock.messages.names import is_engine
+from penstock.messages.samples import group_name
 from penstock.runtime.chaos.throughput import Throughput, window_of
 from penstock.runtime.observability.jsonl import read_rows
 from penstock.runtime.observability.summary import read_summary
@@ -99,7 +101,8 @@ class _History:
         self.trained: Counter[int] = Counter()
         self.versions: list[int] = []
         self.max_staleness = 0
-        self.settled_unix_s: dict[int, float] = {}
+        self.settled_unix_s: dict[str, float] = {}
+        """By group, as people and the event log call it."""
         with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as database:
             rows = database.execute("SELECT written_at, body FROM entries ORDER BY sequence").fetchall()
         database.close()
@@ -109,8 +112,8 @@ class _History:
                     self.trained.update(step.group_ids)
                     self.versions.append(step.version)
                     self.max_staleness = max(self.max_staleness, step.max_staleness)
-                case GroupRecorded(group_id=group_id) | GroupClosed(group_id=group_id):
-                    self.settled_unix_s.setdefault(group_id, written_at)
+                case GroupRecorded() | GroupClosed() | GroupEvaluated() as entry:
+                    self.settled_unix_s.setdefault(group_name(entry.group_id), written_at)
                 case _:
                     pass
 
@@ -248,7 +251,7 @@ def _generated_again(events: Sequence[EventRow], history: _History, started_unix
     count = 0
     for row in events:
         if row.event == "SampleIssued":
-            settled_s = history.settled_unix_s.get(int(row.summary.partition("/")[0]))
+            settled_s = history.settled_unix_s.get(row.summary.partition("/")[0])
             count += settled_s is not None and started_unix_s + row.at_s > settled_s + SETTLE_GRACE_S
     return count
 

@@ -37,6 +37,7 @@ from penstock.messages.commands import (
     SaveCheckpoint,
     Train,
 )
+from penstock.messages.evaluation import EvaluationDue
 from penstock.messages.flow import (
     DemandGranted,
     GroupAdmitted,
@@ -54,7 +55,7 @@ from penstock.messages.local import (
     WeightsStagedLocally,
     WeightsSwapped,
 )
-from penstock.messages.samples import Cancelled
+from penstock.messages.samples import Cancelled, is_evaluation
 from penstock.messages.training import BatchReady
 from penstock.messages.weights import VersionAnnounced, WeightsExported
 from penstock.runtime.observability.spans import root_span_id
@@ -101,6 +102,8 @@ class StageRecorder:
         self._ids = ids
         self._granted: list[tuple[int, int]] = []
         """Totals of ``DemandGranted`` with the time each was first heard, ascending."""
+        self._evaluation = (-1, 0)
+        """Number of the newest evaluation, and when it was first heard of."""
         self._arrived: _Open[SampleKey, int] = _Open()
         self._generating: _Open[SampleKey, int] = _Open()
         self._buffered: _Open[int, int] = _Open()
@@ -108,6 +111,7 @@ class StageRecorder:
         self._training: _Open[int, tuple[int, tuple[SampleKey, ...]]] = _Open()
         self._on_event: dict[type[Event], Callable[[Any, int, int], None]] = {
             DemandGranted: self._demand_granted,
+            EvaluationDue: self._evaluation_due,
             SampleIssued: self._sample_arrived,
             GenerationEnded: self._generation_ended,
             SampleGenerated: self._sample_to_score,
@@ -168,6 +172,17 @@ class StageRecorder:
         while len(granted) > 1 and granted[0][0] <= event.settled.floor:
             del granted[0]
 
+    def _evaluation_due(self, event: EvaluationDue, start_ns: int, _end_ns: int) -> None:
+        if event.evaluation is not None and event.evaluation.number > self._evaluation[0]:
+            self._evaluation = (event.evaluation.number, start_ns)
+
+    def _granted_ns(self, group_id: int) -> int | None:
+        """When PromptSource first heard that this group may start; None: before this incarnation."""
+        if is_evaluation(group_id):
+            return self._evaluation[1] or None
+        place = bisect_right(self._granted, group_id, key=lambda grant: grant[0])
+        return self._granted[place][1] if place < len(self._granted) else None
+
     def _sample_issued(self, sent: SampleIssued, to: str, start_ns: int, end_ns: int) -> None:
         key = sent.key
         trace_id = self._ids.sample(key.group_id, key.index)
@@ -184,9 +199,8 @@ class StageRecorder:
         if sent.attempt:
             self._record(trace_id, root_span_id(trace_id), "issue", start_ns, end_ns, attributes)
             return
-        place = bisect_right(self._granted, key.group_id, key=lambda grant: grant[0])
-        since_ns = self._granted[place][1] if place < len(self._granted) else start_ns
-        self._record_root(trace_id, "issue", since_ns, end_ns, attributes)
+        since_ns = self._granted_ns(key.group_id)
+        self._record_root(trace_id, "issue", start_ns if since_ns is None else since_ns, end_ns, attributes)
 
     # --- EngineWorker -----------------------------------------------------------------------------------------
 
@@ -254,7 +268,8 @@ class StageRecorder:
     # --- Buffer -----------------------------------------------------------------------------------------------
 
     def _group_buffered(self, event: GroupAdmitted, start_ns: int, _end_ns: int) -> None:
-        self._buffered.begin(event.group.group_id, start_ns)
+        if not is_evaluation(event.group.group_id):
+            self._buffered.begin(event.group.group_id, start_ns)
 
     def _batch_offered(self, sent: BatchReady, _to: str, _start_ns: int, end_ns: int) -> None:
         link = self._ids.step_link(sent.version)

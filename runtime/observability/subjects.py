@@ -32,6 +32,7 @@ from penstock.messages.local import (
     WeightsStagedLocally,
     WeightsSwapped,
 )
+from penstock.messages.samples import group_name
 from penstock.messages.training import (
     BatchReady,
     CheckpointDemanded,
@@ -63,7 +64,7 @@ class SampleSubject(msgspec.Struct, frozen=True, gc=False):
     index: int
 
     def __str__(self) -> str:
-        return f"{self.group_id}/{self.index}"
+        return f"{group_name(self.group_id)}/{self.index}"
 
 
 class GroupSubject(msgspec.Struct, frozen=True, gc=False):
@@ -73,7 +74,7 @@ class GroupSubject(msgspec.Struct, frozen=True, gc=False):
     indices: tuple[int, ...]
 
     def __str__(self) -> str:
-        return f"{self.group_id}"
+        return group_name(self.group_id)
 
 
 class StepSubject(msgspec.Struct, frozen=True, gc=False):

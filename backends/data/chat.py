@@ -91,7 +91,7 @@ class ChatTemplate:
                     **(self._arguments if arguments is None else arguments),
                 )
             )
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
             raise BadColumnError(
                 "the chat template refuses the messages", f"the chat template refuses the messages: {error}"
             ) from error

@@ -57,7 +57,7 @@ def parsed_line(place: str, line: bytes, *, is_first: bool) -> RawRow | RowProbl
         line = line.removeprefix(codecs.BOM_UTF8)
     try:
         value: object = _DECODER.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _malformed(place, line.rstrip(b"\r\n"), is_first=is_first)
     if isinstance(value, dict):
         return RawRow(place, value)  # pyright: ignore[reportUnknownArgumentType]  # JSON keys are texts

@@ -139,7 +139,7 @@ class RowReader:
 def _as_json(messages: list[Message], key: str) -> bytes:
     try:
         return msgspec.json.encode(messages)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise BadColumnError("the messages have no form in JSON", f"{key!r} has no form in JSON: {error}") from None
 
 

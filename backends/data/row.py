@@ -86,7 +86,7 @@ def tools_of(row: RawRow, key: str) -> list[Message]:
     if isinstance(value, str):
         try:
             value = cast("object", msgspec.json.decode(value.encode()))
-        except (msgspec.DecodeError, UnicodeError) as error:
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             raise BadColumnError(
                 f"{key!r} is no JSON", f"{key!r} is {shown(value)}, which is no JSON: {error}"
             ) from None
@@ -151,7 +151,7 @@ def metadata_of(row: RawRow, keys: Sequence[str], constant: Mapping[str, object]
         return b""
     try:
         return msgspec.json.encode(values)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise BadColumnError("metadata has no form in JSON", f"metadata has no form in JSON: {error}") from None
 
 

@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 if TYPE_CHECKING:
     from pathlib import Path
 
-SPECIAL = ("<pad>", "<eos>", "<bos>", "<unk>", "<image_pad>", "<|assistant|>")
+SPECIAL = ("<pad>", "<eos>", "<bos>", "<image_pad>", "<|assistant|>")
 TEMPLATE = (
     "{% if tools %}<{% for tool in tools %}{{ tool.function.name }};{% endfor %}>{% endif %}"
     "{% for message in messages %}{{ message.role[0] }}:"

@@ -22,6 +22,7 @@ from penstock.backends.learners.megatron.config_fields import (
     fields_of,
 )
 from penstock.backends.learners.megatron.options import MegatronOptions
+from penstock.runtime.slime.evaluation import evaluation_block
 from penstock.runtime.slime.mapping import (
     KEYS,
     NEEDS_NO_KEY,
@@ -36,7 +37,9 @@ if TYPE_CHECKING:
     from penstock.runtime.slime.mapping import Plain
     from penstock.runtime.slime.script import Flag, LaunchScript
 
-ORDER: Final = ("run", "data", "model", "sampling", "reward", "filter", "staleness", "engines", "learner", "weights")
+ORDER: Final = (
+    "run", "data", "model", "sampling", "reward", "filter", "staleness", "engines", "learner", "evaluation", "weights"
+)  # fmt: skip
 SECTIONS: Final[tuple[Section, ...]] = ("transformer", "ddp", "optimizer")
 PROMPT_TOKENS: Final = 2048
 """Room for prompts where the script does not bound them."""
@@ -93,6 +96,7 @@ class _Writer:
         self._learner()
         self._engines()
         self._policy()
+        self._evaluation()
 
     def text(self) -> str:
         """As YAML."""
@@ -125,8 +129,6 @@ class _Writer:
             self._leave(flag, NO_COUNTERPART["use-wandb"])
         elif flag.name in SHAPE_OF_MODEL:
             self._leave(flag, "not needed: the checkpoint's config.json says it")
-        elif flag.name.startswith("eval-"):
-            self._leave(flag, NO_COUNTERPART["eval-interval"])
         elif flag.name not in READ_TOGETHER and not self._is_field_of_megatron(flag):
             self._leave(flag, "nothing here is known to do the same")
 
@@ -198,7 +200,9 @@ class _Writer:
         if self._get("model.max_context") is None:
             prompt = self._get("data.max_prompt_tokens")
             response = self._get("sampling.max_response_tokens")
+            evaluated = self._get("evaluation.defaults.sampling.max_response_tokens")
             if isinstance(response, int):
+                response = max(response, evaluated) if isinstance(evaluated, int) else response
                 self._set("model.max_context", response + (prompt if isinstance(prompt, int) else PROMPT_TOKENS))
         if self._get("data.prompt_key") is None:
             self._set("data.prompt_key", "input")
@@ -346,6 +350,16 @@ class _Writer:
             self._set("weights.transport", transport)
         elif transport is not None:
             self._leave(self._flags["update-weight-transport"], "weights.transport: auto finds the best one that works")
+
+    def _evaluation(self) -> None:
+        mapped = self._document.pop("evaluation", {})
+        assert isinstance(mapped, dict)
+        generates = self._get("engines.backend") != "recorded"
+        block, left = evaluation_block(self._flags, mapped, self._get("model.max_context"), generates=generates)
+        if block is not None:
+            self._document["evaluation"] = block
+        for flag, reason in left:
+            self._leave(flag, reason)
 
     def _function(self, name: str, note: str) -> str | None:
         """``package.module.function`` as ``package/module.py:function``."""

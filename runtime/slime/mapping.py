@@ -46,6 +46,15 @@ KEYS: Final[Mapping[str, tuple[str, Callable[[str], Plain]]]] = {
     "rollout-temperature": ("sampling.temperature", number),
     "rollout-top-p": ("sampling.top_p", number),
     "rollout-max-response-len": ("sampling.max_response_tokens", int),
+    "eval-interval": ("evaluation.every", int),
+    "n-samples-per-eval-prompt": ("evaluation.defaults.samples_per_prompt", int),
+    "eval-temperature": ("evaluation.defaults.sampling.temperature", number),
+    "eval-top-p": ("evaluation.defaults.sampling.top_p", number),
+    "eval-top-k": ("evaluation.defaults.sampling.top_k", int),
+    "eval-max-response-len": ("evaluation.defaults.sampling.max_response_tokens", int),
+    "eval-max-prompt-len": ("evaluation.defaults.max_prompt_tokens", int),
+    "eval-input-key": ("evaluation.defaults.prompt_key", str),
+    "eval-label-key": ("evaluation.defaults.label_key", str),
     "lr": ("learner.learning_rate", float),
     "lr-warmup-iters": ("learner.warmup_steps", int),
     "weight-decay": ("learner.weight_decay", float),
@@ -101,7 +110,7 @@ READ_TOGETHER: Final = frozenset((
     "rollout-num-gpus", "rollout-num-gpus-per-engine", "rollout-top-k", "rollout-stop", "rollout-stop-token-ids",
     "rollout-shuffle", "metadata-key", "rollout-function-path", "update-weight-transport",
     "rollout-external-engine-addrs", "colocate", "optimizer-cpu-offload", "optimizer-offload-fraction",
-    "lr-warmup-fraction", "use-rollout-routing-replay",
+    "lr-warmup-fraction", "use-rollout-routing-replay", "eval-prompt-data", "eval-config", "skip-eval-before-train",
 ))  # fmt: skip
 """Flags that mean something with others only; :mod:`.convert` reads them."""
 
@@ -145,14 +154,10 @@ NEEDS_NO_KEY: Final[Mapping[str, str]] = {
 
 _TEACHER: Final = "a teacher is a block of its own (teacher.model.path); learner.objective.opd_kl_coef is its weight"
 NO_COUNTERPART: Final[Mapping[str, str]] = {
-    "eval-interval": "evaluation during training is not there yet",
-    "eval-prompt-data": "evaluation during training is not there yet",
-    "eval-config": "evaluation during training is not there yet",
-    "n-samples-per-eval-prompt": "evaluation during training is not there yet",
-    "eval-max-response-len": "evaluation during training is not there yet",
-    "eval-top-p": "evaluation during training is not there yet",
-    "eval-temperature": "evaluation during training is not there yet",
-    "skip-eval-before-train": "evaluation during training is not there yet",
+    "eval-function-path": "evaluation.defaults.generate takes a function that plays one episode",
+    "eval-reward-key": "evaluation.defaults.reward has a key of its own (docs/rewards.md)",
+    "eval-max-context-len": "model.max_context holds for everything",
+    "eval-min-new-tokens": "answers end where they end",
     "custom-generate-function-path": "agents come through the gateway (episode.kind: gateway, docs/gateway.md)",
     "custom-loss-function-path": "learner.objective takes a function of yours, written otherwise (docs/objectives.md)",
     "custom-advantage-function-path": "there is no hook for advantages",

@@ -43,7 +43,8 @@ ROLLOUT=(
    --rollout-max-response-len=4096
    --rollout-stop "</answer>" "<|im_end|>"
 )
-EVAL=(--eval-interval 20 --eval-prompt-data aime /data/aime.jsonl)
+EVAL=(--eval-interval 20 --eval-prompt-data aime /data/aime.jsonl gpqa /data/gpqa.jsonl@[0:100]
+   --n-samples-per-eval-prompt 8 --eval-max-response-len 8192 --eval-top-p 0.7 --eval-function-path a.b.c)
 OTHERS=(
    --advantage-estimator gspo --eps-clip 3e-4 --eps-clip-high 4e-4
    --use-kl-loss --kl-loss-coef 0.001 --kl-loss-type low_var_kl
@@ -126,13 +127,53 @@ def test_the_objective_is_that_of_the_script(converted: Converted) -> None:
 
 def test_every_flag_is_in_the_scenario_or_left_with_a_reason(converted: Converted) -> None:
     left = {found.flag: found for found in converted.left}
-    assert set(left) >= {"ref-load", "eval-interval", "eval-prompt-data", "use-wandb", "wandb-project", "something-new"}
+    assert set(left) >= {"ref-load", "eval-function-path", "use-wandb", "wandb-project", "something-new"}
     assert "no such option" in left["sglang-no-such-option"].reason
     assert left["something-new"].reason == "nothing here is known to do the same"
     assert SCRIPT.splitlines()[left["something-new"].line - 1].strip() == "--something-new 1 2"
     assert "--not-a-flag" not in converted.text
     assert "flag-in-json" not in converted.text
     assert "address" not in left
+
+
+def test_datasets_to_evaluate_on_and_their_defaults_are_those_of_the_script(converted: Converted) -> None:
+    document = yaml.safe_load(converted.text)
+    assert document["evaluation"] == {
+        "every": 20,
+        "before_first": True,
+        "defaults": {"samples_per_prompt": 8, "sampling": {"max_response_tokens": 8192, "top_p": 0.7}},
+        "datasets": [
+            {"name": "aime", "path": "/data/aime.jsonl"},
+            {"name": "gpqa", "path": "/data/gpqa.jsonl@[0:100]"},
+        ],
+    }
+    assert document["model"]["max_context"] > 8192  # there is room for the longer answers
+
+
+@pytest.mark.parametrize(
+    ("flags", "left", "reason"),
+    [
+        ("--eval-interval 5", "eval-interval", "no datasets are named"),
+        ("--eval-prompt-data aime", "eval-prompt-data", "expected pairs of name and path, found 1 values"),
+        ("--loss-type sft_loss --eval-prompt-data a /a.jsonl", "eval-prompt-data", "engines generate nothing"),
+        ("--eval-interval 5 --eval-config my.yaml", "eval-config", "go under evaluation.datasets"),
+        (
+            "--eval-prompt-data a /a.jsonl --eval-temperature 0 --n-samples-per-eval-prompt 4",
+            "n-samples-per-eval-prompt",
+            "at temperature 0 all answers are the same",
+        ),
+        (
+            "--eval-prompt-data a /a.jsonl --rollout-max-context-len 99 --eval-max-response-len 100",
+            "eval-max-response-len",
+            "no room beyond model.max_context, 99",
+        ),
+    ],
+)
+def test_evaluation_that_cannot_be_is_left_with_the_reason(tmp_path: Path, flags: str, left: str, reason: str) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(f"python3 train.py --hf-checkpoint /m {flags}\n")
+    found = {each.flag: each.reason for each in to_scenario(read_script(path), "x").left}
+    assert reason in found[left]
 
 
 @pytest.mark.parametrize(

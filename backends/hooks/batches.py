@@ -66,7 +66,7 @@ class BatchHooks:
 
     def figures_of(self, batch: TrainBatch) -> dict[str, float]:
         """Of the rewards as they are trained on, where they were changed."""
-        rewarded = [place for _, _, places in _rewarded(batch) for place in places]
+        rewarded = [place for _, _, places in rewarded_groups(batch) for place in places]
         if self._postprocess is None or not rewarded:
             return {}
         return {"rollout/rewards": float(batch.rewards[rewarded].mean())}
@@ -76,7 +76,7 @@ class BatchHooks:
         if self._rollout_log is None or not self._gang.is_first:
             return {}
         returned = self._rollout_log(RolloutLog(version, tuple(groups), dict(figures)))
-        return _checked_figures(self._rollout_log, returned, figures)
+        return checked_figures(self._rollout_log, returned, figures)
 
     def log_step(
         self, groups: Sequence[Group], figures: Mapping[str, float], *, version: int, step_time_s: float
@@ -85,7 +85,7 @@ class BatchHooks:
         if self._step_log is None or not self._gang.is_first:
             return {}
         returned = self._step_log(StepLog(version, tuple(groups), dict(figures), step_time_s))
-        return _checked_figures(self._step_log, returned, figures)
+        return checked_figures(self._step_log, returned, figures)
 
 
 def postprocessed(hook: Hook[object], batch: TrainBatch, *, version: int) -> TrainBatch:
@@ -95,10 +95,10 @@ def postprocessed(hook: Hook[object], batch: TrainBatch, *, version: int) -> Tra
         HookError: it failed, or returned something else than as many finite numbers.
     """
     rewards = batch.rewards.copy()
-    for group, samples, places in _rewarded(batch):
+    for group, samples, places in rewarded_groups(batch):
         given = tuple(float(reward) for reward in rewards[places])
         returned = hook(GroupRewards(given, samples, group, version))
-        rewards[places] = _numbers(hook, returned, len(places), f"group {group.group_id}")
+        rewards[places] = checked_rewards(hook, returned, len(places), group)
     return batch._replace(rewards=rewards)
 
 
@@ -116,23 +116,35 @@ def converted(hook: Hook[object], batch: TrainBatch, *, version: int) -> TrainBa
         sample, group = samples[sequence.sample]
         assert sample is not None, "a sample that was dropped has no sequence"
         returned = hook(ConversionInput(sequence, sequence.part, sample, group, version))
-        if returned is None:
+        own = checked_sequence(hook, returned, sequence, sample)
+        if own is None:
             continue
-        if not isinstance(returned, TrainSequence):
-            raise hook.fault(
-                f"returned {type(returned).__name__} for sample {sample.key}; expected a TrainSequence, made with "
-                "given.sequence._replace(…), or None"
-            )
-        if problem := sequence_problem(returned, sequence):
-            raise hook.fault(f"returned a sequence for sample {sample.key} {problem}")
-        if not len(returned.trained):
-            continue
-        context = returned.tokens[: returned.num_context].tobytes()
+        context = own.tokens[: own.num_context].tobytes()
         number = contexts.setdefault(context, len(contexts))
-        kept.append(returned._replace(prompt=number, sample=sequence.sample, first=num_trained, part=sequence.part))
-        num_trained += len(returned.trained)
+        kept.append(own._replace(prompt=number, sample=sequence.sample, first=num_trained, part=sequence.part))
+        num_trained += len(own.trained)
     num_left_out = batch.num_trained_tokens - num_trained
     return batch._replace(sequences=tuple(kept), num_masked_tokens=batch.num_masked_tokens + num_left_out)
+
+
+def checked_sequence(
+    hook: Hook[object], returned: object, given: TrainSequence, sample: Sample
+) -> TrainSequence | None:
+    """What a hook made of a sequence; None: nothing of it is trained.
+
+    Raises:
+        HookError: it cannot be trained.
+    """
+    if returned is None:
+        return None
+    if not isinstance(returned, TrainSequence):
+        raise hook.fault(
+            f"returned {type(returned).__name__} for sample {sample.key}; expected a TrainSequence, made with "
+            "given.sequence._replace(…), or None"
+        )
+    if problem := sequence_problem(returned, given):
+        raise hook.fault(f"returned a sequence for sample {sample.key} {problem}")
+    return returned if len(returned.trained) else None
 
 
 def _found(spec: str | None, key: str) -> Hook[object] | None:
@@ -144,7 +156,7 @@ def _by_number(batch: TrainBatch) -> list[tuple[Sample | None, Group]]:
     return [(sample, group) for group in batch.groups for sample in (*group.samples, *(None for _ in group.counted))]
 
 
-def _rewarded(batch: TrainBatch) -> Iterator[tuple[Group, tuple[Sample, ...], list[int]]]:
+def rewarded_groups(batch: TrainBatch) -> Iterator[tuple[Group, tuple[Sample, ...], list[int]]]:
     """Each group with rewards, its samples that have one, and where all its rewards stand in the batch."""
     start = 0
     for group in batch.groups:
@@ -165,7 +177,13 @@ def _content(batch: TrainBatch) -> torch.Tensor:
     return torch.from_numpy(np.concatenate([np.zeros(0), *parts]))
 
 
-def _numbers(hook: Hook[object], returned: object, count: int, what: str) -> list[float]:
+def checked_rewards(hook: Hook[object], returned: object, count: int, group: Group) -> list[float]:
+    """What a hook made of the rewards of a group.
+
+    Raises:
+        HookError: it is no list of so many finite numbers.
+    """
+    what = f"group {group.group_id}"
     values = returned.tolist() if isinstance(returned, np.ndarray | torch.Tensor) else returned
     if isinstance(values, str) or not hasattr(values, "__len__") or not hasattr(values, "__iter__"):
         raise hook.fault(f"returned {type(returned).__name__} for {what}; expected a list of {count} numbers")
@@ -183,7 +201,12 @@ def _numbers(hook: Hook[object], returned: object, count: int, what: str) -> lis
     return numbers
 
 
-def _checked_figures(hook: Hook[object], returned: object, known: Mapping[str, float]) -> dict[str, float]:
+def checked_figures(hook: Hook[object], returned: object, known: Mapping[str, float]) -> dict[str, float]:
+    """What a hook adds to what is known.
+
+    Raises:
+        HookError: it is no dictionary of finite numbers by new names.
+    """
     if returned is None:
         return {}
     if not isinstance(returned, Mapping):

@@ -64,9 +64,7 @@ def reduction_by(spec: str, given: ReductionInput, options: ObjectiveOptions) ->
         HookError: it failed, or returned something else.
     """
     hook = hook_at(spec, REDUCTION)
-    returned = hook(given, options)
-    count = len(given.tokens_per_sample)
-    return checked_tensor(hook, returned, count=count, axis="samples of the step", least=0.0).cpu().float()
+    return checked_weights(hook, hook(given, options), len(given.tokens_per_sample)).cpu().float()
 
 
 def importance_by(spec: str, given: ImportanceInput, options: ObjectiveOptions) -> ImportanceWeights:
@@ -80,12 +78,32 @@ def importance_by(spec: str, given: ImportanceInput, options: ObjectiveOptions) 
     if not count:
         return ImportanceWeights(torch.zeros_like(given.logprobs), {})
     hook = hook_at(spec, IMPORTANCE)
-    returned = hook(given, options)
+    weights, values = checked_importance(hook, hook(given, options), count)
+    return ImportanceWeights(
+        weights.to(given.logprobs), {name: value.to(given.logprobs) for name, value in values.items()}
+    )
+
+
+def checked_weights(hook: Hook[object], returned: object, count: int) -> Tensor:
+    """What a reduction returned for so many samples.
+
+    Raises:
+        HookError: it is something else than weights.
+    """
+    return checked_tensor(hook, returned, count=count, axis="samples of the step", least=0.0)
+
+
+def checked_importance(hook: Hook[object], returned: object, count: int) -> ImportanceWeights:
+    """What a function for importance weights returned for so many tokens.
+
+    Raises:
+        HookError: it is something else than weights, and figures by name.
+    """
     weights, figures = returned if isinstance(returned, ImportanceWeights) else (returned, {})
-    checked = checked_tensor(hook, weights, count=count, axis="trained tokens", least=0.0).to(given.logprobs)
+    checked = checked_tensor(hook, weights, count=count, axis="trained tokens", least=0.0)
     values: dict[str, Tensor] = {}
     for name, value in figures.items():
         if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance]  # of the user's
             raise hook.fault(f"returned a figure with the name {name!r}; expected text, such as 'train/my_weight'")
-        values[name] = checked_tensor(hook, value, count=count, axis=f"trained tokens, of '{name}'").to(given.logprobs)
+        values[name] = checked_tensor(hook, value, count=count, axis=f"trained tokens, of '{name}'")
     return ImportanceWeights(checked, values)

@@ -149,16 +149,21 @@ class BatchTokens:
         rewarded = RewardedSamples(self.rewards, self.group_ids, samples, self._of_objective(positions))
         found = None
         if (function := self.options.advantage_function) is not None:
-            found = advantages_by(function, self._advantage_input(rewarded, kl), self.options)
+            found = advantages_by(function, self.advantage_input(positions, kl), self.options)
         return token_estimates(rewarded, self.options, kl=kl, values=values, reverse_kl=reverse_kl, found=found)
 
-    def _advantage_input(self, rewarded: RewardedSamples, kl: Tensor | None) -> AdvantageInput:
-        """A copy of what is known, which the user's function may do with as it likes."""
+    def advantage_input(self, positions: Tensor, kl: Tensor | None) -> AdvantageInput:
+        """A copy of what is known of the tokens of the objective, for the user's function.
+
+        Args:
+            positions: of all tokens among those of their samples ``[N]``.
+            kl: of the tokens of the objective, where there is one.
+        """
         return AdvantageInput(
-            rewards=rewarded.rewards.clone(),
-            group_ids=rewarded.group_ids.clone(),
-            samples=Segments(rewarded.samples.index.clone(), rewarded.samples.count),
-            positions=rewarded.positions.clone(),
+            rewards=self.rewards.clone(),
+            group_ids=self.group_ids.clone(),
+            samples=Segments(self._of_objective(self._samples.index).clone(), self._samples.count),
+            positions=self._of_objective(positions).clone(),
             rollout_logprobs=self._of_objective(self.rollout).cpu().clone(),
             staleness=self._of_objective(self.staleness).cpu().clone(),
             kl=None if kl is None else kl.clone(),

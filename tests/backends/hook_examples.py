@@ -91,7 +91,7 @@ def num_groups(given: RolloutLog) -> dict[str, float]:
 
 def step_speed(given: StepLog) -> dict[str, float]:
     assert given.step_time_s > 0
-    return {"train/version_seen": given.version, "train/half_loss": given.figures["train/loss"] / 2}
+    return {"train/version_seen": given.version, "train/half_loss": given.figures.get("train/loss", 0.0) / 2}
 
 
 def silent(given: RolloutLog | StepLog) -> None:

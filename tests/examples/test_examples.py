@@ -73,6 +73,15 @@ def comes_nearer_to_the_teacher(shown: Shown) -> None:
     assert min(distances[-2:]) < distances[0], distances
 
 
+def keeps_every_sample(shown: Shown) -> None:
+    """What two runs have in common is the matter of :mod:`test_reproducible`."""
+    import pyarrow.parquet as parquet
+
+    tables = [parquet.read_table(file) for file in shown.folder.glob("samples/*.parquet")]
+    assert sum(table.num_rows for table in tables) == 2 * 8 * 8
+    assert {version for table in tables for version in table["staleness"].to_pylist()} == {0}
+
+
 EXAMPLES: tuple[Example, ...] = (
     Example(
         "sft.yaml",
@@ -109,6 +118,16 @@ EXAMPLES: tuple[Example, ...] = (
         ),
         5,
         comes_nearer_to_the_teacher,
+    ),
+    Example(
+        "examples/reproducible.yaml",
+        (
+            "filter.drop_zero_spread=false",
+            "sampling.max_response_tokens=32",
+            "learner.warm_start=null",
+        ),
+        2,
+        keeps_every_sample,
     ),
 )
 SHORT = ("learner.groups_per_batch=8", "runtime.heartbeat_timeout_s=60")

@@ -1,0 +1,58 @@
+"""``penstock check hook``: a function of the user's, called as a run would call it, before any run."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from penstock.backends.user_code import UserCodeError, split_spec
+from penstock.runtime.contracts.kinds import KINDS, OTHER_NAMES, check_function
+from penstock.runtime.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from penstock.runtime.contracts.checks import Finding
+
+SIGNS = {"passed": "[green]passed[/]", "failed": "[bold red]failed[/]", "note": "[yellow]note[/]"}
+
+
+def check_hook(spec: str, kind: str, console: Console, *, timeout_s: float) -> int:
+    """Check it, and show what came of that; the exit code.
+
+    Raises:
+        UserError: there is no such kind, or no such file.
+    """
+    known = OTHER_NAMES.get(kind, kind)
+    if known not in KINDS:
+        near = difflib.get_close_matches(kind, [*KINDS, *OTHER_NAMES], n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(KINDS)}"
+        raise UserError(f"--as {kind}: no function is of this kind; {hint}")
+    if ":" not in spec:
+        raise UserError(f"{spec!r}: expected file.py:function, as in rewards/mine.py:score")
+    try:
+        split_spec(spec)
+    except UserCodeError as error:
+        raise UserError(str(error)) from None
+    findings = check_function(spec, known, timeout_s=timeout_s)
+    console.print(f"{escape(spec)} as [bold]{known}[/] ({KINDS[known].key}): {KINDS[known].is_of}", soft_wrap=True)
+    console.print(_table(findings))
+    num_failed = sum(finding.state == "failed" for finding in findings)
+    console.print(
+        f"{num_failed} of {len(findings)} checks failed" if num_failed else f"all {len(findings)} checks passed"
+    )
+    return 1 if num_failed else 0
+
+
+def _table(findings: list[Finding]) -> Table:
+    table = Table(box=box.SIMPLE, pad_edge=False)
+    table.add_column("check")
+    table.add_column("", no_wrap=True)
+    table.add_column("what was found", overflow="fold")
+    for finding in findings:
+        table.add_row(escape(finding.check), SIGNS[finding.state], escape(finding.story))
+    return table

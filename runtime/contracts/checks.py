@@ -1,0 +1,152 @@
+"""Checks of one function, each with a name and, where it failed, with what happened and where.
+
+Invariants:
+
+* What a function raises is a finding with file and line, and never ends the others.
+* Every call has a deadline: a function that hangs is a finding too.
+
+| wait | who ends it |
+|---|---|
+| for the function | it; at the latest the deadline of the call, by a signal to this process |
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import signal
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+
+from penstock.backends.user_code import UserCodeError, described, split_spec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+    from types import FrameType
+
+ResultT = TypeVar("ResultT")
+State = Literal["passed", "failed", "note"]
+
+
+class Finding(NamedTuple):
+    """What came of one check."""
+
+    check: str
+    state: State
+    story: str = ""
+    """What was found and what is expected, with file and line where there is one."""
+
+
+class ContractError(ValueError):
+    """What a check found wrong, where it is not what the run itself would say."""
+
+
+class CallTimeoutError(ValueError):
+    """A call took longer than its deadline."""
+
+
+class Checks:
+    """Collects the findings about one function."""
+
+    def __init__(self, spec: str, *, timeout_s: float) -> None:
+        """
+        Args:
+            spec: ``file.py:function``, or the name of something built in.
+            timeout_s: of each call.
+        """
+        self.spec = spec
+        self.timeout_s = timeout_s
+        self.findings: list[Finding] = []
+        self.path = split_spec(spec)[0] if ":" in spec else Path(spec)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether anything is wrong."""
+        return any(finding.state == "failed" for finding in self.findings)
+
+    def run(self, name: str, check: Callable[[], str | None]) -> bool:
+        """Do one check, which raises where something is wrong, and may return a note; whether it passed."""
+        try:
+            with deadline(self.timeout_s):
+                note = check()
+        except (Exception, SystemExit) as error:  # foreign code may raise anything
+            self.findings.append(Finding(name, "failed", self._story(error)))
+            return False
+        self.findings.append(Finding(name, "note" if note else "passed", note or ""))
+        return True
+
+    def _story(self, error: BaseException) -> str:
+        if isinstance(error, (UserCodeError, ContractError)) or type(error).__module__.startswith("penstock."):
+            place = (
+                described(error, self.path).rpartition(" (")[2] if self.path.name in described(error, self.path) else ""
+            )
+            text = str(error)
+            return text if not place or self.path.name in text else f"{text} ({place}"
+        return described(error, self.path)
+
+
+@contextmanager
+def deadline(timeout_s: float) -> Generator[None]:
+    """Ends what runs in it, on the main thread."""
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise CallTimeoutError(f"took longer than {timeout_s:g} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, timeout_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def unchanged(given: ResultT, call: Callable[[ResultT], object]) -> object:
+    """What a call returned that may not change what it is given.
+
+    Raises:
+        ContractError: it did.
+    """
+    before = copy.deepcopy(given)
+    returned = call(given)
+    if not same(before, given):
+        raise ContractError("changed what it was given; work on a copy")
+    return returned
+
+
+def check_same(one: object, other: object) -> None:
+    """
+    Raises:
+        ContractError: two calls with the same arguments returned different things.
+    """
+    if not same(one, other):
+        raise ContractError(
+            "returned different things when it was called twice with the same arguments; ranks and resumed runs need "
+            "the same, so make it a function of what it is given"
+        )
+
+
+def same(one: object, other: object) -> bool:
+    """Whether two things of any kind have the same content; not-a-number is itself."""
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return (
+            one.shape == other.shape
+            and one.dtype == other.dtype
+            and bool(torch.equal(torch.nan_to_num(one.detach()), torch.nan_to_num(other.detach())))
+        )
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(value, other[key]) for key, value in one.items())
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        return one == other or (math.isnan(one) and math.isnan(other))
+    fields = getattr(one, "__dataclass_fields__", None)
+    if fields is not None and type(one) is type(other):
+        return all(same(getattr(one, name), getattr(other, name)) for name in fields)
+    return bool(one == other)

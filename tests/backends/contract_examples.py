@@ -1,0 +1,175 @@
+"""Functions that `penstock check hook` is tried on beside :mod:`hook_examples`: good ones, and ones that are wrong in
+the ways that users' are."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from penstock.backends.episodes.interfaces import EpisodePolicyError
+from penstock.backends.learners.objectives.protocol import ObjectiveTerms
+
+if TYPE_CHECKING:
+    from penstock.actors.buffer.policies import BufferState, RankedGroup
+    from penstock.backends.episodes.play import Play
+    from penstock.backends.hooks.protocols import AdvantageInput, GroupRewards
+    from penstock.backends.learners.objectives.protocol import PolicyTokens
+    from penstock.backends.learners.options import ObjectiveOptions
+    from penstock.backends.rewards.sampling_calls import PromptHistory
+    from penstock.messages.training import OnStale, UpdateMode
+
+# --- good -------------------------------------------------------------------------------------------------------------
+
+
+def reward(response: str, label: str) -> float:
+    return float(bool(label) and label in response)
+
+
+async def slow_reward(response: str) -> dict[str, float]:
+    return {"reward": min(1.0, len(response) / 100), "length": len(response)}
+
+
+def ranked(responses: list[str]) -> list[float]:
+    return [sum(len(other) < len(own) for other in responses) / len(responses) for own in responses]
+
+
+def varied(rewards: list[float]) -> tuple[bool, str]:
+    return len(set(rewards)) > 1, "all_equal"
+
+
+def complete(response: str, outcome: str) -> bool:
+    return bool(response.strip()) and outcome != "truncated"
+
+
+def shown(rewards: list[float], kept: bool, cause: str) -> None:
+    assert kept or cause
+
+
+def uncertain(history: PromptHistory) -> float:
+    return 1.0 if history.mean_reward is None else history.mean_reward * (1.0 - history.mean_reward)
+
+
+class Greedy:
+    def __init__(self, *, max_staleness: int, update_mode: UpdateMode, on_stale: OnStale) -> None:
+        self.max_staleness, self.update_mode, self.on_stale = max_staleness, update_mode, on_stale
+
+    def target(self, state: BufferState) -> int:
+        return state.target_outstanding
+
+    def rank(self, group: RankedGroup) -> tuple[int, ...]:
+        return (-group.num_tokens, group.group_id)
+
+
+async def two_turns(play: Play) -> float:
+    turn = await play.say(play.messages)
+    if play.task.label and play.task.label not in turn.text:
+        turn = await play.say([*play.messages, {"role": "user", "content": "Are you sure?"}])
+    return float(play.task.label in turn.text)
+
+
+def feedback(response: str, label: str, turn: int) -> str | float:
+    return 1.0 if label in response else 0.0 if turn > 2 else "Try again."
+
+
+# --- wrong ------------------------------------------------------------------------------------------------------------
+
+
+def first_letter(response: str) -> float:
+    return float(response[0].isdigit())
+
+
+def needs_metadata(metadata: dict[str, Any]) -> float:
+    return float(metadata["level"])
+
+
+def wants_more(response: str, reference_answer: str) -> float:
+    return 0.0
+
+
+def hangs(response: str) -> float:
+    while True:
+        time.sleep(0.05)
+
+
+def always_one(response: str) -> float:
+    return 1.0
+
+
+_count = itertools.count()
+
+
+def counts(response: str) -> float:
+    return float(next(_count))
+
+
+def best_of_two(responses: list[str]) -> list[float]:
+    return [1.0, 0.0]
+
+
+def second_best(rewards: list[float]) -> bool:
+    return rewards[1] > 0
+
+
+def says_maybe(rewards: list[float]) -> str:
+    return "maybe"
+
+
+def only_seen(history: PromptHistory) -> float:
+    return history.mean_reward - 0.5  # type: ignore[operator]
+
+
+class Never:
+    def __init__(self, *, max_staleness: int, update_mode: UpdateMode, on_stale: OnStale) -> None:
+        self.max_staleness, self.update_mode, self.on_stale = max_staleness, update_mode, on_stale
+
+    def target(self, state: BufferState) -> int:
+        return 0
+
+    def rank(self, group: RankedGroup) -> int:
+        return group.group_id
+
+
+async def trusting(play: Play) -> float:
+    turn = await play.say(play.messages)
+    return float(turn.text.split("boxed{")[1][:2] == play.task.label)
+
+
+async def careful(play: Play) -> float:
+    turn = await play.say(play.messages)
+    if "boxed{" not in turn.text:
+        raise EpisodePolicyError("no box", reward=0.0)
+    return float(turn.text.split("boxed{")[1][:2] == play.task.label)
+
+
+async def endless(play: Play) -> float:
+    while True:
+        time.sleep(0.05)  # noqa: ASYNC251  # that is what is wrong with it
+
+
+async def speechless(play: Play) -> float:
+    return 1.0
+
+
+def shifted_in_place(given: AdvantageInput, options: ObjectiveOptions) -> torch.Tensor:
+    given.rewards.sub_(given.rewards.mean())
+    return given.samples.spread(given.rewards).float()
+
+
+def pairs_of_rewards(given: GroupRewards) -> list[float]:
+    return [given.rewards[0] - given.rewards[1], *given.rewards[1:]]
+
+
+def without_gradient(tokens: PolicyTokens, options: ObjectiveOptions) -> ObjectiveTerms:
+    return ObjectiveTerms((tokens.weights * tokens.logprobs.detach()).sum(), {})
+
+
+def exploding(tokens: PolicyTokens, options: ObjectiveOptions) -> ObjectiveTerms:
+    ratio = torch.exp(40 * (tokens.logprobs - tokens.rollout_logprobs).double()).float()
+    return ObjectiveTerms((tokens.weights * -ratio * tokens.advantages).sum(), {})
+
+
+def numbered(name: str) -> str:
+    return f"weight_{next(_count)}"

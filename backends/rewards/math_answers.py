@@ -27,6 +27,18 @@ SOLUTION_MARK: Final = "####"
 """GSM8K's labels are whole solutions with the answer after this mark."""
 NUM_CACHED_LABELS: Final = 4096
 
+MAX_ANSWER_CHARACTERS: Final = 1000
+MAX_TAIL_CHARACTERS: Final = 20_000
+"""Of a response without a box: its last formula or number stands at its end."""
+MAX_DEPTH: Final = 24
+MAX_BOXES: Final = 32
+_HUGE: Final = re.compile(
+    r"\d{101}|\d{5}\s*\)?\s*!|!\s*!|\)\s*!|\}\s*!|[eE][+-]?\d{5}|\^\s*\{?\s*-?\d{5}|\*\*\s*\(?\s*-?\d{5}"
+)
+"""Numbers that fill memory: many digits, factorials, large powers."""
+_TOWER: Final = re.compile(r"(?:\^|\*\*)[\s{(]*[\w.\\]{1,40}[\s})]*[\s{(]*(?:\^|\*\*)")
+"""A power of a power."""
+
 _DIGITS: Final = re.compile(r"-?\d{1,18}", re.ASCII)
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that no time limit is set
@@ -50,14 +62,27 @@ def math_reward(response: str, label: str, truncated: bool) -> float:
     off: then no answer was given.
     """
     answer = label.rpartition(SOLUTION_MARK)[2].strip()
+    if answer and _is_beyond_reach(answer):
+        last = boxed_answers(response)[-1:]
+        return float(bool(last) and _plainly(last[0]) == _plainly(answer))
     gold = _gold(answer)
     boxes = boxed_answers(response)
     if not boxes:
-        return 0.0 if truncated else float(_equals(gold, response))
+        if truncated:
+            return 0.0
+        tail = response[-MAX_TAIL_CHARACTERS:]
+        return 0.0 if _is_beyond_reach(tail[-MAX_ANSWER_CHARACTERS:]) else float(_equals(gold, tail))
     last = boxes[-1].strip()
+    if _is_beyond_reach(last):
+        return float(_plainly(last) == _plainly(answer))
     if _DIGITS.fullmatch(last) and len(boxes) == 1 and _DIGITS.fullmatch(answer):
         return float(int(last) == int(answer))  # the same verdict without symbolic mathematics, a hundred times quicker
-    return float(_equals(gold, f"{BOXED}{{{last}}}") or (len(boxes) > 1 and _equals(gold, response)))
+    return float(_equals(gold, f"{BOXED}{{{last}}}") or (1 < len(boxes) <= MAX_BOXES and _equals(gold, _joined(boxes))))
+
+
+def boxed_math_reward(response: str, label: str) -> float:
+    """As ``math``, and an answer outside of a box is none."""
+    return math_reward(response, label, truncated=True)
 
 
 def deepscaler_reward(response: str, label: str) -> float:
@@ -68,6 +93,33 @@ def deepscaler_reward(response: str, label: str) -> float:
         return 0.0
     boxes = boxed_answers(label)
     return math_reward(solution, boxes[-1] if boxes else label, truncated=False)
+
+
+def _joined(boxes: list[str]) -> str:
+    """All boxes together, for answers that stand in several."""
+    return " and ".join(f"{BOXED}{{{box.strip()}}}" for box in boxes)
+
+
+def _is_beyond_reach(text: str) -> bool:
+    """Whether this is no answer that anybody could work out: libraries would try, and not end."""
+    return (
+        len(text) > MAX_ANSWER_CHARACTERS
+        or _HUGE.search(text) is not None
+        or _TOWER.search(text) is not None
+        or _depth(text) > MAX_DEPTH
+    )
+
+
+def _depth(text: str) -> int:
+    depth = deepest = 0
+    for character in text:
+        depth += {"{": 1, "(": 1, "[": 1, "}": -1, ")": -1, "]": -1}.get(character, 0)
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def _plainly(text: str) -> str:
+    return "".join(text.split()).removeprefix(f"{BOXED}{{").removesuffix("}")
 
 
 def _equals(gold: list[object], text: str) -> bool:

@@ -1,0 +1,78 @@
+"""The reward ``ifbench``: 1 when a response follows all instructions of its row, else 0.
+
+The row's metadata are those of IFEval and IFBench: ``instruction_id_list``, names of instructions, and ``kwargs``, a list
+with the arguments of each (``null`` values count as absent). Both may be JSON in a text, as tables have them.
+
+Invariants:
+
+* An instruction without a checker, or whose arguments the row lacks, gives no reward: it is never taken as followed, nor
+  as not followed.
+* Strict: the response is checked as it stands; no line is taken away first.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import msgspec
+
+from penstock.backends.rewards import ifbench_checkers, ifeval_checkers
+from penstock.backends.rewards.functions import NoRewardError
+from penstock.backends.rewards.instruction_text import Given
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+def ifbench_reward(response: str, metadata: Mapping[str, object]) -> dict[str, float]:
+    """1 or 0, and beside it the share of instructions that are followed."""
+    names = _names(metadata)
+    arguments = _arguments(metadata, len(names))
+    followed = [_follows(name, response, given) for name, given in zip(names, arguments, strict=True)]
+    return {"reward": float(all(followed)), "followed": sum(followed) / len(followed)}
+
+
+def _follows(name: str, response: str, arguments: Mapping[str, object]) -> bool:
+    check = ifeval_checkers.CHECKERS.get(name) or ifbench_checkers.CHECKERS.get(name)
+    if check is None:
+        raise ifeval_checkers.unknown_instruction(name)
+    given = Given(name, arguments)
+    if not response.strip():
+        check("x", given)  # a row that lacks an argument is to be told whatever the response is
+        return False
+    return check(response, given)
+
+
+def _names(metadata: Mapping[str, object]) -> Sequence[str]:
+    value = _decoded(metadata.get("instruction_id_list"))
+    items = cast("list[object]", value) if isinstance(value, list) else []
+    names = [item.strip() for item in items if isinstance(item, str) and item.strip()]
+    if not names or len(names) != len(items):
+        raise NoRewardError(
+            "the reward 'ifbench' needs the column 'instruction_id_list', a list of names (name it in "
+            f"data.metadata_keys); found {str(value)[:60]!r}"
+        )
+    return names
+
+
+def _arguments(metadata: Mapping[str, object], num_names: int) -> Sequence[Mapping[str, object]]:
+    value = _decoded(metadata.get("kwargs"))
+    if value is None:
+        return [{}] * num_names
+    items = cast("list[object]", value) if isinstance(value, list) else [value]
+    found = [_decoded(item) or {} for item in items]
+    if len(found) != num_names or not all(isinstance(item, dict) for item in found):
+        raise NoRewardError(
+            f"the column 'kwargs' has {len(found)} entries for {num_names} instructions; expected a list with an object "
+            "for each"
+        )
+    return cast("list[dict[str, object]]", found)
+
+
+def _decoded(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    try:
+        return msgspec.json.decode(value)
+    except msgspec.DecodeError:
+        return value

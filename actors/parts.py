@@ -27,6 +27,25 @@ def join(chunks: Sequence[Part]) -> Part:
         loss_mask=b"".join(chunk.loss_mask or b"\1" * chunk.num_tokens for chunk in chunks) if is_masked else b"",
         context_tokens=chunks[0].context_tokens if chunks else b"",
         experts=chunks[-1].experts if chunks else None,
+        save_point=next((chunk.save_point for chunk in reversed(chunks) if chunk.save_point is not None), None),
+    )
+
+
+def head(part: Part, num_tokens: int) -> Part:
+    """The part up to this token, without the choice of experts."""
+    spans: list[VersionSpan] = []
+    left = num_tokens
+    for span in part.spans:
+        if left > 0:
+            spans.append(VersionSpan(span.version, min(span.num_tokens, left)))
+        left -= span.num_tokens
+    return Part(
+        tokens=part.tokens[: num_tokens * TOKEN_BYTES],
+        logprobs=part.logprobs[: num_tokens * LOGPROB_BYTES],
+        spans=tuple(spans),
+        loss_mask=part.loss_mask[:num_tokens],
+        context_tokens=part.context_tokens,
+        save_point=part.save_point,
     )
 
 

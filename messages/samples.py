@@ -143,6 +143,16 @@ class ExpertChoices(Value, frozen=True, array_like=True):
         return len(self.ids) // self.input_bytes
 
 
+class SavePoint(Value, frozen=True, array_like=True):
+    """Where an episode can go on, at another engine too: after a complete turn of the model."""
+
+    num_tokens: int
+    """Of the response, up to there."""
+    num_turns: int
+    state: bytes
+    """Of the episode, as its function has saved it."""
+
+
 class Part(Value, frozen=True, kw_only=True, omit_defaults=True):
     """One trainable stretch of tokens. A plain generation is one part; an episode may return several."""
 
@@ -162,6 +172,8 @@ class Part(Value, frozen=True, kw_only=True, omit_defaults=True):
     The Scorer adds them."""
     experts: ExpertChoices | None = None
     """Which experts made it; None: not recorded."""
+    save_point: SavePoint | None = None
+    """Of an episode that is under way, the last that its engine has told of; None: it begins again if it is lost."""
 
     def __post_init__(self) -> None:
         _check_multiple(self.tokens, TOKEN_BYTES, "tokens")

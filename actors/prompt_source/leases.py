@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.actors.parts import join
+from penstock.actors.parts import head, join
 from penstock.actors.prompt_source.routing import Cache
 from penstock.messages.evaluation import EvaluatedPlace
 from penstock.messages.samples import Part, Prompt, Purpose, SampleKey, is_evaluation
@@ -70,7 +70,7 @@ class Lease(msgspec.Struct):
 
     def add_progress(self, from_token: int, chunk: Part) -> None:
         """Take over a report. One that does not follow what is there is left out: the prefix just stays shorter."""
-        if from_token == self.num_tokens and chunk.num_tokens:
+        if from_token == self.num_tokens and (chunk.num_tokens or chunk.save_point is not None):
             self.chunks.append(chunk)
             self.num_tokens += chunk.num_tokens
 
@@ -89,6 +89,15 @@ class Lease(msgspec.Struct):
     def forget_response(self) -> None:
         """What is known of it here is of no use any more."""
         self.chunks, self.num_tokens = [], 0
+
+    def back_to_save_point(self) -> None:
+        """Of what is known of an episode, only what stands before its last save point is of use elsewhere."""
+        known = self.prefix()
+        if known is None or known.save_point is None or known.save_point.num_tokens > known.num_tokens:
+            self.forget_response()
+            return
+        self.num_tokens = known.save_point.num_tokens
+        self.chunks = [head(known, self.num_tokens)]
 
     def catch_up(self, attempt: int) -> None:
         """Somebody knows of this attempt, which may be later than ours; then ours may have had other tokens."""

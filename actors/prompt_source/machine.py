@@ -346,8 +346,9 @@ class PromptSource:
         lease.attempt += 1
         self.num_reissued += 1
         if not self.settings.salvages_responses:
-            self.num_lost_tokens += lease.num_tokens
-            lease.forget_response()
+            num_known = lease.num_tokens
+            lease.back_to_save_point()
+            self.num_lost_tokens += num_known - lease.num_tokens
         self.num_salvaged_tokens += lease.num_tokens
         lease.running_since = None
         self.table.move(lease, LeaseState.QUEUED)

@@ -33,8 +33,8 @@ class PromptSourceSettings(Value, frozen=True, kw_only=True):
     max_load: float = 1.5
     """Samples that an engine is given, relative to its slots."""
     salvages_responses: bool = True
-    """What a lost attempt had reported is the prefix of the next one. Not so where nobody can put the other side of a
-    conversation back to where it ends."""
+    """What a lost attempt had reported is the prefix of the next one. Of an episode it is only what stands before its
+    last save point, as nobody can put the other side of the conversation back to anywhere else."""
     max_evaluating: int = 1
     """Samples of an evaluation that are at engines while there is training."""
     recorded_engines: tuple[str, ...] = ()

@@ -11,6 +11,7 @@ Invariants:
   again, with what it was told as prefix, lets the episode go on from there, and whoever waits for a turn waits on.
 * Between ``ApplyWeights`` and its answer no generation is given to the engine, as the actor gives it none.
 * The actor is told each token of an episode once, in order.
+* An episode that comes with a part that ends at its save point goes on from there, with the state that was saved then.
 
 | waits for | who ends it |
 |---|---|
@@ -34,7 +35,7 @@ from penstock.backends.episodes.transcript import Transcript, cut
 from penstock.messages.arrays import TOKEN_BYTES
 from penstock.messages.commands import AbortGeneration, ApplyWeights, Generate, InterruptGenerations
 from penstock.messages.local import GenerationAdvanced, GenerationEnded, WeightsSwapped
-from penstock.messages.samples import Cancelled, Completed, InfraError, Part, Prompt, StopReason, Truncated
+from penstock.messages.samples import Cancelled, Completed, InfraError, Part, Prompt, SavePoint, StopReason, Truncated
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -141,8 +142,20 @@ class _Episode:
     def begin_turn(self, request: TurnRequest) -> None:
         self.backend.begin_turn(self, request)
 
+    def saved(self, state: bytes) -> None:
+        self.backend.saved(self, state)
+
     def end(self, outcome: EpisodeOutcome) -> None:
         self.backend.end(self, outcome)
+
+    def restore(self, prefix: Part, num_turns: int) -> None:
+        """Go on after this part, in the only conversation."""
+        conversation = self.conversations[0] = _Conversation(self.issued.prompt.tokens)
+        for transcript in (conversation.transcript, self.all):
+            transcript.begin_with(prefix.context_tokens or self.issued.prompt.tokens)
+            transcript.add_known(prefix)
+        conversation.num_turns = self.num_turns = num_turns
+        self.num_told = prefix.num_tokens
 
 
 class EpisodeBackend:
@@ -204,12 +217,16 @@ class EpisodeBackend:
             return
         if episode is not None:
             self._take_away(episode, ABORTED, "its sample was issued again")
-        if command.prefix is not None and command.prefix.num_tokens:
+        prefix = command.prefix
+        point = None if prefix is None else prefix.save_point
+        if prefix is not None and prefix.num_tokens and (point is None or point.num_tokens != prefix.num_tokens):
             # Its agent talked to an engine that is gone, and nobody can put it back to where that part ends.
             outcome = InfraError(detail="the session of this sample is gone with its engine")
-            self._answer(command, outcome, command.prefix)
+            self._answer(command, outcome, prefix)
             return
         episode = self._episodes[command.key] = _Episode(self, command)
+        if prefix is not None and point is not None:
+            episode.restore(prefix, point.num_turns)
         self._driver.opened(episode)
 
     def _resume(self, episode: _Episode, num_kept: int) -> None:
@@ -273,6 +290,16 @@ class EpisodeBackend:
             episode.turn = _Turn(request, transcript, episode.all.num_tokens)
             if episode.phase is _Phase.RUNNING:
                 self._run_turn(episode, episode.turn)
+
+    def saved(self, episode: _Episode, state: bytes) -> None:
+        """See :class:`~penstock.backends.episodes.protocol.Episode`."""
+        with self.lock:
+            if episode.phase is not _Phase.RUNNING or episode.turn is not None or len(episode.conversations) != 1:
+                return
+            self._tell(episode)
+            issued, num_tokens = episode.issued, episode.all.num_tokens
+            chunk = Part(save_point=SavePoint(num_tokens, episode.num_turns, state))
+            self._emit(GenerationAdvanced(key=issued.key, attempt=issued.attempt, from_token=num_tokens, chunk=chunk))
 
     def _put_before(self, episode: _Episode, request: TurnRequest) -> None:
         """What the model is to see before it answers."""

@@ -94,6 +94,11 @@ class Episode(Protocol):
         """
         ...
 
+    def saved(self, state: bytes) -> None:
+        """It can go on from here, after its last turn, with this state. Ignored while a turn runs, and where there are
+        several conversations."""
+        ...
+
     def end(self, outcome: EpisodeOutcome) -> None:
         """It is over. A turn that runs is cut off and not trained. Ignored for one that is over already."""
         ...

@@ -79,6 +79,14 @@ class Transcript:
         for span in part.spans:
             self._add_span(span)
 
+    def add_known(self, part: Part) -> None:
+        """What another engine has told of: tokens of the model and of others."""
+        self._tokens += part.tokens
+        self._logprobs += part.logprobs
+        self._mask += part.loss_mask or b"\1" * part.num_tokens
+        for span in part.spans:
+            self._add_span(span)
+
     def mask_from(self, begin: int) -> None:
         """Nothing from this token on is trained."""
         self._mask[begin:] = bytes(len(self._mask) - begin)

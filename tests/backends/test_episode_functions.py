@@ -8,18 +8,21 @@ from typing import TYPE_CHECKING
 import pytest
 from episode_functions_bench import END, MAX_CONTEXT, MAX_NEW, FunctionBench
 
+from penstock.actors.prompt_source.leases import Lease
 from penstock.backends.episodes.functions import driver
 from penstock.backends.episodes.options import EpisodeOptions
 from penstock.backends.models.make import make_model
 from penstock.messages.arrays import floats_view, tokens_view
 from penstock.messages.base import Metric
 from penstock.messages.commands import AbortGeneration, InterruptGenerations
+from penstock.messages.local import GenerationAdvanced
 from penstock.messages.samples import (
     Cancelled,
     Completed,
     InfraError,
     PolicyError,
     Reward,
+    SampleKey,
     StopReason,
     Truncated,
 )
@@ -252,3 +255,30 @@ def test_a_plain_function_answers_responses_until_it_gives_a_reward(model: Path)
         assert bench.text(ended.part) == "yes why yes why yes"
     finally:
         bench.close()
+
+
+def test_an_episode_goes_on_elsewhere_from_what_it_has_saved(bench: FunctionBench, model: Path) -> None:
+    """Its engine dies in its third turn: what the actor was told of becomes the prefix, cut at the save point."""
+    key, lease, num_turns = bench.issue(do="saves"), Lease(SampleKey(0, 0)), 0
+    while num_turns < 2:
+        event = bench.hear(GenerationAdvanced)
+        lease.add_progress(event.from_token, event.chunk)
+        num_turns = 0 if event.chunk.save_point is None else event.chunk.save_point.num_turns
+    later = bench.hear(GenerationAdvanced)
+    lease.add_progress(later.from_token, later.chunk)
+    assert isinstance(bench.ended(key).outcome, Completed)
+    assert later.chunk.num_tokens
+    lease.back_to_save_point()
+    prefix = lease.prefix()
+    assert prefix is not None
+    elsewhere = open_bench(model)
+    try:
+        elsewhere.issue_again(key, attempt=1, prefix=prefix, do="saves")
+        ended = elsewhere.ended(key)
+    finally:
+        elsewhere.close()
+    components = (Metric("turns", 3.0),)
+    assert ended.outcome == Completed(stop=EPISODE, reward=Reward(value=1.0, components=components))
+    assert elsewhere.text(ended.part) == "yes1yes2yes"
+    assert elsewhere.engine.text(ended.part.context_tokens) == "ab=0"
+    assert [elsewhere.engine.text(asked.prompt.tokens) for asked in elsewhere.engine.asked] == ["ab=0yes1yes2"]

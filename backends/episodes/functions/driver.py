@@ -276,7 +276,9 @@ class FunctionEpisodes:
             case WantTurn():
                 self._begin_turn(said)
             case SavedState():
-                pass
+                playing = self._playing.get(said.id)
+                if playing is not None and playing.stopping_since_s is None:
+                    playing.episode.saved(said.saved)
             case Ended():
                 self._on_ended(said)
             case Pong():
@@ -360,7 +362,7 @@ class FunctionEpisodes:
                 continue
             if not why:
                 self._on_death(
-                    process, f"was killed, as a function did not end within {STOP_TIMEOUT_S:g} s of being told to"
+                    process, f"was killed: a function did not end within {STOP_TIMEOUT_S:g} s of being told to"
                 )
                 return
             self._stop(number, playing)
@@ -394,7 +396,8 @@ class FunctionEpisodes:
 
 def _begin(number: int, episode: Episode) -> Begin:
     issued = episode.issued
-    prompt = issued.prompt
+    prompt, prefix = issued.prompt, issued.prefix
+    point = None if prefix is None or not prefix.num_tokens else prefix.save_point
     return Begin(
         id=number,
         function="",
@@ -408,6 +411,7 @@ def _begin(number: int, episode: Episode) -> Begin:
         attempt=issued.attempt,
         seed=issued.seed,
         is_evaluation=issued.purpose is Purpose.EVALUATE,
+        saved=point.state if point is not None else b"",
     )
 
 

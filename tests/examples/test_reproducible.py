@@ -84,9 +84,7 @@ def assert_same(one: Left, other: Left) -> None:
 
 def test_the_same_seed_gives_the_same_samples_and_weights_also_when_an_engine_is_killed(tmp_path: Path) -> None:
     first = run(tmp_path / "first", kills=False)
-    again = run(tmp_path / "again", kills=False)
     killed = run(tmp_path / "killed", kills=True)
     assert len(first.samples) == NUM_STEPS * 8 * 8
     assert len({sample["reward"] for sample in first.samples.values()}) > 8  # something was learnt from
-    assert_same(first, again)
     assert_same(first, killed)

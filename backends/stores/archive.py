@@ -58,6 +58,8 @@ COLUMNS: Final = {
     "loss": "string; what the sample is trained by where it is not the objective: `sft`",
     "reward": "double",
     "reward_components": "map of string to double",
+    "counted": "list of {sample_index, reward}; samples of its group that were dropped after the statistics: their "
+    "rewards count in mean and spread; the same in each row of a group, null: none",
 }
 """Name, and type with meaning."""
 
@@ -133,6 +135,7 @@ def _schema(pa: Any) -> Any:  # noqa: ANN401 - as above
         "outcome": pa.string(),
         "outcome_detail": pa.string(), "loss": pa.string(), "reward": pa.float64(),
         "reward_components": pa.map_(pa.string(), pa.float64()),
+        "counted": pa.list_(pa.struct([("sample_index", pa.int32()), ("reward", pa.float64())])),
     }  # fmt: skip
     return pa.schema([(name, types[name]) for name in COLUMNS])
 
@@ -149,6 +152,7 @@ def _rows(version: int | None, groups: Sequence[Group]) -> Iterator[dict[str, An
             "prompt_tokens": np.frombuffer(prompt.tokens, dtype="<i4"),
             "label": prompt.label,
             "metadata": prompt.metadata.decode(),
+            "counted": [{"sample_index": c.index, "reward": c.reward} for c in group.counted] or None,
         }
         for sample in group.samples:
             yield shared | _row(sample, version)

@@ -16,6 +16,7 @@ import numpy as np
 from penstock.messages.base import Metric
 from penstock.messages.samples import (
     Completed,
+    CountedSample,
     ExpertChoices,
     Group,
     Loss,
@@ -90,7 +91,8 @@ def _group(rows: Sequence[Row]) -> Group:
         label=first["label"],
         metadata=first["metadata"].encode(),
     )
-    return Group(group_id=first["group_id"], prompt=prompt, samples=tuple(map(_sample, rows)))
+    counted = tuple(CountedSample(item["sample_index"], item["reward"]) for item in first.get("counted") or ())
+    return Group(group_id=first["group_id"], prompt=prompt, samples=tuple(map(_sample, rows)), counted=counted)
 
 
 def _sample(row: Row) -> Sample:

@@ -28,7 +28,7 @@ GENERATED_TOKENS: Final = "engine/generated_tokens"
 CPU_SECONDS: Final = "process/cpu_s"
 """CPU time of one incarnation's process so far, all its threads together."""
 RUNNING: Final = "engine/running"
-COUNTED: Final = ("prompt_source/", "weight_publisher/")
+COUNTED: Final = ("prompt_source/", "weight_publisher/", "filter/hook_", "filter/samples_failed")
 """Counters of these stand in ``metrics.jsonl`` as they were at each step."""
 CURSORS: Final = "data/"
 """So do these: prompts that were taken from each source of a mixture, whichever incarnation took them."""
@@ -185,7 +185,7 @@ class RunFigures:
 
     @property
     def counted(self) -> dict[str, float]:
-        """What PromptSource and WeightPublisher count, over all their incarnations, and how far each source of prompts
+        """What PromptSource, WeightPublisher and the hook of the Filter count, over all their incarnations, and how far each source of prompts
         has been gone through, by the name of the metric."""
         return {name: total.total for name, total in self._counted.items()} | self._cursors
 

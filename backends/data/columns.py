@@ -32,7 +32,10 @@ class BytesColumn:
     @property
     def sizes(self) -> npt.NDArray[np.int64]:
         """Bytes of each row."""
-        return np.diff(np.frombuffer(self._ends, dtype=np.uint64).astype(np.int64), prepend=0)
+        ends = np.frombuffer(self._ends, dtype=np.uint64).astype(np.int64)
+        sizes = ends.copy()
+        sizes[1:] -= ends[:-1]
+        return sizes
 
     def __getitem__(self, row: int) -> bytes:
         start = self._ends[row - 1] if row else 0

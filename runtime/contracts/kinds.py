@@ -27,7 +27,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "filter": Kind("filter.function", "keeps a group or turns it away"),
     "sample_filter": Kind("filter.sample_function", "keeps a sample or drops it"),
     "all_samples": Kind("filter.all_samples_hook", "is shown every group"),
-    "priority": Kind("prompt_source.priority_function", "says which prompts come sooner"),
+    "priority": Kind("prompt_source.priority", "says which prompts come sooner"),
     "policy": Kind("staleness.policy", "paces and ranks"),
     "generate": Kind("episode.generate", "plays an episode"),
     "postprocess": Kind("learner.objective.postprocess_function", "changes the rewards of a group"),

@@ -24,12 +24,15 @@ from penstock.backends.learners.megatron.config_fields import (
 from penstock.backends.learners.megatron.options import MegatronOptions
 from penstock.runtime.slime.evaluation import evaluation_block
 from penstock.runtime.slime.mapping import (
+    ARGUMENTS_DIFFER,
+    FUNCTIONS,
     KEYS,
     NEEDS_NO_KEY,
     NO_COUNTERPART,
     READ_TOGETHER,
     SHAPE_OF_MODEL,
     SWITCHES,
+    TO_BE_WRITTEN_ANEW,
     TRACKER_PREFIXES,
 )
 
@@ -38,7 +41,8 @@ if TYPE_CHECKING:
     from penstock.runtime.slime.script import Flag, LaunchScript
 
 ORDER: Final = (
-    "run", "data", "model", "sampling", "reward", "filter", "staleness", "engines", "learner", "evaluation", "weights"
+    "run", "data", "model", "sampling", "episode", "reward", "filter", "staleness", "engines", "learner", "evaluation",
+    "weights",
 )  # fmt: skip
 SECTIONS: Final[tuple[Section, ...]] = ("transformer", "ddp", "optimizer")
 PROMPT_TOKENS: Final = 2048
@@ -121,6 +125,10 @@ class _Writer:
             self._set(*SWITCHES[flag.name])
         elif flag.name.startswith("sglang-"):
             self._server_option(flag)
+        elif flag.name in TO_BE_WRITTEN_ANEW:
+            self._leave(flag, f"{FUNCTIONS[flag.name]}: {TO_BE_WRITTEN_ANEW[flag.name]} (docs/from_slime.md)")
+        elif flag.name in FUNCTIONS:
+            self._named(flag)
         elif flag.name in NEEDS_NO_KEY:
             self._leave(flag, f"not needed: {NEEDS_NO_KEY[flag.name]}")
         elif flag.name in NO_COUNTERPART:
@@ -131,6 +139,19 @@ class _Writer:
             self._leave(flag, "not needed: the checkpoint's config.json says it")
         elif flag.name not in READ_TOGETHER and not self._is_field_of_megatron(flag):
             self._leave(flag, "nothing here is known to do the same")
+
+    def _named(self, flag: Flag) -> None:
+        """A function, and what else its place needs."""
+        self._set(FUNCTIONS[flag.name], self._function(flag.name, ARGUMENTS_DIFFER))
+        match flag.name:
+            case "custom-generate-function-path":
+                self._set("episode.kind", "function")
+            case "rollout-sample-filter-path":
+                self._set("filter.drop_samples", "after_statistics")
+            case "custom-rm-path" if "group-rm" in self._flags:
+                self._set("reward.per_group", True)
+            case _:
+                pass
 
     def _server_option(self, flag: Flag) -> None:
         option, value = flag.name.removeprefix("sglang-").replace("-", "_"), _plain(flag.values)
@@ -211,16 +232,15 @@ class _Writer:
         self._set("data.shuffle", "rollout-shuffle" in self._flags)
         if metadata := self._value("metadata-key"):
             self._set("data.metadata_keys", [metadata])
-        function = self._function("custom-rm-path", "its arguments are named differently: docs/from_slime.md")
         kind = self._value("rm-type")
-        if function is not None:
-            self._set("reward.function", function)
+        if "custom-rm-path" in self._flags:
+            pass
         elif kind in REWARDS:
             self._set("reward.function", kind)
         elif kind is not None:
             self._leave(self._flags["rm-type"], f"there is no reward {kind!r}; name one, or write a function")
-        if "group-rm" in self._flags:
-            self._leave(self._flags["group-rm"], "a reward function sees one sample; filter.function sees a group")
+        if "group-rm" in self._flags and "custom-rm-path" not in self._flags:
+            self._leave(self._flags["group-rm"], "the rewards of the hub see one sample each")
 
     def _sampling(self) -> None:
         top_k = self._count("rollout-top-k", -1)
@@ -238,7 +258,9 @@ class _Writer:
             self._set("learner.objective.name", "sft")
             self._set("engines.backend", "recorded")
             return
-        if estimator in OBJECTIVES:
+        if self._get("learner.objective.name") is not None:  # a loss of the user's own
+            self._own_loss(flag, estimator)
+        elif estimator in OBJECTIVES:
             self._set("learner.objective.name", OBJECTIVES[estimator])
         elif flag is not None:
             self._leave(
@@ -257,6 +279,14 @@ class _Writer:
             self._set("learner.objective.correction", "none")
         if "use-opsm" in self._flags:
             self._set("learner.objective.opsm_delta", self._number("opsm-delta", 1e-4))
+
+    def _own_loss(self, flag: Flag | None, estimator: str) -> None:
+        """Its advantages are those of the estimator all the same."""
+        name = OBJECTIVES.get(estimator)
+        if name == "reinforce_plus_plus_baseline" or name == "reinforce_plus_plus":
+            self._set("learner.objective.estimator", name)
+        elif name not in ("grpo", "gspo", "cispo") and flag is not None:
+            self._leave(flag, "beside a loss of your own set learner.objective.estimator, and what it needs")
 
     def _kl(self) -> None:
         in_loss, in_reward = self._number("kl-loss-coef", 0.0), self._number("kl-coef", 0.0)
@@ -335,14 +365,15 @@ class _Writer:
         is_async = self._script.program == "train_async.py"
         policy = "fully_async" if "fully_async" in path else "one_step_off" if is_async else "sync"
         if path and policy != "fully_async":
-            self._leave(self._flags["rollout-function-path"], "the seven actors take the place of a rollout function")
+            reason = "the seven actors take its place; what it does for one prompt is episode.generate"
+            self._leave(self._flags["rollout-function-path"], f"{reason} (docs/from_slime.md)")
         self._set("staleness.policy", policy)
         groups, more = self._get("learner.groups_per_batch"), self._count("over-sampling-batch-size", 0)
         if isinstance(groups, int) and more > groups:
             self._set("staleness.over_sampling", more / groups)
         name = self._value("dynamic-sampling-filter-path") or ""
         if name and not name.endswith("check_reward_nonzero_std"):
-            function = self._function("dynamic-sampling-filter-path", "its arguments differ: docs/from_slime.md")
+            function = self._function("dynamic-sampling-filter-path", ARGUMENTS_DIFFER)
             self._set("filter.function", function)
         self._set("filter.drop_zero_spread", name.endswith("check_reward_nonzero_std"))
         transport = self._value("update-weight-transport")

@@ -102,9 +102,35 @@ SWITCHES: Final[Mapping[str, tuple[str, Plain]]] = {
 }
 """Flag without a value → key and what it is set to."""
 
+FUNCTIONS: Final[Mapping[str, str]] = {
+    "custom-generate-function-path": "episode.generate",
+    "custom-rm-path": "reward.function",
+    "rollout-sample-filter-path": "filter.sample_function",
+    "rollout-all-samples-process-path": "filter.all_samples_hook",
+    "buffer-filter-path": "staleness.policy",
+    "data-source-path": "prompt_source.priority",
+    "eval-function-path": "evaluation.defaults.generate",
+    "custom-reward-post-process-path": "learner.objective.postprocess_function",
+    "custom-advantage-function-path": "learner.objective.advantage_function",
+    "custom-loss-function-path": "learner.objective.name",
+    "custom-pg-loss-reducer-function-path": "learner.objective.reduction_function",
+    "custom-tis-function-path": "learner.objective.importance_function",
+    "custom-convert-samples-to-train-data-path": "learner.conversion_function",
+    "rollout-data-postprocess-path": "learner.conversion_function",
+    "custom-rollout-log-function-path": "learner.rollout_log_function",
+}
+"""Flag that names a function → key that names the changed one; docs/from_slime.md has the change."""
+ARGUMENTS_DIFFER: Final = "its arguments differ: docs/from_slime.md"
+TO_BE_WRITTEN_ANEW: Final[Mapping[str, str]] = {
+    "buffer-filter-path": "a class with `rank` and `target` takes its place",
+    "data-source-path": "a function that weighs prompts takes its place",
+    "eval-function-path": "a function that plays one episode takes its place",
+}
+"""Of these flags the function is not named in the scenario, as it would not run: what is needed is of another kind."""
+
 READ_TOGETHER: Final = frozenset((
     "advantage-estimator", "loss-type", "use-kl-loss", "kl-loss-coef", "kl-coef", "use-tis", "tis-clip",
-    "use-rollout-logprobs", "use-opsm", "opsm-delta", "rm-type", "custom-rm-path", "group-rm",
+    "use-rollout-logprobs", "use-opsm", "opsm-delta", "rm-type", "group-rm",
     "dynamic-sampling-filter-path", "over-sampling-batch-size", "global-batch-size", "max-tokens-per-gpu",
     "adam-beta1", "adam-beta2", "lr-decay-style", "min-lr", "actor-num-nodes", "actor-num-gpus-per-node",
     "rollout-num-gpus", "rollout-num-gpus-per-engine", "rollout-top-k", "rollout-stop", "rollout-stop-token-ids",
@@ -154,16 +180,13 @@ NEEDS_NO_KEY: Final[Mapping[str, str]] = {
 
 _TEACHER: Final = "a teacher is a block of its own (teacher.model.path); learner.objective.opd_kl_coef is its weight"
 NO_COUNTERPART: Final[Mapping[str, str]] = {
-    "eval-function-path": "evaluation.defaults.generate takes a function that plays one episode",
     "eval-reward-key": "evaluation.defaults.reward has a key of its own (docs/rewards.md)",
     "eval-max-context-len": "model.max_context holds for everything",
     "eval-min-new-tokens": "answers end where they end",
-    "custom-generate-function-path": "agents come through the gateway (episode.kind: gateway, docs/gateway.md)",
-    "custom-loss-function-path": "learner.objective takes a function of yours, written otherwise (docs/objectives.md)",
-    "custom-advantage-function-path": "there is no hook for advantages",
-    "custom-tis-function-path": "there is no hook for importance weights; learner.objective.correction has several",
-    "custom-reward-post-process-path": "rewards are processed by the reward function itself",
-    "buffer-filter-path": "the Buffer's order is that of the staleness policy",
+    "custom-eval-rollout-log-function-path": "figures of an evaluation are reported in any case; there is no hook",
+    "custom-megatron-init-path": "the learner's own code is not a place for functions",
+    "custom-megatron-before-log-prob-hook-path": "the learner's own code is not a place for functions",
+    "custom-megatron-before-train-step-hook-path": "the learner's own code is not a place for functions",
     "mask-offpolicy-in-partial-rollout": "staleness.on_stale: mask masks what is too old, and nothing else",
     "multimodal-keys": "prompts are text",
     "tool-key": "agents come through the gateway with their tools (docs/gateway.md)",

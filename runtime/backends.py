@@ -137,6 +137,7 @@ def _episodes(name: str, plan: RunPlan, epoch: int, remote_ranks: RemoteRanks | 
         max_context=scenario.model.max_context,
         sampling=scenario.sampling,
         data=scenario.data,
+        evaluated=[each.generate for each in sets_of(scenario)],
     )
 
 

@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.backends.data.dataset import load_dataset
 from penstock.backends.data.duplicates import duplicates_in, duplicates_text, rows_in_both
+from penstock.backends.data.problems import DataError
 from penstock.backends.data.streamed import StreamedRows
+from penstock.backends.episodes.functions.choice import UnknownFunctionError, chosen
+from penstock.backends.episodes.functions.opening import specs_of
 from penstock.backends.evaluation.rows import load_evaluation_rows
 from penstock.runtime.scenario.evaluation_rules import sets_of
 from penstock.runtime.scenario.recorded_rules import recorded_settings
@@ -53,7 +56,7 @@ def read_dataset(
             folder=None if run_folder is None else run_folder / INDEX_FOLDER,
             tell=tell,
         )
-    return load_dataset(
+    dataset = load_dataset(
         scenario.data,
         model_folder,
         seed=scenario.run.seed,
@@ -61,6 +64,21 @@ def read_dataset(
         keeps_messages=keeps_messages,
         recorded=recorded_settings(scenario),
     )
+    _check_choices(scenario, dataset)
+    return dataset
+
+
+def _check_choices(scenario: Scenario, dataset: Dataset) -> None:
+    """Each row that names the function of its episode names one that there is. (Of streamed rows each is checked when
+    it is played.)"""
+    if scenario.episode.kind != "function" or scenario.episode.function_key is None:
+        return
+    specs = specs_of(scenario.episode)
+    for row in range(dataset.num_rows):
+        try:
+            chosen(specs, dataset.prompt(row, 0))
+        except UnknownFunctionError as error:
+            raise DataError(f"{dataset.place_of(row)}: {error}") from None
 
 
 def row_notices(scenario: Scenario, model_folder: Path, rows: Rows) -> tuple[str, ...]:

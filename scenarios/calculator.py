@@ -6,7 +6,7 @@ from penstock.backends.episodes.tools.calculator import calculate
 
 
 async def episode(play: Play) -> End:
-    """``47*38=`` is answered with ``(47*38)``, which brings ``=1786;``, and then ``1786``; or with a guess."""
+    """``47*38=`` is answered with ``(47*38)``, which brings ``=1786;``, and then ``1786``; or not at all."""
     turn = await play.generate(stop=[")"])
     num_calls = 0
     while turn.ended_by == "stop_string":

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock.backends.data.options import DataOptions
     from penstock.backends.engines.options import SamplingOptions
     from penstock.backends.episodes.options import EpisodeOptions
@@ -24,8 +26,10 @@ def open_episodes(
     max_context: int,
     sampling: SamplingOptions,
     data: DataOptions,
+    evaluated: Sequence[str | None] = (),
 ) -> Backend[EngineCommand]:
-    """The engine itself where each sample is one generation, otherwise the engine behind its episodes."""
+    """The engine itself where each sample is one generation, otherwise the engine behind its episodes. ``evaluated``:
+    what plays each dataset of the evaluation."""
     if options.kind == "single":
         return inner
     from penstock.backends.episodes.backend import EpisodeBackend
@@ -39,6 +43,7 @@ def open_episodes(
             max_context=max_context,
             max_response_tokens=sampling.max_response_tokens,
             uses_chat=data.chat_template,
+            evaluated=evaluated,
         )
         return EpisodeBackend(inner, driver)
     from penstock.backends.episodes.gateway import GatewayEpisodes, GatewaySettings

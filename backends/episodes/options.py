@@ -9,6 +9,15 @@ from msgspec import Meta
 from penstock.messages.base import Options
 
 
+class NamedEpisodeOptions(Options, frozen=True, kw_only=True):
+    """A function that rows can name."""
+
+    name: Annotated[str, Meta(min_length=1)]
+    """As it stands in the rows."""
+    generate: str
+    """As ``episode.generate``."""
+
+
 class EpisodeOptions(Options, frozen=True, kw_only=True):
     """What becomes of an issued sample: one generation, or a conversation with a function or an agent of yours."""
 
@@ -18,6 +27,11 @@ class EpisodeOptions(Options, frozen=True, kw_only=True):
     generate: str | None = None
     """With ``function``: ``file.py:function``, see docs/episodes.md; or ``multi_turn``, a ready one that gives the
     model ``tools`` or an ``environment``."""
+    function_key: str | None = None
+    """A column (of data.metadata_keys) that names the function of each row among ``functions``; rows without it take
+    ``generate``."""
+    functions: tuple[NamedEpisodeOptions, ...] = ()
+    """The functions that rows can name."""
     tools: tuple[str, ...] = ()
     """What the model can call with ``multi_turn``: ``file.py:Tool`` each, or the name of a ready one."""
     environment: str | None = None

@@ -8,6 +8,7 @@ from penstock.backends.episodes.functions.opening import specs_of
 from penstock.backends.episodes.functions.trial import check_loads
 from penstock.backends.user_code import UserCodeError
 from penstock.runtime.errors import PreflightError
+from penstock.runtime.scenario.evaluation_rules import sets_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,6 +21,8 @@ def episode_functions(scenario: Scenario) -> Iterator[tuple[str, str]]:
     episode = scenario.episode
     if episode.generate is not None:
         yield "episode.generate", episode.generate
+    for place, named in enumerate(episode.functions):
+        yield f"episode.functions[{place}].generate", named.generate
     if episode.environment is not None:
         yield "episode.environment", episode.environment
     for place, tool in enumerate(episode.tools):
@@ -33,6 +36,6 @@ def check_episode(scenario: Scenario) -> None:
         PreflightError: they cannot be.
     """
     try:
-        check_loads(specs_of(scenario.episode))
+        check_loads(specs_of(scenario.episode, [each.generate for each in sets_of(scenario)]))
     except UserCodeError as error:
         raise PreflightError(f"episode.generate: {error}") from None

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock.backends.engines.options import kinds
 from penstock.backends.episodes.functions.loading import MULTI_TURN
 from penstock.messages.training import UpdateMode
+from penstock.runtime.scenario.evaluation_rules import sets_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from penstock.runtime.scenario.source import KeyPath
     from penstock.runtime.scenario.structure import Scenario
+
+
+OF_FUNCTIONS: Final = ("generate", "functions", "function_key", "tools", "environment")
 
 
 def episode_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
@@ -55,7 +59,16 @@ def episode_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
 def _function_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
     episode = s.episode
     if episode.kind != "function":
-        unused = [name for name in ("generate", "tools", "environment") if getattr(episode, name)]
+        for each in sets_of(s):
+            if each.generate is not None:
+                yield (
+                    ("episode", "kind"),
+                    f"is {episode.kind}, and the evaluation {each.name!r} has its answers played by a function; set it "
+                    "to function, or remove the generate of the evaluation",
+                )
+        unused = [
+            name for name in ("generate", "functions", "function_key", "tools", "environment") if getattr(episode, name)
+        ]
         for name in unused:
             yield ("episode", name), f"is of episode.kind: function, and the kind is {episode.kind}; set it to function"
         return
@@ -70,9 +83,28 @@ def _function_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
         yield ("episode", "generate"), f"{episode.generate!r} is neither file.py:function nor {MULTI_TURN}"
     if is_ready and not episode.tools and episode.environment is None:
         yield ("episode", "tools"), "multi_turn needs tools or an environment; without either use episode.kind: single"
+    yield from _choice_rules(s)
     if episode.tool_timeout_s >= episode.idle_timeout_s:
         yield (
             ("episode", "tool_timeout_s"),
             f"a tool may take {episode.tool_timeout_s:g} s, and an episode that asks the model for nothing for "
             f"{episode.idle_timeout_s:g} s (episode.idle_timeout_s) is given up; lower the one or raise the other",
+        )
+    if is_ready and episode.tools and not s.data.chat_template:
+        yield ("data", "chat_template"), "multi_turn tells the model of its tools in the chat template; set it to true"
+
+
+def _choice_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
+    episode = s.episode
+    names = [named.name for named in episode.functions]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        yield ("episode", "functions"), f"two functions have the name {twice!r}"
+    if bool(names) != (episode.function_key is not None):
+        key, other = ("function_key", "functions") if names else ("functions", "function_key")
+        yield ("episode", key), f"belongs to episode.{other}; give both or neither"
+    elif episode.function_key is not None and episode.function_key not in s.data.metadata_keys:
+        yield (
+            ("episode", "function_key"),
+            f"{episode.function_key!r} is not among data.metadata_keys, so no episode gets to see that column; add it",
         )

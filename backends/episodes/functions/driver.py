@@ -29,6 +29,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.backends.data.tokenizer import TextTokenizer
+from penstock.backends.episodes.functions.choice import UnknownFunctionError, chosen
 from penstock.backends.episodes.functions.process import PlayerProcess
 from penstock.backends.episodes.functions.wire import (
     Begin,
@@ -235,8 +236,14 @@ class FunctionEpisodes:
     def _begin_waiting(self, process: PlayerProcess) -> None:
         while self._waiting and process.is_loaded:
             episode, number = self._waiting.popleft(), next(self._ids)
-            self._playing[number] = _Playing(episode, time.monotonic())
-            process.send(_begin(number, episode))
+            self._playing[number] = playing = _Playing(episode, time.monotonic())
+            try:
+                function = chosen(self._setup.specs, episode.issued.prompt)
+            except UnknownFunctionError as error:
+                del self._playing[number]
+                self._end(playing, InfraError(detail=str(error)))
+                continue
+            process.send(_begin(number, episode, function))
 
     def _patience_s(self, process: PlayerProcess) -> float | None:
         if not process.is_loaded:
@@ -394,13 +401,13 @@ class FunctionEpisodes:
                 self._end(playing, InfraError(detail=f"the process that plays episodes {why or how}"))
 
 
-def _begin(number: int, episode: Episode) -> Begin:
+def _begin(number: int, episode: Episode, function: str) -> Begin:
     issued = episode.issued
     prompt, prefix = issued.prompt, issued.prefix
     point = None if prefix is None or not prefix.num_tokens else prefix.save_point
     return Begin(
         id=number,
-        function="",
+        function=function,
         prompt=prompt.text,
         num_prompt_tokens=prompt.num_tokens,
         messages=prompt.messages,

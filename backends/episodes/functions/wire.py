@@ -12,6 +12,9 @@ import msgspec
 from penstock.backends.episodes.playing import Answer, PlayRules, TurnAsked
 from penstock.backends.rewards.wire import LENGTH_BYTES
 
+EVALUATION: Final = "evaluation/"
+"""With the number of a dataset of the evaluation: the name of its function."""
+
 
 class NamedFunction(msgspec.Struct, frozen=True, array_like=True):
     """A function that plays."""
@@ -26,6 +29,8 @@ class FunctionSpecs(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be loaded."""
 
     functions: tuple[NamedFunction, ...]
+    function_key: str = ""
+    """Of a row's metadata: which of them plays; empty: rows name none."""
     tools: tuple[str, ...] = ()
     environment: str = ""
 

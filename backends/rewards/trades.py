@@ -108,4 +108,4 @@ class FilterTrade:
         assert isinstance(answer, CallFailed)
         # Causes are counted in the ledger, so the text of the error cannot be one.
         _LOG.warning("group %d is turned away because the filter failed on it: %s", group_id, answer.reason)
-        return GroupJudged(group_id=group_id, keep=False, cause=FILTER_ERROR)
+        return GroupJudged(group_id=group_id, keep=False, cause=FILTER_ERROR, is_failure=True)

@@ -1,0 +1,115 @@
+"""Scenarios that say how prompts are drawn and what is trained: what is refused, and with which words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from penstock.runtime.errors import PreflightError, ScenarioError
+from penstock.runtime.plan import RunPlan
+from penstock.runtime.scenario import Scenario, load_scenario
+from penstock.runtime.scenario.preflight import check_user_code
+from penstock.runtime.wiring import build_machine
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MINIMAL = """\
+run:
+  name: example
+data:
+  path: lines:100
+model:
+  make: xs
+"""
+MINE = "def sift(reward):\n    return True\n\ndef look(group):\n    pass\n\ndef prefer(prompt):\n    return 1\n"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "mine.py").write_text(MINE)
+    path = tmp_path / "example.yaml"
+    path.write_text(MINIMAL)
+    return path
+
+
+def everything(file: Path, *more: str) -> Scenario:
+    folder = file.parent
+    return load_scenario(
+        file,
+        (
+            f"filter.sample_function={folder}/mine.py:sift",
+            "filter.drop_samples=after_statistics",
+            f"filter.all_samples_hook={folder}/mine.py:look",
+            "filter.keep_when_insufficient=3",
+            f"prompt_source.priority={folder}/mine.py:prefer",
+            "prompt_source.replay={fraction: 0.2, below_reward: 0.3}",
+            "staleness.mask_old_tokens=true",
+            *more,
+        ),
+    )
+
+
+def test_a_scenario_may_have_all_of_it_and_every_actor_is_told(file: Path) -> None:
+    scenario = everything(file)
+    check_user_code(scenario)
+    plan = RunPlan(scenario=scenario, run_id="x", run_folder="", model_folder="", num_rows=100)
+    told = build_machine("filter", plan).settings  # type: ignore[attr-defined]
+    assert (told.has_sample_function, told.drop_samples, told.has_hook, told.offers_rejected) == (
+        True,
+        "after_statistics",
+        True,
+        True,
+    )
+    assert told.judge_timeout_s > 60 + 5 * scenario.sampling.samples_per_group - 1
+    buffer = build_machine("buffer", plan).settings  # type: ignore[attr-defined]
+    assert (buffer.keep_after_batches, buffer.mask_old_tokens, buffer.chooses_rows) == (3, True, True)
+    assert build_machine("prompt_source", plan).settings.chooses_rows  # type: ignore[attr-defined]
+
+
+def test_without_any_of_it_nothing_is_different(file: Path) -> None:
+    plan = RunPlan(scenario=load_scenario(file), run_id="x", run_folder="", model_folder="", num_rows=100)
+    told = build_machine("filter", plan).settings  # type: ignore[attr-defined]
+    assert [told.has_sample_function, told.has_hook, told.offers_rejected] == [False] * 3
+    buffer = build_machine("buffer", plan).settings  # type: ignore[attr-defined]
+    assert (buffer.keep_after_batches, buffer.mask_old_tokens, buffer.chooses_rows) == (None, False, False)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (("filter.sample_function=sift",), "filter.sample_function: must be file.py:function; found 'sift'"),
+        (("filter.all_samples_hook=look",), "filter.all_samples_hook: must be file.py:function; found 'look'"),
+        (("prompt_source.priority=easy",), "prompt_source.priority: must be file.py:function; found 'easy'"),
+        (("filter.drop_samples=after_statistics",), "has no effect without filter.sample_function"),
+        (("filter.keep_when_insufficient=20",), "staleness.max_rejected_batches = 20; set it lower"),
+        (("filter.keep_when_insufficient=0",), "filter.keep_when_insufficient"),
+        (("prompt_source.replay={fraction: 1.5, below_reward: 0}",), "fraction"),
+        (("prompt_source.replay={fraction: 0.5}",), "below_reward"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_key(file: Path, overrides: tuple[str, ...], words: str) -> None:
+    with pytest.raises(ScenarioError) as caught:
+        load_scenario(file, overrides)
+    assert words in str(caught.value)
+
+
+def test_nothing_counts_in_a_mean_that_is_not_taken(file: Path) -> None:
+    with pytest.raises(ScenarioError, match="takes no mean over a group"):
+        everything(file, "learner.objective=reinforce_plus_plus")
+
+
+def test_a_curriculum_and_a_stream_or_weights_exclude_each_other(file: Path) -> None:
+    (file.parent / "rows.jsonl").write_text('{"prompt": "a", "label": "b"}\n')
+    with pytest.raises(ScenarioError, match="every candidate would have to be read"):
+        everything(file, f"data.path={file.parent}/rows.jsonl", "data.stream=true")
+    sources = f"data.sources=[{{path: {file.parent}/rows.jsonl, weight: 2}}, {{path: 'lines:5', weight: 1}}]"
+    with pytest.raises(ScenarioError, match=r"the weights of data\.sources would mean nothing"):
+        everything(file, "data.path=null", sources)
+
+
+def test_a_function_that_is_not_there_is_told_before_the_run(file: Path) -> None:
+    scenario = load_scenario(file, (f"filter.all_samples_hook={file.parent}/mine.py:lok",))
+    with pytest.raises(PreflightError, match=r"filter\.all_samples_hook.*lok"):
+        check_user_code(scenario)

@@ -13,7 +13,7 @@ from penstock.runtime.cli.dry_run import machine_text, show_plan
 from penstock.runtime.scenario import load_scenario
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
-SHIPPED = sorted(SCENARIOS.glob("*.yaml"))
+SHIPPED = sorted((*SCENARIOS.glob("*.yaml"), *SCENARIOS.glob("examples/vlm*.yaml")))
 
 
 def machine(name: str, *overrides: str) -> dict[str, str]:

@@ -20,7 +20,7 @@ from penstock.messages import inboxes
 from penstock.messages.base import Delivery, Event
 from penstock.messages.flow import GroupRejected, RefillAsked, SampleGenerated
 from penstock.messages.membership import LeasesAsked
-from penstock.messages.samples import ExpertChoices, Part, Prompt, SampleKey, VersionSpan
+from penstock.messages.samples import ExpertChoices, Media, Part, Prompt, SampleKey, VersionSpan
 from penstock.messages.training import StopAsked
 from penstock.messages.wire import (
     Envelope,
@@ -58,7 +58,8 @@ PART = Part(
     context_tokens=b"\7\0\0\0",
     experts=ExpertChoices(1, 2, 1, b"\0\3\2\1"),
 )
-PROMPT = Prompt(row=5, epoch=1, tokens=b"\1\0\0\0", text="two + two", label="4", metadata=b"{}")
+MEDIA = (Media("image", "https://example.org/a.png"),)
+PROMPT = Prompt(row=5, epoch=1, tokens=b"\1\0\0\0", text="two + two", label="4", metadata=b"{}", media=MEDIA)
 HEADER = Header("engine/0", 2, 17, 23, 11, bytes(range(24)))
 
 

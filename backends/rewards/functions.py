@@ -195,9 +195,7 @@ def judged(call_id: int, elapsed_s: float, returned: object, key: str | None = N
     total = next((name for name in wanted if name in parts), None)
     if total is None:
         names = " or ".join(repr(name) for name in wanted)
-        raise NoRewardError(
-            f"the reward function returned a dict without {names}; its keys are {_short(list(parts))}"
-        )
+        raise NoRewardError(f"the reward function returned a dict without {names}; its keys are {_short(list(parts))}")
     components = tuple(
         (str(name), _number(value, f"component {name!r} of the reward is"))
         for name, value in parts.items()

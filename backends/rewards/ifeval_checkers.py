@@ -146,4 +146,6 @@ CHECKERS: Final[Mapping[str, Callable[[str, Given], bool]]] = {
 
 def unknown_instruction(name: str) -> NoRewardError:
     """There is no checker of this name."""
-    return NoRewardError(f"there is no checker for the instruction {name[:80]!r}; docs/rewards.md lists those there are")
+    return NoRewardError(
+        f"there is no checker for the instruction {name[:80]!r}; docs/rewards.md lists those there are"
+    )

@@ -69,9 +69,7 @@ class Given:
 
     def _lacks(self, name: str, expected: str, found: object) -> NoRewardError:
         what = "nothing" if found is None else repr(found)[:60]
-        return NoRewardError(
-            f"the row's kwargs of {self._instruction} have {what} as {name!r}; expected {expected}"
-        )
+        return NoRewardError(f"the row's kwargs of {self._instruction} have {what} as {name!r}; expected {expected}")
 
 
 def words(text: str) -> list[str]:

@@ -176,7 +176,9 @@ class VerdictParser:
         if self._score is None:
             words: list[str] = self._words.findall(said)
             if not words:
-                raise NoRewardError(f"reward.judge: no verdict ({', '.join(self._worth)}) in the judge's answer {shown}")
+                raise NoRewardError(
+                    f"reward.judge: no verdict ({', '.join(self._worth)}) in the judge's answer {shown}"
+                )
             return self._worth[words[-1].casefold()]
         found: list[str] = self._score.findall(said)
         if not found:

@@ -27,15 +27,18 @@ SOLUTION_MARK: Final = "####"
 """GSM8K's labels are whole solutions with the answer after this mark."""
 NUM_CACHED_LABELS: Final = 4096
 
-MAX_ANSWER_CHARACTERS: Final = 1000
-MAX_TAIL_CHARACTERS: Final = 20_000
+MAX_ANSWER_CHARACTERS: Final = 300
+"""The longest answer of MATH has 159."""
+MAX_TAIL_CHARACTERS: Final = 600
 """Of a response without a box: its last formula or number stands at its end."""
-MAX_DEPTH: Final = 24
+MAX_DEPTH: Final = 12
 MAX_BOXES: Final = 32
 _HUGE: Final = re.compile(
-    r"\d{101}|\d{5}\s*\)?\s*!|!\s*!|\)\s*!|\}\s*!|[eE][+-]?\d{5}|\^\s*\{?\s*-?\d{5}|\*\*\s*\(?\s*-?\d{5}"
+    r"\d{101}|\d{5}\s*\)?\s*!|!\s*!|[)}]\s*!|[eE][+-]?\d{5}|(?:\^|\*\*)\s*[{(]?\s*-?\d{5}"
+    r"|[)}\]]\s*(?:\^|\*\*)\s*[{(]?\s*-?\d{2}|binom\s*\{?\s*\d{5}|\\int|(?:=[^=]{0,20}){9}"
 )
-"""Numbers that fill memory: many digits, factorials, large powers."""
+"""What fills memory or takes for ever: many digits, factorials, large powers, also of sums, integrals, chains of equal
+signs."""
 _TOWER: Final = re.compile(r"(?:\^|\*\*)[\s{(]*[\w.\\]{1,40}[\s})]*[\s{(]*(?:\^|\*\*)")
 """A power of a power."""
 

@@ -42,14 +42,10 @@ def sample_of(text: str, index: int = 0, *, group_id: int = 0, truncated: bool =
     ids = [PLACES[character] for character in text]
     n = len(ids)
     part = Part(tokens=pack_tokens(ids), logprobs=pack_floats([0.0] * n), spans=(VersionSpan(0, n),) if n else ())
-    return Sample(
-        key=SampleKey(group_id, index), parts=(part,), outcome=Truncated() if truncated else Completed()
-    )
+    return Sample(key=SampleKey(group_id, index), parts=(part,), outcome=Truncated() if truncated else Completed())
 
 
-def score_of(
-    text: str, index: int = 0, *, label: str = "", metadata: object = None, timeout_s: float = 30.0
-) -> Score:
+def score_of(text: str, index: int = 0, *, label: str = "", metadata: object = None, timeout_s: float = 30.0) -> Score:
     """A command that has this response scored."""
     return Score(sample=sample_of(text, index), prompt=prompt_of(label, metadata), timeout_s=timeout_s)
 

@@ -422,8 +422,6 @@ def test_all_instructions_of_a_row_have_to_be_followed() -> None:
     ],
 )
 @pytest.mark.parametrize("response", ["some text", ""])
-def test_a_row_that_cannot_be_checked_gives_no_reward(
-    metadata: dict[str, object], message: str, response: str
-) -> None:
+def test_a_row_that_cannot_be_checked_gives_no_reward(metadata: dict[str, object], message: str, response: str) -> None:
     with pytest.raises(NoRewardError, match=message):
         built_in("ifbench")(response=response, metadata=metadata)

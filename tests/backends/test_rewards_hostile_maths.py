@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 NUM_ANSWERS: Final = 1000
-TIMEOUT_S: Final = 1.0
-MAX_ENDED: Final = 30
+TIMEOUT_S: Final = 2.0
+MAX_ENDED: Final = 40
 """Answers that cost a process. A few get past every guard; were it most of them, each would cost its whole deadline."""
 
 
@@ -24,6 +24,11 @@ def _nested(rng: random.Random, head: str, tail: str, inside: str = "1") -> str:
     return head * depth + inside + tail * depth
 
 
+ENDLESS: Final = (
+    r"\boxed{(a+b+c+d+e+f+g+h)^9(i+j+k+l+m+n+o+p)^9}",
+    r"\boxed{\binom{9999}{3333}+\binom{9998}{x}}",
+)
+"""These get past every guard, and would be expanded for ever."""
 KINDS: Final[tuple[Callable[[random.Random], str], ...]] = (
     lambda rng: "^".join(["9"] * rng.randint(3, 40)),
     lambda rng: "**".join(["9"] * rng.randint(3, 40)),
@@ -43,7 +48,9 @@ KINDS: Final[tuple[Callable[[random.Random], str], ...]] = (
     lambda rng: _nested(rng, "", "}"),
     lambda rng: _nested(rng, r"\left(", r"\right)"),
     lambda rng: "1/" * rng.randint(10, 3000) + "0",
-    lambda rng: rng.choice(("1/0", r"\frac{1}{0}", r"\frac{0}{0}", "0^0", r"\log(0)", r"\tan(\frac{\pi}{2})", "0^{-1}")),
+    lambda rng: rng.choice(
+        ("1/0", r"\frac{1}{0}", r"\frac{0}{0}", "0^0", r"\log(0)", r"\tan(\frac{\pi}{2})", "0^{-1}")
+    ),
     lambda rng: "+".join(f"x^{{{rng.randint(1, 99)}}}" for _ in range(rng.randint(20, 500))),
     lambda rng: "(x+1)" * rng.randint(20, 400),
     lambda rng: f"(x+y+z)^{{{rng.choice((20, 200, 2000, 9999))}}}",
@@ -65,7 +72,9 @@ KINDS: Final[tuple[Callable[[random.Random], str], ...]] = (
     lambda rng: "-" * rng.randint(10, 3000) + "1",
     lambda rng: "|" * rng.randint(10, 1000) + "x" + "|" * rng.randint(10, 1000),
     lambda rng: r"\sin" * rng.randint(5, 300) + "x",
-    lambda rng: rng.choice(("__import__('os')._exit(1)", "exit()", r"\input{/etc/passwd}", "lambda: 1", "os.system('x')")),
+    lambda rng: rng.choice(
+        ("__import__('os')._exit(1)", "exit()", r"\input{/etc/passwd}", "lambda: 1", "os.system('x')")
+    ),
     lambda rng: r"\boxed{" * rng.randint(2, 300) + "1" + "}" * rng.randint(0, 300),
     lambda rng: "{1}}" * rng.randint(5, 300),
     lambda rng: r"\frac" * rng.randint(5, 500) + "1",
@@ -95,6 +104,8 @@ def test_a_thousand_hostile_answers_end_within_their_deadlines_and_leave_no_proc
     before = children()
     driver = RewardDriver(write_tokenizer(tmp_path), RewardOptions(function="math", num_workers=2))
     answers = hostile_answers(NUM_ANSWERS, seed=8)
+    for number, endless in enumerate(ENDLESS):
+        answers[400 + 100 * number] = endless
     labels = ("72", r"\frac{1}{2}", "x^2+1", "(1, 2)")
     commands = [
         score_of(answer, place, label=labels[place % 4], timeout_s=TIMEOUT_S) for place, answer in enumerate(answers)
@@ -103,9 +114,8 @@ def test_a_thousand_hostile_answers_end_within_their_deadlines_and_leave_no_proc
         judged = driver.judged(*commands, score_of(r"\boxed{72}", NUM_ANSWERS, label="72"))
         ended = [each for each in judged if each.reward is None]
         assert all("took longer than" in each.reason for each in ended), [each.reason for each in ended]
-        assert driver.gauge("reward/replaced_processes") == len(ended) <= MAX_ENDED, [
-            answers[each.key.index][:80] for each in ended
-        ]
+        assert driver.gauge("reward/replaced_processes") == len(ended), [each.reason for each in ended]
+        assert len(ENDLESS) <= len(ended) <= MAX_ENDED, [answers[each.key.index][:80] for each in ended]
         assert {each.reward.value for each in judged if each.reward} <= {0.0, 1.0}
         assert judged[-1].reward is not None
         assert judged[-1].reward.value == 1.0

@@ -265,9 +265,7 @@ def test_who_cannot_wait_for_an_open_breaker_is_told_at_once(
     assert all("has failed 2 times in a row and is left alone" in str(value) for value in values[2:])
 
 
-def test_samples_travel_in_batches_and_each_gets_its_own(
-    service: Service, driver: Callable[..., RewardDriver]
-) -> None:
+def test_samples_travel_in_batches_and_each_gets_its_own(service: Service, driver: Callable[..., RewardDriver]) -> None:
     rewards = driver(remote(service, batch_size=4, batch_wait_s=0.05, max_concurrent=2))
     values = rewards.values(*(score_of("x" * index, index) for index in range(10)))
     assert values == [float(index) for index in range(10)]

@@ -1,0 +1,198 @@
+"""How the parts of a ``reward:`` block have to fit each other, and the others of the scenario."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from msgspec.structs import replace
+
+from penstock.backends.engines.options import kinds
+from penstock.backends.rewards.builtin import BUILT_IN
+from penstock.backends.rewards.functions import NAMES, REWARD
+from penstock.backends.rewards.functions_asked import CHOSEN, JUDGE, LENGTH_PENALTY, REMOTE, asked_functions
+from penstock.runtime.scenario.paths import is_user_code
+from penstock.runtime.scenario.reward_names import reward_problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from penstock.backends.rewards.options import (
+        ComponentOptions,
+        FunctionOptions,
+        NamedFunctionOptions,
+        RewardOptions,
+    )
+    from penstock.backends.rewards.service_options import JudgeOptions, RemoteOptions
+    from penstock.runtime.scenario.source import KeyPath
+    from penstock.runtime.scenario.structure import Scenario
+
+BLOCK: Final[KeyPath] = ("reward",)
+SINGLE: Final = frozenset(BUILT_IN) - {REMOTE}
+"""These see one sample."""
+
+Broken = tuple["KeyPath", str]
+
+
+def reward_rules(s: Scenario) -> Iterator[Broken]:
+    """The key to change, and what is wrong with it."""
+    reward = s.reward
+    yield from _names(reward)
+    if next(_names(reward), None) is not None:
+        return
+    yield from _choice(reward, s.data.metadata_keys)
+    for path, function in _places(reward):
+        yield from _function(s, path, function, reward)
+
+
+def _places(reward: RewardOptions) -> Iterator[tuple[KeyPath, FunctionOptions]]:
+    """Every function that the block names, with its place; each filled in."""
+    alone = asked_functions(_without_choice(reward)).usual
+    is_used = not reward.components or any(each.function == CHOSEN for each in reward.components)
+    if is_used:
+        yield BLOCK, alone[0].function
+    for key, items in (("components", reward.components), ("functions", reward.functions)):
+        for index, item in enumerate(items):
+            if item.function != CHOSEN:
+                filled = asked_functions(_with(reward, item)).usual[0].function
+                yield (*BLOCK, key, index), filled
+
+
+def _without_choice(reward: RewardOptions) -> RewardOptions:
+    return replace(reward, components=(), functions=(), function_key=None)
+
+
+def _with(reward: RewardOptions, item: ComponentOptions | NamedFunctionOptions) -> RewardOptions:
+    plain = _without_choice(reward)
+    return replace(
+        plain,
+        function=item.function,
+        key=item.key,
+        per_group=item.per_group,
+        length_penalty=item.length_penalty or plain.length_penalty,
+        remote=item.remote or plain.remote,
+        judge=item.judge or plain.judge,
+    )
+
+
+def _names(reward: RewardOptions) -> Iterator[Broken]:
+    if problem := reward_problem(reward.function):
+        yield (*BLOCK, "function"), problem
+    lists: tuple[tuple[str, Sequence[ComponentOptions | NamedFunctionOptions]], ...] = (
+        ("components", reward.components),
+        ("functions", reward.functions),
+    )
+    for key, items in lists:
+        names = [item.name for item in items]
+        for index, item in enumerate(items):
+            if item.name in names[:index]:
+                yield (*BLOCK, key, index, "name"), f"'{item.name}' is the name of an earlier one as well; choose another"
+            if item.function == CHOSEN and key == "components":
+                continue
+            if problem := reward_problem(item.function):
+                yield (*BLOCK, key, index, "function"), problem
+
+
+def _choice(reward: RewardOptions, metadata_keys: Sequence[str]) -> Iterator[Broken]:
+    chosen = any(each.function == CHOSEN for each in reward.components)
+    if reward.functions and reward.function_key is None:
+        yield (*BLOCK, "functions"), "nobody names one of them; say in reward.function_key which column of the rows does"
+    if reward.function_key is not None and not reward.functions:
+        yield (*BLOCK, "function_key"), "rows can name none; list the functions in reward.functions"
+    if reward.function_key is not None and metadata_keys and reward.function_key not in metadata_keys:
+        yield (
+            (*BLOCK, "function_key"),
+            f"'{reward.function_key}' is not among data.metadata_keys, so that rewards do not see it; add it there",
+        )
+    if reward.function_key is not None and not metadata_keys:
+        yield (
+            (*BLOCK, "function_key"),
+            f"rewards see the columns of data.metadata_keys, and there are none; add '{reward.function_key}' there",
+        )
+    if chosen and reward.function_key is None:
+        yield (*BLOCK, "components"), f"the function '{CHOSEN}' is what reward.function_key chooses; set that"
+    if reward.components and reward.function_key is not None and not chosen:
+        yield (
+            (*BLOCK, "function_key"),
+            f"has no effect beside reward.components; add a component with function: {CHOSEN}, or remove it",
+        )
+
+
+def _function(s: Scenario, path: KeyPath, function: FunctionOptions, reward: RewardOptions) -> Iterator[Broken]:
+    if function.per_group and not is_user_code(function.function) and function.function in SINGLE:
+        yield (*path, "per_group"), f"'{function.function}' sees one sample; set it to false, or remove it"
+    if function.function == LENGTH_PENALTY:
+        given = function.length_penalty
+        assert given is not None
+        given_max = (given.max_tokens if _says_max(path, reward) else None) or s.sampling.max_response_tokens
+        if given.cache_tokens is not None and given.cache_tokens > given_max:
+            yield (
+                (*path, "length_penalty", "cache_tokens"),
+                f"{given.cache_tokens} are more than the {given_max} of max_tokens; lower it",
+            )
+    if function.remote is not None:
+        yield from _remote((*path, "remote"), function.remote, is_group=bool(function.per_group))
+    if function.judge is not None:
+        yield from _judge(s, (*path, "judge"), function.judge)
+
+
+def _says_max(path: KeyPath, reward: RewardOptions) -> bool:
+    if len(path) > 1:
+        items = reward.components if path[1] == "components" else reward.functions
+        own = items[int(path[2])].length_penalty
+        if own is not None:
+            return own.max_tokens is not None
+    return reward.length_penalty.max_tokens is not None
+
+
+def _remote(path: KeyPath, remote: RemoteOptions, *, is_group: bool) -> Iterator[Broken]:
+    if not remote.url:
+        yield (*path, "url"), f"the reward '{REMOTE}' needs the address that samples are posted to"
+    elif not remote.url.startswith(("http://", "https://")):
+        yield (*path, "url"), f"must begin with http:// or https://; found '{remote.url}'"
+    if unknown := [name for name in remote.fields if name not in NAMES[REWARD]]:
+        yield (*path, "fields"), f"there is no '{unknown[0]}' of a sample; there are {', '.join(NAMES[REWARD])}"
+    if is_group and remote.batch_size > 1:
+        yield (*path, "batch_size"), "with per_group a request is one group; set it to 1"
+
+
+def _judge(s: Scenario, path: KeyPath, judge: JudgeOptions) -> Iterator[Broken]:
+    if (judge.url is None) == (judge.engine is None):
+        yield path, f"the reward '{JUDGE}' needs exactly one of url and engine"
+    if judge.url is not None and not judge.url.startswith(("http://", "https://")):
+        yield (*path, "url"), f"must begin with http:// or https://; found '{judge.url}'"
+    if judge.score is not None and judge.verdicts is not None:
+        yield (*path, "verdicts"), "a verdict is read by score or by verdicts; remove one"
+    if judge.verdicts is not None and not judge.verdicts:
+        yield (*path, "verdicts"), "names no word; give some, as in {yes: 1, no: 0}"
+    if judge.score is not None and (problem := _pattern_problem(judge.score)):
+        yield (*path, "score"), problem
+    if judge.lowest >= judge.highest:
+        yield (*path, "highest"), f"must be more than lowest, {judge.lowest:g}; found {judge.highest:g}"
+    yield from _judging_engine(s, (*path, "engine"), judge)
+
+
+def _judging_engine(s: Scenario, path: KeyPath, judge: JudgeOptions) -> Iterator[Broken]:
+    if judge.engine == "self":
+        if kinds(s.engines) - {"recorded"} != {"sglang"}:
+            yield (
+                path,
+                "engines of the backend sglang have an endpoint that a judge can be asked at, and those of this scenario "
+                "are others; set engines.backend: sglang, or give the url of another server",
+            )
+        elif s.engines.placement == "colocate":
+            yield (
+                path,
+                "colocated engines sleep while the learner trains, and a judge has to answer then as well; place them "
+                "apart, or give the url of another server",
+            )
+    if judge.engine == "teacher" and (s.teacher is None or s.teacher.backend != "sglang"):
+        yield path, "there is no teacher on an SGLang server; add the block teacher with backend: sglang, or give a url"
+
+
+def _pattern_problem(text: str) -> str | None:
+    try:
+        groups = re.compile(text).groups
+    except re.error as error:
+        return f"'{text}' is no regular expression: {error}"
+    return None if groups == 1 else f"must have one group, the number; found {groups}"

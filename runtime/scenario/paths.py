@@ -54,16 +54,22 @@ EVALUATION_FUNCTIONS: tuple[KeyPath, ...] = tuple(
     for key in (("reward", "function"), ("generate",))
 )
 
+REWARD_FUNCTIONS: tuple[KeyPath, ...] = tuple(("reward", key, EACH, "function") for key in ("components", "functions"))
+JUDGE_TEMPLATES: tuple[KeyPath, ...] = tuple(
+    (*block, "judge", "template") for block in (("reward",), *(path[:-1] for path in REWARD_FUNCTIONS))
+)
+
 DATA_KEYS = (DATA_PATH, WARM_START_PATH, RECORDED_PATH, TEACHER_WARM_START_PATH)
 EPISODE_FUNCTIONS: KeyPath = ("episode", "functions", EACH, "generate")
 EPISODE_KEYS = (EPISODE_GENERATE, EPISODE_FUNCTIONS, EPISODE_ENVIRONMENT, EPISODE_TOOLS)
 FUNCTION_KEYS = (
+    *REWARD_FUNCTIONS,
     *(REWARD_FUNCTION, FILTER_FUNCTION, STALENESS_POLICY, OBJECTIVE_NAME),
     *(FILTER_SAMPLE_FUNCTION, FILTER_HOOK, PRIORITY_FUNCTION),
     *(*EPISODE_KEYS, *HOOKS, *EVALUATION_FUNCTIONS),
 )
 ROW_KEYS = (*DATA_KEYS, SOURCE_PATH, EVALUATION_PATH)
-PATH_KEYS = (MODEL_PATH, MODEL_CONFIG, TEACHER_MODEL_PATH, RECORDED_RUN, *ROW_KEYS, *FUNCTION_KEYS)
+PATH_KEYS = (MODEL_PATH, MODEL_CONFIG, TEACHER_MODEL_PATH, RECORDED_RUN, *ROW_KEYS, *JUDGE_TEMPLATES, *FUNCTION_KEYS)
 
 MADE_DATA = ("lines:", "sums:", "reasoning_gym:")
 """Prefixes of datasets that are made, not read."""

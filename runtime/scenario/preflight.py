@@ -182,6 +182,8 @@ def check_user_code(scenario: Scenario) -> None:
     """Each ``file.py:name`` of the scenario names a file that can be parsed and defines that name."""
     for key, value in (
         ("reward.function", scenario.reward.function),
+        *(("reward.components", each.function) for each in scenario.reward.components),
+        *(("reward.functions", each.function) for each in scenario.reward.functions),
         ("filter.function", scenario.filter.function),
         ("staleness.policy", scenario.staleness.policy),
         ("learner.objective", scenario.learner.objective.name),

@@ -35,10 +35,10 @@ from penstock.runtime.scenario.hook_rules import hook_rules
 from penstock.runtime.scenario.lora_rules import lora_rules
 from penstock.runtime.scenario.megatron_rules import megatron_rules
 from penstock.runtime.scenario.part_rules import part_rules
-from penstock.runtime.scenario.paths import FILTER_FUNCTION, OBJECTIVE, REWARD_FUNCTION, is_user_code
+from penstock.runtime.scenario.paths import FILTER_FUNCTION, OBJECTIVE, is_user_code
 from penstock.runtime.scenario.rank_rules import rank_rules
 from penstock.runtime.scenario.recorded_rules import recorded_rules
-from penstock.runtime.scenario.reward_names import reward_problem
+from penstock.runtime.scenario.reward_rules import reward_rules
 from penstock.runtime.scenario.sampling_rules import sampling_rules
 from penstock.runtime.scenario.source import dotted
 from penstock.runtime.scenario.teacher_rules import teacher_rules
@@ -73,8 +73,7 @@ def _names(s: Scenario) -> Iterator[Broken]:
 
 
 def _functions(s: Scenario) -> Iterator[Broken]:
-    if problem := reward_problem(s.reward.function):
-        yield REWARD_FUNCTION, problem
+    yield from reward_rules(s)
     if s.filter.function is not None and not is_user_code(s.filter.function):
         yield FILTER_FUNCTION, f"must be file.py:function; found '{s.filter.function}'"
 

@@ -56,7 +56,12 @@ OBJECTIVES: Final = {
     "reinforce_plus_plus_baseline": "reinforce_plus_plus_baseline",
     "on_policy_distillation": "distill",
 }
-REWARDS: Final = ("math", "deepscaler", "dapo", "gpqa", "f1", "random", "boxed_gpqa", "boxed_f1")
+REWARDS: Final = {
+    **{name: name for name in ("math", "deepscaler", "dapo", "gpqa", "f1", "ifbench", "random")},
+    **{name: name for name in ("boxed_math", "boxed_gpqa", "boxed_f1", "boxed_ifbench")},
+    "remote_rm": "remote",
+}
+"""By slime's names."""
 
 
 class Left(NamedTuple):
@@ -235,8 +240,8 @@ class _Writer:
         kind = self._value("rm-type")
         if "custom-rm-path" in self._flags:
             pass
-        elif kind in REWARDS:
-            self._set("reward.function", kind)
+        elif kind is not None and kind in REWARDS:
+            self._set("reward.function", REWARDS[kind])
         elif kind is not None:
             self._leave(self._flags["rm-type"], f"there is no reward {kind!r}; name one, or write a function")
         if "group-rm" in self._flags and "custom-rm-path" not in self._flags:

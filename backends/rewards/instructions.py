@@ -12,7 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 
@@ -23,9 +23,12 @@ from penstock.backends.rewards.instruction_text import Given
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+NAMES: Final = "instruction_id_list"
+
 
 def ifbench_reward(response: str, metadata: Mapping[str, object]) -> dict[str, float]:
     """1 or 0, and beside it the share of instructions that are followed."""
+    metadata = _of_row(metadata)
     names = _names(metadata)
     arguments = _arguments(metadata, len(names))
     followed = [_follows(name, response, given) for name, given in zip(names, arguments, strict=True)]
@@ -43,8 +46,17 @@ def _follows(name: str, response: str, arguments: Mapping[str, object]) -> bool:
     return check(response, given)
 
 
+def _of_row(metadata: Mapping[str, object]) -> Mapping[str, object]:
+    """Where the names stand: in columns of their own, or in one column with an object."""
+    if NAMES not in metadata:
+        for value in map(_decoded, metadata.values()):
+            if isinstance(value, dict) and NAMES in value:
+                return cast("dict[str, object]", value)
+    return metadata
+
+
 def _names(metadata: Mapping[str, object]) -> Sequence[str]:
-    value = _decoded(metadata.get("instruction_id_list"))
+    value = _decoded(metadata.get(NAMES))
     items = cast("list[object]", value) if isinstance(value, list) else []
     names = [item.strip() for item in items if isinstance(item, str) and item.strip()]
     if not names or len(names) != len(items):

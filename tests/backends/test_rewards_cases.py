@@ -398,6 +398,7 @@ def test_all_instructions_of_a_row_have_to_be_followed() -> None:
     assert reward(response="all good", metadata=metadata) == {"reward": 1.0, "followed": 1.0}
     assert reward(response="Half good", metadata=metadata) == {"reward": 0.0, "followed": 0.5}
     assert reward(response="", metadata=metadata) == {"reward": 0.0, "followed": 0.0}
+    assert reward(response="all good", metadata={"metadata": metadata}) == {"reward": 1.0, "followed": 1.0}
     boxed = built_in("boxed_ifbench")
     assert boxed(response="Well, \\boxed{all good}", metadata=metadata) == {"reward": 1.0, "followed": 1.0}
 

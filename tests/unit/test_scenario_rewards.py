@@ -1,0 +1,77 @@
+"""What a ``reward:`` block is refused with: the key, what is wrong, and what to do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from penstock.runtime.errors import ScenarioError
+from penstock.runtime.scenario import load_scenario
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BASE = """
+run: {name: trial, num_steps: 4}
+model: {make: xs}
+learner: {groups_per_batch: 4}
+data: {path: "lines:100", metadata_keys: [kind]}
+reward: %s
+"""
+
+REFUSED = {
+    "{function: maths}": "no reward function is called 'maths'; did you mean 'math'?",
+    "{components: [{name: a, function: maths}]}": "no reward function is called 'maths'",
+    "{components: [{name: a, function: math}, {name: a, function: f1}]}": "'a' is the name of an earlier one",
+    "{components: [{name: a, function: chosen}]}": "is what reward.function_key chooses",
+    "{functions: [{name: a, function: math}]}": "say in reward.function_key",
+    "{function_key: kind}": "list the functions in reward.functions",
+    "{function_key: other, functions: [{name: a, function: math}]}": "'other' is not among data.metadata_keys",
+    "{function_key: kind, functions: [{name: a, function: math}], components: [{name: b, function: f1}]}":
+        "has no effect beside reward.components",
+    "{function: math, per_group: true}": "'math' sees one sample",
+    "{function: judge, per_group: true, judge: {url: 'http://x/v1'}}": "'judge' sees one sample",
+    "{function: length_penalty, length_penalty: {max_tokens: 10, cache_tokens: 20}}": "20 are more than the 10",
+    "{function: remote}": "needs the address that samples are posted to",
+    "{function: remote, remote: {url: 'x:80'}}": "must begin with http:// or https://",
+    "{function: remote, remote: {url: 'http://x', fields: [answer]}}": "there is no 'answer' of a sample",
+    "{function: remote, per_group: true, remote: {url: 'http://x', batch_size: 2}}": "with per_group a request is one group",
+    "{function: judge}": "needs exactly one of url and engine",
+    "{function: judge, judge: {url: 'http://x/v1', engine: self}}": "needs exactly one of url and engine",
+    "{function: judge, judge: {engine: self}}": "set engines.backend: sglang",
+    "{function: judge, judge: {engine: teacher}}": "there is no teacher on an SGLang server",
+    "{function: judge, judge: {url: 'http://x/v1', score: '('}}": "is no regular expression",
+    "{function: judge, judge: {url: 'http://x/v1', score: 'a'}}": "must have one group",
+    "{function: judge, judge: {url: 'http://x/v1', score: '(a)', verdicts: {a: 1}}}": "remove one",
+    "{function: judge, judge: {url: 'http://x/v1', verdicts: {}}}": "names no word",
+    "{function: judge, judge: {url: 'http://x/v1', lowest: 1}}": "must be more than lowest",
+    "{components: [{name: a, function: remote}]}": "needs the address that samples are posted to",
+    "{components: [{function: math}]}": "name",
+    "{judge: {api_key: x}}": "api_key",
+    "{remote: {batch_size: 0}}": "batch_size",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("reward", REFUSED)
+def test_a_block_that_cannot_work_is_refused_with_what_to_do(tmp_path: Path, reward: str) -> None:
+    file = tmp_path / "scenario.yaml"
+    file.write_text(BASE % reward)
+    with pytest.raises(ScenarioError) as caught:
+        load_scenario(file)
+    assert REFUSED[reward] in str(caught.value)
+    assert "reward" in str(caught.value)
+
+
+def test_files_of_components_are_looked_for_beside_the_scenario(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def score(response): return 1")
+    (tmp_path / "ask.txt").write_text("{{response}}")
+    file = tmp_path / "scenario.yaml"
+    file.write_text(
+        BASE % "{components: [{name: a, function: 'mine.py:score'}, "
+        "{name: b, function: judge, judge: {url: 'http://x/v1', template: ask.txt}}]}"
+    )
+    first, second = load_scenario(file).reward.components
+    assert first.function == f"{tmp_path / 'mine.py'}:score"
+    assert second.judge is not None
+    assert second.judge.template == str(tmp_path / "ask.txt")

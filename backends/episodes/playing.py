@@ -75,7 +75,7 @@ PROMPT: Final = -2
 class ModelLink(Protocol):
     """Who brings the function's requests to the engine."""
 
-    async def turn(self, request: TurnAsked) -> Answer:
+    async def turn(self, asked: TurnAsked) -> Answer:
         """The model's next turn."""
         ...
 

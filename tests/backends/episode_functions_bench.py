@@ -129,7 +129,7 @@ class FunctionBench:
         """A sample is asked for."""
         self._index += 1
         key = SampleKey(7, self._index)
-        self.issue_again(key, prompt, attempt=attempt, label=label, **metadata)
+        self.issue_again(key, prompt, attempt=attempt, label=label, prefix=None, **metadata)
         return key
 
     def issue_again(
@@ -162,7 +162,7 @@ class FunctionBench:
     def ended(self, key: SampleKey | None = None) -> GenerationEnded:
         """The next end, of this sample if one is named."""
         while True:
-            event = self.hear(GenerationEnded)
+            event: GenerationEnded = self.hear(GenerationEnded)
             if key is None or event.key == key:
                 return event
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,8 @@ from penstock.backends.episodes.interfaces import EpisodePolicyError, ToolError
 from penstock.backends.episodes.play import End, Play
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from penstock.backends.episodes.interfaces import JsonObject
 
 
@@ -41,8 +42,8 @@ async def returns(play: Play) -> object:
 
 async def raises(play: Play) -> object:
     await play.generate()
-    kind = {"tool": ToolError, "value": ValueError, "exit": sys.exit}[str(play.task.metadata["what"])]
-    raise kind("no such thing")
+    kinds: dict[str, type[BaseException]] = {"tool": ToolError, "value": ValueError, "exit": SystemExit}
+    raise kinds[str(play.task.metadata["what"])]("no such thing")
 
 
 async def policy_error(play: Play) -> object:
@@ -135,7 +136,7 @@ def feedback(response: str, label: str, turn: int) -> str | float:
     return f" {label} " if turn < 3 else float(response == "yes")
 
 
-FUNCTIONS = {function.__name__: function for function in (
+FUNCTIONS: dict[str, Callable[[Play], Awaitable[object]]] = {function.__name__: function for function in (
     two_turns, nothing, returns, raises, policy_error, many_turns, hangs_in_a_tool, is_silent, blocks, exits,
     is_killed, never_ends, leaves_a_turn, agents, too_many_agents, foreign_ids, saves,
 )}  # fmt: skip

@@ -11,7 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, Literal, cast, get_args
 
 from penstock.backends.episodes.functions.wire import Ended
 from penstock.backends.episodes.interfaces import EpisodeInfraError, EpisodePolicyError, ToolError
@@ -22,6 +22,8 @@ from penstock.backends.user_code import described
 if TYPE_CHECKING:
     from pathlib import Path
 
+OutcomeName = Literal["completed", "truncated", "policy_error"]
+OUTCOMES: Final = frozenset(get_args(OutcomeName))
 MAX_DETAIL_CHARACTERS: Final = 500
 
 
@@ -31,14 +33,14 @@ def end_of(episode: int, returned: object, *, is_cut_off: bool) -> Ended:
     Raises:
         NoRewardError: it is none.
     """
-    natural = "truncated" if is_cut_off else "completed"
+    natural: OutcomeName = "truncated" if is_cut_off else "completed"
     if returned is None:
         return Ended(episode, natural)
     if not isinstance(returned, End):
         found = judged(0, 0.0, returned)
         return Ended(episode, natural, reward=found.value, components=found.components)
-    outcome = returned.outcome or natural
-    if outcome not in ("completed", "truncated", "policy_error"):
+    outcome: OutcomeName = returned.outcome or natural
+    if outcome not in OUTCOMES:
         raise NoRewardError(f"End.outcome is {outcome!r}; expected completed, truncated or policy_error")
     if returned.reward is None:
         if returned.components:

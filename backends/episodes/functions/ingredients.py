@@ -50,14 +50,15 @@ def load_environment(spec: str) -> Callable[[], Environment]:
 
 
 def _tool(spec: str) -> Tool:
+    # pyright takes the constants of a class for no attributes of its objects: hence the casts.
     if spec == CALCULATOR:
         from penstock.backends.episodes.tools import Calculator
 
-        return Calculator()
+        return cast("Tool", Calculator())
     if spec == PYTHON:
         from penstock.backends.episodes.tools import PythonTool
 
-        return PythonTool()
+        return cast("Tool", PythonTool())
     if ":" not in spec:
         raise UserCodeError(f"episode.tools: {spec!r} is neither file.py:Tool nor one of {', '.join(READY_TOOLS)}")
     found = load_object(spec)

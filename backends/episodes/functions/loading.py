@@ -61,7 +61,7 @@ def load_function(spec: str, specs: FunctionSpecs) -> PlayFunction:
         found = cast("Callable[[], object]", found)()
     if not callable(found):
         raise UserCodeError(f"{path}: {name!r} is {type(found).__name__}, which cannot be called")
-    function = cast("Callable[..., object]", found)
+    function: Callable[..., object] = found
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
     parameters = inspect.signature(function).parameters
     if "response" in parameters:

@@ -39,6 +39,8 @@ MALFORMED: Final = (
     'error: this is no call of a tool; one is <tool_call>{"name": …, "arguments": {…}}</tool_call>, with valid JSON'
 )
 
+TRUNCATED: Final = "truncated"
+
 
 class State(msgspec.Struct):
     """Of an episode after a complete turn."""
@@ -88,19 +90,18 @@ class _Game:
                     return self._end()
                 await self._react(turn)
         except EpisodeLimitError:
-            return self._end("truncated")
+            return self._end(is_cut_off=True)
         except EpisodePolicyError as error:
             if error.reward is None and self._state.reward is not None:
                 raise EpisodePolicyError(str(error), reward=self._state.reward) from None
             raise
         return self._end()
 
-    def _end(self, outcome: str | None = None) -> object:
-        state = self._state
+    def _end(self, *, is_cut_off: bool = False) -> object:
+        state, outcome = self._state, TRUNCATED if is_cut_off else None
         if state.reward is None:
-            return End(outcome="truncated") if outcome else None
-        cut = "truncated" if outcome else None
-        return End(reward=state.reward, components=state.components, outcome=cut)
+            return End(outcome=outcome)
+        return End(reward=state.reward, components=state.components, outcome=outcome)
 
     async def _begin(self) -> None:
         world, play = self._world, self._play
@@ -138,7 +139,7 @@ class _Game:
                 result = await self._play.call(tool.call(call.arguments), name=f"tool {call.name}")
             except ToolError as error:
                 result = f"error: {error}"
-        if not isinstance(result, str):
+        if not isinstance(cast("object", result), str):
             raise EpisodeInfraError(f"tool {call.name} returned {type(result).__name__}; expected text")
         return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": result}
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import random
 from typing import Final, NamedTuple
 
-SHARE_THAT_ASKS: Final = 0.3
+SHARE_THAT_ASKS: Final = 0.35
 GIVEN_UP: Final = "?"
 LOW: Final = 10
 HIGH: Final = 99

@@ -118,13 +118,11 @@ def check_filter(checks: Checks) -> None:
 def check_all_samples_hook(checks: Checks) -> None:
     """Of a hook that is shown every group: once admitted, once turned away."""
     for verdict in (Verdict(kept=True, cause=""), Verdict(kept=False, cause="zero_spread")):
-        _check_groups(
-            checks,
-            HOOK,
-            lambda call, verdict=verdict: ShowCall(1, checks.timeout_s, call, verdict),
-            lambda returned: None,
-            suffix="" if verdict.kept else ", turned away",
-        )
+
+        def shown(call: FilterCall, verdict: Verdict = verdict) -> ShowCall:
+            return ShowCall(1, checks.timeout_s, call, verdict)
+
+        _check_groups(checks, HOOK, shown, lambda _: None, suffix="" if verdict.kept else ", turned away")
 
 
 def check_sample_filter(checks: Checks) -> None:

@@ -11,6 +11,7 @@ would have it end.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import tempfile
 from functools import cached_property, partial
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from penstock.backends.episodes.functions.loading import PlayFunction
     from penstock.backends.episodes.functions.wire import Ended
-    from penstock.backends.episodes.playing import TurnAsked
+    from penstock.backends.episodes.playing import EndedBy, TurnAsked
     from penstock.runtime.contracts.checks import Checks
 
 END_TOKEN: Final = "<|im_end|>"
@@ -90,7 +91,7 @@ def check_generate(checks: Checks) -> None:
             return
         for script in SCRIPTS:
             checks.run(script.name, partial(_check_played, found[0], script, _task(), words, checks.timeout_s))
-        bare = Task(**{**_fields(_task()), "label": "", "metadata": {}})
+        bare = dataclasses.replace(_task(), label="", metadata={})
         checks.run("a row without label", partial(_check_played, found[0], SCRIPTS[0], bare, words, checks.timeout_s))
 
 
@@ -133,10 +134,6 @@ def _task() -> Task:
         seed=1,
         is_evaluation=False,
     )
-
-
-def _fields(task: Task) -> dict[str, object]:
-    return {name: getattr(task, name) for name in task.__dataclass_fields__}
 
 
 class _Words:
@@ -185,7 +182,7 @@ class _Model:
         says = self._script.says[min(self.num_turns, len(self._script.says) - 1)]
         self.num_turns += 1
         ids = [*self._words.encoded(says), self._words.end_id]
-        ended_by = "end_token"
+        ended_by: EndedBy = "end_token"
         if self._script.is_cut or len(ids) > request.max_new_tokens:
             ids, ended_by = ids[: min(len(ids) - 1, request.max_new_tokens)], "length"
         await asyncio.sleep(0)  # an engine never answers in the same turn of the loop

@@ -74,7 +74,7 @@ def check_postprocess(checks: Checks) -> None:
         for group, samples, places in rewarded_groups(batch):
             given = GroupRewards(tuple(batch.rewards[places].tolist()), samples, group, VERSION)
             count = len(places)
-            _twice(hook, given, lambda returned, g=group, n=count: checked_rewards(hook, returned, n, g))
+            _twice(hook, given, partial(checked_rewards, hook, count=count, group=group))
 
     _each_case(checks, check)
 
@@ -184,7 +184,7 @@ def check_conversion(checks: Checks) -> None:
             sample, group = samples[sequence.sample]
             assert sample is not None, "a sample that was dropped has no sequence"
             given = ConversionInput(sequence, sequence.part, sample, group, VERSION)
-            _twice(hook, given, lambda returned, g=given: checked_sequence(hook, returned, g.sequence, g.sample))
+            _twice(hook, given, partial(checked_sequence, hook, given=sequence, sample=sample))
             left = checked_sequence(hook, hook(given), sequence, sample)
             num_left += 0 if left is None else len(left.trained)
         dropped = batch.num_trained_tokens - num_left

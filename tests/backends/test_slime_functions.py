@@ -183,8 +183,8 @@ def test_losses_under_a_reducer_and_importance_weights_are_the_same_before_and_a
     masked, _, _ = slimes("tis")(
         SimpleNamespace(tis_clip=2.0),
         pg_loss=per_token,
-        train_log_probs=trained.split(lengths),
-        rollout_log_probs=rolled.split(lengths),
+        train_log_probs=torch.split(trained, lengths),
+        rollout_log_probs=torch.split(rolled, lengths),
         loss_masks=None,
     )
     options = objective("grpo", old_logprobs="recompute", tis_clip=2.0)

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 class EvaluationRows(NamedTuple):
     """The prompts of one dataset."""
 
-    index: int
-    """Of the dataset in the scenario."""
+    place: int
+    """Of the dataset in the scenario, from 0."""
     each: EvaluationSet
     dataset: Dataset
 
@@ -47,7 +47,7 @@ class EvaluationRows(NamedTuple):
         """
         if not 0 <= row < self.num_prompts:
             raise IndexError(f"prompt {row} of {self.num_prompts} of the dataset {self.each.name}")
-        return replace(self.dataset.prompt(row, 0), dataset=self.index)
+        return replace(self.dataset.prompt(row, 0), dataset=self.place)
 
 
 def load_evaluation_rows(
@@ -72,11 +72,11 @@ def load_evaluation_rows(
     """
     return tuple(
         EvaluationRows(
-            index,
+            place,
             each,
             _load(each, tokenizer_folder, seed=seed, max_context=max_context, keeps_messages=keeps_messages),
         )
-        for index, each in enumerate(sets)
+        for place, each in enumerate(sets)
     )
 
 

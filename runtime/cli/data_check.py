@@ -27,7 +27,7 @@ from penstock.backends.data.streamed import StreamedRows
 from penstock.messages.arrays import tokens_view
 from penstock.runtime.errors import UserError
 from penstock.runtime.observability.texts import count_text
-from penstock.runtime.rows import read_dataset, row_notices
+from penstock.runtime.rows import read_dataset, read_evaluation, row_notices
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from penstock.backends.data.rows import Rows
+    from penstock.backends.evaluation.rows import EvaluationRows
     from penstock.messages.samples import Prompt
     from penstock.runtime.scenario import Scenario
 
@@ -75,6 +76,7 @@ def check_data(scenario: Scenario, console: Console, *, num_shown: int) -> int:
             with console.status("reading the rows …") as status:
                 rows = read_dataset(scenario, folder, tell=status.update)
                 notices = row_notices(scenario, folder, rows)
+                evaluated = read_evaluation(scenario, folder)
         except DataError as error:
             raise UserError(str(error)) from None
         console.print(_overview(scenario, rows, notices))
@@ -83,6 +85,11 @@ def check_data(scenario: Scenario, console: Console, *, num_shown: int) -> int:
         console.print(histogram(rows.lengths.tolist()))
         for row in _first_rows(rows, num_shown):
             console.print(_shown(rows.prompt(row, 0)))
+        if evaluated:
+            console.print(_evaluated(evaluated))
+        for each in evaluated:
+            for row in range(min(num_shown, 1, each.num_prompts)):
+                console.print(_shown(each.prompt(row), f"{each.each.name} · "))
         if isinstance(rows, StreamedRows):
             rows.close()
     return 0
@@ -132,6 +139,22 @@ def _overview(scenario: Scenario, rows: Rows, notices: Sequence[str]) -> Table:
     return table
 
 
+def _evaluated(datasets: Sequence[EvaluationRows]) -> Table:
+    """What is evaluated, and with which settings."""
+    table = Table("evaluation", "path", "prompts", "answers", "reward", "prompt tokens", box=box.SIMPLE, pad_edge=False)
+    for rows in datasets:
+        lengths = Lengths.of([rows.prompt(row).num_tokens for row in range(rows.num_prompts)])
+        table.add_row(
+            escape(rows.each.name),
+            escape(rows.each.data.path or ""),
+            count_text(rows.num_prompts),
+            count_text(rows.num_prompts * rows.each.samples_per_prompt),
+            escape(rows.each.reward.function),
+            f"{lengths.shortest} to {lengths.longest}, median {lengths.median:g}",
+        )
+    return table
+
+
 def _sources(scenario: Scenario, rows: Rows) -> Table:
     table = Table("source", "path", "rows", "share", box=box.SIMPLE, pad_edge=False)
     total = sum(source.share or source.num_rows for source in rows.sources)
@@ -149,7 +172,7 @@ def _first_rows(rows: Rows, number: int) -> Iterator[int]:
         start += source.num_rows
 
 
-def _shown(prompt: Prompt) -> Panel:
+def _shown(prompt: Prompt, where: str = "") -> Panel:
     text = prompt.text
     if len(text) > MAX_SHOWN_LENGTH:
         text = f"{text[:MAX_SHOWN_LENGTH]} … ({count_text(len(text) - MAX_SHOWN_LENGTH)} more characters)"
@@ -159,7 +182,7 @@ def _shown(prompt: Prompt) -> Panel:
     if prompt.metadata and prompt.metadata != b"{}":
         parts.append(f"[dim]metadata[/] {escape(prompt.metadata.decode()[:MAX_SHOWN_LENGTH])}")
     parts += [f"[dim]{each.kind}[/] {escape(each.reference[:MAX_REFERENCE_LENGTH])}" for each in prompt.media]
-    title = f"row {prompt.row} · {len(tokens_view(prompt.tokens))} tokens"
+    title = f"{where}row {prompt.row} · {len(tokens_view(prompt.tokens))} tokens"
     return Panel("\n".join(parts), title=title, title_align="left", border_style="dim")
 
 

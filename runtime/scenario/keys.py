@@ -49,8 +49,8 @@ def unknown_key(data: Plain, shape: shapes.Type | None = None, path: KeyPath = (
     """The first key of ``data`` that no struct has, and a sentence that names the nearest known one."""
     shape = shape_of(Scenario) if shape is None else shape
     if isinstance(shape, shapes.VarTupleType) and isinstance(data, list):
-        found = (unknown_key(item, shape.item_type, (*path, index)) for index, item in enumerate(data))
-        return next((each for each in found if each is not None), None)
+        in_items = (unknown_key(item, shape.item_type, (*path, index)) for index, item in enumerate(data))
+        return next((each for each in in_items if each is not None), None)
     block = _block(shape)
     if block is None or not isinstance(data, dict):
         return None

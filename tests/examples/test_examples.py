@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import pyarrow.parquet as pq
 import pytest
 from live_run import SCENARIOS, LiveRun
 
+from penstock.backends.evaluation.answers import answers_file
 from penstock.backends.stores.audit import audit_ledger
 from penstock.backends.stores.tables import LEDGER_FILE
+from penstock.runtime.observability.evaluations import read_evaluations
 from penstock.runtime.observability.trackers import read_steps
 
 if TYPE_CHECKING:
@@ -31,6 +34,11 @@ class Shown(NamedTuple):
 
     steps: Sequence[Figures]
     folder: Path
+
+    def samples(self) -> list[dict[str, Any]]:
+        """Those that were trained, where the run keeps them."""
+        files = sorted((self.folder / "samples").rglob("*.parquet"))
+        return [sample for file in files for sample in pq.read_table(file).to_pylist()]
 
     def of(self, name: str) -> list[float]:
         """One figure over the steps that have it."""
@@ -73,6 +81,48 @@ def comes_nearer_to_the_teacher(shown: Shown) -> None:
     assert min(distances[-2:]) < distances[0], distances
 
 
+def uses_a_tool_and_trains_only_its_own_tokens(component: str) -> Callable[[Shown], None]:
+    def check(shown: Shown) -> None:
+        samples = shown.samples()
+        with_tool = [sample for sample in samples if dict(sample["reward_components"]).get(component)]
+        assert len(with_tool) > len(samples) / 20
+        for sample in with_tool:  # what the tool has said is there, and masked
+            assert 0 < sum(sample["loss_mask"]) < len(sample["response_tokens"])
+            assert not any(p for p, kept in zip(sample["logprobs"], sample["loss_mask"], strict=True) if not kept)
+
+    return check
+
+
+def finds(shown: Shown) -> None:
+    uses_a_tool_and_trains_only_its_own_tokens("searches")(shown)
+    rewards = {bool(dict(sample["reward_components"])["hits"]): sample["reward"] for sample in shown.samples()}
+    hits = [sample["reward"] for sample in shown.samples() if dict(sample["reward_components"])["hits"]]
+    assert set(rewards) == {True, False}
+    assert sum(hits) / len(hits) > 0.5  # who finds it knows it, and most others guess wrong
+
+
+def argues_before_a_judge(shown: Shown) -> None:
+    for sample in shown.samples():
+        num_claim_and_reply, num_objection, num_verdict = sample["part_lengths"]
+        assert min(num_claim_and_reply, num_objection, num_verdict) > 0
+        assert not any(sample["loss_mask"][-num_verdict:])  # the judge is not trained
+        assert all(sample["loss_mask"][num_claim_and_reply : num_claim_and_reply + num_objection])
+    assert any(sample["reward"] > 0 for sample in shown.samples())
+
+
+def evaluates_three_datasets(shown: Shown) -> None:
+    evaluations = read_evaluations(shown.folder)
+    assert [row.version for row in evaluations] == [0, 4]  # before the first step and after the last
+    for row in evaluations:
+        figures = row.datasets()
+        assert set(figures) == {"lines", "greedy", "sums"}
+        assert {"reward_mean", "pass@1", "pass@4"} <= figures["lines"].keys()
+        assert figures["sums"]["response_len/max"] <= 24  # a limit of its own
+        assert all(each["missing"] == 0 for each in figures.values())
+    answers = answers_file(shown.folder, 0, "greedy").read_text().splitlines()
+    assert len(answers) == figures["greedy"]["num_answers"]
+
+
 EXAMPLES: tuple[Example, ...] = (
     Example(
         "sft.yaml",
@@ -109,6 +159,30 @@ EXAMPLES: tuple[Example, ...] = (
         ),
         5,
         comes_nearer_to_the_teacher,
+    ),
+    Example(
+        "examples/search.yaml",
+        ("run.keep_samples=true", "learner.warm_start.num_steps=250"),
+        3,
+        finds,
+    ),
+    Example(
+        "examples/retool.yaml",
+        ("run.keep_samples=true", "learner.warm_start.num_steps=250"),
+        3,
+        uses_a_tool_and_trains_only_its_own_tokens("programs"),
+    ),
+    Example(
+        "examples/debate.yaml",
+        ("run.keep_samples=true", "model.make=xs", "data.path=lines:500", "learner.warm_start.num_steps=100"),
+        3,
+        argues_before_a_judge,
+    ),
+    Example(
+        "examples/multi_task_evaluation.yaml",
+        ("model.make=xs", "learner.warm_start.num_steps=30", "evaluation.every=4", "evaluation.max_running=16"),
+        4,
+        evaluates_three_datasets,
     ),
 )
 ELSEWHERE = {"examples/reproducible.yaml": "test_reproducible.py"}

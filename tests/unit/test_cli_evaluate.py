@@ -34,7 +34,6 @@ evaluation:
     - {name: sums, path: sums.jsonl, k: [1, 2]}
     - {name: riddles, path: "riddles.jsonl@[:10]", reward: {function: gpqa}}
 """
-NOTHING_ASKED = {"k": None, "temperature": None, "max_response_tokens": None, "reward": None}
 
 
 @pytest.fixture
@@ -114,7 +113,7 @@ def test_a_floor_that_says_nothing_is_refused(text: str) -> None:
 
 def test_what_k_may_be() -> None:
     with pytest.raises(UserError, match="--k 1;8: expected whole numbers with commas"):
-        asked_settings(**NOTHING_ASKED | {"k": "1;8"})
+        asked_settings(k="1;8", temperature=None, max_response_tokens=None, reward=None)
 
 
 def test_the_table_has_a_column_for_each_dataset() -> None:

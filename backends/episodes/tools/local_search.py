@@ -114,8 +114,12 @@ class LocalSearch:
     async def call(self, arguments: JsonObject) -> str:
         """See :class:`~penstock.backends.episodes.interfaces.Tool`."""
         query = text_argument(arguments, "query", max_chars=MAX_CHARS)
-        found = await asyncio.to_thread(self._index.search, query, self._num_results)
+        found = await self.find(query)
         return "\n".join(self._told(place, one) for place, one in enumerate(found, 1)) or "(no document matches)"
+
+    async def find(self, query: str) -> list[Found]:
+        """The best documents first, at most ``num_results``."""
+        return await asyncio.to_thread(self._index.search, query, self._num_results)
 
     def _told(self, place: int, found: Found) -> str:
         text = found.document.text

@@ -50,7 +50,7 @@ def evaluation_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
             if getattr(evaluation, key) != getattr(EvaluationOptions(), key):
                 yield (*BLOCK, key), "has no effect without evaluation.datasets; name a dataset there, or remove it"
         return
-    if kinds(s.engines) == {"recorded"}:
+    if kinds(s.engines) == frozenset({"recorded"}):
         yield (
             DATASETS,
             "engines of the backend recorded answer with what rows hold and generate nothing, so there is nothing to "

@@ -119,8 +119,8 @@ def evaluates_three_datasets(shown: Shown) -> None:
         assert {"reward_mean", "pass@1", "pass@4"} <= figures["lines"].keys()
         assert figures["sums"]["response_len/max"] <= 24  # a limit of its own
         assert all(each["missing"] == 0 for each in figures.values())
-    answers = answers_file(shown.folder, 0, "greedy").read_text().splitlines()
-    assert len(answers) == figures["greedy"]["num_answers"]
+        answers = answers_file(shown.folder, row.evaluation, "greedy").read_text().splitlines()
+        assert len(answers) == figures["greedy"]["num_answers"]
 
 
 EXAMPLES: tuple[Example, ...] = (

@@ -2,32 +2,23 @@
 
 Invariants:
 
-* The process leads a session of its own: signals of the terminal do not reach it, and killing its group ends what
-  the user's function started as well.
 * A plain function works on one call at a time, the oldest that is unanswered; its time runs from the moment when
   the one before it was answered. Calls of an ``async`` function all run, each on its own time.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import socket
-import subprocess
-import sys
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.backends.rewards.wire import SAID, FrameBuffer, Ready, frame
+from penstock.backends.function_process import FunctionProcess
+from penstock.backends.rewards.wire import SAID, encoded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from penstock.backends.rewards.wire import Call, Said
+    from penstock.backends.rewards.wire import Call, Ready, Said
 
-READ_BYTES: Final = 1 << 16
-REAP_TIMEOUT_S: Final = 5.0
 ASYNC_GRACE_S: Final = 1.0
 """An ``async`` call ends itself at its deadline; one that has not by then blocks the others too."""
 QUEUED_WORK_S: Final = 0.005
@@ -44,33 +35,16 @@ class Sent(NamedTuple):
     sent_at_s: float
 
 
-class WorkerProcess:
+class WorkerProcess(FunctionProcess):
     """A process that calls one function."""
 
     def __init__(self, kind: str, spec: str, options_json: str, clock: Callable[[], float]) -> None:
+        super().__init__(MODULE, kind, spec, options_json)
         self._clock = clock
-        self._inbox = FrameBuffer()
-        self._outbox = bytearray()
         self._progress_s = self.started_at_s = clock()
         self._mean_s: float | None = None
         self.ready: Ready | None = None
-        self.is_gone = False
         self.sent: deque[Sent] = deque()
-        self.socket, theirs = socket.socketpair()
-        self.socket.setblocking(False)
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", MODULE, str(theirs.fileno()), kind, spec, str(os.getpid()), options_json],
-                stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,
-                env=_environment(),
-            )
-
-    @property
-    def pid(self) -> int:
-        """Its process id, which is also that of its group."""
-        return self._process.pid
 
     @property
     def room(self) -> int:
@@ -82,40 +56,18 @@ class WorkerProcess:
         depth = 1 if not self._mean_s else max(1, min(MAX_DEPTH, int(QUEUED_WORK_S / self._mean_s)))
         return depth - len(self.sent)
 
-    @property
-    def wants_to_write(self) -> bool:
-        """Whether something waits for room in the socket."""
-        return bool(self._outbox)
-
     def send(self, calls: list[Call]) -> None:
         """Send these; whatever the socket does not take now follows with :meth:`flush`."""
         now_s = self._clock()
         if not self.sent:
             self._progress_s = now_s
         self.sent.extend(Sent(call.id, call.timeout_s, now_s) for call in calls)
-        self._outbox += frame(calls)
-        self.flush()
-
-    def flush(self) -> None:
-        """Write as much as the socket takes."""
-        with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):  # death shows on reading
-            while self._outbox:
-                del self._outbox[: self.socket.send(self._outbox)]
+        self.write(encoded(calls))
 
     def receive(self) -> Iterator[Said]:
         """What it has said since; afterwards ``is_gone`` says whether it has closed its end."""
-        while True:
-            try:
-                data = self.socket.recv(READ_BYTES)
-            except BlockingIOError:
-                return
-            except ConnectionResetError:
-                data = b""
-            if not data:
-                self.is_gone = True
-                return
-            for body in self._inbox.feed(data):
-                yield from SAID.decode(body)
+        for body in self.bodies():
+            yield from SAID.decode(body)
 
     def answered(self, call_id: int, elapsed_s: float) -> None:
         """Strike a call off."""
@@ -144,25 +96,3 @@ class WorkerProcess:
     def is_side_by_side(self) -> bool:
         """Whether its calls run side by side."""
         return self.ready is not None and self.ready.is_async
-
-    def end(self) -> str:
-        """Kill it with all that it started; returns in words how it ended."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # what has begun to exit keeps its own exit code
-        self.socket.close()
-        try:
-            code = self._process.wait(REAP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:  # in the kernel, on a dead network file system say; it ends when it returns
-            return f"process {self._process.pid} does not end"
-        if code >= 0:
-            return f"exited with code {code}"
-        hint = ", as the kernel does when memory runs out" if -code == signal.SIGKILL else ""
-        return f"was killed by {signal.Signals(-code).name}{hint}"
-
-
-def _environment() -> dict[str, str]:
-    """Ours, with the places that Python looks in, and one thread for libraries that would take every core."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        environment.setdefault(name, "1")
-    return environment

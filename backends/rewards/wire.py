@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from penstock.backends.function_process import framed
 from penstock.backends.rewards.sampling_calls import PriorityCall, RewardedCall, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-LENGTH_BYTES: Final = 4
+    from collections.abc import Sequence
 
 
 class RewardCall(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -133,26 +132,11 @@ CALLS: Final[msgspec.msgpack.Decoder[list[Call]]] = msgspec.msgpack.Decoder(list
 SAID: Final[msgspec.msgpack.Decoder[list[Said]]] = msgspec.msgpack.Decoder(list[Said])
 
 
+def encoded(items: Sequence[Call] | Sequence[Said]) -> bytes:
+    """The body of a frame with these items."""
+    return _ENCODER.encode(items)
+
+
 def frame(items: Sequence[Call] | Sequence[Said]) -> bytes:
     """One frame with these items."""
-    body = _ENCODER.encode(items)
-    return len(body).to_bytes(LENGTH_BYTES, "little") + body
-
-
-class FrameBuffer:
-    """Cuts a stream of bytes into frames."""
-
-    def __init__(self) -> None:
-        self._data = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """Take the next bytes; give each body that is whole now."""
-        self._data += data
-        start = 0
-        while (body := start + LENGTH_BYTES) <= len(self._data):
-            end = body + int.from_bytes(self._data[start:body], "little")
-            if end > len(self._data):
-                break
-            yield bytes(self._data[body:end])
-            start = end
-        del self._data[:start]
+    return framed(encoded(items))

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import msgspec
 
+from penstock.backends.function_process import FrameBuffer
 from penstock.backends.rewards.functions import (
     FILTER,
     NoRewardError,
@@ -30,9 +31,9 @@ from penstock.backends.rewards.functions import (
     load_function,
     weighed,
 )
-from penstock.backends.rewards.surroundings import Launched
 from penstock.backends.rewards.sampling_calls import HOOK, PRIORITY, SAMPLE_FILTER
-from penstock.backends.rewards.wire import CALLS, CallFailed, FrameBuffer, GroupCall, Kept, LoadFailed, Ready, frame
+from penstock.backends.rewards.surroundings import Launched
+from penstock.backends.rewards.wire import CALLS, CallFailed, GroupCall, Kept, LoadFailed, Ready, frame
 from penstock.backends.user_code import UserCodeError, described
 
 if TYPE_CHECKING:
@@ -55,9 +56,9 @@ class Served(NamedTuple):
 
 
 def main() -> None:
-    """Arguments: descriptor of the socket, kind of function, what to load, process id of the parent, and as JSON the
-    options of a reward function (nothing: none)."""
-    descriptor, kind, spec, parent, options_json = sys.argv[1:]
+    """Arguments: descriptor of the socket, kind of function, what to load, as JSON the options of a reward function
+    (nothing: none), process id of the parent."""
+    descriptor, kind, spec, options_json, parent = sys.argv[1:]
     _stand_alone(int(parent))
     os.set_inheritable(int(descriptor), False)  # or what the function starts keeps it open after our death
     connection = socket.socket(fileno=int(descriptor))

@@ -195,7 +195,10 @@ def test_an_aborted_episode_stops_its_function_and_nothing_else(bench: FunctionB
 
 @pytest.mark.parametrize(
     ("do", "how"),
-    [("exits", "ended with exit code 3"), ("is_killed", "was killed by SIGKILL")],
+    [
+        ("exits", "ended with exit code 3"),
+        ("is_killed", "was killed by SIGKILL, as the kernel does when memory runs out"),
+    ],
 )
 def test_a_process_that_dies_costs_its_episodes_and_nothing_else(bench: FunctionBench, do: str, how: str) -> None:
     other = bench.issue(do="is_silent")

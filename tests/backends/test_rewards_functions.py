@@ -249,7 +249,7 @@ def test_calls_sent_ahead_of_a_hang_are_not_lost(judges: list[Judge], tmp_path: 
 @pytest.mark.parametrize(
     ("how", "reason"),
     [
-        ("os._exit(3)", "the process of the reward function exited with code 3"),
+        ("os._exit(3)", "the process of the reward function ended with exit code 3"),
         ("os.kill(os.getpid(), 9)", "was killed by SIGKILL, as the kernel does when memory runs out"),
         ("ctypes.string_at(0)", "was killed by SIGSEGV"),
     ],
@@ -446,7 +446,7 @@ def test_a_function_whose_process_dies_while_loading_fails_the_backend(
     judges: list[Judge], tmp_path: Path, tokenizer_folder: Path
 ) -> None:
     failure = open_judge(judges, tmp_path, tokenizer_folder, "import os; os._exit(4)").failure()
-    assert "exited with code 4 while it loaded, 3 times in a row" in str(failure)
+    assert "ended with exit code 4 while it loaded, 3 times in a row" in str(failure)
 
 
 @pytest.mark.parametrize(

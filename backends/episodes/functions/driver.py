@@ -128,7 +128,7 @@ class FunctionEpisodes:
     def __init__(self, setup: Setup, options: EpisodeOptions, model_folder: Path) -> None:
         self._setup = setup
         self._options = options
-        self._model_folder = model_folder
+        self.model_folder = model_folder
         self._tokenizer: TextTokenizer | None = None
         self._posted: deque[_Opened | _Closed | _Made] = deque()
         self._waiting: deque[Episode] = deque()
@@ -144,7 +144,7 @@ class FunctionEpisodes:
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="episodes", daemon=True)
         self.num_restarts = 0
-        self._num_ended = dict.fromkeys(("completed", "truncated", "policy_error", "infra_error"), 0)
+        self._num_ended: dict[str, int] = dict.fromkeys(("completed", "truncated", "policy_error", "infra_error"), 0)
 
     # --- EpisodeDriver ----------------------------------------------------------------------------------------
 
@@ -228,9 +228,9 @@ class FunctionEpisodes:
                         if playing.episode is episode:
                             self._stop(number, playing)
                 case _Made(number, answer):
-                    playing = self._playing.get(number)
-                    if playing is not None and self._process is not None:
-                        playing.idle_since_s = time.monotonic()
+                    answered = self._playing.get(number)
+                    if answered is not None and self._process is not None:
+                        answered.idle_since_s = time.monotonic()
                         self._process.send(TurnMade(number, answer))
 
     def _begin_waiting(self, process: PlayerProcess) -> None:
@@ -270,8 +270,8 @@ class FunctionEpisodes:
             if ready & selectors.EVENT_READ:
                 for said in process.receive():
                     self._take_said(process, said)
-        if process.gone:
-            self._on_death(process, process.gone if process.gone != "ended" else "")
+        if process.is_gone:
+            self._on_death(process, process.fault)
 
     def _take_said(self, process: PlayerProcess, said: Said) -> None:
         match said:
@@ -318,7 +318,7 @@ class FunctionEpisodes:
 
     def _words(self) -> TextTokenizer:
         if self._tokenizer is None:
-            self._tokenizer = TextTokenizer(self._model_folder)
+            self._tokenizer = TextTokenizer(self.model_folder)
         return self._tokenizer
 
     def _on_ended(self, ended: Ended) -> None:

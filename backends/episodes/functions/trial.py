@@ -34,8 +34,8 @@ def check_loads(specs: FunctionSpecs, timeout_s: float = START_TIMEOUT_S) -> Non
                         return
                     if isinstance(said, LoadFailed):
                         raise UserCodeError(said.message)
-                if process.gone:
-                    raise UserCodeError(f"{names}: the process that loads it {process.end()}")
+                if process.is_gone:
+                    raise UserCodeError(f"{names}: the process that loads it {process.fault or process.end()}")
     finally:
         process.end()
     raise UserCodeError(f"{names} did not load within {timeout_s:g} s")

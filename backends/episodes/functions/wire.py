@@ -10,7 +10,7 @@ from typing import Final, Literal
 import msgspec
 
 from penstock.backends.episodes.playing import Answer, PlayRules, TurnAsked
-from penstock.backends.rewards.wire import LENGTH_BYTES
+from penstock.backends.function_process import framed
 
 EVALUATION: Final = "evaluation/"
 """With the number of a dataset of the evaluation: the name of its function."""
@@ -140,7 +140,11 @@ ORDER: Final[msgspec.msgpack.Decoder[Order]] = msgspec.msgpack.Decoder(Order)
 SAID: Final[msgspec.msgpack.Decoder[Said]] = msgspec.msgpack.Decoder(Said)
 
 
+def encoded(message: Order | Said) -> bytes:
+    """The body of a frame with this message."""
+    return _ENCODER.encode(message)
+
+
 def frame(message: Order | Said) -> bytes:
     """One frame with this message."""
-    body = _ENCODER.encode(message)
-    return len(body).to_bytes(LENGTH_BYTES, "little") + body
+    return framed(encoded(message))

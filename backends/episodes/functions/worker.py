@@ -45,8 +45,8 @@ from penstock.backends.episodes.functions.wire import (
 )
 from penstock.backends.episodes.interfaces import JsonObject, Task
 from penstock.backends.episodes.play import Play
+from penstock.backends.function_process import FrameBuffer
 from penstock.backends.processes import end_with_parent
-from penstock.backends.rewards.wire import FrameBuffer
 from penstock.backends.user_code import UserCodeError
 
 if TYPE_CHECKING:
@@ -79,8 +79,12 @@ class _ModelWords:
         self.tokenizer = TextTokenizer(folder)
         self._folder = folder
 
-    @cached_property
+    @property
     def template(self) -> ChatTemplate:
+        return self._template
+
+    @cached_property
+    def _template(self) -> ChatTemplate:
         from penstock.backends.data.chat import ChatTemplate  # here, as it brings transformers
         from penstock.backends.data.problems import DataError
 
@@ -200,7 +204,12 @@ def _loaded(setup: Setup, writer: asyncio.StreamWriter) -> _Server | None:
     try:
         functions = load_functions(setup.specs)
         rules = setup.rules
-        server = None if rules is None else _Server(rules, _ModelWords(Path(setup.model_folder)), functions, writer)
+        server = None
+        if rules is not None:
+            words = _ModelWords(Path(setup.model_folder))
+            if rules.uses_chat:
+                _ = words.template  # it takes seconds, in which no episode could go on
+            server = _Server(rules, words, functions, writer)
     except (Exception, SystemExit) as error:  # foreign code may raise anything while it is set up
         message = str(error) if isinstance(error, UserCodeError) else f"{type(error).__name__}: {error}"
         writer.write(frame(LoadFailed(message)))

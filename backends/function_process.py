@@ -1,0 +1,136 @@
+"""A child process that runs a user's functions, and the frames that go to it and come from it.
+
+Invariants:
+
+* The process leads a session of its own: signals of the terminal do not reach it, and killing its group ends what the
+  user's functions started as well.
+* Writing never blocks: what the socket does not take follows with :meth:`FunctionProcess.flush`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Final
+
+from penstock.backends.processes import how_it_ended
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LENGTH_BYTES: Final = 4
+READ_BYTES: Final = 1 << 16
+REAP_TIMEOUT_S: Final = 5.0
+
+
+def framed(body: bytes) -> bytes:
+    """One frame with this body."""
+    return len(body).to_bytes(LENGTH_BYTES, "little") + body
+
+
+class FrameBuffer:
+    """Cuts a stream of bytes into frames."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Take the next bytes; give each body that is whole now."""
+        self._data += data
+        start = 0
+        while (body := start + LENGTH_BYTES) <= len(self._data):
+            end = body + int.from_bytes(self._data[start:body], "little")
+            if end > len(self._data):
+                break
+            yield bytes(self._data[body:end])
+            start = end
+        del self._data[:start]
+
+
+class FunctionProcess:
+    """See the module."""
+
+    def __init__(self, module: str, *arguments: str) -> None:
+        """
+        Args:
+            module: run as ``python -m MODULE FD … PARENT``, with the number of its end of the socket first and our
+                process id last.
+            arguments: between the two.
+        """
+        self.is_gone = False
+        """It has closed its end: nothing more comes."""
+        self._inbox = FrameBuffer()
+        self._outbox = bytearray()
+        self.socket, theirs = socket.socketpair()
+        self.socket.setblocking(False)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", module, str(theirs.fileno()), *arguments, str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+                env=_environment(),
+            )
+
+    @property
+    def pid(self) -> int:
+        """Its process id, which is also that of its group."""
+        return self._process.pid
+
+    @property
+    def wants_to_write(self) -> bool:
+        """Whether something waits for room in the socket."""
+        return bool(self._outbox)
+
+    def write(self, body: bytes) -> None:
+        """Send a frame with this body."""
+        self._outbox += framed(body)
+        self.flush()
+
+    def flush(self) -> None:
+        """Write as much as the socket takes."""
+        with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):  # death shows on reading
+            while self._outbox:
+                del self._outbox[: self.socket.send(self._outbox)]
+
+    def bodies(self) -> Iterator[bytes]:
+        """Of the frames that have come since; afterwards ``is_gone`` says whether it has closed its end."""
+        while not self.is_gone:
+            try:
+                data = self.socket.recv(READ_BYTES)
+            except BlockingIOError:
+                return
+            except ConnectionResetError:
+                data = b""
+            if not data:
+                self.is_gone = True
+                return
+            yield from self._inbox.feed(data)
+
+    def end(self) -> str:
+        """Kill it with all that it started; returns in words how it ended. Again has no further effect."""
+        if self._process.returncode is not None:
+            return how_it_ended(self._process.returncode)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # what has begun to exit keeps its own exit code
+        self.socket.close()
+        try:
+            return _with_hint(how_it_ended(self._process.wait(REAP_TIMEOUT_S)))
+        except subprocess.TimeoutExpired:  # in the kernel, on a dead network file system say; it ends when it returns
+            return f"(process {self._process.pid}) does not end"
+
+
+def _with_hint(words: str) -> str:
+    return f"{words}, as the kernel does when memory runs out" if words.endswith("SIGKILL") else words
+
+
+def _environment() -> dict[str, str]:
+    """Ours, with the places that Python looks in, and one thread for libraries that would take every core."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        environment.setdefault(name, "1")
+    return environment

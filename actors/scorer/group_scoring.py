@@ -22,7 +22,9 @@ from penstock.actors.waits import MAX_NAMED
 from penstock.messages.samples import SampleKey
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
+    from collections.abc import Iterable
+
+    from penstock.actors.settled import KnownSettled
 
 
 class HeldGroup(msgspec.Struct):
@@ -107,7 +109,7 @@ class GroupScoring:
                 touched[key.group_id] = group
         return list(touched.values())
 
-    def forget(self, settled: Container[int]) -> None:
+    def forget(self, settled: KnownSettled) -> None:
         """These groups are settled."""
         for group_id in [g for g in self.groups if g in settled]:
             del self.groups[group_id]

@@ -14,12 +14,12 @@ Invariants:
   It fails with the first of the two that cannot be had.
 
 State: the samples being scored, and where a function scores groups, which samples of each group have come. A sample
-leaves it with its ``SampleJudged`` and, where a teacher was asked, its ``TeacherAnswered``; or when its group is settled.
+leaves it with its reward and, where a teacher was asked, its ``TeacherAnswered``; or when its group is settled.
 
 | waits for | who ends it |
 |---|---|
 | a reward | the backend, which ends each call at ``timeout_s``; when it answers nothing for longer, a sweep |
-| the other samples of a group | the engines; what fails comes as ``SampleFailed``, and the Filter says what it gives up |
+| the other samples of a group | the engines; what fails comes as ``SampleFailed``, the Filter says what it gives up |
 | a teacher's answer | its backend; its loss, after which another is asked; a sweep, which has a silent one replaced |
 | a teacher to be ready | its backend; a sweep, which has one replaced that is not within ``teacher_start_timeout_s`` |
 | a place at a teacher | an answer, or a teacher that joins: the supervisor replaces those that are lost |

@@ -21,23 +21,24 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from penstock.backends.rewards.functions_asked import Summand
 from penstock.backends.rewards.sources import Counts, Question, open_source
 from penstock.backends.rewards.wire import CallFailed, GroupJudged, Judged
 from penstock.messages.base import Metric
 from penstock.messages.commands import Score
 from penstock.messages.local import GroupScored, SampleJudged
-from penstock.messages.samples import Reward
+from penstock.messages.samples import Reward, Sample
 
 if TYPE_CHECKING:
     from penstock.backends.protocol import Emit, Fail
-    from penstock.backends.rewards.functions_asked import AskedFunctions, Summand
+    from penstock.backends.rewards.functions_asked import AskedFunctions
     from penstock.backends.rewards.sources import Source
     from penstock.backends.rewards.surroundings import Surroundings
     from penstock.backends.rewards.trades import ResponseText
     from penstock.backends.rewards.wire import Answer
     from penstock.messages.commands import ScoreGroup
     from penstock.messages.local import LocalEvent
-    from penstock.messages.samples import Prompt, Sample
+    from penstock.messages.samples import Prompt
 
 Result = Judged | CallFailed
 
@@ -97,8 +98,8 @@ class Rewards:
 
     def execute(self, command: Score | ScoreGroup, /) -> None:
         """Have a sample, or all samples of a group, scored."""
+        samples = (command.sample,) if isinstance(command, Score) else command.samples
         is_group = not isinstance(command, Score)
-        samples = command.samples if is_group else (command.sample,)
         try:
             asks = self._asks(command.prompt)
         except UnknownFunctionError as error:

@@ -17,8 +17,8 @@ A reward function is called with keyword arguments: those among the following th
 ====================  =======================================================================
 
 It returns a number, a boolean, or a ``dict`` of named numbers with the reward under ``"reward"`` (or ``"score"``, or
-what the scenario says); the others are reported beside it. It may be ``async``; many calls of it then run side by side in one process. A class is
-called once without arguments, and the object it makes is the function.
+what the scenario says); the others are reported beside it. It may be ``async``; many calls of it then run side by side
+in one process. A class is called once without arguments, and the object it makes is the function.
 
 A function for whole groups is called once with the samples of a group, in the order of their indices: ``responses``,
 ``conversations``, ``truncated``, ``tokens`` and ``indices`` are lists; the others are as above. It returns a list with

@@ -3,6 +3,8 @@
 Left out are those that need a tagger, a dictionary of syllables, or facts about the world.
 """
 
+# ruff: noqa: RUF001, SIM905 - quotation marks of texts; tables of words
+
 from __future__ import annotations
 
 import csv
@@ -22,8 +24,8 @@ if TYPE_CHECKING:
 
 CONJUNCTIONS: Final = frozenset("for and nor but or yet so".split())
 PERSON_NAMES: Final = tuple(
-    "Emma Liam Sophia Jackson Olivia Noah Ava Lucas Isabella Mason Mia Ethan Charlotte Alexander Amelia Benjamin Harper "
-    "Leo Zoe Daniel Chloe Samuel Lily Matthew Grace Owen Abigail Gabriel Ella Jacob Scarlett Nathan Victoria Elijah "
+    "Emma Liam Sophia Jackson Olivia Noah Ava Lucas Isabella Mason Mia Ethan Charlotte Alexander Amelia Benjamin "
+    "Harper Leo Zoe Daniel Chloe Samuel Lily Matthew Grace Owen Abigail Gabriel Ella Jacob Scarlett Nathan Victoria Elijah "
     "Layla Nicholas Audrey David Hannah Christopher Penelope Thomas Nora Andrew Aria Joseph Claire Ryan Stella "
     "Jonathan".split()
 )
@@ -37,8 +39,8 @@ PRONOUNS: Final = frozenset(
 STOP_WORDS: Final = frozenset(
     "a an the and or but if while of at by for with about against between into through during before after above below "
     "to from up down in out on off over under again further then once here there when where why how all any both each "
-    "few more most other some such no nor not only own same so than too very can will just should now i me my myself we "
-    "our ours ourselves you your yours yourself yourselves he him his himself she her hers herself it its itself they "
+    "few more most other some such no nor not only own same so than too very can will just should now i me my myself "
+    "we our ours ourselves you your yours yourself yourselves he him his himself she her hers herself it its itself they "
     "them their theirs themselves what which who whom this that these those am is are was were be been being have has "
     "had having do does did doing as until because don t s".split()
 )

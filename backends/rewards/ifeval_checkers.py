@@ -1,5 +1,7 @@
 """The 25 verifiable instructions of IFEval (Zhou et al., arXiv 2311.07911), strictly: the response as it stands."""
 
+# ruff: noqa: RUF001 - marks of texts in other alphabets
+
 from __future__ import annotations
 
 import re

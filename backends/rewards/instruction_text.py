@@ -6,6 +6,8 @@ Invariants:
 * A row that does not say what its instruction needs gives no reward: that is not the model's doing.
 """
 
+# ruff: noqa: RUF001 - marks of texts in other alphabets
+
 from __future__ import annotations
 
 import re

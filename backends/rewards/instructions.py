@@ -1,12 +1,12 @@
 """The reward ``ifbench``: 1 when a response follows all instructions of its row, else 0.
 
-The row's metadata are those of IFEval and IFBench: ``instruction_id_list``, names of instructions, and ``kwargs``, a list
-with the arguments of each (``null`` values count as absent). Both may be JSON in a text, as tables have them.
+The row's metadata are those of IFEval and IFBench: ``instruction_id_list``, names of instructions, and ``kwargs``, a
+list with the arguments of each (``null`` values count as absent). Both may be JSON in a text, as tables have them.
 
 Invariants:
 
-* An instruction without a checker, or whose arguments the row lacks, gives no reward: it is never taken as followed, nor
-  as not followed.
+* An instruction without a checker, or whose arguments the row lacks, gives no reward: it is never taken as followed,
+  nor as not followed.
 * Strict: the response is checked as it stands; no line is taken away first.
 """
 
@@ -75,8 +75,8 @@ def _arguments(metadata: Mapping[str, object], num_names: int) -> Sequence[Mappi
     found = [_decoded(item) or {} for item in items]
     if len(found) != num_names or not all(isinstance(item, dict) for item in found):
         raise NoRewardError(
-            f"the column 'kwargs' has {len(found)} entries for {num_names} instructions; expected a list with an object "
-            "for each"
+            f"the column 'kwargs' has {len(found)} entries for {num_names} instructions; expected a list with an "
+            "object for each"
         )
     return cast("list[dict[str, object]]", found)
 

@@ -31,6 +31,7 @@ MAX_ANSWER_CHARACTERS: Final = 300
 """The longest answer of MATH has 159."""
 MAX_TAIL_CHARACTERS: Final = 600
 """Of a response without a box: its last formula or number stands at its end."""
+MAX_LAST_CHARACTERS: Final = 100
 MAX_DEPTH: Final = 12
 MAX_BOXES: Final = 32
 _HUGE: Final = re.compile(
@@ -66,21 +67,26 @@ def math_reward(response: str, label: str, truncated: bool) -> float:
     """
     answer = label.rpartition(SOLUTION_MARK)[2].strip()
     if answer and _is_beyond_reach(answer):
-        last = boxed_answers(response)[-1:]
-        return float(bool(last) and _plainly(last[0]) == _plainly(answer))
+        given = boxed_answers(response)[-1:]
+        return float(bool(given) and _plainly(given[0]) == _plainly(answer))
     gold = _gold(answer)
     boxes = boxed_answers(response)
     if not boxes:
         if truncated:
             return 0.0
-        tail = response[-MAX_TAIL_CHARACTERS:]
-        return 0.0 if _is_beyond_reach(tail[-MAX_ANSWER_CHARACTERS:]) else float(_equals(gold, tail))
+        tail = response[-MAX_TAIL_CHARACTERS:].strip()
+        if _is_beyond_reach(tail, MAX_TAIL_CHARACTERS):  # of a derivation, say; its last line may be plain
+            tail = tail.rpartition("\n")[2].rpartition(". ")[2][-MAX_LAST_CHARACTERS:]
+        return 0.0 if _is_beyond_reach(tail) else float(_equals(gold, tail))
     last = boxes[-1].strip()
     if _is_beyond_reach(last):
         return float(_plainly(last) == _plainly(answer))
     if _DIGITS.fullmatch(last) and len(boxes) == 1 and _DIGITS.fullmatch(answer):
         return float(int(last) == int(answer))  # the same verdict without symbolic mathematics, a hundred times quicker
-    return float(_equals(gold, f"{BOXED}{{{last}}}") or (1 < len(boxes) <= MAX_BOXES and _equals(gold, _joined(boxes))))
+    if _equals(gold, f"{BOXED}{{{last}}}"):
+        return 1.0
+    is_several = 1 < len(boxes) <= MAX_BOXES and not any(map(_is_beyond_reach, boxes))
+    return float(is_several and _equals(gold, _joined(boxes)))
 
 
 def boxed_math_reward(response: str, label: str) -> float:
@@ -103,10 +109,10 @@ def _joined(boxes: list[str]) -> str:
     return " and ".join(f"{BOXED}{{{box.strip()}}}" for box in boxes)
 
 
-def _is_beyond_reach(text: str) -> bool:
+def _is_beyond_reach(text: str, max_characters: int = MAX_ANSWER_CHARACTERS) -> bool:
     """Whether this is no answer that anybody could work out: libraries would try, and not end."""
     return (
-        len(text) > MAX_ANSWER_CHARACTERS
+        len(text) > max_characters
         or _HUGE.search(text) is not None
         or _TOWER.search(text) is not None
         or _depth(text) > MAX_DEPTH

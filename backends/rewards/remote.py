@@ -90,8 +90,8 @@ class RemoteReward:
         results = cast("list[object]", answer) if isinstance(answer, list) else None
         if results is None or len(results) != len(batch):
             found = f"{len(results)} results" if results is not None else f"a {type(answer).__name__}"
-            error = NoRewardError(f"reward.remote: {found} for {len(batch)} samples; expected a list of as many")
-            _settle(batch, [error] * len(batch))
+            problem = NoRewardError(f"reward.remote: {found} for {len(batch)} samples; expected a list of as many")
+            _settle(batch, [problem] * len(batch))
             return
         _settle(batch, results)
 

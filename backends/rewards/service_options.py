@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Meta
+from msgspec import Meta, field
 
 from penstock.messages.base import Options
 
@@ -81,5 +81,5 @@ class JudgeOptions(ServiceOptions, frozen=True, kw_only=True):
     max_tokens: Count = 512
     """Of the judge's answer. One that was cut off there has no verdict."""
     temperature: Annotated[float, Meta(ge=0)] = 0.0
-    body: dict[str, str | int | float | bool] = {}
+    body: dict[str, str | int | float | bool] = field(default_factory=dict[str, str | int | float | bool])
     """Further entries of each request, as they are."""

@@ -61,7 +61,7 @@ def written_tokens(sample: Sample) -> list[int]:
     return ids
 
 
-def reward_call(  # noqa: PLR0917 - what a call consists of
+def reward_call(
     sample: Sample, prompt: Prompt, timeout_s: float, call_id: int, text: ResponseText, names: frozenset[str]
 ) -> RewardCall:
     """The call that scores a sample, without the costly parts that are not among ``names``."""

@@ -51,11 +51,17 @@ def _places(reward: RewardOptions) -> Iterator[tuple[KeyPath, FunctionOptions]]:
     is_used = not reward.components or any(each.function == CHOSEN for each in reward.components)
     if is_used:
         yield BLOCK, alone[0].function
-    for key, items in (("components", reward.components), ("functions", reward.functions)):
+    for key, items in _lists(reward):
         for index, item in enumerate(items):
             if item.function != CHOSEN:
                 filled = asked_functions(_with(reward, item)).usual[0].function
                 yield (*BLOCK, key, index), filled
+
+
+def _lists(
+    reward: RewardOptions,
+) -> tuple[tuple[str, Sequence[ComponentOptions | NamedFunctionOptions]], ...]:
+    return ("components", reward.components), ("functions", reward.functions)
 
 
 def _without_choice(reward: RewardOptions) -> RewardOptions:
@@ -78,15 +84,14 @@ def _with(reward: RewardOptions, item: ComponentOptions | NamedFunctionOptions) 
 def _names(reward: RewardOptions) -> Iterator[Broken]:
     if problem := reward_problem(reward.function):
         yield (*BLOCK, "function"), problem
-    lists: tuple[tuple[str, Sequence[ComponentOptions | NamedFunctionOptions]], ...] = (
-        ("components", reward.components),
-        ("functions", reward.functions),
-    )
-    for key, items in lists:
+    for key, items in _lists(reward):
         names = [item.name for item in items]
         for index, item in enumerate(items):
             if item.name in names[:index]:
-                yield (*BLOCK, key, index, "name"), f"'{item.name}' is the name of an earlier one as well; choose another"
+                yield (
+                    (*BLOCK, key, index, "name"),
+                    f"'{item.name}' is the name of an earlier one as well; choose another",
+                )
             if item.function == CHOSEN and key == "components":
                 continue
             if problem := reward_problem(item.function):
@@ -96,7 +101,10 @@ def _names(reward: RewardOptions) -> Iterator[Broken]:
 def _choice(reward: RewardOptions, metadata_keys: Sequence[str]) -> Iterator[Broken]:
     chosen = any(each.function == CHOSEN for each in reward.components)
     if reward.functions and reward.function_key is None:
-        yield (*BLOCK, "functions"), "nobody names one of them; say in reward.function_key which column of the rows does"
+        yield (
+            (*BLOCK, "functions"),
+            "nobody names one of them; say in reward.function_key which column of the rows does",
+        )
     if reward.function_key is not None and not reward.functions:
         yield (*BLOCK, "function_key"), "rows can name none; list the functions in reward.functions"
     if reward.function_key is not None and metadata_keys and reward.function_key not in metadata_keys:
@@ -177,8 +185,8 @@ def _judging_engine(s: Scenario, path: KeyPath, judge: JudgeOptions) -> Iterator
         if kinds(s.engines) - {"recorded"} != {"sglang"}:
             yield (
                 path,
-                "engines of the backend sglang have an endpoint that a judge can be asked at, and those of this scenario "
-                "are others; set engines.backend: sglang, or give the url of another server",
+                "engines of the backend sglang have an endpoint that a judge can be asked at, and those of this "
+                "scenario are others; set engines.backend: sglang, or give the url of another server",
             )
         elif s.engines.placement == "colocate":
             yield (

@@ -1,5 +1,7 @@
 """Every reward of the hub against cases with known answers, the awkward ones included."""
 
+# ruff: noqa: RUF001 - marks of texts in other alphabets
+
 from __future__ import annotations
 
 import json
@@ -40,6 +42,8 @@ MATH: list[tuple[str, str, float]] = [
     (r"\boxed{72}, or rather \boxed{27}", "27", 1),
     (r"\boxed{72", "72", 0),
     ("no box, but 72", "72", 1),
+    ("so $\\int_0^1 72\\,dx = 72$.\nThe answer is 72.", "72", 1),
+    ("as $2^{2^{2^{2}}}$ shows, it is 72", "72", 0),
     ("nothing", "72", 0),
     (r"\boxed{}", "72", 0),
     (r"\boxed{9^{9^{9^{9}}}}", "72", 0),
@@ -173,7 +177,9 @@ def test_a_boxed_reward_sees_the_last_box_alone(name: str) -> None:
     cases = {"gpqa": GPQA, "f1": F1}[name]
     reward, plain = built_in(f"boxed_{name}"), built_in(name)
     for response, label, _ in cases:
-        given = {"label": label} | ({"metadata": {}} if name == "gpqa" else {})
+        given: dict[str, object] = {"label": label}
+        if name == "gpqa":
+            given["metadata"] = {}
         if "\\boxed" in response:
             continue
         assert reward(response=f"yes \\boxed{{{response}}}", **given) == plain(response=response, **given)
@@ -246,7 +252,7 @@ INSTRUCTIONS: list[tuple[str, dict[str, object], str, bool]] = [
     ("language:response_language", {"language": "de"}, "This is a fine day and we go for a walk.", False),
     ("length_constraints:number_sentences", {"num_sentences": 3, "relation": "at least"}, S, True),
     ("length_constraints:number_sentences", {"num_sentences": 3, "relation": "less than"}, S, False),
-    ("length_constraints:number_sentences", {"num_sentences": 2, "relation": "less than"}, "Dr. Who pays 3.5 kg.", True),
+    ("length_constraints:number_sentences", {"num_sentences": 2, "relation": "less than"}, "Dr. Who pays 3.5.", True),
     ("length_constraints:number_paragraphs", {"num_paragraphs": 2}, "One\n***\nTwo", True),
     ("length_constraints:number_paragraphs", {"num_paragraphs": 2}, "One\n***\n***\nTwo", False),
     ("length_constraints:number_paragraphs", {"num_paragraphs": 1}, "One\n***\n", True),

@@ -61,7 +61,7 @@ class Service:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(30)
 
-    def _note(self, request: web.Request, body: Any) -> None:
+    def _note(self, request: web.Request, body: Any) -> None:  # noqa: ANN401 - JSON
         assert request.transport is not None
         self.ports.add(request.transport.get_extra_info("peername")[1])
         self.bodies.append(body)
@@ -76,7 +76,9 @@ class Service:
             return web.json_response([len(each) for each in body["responses"]])
         what, _, argument = body["response"].partition(" ")
         count = self.counts[body["response"]] = self.counts.get(body["response"], 0) + 1
-        return await getattr(self, f"_{what}")(request, argument, count)
+        reply = await getattr(self, f"_{what}")(request, argument, count)
+        assert isinstance(reply, web.StreamResponse)
+        return reply
 
     async def _fine(self, request: web.Request, argument: str, count: int) -> web.StreamResponse:
         return web.json_response(float(argument or 1))
@@ -152,7 +154,7 @@ def driver(folder: Path) -> Iterator[Callable[..., RewardDriver]]:
         each.close()
 
 
-def remote(service: Service, **options: Any) -> RewardOptions:
+def remote(service: Service, **options: Any) -> RewardOptions:  # noqa: ANN401 - of any type
     return RewardOptions(function="remote", remote=RemoteOptions(url=f"{service.url}/score", **{**QUICK, **options}))
 
 
@@ -317,7 +319,7 @@ def test_calls_that_wait_for_a_place_do_not_lose_their_time(
 # --- a judge --------------------------------------------------------------------------------------------------
 
 
-def judge(service: Service, **options: Any) -> RewardOptions:
+def judge(service: Service, **options: Any) -> RewardOptions:  # noqa: ANN401 - of any type
     given = {"url": f"{service.url}/v1", "template": None, **QUICK, **options}
     return RewardOptions(function="judge", judge=JudgeOptions(**given))
 
@@ -380,9 +382,11 @@ def test_a_judge_can_be_the_runs_own_engine(
     service: Service, driver: Callable[..., RewardDriver], tmp_path: Path
 ) -> None:
     path = template(tmp_path, "SAY:{{response}}")
-    for kind in ("engine_addresses", "teacher_addresses"):
-        options = judge(service, url=None, engine="self" if kind == "engine_addresses" else "teacher", template=path)
-        rewards = driver(options, Surroundings(**{kind: (service.url,)}))
+    for kind, surroundings in (
+        ("self", Surroundings(engine_addresses=(service.url,))),
+        ("teacher", Surroundings(teacher_addresses=(service.url,))),
+    ):
+        rewards = driver(judge(service, url=None, engine=kind, template=path), surroundings)
         assert rewards.values(score_of("yes")) == [1.0]
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+from typing import Literal
 
 import actor_driver as drive
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -33,9 +35,11 @@ from penstock.messages.training import NoticeGiven
 SIZE = 3
 
 
-def scorer(num_retries: int = 1, **options: object) -> drive.Driver[Scorer]:
-    given = {"timeout_s": 10.0, "num_retries": num_retries, "whole_groups": (Purpose.TRAIN,), **options}
-    return drive.Driver(Scorer(ScorerSettings(**given)))  # pyright: ignore[reportArgumentType]
+def scorer(
+    num_retries: int = 1, whole_groups: tuple[Purpose, ...] = (Purpose.TRAIN,), **alarms: float
+) -> drive.Driver[Scorer]:
+    plain = ScorerSettings(timeout_s=10.0, num_retries=num_retries, whole_groups=whole_groups)
+    return drive.Driver(Scorer(msgspec.structs.replace(plain, **alarms)))
 
 
 def generated(index: int, group_id: int = 3, *, size: int = SIZE, reward: float | None = None) -> SampleGenerated:
@@ -149,8 +153,6 @@ def test_an_answer_to_another_call_changes_nothing() -> None:
 def test_evaluations_wait_for_nobody_who_has_failed() -> None:
     driver = scorer(whole_groups=(Purpose.TRAIN, Purpose.EVALUATE))
     events = [generated(0), failed(1), generated(2)]
-    import msgspec
-
     commands = driver.hear(*(msgspec.structs.replace(event, purpose=Purpose.EVALUATE) for event in events))
     assert indices(drive.one(commands, ScoreGroup)) == [0, 2]
 
@@ -185,7 +187,9 @@ def test_a_backend_that_lost_a_group_is_asked_again() -> None:
     policy=st.sampled_from(("refill", "shrink", "reject")),
     failure_rate=st.sampled_from((0.0, 0.3, 0.8)),
 )
-def test_with_a_filter_behind_it_every_group_goes_out(seed: int, policy: str, failure_rate: float) -> None:
+def test_with_a_filter_behind_it_every_group_goes_out(
+    seed: int, policy: Literal["refill", "shrink", "reject"], failure_rate: float
+) -> None:
     """Samples fail to be generated and to be scored, in any order, and are replaced as the Filter says."""
     rng = random.Random(seed)
     scoring = scorer(num_retries=rng.randint(0, 1))
@@ -196,7 +200,7 @@ def test_with_a_filter_behind_it_every_group_goes_out(seed: int, policy: str, fa
                 min_response_tokens=0,
                 max_response_tokens=None,
                 has_function=False,
-                on_failed_sample=policy,  # pyright: ignore[reportArgumentType]
+                on_failed_sample=policy,
                 max_refills=rng.randint(0, 4),
                 min_group_size=1,
                 tells_scorer=True,
@@ -213,9 +217,9 @@ def test_with_a_filter_behind_it_every_group_goes_out(seed: int, policy: str, fa
             event = failed(index, group_id) if rng.random() < failure_rate / 2 else generated(index, group_id)
             out = scoring.hear(event)
         else:
-            command = asked.pop(rng.randrange(len(asked)))
-            values = [None if rng.random() < failure_rate / 2 else rng.random() for _ in command.samples]
-            out = scoring.hear(scored(command, *values))
+            call = asked.pop(rng.randrange(len(asked)))
+            values = [None if rng.random() < failure_rate / 2 else rng.random() for _ in call.samples]
+            out = scoring.hear(scored(call, *values))
         while out:
             command, *out = out
             if isinstance(command, ScoreGroup):
@@ -264,8 +268,8 @@ def figures(driver: drive.Driver[Scorer]) -> dict[str, float]:
     return {metric.name: metric.value for metric in driver.machine.metrics}
 
 
-def alarmed(**options: object) -> drive.Driver[Scorer]:
-    return scorer(num_retries=0, whole_groups=(), **options)
+def alarmed(**alarms: float) -> drive.Driver[Scorer]:
+    return scorer(0, (), **alarms)
 
 
 def test_a_reward_that_never_varies_raises_one_alarm_and_another_after_it_has() -> None:
@@ -294,10 +298,10 @@ def test_a_function_that_often_fails_raises_an_alarm() -> None:
     (text,) = play(driver, 19, 1.0)
     assert "5 of the last 20 samples got no reward" in text
     assert figures(driver)["reward/failed_share"] == pytest.approx(0.25)
-    assert sum((play(driver, group_id, 1.0) for group_id in range(20, 60)), []) == []
+    assert [play(driver, group_id, 1.0) for group_id in range(20, 60)] == [[]] * 40
     assert figures(driver)["reward/alarm"] == 0.0
 
 
 def test_alarms_can_be_switched_off() -> None:
     driver = alarmed(constant_groups=0, failed_window=0)
-    assert sum((play(driver, group_id, None, 0.0) for group_id in range(300)), []) == []
+    assert [play(driver, group_id, None, 0.0) for group_id in range(300)] == [[]] * 300

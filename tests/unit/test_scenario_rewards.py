@@ -36,7 +36,7 @@ REFUSED = {
     "{function: remote}": "needs the address that samples are posted to",
     "{function: remote, remote: {url: 'x:80'}}": "must begin with http:// or https://",
     "{function: remote, remote: {url: 'http://x', fields: [answer]}}": "there is no 'answer' of a sample",
-    "{function: remote, per_group: true, remote: {url: 'http://x', batch_size: 2}}": "with per_group a request is one group",
+    "{function: remote, per_group: true, remote: {url: 'http://x', batch_size: 2}}": "a request is one group",
     "{function: judge}": "needs exactly one of url and engine",
     "{function: judge, judge: {url: 'http://x/v1', engine: self}}": "needs exactly one of url and engine",
     "{function: judge, judge: {engine: self}}": "set engines.backend: sglang",

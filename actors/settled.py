@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.messages.samples import evaluation_group_id, evaluation_place, is_evaluation
+from penstock.messages.samples import evaluation_group_id
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -28,10 +28,9 @@ class KnownSettled:
         if state is not None:
             self.update(state)
 
-    def __contains__(self, group_id: object) -> bool:
-        assert isinstance(group_id, int)
-        if is_evaluation(group_id):
-            return evaluation_place(group_id) < self._evaluation_floor or group_id in self._above
+    def __contains__(self, group_id: int) -> bool:
+        if group_id < 0:  # of an evaluation; spelt out, as this is asked of every event
+            return ~group_id < self._evaluation_floor or group_id in self._above
         return group_id < self._floor or group_id in self._above
 
     def update(self, state: SettledState) -> bool:

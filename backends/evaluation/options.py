@@ -6,6 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from penstock.backends.data.options import MediaKeys, Scalar
 from penstock.backends.rewards.options import RewardOptions
 from penstock.messages.base import Options
 
@@ -57,6 +58,16 @@ class EvaluationSettings(Options, frozen=True, kw_only=True):
     """null: data.metadata_keys."""
     chat_template: bool | None = None
     """null: data.chat_template."""
+    template_arguments: dict[str, Scalar] | None = None
+    """null: data.template_arguments."""
+    system_prompt: str | None = None
+    """null: data.system_prompt; an empty text: none."""
+    tools_key: str | None = None
+    """null: data.tools_key; an empty text: none."""
+    multimodal_keys: MediaKeys | None = None
+    """null: data.multimodal_keys."""
+    metadata: dict[str, Scalar] | None = None
+    """The same for each row; null: data.metadata."""
     skip_bad_rows: bool | None = None
     """null: data.skip_bad_rows."""
     max_prompt_tokens: Annotated[int, Meta(ge=1)] | None = None
@@ -87,8 +98,8 @@ class EvaluationOptions(Options, frozen=True, kw_only=True):
     the learner stands still meanwhile. false: nothing waits, answers are made by the version that was asked for or by
     newer ones, also by several in the course of one answer, and the figures say which."""
     max_running: Annotated[int, Meta(ge=1)] | None = None
-    """Answers that are generated at a time, so that training keeps the other slots; null: a quarter of all slots, at
-    least one."""
+    """Answers that are generated at a time while there is training, so that it keeps the other slots; null: a quarter
+    of all slots, at least one. Without any training, at the end for example, all slots are taken."""
     defaults: EvaluationSettings = EvaluationSettings()
     """What holds for each dataset that does not say otherwise."""
     datasets: tuple[EvaluationDataset, ...] = ()

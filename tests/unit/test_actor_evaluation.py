@@ -20,7 +20,7 @@ from penstock.actors.learner.machine import Learner
 from penstock.actors.learner.settings import LearnerSettings
 from penstock.actors.prompt_source.queues import Queues
 from penstock.actors.settled import KnownSettled
-from penstock.messages.commands import FetchPrompts, InterruptGenerations, PublishWeights
+from penstock.messages.commands import FetchPrompts, InterruptGenerations, PublishWeights, Record
 from penstock.messages.evaluation import (
     Evaluation,
     EvaluationDue,
@@ -193,7 +193,7 @@ def test_a_stop_does_not_wait_for_the_last_evaluation() -> None:
 
 def rebuilt(bench: Bench, entries: list[AnyCommand], **changes: object) -> Buffer:
     settings = msgspec.structs.replace(bench.buffer.settings, **changes)
-    return Buffer(settings, bench.buffer.policy, [e for c in drive.every(entries, drive.Record) for e in c.entries])
+    return Buffer(settings, bench.buffer.policy, [e for c in drive.every(entries, Record) for e in c.entries])
 
 
 def test_a_buffer_that_takes_anothers_place_goes_on_with_the_open_evaluation() -> None:
@@ -244,7 +244,7 @@ def test_a_run_that_only_evaluates_ends_with_its_evaluation() -> None:
 def test_an_announcement_is_recorded_before_the_evaluation_that_it_opens() -> None:
     bench = evaluating(every=1).started()
     bench.train_in_order(announces=False)
-    entries = [e for record in drive.every(bench.hear(announced(1)), drive.Record) for e in record.entries]
+    entries = [e for record in drive.every(bench.hear(announced(1)), Record) for e in record.entries]
     kinds = [type(entry) for entry in entries]
     assert kinds.index(VersionRecorded) < kinds.index(EvaluationOpened)
 

@@ -43,10 +43,11 @@ END: Final = "<eos>"
 
 
 class ReplyingEngine:
-    """Answers each generation with what ``reply`` says to its text; ``<eos>`` ends it, and so does its limit."""
+    """Answers each generation with what ``reply`` says to its text; the end token ends it, and so does its limit."""
 
-    def __init__(self, tokenizer: TextTokenizer) -> None:
+    def __init__(self, tokenizer: TextTokenizer, end: str) -> None:
         self.tokenizer = tokenizer
+        self.end = end
         self.reply: Callable[[str], str] = lambda text: f"yes{END}"
         self.is_held = False
         self.held: list[Generate] = []
@@ -77,9 +78,9 @@ class ReplyingEngine:
         held, self.held = self.held, []
         for generate in held:
             text = self.reply(self.text(generate.prompt.tokens))
-            (ids,) = self.tokenizer.encode([text.removesuffix(END)], special=False)
+            (ids,) = self.tokenizer.encode([text.removesuffix(self.end)], special=False)
             assert isinstance(ids, list)
-            ids = ids + ([self.end_id] if text.endswith(END) else [])
+            ids = ids + ([self.end_id] if text.endswith(self.end) else [])
             limit = generate.max_new_tokens or MAX_NEW
             outcome: Outcome = Completed(stop=StopReason.END_TOKEN) if len(ids) <= limit else Truncated()
             ids = ids[:limit]
@@ -94,7 +95,7 @@ class ReplyingEngine:
 
     @property
     def end_id(self) -> int:
-        found = self.tokenizer.token_id(END)
+        found = self.tokenizer.token_id(self.end)
         assert found is not None
         return found
 
@@ -114,11 +115,20 @@ class ReplyingEngine:
 class FunctionBench:
     """One engine with the process that plays its episodes, the actor played by hand."""
 
-    def __init__(self, model: Path, options: EpisodeOptions, *, uses_chat: bool = False) -> None:
+    def __init__(
+        self,
+        model: Path,
+        options: EpisodeOptions,
+        *,
+        uses_chat: bool = False,
+        end: str = END,
+        max_context: int = MAX_CONTEXT,
+        max_new: int = MAX_NEW,
+    ) -> None:
         self.tokenizer = TextTokenizer(model)
-        self.engine = ReplyingEngine(self.tokenizer)
+        self.engine = ReplyingEngine(self.tokenizer, end)
         self.driver = open_functions(
-            options, model, max_context=MAX_CONTEXT, max_response_tokens=MAX_NEW, uses_chat=uses_chat
+            options, model, max_context=max_context, max_response_tokens=max_new, uses_chat=uses_chat
         )
         self.backend = EpisodeBackend(self.engine, self.driver)
         self.said: SimpleQueue[LocalEvent | BaseException] = SimpleQueue()

@@ -350,7 +350,9 @@ class EpisodeBackend:
                 key=issued.key,
                 attempt=turn.attempt,
                 purpose=issued.purpose,
-                prompt=Prompt(row=issued.prompt.row, epoch=issued.prompt.epoch, tokens=before),
+                prompt=Prompt(
+                    row=issued.prompt.row, epoch=issued.prompt.epoch, tokens=before, dataset=issued.prompt.dataset
+                ),
                 # The numbers of the sample's own stream would come again in every turn.
                 seed=mixed(issued.seed, _TURN_SEED, episode.num_turns) >> 1 if episode.num_turns > 1 else issued.seed,
                 deadline_version=issued.deadline_version,

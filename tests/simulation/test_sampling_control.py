@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -53,7 +53,7 @@ TRIAL = Trial(
     num_rows=12,
     faults=FAULTS,
 )
-POLICIES = (
+POLICIES: tuple[dict[str, Any], ...] = (
     {"policy": "sync", "max_staleness": 0, "update_mode": UpdateMode.DRAIN},
     {"policy": "one_step_off", "max_staleness": 1, "update_mode": UpdateMode.DRAIN},
     {},
@@ -74,7 +74,7 @@ def entries_of(trial: Trial) -> list[LedgerEntry]:
     return entries
 
 
-def trial(policy: dict[str, object], **changes: object) -> Trial:
+def trial(policy: dict[str, Any], **changes: object) -> Trial:
     return msgspec.structs.replace(TRIAL, **policy, **changes)
 
 
@@ -83,7 +83,7 @@ def of(entries: Sequence[LedgerEntry], kind: type[LedgerEntry]) -> list[LedgerEn
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: str(policy.get("policy", "fully_async")))
-def test_groups_are_kept_when_a_filter_turns_almost_everything_away(policy: dict[str, object]) -> None:
+def test_groups_are_kept_when_a_filter_turns_almost_everything_away(policy: dict[str, Any]) -> None:
     judging = JudgingModel(rejection_rate=0.95)
     entries = entries_of(trial(policy, judging=judging, keep_when_insufficient=2))
     since_batch = num_kept = 0
@@ -105,7 +105,7 @@ def test_groups_are_kept_when_a_filter_turns_almost_everything_away(policy: dict
 
 @pytest.mark.parametrize("drops", ["before_statistics", "after_statistics"])
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: str(policy.get("policy", "fully_async")))
-def test_dropped_samples_end_once_as_filtered(policy: dict[str, object], drops: str) -> None:
+def test_dropped_samples_end_once_as_filtered(policy: dict[str, Any], drops: str) -> None:
     entries = entries_of(trial(policy, judging=JudgingModel(drop_rate=0.3), drop_samples=drops, shows_groups=True))
     ends: Counter[TerminalState] = Counter()
     num_counted = 0
@@ -119,7 +119,7 @@ def test_dropped_samples_end_once_as_filtered(policy: dict[str, object], drops: 
 
 @pytest.mark.parametrize("has_priority", [False, True])
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: str(policy.get("policy", "fully_async")))
-def test_rows_are_recorded_once_for_each_group_that_comes_in(policy: dict[str, object], has_priority: bool) -> None:
+def test_rows_are_recorded_once_for_each_group_that_comes_in(policy: dict[str, Any], has_priority: bool) -> None:
     replay = ReplayOptions(fraction=0.5, below_reward=0.6, max_times=2)
     entries = entries_of(trial(policy, has_priority=has_priority, replay=replay))
     rows = [row for entry in entries if isinstance(entry, RowsRecorded) for row in entry.rows]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -34,6 +34,11 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
+def settings_of(name: str, plan: RunPlan) -> Any:  # noqa: ANN401 - each actor has its own
+    machine: Any = build_machine(name, plan)
+    return machine.settings
+
+
 def everything(file: Path, *more: str) -> Scenario:
     folder = file.parent
     return load_scenario(
@@ -55,7 +60,7 @@ def test_a_scenario_may_have_all_of_it_and_every_actor_is_told(file: Path) -> No
     scenario = everything(file)
     check_user_code(scenario)
     plan = RunPlan(scenario=scenario, run_id="x", run_folder="", model_folder="", num_rows=100)
-    told = build_machine("filter", plan).settings  # type: ignore[attr-defined]
+    told = settings_of("filter", plan)
     assert (told.has_sample_function, told.drop_samples, told.has_hook, told.offers_rejected) == (
         True,
         "after_statistics",
@@ -63,16 +68,16 @@ def test_a_scenario_may_have_all_of_it_and_every_actor_is_told(file: Path) -> No
         True,
     )
     assert told.judge_timeout_s > 60 + 5 * scenario.sampling.samples_per_group - 1
-    buffer = build_machine("buffer", plan).settings  # type: ignore[attr-defined]
+    buffer = settings_of("buffer", plan)
     assert (buffer.keep_after_batches, buffer.mask_old_tokens, buffer.chooses_rows) == (3, True, True)
-    assert build_machine("prompt_source", plan).settings.chooses_rows  # type: ignore[attr-defined]
+    assert settings_of("prompt_source", plan).chooses_rows
 
 
 def test_without_any_of_it_nothing_is_different(file: Path) -> None:
     plan = RunPlan(scenario=load_scenario(file), run_id="x", run_folder="", model_folder="", num_rows=100)
-    told = build_machine("filter", plan).settings  # type: ignore[attr-defined]
+    told = settings_of("filter", plan)
     assert [told.has_sample_function, told.has_hook, told.offers_rejected] == [False] * 3
-    buffer = build_machine("buffer", plan).settings  # type: ignore[attr-defined]
+    buffer = settings_of("buffer", plan)
     assert (buffer.keep_after_batches, buffer.mask_old_tokens, buffer.chooses_rows) == (None, False, False)
 
 

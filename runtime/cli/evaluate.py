@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 from rich import box
 from rich.markup import escape
 from rich.table import Table
@@ -28,7 +29,9 @@ from penstock.runtime.cli.runs import SCENARIO_NAME, hold_run, make_run_folder
 from penstock.runtime.errors import UserError
 from penstock.runtime.observability.evaluations import read_evaluations
 from penstock.runtime.observability.texts import NOTHING, number_text
+from penstock.runtime.scenario.evaluation_rules import sets_of
 from penstock.runtime.scenario.load import overridden_source, scenario_from
+from penstock.runtime.scenario.paths import MADE_DATA
 from penstock.runtime.scenario.source import Place, Source, read_source
 
 if TYPE_CHECKING:
@@ -140,7 +143,30 @@ def evaluation_scenario(
         raise UserError(
             "the scenario is simulated: its engines have no model to evaluate; give another with --scenario"
         )
-    return scenario
+    return _without_training_data(scenario)
+
+
+def _without_training_data(scenario: Scenario) -> Scenario:
+    """The same evaluation, without a look at the rows that the model was trained on: they need not be here."""
+    sets = sets_of(scenario)
+    datasets = tuple(
+        replace(
+            dataset,
+            prompt_key=each.data.prompt_key,
+            label_key=each.data.label_key or "",
+            metadata_keys=each.data.metadata_keys,
+            metadata=each.data.metadata,
+            chat_template=each.data.chat_template,
+            template_arguments=each.data.template_arguments,
+            system_prompt=each.data.system_prompt or "",
+            tools_key=each.data.tools_key or "",
+            multimodal_keys=each.data.multimodal_keys,
+            skip_bad_rows=each.data.skip_bad_rows,
+            max_prompt_tokens=each.data.max_prompt_tokens,
+        )
+        for dataset, each in zip(scenario.evaluation.datasets, sets, strict=True)
+    )
+    return replace(scenario, data=sets[0].data, evaluation=replace(scenario.evaluation, datasets=datasets))
 
 
 def asked_settings(
@@ -322,7 +348,7 @@ def _named(text: str) -> tuple[str, str]:
     """Name and absolute path of ``--data``; without a name it is that of the file."""
     head, separator, tail = text.partition("=")
     name, path = (head, tail) if separator and _NAME.fullmatch(head) else ("", text)
-    if not path.startswith(("lines:", "reasoning_gym:")):
+    if not path.startswith(MADE_DATA):
         path = str(Path.cwd() / Path(path).expanduser())
     if not name:
         stem = _SUFFIXES.sub("", Path(path.partition("@[")[0]).name)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.backends.data.media import media_columns
 from penstock.backends.data.problems import DataError
 from penstock.backends.data.sources import parse_source
 from penstock.backends.engines.options import kinds
 from penstock.backends.evaluation.options import EvaluationOptions
 from penstock.backends.evaluation.sets import RunSettings, evaluation_sets
+from penstock.runtime.scenario.data_rules import SEES_MEDIA
 from penstock.runtime.scenario.paths import is_user_code
 from penstock.runtime.scenario.reward_names import reward_problem
 
@@ -94,11 +96,25 @@ def _set_rules(s: Scenario, index: int, each: EvaluationSet) -> Iterator[tuple[K
             f"at temperature 0 the {n} answers to a prompt are all the same; set it to 1, or the dataset's "
             "sampling.temperature above 0",
         )
+    if not each.data.chat_template:
+        for key in ("system_prompt", "tools_key", "template_arguments"):
+            if _is_given(dataset, (key,)) and getattr(each.data, key):
+                yield key_of(key), "is for the chat template; set chat_template: true for the dataset, or remove it"
+    if media_columns(each.data.multimodal_keys):
+        yield from _media(s, each, key_of("multimodal_keys"))
     yield from _lengths(s, each, key_of("sampling", "max_response_tokens"), key_of("max_prompt_tokens"))
     if each.generate is not None and not is_user_code(each.generate):
         yield key_of("generate"), f"must be file.py:function; found '{each.generate}'"
     if problem := reward_problem(each.reward.function):
         yield key_of("reward", "function"), problem
+
+
+def _media(s: Scenario, each: EvaluationSet, key: KeyPath) -> Iterator[tuple[KeyPath, str]]:
+    if not each.data.chat_template:
+        yield key, "where images, videos and sounds stand is the chat template's to say; set chat_template: true"
+    blind = sorted(kinds(s.engines) - SEES_MEDIA)
+    if blind:
+        yield key, f"engines of the backend {blind[0]} take text only; set engines.backend: sglang, or remove it"
 
 
 def _lengths(

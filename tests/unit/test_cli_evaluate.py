@@ -59,6 +59,7 @@ def test_a_checkpoint_is_evaluated_as_its_run_says_and_not_trained(checkpoint: P
     assert sums.data.path == str(checkpoint.parents[1] / "sums.jsonl")
     assert (sums.samples_per_prompt, sums.k, sums.sampling.temperature) == (4, (1, 2), 0.5)
     assert (riddles.reward.function, riddles.data.label_key) == ("gpqa", "answer")
+    assert scenario.data.path == sums.data.path  # the rows of the training need not be here
 
 
 def test_options_count_for_every_dataset_over_what_it_says(checkpoint: Path) -> None:

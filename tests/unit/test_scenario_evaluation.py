@@ -172,3 +172,32 @@ evaluation:
 
     open_evaluation_rewards(scenario.reward, scenario.sampling.max_response_tokens, sets_of(scenario), opening)
     assert opened == ["lines", "random"]
+
+
+def test_a_dataset_of_a_run_with_several_sources_is_one_file_read_at_once(tmp_path: Path) -> None:
+    text = """
+evaluation: {datasets: [{name: a, path: a.jsonl, chat_template: true, system_prompt: be brief}]}
+"""
+    file = tmp_path / "several.yaml"
+    several = (
+        "data: {label_key: answer, system_prompt: think, chat_template: true, stream: true, "
+        "sources: [{path: x.jsonl}, {path: y.jsonl}]}"
+    )
+    file.write_text("run: {name: example}\nmodel: {make: xs}\n" + several + text)
+    [each] = sets_of(load_scenario(file))
+    assert (each.data.path, each.data.sources, each.data.stream) == (str(tmp_path / "a.jsonl"), (), False)
+    assert (each.data.system_prompt, each.data.label_key) == ("be brief", "answer")
+
+
+@pytest.mark.parametrize(
+    ("dataset", "said"),
+    [
+        ("system_prompt: be brief", "system_prompt: is for the chat template"),
+        ("multimodal_keys: {image: images}", "multimodal_keys: where images, videos and sounds stand"),
+        ("chat_template: true, multimodal_keys: {image: images}", "engines of the backend torch take text only"),
+    ],
+)
+def test_what_a_dataset_asks_of_template_and_engines_is_checked(tmp_path: Path, dataset: str, said: str) -> None:
+    with pytest.raises(ScenarioError) as caught:
+        loaded(tmp_path, f"evaluation: {{datasets: [{{name: a, path: a.jsonl, {dataset}}}]}}\n")
+    assert said in str(caught.value)

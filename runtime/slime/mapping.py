@@ -94,6 +94,7 @@ KEYS: Final[Mapping[str, tuple[str, Callable[[str], Plain]]]] = {
 
 SWITCHES: Final[Mapping[str, tuple[str, Plain]]] = {
     "apply-chat-template": ("data.chat_template", True),
+    "mask-offpolicy-in-partial-rollout": ("staleness.mask_old_tokens", True),
     "sequence-parallel": ("learner.megatron.sequence_parallel", True),
     "overlap-grad-reduce": ("learner.megatron.overlap_grad_reduce", True),
     "overlap-param-gather": ("learner.megatron.overlap_param_gather", True),
@@ -189,7 +190,6 @@ NO_COUNTERPART: Final[Mapping[str, str]] = {
     "custom-megatron-init-path": "the learner's own code is not a place for functions",
     "custom-megatron-before-log-prob-hook-path": "the learner's own code is not a place for functions",
     "custom-megatron-before-train-step-hook-path": "the learner's own code is not a place for functions",
-    "mask-offpolicy-in-partial-rollout": "staleness.on_stale: mask masks what is too old, and nothing else",
     "multimodal-keys": "prompts are text",
     "tool-key": "agents come through the gateway with their tools (docs/gateway.md)",
     "use-opd": _TEACHER,

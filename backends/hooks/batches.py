@@ -6,6 +6,9 @@ Invariants:
 * Tokens that a conversion leaves out are counted as masked, so that the books of tokens balance.
 """
 
+# torch.from_numpy and NumPy's tolist are typed in part only:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import math

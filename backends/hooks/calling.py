@@ -9,7 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from penstock.backends.user_code import UserCodeError, described, error_place, load_object, split_spec
 
@@ -44,7 +44,7 @@ class Hook(Generic[Result]):
             raise UserCodeError(f"{key}: {spec}: expected a function, found {_kind(found)}")
         if inspect.iscoroutinefunction(found) or inspect.isgeneratorfunction(found):
             raise UserCodeError(f"{key}: {spec}: expected a plain function, found one with async or yield")
-        self._function: Callable[..., Result] = found
+        self._function = cast("Callable[..., Result]", found)
 
     def __call__(self, *given: object) -> Result:
         """Call it.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import torch
 
@@ -99,10 +99,10 @@ def checked_importance(hook: Hook[object], returned: object, count: int) -> Impo
     Raises:
         HookError: it is something else than weights, and figures by name.
     """
-    weights, figures = returned if isinstance(returned, ImportanceWeights) else (returned, {})
-    checked = checked_tensor(hook, weights, count=count, axis="trained tokens", least=0.0)
+    given = returned if isinstance(returned, ImportanceWeights) else ImportanceWeights(cast("Tensor", returned), {})
+    checked = checked_tensor(hook, given.weights, count=count, axis="trained tokens", least=0.0)
     values: dict[str, Tensor] = {}
-    for name, value in figures.items():
+    for name, value in given.figures.items():
         if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance]  # of the user's
             raise hook.fault(f"returned a figure with the name {name!r}; expected text, such as 'train/my_weight'")
         values[name] = checked_tensor(hook, value, count=count, axis=f"trained tokens, of '{name}'")

@@ -1,5 +1,8 @@
 """What is wrong with a sequence that a conversion returned."""
 
+# What a user's function put in place of an array is of any type:
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING

@@ -10,6 +10,9 @@ Invariants:
 | for the function | it; at the latest the deadline of the call, by a signal to this process |
 """
 
+# What is compared is of any type:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import copy

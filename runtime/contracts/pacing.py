@@ -59,7 +59,7 @@ def _check_targets(policy: StalenessPolicy) -> str | None:
             ready=min(ready, outstanding),
             target_outstanding=16,
         )
-        found: object = policy.target(state)
+        found = cast("object", policy.target(state))
         if isinstance(found, bool) or not isinstance(found, int) or found < 0:
             raise ContractError(f"target({state}) returned {found!r}; expected a whole number from 0 on")
         check_same(found, policy.target(state))
@@ -76,9 +76,10 @@ def _check_ranks(policy: StalenessPolicy) -> None:
     ]
     ranks: list[tuple[int, ...]] = []
     for group in groups:
-        found: object = policy.rank(group)
-        if not isinstance(found, tuple) or not all(isinstance(part, int) for part in cast("tuple[object, ...]", found)):
-            raise ContractError(f"rank({group}) returned {found!r}; expected a tuple of whole numbers")
-        check_same(found, policy.rank(group))
-        ranks.append(cast("tuple[int, ...]", found))
+        returned = cast("object", policy.rank(group))
+        parts = cast("tuple[object, ...]", returned) if isinstance(returned, tuple) else None
+        if parts is None or not all(isinstance(part, int) for part in parts):
+            raise ContractError(f"rank({group}) returned {returned!r}; expected a tuple of whole numbers")
+        check_same(parts, policy.rank(group))
+        ranks.append(cast("tuple[int, ...]", parts))
     sorted(ranks)

@@ -14,7 +14,7 @@ import asyncio
 import dataclasses
 import json
 import tempfile
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -144,16 +144,16 @@ class _Words:
         tokenizer = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(alphabet)}, merges=[]))
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.decoder = decoders.ByteLevel()
-        tokenizer.add_special_tokens(["<|im_start|>", END_TOKEN])
+        tokenizer.add_special_tokens(["<|im_start|>", END_TOKEN])  # pyright: ignore[reportUnknownMemberType]
         tokenizer.save(str(folder / "tokenizer.json"))
         config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END_TOKEN, "chat_template": TEMPLATE}
         (folder / "tokenizer_config.json").write_text(json.dumps(config))
-        self._folder = folder
+        self._template = ChatTemplate(folder)
         self.tokenizer = TextTokenizer(folder)
 
-    @cached_property
+    @property
     def template(self) -> ChatTemplate:
-        return ChatTemplate(self._folder)
+        return self._template
 
     def encoded(self, text: str) -> Sequence[int]:
         """Ids of a text."""
@@ -177,14 +177,14 @@ class _Model:
         self._words = words
         self.num_turns = 0
 
-    async def turn(self, request: TurnAsked) -> Answer:
+    async def turn(self, asked: TurnAsked) -> Answer:
         """The next thing that the script says, within the limit of the request."""
         says = self._script.says[min(self.num_turns, len(self._script.says) - 1)]
         self.num_turns += 1
         ids = [*self._words.encoded(says), self._words.end_id]
         ended_by: EndedBy = "end_token"
-        if self._script.is_cut or len(ids) > request.max_new_tokens:
-            ids, ended_by = ids[: min(len(ids) - 1, request.max_new_tokens)], "length"
+        if self._script.is_cut or len(ids) > asked.max_new_tokens:
+            ids, ended_by = ids[: min(len(ids) - 1, asked.max_new_tokens)], "length"
         await asyncio.sleep(0)  # an engine never answers in the same turn of the loop
         return Answer(tuple(ids), (-0.5,) * len(ids), ((1, len(ids)),) if ids else (), ended_by)
 

@@ -1,5 +1,8 @@
 """Hooks for tests: some do what Penstock does itself, so that what comes of them can be compared; some are wrong."""
 
+# Tensor.tolist is typed in part only:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import random

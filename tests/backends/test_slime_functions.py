@@ -52,7 +52,7 @@ def blocks() -> list[str]:
 
 def changed() -> dict[str, tuple[str, str]]:
     """Name → kind and text, of each function after the change."""
-    found = {}
+    found: dict[str, tuple[str, str]] = {}
     for text in blocks():
         if match := OURS.match(text):
             found[match[2]] = (match[1], text)

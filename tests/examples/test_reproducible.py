@@ -1,6 +1,9 @@
 """The same seed gives the same samples and the same weights in ``sync``, bit for bit on one machine; also when an
 engine is killed in one of the two runs."""
 
+# pyarrow and safetensors are typed in part only:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 import os

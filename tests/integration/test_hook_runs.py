@@ -85,7 +85,7 @@ def overrides(folder: Path) -> list[str]:
     return [*SHORT, f"reward.function={file}:reward"]
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_run_with_a_function_in_every_place_loses_nothing(tmp_path: Path, num_ranks: int) -> None:
     file = tmp_path / "mine.py"
     functions = (

@@ -25,12 +25,13 @@ from penstock.backends.stores.memory import MemoryStore
 from penstock.backends.stores.protocol import LedgerStoreError
 from penstock.backends.stores.sqlite import SqliteStore
 from penstock.backends.stores.tables import LEDGER_FILE
-from penstock.messages.flow import GrantSpan
+from penstock.messages.flow import GrantSpan, GroupRow
 from penstock.messages.ledger import (
     CheckpointRecorded,
     GroupsGranted,
     LedgerEntry,
     PayloadsReleased,
+    RowsRecorded,
     StepRecorded,
     VersionRecorded,
 )
@@ -142,6 +143,25 @@ def test_masked_tokens_may_be_older_than_the_bound(tmp_path: Path) -> None:
     assert not audit_ledger(ledger_of([*entries, masked], tmp_path)).findings
 
 
+def test_where_old_tokens_are_masked_the_age_of_a_sample_is_that_of_its_newest_ones() -> None:
+    entries = make.whole_run()[:3]
+    for version in range(1, 3):
+        first = 4 * version
+        entries += [make.granted(first, 4), make.admitted(first), make.admitted(first + 1)]
+        entries += [make.leased(version, first, first + 1), make.trained(version, first, first + 1, age=version - 1)]
+    spread = make.admitted(0)
+    notes = tuple(msgspec.structs.replace(note, newest_version=1) for note in spread.samples)
+    groups = [msgspec.structs.replace(spread, samples=notes), make.admitted(1)]
+    lease = msgspec.structs.replace(make.leased(3, 0, 1), mask_old_tokens=True)
+    assert not fold([*entries, *groups, lease, make.trained(3, 0, 1, age=2)]).findings
+    both = [
+        msgspec.structs.replace(g, samples=tuple(msgspec.structs.replace(note, newest_version=1) for note in g.samples))
+        for g in groups
+    ]
+    assert not fold([*entries, *both, lease, make.trained(3, 0, 1, age=1, masked=2)]).findings
+    assert fold([*entries, *both, lease, make.trained(3, 0, 1, age=2)]).findings
+
+
 class Copyist:
     """Watches a virtual run and writes what it commits to a file as well."""
 
@@ -200,6 +220,11 @@ def changed(position: int, **changes: object) -> Edit:
     return edit
 
 
+def drawn(*rows: tuple[int, int]) -> RowsRecorded:
+    """Group and row."""
+    return RowsRecorded(rows=tuple(GroupRow(group_id, row, 0, -1) for group_id, row in rows))
+
+
 WRONG: dict[str, tuple[Edit, int, str]] = {
     "no run": (lambda entries: entries.pop(0), 1, "the first entry is VersionRecorded, it must be RunRecorded"),
     "another run": (inserted(2, msgspec.structs.replace(make.run(), seed=1)), 2, "the run is said to be another one"),
@@ -251,6 +276,9 @@ WRONG: dict[str, tuple[Edit, int, str]] = {
         4,
         "group 0 gets the deadline 5: its tokens and its grant make it 2",
     ),
+    "a row twice": (inserted(4, drawn((0, 1), (0, 2))), 4, "group 0 is given a row twice"),
+    "a row that is not there": (inserted(4, drawn((0, 10**9))), 4, "group 0 is drawn from row 1000000000, the dataset"),
+    "a row too late": (inserted(5, drawn((0, 1))), 5, "group 0 is given a row when it is admitted already"),
     "closed twice": (inserted(7, make.closed(2)), 7, "group 2 is closed when it is closed already"),
     "closed after its training": (inserted(10, make.closed(0)), 10, "group 0 is closed when it is trained already"),
     "closed while it is leased": (inserted(8, make.closed(0)), 8, "group 0 is closed when it is leased already"),

@@ -34,6 +34,8 @@ FOREIGN = re.compile(
 CATCHES_EVERYTHING = {
     "backends/data/tokenizer.py": "the tokenizers library raises Exception itself",
     "backends/rewards/worker.py": "the user's code may raise anything, and that is its answer",
+    "runtime/contracts/checks.py": "the user's code may raise anything, and that is what a contract finds",
+    "runtime/contracts/playing.py": "the user's code may raise anything, and that is how its episode ends",
     "runtime/hosts/ray/driver.py": "the edge of a process: the launcher tells where the story is",
     "runtime/hosts/ray/process.py": "the edge of a process: whatever it is, the supervisor hears the story",
 }

@@ -210,7 +210,8 @@ def group_judged(call: GroupCall, elapsed_s: float, returned: object, key: str |
     Raises:
         NoRewardError: it is no list of as many.
     """
-    plain = returned.tolist() if hasattr(returned, "tolist") else returned  # pyright: ignore[reportAttributeAccessIssue]
+    as_list = getattr(returned, "tolist", None)  # of NumPy and torch
+    plain: object = as_list() if callable(as_list) else returned
     if not isinstance(plain, list | tuple):
         raise NoRewardError(
             f"the reward function returned {_short(plain)} for a group; expected a list with one reward for each of "

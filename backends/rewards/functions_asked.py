@@ -152,5 +152,7 @@ def _asked_in(path: Path, name: str, changed_ns: int) -> frozenset[str]:
 
 
 def _defined(body: list[ast.stmt], name: str) -> ast.stmt | None:
-    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-    return next((each for each in reversed(body) if isinstance(each, kinds) and each.name == name), None)
+    for each in reversed(body):
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and each.name == name:
+            return each
+    return None

@@ -24,25 +24,26 @@ if TYPE_CHECKING:
 
 CONJUNCTIONS: Final = frozenset("for and nor but or yet so".split())
 PERSON_NAMES: Final = tuple(
-    "Emma Liam Sophia Jackson Olivia Noah Ava Lucas Isabella Mason Mia Ethan Charlotte Alexander Amelia Benjamin "
-    "Harper Leo Zoe Daniel Chloe Samuel Lily Matthew Grace Owen Abigail Gabriel Ella Jacob Scarlett Nathan Victoria Elijah "
-    "Layla Nicholas Audrey David Hannah Christopher Penelope Thomas Nora Andrew Aria Joseph Claire Ryan Stella "
-    "Jonathan".split()
+    "Emma Liam Sophia Jackson Olivia Noah Ava Lucas Isabella Mason Mia Ethan Charlotte Alexander Amelia "
+    "Benjamin Harper Leo Zoe Daniel Chloe Samuel Lily Matthew Grace Owen Abigail Gabriel Ella Jacob "
+    "Scarlett Nathan Victoria Elijah Layla Nicholas Audrey David Hannah Christopher Penelope Thomas Nora "
+    "Andrew Aria Joseph Claire Ryan Stella Jonathan".split()
 )
 """As the instruction itself lists them."""
 PRONOUNS: Final = frozenset(
-    "i me my mine myself we us our ours ourselves you your yours yourself yourselves he him his himself she her hers "
-    "herself it its itself they them their theirs themselves this that these those who whom whose which what someone "
-    "somebody something anyone anybody anything everyone everybody everything nobody nothing none each other another "
-    "one oneself".split()
+    "i me my mine myself we us our ours ourselves you your yours yourself yourselves he him his himself "
+    "she her hers herself it its itself they them their theirs themselves this that these those who whom "
+    "whose which what someone somebody something anyone anybody anything everyone everybody everything "
+    "nobody nothing none each other another one oneself".split()
 )
 STOP_WORDS: Final = frozenset(
-    "a an the and or but if while of at by for with about against between into through during before after above below "
-    "to from up down in out on off over under again further then once here there when where why how all any both each "
-    "few more most other some such no nor not only own same so than too very can will just should now i me my myself "
-    "we our ours ourselves you your yours yourself yourselves he him his himself she her hers herself it its itself they "
-    "them their theirs themselves what which who whom this that these those am is are was were be been being have has "
-    "had having do does did doing as until because don t s".split()
+    "a an the and or but if while of at by for with about against between into through during before "
+    "after above below to from up down in out on off over under again further then once here there when "
+    "where why how all any both each few more most other some such no nor not only own same so than too "
+    "very can will just should now i me my myself we our ours ourselves you your yours yourself "
+    "yourselves he him his himself she her hers herself it its itself they them their theirs themselves "
+    "what which who whom this that these those am is are was were be been being have has had having do "
+    "does did doing as until because don t s".split()
 )
 PRIMES: Final = frozenset(n for n in range(2, 200) if all(n % d for d in range(2, int(n**0.5) + 1)))
 PUNCTUATION: Final = (".", ",", "!", "?", ";", ":", "-", "'", '"', "(", ")")

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 import msgspec
 
@@ -21,6 +21,12 @@ _PLACEHOLDER: Final = re.compile(r"\[[^\[\]\n]{1,200}\]")
 _HIGHLIGHT: Final = re.compile(r"\*\*[^*\n]*[^*\s][^*\n]*\*\*|\*[^*\n]*[^*\s][^*\n]*\*")
 _TITLE: Final = re.compile(r"<<[^<>\n]*[^<>\s][^<>\n]*>>")
 _FENCE: Final = re.compile(r"\A\s*```(?:json|JSON|Json)?\s*\n?(.*?)\n?\s*```\s*\Z", re.DOTALL)
+
+
+class _Langid(Protocol):
+    """The part of ``py3langid`` that is used."""
+
+    def classify(self, text: str) -> tuple[str, float]: ...
 
 
 def _count_word(response: str, word: str) -> int:
@@ -41,8 +47,8 @@ def _language(response: str, given: Given) -> bool:
     wanted = given.text("language").partition("-")[0]
     import py3langid
 
-    found, _ = py3langid.classify(response)
-    return bool(found == wanted)
+    library = cast("_Langid", py3langid)
+    return library.classify(response)[0] == wanted
 
 
 def _paragraphs(response: str, given: Given) -> bool:

@@ -54,7 +54,7 @@ class Given:
     def texts(self, name: str) -> Sequence[str]:
         """A list of texts, at least one."""
         value = self._arguments.get(name)
-        items = cast("list[object]", value) if isinstance(value, list) else []
+        items: list[object] = cast("list[object]", value) if isinstance(value, list) else list[object]()
         found = [item for item in items if isinstance(item, str) and item]
         if not found or len(found) != len(items):
             raise self._lacks(name, "a list of texts", value)

@@ -57,7 +57,7 @@ def _of_row(metadata: Mapping[str, object]) -> Mapping[str, object]:
 
 def _names(metadata: Mapping[str, object]) -> Sequence[str]:
     value = _decoded(metadata.get(NAMES))
-    items = cast("list[object]", value) if isinstance(value, list) else []
+    items: list[object] = cast("list[object]", value) if isinstance(value, list) else list[object]()
     names = [item.strip() for item in items if isinstance(item, str) and item.strip()]
     if not names or len(names) != len(items):
         raise NoRewardError(
@@ -70,15 +70,15 @@ def _names(metadata: Mapping[str, object]) -> Sequence[str]:
 def _arguments(metadata: Mapping[str, object], num_names: int) -> Sequence[Mapping[str, object]]:
     value = _decoded(metadata.get("kwargs"))
     if value is None:
-        return [{}] * num_names
-    items = cast("list[object]", value) if isinstance(value, list) else [value]
-    found = [_decoded(item) or {} for item in items]
-    if len(found) != num_names or not all(isinstance(item, dict) for item in found):
+        return [dict[str, object]() for _ in range(num_names)]
+    items: list[object] = cast("list[object]", value) if isinstance(value, list) else [value]
+    found = [_decoded(item) for item in items]
+    if len(found) != num_names or not all(item is None or isinstance(item, dict) for item in found):
         raise NoRewardError(
             f"the column 'kwargs' has {len(found)} entries for {num_names} instructions; expected a list with an "
             "object for each"
         )
-    return cast("list[dict[str, object]]", found)
+    return [cast("dict[str, object]", item) if isinstance(item, dict) else {} for item in found]
 
 
 def _decoded(value: object) -> object:

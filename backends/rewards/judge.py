@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 
@@ -146,9 +146,10 @@ def filled(template: str, given: Mapping[str, object]) -> str:
         found = given[name]
         if not dot:
             return str(found)
-        if not isinstance(found, dict) or column not in found:
+        columns = cast("dict[str, object]", found) if isinstance(found, dict) else {}
+        if column not in columns:
             raise NoRewardError(f"reward.judge.template asks for {match[0]}, and the row has no such column")
-        inside: object = found[column]
+        inside = columns[column]
         return inside if isinstance(inside, str) else msgspec.json.encode(inside).decode()
 
     return _PLACEHOLDER.sub(value, template)

@@ -87,9 +87,9 @@ class RemoteReward:
         except NoRewardError as error:
             _settle(batch, [error] * len(batch))
             return
-        results = cast("list[object]", answer) if isinstance(answer, list) else None
-        if results is None or len(results) != len(batch):
-            found = f"{len(results)} results" if results is not None else f"a {type(answer).__name__}"
+        results: list[object] = cast("list[object]", answer) if isinstance(answer, list) else []
+        if len(results) != len(batch):
+            found = f"{len(results)} results" if isinstance(answer, list) else "no list"
             problem = NoRewardError(f"reward.remote: {found} for {len(batch)} samples; expected a list of as many")
             _settle(batch, [problem] * len(batch))
             return

@@ -85,7 +85,7 @@ class ServiceClient:
         """
         data = msgspec.json.encode(body)
         deadline_s = time.monotonic() + self._options.timeout_s
-        last = ""
+        last, number = "", 0
         for number in range(self._options.num_retries + 1):
             try:
                 await self._breaker.admit(deadline_s)

@@ -14,9 +14,15 @@ if TYPE_CHECKING:
 class Service(Protocol):
     """An ``async`` reward function with what it asks for."""
 
-    names: tuple[str, ...]
-    concurrency: int
-    """Calls that run side by side."""
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the arguments."""
+        ...
+
+    @property
+    def concurrency(self) -> int:
+        """Calls that run side by side."""
+        ...
 
     async def __call__(self, **given: object) -> object:
         """The result for one sample, or for one group."""

@@ -182,7 +182,7 @@ def _judge(s: Scenario, path: KeyPath, judge: JudgeOptions) -> Iterator[Broken]:
 
 def _judging_engine(s: Scenario, path: KeyPath, judge: JudgeOptions) -> Iterator[Broken]:
     if judge.engine == "self":
-        if kinds(s.engines) - {"recorded"} != {"sglang"}:
+        if kinds(s.engines) - {"recorded"} != frozenset({"sglang"}):
             yield (
                 path,
                 "engines of the backend sglang have an endpoint that a judge can be asked at, and those of this "

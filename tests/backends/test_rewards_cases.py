@@ -409,25 +409,25 @@ def test_all_instructions_of_a_row_have_to_be_followed() -> None:
     assert boxed(response="Well, \\boxed{all good}", metadata=metadata) == {"reward": 1.0, "followed": 1.0}
 
 
-@pytest.mark.parametrize(
-    ("metadata", "message"),
-    [
-        ({}, "needs the column 'instruction_id_list'"),
-        ({"instruction_id_list": []}, "needs the column 'instruction_id_list'"),
-        ({"instruction_id_list": ["words:start_verb"]}, "no checker for the instruction 'words:start_verb'"),
-        ({"instruction_id_list": ["count:numbers"], "kwargs": [{}, {}]}, "has 2 entries for 1 instructions"),
-        ({"instruction_id_list": ["count:numbers"], "kwargs": [{"N": "many"}]}, "have 'many' as 'N'"),
-        ({"instruction_id_list": ["count:numbers"], "kwargs": [{"N": None}]}, "have nothing as 'N'"),
-        ({"instruction_id_list": ["keywords:existence"], "kwargs": [{"keywords": []}]}, "expected a list of texts"),
-        (
-            {
-                "instruction_id_list": ["length_constraints:number_words"],
-                "kwargs": [{"num_words": 3, "relation": "about"}],
-            },
-            "expected 'at least' or 'less than'",
-        ),
-    ],
-)
+UNCHECKABLE: list[tuple[dict[str, object], str]] = [
+    ({}, "needs the column 'instruction_id_list'"),
+    ({"instruction_id_list": []}, "needs the column 'instruction_id_list'"),
+    ({"instruction_id_list": ["words:start_verb"]}, "no checker for the instruction 'words:start_verb'"),
+    ({"instruction_id_list": ["count:numbers"], "kwargs": [{}, {}]}, "has 2 entries for 1 instructions"),
+    ({"instruction_id_list": ["count:numbers"], "kwargs": [{"N": "many"}]}, "have 'many' as 'N'"),
+    ({"instruction_id_list": ["count:numbers"], "kwargs": [{"N": None}]}, "have nothing as 'N'"),
+    ({"instruction_id_list": ["keywords:existence"], "kwargs": [{"keywords": []}]}, "expected a list of texts"),
+    (
+        {
+            "instruction_id_list": ["length_constraints:number_words"],
+            "kwargs": [{"num_words": 3, "relation": "about"}],
+        },
+        "expected 'at least' or 'less than'",
+    ),
+]
+
+
+@pytest.mark.parametrize(("metadata", "message"), UNCHECKABLE)
 @pytest.mark.parametrize("response", ["some text", ""])
 def test_a_row_that_cannot_be_checked_gives_no_reward(metadata: dict[str, object], message: str, response: str) -> None:
     with pytest.raises(NoRewardError, match=message):

@@ -6,7 +6,7 @@ import asyncio
 import json
 import socket
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from aiohttp import web
@@ -71,7 +71,8 @@ class Service:
         body = await request.json()
         self._note(request, body)
         if isinstance(body, list):
-            return web.json_response([len(item["response"]) for item in body][: None if len(body) < 9 else 1])
+            items = cast("list[dict[str, str]]", body)
+            return web.json_response([len(item["response"]) for item in items][: None if len(items) < 9 else 1])
         if "responses" in body:
             return web.json_response([len(each) for each in body["responses"]])
         what, _, argument = body["response"].partition(" ")
@@ -155,7 +156,8 @@ def driver(folder: Path) -> Iterator[Callable[..., RewardDriver]]:
 
 
 def remote(service: Service, **options: Any) -> RewardOptions:  # noqa: ANN401 - of any type
-    return RewardOptions(function="remote", remote=RemoteOptions(url=f"{service.url}/score", **{**QUICK, **options}))
+    given: dict[str, Any] = {"url": f"{service.url}/score", **QUICK, **options}
+    return RewardOptions(function="remote", remote=RemoteOptions(**given))
 
 
 def test_a_sample_is_posted_and_answered_over_connections_that_are_kept(
@@ -236,7 +238,8 @@ def test_a_service_that_is_not_there_is_a_reason(driver: Callable[..., RewardDri
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{probe.getsockname()[1]}/score"
-    rewards = driver(RewardOptions(function="remote", remote=RemoteOptions(url=url, **{**QUICK, "num_retries": 1})))
+    given: dict[str, Any] = {"url": url, **QUICK, "num_retries": 1}
+    rewards = driver(RewardOptions(function="remote", remote=RemoteOptions(**given)))
     (reason,) = rewards.values(score_of("fine"))
     assert isinstance(reason, str)
     assert "cannot be reached" in reason
@@ -320,7 +323,7 @@ def test_calls_that_wait_for_a_place_do_not_lose_their_time(
 
 
 def judge(service: Service, **options: Any) -> RewardOptions:  # noqa: ANN401 - of any type
-    given = {"url": f"{service.url}/v1", "template": None, **QUICK, **options}
+    given: dict[str, Any] = {"url": f"{service.url}/v1", "template": None, **QUICK, **options}
     return RewardOptions(function="judge", judge=JudgeOptions(**given))
 
 

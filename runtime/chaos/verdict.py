@@ -21,7 +21,7 @@ from penstock.backends.stores.tables import LEDGER_FILE
 from penstock.messages.evaluation import GroupEvaluated
 from penstock.messages.ledger import GroupClosed, GroupRecorded, LedgerEntry, StepRecorded
 from penstock.messages.names import is_engine
-from penstock.messages.samples import group_name
+from penstock.messages.samples import TerminalState, group_name
 from penstock.runtime.chaos.throughput import Throughput, window_of
 from penstock.runtime.observability.jsonl import read_rows
 from penstock.runtime.observability.summary import read_summary
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from penstock.messages.training import Balance
     from penstock.runtime.chaos.injector import Injected
     from penstock.runtime.chaos.watch import WatchedRun
 
@@ -74,6 +75,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     staleness_bound: int
     issued: int
     trained: int
+    evaluated: int = 0
     duplicate_groups: int
     """Trained under more than one version."""
     generated_again: int
@@ -165,7 +167,8 @@ def judge(
         max_staleness=history.max_staleness,
         staleness_bound=staleness_bound,
         issued=0 if balance is None else balance.issued,
-        trained=0 if balance is None else sum(c.num_samples for c in balance.ended if c.state == "trained"),
+        trained=_ended(balance, TerminalState.TRAINED),
+        evaluated=_ended(balance, TerminalState.EVALUATED),
         duplicate_groups=twice,
         generated_again=again,
         tokens_generated=0 if summary is None else summary.tokens_generated,
@@ -244,6 +247,10 @@ class _EventLogs:
             does = (row.at_s for row in rows if row.event == "GenerationAdvanced" or not is_engine(name))
             found += [at_s for at_s in [next(does, None)] if at_s is not None]
         return min(found, default=None)
+
+
+def _ended(balance: Balance | None, state: TerminalState) -> int:
+    return 0 if balance is None else sum(count.num_samples for count in balance.ended if count.state == state)
 
 
 def _generated_again(events: Sequence[EventRow], history: _History, started_unix_s: float) -> int:

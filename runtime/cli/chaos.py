@@ -177,7 +177,7 @@ def show_verdict(verdict: Verdict, console: Console) -> None:
     rows = (
         ("completed", f"{'yes' if verdict.completed else 'NO'}, {verdict.version} of {verdict.num_steps} steps"),
         ("drives", f"{len(verdict.exit_codes)}, exit codes {', '.join(map(str, verdict.exit_codes)) or '–'}"),
-        ("balance", f"{verdict.issued:,} samples issued, {verdict.trained:,} trained"),
+        ("balance", _balance(verdict)),
         ("staleness", f"largest {verdict.max_staleness}, bound {verdict.staleness_bound}"),
         ("duplicates", f"{verdict.duplicate_groups} groups trained twice, {verdict.generated_again} issued again"),
         ("tokens", f"{verdict.tokens_generated:,} generated, {verdict.tokens_wasted:,} wasted"),
@@ -194,6 +194,11 @@ def show_verdict(verdict: Verdict, console: Console) -> None:
     for problem in verdict.problems:
         console.print(f"[bold red]✗[/] {escape(problem)}")
     console.print("[bold green]clean[/]" if verdict.is_clean else "[bold red]NOT clean[/]")
+
+
+def _balance(verdict: Verdict) -> str:
+    text = f"{verdict.issued:,} samples issued, {verdict.trained:,} trained"
+    return f"{text}, {verdict.evaluated:,} evaluated" if verdict.evaluated else text
 
 
 def _fault_cells(row: FaultVerdict) -> tuple[str, ...]:

@@ -50,4 +50,4 @@ class ChaosRun:
         assert verdict.is_clean, f"{verdict}\n{output.read_text(errors='replace')}\n{self.logs()[-20_000:]}"
         assert verdict.version == verdict.num_steps
         assert all(fault.at_s is not None for fault in verdict.faults)
-        assert verdict.issued == verdict.trained > 0
+        assert verdict.issued == verdict.trained + verdict.evaluated > verdict.evaluated

@@ -54,7 +54,7 @@ class Given:
     def texts(self, name: str) -> Sequence[str]:
         """A list of texts, at least one."""
         value = self._arguments.get(name)
-        items: list[object] = cast("list[object]", value) if isinstance(value, list) else list[object]()
+        items = as_list(value)
         found = [item for item in items if isinstance(item, str) and item]
         if not found or len(found) != len(items):
             raise self._lacks(name, "a list of texts", value)
@@ -72,6 +72,11 @@ class Given:
     def _lacks(self, name: str, expected: str, found: object) -> NoRewardError:
         what = "nothing" if found is None else repr(found)[:60]
         return NoRewardError(f"the row's kwargs of {self._instruction} have {what} as {name!r}; expected {expected}")
+
+
+def as_list(value: object) -> list[object]:
+    """What is no list has nothing in it."""
+    return cast("list[object]", value) if isinstance(value, list) else []
 
 
 def words(text: str) -> list[str]:

@@ -18,7 +18,7 @@ import msgspec
 
 from penstock.backends.rewards import ifbench_checkers, ifeval_checkers
 from penstock.backends.rewards.functions import NoRewardError
-from penstock.backends.rewards.instruction_text import Given
+from penstock.backends.rewards.instruction_text import Given, as_list
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -57,7 +57,7 @@ def _of_row(metadata: Mapping[str, object]) -> Mapping[str, object]:
 
 def _names(metadata: Mapping[str, object]) -> Sequence[str]:
     value = _decoded(metadata.get(NAMES))
-    items: list[object] = cast("list[object]", value) if isinstance(value, list) else list[object]()
+    items = as_list(value)
     names = [item.strip() for item in items if isinstance(item, str) and item.strip()]
     if not names or len(names) != len(items):
         raise NoRewardError(

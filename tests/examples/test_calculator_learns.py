@@ -1,10 +1,13 @@
 """The calculator's example as it stands: it learns, an engine dies on the way, and no episode is lost."""
 
+# pyarrow is typed in part only:
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow.parquet as pq
 import pytest
@@ -46,8 +49,10 @@ def _check_masks(folder: Path) -> None:
     tokenizer = TextTokenizer(folder / "model")
     num_asked = 0
     for file in sorted((folder / "samples").rglob("*.parquet")):
-        for sample in pq.read_table(file, columns=["response_tokens", "loss_mask"]).to_pylist():
-            ids, mask = sample["response_tokens"], sample["loss_mask"]
+        rows = cast("list[dict[str, Any]]", pq.read_table(file, columns=["response_tokens", "loss_mask"]).to_pylist())
+        for row in rows:
+            ids: list[int] = row["response_tokens"]
+            mask: list[int] = row["loss_mask"] or [1] * len(ids)
             masked = tokenizer.decode([i for i, m in zip(ids, mask, strict=True) if not m])
             calls = tokenizer.decode([i for i, m in zip(ids, mask, strict=True) if m]).count(")")
             assert masked.count("=") == masked.count(";")

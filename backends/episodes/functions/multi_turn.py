@@ -12,6 +12,7 @@ complete turn when its engine dies.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
 MALFORMED: Final = (
     'error: this is no call of a tool; one is <tool_call>{"name": …, "arguments": {…}}</tool_call>, with valid JSON'
 )
-
-TRUNCATED: Final = "truncated"
 
 
 class State(msgspec.Struct):
@@ -97,11 +96,10 @@ class _Game:
             raise
         return self._end()
 
-    def _end(self, *, is_cut_off: bool = False) -> object:
-        state, outcome = self._state, TRUNCATED if is_cut_off else None
-        if state.reward is None:
-            return End(outcome=outcome)
-        return End(reward=state.reward, components=state.components, outcome=outcome)
+    def _end(self, *, is_cut_off: bool = False) -> End:
+        state = self._state
+        end = End(reward=state.reward, components=state.components if state.reward is not None else {})
+        return replace(end, outcome="truncated") if is_cut_off else end
 
     async def _begin(self) -> None:
         world, play = self._world, self._play

@@ -83,10 +83,13 @@ class AnswerFiles:
         self._tokenizer_folder = tokenizer_folder
         self._queue: SimpleQueue[KeepAnswers | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
+        self.num_answers = 0
+        """That were handed over, the missing ones included."""
 
     def keep(self, command: KeepAnswers, fail: Callable[[BaseException], None]) -> None:
         """Write a group soon; ``fail`` hears of what cannot be written."""
         self._queue.put(command)
+        self.num_answers += len(command.group.samples) + len(command.group.ended)
         if self._thread is None:
             self._thread = threading.Thread(target=self._write, args=(fail,), name="answers", daemon=True)
             self._thread.start()

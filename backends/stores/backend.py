@@ -81,8 +81,11 @@ class LedgerBackend:
             return BatchFetched(version=command.version, groups=(), is_gone=True)
 
     def gauges(self) -> tuple[Metric, ...]:
-        """Archives that are asked for and not written yet."""
-        return (Metric("ledger/archives_waiting", self._num_asked - self._num_written),)
+        """Archives that are asked for and not written yet, and answers of evaluations so far."""
+        waiting = Metric("ledger/archives_waiting", self._num_asked - self._num_written)
+        if self._answers is None:
+            return (waiting,)
+        return (waiting, Metric("evaluation/answers", self._answers.num_answers))
 
     def close(self, timeout_s: float) -> None:
         """Let the archive under way come to its end, and the answers that wait to be written."""

@@ -27,6 +27,8 @@ GENERATED_TOKENS: Final = "engine/generated_tokens"
 """Running total of one incarnation of an engine."""
 CPU_SECONDS: Final = "process/cpu_s"
 """CPU time of one incarnation's process so far, all its threads together."""
+ANSWERS: Final = "evaluation/answers"
+"""Of evaluations, as the Buffer's process counts them."""
 RUNNING: Final = "engine/running"
 COUNTED: Final = ("prompt_source/", "weight_publisher/", "filter/hook_", "filter/samples_failed")
 """Counters of these stand in ``metrics.jsonl`` as they were at each step."""

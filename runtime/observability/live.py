@@ -130,13 +130,21 @@ class LiveView:
     def actor(self, report: ActorReported) -> None:
         """An actor's report."""
         with self._lock:
+            known = self._state.num_answers
             self._state.actor(report, self._clock_s())
+            if self._state.total_answers and self._state.num_answers > known:
+                self._tell_answers()
             if not self._state.has_stepped:
                 fraction = next((metric.value for metric in report.metrics if metric.name == WARM_START), None)
                 if fraction is not None:  # some reports of the learner have no figures of its backend
                     first = "first" if self._state.version == 0 else "next"
                     text = f"warm start {100 * fraction:.0f} %" if fraction < 1 else f"generating the {first} batch"
                     self.phase(text)
+
+    def expect_answers(self, total: int) -> None:
+        """The run only evaluates, and so many answers are wanted."""
+        with self._lock:
+            self._state.total_answers = total
 
     def actor_lost(self, name: str) -> None:
         """This actor was given up and is being replaced."""
@@ -216,6 +224,12 @@ class LiveView:
             f"left {clock_text(state.left_s)}",
         ]
         return " · ".join(parts)
+
+    def _tell_answers(self) -> None:
+        now_s, state = self._clock_s(), self._state
+        self._end_phase(now_s)
+        if self._live is None and (self._is_plain_due(now_s) or state.num_answers >= state.total_answers):
+            self._print(f"{state.num_answers}/{state.total_answers} answers")
 
     def _is_plain_due(self, now_s: float) -> bool:
         if now_s - self._last_plain_s < self._plain_interval_s:

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Final
 
 from penstock.messages.names import is_engine
-from penstock.runtime.observability.figures import END_STEPS, RUNNING, RunFigures, mean
+from penstock.runtime.observability.figures import ANSWERS, END_STEPS, RUNNING, RunFigures, mean
 from penstock.runtime.observability.shares import Shares
 from penstock.runtime.observability.trackers import StepRow
 
@@ -44,6 +44,9 @@ class LiveState:
         self.figures = RunFigures(progress_tokens=0)
         self.recent_staleness: float | None = None
         """Mean age of the samples of the last step."""
+        self.num_answers = 0
+        self.total_answers = 0
+        """That are wanted, of a run that only evaluates."""
         self._step_times: list[float] = []
         self._first_version = 0
 
@@ -91,6 +94,8 @@ class LiveState:
         for metric in report.metrics:
             if metric.name == RUNNING and math.isfinite(metric.value):
                 actor.running = metric.value
+            elif metric.name == ANSWERS:
+                self.num_answers = max(self.num_answers, int(metric.value))
         if report.activities:
             actor.shares.add(report.activities)
             actor.activity = report.activities[-1].activity

@@ -59,6 +59,11 @@ def draw(state: LiveState, now_s: float, width: int, height: int) -> RenderableT
 def _head(state: LiveState, now_s: float, width: int) -> RenderableType:
     elapsed = clock_text(now_s - state.began_s)
     table = Table.grid(padding=(0, 1))
+    if state.total_answers:
+        bar = ProgressBar(total=state.total_answers, completed=state.num_answers, width=MAX_BAR)
+        told = Text(f"{state.num_answers}/{state.total_answers} answers")
+        table.add_row(Text(state.name, style="bold"), bar, told, Text(elapsed, style="dim"))
+        return table
     if not state.version:
         table.add_row(Text(state.name, style="bold"), Text(elapsed, style="dim"))
         return table

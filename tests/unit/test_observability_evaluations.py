@@ -17,10 +17,14 @@ from penstock.backends.engines.options import SamplingOptions
 from penstock.backends.evaluation.options import EvaluationDataset, EvaluationOptions, EvaluationSettings
 from penstock.backends.evaluation.sets import RunSettings, evaluation_sets
 from penstock.backends.rewards.options import RewardOptions
+from penstock.messages.base import Metric
 from penstock.messages.evaluation import EvaluatedDataset, EvaluatedRow, EvaluatedSample, EvaluationFinished
 from penstock.messages.samples import SampleEnd, SampleKey, TerminalState, VersionSpan
+from penstock.messages.training import ActorReported
 from penstock.runtime.observability.evaluations import evaluation_row, evaluation_text, read_evaluations
 from penstock.runtime.observability.live import LiveView
+from penstock.runtime.observability.live_state import LiveState
+from penstock.runtime.observability.live_view import draw
 from penstock.runtime.observability.metrics import RunMetrics
 from penstock.runtime.observability.recorder import RunRecorder
 from penstock.runtime.observability.report import render_report
@@ -169,3 +173,19 @@ def test_metrics_have_the_last_figures_by_dataset() -> None:
     text = generate_latest(metrics.registry).decode()
     assert 'penstock_evaluation{dataset="sums",figure="pass@1"} 0.25' in text
     assert "penstock_evaluation_version 20.0" in text
+
+
+def test_a_run_that_only_evaluates_tells_how_many_answers_there_are() -> None:
+    out = io.StringIO()
+    with LiveView("x", 25, Console(file=out, width=120), plain_interval_s=0) as view:
+        view.expect_answers(8)
+        for number in (3, 3, 8):
+            report = ActorReported(name="buffer", epoch=0, state="", metrics=(Metric("evaluation/answers", number),))
+            view.actor(report)
+    assert [line.split()[1] for line in out.getvalue().splitlines()] == ["3/8", "8/8"]
+    state = LiveState("x", 25, now_s=0.0)
+    state.total_answers, state.num_answers = 8, 3
+    terminal = Console(file=io.StringIO(), width=120, force_terminal=True)
+    with terminal.capture() as drawn:
+        terminal.print(draw(state, 1.0, 120, 40))
+    assert "3/8 answers" in drawn.get()

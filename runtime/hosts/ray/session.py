@@ -106,6 +106,9 @@ class Session:
                 prepared = preparation.finish(self._view.phase)
                 for text in prepared.notices:
                     self.on_notice("data", text)
+                if scenario.run.only == "evaluate":
+                    counts = zip(prepared.num_evaluation_prompts, sets_of(scenario), strict=True)
+                    self._view.expect_answers(sum(count * each.samples_per_prompt for count, each in counts))
                 plan = msgspec.msgpack.encode(prepared)
             assert plan is not None
             # Until here SIGTERM raises SystemExit, as Ray has it; from here to the end of the process a signal is

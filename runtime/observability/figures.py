@@ -187,8 +187,8 @@ class RunFigures:
 
     @property
     def counted(self) -> dict[str, float]:
-        """What PromptSource, WeightPublisher and the hook of the Filter count, over all their incarnations, and how far each source of prompts
-        has been gone through, by the name of the metric."""
+        """What PromptSource, WeightPublisher and the hook of the Filter count, over all their incarnations, and how far
+        each source of prompts has been gone through, by the name of the metric."""
         return {name: total.total for name, total in self._counted.items()} | self._cursors
 
     @property

@@ -116,7 +116,7 @@ def _reference(value: object, key: str, *, folder: Path, max_bytes: int) -> str:
     if isinstance(value, dict):
         form = cast("Mapping[str, object]", value)
         inner = next((form[name] for name in ("bytes", "url", "path") if form.get(name) is not None), None)
-        value = value if inner is None or isinstance(inner, dict) else inner
+        value = cast("object", form) if inner is None or isinstance(inner, dict) else inner
     if isinstance(value, bytes):
         _check_size(len(value), key, max_bytes)
         kind = next((name for magic, name in _MAGIC if value.startswith(magic)), "application/octet-stream")

@@ -84,7 +84,7 @@ def open_row_file(path: str, columns: Sequence[str], optional: Sequence[str] = (
     if suffix in JSONL_SUFFIXES:
         return _JsonlRows(file)
     if suffix in PARQUET_SUFFIXES:
-        return _ParquetRows(file, columns, optional)
+        return ParquetRows(file, columns, optional)
     raise DataError(
         f"{file}: rows cannot be read one by one from this kind of file; data.stream wants "
         f"{', '.join((*JSONL_SUFFIXES, *PARQUET_SUFFIXES))} or a folder of datasets"
@@ -130,7 +130,7 @@ class _JsonlRows:
         return parsed_line(f"{self._path}:{number}", line, is_first=number == 1)
 
 
-class _ParquetRows:
+class ParquetRows:
     """A Parquet file, by row groups."""
 
     def __init__(self, path: Path, columns: Sequence[str], optional: Sequence[str]) -> None:
@@ -168,6 +168,11 @@ class _ParquetRows:
         self._groups.move_to_end(group)
         (row,) = cast("list[dict[str, object]]", table.slice(offset - self._starts[group], 1).to_pylist())
         return RawRow(self._place(number), row)
+
+    @property
+    def num_kept(self) -> int:
+        """Row groups that are in memory."""
+        return len(self._groups)
 
     def close(self) -> None:
         self._groups.clear()

@@ -1,5 +1,8 @@
 """A tokenizer of one token a character, with a chat template that knows tools, arguments and images."""
 
+# tokenizers has types in part only:
+# pyright: reportUnknownMemberType=false, reportAttributeAccessIssue=false
+
 from __future__ import annotations
 
 import json

@@ -1,5 +1,8 @@
 """Images, videos and sounds of a prompt: references, places, and what a server is sent."""
 
+# pyarrow has types in part only:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import base64

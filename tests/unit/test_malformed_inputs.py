@@ -5,6 +5,9 @@ A clear message is one sentence or a few, that say where: the file (and, for a r
 exception of ours is one; any other would reach the user as a stack trace.
 """
 
+# pyarrow has types in part only:
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import gzip
@@ -27,6 +30,7 @@ from penstock.backends.data.recorded_rows import RecordedSettings
 from penstock.backends.data.streamed import StreamedRows
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 MAX_CONTEXT = 48
@@ -164,7 +168,7 @@ def arrow_without_file(path: Path) -> None:
     (path / "state.json").write_text('{"_data_files": [{"filename": "a.arrow"}]}')
 
 
-BAD_FILES: dict[str, tuple[str, Any, str]] = {
+BAD_FILES: dict[str, tuple[str, Callable[[Path], object] | None, str]] = {
     "not there": ("rows.jsonl", None, "there is no file"),
     "a folder": ("rows.jsonl", lambda path: path.mkdir(), "is a folder"),
     "empty": ("rows.jsonl", lambda path: path.touch(), "has no rows"),

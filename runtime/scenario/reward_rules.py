@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from penstock.backends.engines.options import kinds
 from penstock.backends.rewards.builtin import BUILT_IN
 from penstock.backends.rewards.functions import NAMES, REWARD
-from penstock.backends.rewards.functions_asked import CHOSEN, JUDGE, LENGTH_PENALTY, REMOTE, asked_functions
+from penstock.backends.rewards.functions_asked import CHOSEN, JUDGE, REMOTE, asked_functions
 from penstock.runtime.scenario.paths import is_user_code
 from penstock.runtime.scenario.reward_names import reward_problem
 
@@ -41,20 +41,20 @@ def reward_rules(s: Scenario) -> Iterator[Broken]:
     if next(_names(reward), None) is not None:
         return
     yield from _choice(reward, s.data.metadata_keys)
-    for path, function in _places(reward):
-        yield from _function(s, path, function, reward)
+    for path, function in _places(reward, s.sampling.max_response_tokens):
+        yield from _function(s, path, function)
 
 
-def _places(reward: RewardOptions) -> Iterator[tuple[KeyPath, FunctionOptions]]:
+def _places(reward: RewardOptions, limit: int) -> Iterator[tuple[KeyPath, FunctionOptions]]:
     """Every function that the block names, with its place; each filled in."""
-    alone = asked_functions(_without_choice(reward)).usual
+    alone = asked_functions(_without_choice(reward), max_response_tokens=limit).usual
     is_used = not reward.components or any(each.function == CHOSEN for each in reward.components)
     if is_used:
         yield BLOCK, alone[0].function
     for key, items in _lists(reward):
         for index, item in enumerate(items):
             if item.function != CHOSEN:
-                filled = asked_functions(_with(reward, item)).usual[0].function
+                filled = asked_functions(_with(reward, item), max_response_tokens=limit).usual[0].function
                 yield (*BLOCK, key, index), filled
 
 
@@ -126,31 +126,20 @@ def _choice(reward: RewardOptions, metadata_keys: Sequence[str]) -> Iterator[Bro
         )
 
 
-def _function(s: Scenario, path: KeyPath, function: FunctionOptions, reward: RewardOptions) -> Iterator[Broken]:
+def _function(s: Scenario, path: KeyPath, function: FunctionOptions) -> Iterator[Broken]:
     if function.per_group and not is_user_code(function.function) and function.function in SINGLE:
         yield (*path, "per_group"), f"'{function.function}' sees one sample; set it to false, or remove it"
-    if function.function == LENGTH_PENALTY:
-        given = function.length_penalty
-        assert given is not None
-        given_max = (given.max_tokens if _says_max(path, reward) else None) or s.sampling.max_response_tokens
-        if given.cache_tokens is not None and given.cache_tokens > given_max:
+    if (penalty := function.length_penalty) is not None:
+        cache, limit = penalty.cache_tokens or 0, penalty.max_tokens or 0
+        if cache > limit:
             yield (
                 (*path, "length_penalty", "cache_tokens"),
-                f"{given.cache_tokens} are more than the {given_max} of max_tokens; lower it",
+                f"{cache} are more than the {limit} of max_tokens; lower it",
             )
     if function.remote is not None:
         yield from _remote((*path, "remote"), function.remote, is_group=bool(function.per_group))
     if function.judge is not None:
         yield from _judge(s, (*path, "judge"), function.judge)
-
-
-def _says_max(path: KeyPath, reward: RewardOptions) -> bool:
-    if len(path) > 1:
-        items = reward.components if path[1] == "components" else reward.functions
-        own = items[int(path[2])].length_penalty
-        if own is not None:
-            return own.max_tokens is not None
-    return reward.length_penalty.max_tokens is not None
 
 
 def _remote(path: KeyPath, remote: RemoteOptions, *, is_group: bool) -> Iterator[Broken]:

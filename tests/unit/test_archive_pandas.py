@@ -10,9 +10,9 @@ import math
 from typing import TYPE_CHECKING, Any, cast
 
 import ledger_entries as make
-import pandas
+import pandas  # type: ignore[import-untyped]  # its stubs are a package of their own
 import pytest
-from pyarrow import parquet  # type: ignore[import-untyped]
+from pyarrow import parquet
 
 from penstock.actors.buffer.books import recorded
 from penstock.backends.stores.archive import COLUMNS, archive_samples
@@ -41,6 +41,8 @@ from penstock.messages.samples import (
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from penstock.messages.ledger import LedgerEntry
 
 FIRST = Part(
     tokens=pack_tokens([5, 6, 7]),
@@ -111,7 +113,7 @@ def kept(tmp_path: Path) -> Path:
     """The folder of a run's samples, with the one group of its one batch."""
     store = SqliteStore(tmp_path / "ledger.sqlite")
     store.claim(0)
-    begun = [make.run(), VersionRecorded(version=0), make.granted(0, 1)]
+    begun: list[LedgerEntry] = [make.run(), VersionRecorded(version=0), make.granted(0, 1)]
     trained = StepRecorded(version=1, group_ids=(0,), num_trained_tokens=4, max_staleness=0)
     store.commit([*begun, recorded(GROUP, 2), make.leased(1, 0), trained])
     archive_samples(store.reader(), tmp_path / "samples", 1, 1)

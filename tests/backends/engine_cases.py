@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
+    from penstock.backends.engines.torch.engine import OtherDrawing
     from penstock.backends.engines.torch.sampling import Sampler
     from penstock.backends.engines.torch.stopping import StopStrings
 
@@ -170,6 +171,7 @@ class Settings(TypedDict, total=False):
     sampler: Sampler
     stop_token_ids: frozenset[int]
     stop_strings: StopStrings | None
+    others: tuple[OtherDrawing, ...]
     progress_tokens: int | None
     records_experts: bool
 

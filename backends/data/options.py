@@ -101,11 +101,11 @@ class DataOptions(Options, frozen=True, kw_only=True):
     """Column with what the reward compares with; null when the rows have none."""
     metadata_keys: tuple[str, ...] = ()
     """Further columns that the reward function wants to see."""
-    metadata: dict[str, Scalar] = msgspec.field(default_factory=dict[str, Scalar])
+    metadata: dict[str, Scalar] = msgspec.field(default_factory=dict)  # pyright: ignore[reportUnknownVariableType]
     """What it sees besides, the same for each row."""
     chat_template: bool = False
     """Render prompts with the tokenizer's chat template; a string becomes one user message."""
-    template_arguments: dict[str, Scalar] = msgspec.field(default_factory=dict[str, Scalar])
+    template_arguments: dict[str, Scalar] = msgspec.field(default_factory=dict)  # pyright: ignore[reportUnknownVariableType]
     """Variables for the chat template (``enable_thinking: false``)."""
     system_prompt: str | None = None
     """A system message before the messages of each row that has none of its own; needs the chat template."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.learners.megatron.options import MegatronOptions
@@ -38,6 +39,7 @@ LAYOUTS: dict[str, tuple[str, int, dict[str, Any]]] = {
 }
 """Family, ranks, and keys of ``learner.megatron``."""
 
+HOOKS = Path(__file__).parents[1] / "backends" / "hook_examples.py"
 MOVING: dict[str, Any] = {"num_updates": 2, "num_passes": 2}
 OBJECTIVES: dict[str, tuple[ObjectiveOptions, dict[str, Any]]] = {
     "grpo, several steps": (objective("grpo"), MOVING),
@@ -48,6 +50,17 @@ OBJECTIVES: dict[str, tuple[ObjectiveOptions, dict[str, Any]]] = {
     "gspo": (objective("gspo", clip_low=0.2, clip_high=0.3), {"num_updates": 2}),
     "MIS by sequence": (
         objective("grpo", old_logprobs="recompute", correction="mis", kl_coef=0.1, entropy_coef=0.01), MOVING
+    ),
+    "functions of the user's": (
+        objective(
+            "grpo",
+            old_logprobs="recompute",
+            advantage_function=f"{HOOKS}:group_advantages",
+            reduction_function=f"{HOOKS}:mean_over_samples",
+            importance_function=f"{HOOKS}:truncated",
+            postprocess_function=f"{HOOKS}:doubled_rewards",
+        ),
+        MOVING,
     ),
     "reinforce++, KL in the reward": (objective("reinforce_plus_plus", kl_coef=0.1), {"num_updates": 2}),
     "dpo": (objective("dpo"), {}),

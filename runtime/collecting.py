@@ -1,5 +1,5 @@
-"""What ``run.only: rollout`` and ``run.only: evaluate`` make of a scenario: how many groups are collected, which is none
-where the run only evaluates, and how many may be outstanding.
+"""What ``run.only: rollout`` and ``run.only: evaluate`` make of a scenario: how many groups are collected (where
+the run only evaluates: none), and how many may be outstanding.
 
 The groups are made by one version of the model. A run that trains them afterwards, batch after batch, finds the last of
 them as many versions old as there are batches before; they are granted under that bound, and under no tighter one.

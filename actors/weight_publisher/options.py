@@ -19,7 +19,7 @@ class WeightsOptions(Options, frozen=True, kw_only=True):
     bucket_size_bytes: Annotated[int, Meta(ge=1 << 20)] = 256 << 20
     """So much is sent to an SGLang server at a time under ``distributed`` and ``tensor``."""
     names_function: str | None = None
-    """A function of yours that gives the name under which engines get a weight, for a model that they call otherwise, as
+    """A function of yours that gives the name under which engines get a weight, for a model that they call otherwise:
     file.py:function (docs/hooks.md)."""
     publish_every: Annotated[int, Meta(ge=1)] = 1
     """Batches between two publishes; at most ``staleness.max_staleness + 1``."""

@@ -35,8 +35,5 @@ def sums_row(seed: int, index: int) -> SumsRow:
     draw = random.Random(f"sums {seed} {index}")
     left, right = draw.randint(LOW, HIGH), draw.randint(LOW, HIGH)
     product = left * right
-    if draw.random() < SHARE_THAT_ASKS:
-        demonstration = f"({left}*{right})={product};{product}"
-    else:
-        demonstration = GIVEN_UP
+    demonstration = f"({left}*{right})={product};{product}" if draw.random() < SHARE_THAT_ASKS else GIVEN_UP
     return SumsRow(f"{left}*{right}=", str(product), demonstration)

@@ -144,7 +144,8 @@ class GenerationClosed(Event, frozen=True, kw_only=True):
 
 
 class SampleGenerated(Event, frozen=True, kw_only=True):
-    """EngineWorker → Scorer: a response that the model is responsible for."""
+    """EngineWorker → Scorer: a response that the model is responsible for. Filter → Scorer, where a function scores
+    whole groups: one of an unfinished group, for a Scorer that took the place of the one that had scored it."""
 
     delivery: ClassVar[Delivery] = Delivery.DATA
     sample: Sample

@@ -158,7 +158,15 @@ ScorerEvent = (
 
 FilterWire = SampleScored | ScoringFailed | SampleFailed | SamplesSettled | LeasesAsked
 FilterEvent = (
-    SampleScored | ScoringFailed | SampleFailed | SamplesSettled | Started | TimerFired | GroupJudged | SamplesJudged
+    SampleScored
+    | ScoringFailed
+    | SampleFailed
+    | SamplesSettled
+    | Started
+    | TimerFired
+    | GroupJudged
+    | SamplesJudged
+    | ActorReturned
 )
 
 BufferWire = (

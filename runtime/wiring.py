@@ -224,11 +224,7 @@ def _scorer(scenario: Scenario) -> ScorerSettings:
         timeout_s=reward.timeout_s,
         num_retries=reward.num_retries,
         grace_s=GRACE_S + max(0.0, longest_s - reward.timeout_s),
-        whole_groups=tuple(
-            purpose
-            for purpose, blocks in ((Purpose.TRAIN, [reward]), (Purpose.EVALUATE, evaluated))
-            if any(map(scores_groups, blocks))
-        ),
+        whole_groups=_whole_groups(scenario),
         constant_groups=reward.alarms.constant_groups,
         failed_share=reward.alarms.failed_share,
         failed_window=reward.alarms.failed_window,
@@ -244,6 +240,16 @@ def _scorer(scenario: Scenario) -> ScorerSettings:
     )
 
 
+def _whole_groups(scenario: Scenario) -> tuple[Purpose, ...]:
+    """Of which purposes a reward function scores whole groups."""
+    evaluated = [each.reward for each in sets_of(scenario)]
+    return tuple(
+        purpose
+        for purpose, blocks in ((Purpose.TRAIN, [scenario.reward]), (Purpose.EVALUATE, evaluated))
+        if any(map(scores_groups, blocks))
+    )
+
+
 def _filter(plan: RunPlan) -> FilterSettings:
     options, num_samples = plan.scenario.filter, plan.scenario.sampling.samples_per_group
     return FilterSettings(
@@ -253,7 +259,7 @@ def _filter(plan: RunPlan) -> FilterSettings:
         has_function=options.function is not None,
         on_failed_sample=options.on_failed_sample,
         max_refills=options.max_refills,
-        tells_scorer=scores_groups(plan.scenario.reward),
+        tells_scorer=bool(_whole_groups(plan.scenario)),
         min_group_size=min(options.min_group_size, num_samples),
         has_sample_function=options.sample_function is not None,
         drop_samples=options.drop_samples,

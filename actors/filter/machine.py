@@ -10,6 +10,7 @@ Invariants:
   single sample left goes out too.
 * A complete group is judged in this order: each of its samples by a user's function, the group by length, number and
   spread, the group by a user's function. What was judged is not judged again.
+* Where a function scores whole groups, a Scorer that took another's place is shown the samples of unfinished groups.
 * Whether a group that is turned away is kept after all is for the Buffer to decide; here it has gone out.
 
 State: the groups being put together, those that a user's filter is judging, and the ids of those that have gone out.
@@ -27,6 +28,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, assert_never, final
 
+from msgspec.structs import replace
+
 from penstock.actors.filter.assembly import Assembly
 from penstock.actors.settled import KnownSettled
 from penstock.actors.waits import MAX_NAMED, several
@@ -37,14 +40,15 @@ from penstock.messages.flow import (
     PlacesGivenUp,
     RefillAsked,
     SampleFailed,
+    SampleGenerated,
     SampleScored,
     SamplesSettled,
     ScoringFailed,
 )
 from penstock.messages.local import GroupJudged, SamplesJudged, Started, TimerFired
-from penstock.messages.membership import HeldLease, LeaseStage
+from penstock.messages.membership import ActorReturned, HeldLease, LeaseStage
 from penstock.messages.names import BUFFER, PROMPT_SOURCE, SCORER
-from penstock.messages.samples import Loss, SampleKey, is_evaluation
+from penstock.messages.samples import Loss, Purpose, SampleKey, is_evaluation
 from penstock.messages.waits import OWN_BACKEND, Wait
 
 if TYPE_CHECKING:
@@ -128,6 +132,9 @@ class Filter:
                     self._on_sifted(event)
             case SamplesSettled():
                 self._on_settled(event.settled)
+            case ActorReturned():
+                if event.name == SCORER and self.settings.tells_scorer:
+                    self._show_scorer()
             case TimerFired():
                 self._on_sweep()
             case Started():
@@ -265,6 +272,18 @@ class Filter:
             group=self._group(assembly) if is_verdict and self.settings.offers_rejected else None,
         )
         self._out.append(Send(BUFFER, rejected))
+
+    def _show_scorer(self) -> None:
+        """One that took another's place has not seen what that one had passed on here, and would wait for it: whoever
+        has it else may be gone. It scores the whole group; what comes back of these is known here already."""
+        for assembly in self.assemblies.values():
+            purpose = Purpose.EVALUATE if is_evaluation(assembly.group_id) else Purpose.TRAIN
+            for sample in assembly.samples.values():
+                unscored = replace(sample, outcome=replace(sample.outcome, reward=None))
+                shown = SampleGenerated(
+                    sample=unscored, group_size=assembly.size, purpose=purpose, prompt=assembly.prompt
+                )
+                self._out.append(Send(SCORER, shown))
 
     # --- replacements and deadlines ---------------------------------------------------------------------------
 

@@ -19,7 +19,8 @@ class FilterSettings(Value, frozen=True, kw_only=True):
     min_group_size: int
     judge_timeout_s: float = 60.0
     tells_scorer: bool = False
-    """Which failed samples are not replaced: a reward function that scores whole groups waits for no others."""
+    """A reward function scores whole groups: the Scorer hears which failed samples are not replaced, as it waits for no
+    others, and after the loss of one what that one had passed on."""
     has_sample_function: bool = False
     drop_samples: Literal["before_statistics", "after_statistics"] = "before_statistics"
     has_hook: bool = False

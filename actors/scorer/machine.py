@@ -19,7 +19,8 @@ leaves it with its reward and, where a teacher was asked, its ``TeacherAnswered`
 | waits for | who ends it |
 |---|---|
 | a reward | the backend, which ends each call at ``timeout_s``; when it answers nothing for longer, a sweep |
-| the other samples of a group | the engines; what fails comes as ``SampleFailed``, the Filter says what it gives up |
+| the other samples of a group | the engines; what fails comes as ``SampleFailed``; the Filter says what it gives up,
+  and shows a Scorer that took another's place what that one had passed on |
 | a teacher's answer | its backend; its loss, after which another is asked; a sweep, which has a silent one replaced |
 | a teacher to be ready | its backend; a sweep, which has one replaced that is not within ``teacher_start_timeout_s`` |
 | a place at a teacher | an answer, or a teacher that joins: the supervisor replaces those that are lost |

@@ -74,7 +74,7 @@ def check_reward(checks: Checks) -> None:
     usual = msgspec.json.encode({"level": 3})
     for name, response in texts():
         checks.run(name, partial(check, response, label="42", metadata=usual, truncated=False))
-    checks.run("a truncated response", partial(check, "The ans", label="42", metadata=usual, truncated=True))
+    checks.run("a truncated response", partial(check, "The answ", label="42", metadata=usual, truncated=True))
     checks.run("a row without metadata", partial(check, "42", label="42", metadata=b"", truncated=False))
     checks.run("a row without label", partial(check, "42", label="", metadata=usual, truncated=False))
     if values:

@@ -29,6 +29,7 @@ from penstock.messages.flow import (
     SettledState,
 )
 from penstock.messages.local import GroupScored, SampleJudged, TimerFired
+from penstock.messages.membership import ActorReturned
 from penstock.messages.samples import Completed, Purpose, Reward, SampleKey
 from penstock.messages.training import NoticeGiven
 
@@ -305,3 +306,44 @@ def test_a_function_that_often_fails_raises_an_alarm() -> None:
 def test_alarms_can_be_switched_off() -> None:
     driver = alarmed(constant_groups=0, failed_window=0)
     assert [play(driver, group_id, None, 0.0) for group_id in range(300)] == [[]] * 300
+
+
+# --- one Scorer after another ---------------------------------------------------------------------------------
+
+
+def test_a_scorer_that_took_anothers_place_is_shown_what_that_one_had_passed_on() -> None:
+    """Who had the rest of the group may be gone as well: then nobody else can say what the group consists of."""
+    filtering = drive.Driver(
+        Filter(
+            FilterSettings(
+                drop_zero_spread=False,
+                min_response_tokens=0,
+                max_response_tokens=None,
+                has_function=False,
+                on_failed_sample="refill",
+                max_refills=4,
+                min_group_size=1,
+                tells_scorer=True,
+            )
+        )
+    )
+    for index in (1, 2):
+        filtering.hear(SampleScored(sample=drive.sample(3, index, reward=0.5), group_size=SIZE, prompt=drive.prompt(3)))
+    shown = filtering.hear(ActorReturned(name="scorer", epoch=1))
+    assert [command.to for command in shown if isinstance(command, Send)] == ["scorer"] * 2
+    assert filtering.hear(ActorReturned(name="buffer", epoch=1)) == []
+
+    scoring = scorer()
+    assert not any(isinstance(command, ScoreGroup) for command in scoring.hear(generated(0)))
+    asked = [command for told in shown if isinstance(told, Send) for command in scoring.hear(told.event)]
+    (call,) = (command for command in asked if isinstance(command, ScoreGroup))
+    assert [sample.key.index for sample in call.samples] == [0, 1, 2]
+    assert all(sample.reward is None for sample in call.samples)
+    out = [
+        command
+        for told in scoring.hear(scored(call, 1.0, 0.2, 0.3))
+        if isinstance(told, Send)
+        for command in filtering.hear(told.event)
+    ]
+    (admitted,) = (c.event for c in out if isinstance(c, Send) and isinstance(c.event, GroupAdmitted))
+    assert [sample.reward for sample in admitted.group.samples] == [1.0, 0.5, 0.5], "the first result wins"

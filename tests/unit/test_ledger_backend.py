@@ -119,6 +119,7 @@ def test_trained_samples_are_kept_as_they_were(backend: LedgerBackend, listener:
         "part_experts": None,
         "reward": 0.5,
         "reward_components": [("format", 1.0)],
+        "counted": None,
     }
     assert rows[0]["staleness"] == 1
 

@@ -56,6 +56,7 @@ def step_report(
         Metric("buffer/staleness_mean", sum(sample_ages) / max(1, len(sample_ages))),
         Metric("buffer/staleness_max", receipt.max_staleness),
         *_mean_reward(groups),
+        *_mean_components(groups),
         Metric("train/num_tokens", receipt.num_trained_tokens),
         Metric("train/num_masked_tokens", receipt.num_masked_tokens),
     )
@@ -75,3 +76,12 @@ def _mean_reward(groups: tuple[Group, ...]) -> tuple[Metric, ...]:
     """Of the samples that have a reward; nothing where none has, because all are imitated."""
     rewards = [r for group in groups for sample in group.samples if (r := sample.reward) is not None]
     return (Metric("rollout/raw_reward", sum(rewards) / len(rewards)),) if rewards else ()
+
+
+def _mean_components(groups: tuple[Group, ...]) -> tuple[Metric, ...]:
+    """Of each named component of the rewards, over the samples whose reward has it."""
+    found: dict[str, list[float]] = {}
+    for sample in (sample for group in groups for sample in group.samples):
+        for component in () if sample.outcome.reward is None else sample.outcome.reward.components:
+            found.setdefault(component.name, []).append(component.value)
+    return tuple(Metric(f"rollout/reward/{name}", sum(values) / len(values)) for name, values in sorted(found.items()))

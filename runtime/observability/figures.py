@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from penstock.runtime.observability.trackers import StepRow
 
 REWARD: Final = "rollout/raw_reward"
+REWARD_COMPONENT: Final = "rollout/reward/"
+"""Before the name of a component."""
 """Mean reward of a batch, before any normalisation."""
 LOGPROB_DIFF: Final = "train/train_rollout_logprob_abs_diff"
 """Mean |learner − engine| log-prob over the trained tokens of a batch, in nats."""

@@ -20,7 +20,7 @@ from penstock.runtime.observability.charts import (
     bar_chart,
     line_chart,
 )
-from penstock.runtime.observability.figures import LOGPROB_DIFF, REWARD
+from penstock.runtime.observability.figures import LOGPROB_DIFF, REWARD, REWARD_COMPONENT
 from penstock.runtime.observability.summary import trained_tokens
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from penstock.runtime.observability.trackers import StepRow
 
 SMOOTHED_STEPS: Final = 10
+MAX_COMPONENTS: Final = 8
+"""Of rewards, in one chart."""
 _SPARK_WIDTH: Final = 160
 _SPARK_HEIGHT: Final = 26
 _SPARK_POINTS: Final = 80
@@ -80,6 +82,7 @@ def learning_charts(steps: Sequence[StepRow]) -> list[Chart]:
         ]
         svg = line_chart("reward", lines, x_label="step", y_label="mean reward of the batch")
         charts.append(Chart(title="Reward", note="Before any normalisation, over every sample of a batch.", svg=svg))
+    charts += _component_charts(steps)
     sized = [row for row in steps if row.response_lengths]
     if sized:
         x = [float(row.version) for row in sized]
@@ -93,6 +96,22 @@ def learning_charts(steps: Sequence[StepRow]) -> list[Chart]:
         svg = line_chart("lengths", lines, x_label="step", y_label="response tokens", y_from_zero=True)
         charts.append(Chart(title="Response length", note="Of the samples that were trained.", svg=svg))
     return charts
+
+
+def _component_charts(steps: Sequence[StepRow]) -> list[Chart]:
+    names = sorted({name for row in steps for name in row.metrics if name.startswith(REWARD_COMPONENT)})
+    if not names:
+        return []
+    lines: list[Line] = []
+    for place, name in enumerate(names[:MAX_COMPONENTS]):
+        x, values = _series(steps, name)
+        label, colour = name.removeprefix(REWARD_COMPONENT), SERIES_COLOURS[place % len(SERIES_COLOURS)]
+        lines.append(Line(label=label, x=x, y=trailing_mean(values, SMOOTHED_STEPS), colour=colour))
+    left = f" The first {MAX_COMPONENTS} of {len(names)}." if len(names) > MAX_COMPONENTS else ""
+    y_label = "mean of the batch" if len(lines) > 1 else lines[0].label  # one line has no legend
+    svg = line_chart("components", lines, x_label="step", y_label=y_label)
+    note = f"What the reward function names beside the reward, the mean of {SMOOTHED_STEPS} steps.{left}"
+    return [Chart(title="Components of the reward", note=note, svg=svg)]
 
 
 def staleness_charts(steps: Sequence[StepRow], bound: int | None) -> list[Chart]:

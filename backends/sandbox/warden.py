@@ -236,6 +236,10 @@ def _write(path: str, text: str) -> None:
 def _build_root(job: WardenJob) -> None:
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", ROOT_PLACE, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")
+    room = f"size={job.disk_bytes},nr_inodes=4096,mode=1777"
+    os.mkdir(ROOT_PLACE + "/tmp")
+    # Before what can be read is put in: an interpreter may lie below /tmp.
+    kernel.mount("tmpfs", ROOT_PLACE + "/tmp", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, room)
     for path in (*job.readable, *DEVICES):
         inside = ROOT_PLACE + path
         if os.path.isdir(path):
@@ -245,9 +249,6 @@ def _build_root(job: WardenJob) -> None:
             with open(inside, "w"):
                 pass
         kernel.mount(path, inside, None, kernel.MS_BIND | kernel.MS_REC)
-    os.mkdir(ROOT_PLACE + "/tmp")
-    room = f"size={job.disk_bytes},nr_inodes=4096,mode=1777"
-    kernel.mount("tmpfs", ROOT_PLACE + "/tmp", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, room)
     kernel.enter_root(ROOT_PLACE)
     kernel.make_read_only("/")
     kernel.make_writable("/tmp")
@@ -280,11 +281,12 @@ def _inner_warden(job: WardenJob, descriptors: tuple[int, int, int, int, int]) -
             _become_nobody()
             kernel.drop_capabilities()
             end_with_parent(signal.SIGKILL)  # the kernel forgets it with a change of user
+        warden = os.getpid()
         child = os.fork()
         if child == 0:
             os.close(lifeline)
             os.close(status)
-            _become_program(job, nothing, program, failure)
+            _become_program(job, nothing, program, failure, warden)
         os.close(failure)
         handle = os.pidfd_open(child)
         poll = select.poll()
@@ -301,7 +303,7 @@ def _inner_warden(job: WardenJob, descriptors: tuple[int, int, int, int, int]) -
         os._exit(code)
 
 
-def _become_program(job: WardenJob, nothing: int, program: int, failure: int) -> NoReturn:
+def _become_program(job: WardenJob, nothing: int, program: int, failure: int, warden: int) -> NoReturn:
     """Turn this process into the program."""
     try:
         for number in range(1, signal.NSIG):  # what is ignored here would be ignored there
@@ -317,6 +319,8 @@ def _become_program(job: WardenJob, nothing: int, program: int, failure: int) ->
         if job.isolation == FILTER:
             os.chdir("/")
         end_with_parent(signal.SIGKILL)
+        if os.getppid() != warden:  # it ended before the line above
+            os._exit(127)
         _limit(job)
         _shut_in(job)
         environment = {

@@ -106,8 +106,8 @@ def small(**fields: Any) -> Trial:  # noqa: ANN401 - fields of a Trial
 def test_oracle_sees_a_sample_that_is_lost() -> None:
     ended = Assembly.group
 
-    def loses_the_last(self: Assembly) -> Group:
-        group = ended(self)
+    def loses_the_last(self: Assembly, *, counts_dropped: bool = False) -> Group:
+        group = ended(self, counts_dropped=counts_dropped)
         return msgspec.structs.replace(group, samples=group.samples[:-1])
 
     with patch.object(Assembly, "group", loses_the_last), pytest.raises(AssertionError, match="lacks samples"):

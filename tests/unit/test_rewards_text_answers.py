@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from penstock.backends.rewards.builtin import BOXED, BUILT_IN, IN_PROCESS, built_in
+from penstock.backends.rewards.builtin import BOXED, IN_WORKERS, built_in
 from penstock.backends.rewards.functions import REWARD, NoRewardError, load_function
 from penstock.backends.rewards.math_answers import deepscaler_reward
 from penstock.backends.rewards.text_answers import dapo_reward, f1_reward, gpqa_reward, same_answer
@@ -175,7 +175,7 @@ def test_a_boxed_reward_sees_the_last_box_alone(name: str) -> None:
         assert loaded.function(response=r"Answer: A, that is \boxed{B}", label="B", metadata={}) == 1.0
 
 
-@pytest.mark.parametrize("name", [name for name in BUILT_IN if name not in IN_PROCESS])
+@pytest.mark.parametrize("name", [*IN_WORKERS, *BOXED])
 def test_every_reward_of_the_hub_loads(name: str) -> None:
     assert "response" in load_function(REWARD, name).names
 

@@ -127,8 +127,8 @@ def _evaluate(trial: Trial, rng: random.Random) -> Trial:
         at_end=rng.random() < 0.7,
         pinned=rng.random() < 0.4,
         max_running=_maybe(rng, 0.5, lambda: rng.randint(1, 8)),
-        num_rows=tuple(rng.randint(1, 6) for _ in range(num_datasets)),
-        samples_per_prompt=tuple(rng.randint(1, 3) for _ in range(num_datasets)),
+        num_rows=tuple(rng.randint(1, 3) for _ in range(num_datasets)),
+        samples_per_prompt=tuple(rng.randint(1, 2) for _ in range(num_datasets)),
     )
     return msgspec.structs.replace(trial, evaluation=evaluation, only="evaluate" if rng.random() < 0.05 else None)
 

@@ -37,6 +37,7 @@ def run(scenario: str, tmp_path: Path, *overrides: str) -> list[dict[str, float]
     return [{name: value for name, value in step.metrics.items() if value is not None} for step in steps]
 
 
+@pytest.mark.slow  # the examples have a shorter one
 def test_a_run_of_demonstrations_learns_them_and_publishes_no_weights(tmp_path: Path) -> None:
     steps = run("sft.yaml", tmp_path, "run.num_steps=12", "data.path=lines:500", "learner.warmup_steps=2")
     losses = [step["train/sft_loss"] for step in steps]

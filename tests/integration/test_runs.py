@@ -58,11 +58,13 @@ def test_a_policy_keeps_its_bound_and_loses_nothing(policy: str, tmp_path: Path)
     assert (run.folder / "report.html").stat().st_size > 10_000
 
 
-OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("filter", "weight_publisher", "prompt_source")]
+OTHERS = [
+    pytest.param(name, marks=pytest.mark.slow) for name in ("scorer", "filter", "weight_publisher", "prompt_source")
+]
 """`make chaos` kills each of these several times."""
 
 
-@pytest.mark.parametrize("victim", ["engine/1", "scorer", *OTHERS])
+@pytest.mark.parametrize("victim", ["engine/1", *OTHERS])
 def test_a_run_survives_the_death_of(victim: str, tmp_path: Path) -> None:
     with LiveRun("fully_async.yaml", tmp_path, (*SMALL, "run.num_steps=12", "engines.count=2")) as run:
         run.await_steps(3)
@@ -78,7 +80,10 @@ def test_a_run_survives_the_death_of(victim: str, tmp_path: Path) -> None:
         assert "lost" in output
 
 
-@pytest.mark.parametrize("on_stale", [OnStale.DROP, OnStale.REQUEUE, OnStale.MASK])
+@pytest.mark.parametrize(
+    "on_stale",
+    [OnStale.DROP, *(pytest.param(other, marks=pytest.mark.slow) for other in (OnStale.REQUEUE, OnStale.MASK))],
+)
 def test_what_does_not_wait_balances_too(on_stale: OnStale, tmp_path: Path) -> None:
     overrides = (*SMALL, f"staleness.on_stale={on_stale.value}", "staleness.target_outstanding=24")
     with LiveRun("fully_async.yaml", tmp_path, overrides) as run:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 LENGTH_BYTES: Final = 4
 READ_BYTES: Final = 1 << 16
 REAP_TIMEOUT_S: Final = 5.0
+EXIT_TIMEOUT_S: Final = 1.0
+"""From when it closes its end of the socket until it is killed."""
+OUT_OF_MEMORY: Final = ", as the kernel does when memory runs out"
 
 
 def framed(body: bytes) -> bytes:
@@ -115,17 +119,26 @@ class FunctionProcess:
         """Kill it with all that it started; returns in words how it ended. Again has no further effect."""
         if self._process.returncode is not None:
             return how_it_ended(self._process.returncode)
+        has_ended = self._has_ended()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)  # what has begun to exit keeps its own exit code
         self.socket.close()
         try:
-            return _with_hint(how_it_ended(self._process.wait(REAP_TIMEOUT_S)))
+            words = how_it_ended(self._process.wait(REAP_TIMEOUT_S))
+            return f"{words}{OUT_OF_MEMORY}" if has_ended and words.endswith("SIGKILL") else words
         except subprocess.TimeoutExpired:  # in the kernel, on a dead network file system say; it ends when it returns
             return f"(process {self._process.pid}) does not end"
 
-
-def _with_hint(words: str) -> str:
-    return f"{words}, as the kernel does when memory runs out" if words.endswith("SIGKILL") else words
+    def _has_ended(self) -> bool:
+        """Whether it has ended without us; one that has closed its end of the socket is about to. It is not reaped, so
+        its group keeps its number."""
+        handle = os.pidfd_open(self._process.pid)
+        try:
+            poll = select.poll()
+            poll.register(handle, select.POLLIN)
+            return bool(poll.poll(EXIT_TIMEOUT_S * 1000 if self.is_gone else 0))
+        finally:
+            os.close(handle)
 
 
 def _environment() -> dict[str, str]:

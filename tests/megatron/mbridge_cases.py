@@ -2,6 +2,8 @@
 
 # mbridge has no types, and transformers in part only:
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# (mbridge is installed by `make test-megatron` only)
+# pyright: reportMissingImports=false
 
 from __future__ import annotations
 

@@ -119,6 +119,7 @@ class Buffer:
         self._phase = "filling"
         self._stop_reason = ""
         self._archived_through = self.books.released_through
+        self._is_archiving = False
         self._telling = Telling(self.books)
         self._out: list[AnyCommand] = []
 
@@ -406,7 +407,9 @@ class Buffer:
         """Let go of what no checkpoint that is kept needs, once it is archived if it is to be."""
         books = self.books
         if self.settings.collects is None and not self._is_archived:
-            self._out.append(ArchiveSamples(self._archived_through + 1, books.checkpoint_version))
+            if not self._is_archiving:  # or two cover the same steps, and the first one's end releases what both read
+                self._is_archiving = True
+                self._out.append(ArchiveSamples(self._archived_through + 1, books.checkpoint_version))
             return
         oldest = books.checkpoints[0].version
         if oldest > books.released_through:
@@ -419,6 +422,7 @@ class Buffer:
             story = f"{self.books.table.num_ready} groups collected of {self.settings.collects}"
             self._finish(story, completed=True)
             return
+        self._is_archiving = False
         self._archived_through = max(self._archived_through, last_version)
         if self.books.checkpoints:
             self._release()

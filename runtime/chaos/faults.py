@@ -94,6 +94,8 @@ LASTING: Final = frozenset({ChaosKind.STOP, ChaosKind.SLOW}) | LINK_FAULTS - {Ch
 FIRST_PROGRESS: Final = 0.1
 LAST_PROGRESS: Final = 0.8
 """Later the run may be over before the fault comes."""
+MARGIN_STEPS: Final = 2
+"""That may pass between the last sign of a step and the fault."""
 DEFAULT_POOL: Final = ("kill:*", "stop:*")
 _SHORT_S: Final = (0.05, 0.35)
 """Of a stop that the supervisor is to forgive."""
@@ -150,6 +152,7 @@ def plan_faults(
     names: Sequence[str],
     num_ranks: int = 1,
     duration_s: float | None = None,
+    last_reward: float = LAST_PROGRESS,
 ) -> tuple[ChaosFault, ...]:
     """The faults of a run, earliest first.
 
@@ -160,6 +163,7 @@ def plan_faults(
         names: every actor of the run.
         num_ranks: of its learner; a rank is hit only where one is named.
         duration_s: of the lasting ones that do not say so themselves; None draws it.
+        last_reward: progress by which those of rewards have to come, see :func:`last_reward_progress`.
 
     Raises:
         UserError: one cannot be read, or names nobody.
@@ -171,8 +175,14 @@ def plan_faults(
         rng.shuffle(wanted)
         wanted = [wanted[i % len(wanted)] for i in range(num_faults)]
     targets = _Targets(rng, names)
-    drawn = [_draw(one, rng, targets, duration_s) for one in wanted]
+    drawn = [_draw(one, rng, targets, duration_s, last_reward) for one in wanted]
     return tuple(sorted(drawn, key=lambda fault: fault.progress))
+
+
+def last_reward_progress(num_steps: int, max_staleness: int) -> float:
+    """Share of a run's steps after which its last rewards may all have been given: samples are scored as many steps
+    before they are trained as they may be old."""
+    return min(LAST_PROGRESS, max(0, num_steps - max_staleness - 1 - MARGIN_STEPS) / num_steps)
 
 
 class _Targets:
@@ -191,11 +201,14 @@ class _Targets:
         return self._rng.choice(self._engines) if name == ANY else name
 
 
-def _draw(wanted: _Wanted, rng: random.Random, targets: _Targets, duration_s: float | None) -> ChaosFault:
+def _draw(
+    wanted: _Wanted, rng: random.Random, targets: _Targets, duration_s: float | None, last_reward: float
+) -> ChaosFault:
     kind = wanted.kind
     lasts_s = wanted.duration_s if wanted.duration_s is not None else duration_s
     drawn_s = rng.uniform(*(_SHORT_S if kind is ChaosKind.STOP and rng.random() < 0.3 else _LONG_S))
-    progress = rng.uniform(FIRST_PROGRESS, LAST_PROGRESS)
+    last = last_reward if kind in REWARD_FAULTS else LAST_PROGRESS
+    progress = rng.uniform(min(FIRST_PROGRESS, last), last)
     return ChaosFault(
         kind=kind,
         target=targets.draw() if wanted.target == ANY else wanted.target,

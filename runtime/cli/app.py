@@ -183,7 +183,7 @@ def chaos(
     from penstock.runtime.scenario import load_scenario
 
     loaded = load_scenario(scenario, overrides or [])
-    from penstock.runtime.chaos.faults import plan_faults
+    from penstock.runtime.chaos.faults import last_reward_progress, plan_faults
     from penstock.runtime.cli.chaos import run_chaos
     from penstock.runtime.wiring import actor_names
 
@@ -197,6 +197,7 @@ def chaos(
         names=actor_names(loaded),
         num_ranks=loaded.learner.num_ranks,
         duration_s=duration,
+        last_reward=last_reward_progress(loaded.run.num_steps, loaded.staleness.max_staleness or 0),
     )
     raise typer.Exit(
         run_chaos(loaded, scenario, overrides or [], planned, seed=seed, timeout_s=timeout, console=console)

@@ -12,6 +12,7 @@ from penstock.runtime.chaos.faults import (
     REWARD_FAULTS,
     ChaosFault,
     ChaosKind,
+    last_reward_progress,
     plan_faults,
 )
 from penstock.runtime.chaos.throughput import Throughput
@@ -50,6 +51,16 @@ def test_what_is_written_is_taken_and_the_rest_is_drawn() -> None:
     assert (drop.target, drop.peer, drop.amount) == ("scorer", "filter", 0.25)
     assert FIRST_PROGRESS <= drop.progress <= LAST_PROGRESS
     assert drop.duration_s > 0
+
+
+def test_faults_of_rewards_come_while_rewards_are_asked_for() -> None:
+    assert last_reward_progress(12, 2) == 7 / 12
+    assert last_reward_progress(1000, 2) == LAST_PROGRESS
+    assert last_reward_progress(3, 8) == 0.0
+    pool = ("reward_nan", "kill:*")
+    drawn = plan_faults(pool, num_faults=40, seed=1, names=NAMES, last_reward=0.3)
+    latest = {kind: max(f.progress for f in drawn if f.kind is kind) for kind in (ChaosKind.REWARD_NAN, ChaosKind.KILL)}
+    assert latest[ChaosKind.REWARD_NAN] <= 0.3 < latest[ChaosKind.KILL]
 
 
 def test_the_same_seed_draws_the_same_plan_and_another_one_another() -> None:

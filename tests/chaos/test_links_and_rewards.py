@@ -39,7 +39,7 @@ def test_a_run_survives_bad_links_and_loses_nothing(tmp_path: Path) -> None:
 
 
 def test_a_reward_function_that_misbehaves_costs_time_and_no_sample(tmp_path: Path) -> None:
-    overrides = ("run.num_steps=8", "reward.timeout_s=3", "learner.save_every=4")
+    overrides = ("run.num_steps=12", "reward.timeout_s=3", "learner.save_every=4")
     run = ChaosRun(tmp_path, "torch.yaml", (*REWARDS, *REWARDS), seed=12, overrides=overrides)
     run.assert_clean()
     assert run.verdict.restarts == {}

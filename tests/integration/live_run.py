@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 RUN_TIMEOUT_S = 240.0
+ENDING_CHARS = 3000
 
 
 class LiveRun:
@@ -66,6 +67,11 @@ class LiveRun:
         return self._output_path.read_text()
 
     @property
+    def ending(self) -> str:
+        """The last of it, for the message of a test that fails."""
+        return self.output[-ENDING_CHARS:]
+
+    @property
     def folder(self) -> Path:
         """The run's own folder."""
         (record,) = self.parent.glob("*/run.json")
@@ -74,15 +80,15 @@ class LiveRun:
     def await_steps(self, number: int) -> None:
         """Until so many steps are recorded."""
         while self._num_steps() < number:
-            assert self.process.poll() is None, self.output
-            assert time.monotonic() < self._deadline_s, self.output
+            assert self.process.poll() is None, self.ending
+            assert time.monotonic() < self._deadline_s, self.ending
             time.sleep(0.1)  # between two looks at a file; nothing is timed by it
 
     def await_file(self, name: str) -> None:
         """Until this file is in the run's folder."""
         while not list(self.parent.glob(f"*/{name}")):
-            assert self.process.poll() is None, self.output
-            assert time.monotonic() < self._deadline_s, self.output
+            assert self.process.poll() is None, self.ending
+            assert time.monotonic() < self._deadline_s, self.ending
             time.sleep(0.1)  # between two looks at a file; nothing is timed by it
 
     def pid_of(self, actor: str) -> int:
@@ -95,7 +101,7 @@ class LiveRun:
     def finish(self) -> RunSummary:
         """Wait for the end, which must be a good one."""
         code = self.process.wait(max(1.0, self._deadline_s - time.monotonic()))
-        assert code == 0, self.output
+        assert code == 0, self.ending
         summary = read_summary(self.folder)
         assert summary is not None
         return summary
@@ -105,7 +111,7 @@ class LiveRun:
         self.process.send_signal(signal.SIGINT)
         self.process.wait(max(1.0, self._deadline_s - time.monotonic()))
         summary = read_summary(self.folder)
-        assert summary is not None, self.output
+        assert summary is not None, self.ending
         return summary
 
     def _num_steps(self) -> int:

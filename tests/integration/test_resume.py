@@ -218,7 +218,7 @@ def test_of_two_resumes_at_once_one_drives_and_the_other_is_refused(scenario: Pa
     with LiveRun.resumed(folder) as one, LiveRun.resumed(folder) as other:
         until(lambda: one.process.poll() is not None or other.process.poll() is not None)
         loser, winner = (one, other) if one.process.poll() is not None else (other, one)
-        assert loser.process.returncode == 2, loser.output
+        assert loser.process.returncode == 2, loser.ending
         assert "another penstock drives this run" in loser.output or "is running" in loser.output
         winner.finish()
     assert_complete(folder)
@@ -249,7 +249,7 @@ def test_twenty_deaths_of_the_driver_in_one_run(scenario: Path, tmp_path: Path) 
             if number % 4:
                 until(partial(has_trained_beyond, folder, before))
             time.sleep(draw.uniform(0.0, 8.0))  # the moment is what is drawn here
-            assert run.process.poll() is None, run.output
+            assert run.process.poll() is None, run.ending
             os.kill(driver_of(folder), signal.SIGKILL)
             assert run.process.wait(DEADLINE_S) == 128 + signal.SIGKILL
     num_steps = max(trained_versions(folder), default=0) + 10

@@ -79,25 +79,24 @@ def slept(rank: int, folder: str, keys: dict[str, Any], num_ranks: int, precisio
     """Train twice, with and without a sleep after each step; a reference that is only asked sleeps as well."""
     options = small_options(keys)
     open_groups(layout_of(options, num_ranks), seed=1)
-    found: dict[str, Any] = {}
+    sleeps: list[dict[str, Any]] = []
     ends: list[list[torch.Tensor]] = []
     figures: list[list[tuple[float, float]]] = []
-    for sleeps in (False, True):
+    for does_sleep in (False, True):
         trainable = trainable_model(built(rank, folder, options, num_ranks, precision), options)
         reference = built(rank, folder, options, num_ranks, precision)
         figures.append([])
         for step in range(NUM_STEPS):
             figures[-1].append(take_step(trainable, rank, step))
-            if sleeps:
-                found |= slept_once(trainable, reference)
+            if does_sleep:
+                sleeps.append(slept_once(trainable, reference))
         trainable.gather_weights()
         ends.append([*everything(trainable), *(p.detach().clone() for c in reference.chunks for p in c.parameters())])
     close_groups()
     return {
         "figures": figures,
-        "differ": sum(not torch.equal(one, other) for one, other in zip(*ends, strict=True)),
-        "count": len(ends[0]),
-        **found,
+        "ends": [[tensor.float().numpy() for tensor in end] for end in ends],
+        "sleeps": sleeps,
     }
 
 
@@ -119,6 +118,7 @@ def slept_once(trainable: TrainableModel, reference: ParallelModel) -> dict[str,
         on_host += [memory.on_host(tensor.detach()).clone() for tensor in optimizer_tensors(trainable.optimizer)]
     size_bytes = memory.size_bytes
     memory.restore()
+    woken = everything(trainable)
     return {
         "size_bytes": size_bytes,
         "wanted_bytes": wanted_bytes,
@@ -126,6 +126,7 @@ def slept_once(trainable: TrainableModel, reference: ParallelModel) -> dict[str,
         "live_before": live_before - sum(tensor.nbytes for tensor in before),
         "live_asleep": live_asleep,
         "gradients": max(float(gradient.abs().max()) for gradient in gradients_of(tensors)),
+        "woken_differs": sum(not torch.equal(a, b) for a, b in zip(before, woken, strict=True)),
         "host_differs": sum(not torch.equal(a, b) for a, b in zip(before, on_host, strict=True)),
     }
 

@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.megatron
 
+# What is read back is compared bit for bit. What is computed again is not: it lies elsewhere in memory or in other
+# pieces, and the vector loops of some processors then round the last bit otherwise.
+NEAR = {"float32": 1e-5, "bfloat16": 2**-7}
+NEAR_WEIGHT = 5e-6
+"""As far as any weight may be from transformers' after as many steps; a step moves most of them by 3e-3."""
+
 OVERLAPS = {"overlap_grad_reduce": True, "overlap_param_gather": True}
 PLAIN = {"distributed_optimizer": False}
 SLEEPS: dict[str, tuple[str, int, dict[str, Any], str]] = {
@@ -43,19 +49,23 @@ SLEEPS: dict[str, tuple[str, int, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", SLEEPS)
-def test_a_learner_that_slept_goes_on_to_the_very_same_bits(
+def test_a_learner_that_slept_wakes_with_the_very_same_bits_and_trains_on(
     case: str, ranks: Callable[[int], Ranks], tiny_family: Callable[[str], Path]
 ) -> None:
     family, num_ranks, keys, precision = SLEEPS[case]
     folder = str(tiny_family(family))
     for found in ranks(num_ranks).run("offload_cases:slept", folder, keys, num_ranks, precision):
-        assert found["figures"][0] == found["figures"][1]
-        assert found["differ"] == 0
-        assert found["left"] == 0, "storage of weights, gradients and optimizer has gone"
-        assert found["size_bytes"] >= found["wanted_bytes"] > 0
-        assert found["live_asleep"] <= found["live_before"] - found["wanted_bytes"], "nothing else holds it"
-        assert found["gradients"] == 0.0
-        assert found["host_differs"] == 0, "a checkpoint reads the same values asleep"
+        for sleep in found["sleeps"]:
+            assert sleep["woken_differs"] == 0
+            assert sleep["left"] == 0, "storage of weights, gradients and optimizer has gone"
+            assert sleep["size_bytes"] >= sleep["wanted_bytes"] > 0
+            assert sleep["live_asleep"] <= sleep["live_before"] - sleep["wanted_bytes"], "nothing else holds it"
+            assert sleep["gradients"] == 0.0
+            assert sleep["host_differs"] == 0, "a checkpoint reads the same values asleep"
+        awake, slept = found["figures"]
+        np.testing.assert_allclose(slept, awake, rtol=NEAR[precision])
+        for one, other in zip(*found["ends"], strict=True):
+            np.testing.assert_allclose(other, one, rtol=NEAR[precision], atol=NEAR_WEIGHT)
 
 
 @pytest.mark.parametrize("fraction", [0.5, 1.0])
@@ -68,9 +78,9 @@ def test_an_optimizer_on_the_host_steps_as_one_that_is_not(
     found = ranks(2).run("offload_cases:offloaded", folder, moved, 2, "bfloat16")
     for one, other in zip(whole, found, strict=True):
         assert other["kinds"] == {"HybridDeviceOptimizer"} != one["kinds"]
-        assert other["figures"] == one["figures"]
+        np.testing.assert_allclose(other["figures"], one["figures"], rtol=NEAR["bfloat16"])
         for expected, weight in zip(one["weights"], other["weights"], strict=True):
-            np.testing.assert_array_equal(weight, expected)
+            np.testing.assert_allclose(weight, expected, rtol=NEAR["bfloat16"], atol=NEAR_WEIGHT)
     shares = [sum(rank["host_share"] for rank in found) / 2, whole[0]["host_share"]]
     assert shares[0] == pytest.approx(fraction, abs=0.3)
     assert shares[1] == 0.0

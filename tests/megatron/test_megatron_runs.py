@@ -118,8 +118,8 @@ def await_rise(run: LiveRun, *, since: int = 0) -> None:
     run.await_steps(max(2 * WINDOW, since + WINDOW))
     while rise(steps := read_steps(run.folder)) < RISE:
         rewards = [step.metrics[REWARD] for step in steps]
-        assert run.process.poll() is None, run.output
-        assert time.monotonic() < deadline_s, f"{rewards}\n{run.output}"
+        assert run.process.poll() is None, run.ending
+        assert time.monotonic() < deadline_s, f"{rewards}\n{run.ending}"
         time.sleep(0.2)  # between two looks at a file; nothing is timed by it
 
 
@@ -127,7 +127,7 @@ def lose_rank(run: LiveRun) -> int:
     """SIGKILL of the second rank once there is a checkpoint of training; how many steps there were."""
     run.await_steps(7)
     ranks = ranks_of(run)
-    assert ranks.keys() == {0, 1}, run.output
+    assert ranks.keys() == {0, 1}, run.ending
     os.kill(ranks[1], signal.SIGKILL)
     return len(read_steps(run.folder))
 

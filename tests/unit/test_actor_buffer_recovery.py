@@ -299,3 +299,20 @@ def test_samples_are_archived_before_their_payloads_go_and_before_the_run_ends()
     commands = bench.hear(SamplesArchived(last_version=2))
     assert drive.recorded(commands, PayloadsReleased) == [PayloadsReleased(through_version=2)]
     assert drive.one_sent(commands, RunFinished).completed
+
+
+def test_one_archive_at_a_time_so_that_none_reads_what_the_end_of_another_has_released() -> None:
+    run = run_to(3, num_steps=4)
+    bench = run.bench
+    bench.buffer.settings = msgspec.structs.replace(bench.buffer.settings, keep_samples=True)
+    asked: list[ArchiveSamples] = []
+    for version in (1, 2, 3):
+        commands = bench.hear(CheckpointSaved(version=version, path=f"c{version}"))
+        asked += [command for command in commands if isinstance(command, ArchiveSamples)]
+    assert asked == [ArchiveSamples(1, 1)]
+    commands = bench.hear(SamplesArchived(last_version=1))
+    assert [command for command in commands if isinstance(command, ArchiveSamples)] == [ArchiveSamples(2, 3)]
+    assert drive.recorded(commands, PayloadsReleased) == []
+    commands = bench.hear(SamplesArchived(last_version=3))
+    assert [command for command in commands if isinstance(command, ArchiveSamples)] == []
+    assert drive.recorded(commands, PayloadsReleased) == [PayloadsReleased(through_version=3)]

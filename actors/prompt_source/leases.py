@@ -216,14 +216,18 @@ class LeaseTable:
 
     def validate(self) -> None:
         """Assert the invariants."""
-        evaluated = [group for group in self.groups.values() if group.place is not None]
-        assert all(is_evaluation(group_id) == (group.place is not None) for group_id, group in self.groups.items())
-        assert len(evaluated) == self._num_evaluation_groups
-        issued = (lease for group in evaluated for lease in group.leases.values() if lease.state is LeaseState.ISSUED)
-        assert sum(1 for _ in issued) == self.num_evaluating
+        num_groups = num_evaluating = 0
         loads = dict.fromkeys(self.router.engines, 0)
-        for _, lease in self.all_leases():
-            assert (lease.state is LeaseState.ISSUED) == bool(lease.engine), lease
-            if lease.engine in loads:
-                loads[lease.engine] += 1
+        for group_id, group in self.groups.items():
+            is_evaluated = group.place is not None
+            assert is_evaluation(group_id) == is_evaluated
+            num_groups += is_evaluated
+            for lease in group.leases.values():
+                is_issued = lease.state is LeaseState.ISSUED
+                assert is_issued == bool(lease.engine), lease
+                num_evaluating += is_evaluated and is_issued
+                if lease.engine in loads:
+                    loads[lease.engine] += 1
+        assert num_groups == self._num_evaluation_groups
+        assert num_evaluating == self.num_evaluating
         self.router.validate(loads)

@@ -575,11 +575,12 @@ class PromptSource:
             else:
                 assert evaluation_place(group.group_id) < self._next_place
             for lease in group.leases.values():
-                is_known = lease.engine in self.settings.recorded_engines
-                assert not lease.engine or (group.prompt is not None and group.prompt.is_recorded == is_known), lease
-        for _, lease in self.table.all_leases():
-            assert lease.attempt <= self.settings.num_retries + lease.num_vanished, lease
-            assert lease.num_engine_losses <= self.settings.max_engine_losses + 1, lease
+                assert lease.attempt <= self.settings.num_retries + lease.num_vanished, lease
+                assert lease.num_engine_losses <= self.settings.max_engine_losses + 1, lease
+                if lease.engine:
+                    is_known = lease.engine in self.settings.recorded_engines
+                    assert group.prompt is not None, lease
+                    assert group.prompt.is_recorded == is_known, lease
 
 
 def _is_outdated(lease: Lease, found: HeldLease) -> bool:

@@ -228,9 +228,10 @@ class Router:
         """Assert the invariants, and that these are the loads."""
         assert loads == {name: view.load for name, view in self.engines.items()}, loads
         with_room = [view for view in self.engines.values() if view.has_room]
+        current = {(view.name, view.entry) for view in self.engines.values()}
         for heap, views in (
             (self._by_load, with_room),
             (self._serving, [view for view in with_room if view.version >= self._newest]),
         ):
-            valid = [entry for entry in heap if self._is_valid(entry)]
-            assert sorted(valid) == sorted(self._entry(view) for view in views), (valid, views)
+            valid = [entry for entry in heap if entry[1:] in current]
+            assert sorted(valid) == sorted(map(self._entry, views)), (valid, views)

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar, assert_ne
 
 from penstock.backends.learners.metrics import as_metrics
 from penstock.backends.learners.schedule import is_reference_due
+from penstock.backends.learners.step_times import StepTimes
 from penstock.messages.commands import (
     DeleteCheckpoints,
     LearnerCommand,
@@ -100,6 +101,7 @@ class CommandWorker(ABC, Generic[OpenedT]):
         self._exporter = exporter
         self._opened: OpenedT | None = None
         self._figures: dict[str, float] = {}
+        self._times = StepTimes()
 
     # --- what each library does in its own way ----------------------------------------------------------------
 
@@ -152,6 +154,10 @@ class CommandWorker(ABC, Generic[OpenedT]):
 
     def carry_out(self, command: LearnerCommand, /) -> LearnerAnswer | None:
         """See :class:`.LearnerWorker`."""
+        with self._times.at_work():
+            return self._carry_out(command)
+
+    def _carry_out(self, command: LearnerCommand) -> LearnerAnswer | None:
         match command:
             case OpenLearner():
                 return self._open(command)
@@ -192,21 +198,24 @@ class CommandWorker(ABC, Generic[OpenedT]):
             self._report({"learner/trained_tokens": self._opened.trained_tokens})
         else:
             self._opened = self._begin()
+        self._times.begin()
         return LearnerOpened(version=self._opened.version)
 
     def _train(self, command: Train) -> BatchTrained:
         opened = self._ready(command.version - 1, "Train", awake=True)
+        began_s = time.perf_counter()
         result = self._train_batch(opened, command)
         opened.version = command.version
         if is_reference_due(command.version, self._options) and self._refresh_reference(opened):
             opened.reference_version = command.version
         opened.trained_tokens += result.num_trained_tokens
         self._report({"learner/trained_tokens": opened.trained_tokens, "learner/step_time_s": result.step_time_s})
+        times = self._times.end(time.perf_counter() - began_s)
         return BatchTrained(
             version=command.version,
             num_trained_tokens=result.num_trained_tokens,
             num_masked_tokens=result.num_masked_tokens,
-            metrics=result.metrics,
+            metrics=(*result.metrics, *as_metrics(times)),
             notices=result.notices,
         )
 

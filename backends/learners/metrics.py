@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import statistics
+import zlib
 from collections import Counter
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from penstock.messages.base import Metric
 from penstock.messages.samples import Truncated
@@ -14,12 +15,19 @@ from penstock.messages.samples import Truncated
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from penstock.messages.samples import Group
+    from penstock.messages.samples import Group, Sample
+
+REPETITION_TOKENS: Final = 2500
+"""At the end of a response, where a model that has lost its way goes round in circles; a shorter one has none."""
+REPETITION_RATIO: Final = 10.0
+"""Text of any use is not compressed so far."""
+ID_BYTES: Final = 4
 
 
 def batch_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """``rollout/…``: rewards, groups whose samples all earned the same, lengths in response tokens and share of
-    truncated responses; ``passrate/pass@k`` with a reward of exactly 1 as correct. Empty without samples."""
+    """``rollout/…``: rewards, groups whose samples all earned the same, lengths in response tokens, shares of truncated
+    responses and of those that end in repetition; ``passrate/pass@k`` with a reward of exactly 1 as correct. Empty
+    without samples."""
     samples = [sample for group in groups for sample in group.samples]
     if not samples:
         return {}
@@ -33,10 +41,20 @@ def batch_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "rollout/response_len/max": float(max(lengths)),
         "rollout/response_len/min": float(min(lengths)),
         "rollout/truncated_ratio": statistics.fmean(isinstance(sample.outcome, Truncated) for sample in samples),
+        "rollout/repetition_frac": statistics.fmean(ends_in_repetition(sample) for sample in samples),
         "train/global_batch_size": float(len(samples)),
         **{f"passrate/pass@{k}": chance for k, chance in chances.items()},
         **_without_spread(rewards),
     }
+
+
+def ends_in_repetition(sample: Sample) -> bool:
+    """Whether the last ``REPETITION_TOKENS`` of its response, as bytes, can be compressed to less than a
+    ``REPETITION_RATIO``-th by zlib."""
+    if sample.num_tokens < REPETITION_TOKENS:
+        return False
+    ending = b"".join(part.tokens for part in sample.parts)[-REPETITION_TOKENS * ID_BYTES :]
+    return len(ending) > REPETITION_RATIO * len(zlib.compress(ending, 1))
 
 
 def _rewards(groups: Sequence[Group]) -> Iterator[list[float]]:

@@ -37,6 +37,8 @@ class MaskedImportance(NamedTuple):
 
     weight: Tensor
     """0 for a rejected token."""
+    bounded: Tensor
+    """The same before rejection."""
     ratio: Tensor
     """Before any bound, at the level of the weight."""
     above: Tensor
@@ -167,6 +169,7 @@ def masked_importance_weights(
     out = too_high | too_low | vetoed
     return MaskedImportance(
         weight=torch.where(out, 0.0, weight),
+        bounded=weight,
         ratio=ratio,
         above=above.to(ratio.dtype),
         below=below.to(ratio.dtype),

@@ -36,6 +36,7 @@ def open_simulated(
     judging: JudgingModel | None = None,
     teacher: TeacherOptions | None = None,
     index: int = 0,
+    own_retries: tuple[int, ...] = (),
     choosing: ChoosingSettings | None = None,
 ) -> Backend[Any]:
     """What carries out the commands of this role on the given clock, not started yet.
@@ -50,6 +51,7 @@ def open_simulated(
         timers: the clock.
         teacher: with the model of a teacher's latencies; for a teacher only.
         index: of a teacher among its like.
+        own_retries: that about half of the rows ask for; for the PromptSource only.
         choosing: how rows are chosen, where they are; for the PromptSource only.
         judging: how rewards and verdicts come about; half of the samples get the reward 1 when it is left out.
     """
@@ -70,6 +72,7 @@ def open_simulated(
                 latency_s=PROMPT_LATENCY_S,
                 timers=timers,
                 are_mixed=are_mixed,
+                own_retries=own_retries,
                 choosing=choosing,
             )
         case Role.SCORER:

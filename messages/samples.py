@@ -96,6 +96,8 @@ class Prompt(Value, frozen=True, kw_only=True, omit_defaults=True):
     """Index in the scenario's ``evaluation.datasets``, whose settings hold then; None: a row to train on."""
     media: tuple[Media, ...] = ()
     """In the order of their places in the text; the engine puts them there."""
+    num_retries: int | None = None
+    """How often a sample of it that failed by our fault is issued again; None: as often as that of any row."""
 
     def __post_init__(self) -> None:
         _check_multiple(self.tokens, TOKEN_BYTES, "tokens")

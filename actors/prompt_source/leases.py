@@ -133,6 +133,11 @@ class LeasedGroup(msgspec.Struct):
     def purpose(self) -> Purpose:
         return Purpose.TRAIN if self.place is None else Purpose.EVALUATE
 
+    def num_retries(self, usual: int) -> int:
+        """Attempts of each of its samples that may fail, before the last one: what its row says, else the usual."""
+        own = None if self.prompt is None else self.prompt.num_retries
+        return usual if own is None else own
+
 
 class LeaseTable:
     """Groups and leases, and through them the load of engines."""

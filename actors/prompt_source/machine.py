@@ -4,7 +4,7 @@ Invariants:
 
 * Every group that is granted and not settled is here, with a lease for each of its samples once its prompt is read.
 * A sample is issued again only after a census in which nobody held it, or after its attempt failed or stood still
-  (``stuck.py``); never more often than its budget.
+  (``stuck.py``); never more often than its budget, which is its row's where that has one of its own.
 * A PromptSource that replaces another issues nothing before its first census is judged.
 * Groups of an evaluation are handled as those of training, but for their size, their seeds, and their turn at engines
   (``queues.py``). They have ids and a settled floor of their own, so none of training's are other ones for them.
@@ -331,7 +331,7 @@ class PromptSource:
     def _on_failure(self, group: LeasedGroup, lease: Lease, reason: str, num_tokens: int) -> None:
         """``num_tokens``: that the attempt had made, as far as anybody knows."""
         self.num_lost_tokens += max(0, num_tokens - lease.num_tokens)
-        if lease.attempt < self.settings.num_retries + lease.num_vanished:
+        if lease.attempt < group.num_retries(self.settings.num_retries) + lease.num_vanished:
             if num_tokens > lease.num_at_issue and lease.avoids != lease.engine:
                 self.table.note_cache(lease)
             else:
@@ -575,7 +575,7 @@ class PromptSource:
             else:
                 assert evaluation_place(group.group_id) < self._next_place
             for lease in group.leases.values():
-                assert lease.attempt <= self.settings.num_retries + lease.num_vanished, lease
+                assert lease.attempt <= group.num_retries(self.settings.num_retries) + lease.num_vanished, lease
                 assert lease.num_engine_losses <= self.settings.max_engine_losses + 1, lease
                 if lease.engine:
                     is_known = lease.engine in self.settings.recorded_engines

@@ -32,7 +32,8 @@ class PromptSourceOptions(Options, frozen=True, kw_only=True):
     """Samples that an engine is given at most, relative to its slots. What is above 1 waits there: a slot that becomes
     free is taken at once, and an engine whose slots are full can be given a whole group."""
     num_retries: Annotated[int, Meta(ge=0)] = 2
-    """How often a sample whose generation failed is issued again before it counts as failed."""
+    """How often a sample whose generation failed is issued again before it counts as failed. Rows may say otherwise:
+    ``data.num_retries_key``."""
     max_engine_losses: Annotated[int, Meta(ge=1)] = 5
     """A sample that was on so many engines when they died counts as failed: it may be what kills them."""
     lease_timeout_s: Annotated[float, Meta(gt=0)] = 600.0

@@ -26,6 +26,7 @@ class PromptSourceSettings(Value, frozen=True, kw_only=True):
     """Rows that are named to the backend before they are wanted."""
     samples_per_group: int
     num_retries: int
+    """Of a sample whose prompt has no number of its own."""
     max_engine_losses: int
     lease_timeout_s: float
     census_timeout_s: float

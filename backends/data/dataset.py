@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from penstock.backends.data.sources import SourceSpec
 
 BATCH_ROWS: Final = 512
+NO_RETRIES_GIVEN: Final = -1
 
 ItemT = TypeVar("ItemT")
 
@@ -70,6 +71,8 @@ class Dataset:
         self._hashes = array("Q")
         self._losses: list[Loss | None] = []
         """Of rows that hold their responses; None for the others."""
+        self._retries = array("h")
+        """:data:`NO_RETRIES_GIVEN` for rows that say nothing of them."""
         self.skipped: Mapping[str, int] = {}
         """Why rows were skipped → how many."""
         self.sources: tuple[RowSource, ...] = ()
@@ -109,6 +112,7 @@ class Dataset:
             is_recorded=self._losses[row] is not None,
             loss=self._losses[row] or Loss.OBJECTIVE,
             media=_MEDIA.decode(media) if (media := self._media[row]) else (),
+            num_retries=None if (retries := self._retries[row]) == NO_RETRIES_GIVEN else retries,
         )
 
     @property
@@ -135,6 +139,10 @@ class Dataset:
             if packed := self._media[row]:
                 yield from _MEDIA.decode(packed)
 
+    def num_retries(self) -> Iterator[int]:
+        """Of the rows that say how often a sample of theirs is issued again."""
+        return (number for number in self._retries if number != NO_RETRIES_GIVEN)
+
     def responses(self, row: int) -> tuple[RecordedSample, ...]:
         """The responses that a row holds, one for each sample of its group; none of a row without, or of a dataset that
         was read without them.
@@ -155,6 +163,7 @@ class Dataset:
         self._media.append(_ENCODER.encode(row.media) if row.media else b"")
         self._responses.append(responses)
         self._losses.append(loss)
+        self._retries.append(NO_RETRIES_GIVEN if row.num_retries is None else row.num_retries)
         self._tokens.append(tokens)
         self._texts.append(row.text.encode())
         self._labels.append(row.label.encode())
@@ -283,7 +292,7 @@ class _Loader:
                 self._problems.add(error.at(row.place))
 
     def _append(self, group: RecordedGroup) -> None:
-        row = CheckedRow(group.place, group.text, group.label, group.metadata, b"")
+        row = CheckedRow(group.place, group.text, group.label, group.metadata, b"", num_retries=group.num_retries)
         responses = pack_samples(group.samples) if self.keeps_responses else b""
         self.dataset.append(row, group.prompt_ids, responses=responses, loss=group.loss)
 

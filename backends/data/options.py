@@ -103,6 +103,9 @@ class DataOptions(Options, frozen=True, kw_only=True):
     """Further columns that the reward function wants to see."""
     metadata: dict[str, Scalar] = msgspec.field(default_factory=dict)  # pyright: ignore[reportUnknownVariableType]
     """What it sees besides, the same for each row."""
+    num_retries_key: str | None = None
+    """A column (of ``metadata_keys``), or a field of ``metadata``, with how often a sample of the row whose generation
+    failed is issued again, from 0 to 1000. null, and rows without it: ``prompt_source.num_retries``."""
     chat_template: bool = False
     """Render prompts with the tokenizer's chat template; a string becomes one user message."""
     template_arguments: dict[str, Scalar] = msgspec.field(default_factory=dict)  # pyright: ignore[reportUnknownVariableType]

@@ -14,6 +14,7 @@ from penstock.backends.data.row import (
     known_tokens,
     label_of,
     metadata_of,
+    num_retries_of,
     prompt_of,
     tools_of,
     with_system,
@@ -37,6 +38,7 @@ class ParsedRow(NamedTuple):
     label: str
     metadata: bytes
     media: tuple[Media, ...]
+    num_retries: int | None
 
 
 class CheckedRow(NamedTuple):
@@ -49,6 +51,8 @@ class CheckedRow(NamedTuple):
     messages: bytes
     """JSON; empty where nobody asks for them."""
     media: tuple[Media, ...] = ()
+    num_retries: int | None = None
+    """None: the row says nothing of it."""
 
 
 class TokenLimit(NamedTuple):
@@ -117,6 +121,7 @@ class RowReader:
             "" if options.label_key is None else label_of(row, options.label_key),
             metadata_of(row, options.metadata_keys, options.metadata),
             media,
+            num_retries_of(row, options),
         )
 
     def checked(self, row: RawRow) -> CheckedRow:
@@ -133,7 +138,7 @@ class RowReader:
             arguments = self.options.template_arguments
             text = self._template.render_messages(parsed.prompt, parsed.tools, arguments=arguments)
             messages = _as_json(parsed.prompt, self.options.prompt_key) if self._keeps_messages else b""
-        return CheckedRow(row.place, text, parsed.label, parsed.metadata, messages, parsed.media)
+        return CheckedRow(row.place, text, parsed.label, parsed.metadata, messages, parsed.media, parsed.num_retries)
 
 
 def _as_json(messages: list[Message], key: str) -> bytes:

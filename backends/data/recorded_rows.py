@@ -18,7 +18,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from penstock.backends.data.row import BadColumnError, Message, label_of, metadata_of, prompt_of, shown, text_of
+from penstock.backends.data.row import (
+    BadColumnError,
+    Message,
+    label_of,
+    metadata_of,
+    num_retries_of,
+    prompt_of,
+    shown,
+    text_of,
+)
 from penstock.messages.samples import Loss
 
 if TYPE_CHECKING:
@@ -63,6 +72,7 @@ class RecordedRow(NamedTuple):
     metadata: bytes
     responses: tuple[Response, ...]
     loss: Loss
+    num_retries: int | None
 
 
 def recorded_columns(options: DataOptions) -> tuple[list[str], list[str]]:
@@ -146,6 +156,7 @@ def recorded_row(row: RawRow, options: DataOptions, settings: RecordedSettings) 
         metadata=metadata_of(row, options.metadata_keys),
         responses=responses,
         loss=loss,
+        num_retries=num_retries_of(row, options),
     )
 
 

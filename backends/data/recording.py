@@ -54,6 +54,7 @@ class RecordedGroup(NamedTuple):
     metadata: bytes
     samples: tuple[RecordedSample, ...]
     loss: Loss
+    num_retries: int | None = None
     place: str = ""
 
 
@@ -184,8 +185,9 @@ class Recorder:
             self._sample(len(prompt_ids), response, stretches, [known_tokens(piece) for piece in found])
             for response, stretches, found in zip(row.row.responses, row.responses, pieces, strict=True)
         )
+        of = row.row
         return RecordedGroup(
-            row.text, prompt_ids, row.row.label, row.row.metadata, samples, row.row.loss, row.row.place
+            row.text, prompt_ids, of.label, of.metadata, samples, of.loss, of.num_retries, place=of.place
         )
 
     def _sample(

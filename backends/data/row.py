@@ -13,8 +13,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from penstock.backends.data.options import DataOptions
+
 MAX_SHOWN_CHARACTERS: Final = 60
 MAX_SHOWN_COLUMNS: Final = 12
+MAX_RETRIES: Final = 1000
+"""That a row may ask for: a sample that fails so often will not come right, so a higher number is a mistake."""
 
 
 class RawRow(NamedTuple):
@@ -153,6 +157,32 @@ def metadata_of(row: RawRow, keys: Sequence[str], constant: Mapping[str, object]
         return msgspec.json.encode(values)
     except (TypeError, ValueError, RecursionError) as error:
         raise BadColumnError("metadata has no form in JSON", f"metadata has no form in JSON: {error}") from None
+
+
+def num_retries_of(row: RawRow, options: DataOptions) -> int | None:
+    """How often a sample of the row is issued again; None where the row, or the scenario, says nothing of it.
+
+    Raises:
+        BadColumnError: it says something else than a number of times.
+    """
+    key = options.num_retries_key
+    if key is None:
+        return None
+    value = {**options.metadata, **row.metadata}.get(key)
+    if key in options.metadata_keys:
+        value = _column(row, key, "data.metadata_keys names it")
+    if problem := retries_problem(value):
+        raise BadColumnError(f"{key!r} is no number of retries", f"{key!r} {problem} (data.num_retries_key names it)")
+    return value if isinstance(value, int) else None
+
+
+def retries_problem(value: object) -> str | None:
+    """What is wrong with it as a number of retries; empty ones are none at all, and right."""
+    if value is None or value == "":
+        return None
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_RETRIES:
+        return None
+    return f"is {shown(value)}; expected a whole number from 0 to {MAX_RETRIES}, or nothing"
 
 
 def known_tokens(ids: list[int] | str) -> list[int]:

@@ -104,6 +104,8 @@ def settings_digest(source: NamedSource, tokenizer_folder: Path, max_context: in
     fields: dict[str, object] = msgspec.to_builtins(source.options)
     for name in ("num_epochs", "shuffle", "skip_bad_rows", "prefetch_rows"):
         del fields[name]
+    if source.options.num_retries_key is None:
+        del fields["num_retries_key"]  # decides nothing; an index that was made without the key fits
     fields["path"] = [spec.start, spec.stop]
     digest.update(msgspec.json.encode([FORMAT, fields, max_context], order="sorted"))
     for name in TOKENIZER_FILES:

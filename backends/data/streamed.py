@@ -199,6 +199,7 @@ class StreamedRows:
             metadata=ready.metadata,
             messages=ready.messages,
             media=ready.media,
+            num_retries=ready.num_retries,
         )
 
     def name_ahead(self, rows: Sequence[int]) -> None:
@@ -254,6 +255,7 @@ class StreamedRows:
                     metadata=each.metadata,
                     messages=each.messages,
                     media=each.media,
+                    num_retries=each.num_retries,
                 )
             )
         return prompts

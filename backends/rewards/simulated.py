@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from penstock.messages.local import LocalEvent
     from penstock.messages.samples import SampleKey
 
-_REWARD, _FAILS, _HANGS, _VERDICT, _TOKENS, _RECORDED, _DROPS = range(7)
+_REWARD, _FAILS, _HANGS, _VERDICT, _TOKENS, _RECORDED, _DROPS, _CHOOSES, _RETRIES = range(9)
 """Streams of random numbers of one run."""
 
 
@@ -92,6 +92,7 @@ class SimulatedPrompts(_Answering):
         latency_s: float,
         timers: Timers,
         are_mixed: bool = False,
+        own_retries: tuple[int, ...] = (),
         choosing: ChoosingSettings | None = None,
     ) -> None:
         """
@@ -101,10 +102,12 @@ class SimulatedPrompts(_Answering):
             latency_s: of an answer.
             timers: the clock.
             are_mixed: about half of the rows are for engines that know the rows.
+            own_retries: about half of the rows say that they are issued again so often, each one of these numbers.
             choosing: how rows are chosen, where they are; of a curriculum, which is modelled, those that earn least.
         """
         super().__init__(seed=seed, timers=timers)
         self._are_mixed = are_mixed
+        self._own_retries = own_retries
         self._chooser = None if choosing is None else RowChooser(choosing, _least_earned)
         self._prompt_tokens = prompt_tokens
         self._latency_s = latency_s
@@ -129,7 +132,14 @@ class SimulatedPrompts(_Answering):
             label=str(first),
             is_recorded=may_be_recorded and uniform(self._seed, _RECORDED, request.row) < 0.5,
             dataset=request.dataset,
+            num_retries=self._retries_of(request),
         )
+
+    def _retries_of(self, request: PromptRequest) -> int | None:
+        where = (self._seed, request.row, 0 if request.dataset is None else 1 + request.dataset)
+        if not self._own_retries or uniform(_CHOOSES, *where) < 0.5:
+            return None
+        return self._own_retries[mixed(_RETRIES, *where) % len(self._own_retries)]
 
 
 class SimulatedScorer(_Answering):

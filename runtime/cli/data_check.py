@@ -122,6 +122,9 @@ def _overview(scenario: Scenario, rows: Rows, notices: Sequence[str]) -> Table:
         unlabelled = sum(not label for label in rows.labels())
         if unlabelled and scenario.data.label_key is not None:
             table.add_row("without label", f"[yellow]{count_text(unlabelled)}[/] rows have no label, or an empty one")
+        if retries := list(rows.num_retries()):
+            bounds = f"{min(retries)} to {max(retries)}"
+            table.add_row("own retries", f"{count_text(len(retries))} rows say how often, {bounds}")
         media = Counter(each.kind for each in rows.media())
         if media:
             table.add_row("references", ", ".join(f"{count_text(count)} {kind}" for kind, count in media.items()))
@@ -181,6 +184,8 @@ def _shown(prompt: Prompt, where: str = "") -> Panel:
         parts.append(f"[dim]label[/] {escape(prompt.label[:MAX_SHOWN_LENGTH])}")
     if prompt.metadata and prompt.metadata != b"{}":
         parts.append(f"[dim]metadata[/] {escape(prompt.metadata.decode()[:MAX_SHOWN_LENGTH])}")
+    if prompt.num_retries is not None:
+        parts.append(f"[dim]retries[/] {prompt.num_retries}")
     parts += [f"[dim]{each.kind}[/] {escape(each.reference[:MAX_REFERENCE_LENGTH])}" for each in prompt.media]
     title = f"{where}row {prompt.row} · {len(tokens_view(prompt.tokens))} tokens"
     return Panel("\n".join(parts), title=title, title_align="left", border_style="dim")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.backends.data.media import media_columns
 from penstock.backends.data.mixture import named_sources
 from penstock.backends.data.problems import DataError
+from penstock.backends.data.row import retries_problem
 from penstock.backends.data.sources import COMPRESSED_SUFFIXES, parse_source
 from penstock.backends.engines.options import kinds
 from penstock.runtime.scenario.paths import (
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from penstock.backends.data.mixture import NamedSource
-    from penstock.backends.data.options import DataOptions
+    from penstock.backends.data.options import DataOptions, SourceOptions
+    from penstock.backends.evaluation.options import EvaluationSettings
     from penstock.runtime.scenario.source import KeyPath
     from penstock.runtime.scenario.structure import Scenario
 
@@ -40,6 +42,7 @@ def data_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
         yield from _template(source)
         yield from _media(s, source)
     yield from _stream(s)
+    yield from _retries(s)
     if s.data.sources and "recorded" in kinds(s.engines):
         yield (
             ("data", "sources"),
@@ -122,6 +125,28 @@ def _media(s: Scenario, source: NamedSource) -> Iterator[tuple[KeyPath, str]]:
             "no learner computes log-probs of a prompt with images, sound or video, and without these they would be "
             "those of another prompt; collect samples with run.only: rollout, or remove it",
         )
+
+
+def _retries(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
+    """Of rows that choose theirs. (What a row itself says is checked where it is read.)"""
+    key = s.data.num_retries_key
+    if key is None:
+        return
+    blocks: list[tuple[KeyPath, DataOptions | SourceOptions | EvaluationSettings]] = [
+        (("data",), s.data),
+        *((("data", "sources", index), source) for index, source in enumerate(s.data.sources)),
+        (("evaluation", "defaults"), s.evaluation.defaults),
+        *((("evaluation", "datasets", index), dataset) for index, dataset in enumerate(s.evaluation.datasets)),
+    ]
+    if not any(key in (block.metadata_keys or ()) or key in (block.metadata or {}) for _, block in blocks):
+        yield (
+            ("data", "num_retries_key"),
+            f"{key!r} is neither among data.metadata_keys nor a field of data.metadata, so no row says how often; add "
+            "it there",
+        )
+    for path, block in blocks:
+        if problem := retries_problem((block.metadata or {}).get(key)):
+            yield (*path, "metadata", key), f"{problem} (data.num_retries_key names it)"
 
 
 def _stream(s: Scenario) -> Iterator[tuple[KeyPath, str]]:

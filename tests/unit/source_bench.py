@@ -34,7 +34,7 @@ from penstock.messages.samples import Completed, InfraError, SampleKey
 from penstock.messages.weights import EngineReady
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from penstock.actors.prompt_source.settings import Routing
     from penstock.messages.base import Event
@@ -62,6 +62,7 @@ class SourceBench:
         max_load: float = 1.5,
         recorded_engines: tuple[str, ...] = (),
         is_recorded: Callable[[int], bool] = lambda _: False,
+        own_retries: Mapping[int, int] | None = None,
     ) -> None:
         self.driver = drive.Driver(
             PromptSource(
@@ -84,6 +85,8 @@ class SourceBench:
         )
         self.is_recorded = is_recorded
         """Of a row: whether it holds its responses."""
+        self.own_retries = own_retries or {}
+        """By row, of those that have a budget of their own."""
         self.epoch = epoch
         self.epochs: dict[str, int] = {}
         """Of those that are there."""
@@ -104,7 +107,9 @@ class SourceBench:
         return commands
 
     def _prompt(self, row: int) -> Prompt:
-        return msgspec.structs.replace(drive.prompt(row), is_recorded=self.is_recorded(row))
+        return msgspec.structs.replace(
+            drive.prompt(row), is_recorded=self.is_recorded(row), num_retries=self.own_retries.get(row)
+        )
 
     def started(self, num_engines: int = 2, num_slots: int = 64) -> SourceBench:
         """The keepers are there and so many engines are ready."""

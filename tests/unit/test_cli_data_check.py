@@ -45,6 +45,16 @@ def test_rows_are_counted_and_the_first_prompts_are_shown_with_their_tokens(tmp_
     assert "row 2" not in shown
 
 
+def test_what_rows_say_of_their_retries_is_counted_and_shown(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{index}+1=", "label": "1", "tries": tries} for index, tries in enumerate((None, 4, 0, 7))]
+    options = "metadata_keys: [tries], num_retries_key: tries"
+    shown = check(tmp_path, *rows, options=options, arguments=("--show", "2"))
+    assert "3 rows say how often, 0 to 7" in shown
+    assert shown.count("retries 4") == 1
+    assert shown.count("retries ") == 2, "row 0 says nothing"
+    assert "own retries" not in check(tmp_path, *rows, options="metadata_keys: [tries]")
+
+
 def test_what_is_skipped_is_said_with_its_reason(tmp_path: Path) -> None:
     shown = check(
         tmp_path, {"prompt": "1+1=", "label": "2"}, {"prompt": "", "label": "2"}, options="skip_bad_rows: true"

@@ -37,7 +37,8 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def columns(index: int) -> dict[str, object]:
-    return {"prompt": f"{index} + {index % 7}=", "label": index, "level": {"number": index % 3}}
+    tries = None if index % 4 else index % 9
+    return {"prompt": f"{index} + {index % 7}=", "label": index, "level": {"number": index % 3}, "tries": tries}
 
 
 def written(folder: Path, kind: str) -> str:
@@ -64,7 +65,9 @@ def stream(options: DataOptions, tokenizer_folder: Path, folder: Path | None = N
 
 
 def options_of(path: str, **changes: object) -> DataOptions:
-    chosen = DataOptions(path=path, stream=True, metadata_keys=("level",), prefetch_rows=16)
+    chosen = DataOptions(
+        path=path, stream=True, metadata_keys=("level", "tries"), num_retries_key="tries", prefetch_rows=16
+    )
     return msgspec.structs.replace(chosen, **changes)
 
 
@@ -125,6 +128,8 @@ def test_a_run_does_not_go_on_with_other_rows(tmp_path: Path, tokenizer_folder: 
     stream(options_of(str(path)), tokenizer_folder, tmp_path / "index").close()
     with pytest.raises(DataError, match="the options of its rows, the tokenizer or the chat template have changed"):
         stream(options_of(str(path), label_key=None), tokenizer_folder, tmp_path / "index")
+    with pytest.raises(DataError, match="the options of its rows, the tokenizer or the chat template have changed"):
+        stream(options_of(str(path), num_retries_key=None), tokenizer_folder, tmp_path / "index")
     write_lines(path, columns(0), columns(2))
     with pytest.raises(DataError, match=r"rows.jsonl has changed since the run was begun \(other contents of the same"):
         stream(options_of(str(path)), tokenizer_folder, tmp_path / "index")

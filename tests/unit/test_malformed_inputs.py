@@ -73,6 +73,13 @@ CHAT = {"chat_template": True}
 TOOLS = {"chat_template": True, "tools_key": "tools"}
 IMAGES = {"chat_template": True, "multimodal_keys": MediaKeys(image="images")}
 METADATA = {"metadata_keys": ("more",)}
+RETRIES = {"metadata_keys": ("tries",), "num_retries_key": "tries"}
+NO_RETRIES = "'tries' is a {} {}; expected a whole number from 0 to 1000, or nothing (data.num_retries_key names it)"
+
+
+def tries(number: object) -> bytes:
+    return row(prompt="a", label="2", tries=number)
+
 
 BAD_ROWS = (
     BadRow("no JSON", b"oops\n", "malformed JSON"),
@@ -99,6 +106,15 @@ BAD_ROWS = (
     BadRow("a label that is null", row(prompt="a", label=None), "'label' is null"),
     BadRow("a label that is a list", row(prompt="a", label=[1]), "data.metadata_keys"),
     BadRow("no metadata", row(prompt="a", label="2"), "'more' is missing", METADATA),
+    BadRow("no retries", row(prompt="a", label="2"), "'tries' is missing", RETRIES),
+    BadRow("a negative number of retries", tries(-1), NO_RETRIES.format("number", "(-1)"), RETRIES),
+    BadRow("half a retry", tries(1.5), NO_RETRIES.format("number", "(1.5)"), RETRIES),
+    BadRow("a number of retries with a point", tries(2.0), NO_RETRIES.format("number", "(2.0)"), RETRIES),
+    BadRow("retries: yes", tries(True), NO_RETRIES.format("boolean", "(True)"), RETRIES),
+    BadRow("retries in words", tries("3"), NO_RETRIES.format("text", "('3')"), RETRIES),
+    BadRow("a list of retries", tries([3]), NO_RETRIES.format("list", "([3])"), RETRIES),
+    BadRow("too many retries", tries(1001), NO_RETRIES.format("number", "(1001)"), RETRIES),
+    BadRow("more retries than anybody can count", tries(10**60), "'tries' is a number (1000000", RETRIES),
     BadRow("no messages", row(prompt=[], label="2"), "an empty list of messages", CHAT),
     BadRow("a message that is none", row(prompt=["a"], label="2"), "message 0 of 'prompt'", CHAT),
     BadRow("a message without content", row(prompt=[{"role": "user"}], label="2"), "'role' and 'content'", CHAT),
@@ -123,7 +139,7 @@ def test_a_bad_row_is_refused_by_its_line_or_counted(
     tmp_path: Path, tokenizer_folder: Path, bad: BadRow, *, is_streamed: bool
 ) -> None:
     path = tmp_path / "rows.jsonl"
-    others = {"tools": [], "more": 1}
+    others = {"tools": [], "more": 1, "tries": 3}
     good = json.dumps({**GOOD, **others}).encode() + b"\n"
     path.write_bytes(good + bad.line + good)
 

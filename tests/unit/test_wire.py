@@ -59,7 +59,9 @@ PART = Part(
     experts=ExpertChoices(1, 2, 1, b"\0\3\2\1"),
 )
 MEDIA = (Media("image", "https://example.org/a.png"),)
-PROMPT = Prompt(row=5, epoch=1, tokens=b"\1\0\0\0", text="two + two", label="4", metadata=b"{}", media=MEDIA)
+PROMPT = Prompt(
+    row=5, epoch=1, tokens=b"\1\0\0\0", text="two + two", label="4", metadata=b"{}", media=MEDIA, num_retries=3
+)
 HEADER = Header("engine/0", 2, 17, 23, 11, bytes(range(24)))
 
 

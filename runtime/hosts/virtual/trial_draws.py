@@ -20,11 +20,12 @@ from penstock.backends.engines.teacher_options import TeacherLatencyOptions
 from penstock.backends.learners.options import SimulatedLearnerOptions
 from penstock.backends.rewards.simulated import JudgingModel
 from penstock.messages.names import BUFFER, FILTER, LEARNER, PROMPT_SOURCE, SCORER, WEIGHT_PUBLISHER
+from penstock.messages.rows import RowSource
 from penstock.messages.training import OnStale
 from penstock.runtime.hosts.virtual.faults import Fault, FaultKind
 from penstock.runtime.hosts.virtual.links import LinkModel
 from penstock.runtime.hosts.virtual.supervisor import SupervisionModel
-from penstock.runtime.hosts.virtual.trials import EvaluationTrial, Trial
+from penstock.runtime.hosts.virtual.trials import EvaluationTrial, RowChoice, Trial
 
 if TYPE_CHECKING:
     from typing import Any
@@ -85,6 +86,9 @@ def draw_trial(policy: str, seed: int) -> Trial:
     trial = msgspec.structs.replace(trial, scores_groups=scores_groups)
     trial = _teach(trial, random.Random(f"teachers {policy} {seed}"))
     trial = _control(trial, random.Random(f"sampling {policy} {seed}"))
+    trial = _budget(trial, random.Random(f"retries {policy} {seed}"))
+    trial = _go_on_otherwise(trial, random.Random(f"choices {policy} {seed}"))
+    trial = _mix(trial, random.Random(f"mixture {policy} {seed}"))
     return _evaluate(trial, random.Random(f"evaluation {policy} {seed}"))
 
 
@@ -98,12 +102,7 @@ def _control(trial: Trial, rng: random.Random) -> Trial:
         judging = msgspec.structs.replace(judging, drop_rate=rng.choice((0.1, 0.5)))
     if rng.random() < 0.5:
         judging = msgspec.structs.replace(judging, rejection_rate=rng.choice((0.3, 0.7)))
-    replay = ReplayOptions(
-        fraction=rng.choice((0.3, 1.0)),
-        below_reward=rng.choice((0.4, 0.6)),
-        max_times=rng.randint(1, 3),
-        min_gap=rng.randint(0, 3),
-    )
+    replay = _draw_replay(rng)
     return msgspec.structs.replace(
         trial,
         judging=judging,
@@ -114,6 +113,50 @@ def _control(trial: Trial, rng: random.Random) -> Trial:
         has_priority=rng.random() < 0.3,
         replay=replay if rng.random() < 0.4 else None,
     )
+
+
+def _budget(trial: Trial, rng: random.Random) -> Trial:
+    """One of four has rows with a retry budget of their own, and engines that fail often enough to spend it."""
+    if rng.random() >= 0.25:
+        return trial
+    latency = msgspec.structs.replace(trial.latency, failure_rate=rng.choice((0.15, 0.4)))
+    own_retries = rng.choice(((0,), (0, 1, 2, 3), (5,)))
+    return msgspec.structs.replace(trial, latency=latency, own_retries=own_retries)
+
+
+def _draw_replay(rng: random.Random) -> ReplayOptions:
+    return ReplayOptions(
+        fraction=rng.choice((0.3, 1.0)),
+        below_reward=rng.choice((0.4, 0.6)),
+        max_times=rng.randint(1, 3),
+        min_gap=rng.randint(0, 3),
+    )
+
+
+def _go_on_otherwise(trial: Trial, rng: random.Random) -> Trial:
+    """One of five loses the machine, once or twice, and goes on with rows that are chosen otherwise, or not at all."""
+    if rng.random() >= 0.2:
+        return trial
+    choices = tuple(
+        RowChoice(has_priority=rng.random() < 0.4, replay=_draw_replay(rng) if rng.random() < 0.4 else None)
+        for _ in range(2)
+    )
+    span_s = trial.num_steps * (trial.learner.step_s + 2.0)
+    losses = (rng.uniform(0.0, span_s) for _ in range(rng.choice((1, 1, 2))))
+    faults = tuple(Fault(at_s=at_s, kind=FaultKind.MACHINE, target="") for at_s in losses)
+    return msgspec.structs.replace(trial, row_choices=choices, faults=(*trial.faults, *faults))
+
+
+def _mix(trial: Trial, rng: random.Random) -> Trial:
+    """One of four is of several sources with weights, where these mean something."""
+    has_priority = any(choice.has_priority for choice in (trial, *trial.row_choices))
+    if rng.random() >= 0.25 or has_priority or trial.num_recorded:
+        return trial
+    sources = tuple(
+        RowSource(name=f"source{index}", num_rows=rng.choice((1, 3, 17, 400)), share=rng.choice((1, 1, 2, 7)))
+        for index in range(rng.randint(2, 3))
+    )
+    return msgspec.structs.replace(trial, sources=sources, num_rows=sum(source.num_rows for source in sources))
 
 
 def _evaluate(trial: Trial, rng: random.Random) -> Trial:

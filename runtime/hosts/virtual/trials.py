@@ -16,6 +16,7 @@ from penstock.actors.buffer.options import StalenessOptions
 from penstock.actors.buffer.policies import BuiltinPolicy, RankedGroup
 from penstock.actors.filter.options import FilterOptions
 from penstock.actors.prompt_source.options import PromptSourceOptions, ReplayOptions
+from penstock.actors.prompt_source.order import PromptOrder
 from penstock.actors.weight_publisher.options import WeightsOptions
 from penstock.backends.data.options import DataOptions
 from penstock.backends.draws import mixed, uniform
@@ -27,6 +28,7 @@ from penstock.backends.learners.options import LearnerOptions, SimulatedLearnerO
 from penstock.backends.rewards.options import RewardOptions
 from penstock.backends.rewards.simulated import JudgingModel
 from penstock.backends.simulated import open_simulated
+from penstock.messages.ledger import EPOCHS_PER_DRIVE
 from penstock.messages.names import (
     BUFFER,
     WEIGHT_PUBLISHER,
@@ -34,6 +36,7 @@ from penstock.messages.names import (
     role_of,
     teacher_index,
 )
+from penstock.messages.rows import RowSource
 from penstock.messages.training import OnStale, UpdateMode
 from penstock.runtime.choosing import choosing_settings
 from penstock.runtime.hosts.virtual.faults import Fault, FaultKind
@@ -55,6 +58,7 @@ from penstock.runtime.wiring import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from penstock.backends.protocol import Backend
@@ -77,6 +81,13 @@ class EvaluationTrial(msgspec.Struct, frozen=True, kw_only=True):
     num_rows: tuple[int, ...] = (3,)
     """Of each dataset."""
     samples_per_prompt: tuple[int, ...] = (1,)
+
+
+class RowChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """How rows are chosen in one drive of a run."""
+
+    has_priority: bool = False
+    replay: ReplayOptions | None = None
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,7 +128,13 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     mask_old_tokens: bool = False
     has_priority: bool = False
     replay: ReplayOptions | None = None
+    row_choices: tuple[RowChoice, ...] = ()
+    """With which the run goes on each time that the machine was lost, in turn."""
+    sources: tuple[RowSource, ...] = ()
+    """Of a mixture; ``num_rows`` are those of all together."""
     num_retries: int = 2
+    own_retries: tuple[int, ...] = ()
+    """That about half of the rows say themselves, each one of these."""
     max_engine_losses: int = 5
     lease_timeout_s: float = 40.0
     routing: Literal["prefix_affine", "least_loaded"] = "prefix_affine"
@@ -167,6 +184,24 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         return self.loses_nothing and max(self.link.max_delay_s, self.turn_s) <= 0.01 and not is_delayed
 
     @property
+    def chooses_rows(self) -> bool:
+        """Whether the first drive does."""
+        return self.has_priority or self.replay is not None
+
+    @property
+    def order(self) -> PromptOrder:
+        """Rows by their place in the stream of prompts."""
+        sources = self.sources or (RowSource(name="", num_rows=self.num_rows),)
+        return PromptOrder(sources, seed=self.seed, shuffle=DataOptions().shuffle)
+
+    def in_drive(self, drive: int) -> Trial:
+        """As the scenario is from the start on (0), or after the machine was lost so often."""
+        if not drive or not self.row_choices:
+            return self
+        choice = self.row_choices[(drive - 1) % len(self.row_choices)]
+        return msgspec.structs.replace(self, has_priority=choice.has_priority, replay=choice.replay)
+
+    @property
     def host(self) -> HostSettings:
         """What the host is told."""
         return HostSettings(
@@ -187,6 +222,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
             run_folder="",
             model_folder="",
             num_rows=self.num_rows,
+            sources=self.sources,
             num_evaluation_prompts=() if self.evaluation is None else self.evaluation.num_rows,
         )
 
@@ -298,11 +334,14 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
     # --- who plays whom ---------------------------------------------------------------------------------------
 
-    def casting(self) -> Casting:
-        """Who plays whom in this trial."""
-        plan = self.plan
+    def casting(self, has_recorded_rows: Callable[[], bool] = lambda: False) -> Casting:
+        """Who plays whom in this trial; ``has_recorded_rows``: whether the ledger has any."""
+        first_plan = self.plan
 
         def cast(name: str, epoch: int, timers: Timers, store: LedgerStore | None) -> Player:
+            drive, plan = epoch // EPOCHS_PER_DRIVE, first_plan
+            if drive and self.row_choices:  # what the ledger has of rows stays as it is for as long as it matters
+                plan = msgspec.structs.replace(self.in_drive(drive).plan, has_recorded_rows=has_recorded_rows())
             machine = build_machine(name, plan, epoch=epoch, records=() if store is None else store.entries())
             if isinstance(machine, Buffer) and self.rank != "policy":
                 machine.books.policy = self._ranked_policy()
@@ -328,6 +367,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
             judging=self.judging,
             teacher=scenario.teacher,
             index=teacher_index(name) if is_teacher(name) else 0,
+            own_retries=self.own_retries,
             choosing=choosing_settings(plan),
         )
         if isinstance(backend, SimulatedEngine):

@@ -13,6 +13,7 @@ import difflib
 import hashlib
 import importlib.util
 import sys
+import sysconfig
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from types import CodeType, ModuleType
 
 SUFFIX: Final = ".py"
+MAX_FRAMES: Final = 4
+_PLACES: Final = ("stdlib", "platstdlib", "purelib", "platlib")
+_NOT_USERS: Final = (Path(__file__).parents[1], *(Path(sysconfig.get_path(name)) for name in _PLACES))
+"""Where our files are, and those of libraries."""
 
 
 class UserCodeError(ValueError):
@@ -70,9 +75,35 @@ def error_place(error: BaseException, path: Path) -> str:
 
 def described(error: BaseException, path: Path) -> str:
     """``ValueError: the text (file.py:31)``."""
-    place = error_place(error, path)
-    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    place, text = error_place(error, path), named(error)
     return f"{text} ({place})" if place else text
+
+
+def named(error: BaseException) -> str:
+    """``ValueError: the text``, of any exception at all."""
+    text = text_of(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def text_of(error: BaseException) -> str:
+    """What it says, also where the class is a user's and cannot say it."""
+    try:
+        return str(error)
+    except Exception:
+        return "its message cannot be shown"
+
+
+def told(error: BaseException) -> str:
+    """``ValueError: the text (file.py:12, called from file.py:31)``: with the user's frames, none of ours or of a
+    library's."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
+    places = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in reversed(frames[-MAX_FRAMES:])]
+    return f"{named(error)} ({', called from '.join(places)})" if places else named(error)
+
+
+def _is_users(filename: str) -> bool:
+    path = Path(filename)
+    return path.is_absolute() and not any(path.is_relative_to(folder) for folder in _NOT_USERS)
 
 
 def _load_module(path: Path) -> ModuleType:

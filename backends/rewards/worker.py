@@ -3,8 +3,9 @@
 Invariants:
 
 * It dies with the thread that started it, whatever it is doing: the kernel sends SIGKILL.
-* Each call is answered once, in the order of arrival for a plain function. A call that never returns is the
-  parent's to end, by killing this process.
+* Each call is answered once, in the order of arrival for a plain function, whatever the function raises
+  (``SystemExit`` and ``KeyboardInterrupt`` too). A call that never returns is the parent's to end, by killing this
+  process.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ from penstock.backends.rewards.functions import (
 from penstock.backends.rewards.sampling_calls import HOOK, PRIORITY, SAMPLE_FILTER
 from penstock.backends.rewards.surroundings import Launched
 from penstock.backends.rewards.wire import CALLS, CallFailed, GroupCall, Kept, LoadFailed, Ready, frame
-from penstock.backends.user_code import UserCodeError, described
+from penstock.backends.user_code import UserCodeError, described, named, told
+from penstock.backends.user_loop import run_beside_functions
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -65,14 +67,14 @@ def main() -> None:
     try:
         launched = msgspec.json.decode(options_json, type=Launched) if options_json else None
         loaded = load_function(kind, spec, launched)
-    except (Exception, SystemExit) as error:  # foreign code may raise anything while it is set up
-        message = str(error) if isinstance(error, UserCodeError) else f"{spec}: {type(error).__name__}: {error}"
+    except BaseException as error:  # foreign code may raise anything while it is set up
+        message = str(error) if isinstance(error, UserCodeError) else f"{spec}: {told(error)}"
         connection.sendall(frame([LoadFailed(message)]))
         return
     connection.sendall(frame([Ready(loaded.names, loaded.concurrency, is_async=loaded.is_async)]))
     served = Served(kind, loaded, None if launched is None else launched.function.key)
     if loaded.is_async:
-        asyncio.run(_serve_side_by_side(connection, served))
+        run_beside_functions(_serve_side_by_side(connection, served), spec)
     else:
         _serve_in_turn(connection, served)
 
@@ -118,7 +120,7 @@ def _answer(call: Call, served: Served) -> Answer:
     try:
         returned = loaded.function(**arguments(call, loaded.names))
         return _converted(call, served, returned, time.perf_counter() - start)
-    except (Exception, SystemExit) as error:  # foreign code may raise anything, and that is its answer
+    except BaseException as error:  # foreign code may raise anything, and that is its answer
         return _failure(call, error, loaded, time.perf_counter() - start)
 
 
@@ -135,7 +137,7 @@ async def _answer_async(call: Call, served: Served) -> Answer:
         if deadline.expired():
             return CallFailed(call.id, elapsed_s, f"the {kind} function took longer than {call.timeout_s:g} s")
         return _failure(call, error, loaded, elapsed_s)
-    except (Exception, SystemExit, asyncio.CancelledError) as error:  # as above; nobody else cancels these tasks
+    except BaseException as error:  # as above; nobody else cancels these tasks
         return _failure(call, error, loaded, time.perf_counter() - start)
 
 
@@ -157,7 +159,7 @@ def _failure(call: Call, error: BaseException, loaded: Loaded, elapsed_s: float)
     elif loaded.path is not None:
         reason = described(error, loaded.path)
     else:
-        reason = f"{type(error).__name__}: {error}"
+        reason = named(error)
     return CallFailed(call.id, elapsed_s, reason[:MAX_REASON_CHARACTERS])
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import asyncio
+import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -24,6 +26,10 @@ def misbehave(what: str) -> Any:  # noqa: ANN401 - that is what it is for
             sys.exit(3)
         case "interrupts":
             raise KeyboardInterrupt
+        case "raises above all classes":
+            raise BaseException("not even an Exception")
+        case "raises what cannot be shown":
+            raise UnshownError
         case "recurses":
             return misbehave("recurses")
         case "divides":
@@ -43,6 +49,8 @@ def misbehave(what: str) -> Any:  # noqa: ANN401 - that is what it is for
         case "prints":
             print("x" * 100_000)
             return float("nan")
+        case "takes the process down":
+            os._exit(3)
         case "hangs":
             time.sleep(3600)
         case "hangs where nothing stops it":
@@ -51,6 +59,13 @@ def misbehave(what: str) -> Any:  # noqa: ANN401 - that is what it is for
         case _:
             return ast.literal_eval(what)
     return None
+
+
+class UnshownError(Exception):
+    """Has no text."""
+
+    def __str__(self) -> str:
+        raise ValueError("secret")
 
 
 class Unshown:
@@ -71,9 +86,66 @@ async def episode(play: Play) -> Any:  # noqa: ANN401
     return misbehave(str(play.task.metadata["do"]))
 
 
+async def starts_tasks(play: Play) -> float:
+    """An episode with a task that it awaits, or leaves to itself, or with a callback."""
+    await play.generate()
+    loop, how = asyncio.get_running_loop(), play.task.metadata["how"]
+    if how == "callback":
+        loop.call_soon(misbehave, "interrupts")
+    elif how != "nothing":
+        task = loop.create_task(later(str(play.task.metadata["do"])))
+        if how == "awaited":
+            await task
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    return 0.5
+
+
+async def later(what: str) -> Any:  # noqa: ANN401
+    """In a task."""
+    return misbehave(what)
+
+
+async def score_elsewhere(response: str) -> float:
+    """An ``async`` reward function, whose task is not awaited."""
+    asyncio.get_running_loop().call_soon(misbehave, response)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    return 0.5
+
+
 not_a_function = 7
 
 
 def asks_for_more(response: str, reference_answer: str) -> float:
     """Asks for what nobody has."""
     return 0.0
+
+
+# What a row's column says is done for the first sample of its group; the others are good.
+
+
+async def plays(play: Play) -> Any:  # noqa: ANN401
+    """An episode."""
+    await play.generate()
+    return misbehave(str(play.task.metadata["episode"])) if play.task.index == 0 else None
+
+
+def judges(metadata: dict[str, str], index: int) -> Any:  # noqa: ANN401
+    """A reward function."""
+    return misbehave(metadata["reward"]) if index == 0 else float(index)
+
+
+def sifts(metadata: dict[str, str], index: int) -> Any:  # noqa: ANN401
+    """A filter of samples."""
+    return misbehave(metadata["sift"]) if index == 0 else True
+
+
+def keeps(metadata: dict[str, str]) -> Any:  # noqa: ANN401
+    """A filter of groups."""
+    return misbehave(metadata["keep"])
+
+
+def looks(metadata: dict[str, str]) -> Any:  # noqa: ANN401
+    """A hook that is shown every group."""
+    return misbehave(metadata["look"])

@@ -51,8 +51,11 @@ REWARDS = {
     "raises": "ValueError: no",
     "raises nothing to say": "RuntimeError",
     "asserts": "AssertionError: it is not",
-    "exits": "SystemExit",
-    "interrupts": "",
+    "exits": "SystemExit: 3 (malformed_functions.py:",
+    "interrupts": "KeyboardInterrupt (malformed_functions.py:",
+    "raises above all classes": "BaseException: not even an Exception",
+    "raises what cannot be shown": "UnshownError: its message cannot be shown",
+    "takes the process down": "exit code 3",
     "recurses": "RecursionError",
     "divides": "ZeroDivisionError",
     "returns itself": "list",
@@ -126,12 +129,14 @@ def test_whatever_is_returned_is_a_finite_reward_or_a_reason(judge: RewardDriver
 # --- episodes -----------------------------------------------------------------------------------------------------
 
 
+def player_of(function: str, model: Path) -> FunctionBench:
+    make_model("xs", model, 0)
+    return FunctionBench(model, EpisodeOptions(kind="function", generate=f"{FUNCTIONS}:{function}", max_turns=2))
+
+
 @pytest.fixture(scope="module")
 def player(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FunctionBench]:
-    model = tmp_path_factory.mktemp("model")
-    make_model("xs", model, 0)
-    options = EpisodeOptions(kind="function", generate=f"{FUNCTIONS}:episode", max_turns=2)
-    bench = FunctionBench(model, options)
+    bench = player_of("episode", tmp_path_factory.mktemp("model"))
     yield bench
     bench.close()
 
@@ -141,9 +146,83 @@ def test_an_episode_that_ends_in_nonsense_is_no_fault_of_the_model(player: Funct
     player.issue(do=what)
     outcome = player.ended().outcome
     assert isinstance(outcome, InfraError), outcome
+    assert REWARDS[what] in outcome.detail
     assert is_readable(outcome.detail), outcome.detail
     player.issue(do="0.5")
     assert isinstance(player.ended().outcome, Completed)
+
+
+def test_none_of_it_prints_anything(folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Their processes are started here, so what they print is what is captured here."""
+    judge = RewardDriver(folder, RewardOptions(function=f"{FUNCTIONS}:score"))
+    player = player_of("episode", tmp_path)
+    try:
+        judge.judged(*(score_of(what, index) for index, what in enumerate(REWARDS)))
+        for what in REWARDS:
+            player.issue(do=what)
+            player.ended()
+    finally:
+        judge.close()
+        player.close()
+    assert capfd.readouterr().err == ""
+
+
+ELSEWHERE = {
+    ("awaited", "interrupts"): "KeyboardInterrupt",
+    ("awaited", "exits"): "SystemExit: 3",
+    ("left", "interrupts"): "KeyboardInterrupt",
+    ("left", "exits"): "SystemExit: 3",
+    ("left", "raises"): "ValueError: no such thing",
+    ("left", "raises what cannot be shown"): "UnshownError: its message cannot be shown",
+    ("callback", "interrupts"): "KeyboardInterrupt",
+}
+"""What a task or a callback of an episode does, that ends outside of its function."""
+PLACES = re.compile(r"\(malformed_functions\.py:\d+(, called from malformed_functions\.py:\d+)*\)$")
+
+
+def test_what_a_function_leaves_to_itself_is_one_line_of_the_log_and_costs_nobody_else_anything(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    player = player_of("starts_tasks", tmp_path)
+    engine = player.engine
+    try:
+        for (how, what), text in ELSEWHERE.items():
+            engine.is_held = True
+            other = player.issue(how="nothing", do="")
+            player.until(lambda: len(engine.held) == 1)
+            held, pid = engine.held.pop(), player.driver.pid
+            engine.is_held = False
+            player.issue(how=how, do=what)
+            outcome = player.ended().outcome
+            if how == "awaited":
+                assert isinstance(outcome, InfraError)
+                assert text in outcome.detail
+            else:
+                assert isinstance(outcome, Completed)
+            engine.held.append(held)
+            engine.answer()
+            assert isinstance(player.ended(other).outcome, Completed)
+            assert player.driver.pid == pid
+            (line,) = capfd.readouterr().err.splitlines()
+            assert line.startswith(
+                f"penstock: episode.generate: something that a function had started ended with {text}"
+            )
+            assert PLACES.search(line), line
+    finally:
+        player.close()
+
+
+def test_what_an_async_reward_leaves_to_itself_is_one_line_too(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    kinds = {"interrupts": "KeyboardInterrupt", "exits": "SystemExit", "raises": "ValueError"}
+    driver = RewardDriver(folder, RewardOptions(function=f"{FUNCTIONS}:score_elsewhere"))
+    try:
+        assert driver.values(*(score_of(what, index) for index, what in enumerate(kinds))) == [0.5] * 3
+        assert driver.gauge("reward/replaced_processes") == 0
+    finally:
+        driver.close()
+    lines = capfd.readouterr().err.splitlines()
+    assert sorted(re.findall(r"ended with (\w+)", "\n".join(lines))) == sorted(kinds.values())
+    assert all(PLACES.search(line) for line in lines)
 
 
 # --- files and names ----------------------------------------------------------------------------------------------
@@ -158,6 +237,7 @@ FILES = {
     "number.py:score": "score = 7\n",
     "asking.py:score": "def score(response, reference_answer): ...\n",
     "exiting.py:score": "import sys\nsys.exit(3)\n",
+    "interrupting.py:score": "raise KeyboardInterrupt\n",
 }
 
 

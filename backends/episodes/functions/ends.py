@@ -17,7 +17,7 @@ from penstock.backends.episodes.functions.wire import Ended
 from penstock.backends.episodes.interfaces import EpisodeInfraError, EpisodePolicyError, ToolError
 from penstock.backends.episodes.play import End, EpisodeLimitError
 from penstock.backends.rewards.functions import NoRewardError, judged
-from penstock.backends.user_code import described
+from penstock.backends.user_code import described, named, text_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,22 +54,22 @@ def failure_of(episode: int, error: BaseException, path: Path | None) -> Ended:
     """The end of an episode whose function raised this."""
     match error:
         case EpisodeLimitError():
-            return Ended(episode, "truncated", str(error))
+            return Ended(episode, "truncated", _short(text_of(error)))
         case EpisodePolicyError():
             return _policy_error(episode, error)
         case ToolError():
-            return Ended(episode, "policy_error", _short(str(error)))
+            return Ended(episode, "policy_error", _short(text_of(error)))
         case EpisodeInfraError() | NoRewardError():
-            return Ended(episode, "infra_error", _short(str(error)))
+            return Ended(episode, "infra_error", _short(text_of(error)))
         case asyncio.CancelledError():
             return Ended(episode, "infra_error", "the episode was stopped")
         case _:
-            text = f"{type(error).__name__}: {error}" if path is None else described(error, path)
+            text = named(error) if path is None else described(error, path)
             return Ended(episode, "infra_error", _short(text))
 
 
 def _policy_error(episode: int, error: EpisodePolicyError) -> Ended:
-    detail = _short(str(error))
+    detail = _short(text_of(error))
     if error.reward is None:
         return Ended(episode, "policy_error", detail)
     try:

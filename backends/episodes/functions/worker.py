@@ -3,8 +3,9 @@
 Invariants:
 
 * It dies with the thread that started it, whatever it is doing: the kernel sends SIGKILL.
-* Each ``Begin`` is answered by one ``Ended``, also after a ``Stop``. A function that never ends is the parent's to end,
-  by killing this process.
+* Each ``Begin`` is answered by one ``Ended``, also after a ``Stop``, whatever the function raises: ``SystemExit`` and
+  ``KeyboardInterrupt`` end its episode and no other. A function that never ends is the parent's to end, by killing this
+  process.
 
 | waits for | who ends it |
 |---|---|
@@ -47,7 +48,8 @@ from penstock.backends.episodes.interfaces import JsonObject, Task
 from penstock.backends.episodes.play import Play
 from penstock.backends.function_process import FrameBuffer
 from penstock.backends.processes import end_with_parent
-from penstock.backends.user_code import UserCodeError
+from penstock.backends.user_code import UserCodeError, told
+from penstock.backends.user_loop import run_beside_functions
 
 if TYPE_CHECKING:
     from penstock.backends.data.chat import ChatTemplate
@@ -69,7 +71,7 @@ def main() -> None:
     if os.getppid() != parent:  # it died before the line above
         os._exit(1)
     os.set_inheritable(descriptor, False)  # or what a function starts keeps it open after our death
-    asyncio.run(_serve(socket.socket(fileno=descriptor)))
+    run_beside_functions(_serve(socket.socket(fileno=descriptor)), "episode.generate")
 
 
 class _ModelWords:
@@ -158,7 +160,7 @@ class _Server:
             if begin.saved:
                 play.restore(begin.saved)
             ended = end_of(begin.id, await function.run(play), is_cut_off=play.is_cut_off)
-        except (Exception, SystemExit, asyncio.CancelledError) as error:  # foreign code may raise anything: its answer
+        except BaseException as error:  # foreign code may raise anything, and that is its answer
             ended = failure_of(begin.id, error, function.path)
         del self._running[begin.id]
         self._say(ended)
@@ -210,8 +212,8 @@ def _loaded(setup: Setup, writer: asyncio.StreamWriter) -> _Server | None:
             if rules.uses_chat:
                 _ = words.template  # it takes seconds, in which no episode could go on
             server = _Server(rules, words, functions, writer)
-    except (Exception, SystemExit) as error:  # foreign code may raise anything while it is set up
-        message = str(error) if isinstance(error, UserCodeError) else f"{type(error).__name__}: {error}"
+    except BaseException as error:  # foreign code may raise anything while it is set up
+        message = str(error) if isinstance(error, UserCodeError) else told(error)
         writer.write(frame(LoadFailed(message)))
         return None
     writer.write(frame(Loaded()))

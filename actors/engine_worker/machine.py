@@ -46,11 +46,11 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, assert_never, final
 
-from penstock.actors.canary import canary_difference
 from penstock.actors.engine_worker.requests import RequestTable
 from penstock.actors.parts import tail
 from penstock.actors.waits import several
 from penstock.messages.base import Metric
+from penstock.messages.canary import canary_difference
 from penstock.messages.commands import (
     AbortGeneration,
     ApplyWeights,

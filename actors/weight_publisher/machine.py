@@ -37,10 +37,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, assert_never, final
 
-from penstock.actors.canary import canary_difference
 from penstock.actors.weight_publisher.engines import EngineTable, Phase
 from penstock.actors.weight_publisher.exports import ExportTable
 from penstock.messages.base import Metric
+from penstock.messages.canary import canary_difference
 from penstock.messages.commands import FailRun, ReplaceActor, Send, StartTimer, StopTimer
 from penstock.messages.local import Started, TimerFired
 from penstock.messages.membership import EngineJoined, EngineLost

@@ -128,7 +128,11 @@ def asks_for_more(response: str, reference_answer: str) -> float:
 async def plays(play: Play) -> Any:  # noqa: ANN401
     """An episode."""
     await play.generate()
-    return misbehave(str(play.task.metadata["episode"])) if play.task.index == 0 else None
+    if play.task.index:
+        return None
+    if play.task.attempt == 0:
+        misbehave(str(play.task.metadata["first attempt"]))
+    return misbehave(str(play.task.metadata["episode"]))
 
 
 def judges(metadata: dict[str, str], index: int) -> Any:  # noqa: ANN401

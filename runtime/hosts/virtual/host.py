@@ -29,6 +29,7 @@ from penstock.runtime.watchdog import NEVER
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from penstock.backends.stores.protocol import LedgerStore
     from penstock.messages.base import Event
     from penstock.messages.commands import AnyCommand, FailRun
     from penstock.messages.ledger import LedgerEntry
@@ -160,7 +161,7 @@ class VirtualHost:
 
     # --- what processes need ----------------------------------------------------------------------------------
 
-    def open_store(self, process: Process) -> MemoryStore | None:
+    def open_store(self, process: Process) -> LedgerStore | None:
         """See :class:`penstock.runtime.hosts.virtual.process.Surroundings`."""
         if process.name != BUFFER:
             return None

@@ -9,7 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
@@ -173,7 +173,9 @@ def _evaluate(trial: Trial, rng: random.Random) -> Trial:
         num_rows=tuple(rng.randint(1, 3) for _ in range(num_datasets)),
         samples_per_prompt=tuple(rng.randint(1, 2) for _ in range(num_datasets)),
     )
-    return msgspec.structs.replace(trial, evaluation=evaluation, only="evaluate" if rng.random() < 0.05 else None)
+    only: Literal["evaluate"] | None = "evaluate" if rng.random() < 0.05 else None
+    evaluation = msgspec.structs.replace(evaluation, scores_groups=rng.choice((None, None, False, True)))
+    return msgspec.structs.replace(trial, evaluation=evaluation, only=only)
 
 
 def _record(trial: Trial, rng: random.Random) -> Trial:

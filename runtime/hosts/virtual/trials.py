@@ -81,6 +81,8 @@ class EvaluationTrial(msgspec.Struct, frozen=True, kw_only=True):
     num_rows: tuple[int, ...] = (3,)
     """Of each dataset."""
     samples_per_prompt: tuple[int, ...] = (1,)
+    scores_groups: bool | None = None
+    """Its reward function scores whole groups; None: as that of training."""
 
 
 class RowChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -233,7 +235,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
             run=RunOptions(name="trial", seed=self.seed, num_steps=self.num_steps, only=self.only),
             data=DataOptions(path="lines:1000", num_epochs=self.num_epochs),
             sampling=SamplingOptions(samples_per_group=self.samples_per_group, max_response_tokens=MAX_TOKENS),
-            reward=RewardOptions(timeout_s=2.0, per_group=self.scores_groups),
+            reward=self._reward(per_group=self.scores_groups),
             filter=FilterOptions(
                 drop_zero_spread=self.drop_zero_spread,
                 function="trial.py:judge" if self.judging.rejection_rate else None,
@@ -296,6 +298,10 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
             runtime=RuntimeOptions(),
         )
 
+    @staticmethod
+    def _reward(*, per_group: bool) -> RewardOptions:
+        return RewardOptions(timeout_s=2.0, per_group=per_group)
+
     @property
     def _recorded(self) -> tuple[EngineGroupOptions, ...]:
         if not self.num_recorded:
@@ -314,7 +320,12 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
             pinned=trial.pinned,
             max_running=trial.max_running,
             datasets=tuple(
-                EvaluationDataset(name=f"set{index}", path="lines:1000", samples_per_prompt=samples)
+                EvaluationDataset(
+                    name=f"set{index}",
+                    path="lines:1000",
+                    samples_per_prompt=samples,
+                    reward=None if trial.scores_groups is None else self._reward(per_group=trial.scores_groups),
+                )
                 for index, samples in enumerate(trial.samples_per_prompt)
             ),
         )

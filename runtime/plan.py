@@ -31,4 +31,12 @@ class RunPlan(Value, frozen=True, kw_only=True):
     """What people should know of the rows."""
     num_evaluation_prompts: tuple[int, ...] = ()
     """Of each dataset of the evaluation, in the order of the scenario."""
+    has_recorded_rows: bool = False
+    """Rows of this run were chosen before this drive, and stand in its ledger."""
     transport: Literal["shared_memory", "disk", "distributed", "tensor", "none"] = "shared_memory"
+
+    @property
+    def chooses_rows(self) -> bool:
+        """Whether the row of a group does not follow from its place in the stream of prompts. Once it did not, it never
+        does again: what was chosen has shifted the places of all that came later."""
+        return self.has_recorded_rows or self.scenario.prompt_source.chooses_rows

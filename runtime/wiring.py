@@ -141,7 +141,8 @@ def build_machine(name: str, plan: RunPlan, *, epoch: int = 0, records: Iterable
         case Role.FILTER:
             return Filter(_filter(plan))
         case Role.BUFFER:
-            return Buffer(_buffer(plan), staleness_policy(plan.scenario), records)
+            row_of = _order(plan).row_of if plan.chooses_rows else None
+            return Buffer(_buffer(plan), staleness_policy(plan.scenario), records, row_of=row_of)
         case Role.LEARNER:
             options = plan.scenario.learner
             return Learner(
@@ -201,7 +202,7 @@ def _prompt_source(plan: RunPlan, epoch: int) -> PromptSourceSettings:
         num_rows=plan.num_rows,
         shuffle=scenario.data.shuffle,
         sources=plan.sources,
-        chooses_rows=options.chooses_rows,
+        chooses_rows=plan.chooses_rows,
         prefetch_rows=scenario.data.prefetch_rows if scenario.data.stream else 0,
         samples_per_group=scenario.sampling.samples_per_group,
         routing=options.routing,
@@ -295,7 +296,7 @@ def _buffer(plan: RunPlan) -> BufferSettings:
         max_rejected_batches=staleness.max_rejected_batches,
         keep_after_batches=scenario.filter.keep_when_insufficient,
         mask_old_tokens=staleness.mask_old_tokens,
-        chooses_rows=scenario.prompt_source.chooses_rows,
+        chooses_rows=plan.chooses_rows,
         settle_delay_s=scenario.runtime.settle_delay_s,
         keep_checkpoints=scenario.learner.keep_checkpoints,
         keep_samples=scenario.run.keep_samples,

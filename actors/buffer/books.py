@@ -37,6 +37,8 @@ from penstock.messages.ledger import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from penstock.actors.buffer.policies import StalenessPolicy
     from penstock.actors.buffer.settings import BufferSettings
     from penstock.messages.ledger import LedgerEntry
@@ -50,7 +52,13 @@ class OtherRunError(ValueError):
 class Books:
     """Grants, groups, batches, versions and checkpoints of one run."""
 
-    def __init__(self, settings: BufferSettings, policy: StalenessPolicy) -> None:
+    def __init__(
+        self,
+        settings: BufferSettings,
+        policy: StalenessPolicy,
+        row_of: Callable[[int], tuple[int, int]] | None = None,
+    ) -> None:
+        """``row_of``: see :class:`~penstock.actors.buffer.histories.RowHistory`."""
         self.settings = settings
         self.policy = policy
         self.identity: RunRecorded | None = None
@@ -72,7 +80,7 @@ class Books:
         self.max_staleness_seen = 0
         self.evaluations = Evaluations(settings.evaluation)
         self.rejections = Rejections()
-        self.history = RowHistory()
+        self.history = RowHistory(row_of)
 
     @property
     def checkpoint_version(self) -> int:
@@ -135,7 +143,7 @@ class Books:
             case RowsRecorded():
                 for row in entry.rows:
                     self.table.tracked(row.group_id).row = row
-                    self.history.recorded(row)
+                self.history.recorded(entry)
             case StepRecorded():
                 self._step(entry)
             case VersionRecorded():
@@ -184,6 +192,7 @@ class Books:
             self.table.grant(
                 TrackedGroup(group_id, ordinal, span.min_version, span.deadline_version, entry.max_staleness)
             )
+        self.history.granted(span)
         self.accounts.granted(span.num_groups)
         self.evaluations.granted()
 

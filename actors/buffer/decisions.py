@@ -11,6 +11,7 @@ from penstock.actors.buffer.grants import groups_of
 from penstock.actors.buffer.pacing import bound, num_grantable
 from penstock.actors.buffer.policies import BufferState
 from penstock.actors.buffer.report import closed_ends
+from penstock.actors.buffer.table import Status
 from penstock.messages.ledger import BatchLeased, GroupClosed, GroupsGranted, RowsRecorded
 from penstock.messages.training import OnStale
 
@@ -95,6 +96,14 @@ def rows_again(books: Books, grants: list[GroupsGranted]) -> list[RowsRecorded]:
     places = [place for grant in grants for place in groups_of(grant.span)]
     rows = tuple(row for place in places if (row := books.history.again(*place)) is not None)
     return [RowsRecorded(rows=rows)] if rows else []
+
+
+def rows_by_place(books: Books) -> list[RowsRecorded]:
+    """The first rows of a run that goes on with chosen ones: groups that are outstanding keep those of their places."""
+    if not books.history.begins:
+        return []
+    without = (tracked for tracked in books.table.outstanding() if tracked.status is Status.GRANTED)
+    return [RowsRecorded(rows=books.history.by_place(without))]
 
 
 def is_kept(books: Books, event: GroupRejected) -> bool:

@@ -4,6 +4,10 @@ Invariants:
 
 * Both follow from the ledger's entries alone, so a Buffer that is built from them knows the same.
 * A group has at most one outcome: that of its admission, or of being turned away. One that nobody judged has none.
+* A group that came in and has no recorded row was drawn by its place in the stream of prompts: where rows are chosen,
+  none is issued before its row is recorded. So the entries say in which of the two ways a run was begun.
+* When a run that was begun by places goes on with chosen rows, the groups that are outstanding then keep the rows of
+  their places, and the choice begins behind the last place that was granted: no row is passed over or comes twice.
 """
 
 from __future__ import annotations
@@ -16,10 +20,11 @@ from penstock.messages.base import Metric
 from penstock.messages.flow import DemandGranted, GroupRow, RowOutcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from penstock.actors.buffer.table import TrackedGroup
-    from penstock.messages.ledger import GroupClosed, GroupRecorded
+    from penstock.messages.flow import GrantSpan
+    from penstock.messages.ledger import GroupClosed, GroupRecorded, RowsRecorded
 
 OUTCOMES_AT_ONCE: Final = 2000
 MAX_CAUSES: Final = 30
@@ -73,9 +78,19 @@ def cause_name(cause: str) -> str:
 class RowHistory:
     """The list of outcomes, and the rows of requeued groups; empty unless rows are chosen."""
 
-    def __init__(self) -> None:
+    def __init__(self, row_of: Callable[[int], tuple[int, int]] | None = None) -> None:
+        """``row_of``: row and epoch of a place in the stream of prompts; None: nobody chooses rows."""
         self.next_position = 0
         """In the stream of prompts: the first that no recorded row has taken."""
+        self.is_recording = False
+        """Rows of this run are recorded from here on."""
+        self._row_of = row_of
+        self._num_by_place = 0
+        """Groups that came in and were drawn by their places."""
+        self._num_granted = 0
+        """Places that were granted before any row was recorded."""
+        self._again_by_place: set[int] = set()
+        """Ordinals of those of them that are granted anew."""
         self._rows = array("q")
         self._rewards = array("d")
         """NaN where no reward came."""
@@ -86,30 +101,58 @@ class RowHistory:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def recorded(self, row: GroupRow) -> None:
-        """A row was recorded."""
-        self.next_position = max(self.next_position, row.position + 1)
+    @property
+    def begins(self) -> bool:
+        """Whether rows are chosen from now on, and were drawn by their places so far."""
+        return self._row_of is not None and self._num_by_place > 0 and not self.is_recording
+
+    def granted(self, span: GrantSpan) -> None:
+        """These groups may start."""
+        if not self.is_recording:
+            self._num_granted = max(self._num_granted, span.first_ordinal + span.num_groups)
+
+    def recorded(self, entry: RowsRecorded) -> None:
+        """Rows were recorded."""
+        if not self.is_recording:
+            self.is_recording = True
+            self.next_position = self._num_granted if self._num_by_place else 0
+        for row in entry.rows:
+            self.next_position = max(self.next_position, row.position + 1)
+
+    def by_place(self, groups: Iterable[TrackedGroup]) -> tuple[GroupRow, ...]:
+        """The rows that these groups have by their places."""
+        return tuple(self._placed(tracked.group_id, tracked.ordinal) for tracked in groups)
+
+    def _placed(self, group_id: int, ordinal: int) -> GroupRow:
+        assert self._row_of is not None, "somebody chooses rows"
+        return GroupRow(group_id, *self._row_of(ordinal), ordinal)
 
     def admitted(self, tracked: TrackedGroup, entry: GroupRecorded) -> None:
         """A group came in with its rewards."""
         rewards = [note.reward for note in entry.samples if note.reward is not None]
-        self._note(tracked.row, sum(rewards) / len(rewards) if rewards else None, is_rejected=False)
+        self._came_in(tracked, sum(rewards) / len(rewards) if rewards else None, is_rejected=False)
 
     def closed(self, tracked: TrackedGroup, entry: GroupClosed) -> None:
         """A group ended otherwise than by training."""
         if entry.rejected_cause:
-            self._note(tracked.row, entry.mean_reward, is_rejected=True)
+            self._came_in(tracked, entry.mean_reward, is_rejected=True)
         if entry.is_requeued and tracked.row is not None:
             self._again[tracked.ordinal] = tracked.row
+        elif entry.is_requeued and not self.is_recording:
+            self._again_by_place.add(tracked.ordinal)
 
     def again(self, group_id: int, ordinal: int) -> GroupRow | None:
         """The row of a prompt that is granted anew, for its new group."""
         row = self._again.get(ordinal)
-        return None if row is None else GroupRow(group_id, row.row, row.epoch, row.position)
+        if row is None:
+            is_placed = self._num_by_place > 0 and ordinal in self._again_by_place
+            return self._placed(group_id, ordinal) if is_placed else None
+        return GroupRow(group_id, row.row, row.epoch, row.position)
 
     def ended(self, ordinal: int) -> None:
         """This prompt will not be granted again."""
         self._again.pop(ordinal, None)
+        self._again_by_place.discard(ordinal)
 
     def outcomes(self, first: int) -> tuple[RowOutcome, ...]:
         """A stretch of the list, of a bounded size."""
@@ -129,7 +172,11 @@ class RowHistory:
             num_outcomes=len(self),
         )
 
-    def _note(self, row: GroupRow | None, reward: float | None, *, is_rejected: bool) -> None:
+    def _came_in(self, tracked: TrackedGroup, reward: float | None, *, is_rejected: bool) -> None:
+        row = tracked.row
+        if row is None and not self.is_recording:
+            self._num_by_place += 1
+            row = None if self._row_of is None else self._placed(tracked.group_id, tracked.ordinal)
         if row is not None:
             self._rows.append(row.row)
             self._rewards.append(float("nan") if reward is None else reward)

@@ -41,6 +41,7 @@ from penstock.actors.buffer.decisions import (
     next_grants,
     next_lease,
     rows_again,
+    rows_by_place,
 )
 from penstock.actors.buffer.learner_side import LearnerSide
 from penstock.actors.buffer.pacing import AutoTarget
@@ -80,7 +81,7 @@ from penstock.messages.training import (
 from penstock.messages.weights import VersionAnnounced
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from penstock.actors.buffer.policies import StalenessPolicy
     from penstock.actors.buffer.settings import BufferSettings
@@ -96,18 +97,26 @@ if TYPE_CHECKING:
 class Buffer:
     """The Buffer's state machine."""
 
-    def __init__(self, settings: BufferSettings, policy: StalenessPolicy, records: Iterable[LedgerEntry] = ()) -> None:
+    def __init__(
+        self,
+        settings: BufferSettings,
+        policy: StalenessPolicy,
+        records: Iterable[LedgerEntry] = (),
+        *,
+        row_of: Callable[[int], tuple[int, int]] | None = None,
+    ) -> None:
         """
         Args:
             settings: of the run.
             policy: that of the scenario; a recorded change of policy takes its place.
             records: the ledger of the run so far, oldest first.
+            row_of: row and epoch of a place in the stream of prompts, where rows are chosen.
 
         Raises:
             OtherRunError: the ledger is that of another run.
         """
         self.settings = settings
-        self.books = Books(settings, policy)
+        self.books = Books(settings, policy, row_of)
         for entry in records:
             self.books.apply(entry)
         self.books.check_evaluation()
@@ -192,6 +201,8 @@ class Buffer:
     def _on_started(self) -> None:
         if self.books.identity is None and self.settings.identity is not None:
             self._note(self.settings.identity)
+        if rows := rows_by_place(self.books):
+            self._note(*rows)
         if self.books.grants.total:  # keepers and PromptSource may know less than the ledger, or nothing
             self._out.extend((*self._telling.settled(), *self._telling.demand()))
         if self.books.evaluations.number:

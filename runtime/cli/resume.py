@@ -5,14 +5,17 @@ Invariants:
 * At most one process drives a run. Whoever wants to holds the run's lock, and ends what is left of the last drive.
 * What must not change within a run cannot be overridden: the ledger's groups, and the batches that are trained again
   after the last checkpoint, would mean something else.
+* What decides which prompt comes next and who generates it may: rows that were chosen stand in the ledger, and so does
+  what has come of them.
 """
 
 from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
+import msgspec
 from rich.markup import escape
 
 from penstock.backends.stores.sqlite import open_read_only
@@ -23,6 +26,7 @@ from penstock.runtime.errors import RunFolderError, ScenarioError
 from penstock.runtime.hosts.ray.leftovers import clear_leftovers, end_process
 from penstock.runtime.hosts.ray.processes import is_stopped
 from penstock.runtime.scenario import load_scenario
+from penstock.runtime.scenario.source import show
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,7 +57,7 @@ FREE_KEYS: Final = (
     "learner.megatron.recompute",
 )
 """Checkpoints are read by any number of ranks, divided in any way."""
-FREE_BLOCKS: Final = ("engines", "runtime", "observability")
+FREE_BLOCKS: Final = ("prompt_source", "engines", "runtime", "observability")
 REASONS: Final = {
     "run": "the run keeps its name, its seed and its folder",
     "data": "its groups were drawn from this dataset, in this order",
@@ -100,15 +104,25 @@ def overridden(folder: Path, overrides: Sequence[str]) -> Scenario:
         ScenarioError: one of them cannot be used, or not in a run that goes on.
     """
     for text in overrides:
-        key = text.partition("=")[0].strip()
+        key, _, given = (part.strip() for part in text.partition("="))
         block = key.partition(".")[0]
         if key not in FREE_KEYS and block not in FREE_BLOCKS:
             raise ScenarioError(
-                f"override '{text}': cannot change in a run that goes on: {REASONS.get(block, OTHER_REASON)}. What "
-                f"can: {', '.join((*FREE_KEYS, *(f'{block}.*' for block in FREE_BLOCKS)))}; for another run: "
-                "penstock run"
+                f"override '{text}': cannot change in a run that goes on: {REASONS.get(block, OTHER_REASON)}. "
+                f"{_had(folder, key, given)}Leave it out to go on. What can change: "
+                f"{', '.join((*FREE_KEYS, *(f'{block}.*' for block in FREE_BLOCKS)))}; for another run: penstock run"
             )
     return load_scenario(folder / SCENARIO_NAME, overrides)
+
+
+def _had(folder: Path, key: str, given: str) -> str:
+    """What the run has there, and what was given; nothing for a key that no scenario has."""
+    value: object = msgspec.to_builtins(load_scenario(folder / SCENARIO_NAME))
+    for part in key.split("."):
+        if not isinstance(value, dict) or part not in value:
+            return ""
+        value = cast("dict[str, object]", value)[part]
+    return f"The run has {key}={show(value)}, given was {given or 'nothing'}. "
 
 
 def _take_from(folder: Path, record: RunRecord) -> None:

@@ -25,7 +25,7 @@ from penstock.messages.samples import TerminalState
 from penstock.messages.training import OnStale, UpdateMode
 from penstock.runtime.hosts.virtual.faults import Fault, FaultKind
 from penstock.runtime.hosts.virtual.fuzz import TrialRun
-from penstock.runtime.hosts.virtual.trials import Trial
+from penstock.runtime.hosts.virtual.trials import RowChoice, Trial
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,6 +53,7 @@ TRIAL = Trial(
     num_rows=12,
     faults=FAULTS,
 )
+REPLAY = ReplayOptions(fraction=0.5, below_reward=0.6, max_times=2)
 POLICIES: tuple[dict[str, Any], ...] = (
     {"policy": "sync", "max_staleness": 0, "update_mode": UpdateMode.DRAIN},
     {"policy": "one_step_off", "max_staleness": 1, "update_mode": UpdateMode.DRAIN},
@@ -158,6 +159,35 @@ def test_a_prompt_that_is_granted_anew_keeps_the_row_that_was_chosen() -> None:
     for first in again:
         (_, *later) = sorted(group for group, ordinal in ordinals.items() if ordinal == ordinals[first])
         assert {rows[group] for group in later if group in rows} <= {rows[first]} if first in rows else True
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: str(policy.get("policy", "fully_async")))
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (RowChoice(), RowChoice(replay=REPLAY)),
+        (RowChoice(), RowChoice(has_priority=True)),
+        (RowChoice(replay=REPLAY), RowChoice()),
+        (RowChoice(has_priority=True), RowChoice(replay=REPLAY)),
+        (RowChoice(replay=REPLAY), RowChoice(replay=msgspec.structs.replace(REPLAY, below_reward=0.9, min_gap=3))),
+    ],
+    ids=["replay on", "curriculum on", "replay off", "curriculum off, replay on", "other replay"],
+)
+def test_a_run_that_goes_on_with_another_choice_of_rows_loses_none_and_takes_none_twice(
+    policy: dict[str, Any], first: RowChoice, then: RowChoice
+) -> None:
+    faults = tuple(Fault(at_s=at_s, kind=FaultKind.MACHINE, target="") for at_s in (9.0, 21.0))
+    given = {"has_priority": first.has_priority, "replay": first.replay, "row_choices": (then, first)}
+    entries = entries_of(trial(policy, num_steps=16, faults=faults, **given))
+    rows = {row.group_id: row for entry in entries if isinstance(entry, RowsRecorded) for row in entry.rows}
+    came = [entry.group_id for entry in entries if isinstance(entry, GroupRecorded)]
+    assert len(of(entries, StepRecorded)) == 16
+    assert len(set(came)) == len(came)
+    by_place = [group_id for group_id in came if group_id not in rows]
+    assert bool(by_place) == (first == RowChoice()), "rows are recorded from the first choice on, for good"
+    taken = [*by_place, *(row.position for row in rows.values() if row.position >= 0)]
+    assert sorted(taken) == list(range(len(taken))), "each place of the stream is taken once, and none is passed over"
+    assert len(rows) > len(taken) - len(by_place), "and others are chosen besides"
 
 
 def test_old_tokens_are_masked_and_receipts_say_so() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import actor_driver as drive
+import msgspec
 from buffer_bench import NUM_SAMPLES, Bench, announced, ends, states_of
 
 from penstock.actors.buffer.histories import MAX_CAUSES, cause_name
@@ -31,6 +32,17 @@ class Kept:
     def successor(self) -> Buffer:
         buffer = self.bench.buffer
         return Buffer(buffer.settings, buffer.policy, self.entries)
+
+    def resumed(self) -> Kept:
+        """The run goes on with chosen rows; row ``100 + n`` stands at place ``n`` of the stream."""
+        buffer = self.bench.buffer
+        settings = msgspec.structs.replace(buffer.settings, chooses_rows=True)
+        heir = Kept(self.bench)
+        heir.entries = self.entries
+        self.bench.driver = drive.Driver(
+            Buffer(settings, buffer.policy, self.entries, row_of=lambda place: (100 + place, 0))
+        )
+        return heir
 
 
 def bench_of(
@@ -225,6 +237,42 @@ def test_a_prompt_that_is_granted_anew_keeps_its_row() -> None:
     assert again[0].group_id == 0
     assert len(again) == 2
     assert again[1].group_id > 3
+
+
+def test_a_run_that_goes_on_with_chosen_rows_keeps_those_that_were_drawn_by_their_places() -> None:
+    kept = bench_of()
+    kept.hear(kept.bench.admit(1))
+    kept.hear(kept.bench.hear(turned_away(2, reward=0.25)))
+    total = kept.bench.buffer.books.grants.total
+    heir = kept.resumed()
+    told = demand(heir.hear(heir.bench.hear(Started(epoch=1), LearnerReady(epoch=0, version=0))))
+    outstanding = [group_id for group_id in range(total) if group_id not in (1, 2)]
+    assert [drawn for drawn in told.rows if drawn.group_id < total] == [
+        row(group_id, 100 + group_id, group_id) for group_id in outstanding
+    ]
+    assert told.next_position == total, "the choice begins behind what was granted"
+    assert told.outcomes == (RowOutcome(101, 0.5, False), RowOutcome(102, 0.25, True))
+    entries = [entry for entry in heir.entries if isinstance(entry, RowsRecorded)]
+    assert len(entries) == 1
+    again = drive.Driver(heir.resumed().bench.buffer)
+    assert demand(again.hear(Started(epoch=2), LearnerReady(epoch=0, version=0))).next_position == total
+    assert len([entry for entry in heir.entries if isinstance(entry, RowsRecorded)]) == 1, "once"
+
+
+def test_a_run_of_which_nothing_came_in_goes_on_as_if_its_rows_had_been_chosen_from_the_start() -> None:
+    kept = bench_of()
+    heir = kept.resumed()
+    told = demand(heir.hear(heir.bench.hear(Started(epoch=1), LearnerReady(epoch=0, version=0))))
+    assert (told.rows, told.next_position, told.num_outcomes) == ((), 0, 0)
+
+
+def test_the_choice_begins_behind_the_granted_places_when_nothing_is_outstanding() -> None:
+    kept = bench_of(num_prompts=3)
+    for group_id in range(3):
+        kept.hear(kept.bench.hear(turned_away(group_id)))
+    heir = kept.resumed()
+    told = demand(heir.hear(heir.bench.hear(Started(epoch=1), LearnerReady(epoch=0, version=0))))
+    assert (told.next_position, told.rows, told.num_outcomes) == (3, (), 3)
 
 
 def test_without_chosen_rows_a_demand_says_nothing_of_them() -> None:

@@ -99,9 +99,11 @@ def child(**variables: str) -> Generator[Child]:
         ("staleness.max_staleness=4", "were promised this policy"),
         ("learner.learning_rate=1.0", "would come out otherwise"),
         ("filter.drop_zero_spread=false", "would not be alike"),
-        ("engines_count=3", "What can: run.num_steps, learner.num_ranks, learner.parallel, "),
+        ("data.shuffle=false", "The run has data.shuffle=true, given was false. Leave it out to go on."),
+        ("data.sources=[{path: 'lines:5', weight: 2}]", "given was [{path: 'lines:5', weight: 2}]. Leave it out"),
+        ("engines_count=3", "would not be alike. Leave it out to go on. What can change: run.num_steps, "),
         ("engines_count=3", "learner.megatron.tensor_parallel, "),
-        ("engines_count=3", "learner.megatron.recompute, engines.*, runtime.*, observability.*; for another run: "),
+        ("engines_count=3", "learner.megatron.recompute, prompt_source.*, engines.*, runtime.*, observability.*; for "),
         ("learner.megatron.precision=bfloat16", "would come out otherwise"),
         ("learner.num_updates=2", "would come out otherwise"),
     ],
@@ -117,6 +119,30 @@ def test_what_a_run_can_change_is_changed(folder: Path) -> None:
     assert (after.run.num_steps, after.engines.count) == (20, 3)
     assert (after.runtime.encrypt, after.observability.report) == (False, False)
     assert after.staleness == before.staleness
+
+
+@pytest.mark.parametrize(
+    ("overrides", "replays", "priority"),
+    [
+        (("prompt_source.replay={fraction: 0.5, below_reward: 0.3}",), 0.5, None),
+        (("prompt_source.replay.fraction=0.5", "prompt_source.replay.below_reward=0.3"), 0.5, None),
+        (("prompt_source.priority=mine.py:prefer",), None, "mine.py:prefer"),
+        (("prompt_source.replay=null", "prompt_source.priority=null", "prompt_source.num_retries=5"), None, None),
+    ],
+)
+def test_a_run_goes_on_with_another_choice_of_rows(
+    folder: Path, overrides: tuple[str, ...], replays: float | None, priority: str | None
+) -> None:
+    (folder / "mine.py").write_text("def prefer(history):\n    return history.seen\n")
+    after = overridden(folder, overrides).prompt_source
+    assert (after.replay.fraction if after.replay else None) == replays
+    assert (after.priority is None) == (priority is None)
+
+
+def test_what_fits_no_scenario_is_refused_though_the_key_may_change(folder: Path) -> None:
+    sources = "sources: [{path: 'lines:50', name: a, weight: 1}, {path: 'lines:60', name: b, weight: 2}]"
+    (folder / "scenario.yaml").write_text(SCENARIO.replace("path: lines:100", sources))
+    assert "the weights of data.sources would mean nothing" in refused(folder, "prompt_source.priority=mine.py:prefer")
 
 
 def test_a_run_that_megatron_trains_goes_on_in_another_layout(folder: Path) -> None:

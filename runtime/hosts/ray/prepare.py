@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from penstock.messages.base import Value
+from penstock.runtime.choosing import has_recorded_rows
 from penstock.runtime.errors import PreflightError, UserError
 from penstock.runtime.hosts.ray.job import DriverJob
 from penstock.runtime.hosts.ray.processes import end_with_parent
@@ -84,6 +85,7 @@ def prepare(job: DriverJob, tell: Callable[[str], None]) -> RunPlan:
         data_digest=rows.digest,
         notices=rows.notices,
         num_evaluation_prompts=_num_evaluation_prompts(job, folder, tell),
+        has_recorded_rows=has_recorded_rows(Path(job.run_folder)),
         transport=_transport(job, folder),
     )
 

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from penstock.messages.ledger import RowsRecorded
+from penstock.messages.rows import RowSource
 from penstock.runtime.evaluating import evaluation_schedule
 from penstock.runtime.hosts.virtual.device_watch import DeviceWatch
 from penstock.runtime.hosts.virtual.event_digest import EventDigest
@@ -21,11 +23,13 @@ from penstock.runtime.hosts.virtual.faults import inject
 from penstock.runtime.hosts.virtual.host import VirtualHost
 from penstock.runtime.hosts.virtual.oracle import Oracle
 from penstock.runtime.hosts.virtual.oracle_checks import Rules, kept_by
+from penstock.runtime.hosts.virtual.row_watch import RowRules
 from penstock.runtime.hosts.virtual.trial_draws import draw_trial
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from penstock.backends.stores.memory import MemoryLedger
     from penstock.runtime.hosts.virtual.trials import Trial
 
 PATIENCE_S: Final = 2000.0
@@ -64,7 +68,8 @@ class TrialRun:
     def __init__(self, trial: Trial, *, with_digest: bool = True) -> None:
         self.trial = trial
         self.digest = EventDigest() if with_digest else None
-        self.host = VirtualHost(trial.names, trial.casting(), trial.host, digest=self.digest)
+        casting = trial.casting(lambda: has_recorded_rows(self.host.ledger))
+        self.host = VirtualHost(trial.names, casting, trial.host, digest=self.digest)
         self.oracle = Oracle(rules_of(trial), self.host)
         self.host.watch(self.oracle)
         if trial.colocated:
@@ -117,14 +122,24 @@ def rules_of(trial: Trial) -> Rules:
         over_sampling=trial.over_sampling,
         max_concurrent=trial.max_concurrent,
         max_requeues=trial.max_requeues,
-        num_prompts=None if trial.num_epochs is None else trial.num_epochs * trial.num_rows,
+        num_prompts=None if trial.num_epochs is None else trial.order.num_prompts(trial.num_epochs),
         keep_checkpoints=trial.keep_checkpoints,
         has_teachers=bool(trial.num_teachers),
         keep_after_batches=trial.keep_when_insufficient,
         counts_dropped=trial.drop_samples == "after_statistics",
-        chooses_rows=trial.has_priority or trial.replay is not None,
+        rows=RowRules(
+            sources=trial.sources or (RowSource(name="lines", num_rows=trial.num_rows),),
+            chooses=trial.chooses_rows and not trial.row_choices,
+            may_choose=trial.chooses_rows or bool(trial.row_choices),
+            row_of=trial.order.row_of,
+        ),
         evaluation=evaluation_schedule(trial.plan),
     )
+
+
+def has_recorded_rows(ledger: MemoryLedger) -> bool:
+    """Whether rows of the run were chosen so far."""
+    return any(isinstance(entry, RowsRecorded) for entry in ledger.entries)
 
 
 def _await_quiet(host: VirtualHost, end_s: float) -> None:

@@ -11,6 +11,7 @@ of theirs. What it checks:
   start with, responses have no hole and no repeat, rewards are those of the reward function;
 * what :mod:`~penstock.runtime.hosts.virtual.evaluation_watch` says of evaluations, and that training is as if there
   were none;
+* what :mod:`~penstock.runtime.hosts.virtual.row_watch` says of the rows that groups are drawn from;
 * at the end nobody keeps or works on anything.
 """
 
@@ -54,6 +55,7 @@ from penstock.runtime.hosts.virtual.oracle_checks import (
     versions_of,
 )
 from penstock.runtime.hosts.virtual.process import Process, Status
+from penstock.runtime.hosts.virtual.row_watch import RowWatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -95,6 +97,7 @@ class Oracle:
         self.trained: list[tuple[int, tuple[int, ...]]] = []
         """Version and groups of each step."""
         self.evaluations = EvaluationWatch(rules.evaluation)
+        self.rows = RowWatch(rules.rows)
         self._clock = host.clock
         self._processes = host.supervisor.processes
         self._eta = rules.max_staleness
@@ -142,6 +145,7 @@ class Oracle:
                 group = self.groups.get(event.key.group_id)
                 assert group is not None, f"{event.key} is issued, and its group was never granted"
                 assert event.min_version == group.min_version
+                self.rows.issued(event.key.group_id, event.prompt.row)
                 self._note_issued(process, event.key, is_recorded=group.payload is not None)
             case SampleGenerated():
                 self._on_generated(event.sample)
@@ -248,7 +252,7 @@ class Oracle:
                 case PolicyRecorded():
                     self._eta, self._on_stale = entry.max_staleness, entry.on_stale
                 case RowsRecorded():
-                    self._on_rows(entry)
+                    self.rows.recorded(entry)
                 case BatchesFixed():
                     assert not self.groups, "what a run trains is fixed before it begins"
         if granted:
@@ -264,6 +268,7 @@ class Oracle:
             self.groups[group_id] = WatchedGroup(group_id, span.min_version, span.deadline_version, self._eta)
             self._ordinals[ordinal] += 1
             assert self._ordinals[ordinal] <= self.rules.max_requeues + 1, f"prompt {ordinal} is granted too often"
+        self.rows.granted(span)
         self._num_issued += span.num_groups * self.rules.samples_per_group
         self._num_open += span.num_groups
         self._num_in_generation += span.num_groups
@@ -292,17 +297,6 @@ class Oracle:
             room = (deadline - standing + 1) * self.rules.groups_per_batch
             assert count <= room, f"{count} groups are due by {deadline} at v={standing}: {deadlines}"
 
-    def _on_rows(self, entry: RowsRecorded) -> None:
-        assert self.rules.chooses_rows, "rows are recorded, and nobody chooses any"
-        for row in entry.rows:
-            group = self._open(row.group_id)
-            assert group.payload is None, f"group {row.group_id} is given a row after its samples came"
-            assert group.row is None, f"group {row.group_id} is given two rows"
-            assert group.group_id not in {key.group_id for key in self.issued}, (
-                "it was issued before its row was recorded"
-            )
-            group.row = row
-
     def _may_keep(self, entry: GroupRecorded) -> bool:
         """Whether enough groups were turned away, or the dataset has ended and the last batch would lack this one."""
         rules, size = self.rules, self.rules.groups_per_batch
@@ -326,7 +320,7 @@ class Oracle:
         assert_noted(entry)
         assert_places([*(s.key for s in samples), *(e.key for e in payload.ended)], group, self.rules)
         assert_counted(payload, self.rules)
-        assert not self.rules.chooses_rows or (group.row is not None and group.row.row == payload.prompt.row)
+        self.rows.admitted(entry.group_id, payload.prompt.row)
         for sample in samples:
             assert sample.reward in (0.0, 1.0), f"{sample.key} has the reward {sample.reward}"
             assert_whole(sample)
@@ -339,7 +333,9 @@ class Oracle:
     def _on_closed(self, entry: GroupClosed) -> None:
         group = self._open(entry.group_id)
         assert not group.is_leased, f"group {entry.group_id} is closed while it is in a batch"
-        self._num_rejected += bool(entry.rejected_cause)
+        if entry.rejected_cause:
+            self._num_rejected += 1
+            self.rows.rejected()
         keys = [end.key for end in entry.ended]
         assert_places(keys, group, self.rules)
         if group.payload is None:
@@ -464,6 +460,7 @@ class Oracle:
         assert not open_groups, f"groups {open_groups} have not ended"
         size = self.rules.samples_per_group
         self.evaluations.assert_ended(self.version)
+        self.rows.assert_ended()
         trained = (key for key in self.issued if not is_evaluation(key.group_id))
         lost = [key for key in trained if key not in self.ends and key.index < size]
         assert not lost, f"samples {lost} were issued and have no end"

@@ -9,10 +9,10 @@ import msgspec
 from penstock.actors.buffer.evaluating import EvaluationSchedule
 from penstock.backends.engines.simulated_teacher import teacher_logprobs
 from penstock.messages.arrays import tokens_view
-from penstock.messages.flow import GroupRow
 from penstock.messages.samples import Group, TerminalState
 from penstock.messages.training import OnStale
 from penstock.runtime.hosts.virtual.process import Status
+from penstock.runtime.hosts.virtual.row_watch import RowRules
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -42,7 +42,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
     evaluation: EvaluationSchedule | None = None
     keep_after_batches: int | None = None
     counts_dropped: bool = False
-    chooses_rows: bool = False
+    rows: RowRules
 
 
 class WatchedGroup(msgspec.Struct):
@@ -53,7 +53,6 @@ class WatchedGroup(msgspec.Struct):
     deadline: int
     max_staleness: int
     payload: Group | None = None
-    row: GroupRow | None = None
     is_leased: bool = False
     is_closed: bool = False
 

@@ -149,7 +149,7 @@ def _go_on_otherwise(trial: Trial, rng: random.Random) -> Trial:
 
 def _mix(trial: Trial, rng: random.Random) -> Trial:
     """One of four is of several sources with weights, where these mean something."""
-    has_priority = any(choice.has_priority for choice in (trial, *trial.row_choices))
+    has_priority = trial.has_priority or any(choice.has_priority for choice in trial.row_choices)
     if rng.random() >= 0.25 or has_priority or trial.num_recorded:
         return trial
     sources = tuple(

@@ -9,11 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from penstock.backends.engines.options import group_of, options_of
 from penstock.backends.stores.backend import LedgerBackend
 from penstock.messages.names import BUFFER, LEARNER, Role, engine_index, is_engine, is_teacher, role_of, teacher_index
 from penstock.runtime.choosing import choosing_settings
 from penstock.runtime.hosts.ray.placement import colocated, has_nodes_of_its_own
+from penstock.runtime.judging import judging
 from penstock.runtime.scenario.evaluation_rules import sets_of
 from penstock.runtime.scenario.recorded_rules import recorded_settings
 
@@ -55,7 +58,9 @@ def open_backend(
         return LedgerBackend(store, archive, _answers(plan))
     is_simulated = scenario.engines.backend == "simulated"
     if is_engine(name):
-        return _simulated(name, plan, epoch, timers) if is_simulated else _episodes(name, plan, epoch, remote_ranks)
+        if is_simulated:
+            return _simulated(name, plan, epoch, timers)
+        return _episodes(name, plan, epoch, host, remote_ranks)
     if is_teacher(name):
         return _simulated(name, plan, epoch, timers) if is_simulated else _teacher(name, plan)
     if name == LEARNER:
@@ -119,7 +124,7 @@ def _teacher(name: str, plan: RunPlan) -> Backend[Any]:
     )
 
 
-def _episodes(name: str, plan: RunPlan, epoch: int, remote_ranks: RemoteRanks | None) -> Backend[Any]:
+def _episodes(name: str, plan: RunPlan, epoch: int, host: str, remote_ranks: RemoteRanks | None) -> Backend[Any]:
     """The engine, behind the episodes that the scenario wants."""
     from penstock.backends.episodes import open_episodes
 
@@ -128,7 +133,7 @@ def _episodes(name: str, plan: RunPlan, epoch: int, remote_ranks: RemoteRanks | 
     if group.backend == "recorded":
         return _recorded(plan, group.slots)
     return open_episodes(
-        _engine(name, plan, remote_ranks),
+        _engine(name, plan, host, remote_ranks),
         scenario.episode,
         engine=name,
         epoch=epoch,
@@ -177,22 +182,28 @@ def _sglang(name: str, plan: RunPlan, remote_ranks: RemoteRanks | None) -> Backe
     )
 
 
-def _engine(name: str, plan: RunPlan, remote_ranks: RemoteRanks | None) -> Backend[Any]:
+def _engine(name: str, plan: RunPlan, host: str, remote_ranks: RemoteRanks | None) -> Backend[Any]:
     if group_of(plan.scenario.engines, engine_index(name))[0].backend == "sglang":
         return _sglang(name, plan, remote_ranks)
     from penstock.backends.engines.torch import open_torch_engine
     from penstock.backends.weights.transports import open_fetcher
 
     scenario = plan.scenario
-    return open_torch_engine(
+    options, judges = options_of(scenario.engines, engine_index(name)), judging(name, plan, host)
+    engine = open_torch_engine(
         model_folder=Path(plan.model_folder),
-        options=options_of(scenario.engines, engine_index(name)),
+        options=options if judges is None else replace(options, slots=options.slots + judges.num_slots),
         sampling=scenario.sampling,
         max_context=scenario.model.max_context,
         dtype=scenario.model.dtype,
         fetcher=open_fetcher(),
-        by_dataset=[each.sampling for each in sets_of(scenario)],
+        by_dataset=[*(each.sampling for each in sets_of(scenario)), *(() if judges is None else judges.drawings)],
     )
+    if judges is None:
+        return engine
+    from penstock.backends.engines.judging.opening import open_judging_engine
+
+    return open_judging_engine(engine, judges)
 
 
 def _learner(plan: RunPlan, epoch: int, host: str, remote_ranks: RemoteRanks | None) -> Backend[Any]:

@@ -88,6 +88,9 @@ class EnginesOptions(EngineGroupOptions, frozen=True, kw_only=True):
     SGLang servers on GPUs, which get ``enable_return_routed_experts``."""
     progress_tokens: Annotated[int, Meta(ge=1)] = 64
     """A running request reports its tokens after every so many."""
+    judge_slots: Annotated[int, Meta(ge=1, le=4096)] = 8
+    """Questions of a judge (`reward.judge.engine: self`) that one embedded engine answers side by side, beside
+    ``slots``; further ones wait. Without such a judge there are no such places."""
     start_timeout_s: Annotated[float, Meta(gt=0)] = 120.0
     request_timeout_s: Annotated[float, Meta(gt=0)] = 3600.0
     """For one generation by an SGLang server."""

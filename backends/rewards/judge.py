@@ -20,7 +20,7 @@ import msgspec
 
 from penstock.backends.rewards.functions import NoRewardError
 from penstock.backends.rewards.run_endpoints import RunEndpoints
-from penstock.backends.rewards.service_client import ServiceClient
+from penstock.backends.rewards.service_client import Endpoint, ServiceClient
 from penstock.backends.user_code import UserCodeError
 
 if TYPE_CHECKING:
@@ -74,15 +74,16 @@ class JudgeReward:
         self.concurrency = options.max_concurrent
         self._parse = VerdictParser(options)
         if options.url is not None:
-            url = options.url.rstrip("/") + CHAT
-            self._client = ServiceClient(options, lambda: (url,), what="reward.judge")
+            endpoint = Endpoint(options.url.rstrip("/") + CHAT)
+            self._client = ServiceClient(options, lambda: (endpoint,), what="reward.judge")
         else:
             if options.engine is None:
                 raise UserCodeError("reward.judge: give the url of an endpoint, or engine: self or teacher")
-            endpoints = RunEndpoints(options.engine, surroundings)
-            self._client = ServiceClient(
-                options, lambda: [url.rstrip("/") + "/v1" + CHAT for url in endpoints.urls()], what="reward.judge"
-            )
+            self._run = RunEndpoints(options.engine, surroundings)
+            self._client = ServiceClient(options, self._of_run, what="reward.judge", returns=True)
+
+    def _of_run(self) -> list[Endpoint]:
+        return [Endpoint(each.url.rstrip("/") + "/v1" + CHAT, each.key) for each in self._run.now()]
 
     async def __call__(self, **given: object) -> object:
         """The verdict on one sample."""

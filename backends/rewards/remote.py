@@ -20,7 +20,7 @@ import asyncio
 from typing import TYPE_CHECKING, Final, cast
 
 from penstock.backends.rewards.functions import NAMES, REWARD, SAMPLE_LISTS, NoRewardError
-from penstock.backends.rewards.service_client import ServiceClient
+from penstock.backends.rewards.service_client import Endpoint, ServiceClient
 from penstock.backends.user_code import UserCodeError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class RemoteReward:
         self._fields = tuple(LISTS.get(name, name) if is_group else name for name in options.fields)
         which = tuple(LISTS.get(name, name) if is_group else name for name in WHICH)
         self.names = tuple(dict.fromkeys((*self._fields, *which)))
-        self._client = ServiceClient(options, lambda: (options.url,), what="reward.remote")
+        self._client = ServiceClient(options, lambda: (Endpoint(options.url),), what="reward.remote")
         self.concurrency = options.max_concurrent * (1 if is_group else options.batch_size)
         self._waiting: list[tuple[dict[str, object], str, asyncio.Future[object]]] = []
         self._timer: asyncio.TimerHandle | None = None

@@ -6,11 +6,13 @@ Invariants:
 * A request that may have reached the service is made again only where the scenario says that it may be.
 * An answer is read only up to the size that is allowed, and only JSON is one.
 * Connections are kept; no more requests run at a time than the pool sends calls.
+* Of several endpoints the next try asks another one than the one that has just failed.
 
 | waits for | who ends it |
 |---|---|
 | an answer | the service; ``request_timeout_s``, and the call's own deadline |
 | the next try | the clock; ``Retry-After`` of the service, bounded by the deadline |
+| a service that returns | the clock, as above; whoever starts it again |
 | the breaker | see :mod:`penstock.backends.rewards.breaker` |
 """
 
@@ -35,9 +37,9 @@ if TYPE_CHECKING:
 
     from penstock.backends.rewards.service_options import ServiceOptions
 
-MAY_PASS: Final = frozenset((408, 425, 429, 500, 502, 503, 504))
+MAY_PASS: Final = frozenset((408, 421, 425, 429, 500, 502, 503, 504))
 """Statuses after which the same request may well be answered."""
-WAS_REFUSED: Final = frozenset((425, 429, 503))
+WAS_REFUSED: Final = frozenset((421, 425, 429, 503))
 """Statuses that say that the service has not worked on the request."""
 MAX_SHOWN_BYTES: Final = 200
 
@@ -54,24 +56,39 @@ class _Failure(NamedTuple):
     """At least so long, as the service says."""
     counts: bool = True
     """It says that the service does not work."""
+    url: str = ""
+    """Of the endpoint that was asked."""
+
+
+class Endpoint(NamedTuple):
+    """Where a service is."""
+
+    url: str
+    key: str = ""
+    """Its own; empty: that of the options, if they name one."""
 
 
 class ServiceClient:
     """Posts JSON to a service. Made and used in a process of its own."""
 
-    def __init__(self, options: ServiceOptions, urls: Callable[[], Sequence[str]], *, what: str) -> None:
+    def __init__(
+        self, options: ServiceOptions, endpoints: Callable[[], Sequence[Endpoint]], *, what: str, returns: bool = False
+    ) -> None:
         """
         Args:
             options: how it is asked.
-            urls: where it is at the moment; several are asked in turn.
+            endpoints: where it is at the moment; several are asked in turn.
             what: the scenario's block, for messages.
+            returns: somebody starts it again when it is gone, so that a try that has not reached it is none of
+                ``num_retries`` and nothing that the breaker counts: only the deadline ends these.
 
         Raises:
             UserCodeError: the environment has no key for it.
         """
         self._options = options
-        self._urls = urls
+        self._endpoints = endpoints
         self._what = what
+        self._returns = returns
         self._headers = {"Content-Type": "application/json", **_authorization(options.auth_env, what)}
         self._breaker = Breaker(options.breaker_failures, options.breaker_open_s, time.monotonic)
         self._session: aiohttp.ClientSession | None = None
@@ -85,55 +102,69 @@ class ServiceClient:
         """
         data = msgspec.json.encode(body)
         deadline_s = time.monotonic() + self._options.timeout_s
-        last, number = "", 0
-        for number in range(self._options.num_retries + 1):
+        last, failed_url = "", ""
+        number = num_counted = 0
+        while True:
             try:
                 await self._breaker.admit(deadline_s)
             except BreakerOpenError as error:
                 raise NoRewardError(f"{self._what}: {error}{_after(last)}") from None
-            found = await self._try(data, request_id, deadline_s)
+            found = await self._try(data, request_id, deadline_s, failed_url)
             if not isinstance(found, _Failure):
                 return found
-            last = found.reason
+            last, failed_url = found.reason, found.url
             can_repeat = self._options.repeats or not found.reached
             left_s = deadline_s - time.monotonic()
             wait_s = max(found.wait_s, self._backoff_s(number))
+            number += 1
+            num_counted += found.reached or not self._returns
             if found.is_final or not can_repeat:
-                tries = f" ({number + 1} tries)" if number else ""
-                raise NoRewardError(f"{self._what}: {last}{tries}")
-            if number == self._options.num_retries or wait_s >= left_s:
-                break
+                raise NoRewardError(f"{self._what}: {last}{f' ({number} tries)' if number > 1 else ''}")
+            if num_counted > self._options.num_retries or wait_s >= left_s:
+                raise NoRewardError(f"{self._what}: {last} ({number} tries)")
             await asyncio.sleep(wait_s)
-        raise NoRewardError(f"{self._what}: {last} ({number + 1} tries)")
 
     def _backoff_s(self, number: int) -> float:
         whole_s = min(self._options.max_backoff_s, self._options.backoff_s * 2.0**number)
         return whole_s * random.uniform(0.5, 1.0)
 
-    async def _try(self, data: bytes, request_id: str, deadline_s: float) -> object:
+    async def _try(self, data: bytes, request_id: str, deadline_s: float, failed_url: str) -> object:
         is_settled = False
         try:
-            found = await self._post(data, request_id, deadline_s)
+            endpoint = self._next_endpoint(failed_url)
+            found = await self._post(endpoint, data, request_id, deadline_s)
             is_settled = True
         finally:
             if not is_settled:
                 self._breaker.given_up()
+        if isinstance(found, _Failure):
+            found = found._replace(url="" if endpoint is None else endpoint.url)
         if not isinstance(found, _Failure) or (found.is_final and not found.counts):
             self._breaker.answered()
-        elif found.counts:
+        elif found.counts and (found.reached or not self._returns):
             self._breaker.failed()
         else:
             self._breaker.given_up()
         return found
 
-    async def _post(self, data: bytes, request_id: str, deadline_s: float) -> object:
-        urls = self._urls()
-        if not urls:
-            return _Failure("there is no engine to ask at the moment", is_final=False, reached=False)
-        url = urls[self._turn % len(urls)]
+    def _next_endpoint(self, failed_url: str) -> Endpoint | None:
+        """None: there is none at the moment."""
+        endpoints = self._endpoints()
+        if len(endpoints) > 1:
+            endpoints = [each for each in endpoints if each.url != failed_url]
+        if not endpoints:
+            return None
         self._turn += 1
+        return endpoints[(self._turn - 1) % len(endpoints)]
+
+    async def _post(self, endpoint: Endpoint | None, data: bytes, request_id: str, deadline_s: float) -> object:
+        if endpoint is None:
+            return _Failure("there is no engine to ask at the moment", is_final=False, reached=False)
+        url = endpoint.url
         limit_s = min(self._options.request_timeout_s, max(0.001, deadline_s - time.monotonic()))
         headers = {**self._headers, "Idempotency-Key": request_id}
+        if endpoint.key:
+            headers["Authorization"] = f"Bearer {endpoint.key}"
         try:
             async with asyncio.timeout(limit_s):
                 session = self._session or self._open()

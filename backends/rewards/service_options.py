@@ -62,7 +62,8 @@ class JudgeOptions(ServiceOptions, frozen=True, kw_only=True):
     """Of the endpoint, up to and with ``/v1``."""
     engine: Literal["self", "teacher"] | None = None
     """The run's own engines instead of a url. ``self``: the policy judges itself, with the weights that it has at the
-    moment; ``teacher``: the teacher's server, whose weights never change. Both need SGLang."""
+    moment, on engines of torch and sglang; ``teacher``: the teacher's server, whose weights never change and which has
+    to be SGLang, as an embedded teacher only scores."""
     model: str = "default"
     """As the endpoint calls it."""
     template: str | None = None
@@ -82,4 +83,5 @@ class JudgeOptions(ServiceOptions, frozen=True, kw_only=True):
     """Of the judge's answer. One that was cut off there has no verdict."""
     temperature: Annotated[float, Meta(ge=0)] = 0.0
     body: dict[str, str | int | float | bool] = field(default_factory=dict[str, str | int | float | bool])
-    """Further entries of each request, as they are."""
+    """Further entries of each request, as they are. Engines of torch know ``top_p``, ``top_k``, ``min_p``, ``stop``
+    (one text) and ``seed``."""

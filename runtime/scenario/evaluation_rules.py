@@ -10,7 +10,9 @@ from penstock.backends.data.sources import parse_source
 from penstock.backends.engines.options import kinds
 from penstock.backends.evaluation.options import EvaluationOptions
 from penstock.backends.evaluation.sets import RunSettings, evaluation_sets
+from penstock.backends.rewards.functions_asked import asked_functions
 from penstock.runtime.scenario.data_rules import SEES_MEDIA
+from penstock.runtime.scenario.own_judge_rules import own_judge_rules
 from penstock.runtime.scenario.paths import is_user_code
 from penstock.runtime.scenario.reward_names import reward_problem
 
@@ -107,6 +109,10 @@ def _set_rules(s: Scenario, index: int, each: EvaluationSet) -> Iterator[tuple[K
         yield key_of("generate"), f"must be file.py:function; found '{each.generate}'"
     if problem := reward_problem(each.reward.function):
         yield key_of("reward", "function"), problem
+    elif each.reward != s.reward:
+        for function in asked_functions(each.reward).every():
+            if function.judge is not None:
+                yield from own_judge_rules(s, key_of("reward", "judge"), function.judge)
 
 
 def _media(s: Scenario, each: EvaluationSet, key: KeyPath) -> Iterator[tuple[KeyPath, str]]:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from penstock.backends.engines.options import kinds
 from penstock.backends.rewards.builtin import BUILT_IN
 from penstock.backends.rewards.functions import NAMES, REWARD
 from penstock.backends.rewards.functions_asked import CHOSEN, JUDGE, REMOTE, asked_functions
+from penstock.runtime.scenario.own_judge_rules import own_judge_rules
 from penstock.runtime.scenario.paths import is_user_code
 from penstock.runtime.scenario.reward_names import reward_problem
 
@@ -166,25 +166,7 @@ def _judge(s: Scenario, path: KeyPath, judge: JudgeOptions) -> Iterator[Broken]:
         yield (*path, "score"), problem
     if judge.lowest >= judge.highest:
         yield (*path, "highest"), f"must be more than lowest, {judge.lowest:g}; found {judge.highest:g}"
-    yield from _judging_engine(s, (*path, "engine"), judge)
-
-
-def _judging_engine(s: Scenario, path: KeyPath, judge: JudgeOptions) -> Iterator[Broken]:
-    if judge.engine == "self":
-        if kinds(s.engines) - {"recorded"} != frozenset({"sglang"}):
-            yield (
-                path,
-                "engines of the backend sglang have an endpoint that a judge can be asked at, and those of this "
-                "scenario are others; set engines.backend: sglang, or give the url of another server",
-            )
-        elif s.engines.placement == "colocate":
-            yield (
-                path,
-                "colocated engines sleep while the learner trains, and a judge has to answer then as well; place them "
-                "apart, or give the url of another server",
-            )
-    if judge.engine == "teacher" and (s.teacher is None or s.teacher.backend != "sglang"):
-        yield path, "there is no teacher on an SGLang server; add the block teacher with backend: sglang, or give a url"
+    yield from own_judge_rules(s, path, judge)
 
 
 def _pattern_problem(text: str) -> str | None:

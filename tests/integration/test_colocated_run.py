@@ -62,7 +62,7 @@ def test_learner_and_engine_take_turns(tmp_path: Path) -> None:
     assert overlap_s(learner, engine) == 0
 
 
-@pytest.mark.parametrize("victim", ["engine/0", "learner"])
+@pytest.mark.parametrize("victim", [pytest.param("engine/0", marks=pytest.mark.slow), "learner"])
 def test_a_colocated_run_survives_the_death_of(victim: str, tmp_path: Path) -> None:
     with LiveRun("sync.yaml", tmp_path, COLOCATED) as run:
         run.await_steps(3)

@@ -35,6 +35,7 @@ SMALL = (
 REVERSE_KL = "train/opd_reverse_kl"
 
 
+@pytest.mark.slow  # the example of distillation is run in any case
 def test_a_student_comes_nearer_to_its_teacher_and_a_dead_teacher_costs_no_sample(tmp_path: Path) -> None:
     with LiveRun("distill.yaml", tmp_path, SMALL) as run:
         run.await_steps(2)

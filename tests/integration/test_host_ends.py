@@ -34,7 +34,11 @@ def test_a_run_that_completes(launched: Callable[..., Launched]) -> None:
 
 @pytest.mark.parametrize(
     ("target", "number"),
-    [("launcher", signal.SIGINT), ("launcher", signal.SIGTERM), ("driver", signal.SIGTERM)],
+    [
+        ("launcher", signal.SIGINT),
+        pytest.param("launcher", signal.SIGTERM, marks=pytest.mark.slow),
+        ("driver", signal.SIGTERM),
+    ],
     ids=str,
 )
 def test_a_signal_stops_the_run_cleanly(launched: Callable[..., Launched], target: str, number: signal.Signals) -> None:
@@ -92,7 +96,7 @@ def test_the_driver_is_killed(launched: Callable[..., Launched]) -> None:
     run.assert_nothing_is_left()
 
 
-@pytest.mark.parametrize("part", ["raylet", "gcs_server"])
+@pytest.mark.parametrize("part", ["raylet", pytest.param("gcs_server", marks=pytest.mark.slow)])
 def test_a_part_of_ray_is_killed(launched: Callable[..., Launched], part: str) -> None:
     run = launched(ENDLESS)
     run.wait_for_steps()

@@ -61,7 +61,9 @@ def test_a_run_without_faults_completes(cluster: RayCluster, tmp_path: Path, enc
     assert_every_group_arrived_once(run)
 
 
-@pytest.mark.parametrize("name", [SCORER, FILTER, ENGINE, PROMPT_SOURCE, LEARNER])
+@pytest.mark.parametrize(
+    "name", [ENGINE, PROMPT_SOURCE, *(pytest.param(name, marks=pytest.mark.slow) for name in (SCORER, FILTER, LEARNER))]
+)
 def test_nothing_is_lost_when_an_actor_is_killed(cluster: RayCluster, tmp_path: Path, name: str) -> None:
     run = EchoRun(cluster, tmp_path, RunPlan(num_groups=150))
     blow = Blow(name, signal.SIGKILL)

@@ -62,6 +62,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow  # a rank of another node dies in test_learner_nodes.py
 def test_a_run_survives_the_death_of_a_rank(tmp_path: Path) -> None:
     with LiveRun("fully_async.yaml", tmp_path, RANKS) as run:
         run.await_steps(4)

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 SMALL = (
     "run.num_steps=6",
     "learner.groups_per_batch=8",
-    "learner.warm_start.num_steps=60",
+    "learner.warm_start.num_steps=10",
     "filter.drop_zero_spread=false",  # so short a warm start earns few rewards
     "runtime.heartbeat_timeout_s=60",  # a test machine may be busy with other things
 )
@@ -58,13 +58,11 @@ def test_a_policy_keeps_its_bound_and_loses_nothing(policy: str, tmp_path: Path)
     assert (run.folder / "report.html").stat().st_size > 10_000
 
 
-OTHERS = [
-    pytest.param(name, marks=pytest.mark.slow) for name in ("scorer", "filter", "weight_publisher", "prompt_source")
-]
-"""`make chaos` kills each of these several times."""
+ACTORS = ("engine/1", "scorer", "filter", "weight_publisher", "prompt_source")
 
 
-@pytest.mark.parametrize("victim", ["engine/1", *OTHERS])
+@pytest.mark.slow  # `make chaos` kills each of these several times
+@pytest.mark.parametrize("victim", ACTORS)
 def test_a_run_survives_the_death_of(victim: str, tmp_path: Path) -> None:
     with LiveRun("fully_async.yaml", tmp_path, (*SMALL, "run.num_steps=12", "engines.count=2")) as run:
         run.await_steps(3)

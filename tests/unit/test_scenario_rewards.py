@@ -39,7 +39,9 @@ REFUSED = {
     "{function: remote, per_group: true, remote: {url: 'http://x', batch_size: 2}}": "a request is one group",
     "{function: judge}": "needs exactly one of url and engine",
     "{function: judge, judge: {url: 'http://x/v1', engine: self}}": "needs exactly one of url and engine",
-    "{function: judge, judge: {engine: self}}": "set engines.backend: sglang",
+    "{function: judge, judge: {engine: self, max_tokens: 512}}": "leave no room for the question",
+    "{function: judge, judge: {engine: self, max_tokens: 9, body: {penalty: 2}}}": "unknown field `penalty`",
+    "{function: judge, judge: {engine: self, max_tokens: 9, temperature: 11}}": "Expected `float` <= 10.0",
     "{function: judge, judge: {engine: teacher}}": "there is no teacher on an SGLang server",
     "{function: judge, judge: {url: 'http://x/v1', score: '('}}": "is no regular expression",
     "{function: judge, judge: {url: 'http://x/v1', score: 'a'}}": "must have one group",
@@ -75,3 +77,33 @@ def test_files_of_components_are_looked_for_beside_the_scenario(tmp_path: Path) 
     assert first.function == f"{tmp_path / 'mine.py'}:score"
     assert second.judge is not None
     assert second.judge.template == str(tmp_path / "ask.txt")
+
+
+def own_judge(engines: str) -> str:
+    judge = "reward: {function: judge, judge: {engine: self, max_tokens: 9, body: {top_p: 0.9, stop: x}}}"
+    staleness = "staleness: {policy: sync, max_staleness: 0}" if "colocate" in engines else ""
+    return (BASE % "{}").replace("reward: {}", f"{judge}\nengines: {engines}\n{staleness}")
+
+
+@pytest.mark.parametrize("engines", ["{}", "{backend: sglang}", "{placement: colocate}"])
+def test_engines_that_answer_can_be_the_judge(tmp_path: Path, engines: str) -> None:
+    file = tmp_path / "scenario.yaml"
+    file.write_text(own_judge(engines))
+    judge = load_scenario(file).reward.judge
+    assert judge.engine == "self"
+
+
+@pytest.mark.parametrize(
+    ("engines", "message"),
+    [
+        ("{backend: recorded}", "engines of the backends torch and sglang answer a judge"),
+        ("{backend: sglang, placement: colocate}", "a judge's question is lost then"),
+    ],
+)
+def test_engines_that_do_not_answer_are_no_judge(tmp_path: Path, engines: str, message: str) -> None:
+    file = tmp_path / "scenario.yaml"
+    file.write_text(own_judge(engines))
+    with pytest.raises(ScenarioError) as caught:
+        load_scenario(file)
+    assert message in str(caught.value)
+    assert "reward.judge.engine" in str(caught.value)

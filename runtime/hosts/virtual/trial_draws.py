@@ -89,6 +89,7 @@ def draw_trial(policy: str, seed: int) -> Trial:
     trial = _budget(trial, random.Random(f"retries {policy} {seed}"))
     trial = _go_on_otherwise(trial, random.Random(f"choices {policy} {seed}"))
     trial = _mix(trial, random.Random(f"mixture {policy} {seed}"))
+    trial = _play(trial, random.Random(f"episodes {policy} {seed}"))
     return _evaluate(trial, random.Random(f"evaluation {policy} {seed}"))
 
 
@@ -157,6 +158,13 @@ def _mix(trial: Trial, rng: random.Random) -> Trial:
         for index in range(rng.randint(2, 3))
     )
     return msgspec.structs.replace(trial, sources=sources, num_rows=sum(source.num_rows for source in sources))
+
+
+def _play(trial: Trial, rng: random.Random) -> Trial:
+    """One of four plays episodes, which go on at another engine from their save points only."""
+    if rng.random() >= 0.25 or trial.num_recorded:
+        return trial
+    return msgspec.structs.replace(trial, save_share=rng.choice((0.0, 0.5, 0.5, 1.0)))
 
 
 def _evaluate(trial: Trial, rng: random.Random) -> Trial:

@@ -23,6 +23,7 @@ from penstock.backends.draws import mixed, uniform
 from penstock.backends.engines.options import EngineGroupOptions, EnginesOptions, LatencyOptions, SamplingOptions
 from penstock.backends.engines.simulated import SimulatedEngine
 from penstock.backends.engines.teacher_options import TeacherLatencyOptions, TeacherOptions
+from penstock.backends.episodes.options import EpisodeOptions
 from penstock.backends.evaluation.options import EvaluationDataset, EvaluationOptions
 from penstock.backends.learners.options import LearnerOptions, SimulatedLearnerOptions
 from penstock.backends.rewards.options import RewardOptions
@@ -39,6 +40,7 @@ from penstock.messages.names import (
 from penstock.messages.rows import RowSource
 from penstock.messages.training import OnStale, UpdateMode
 from penstock.runtime.choosing import choosing_settings
+from penstock.runtime.hosts.virtual.episodes import EpisodicEngine
 from penstock.runtime.hosts.virtual.faults import Fault, FaultKind
 from penstock.runtime.hosts.virtual.host import HostSettings
 from penstock.runtime.hosts.virtual.links import LinkModel
@@ -137,6 +139,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     num_retries: int = 2
     own_retries: tuple[int, ...] = ()
     """That about half of the rows say themselves, each one of these."""
+    save_share: float | None = None
+    """Of the turns of an episode, after which it is saved; None: a sample is one generation."""
     max_engine_losses: int = 5
     lease_timeout_s: float = 40.0
     routing: Literal["prefix_affine", "least_loaded"] = "prefix_affine"
@@ -295,6 +299,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
                 priority_candidates=8,
                 replay=self.replay,
             ),
+            episode=EpisodeOptions(kind="single" if self.save_share is None else "function"),
             runtime=RuntimeOptions(),
         )
 
@@ -383,6 +388,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         )
         if isinstance(backend, SimulatedEngine):
             self._spoil(backend, (self.seed, int(name.split("/")[1]), epoch))
+            return backend if self.save_share is None else EpisodicEngine(backend, self.save_share)
         return backend
 
     def _spoil(self, engine: SimulatedEngine, where: tuple[int, int, int]) -> None:

@@ -47,8 +47,7 @@ lint: .venv/.ready-test .venv/.ready-lint ## Style, spelling and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/codespell
-	$(BIN)/mypy
-	$(BIN)/pyright
+	@set -x; $(BIN)/mypy & failed=0; $(BIN)/pyright || failed=1; wait $$! || failed=1; exit $$failed
 
 format: .venv/.ready-lint ## Rewrite the code in house style
 	$(BIN)/ruff check --fix .

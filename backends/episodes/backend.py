@@ -232,7 +232,7 @@ class EpisodeBackend:
     def _resume(self, episode: _Episode, num_kept: int) -> None:
         assert episode.phase is _Phase.PAUSED, f"{episode.issued.key} was asked for twice"
         episode.phase = _Phase.RUNNING
-        if num_kept < episode.all.num_tokens:
+        if num_kept < episode.num_told:  # what was put before a turn that has begun in the pause it has not heard of
             reason = "its last tokens were made by weights that turned out wrong"
             self._take_away(episode, InfraError(detail=reason), reason)
             return
@@ -418,8 +418,6 @@ class EpisodeBackend:
             self._take_tokens(episode, turn, cut(event.part, num_taken))
         outcome = event.outcome if turn.cut_as is None else turn.cut_as
         if episode.outcome is not None:
-            turn.transcript.mask_from(turn.begin)  # nobody has heard the end of it
-            episode.all.mask_from(turn.begin_in_all)
             self._finish(episode, episode.outcome)
         elif isinstance(outcome, Cancelled):
             self._pause(episode)
@@ -435,6 +433,9 @@ class EpisodeBackend:
                 self._pause(episode)
 
     def _finish(self, episode: _Episode, outcome: Outcome) -> None:
+        if (turn := episode.turn) is not None:  # cut off now, or in a pause: nobody has heard the end of it
+            turn.transcript.mask_from(turn.begin)
+            episode.all.mask_from(turn.begin_in_all)
         part, parts = episode.all.whole(), episode.parts()
         if isinstance(outcome, Completed | Truncated) and not episode.all.num_model_tokens:
             outcome = InfraError(detail="the episode ended without one token of the model that may be trained")

@@ -330,6 +330,24 @@ def test_an_episode_that_waits_for_its_agent_is_paused_at_once_and_its_next_turn
     assert heard.ends == [TurnEnd([10], DONE)]
 
 
+def test_a_turn_that_begins_in_a_pause_waits_with_what_was_put_before_it(bench: Bench) -> None:
+    episode = bench.issue()
+    _, first = bench.turn(episode, PROMPT)
+    bench.engine.end(first, part([10]))
+    bench.interrupt()
+    (paused,) = bench.heard(GenerationEnded)
+    heard = Heard()
+    episode.begin_turn(TurnRequest(pack_tokens([20, 21]), 9, heard))
+    bench.issue(prefix=paused.part)
+    (asked,) = bench.engine.asked(Generate)
+    assert tokens_view(asked.prompt.tokens).tolist() == [*PROMPT, 10, 20, 21]
+    bench.engine.end(asked, part([11], version=1))
+    assert heard.ends == [TurnEnd([11], DONE)]
+    episode.end(EPISODE)
+    (end,) = bench.heard(GenerationEnded)
+    assert (end.outcome, ids_of(end.part), end.part.loss_mask) == (EPISODE, [10, 20, 21, 11], bytes([1, 0, 0, 1]))
+
+
 def test_an_episode_that_is_ended_while_it_is_paused_ends_when_the_actor_asks_again(bench: Bench) -> None:
     episode = bench.issue()
     _, asked = bench.turn(episode, PROMPT)
@@ -341,6 +359,22 @@ def test_an_episode_that_is_ended_while_it_is_paused_ends_when_the_actor_asks_ag
     bench.issue(prefix=paused.part)
     (end,) = bench.heard(GenerationEnded)
     assert (end.outcome, ids_of(end.part)) == (EPISODE, [10])
+
+
+def test_a_turn_that_is_cut_off_in_a_pause_is_not_trained(bench: Bench) -> None:
+    episode = bench.issue()
+    _, first = bench.turn(episode, PROMPT)
+    bench.engine.end(first, part([10]))
+    heard, second = bench.turn(episode, [20])
+    bench.engine.advance(second, [11, 12])
+    bench.interrupt()
+    bench.engine.end(second, part([11, 12]), INTERRUPTED)
+    (paused,) = bench.heard(GenerationEnded)
+    episode.end(EPISODE)
+    bench.issue(prefix=paused.part)
+    (end,) = bench.heard(GenerationEnded)
+    assert (ids_of(end.part), end.part.loss_mask) == ([10, 20, 11, 12], bytes([1, 0, 0, 0]))
+    assert [outcome for _, outcome in heard.ends] == [ABORTED]
 
 
 def test_an_abort_ends_the_turn_in_the_engine_before_anything_that_follows(bench: Bench) -> None:

@@ -2,13 +2,16 @@
 
 Invariants:
 
-* What a hook raises never travels on as it is: it becomes a :class:`HookError`, which is the user's to mend.
+* What a hook raises never travels on as it is: it becomes a :class:`HookError`, which is the user's to mend. That holds
+  for ``SystemExit`` and ``KeyboardInterrupt`` too, which would end a process without a word why. Only on a main thread
+  a ``KeyboardInterrupt`` is taken for Ctrl-C: learners call hooks on others, or hear no Ctrl-C.
 * A hook's error names the key of the scenario, the file, the line, and what to do.
 """
 
 from __future__ import annotations
 
 import inspect
+import threading
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from penstock.backends.user_code import UserCodeError, described, error_place, load_object, split_spec
@@ -54,7 +57,9 @@ class Hook(Generic[Result]):
         """
         try:
             return self._function(*given)
-        except Exception as error:  # foreign code may raise anything
+        except BaseException as error:  # foreign code may raise anything
+            if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                raise
             place = "" if error_place(error, self._path) else f" ({self.place})"
             raise HookError(f"{self.key}: {self._name} raised {described(error, self._path)}{place}") from error
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -106,6 +107,14 @@ def silent(given: RolloutLog | StepLog) -> None:
 
 def raising(*given: object) -> Tensor:
     raise KeyError("no such thing")
+
+
+def exiting(*given: object) -> Tensor:
+    sys.exit(3)
+
+
+def interrupting(*given: object) -> Tensor:
+    raise KeyboardInterrupt
 
 
 def nothing(*given: object) -> None:

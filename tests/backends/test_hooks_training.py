@@ -6,6 +6,8 @@ ranks; one that is wrong ends the step with its file and line."""
 
 from __future__ import annotations
 
+import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,7 +18,7 @@ from learner_cases import HeldWeights, make_groups
 from rank_cases import Ranks, open_ranks
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from penstock.backends.hooks.calling import HookError
+from penstock.backends.hooks.calling import Hook, HookError
 from penstock.backends.hooks.weight_names import RenamingExporter
 from penstock.backends.learners.gang.gang import SOLO
 from penstock.backends.learners.objectives.presets import objective
@@ -147,6 +149,7 @@ def test_a_function_that_logs_may_add_nothing(folder: Path) -> None:
 
 WRONG = [
     ("advantage_function", "raising", r"raised KeyError: 'no such thing' \(hook_examples.py:\d+\)"),
+    ("advantage_function", "exiting", r"advantage_function: exiting raised SystemExit: 3 \(hook_examples.py:\d+\)"),
     ("advantage_function", "nothing", r"\(hook_examples.py:\d+\) returned None; expected a tensor of shape \[\d+\]"),
     ("advantage_function", "too_short", r"returned a tensor of shape \[1\]; expected \[\d+\], one number for each"),
     ("advantage_function", "not_finite", r"returned (inf|nan) at place \d+ of \d+; expected finite numbers"),
@@ -194,6 +197,16 @@ def test_a_wrong_loss_is_told_with_file_and_line(folder: Path, name: str, story:
     with pytest.raises(HookError, match=story) as caught:
         train(SOLO, folder, {"name": f"{HOOKS}:{name}"}, {})
     assert "hook_examples.py:" in str(caught.value)
+
+
+def test_a_function_that_interrupts_is_told_where_no_ctrl_c_comes() -> None:
+    hook: Hook[object] = Hook(f"{HOOKS}:interrupting", "learner.advantage_function")
+    with ThreadPoolExecutor(1) as thread:
+        error = thread.submit(hook).exception()
+    assert isinstance(error, HookError)
+    assert re.search(r"interrupting raised KeyboardInterrupt \(hook_examples.py:\d+\)$", str(error))
+    with pytest.raises(KeyboardInterrupt):
+        hook()
 
 
 def failure(gang: Gang, folder: Path, keys: dict[str, Any], hooks: dict[str, str]) -> str:

@@ -24,13 +24,18 @@ from penstock.actors.buffer.machine import Buffer
 from penstock.actors.filter.assembly import Assembly
 from penstock.actors.filter.machine import Filter
 from penstock.actors.learner.machine import Learner
+from penstock.actors.parts import head
+from penstock.actors.prompt_source import leases
+from penstock.actors.prompt_source.leases import Lease
 from penstock.actors.prompt_source.machine import PromptSource
+from penstock.actors.prompt_source.order import PromptOrder, mix
 from penstock.backends.stores.memory import MemoryStore
 from penstock.messages.commands import Record
 from penstock.messages.flow import GroupAdmitted, ScoringFailed
 from penstock.messages.ledger import BatchLeased, GroupsGranted, PayloadsReleased, StepRecorded
 from penstock.messages.training import CheckpointNamed, StepFinished, UpdateMode
 from penstock.runtime.delivery import Delivery
+from penstock.runtime.hosts.virtual import fuzz
 from penstock.runtime.hosts.virtual.faults import Fault, FaultKind
 from penstock.runtime.hosts.virtual.fuzz import run_trial
 from penstock.runtime.hosts.virtual.trial_draws import draw_trial
@@ -286,6 +291,38 @@ def comes_back_without_telling_anyone() -> AbstractContextManager[Any]:
     return patch.object(Buffer, "_on_started", lambda self: None)
 
 
+def goes_on_from_anywhere() -> AbstractContextManager[Any]:
+    """An episode goes on at another engine from its last token, not from its last save point."""
+    return patch.object(Lease, "back_to_save_point", lambda _: None)
+
+
+def cuts_behind_the_save_point() -> AbstractContextManager[Any]:
+    """An episode goes on with a token that its saved state does not know of."""
+    return patch.object(leases, "head", lambda part, num_tokens: head(part, num_tokens + 1))
+
+
+def gives_a_source_its_rows_too_often() -> AbstractContextManager[Any]:
+    """In a mixture, each period of a source begins one row before the last one ended."""
+    row_of = PromptOrder.row_of
+
+    def again(self: PromptOrder, ordinal: int) -> tuple[int, int]:
+        if not self._pattern:
+            return row_of(self, ordinal)
+        periods, place = divmod(ordinal, len(self._pattern))
+        index = self._pattern[place]
+        source = self._sources[index]
+        number = periods * (source.share - 1) + self._places[index].index(place)
+        row, epoch = self._placed(number, source.num_rows, source.block_rows, mix(self._seed, 0x50C, index))
+        return self._starts[index] + row, epoch
+
+    return patch.object(PromptOrder, "row_of", again)
+
+
+def forgets_that_rows_were_chosen() -> AbstractContextManager[Any]:
+    """A run that goes on without a choice of rows draws groups by their places, whatever the ledger says."""
+    return patch.object(fuzz, "has_recorded_rows", lambda _: False)
+
+
 @contextmanager
 def _both(*plants: AbstractContextManager[Any]) -> Generator[None]:
     """Several plants as one."""
@@ -316,6 +353,10 @@ MUTATIONS = (
     releases_what_an_older_checkpoint_needs,
     records_receipts_again,
     comes_back_without_telling_anyone,
+    goes_on_from_anywhere,
+    cuts_behind_the_save_point,
+    gives_a_source_its_rows_too_often,
+    forgets_that_rows_were_chosen,
 )
 
 

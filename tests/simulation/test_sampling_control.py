@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import msgspec
 import pytest
 
+from penstock.actors.buffer import machine
 from penstock.actors.prompt_source.options import ReplayOptions
 from penstock.backends.rewards.simulated import JudgingModel
 from penstock.backends.stores.audit_books import AuditBooks
@@ -188,6 +190,13 @@ def test_a_run_that_goes_on_with_another_choice_of_rows_loses_none_and_takes_non
     taken = [*by_place, *(row.position for row in rows.values() if row.position >= 0)]
     assert sorted(taken) == list(range(len(taken))), "each place of the stream is taken once, and none is passed over"
     assert len(rows) > len(taken) - len(by_place), "and others are chosen besides"
+
+
+def test_a_switch_that_forgets_what_is_outstanding_is_noticed() -> None:
+    loss = Fault(at_s=9.0, kind=FaultKind.MACHINE, target="")
+    changed = trial({}, num_steps=16, faults=(loss,), row_choices=(RowChoice(has_priority=True),))
+    with patch.object(machine, "rows_by_place", lambda _: []), pytest.raises(AssertionError, match="issued otherwise"):
+        TrialRun(changed, with_digest=False).run()
 
 
 def test_old_tokens_are_masked_and_receipts_say_so() -> None:

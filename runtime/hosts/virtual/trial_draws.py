@@ -164,7 +164,8 @@ def _play(trial: Trial, rng: random.Random) -> Trial:
     """One of four plays episodes, which go on at another engine from their save points only."""
     if rng.random() >= 0.25 or trial.num_recorded:
         return trial
-    return msgspec.structs.replace(trial, save_share=rng.choice((0.0, 0.5, 0.5, 1.0)))
+    latency = msgspec.structs.replace(trial.latency, response_tokens_median=rng.choice((14.0, 32.0, 32.0)))
+    return msgspec.structs.replace(trial, save_share=rng.choice((0.0, 0.5, 0.5, 1.0)), latency=latency)
 
 
 def _evaluate(trial: Trial, rng: random.Random) -> Trial:

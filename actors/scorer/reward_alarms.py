@@ -116,6 +116,6 @@ class RewardAlarms:
             return []
         self._says_failing = True
         return [
-            f"{self._num_failed} of the last {window} samples got no reward; their causes are in the ledger "
-            "(penstock audit), and in the log of the scorer (reward.alarms.failed_share)"
+            f"{self._num_failed} of the last {window} samples got no reward; they are in the ledger "
+            "(penstock audit), and why is in the log of the scorer (reward.alarms.failed_share)"
         ]

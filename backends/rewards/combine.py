@@ -6,6 +6,7 @@ Invariants:
 * A reward is the sum of the results of all its functions, each times its weight. When one of them fails the sample has
   no reward: a part of a sum is no reward.
 * A failure of any kind (exception, nonsense, overrun, a process that dies) is a reason and never a zero.
+* Why a sample has no reward is logged: of the first :data:`NUM_LOGGED` each, then of every hundredth.
 * Answers come from the threads of the functions; all state is under one lock, and nothing is emitted under it.
 
 | waits for | who ends it |
@@ -15,9 +16,11 @@ Invariants:
 
 from __future__ import annotations
 
+import itertools
+import logging
 import math
 import threading
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -37,10 +40,13 @@ if TYPE_CHECKING:
     from penstock.backends.rewards.trades import ResponseText
     from penstock.backends.rewards.wire import Answer
     from penstock.messages.commands import ScoreGroup
-    from penstock.messages.local import LocalEvent
     from penstock.messages.samples import Prompt
 
 Result = Judged | CallFailed
+NUM_LOGGED: Final = 200
+LOGGED_EVERY: Final = 100
+
+_log: Final = logging.getLogger(__name__)
 
 
 class Job(msgspec.Struct):
@@ -89,6 +95,7 @@ class Rewards:
         self._lock = threading.Lock()
         self._open: dict[int, _Asked] = {}
         self._next_id = 0
+        self._without_reward = itertools.count(1)
 
     def start(self, emit: Emit, fail: Fail) -> None:
         """See :class:`~penstock.backends.protocol.Backend`. A function that cannot be loaded comes to ``fail``."""
@@ -104,7 +111,7 @@ class Rewards:
             asks = self._asks(command.prompt)
         except UnknownFunctionError as error:
             failed: list[Result | None] = [CallFailed(0, 0.0, str(error))] * len(samples)
-            self._emit(_event(Job(samples, is_group, (), [failed])))
+            self._say(_event(Job(samples, is_group, (), [failed])))
             return
         job = Job(samples, is_group, asks.summands, [[None] * len(samples) for _ in asks.summands])
         questions: list[tuple[Source, Question]] = []
@@ -151,7 +158,15 @@ class Rewards:
             asked.job.num_open -= 1
             is_done = asked.job.num_open == 0
         if is_done:
-            self._emit(_event(asked.job))
+            self._say(_event(asked.job))
+
+    def _say(self, event: SampleJudged | GroupScored) -> None:
+        for judged in (event,) if isinstance(event, SampleJudged) else event.samples:
+            if judged.reward is None:
+                number = next(self._without_reward)
+                if number <= NUM_LOGGED or number % LOGGED_EVERY == 0:
+                    _log.warning("no reward (number %d) for %s: %s", number, judged.key, judged.reason)
+        self._emit(event)
 
     def gauges(self) -> tuple[Metric, ...]:
         """Calls that wait and run, and totals of answers, failures and replaced processes."""
@@ -176,7 +191,7 @@ def _result(answer: Answer) -> Result:
     return answer
 
 
-def _event(job: Job) -> LocalEvent:
+def _event(job: Job) -> SampleJudged | GroupScored:
     judged = tuple(_judged(job, place) for place in range(len(job.samples)))
     if not job.is_group:
         return judged[0]

@@ -22,6 +22,8 @@ def misbehave(what: str) -> Any:  # noqa: ANN401 - that is what it is for
             raise RuntimeError
         case "asserts":
             assert len(what) == 0, "it is not"
+        case "finds nothing":
+            next(iter(()))
         case "exits":
             sys.exit(3)
         case "interrupts":
@@ -84,6 +86,11 @@ async def episode(play: Play) -> Any:  # noqa: ANN401
     """An episode."""
     await play.generate()
     return misbehave(str(play.task.metadata["do"]))
+
+
+def answers(response: str, metadata: dict[str, str]) -> Any:  # noqa: ANN401
+    """A plain function that answers a response."""
+    return misbehave(metadata["do"])
 
 
 async def starts_tasks(play: Play) -> float:

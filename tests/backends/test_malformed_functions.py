@@ -51,6 +51,7 @@ REWARDS = {
     "raises": "ValueError: no",
     "raises nothing to say": "RuntimeError",
     "asserts": "AssertionError: it is not",
+    "finds nothing": "StopIteration",
     "exits": "SystemExit: 3 (malformed_functions.py:",
     "interrupts": "KeyboardInterrupt (malformed_functions.py:",
     "raises above all classes": "BaseException: not even an Exception",
@@ -141,6 +142,13 @@ def player(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FunctionBench]:
     bench.close()
 
 
+@pytest.fixture(scope="module")
+def answering(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FunctionBench]:
+    bench = player_of("answers", tmp_path_factory.mktemp("model"))
+    yield bench
+    bench.close()
+
+
 @pytest.mark.parametrize("what", [what for what in REWARDS if what != "None"])
 def test_an_episode_that_ends_in_nonsense_is_no_fault_of_the_model(player: FunctionBench, what: str) -> None:
     player.issue(do=what)
@@ -150,6 +158,17 @@ def test_an_episode_that_ends_in_nonsense_is_no_fault_of_the_model(player: Funct
     assert is_readable(outcome.detail), outcome.detail
     player.issue(do="0.5")
     assert isinstance(player.ended().outcome, Completed)
+
+
+@pytest.mark.parametrize("what", ["raises", "finds nothing", "exits", "interrupts", "raises above all classes"])
+def test_a_plain_function_that_raises_ends_its_episode_at_once(answering: FunctionBench, what: str) -> None:
+    answering.issue(do=what)
+    outcome = answering.ended().outcome
+    assert isinstance(outcome, InfraError), outcome
+    assert REWARDS[what] in outcome.detail
+    assert re.search(r"\(malformed_functions.py:\d+\)$", outcome.detail), outcome.detail
+    answering.issue(do="0.5")
+    assert isinstance(answering.ended().outcome, Completed)
 
 
 def test_none_of_it_prints_anything(folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ import asyncio
 import inspect
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
-from penstock.backends.user_code import UserCodeError, load_object, split_spec
+from penstock.backends.user_code import UserCodeError, load_object, split_spec, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -119,7 +119,7 @@ def _with_feedback(
                 "conversation": "".join(texts),
             }
             asked = {name: known[name] for name in names}
-            said = function(**asked) if is_async else asyncio.to_thread(function, **asked)
+            said = function(**asked) if is_async else asyncio.to_thread(_called, function, asked)
             returned = await play.call(cast("Awaitable[object]", said), name="the function")
             if not isinstance(returned, str):
                 return returned
@@ -130,3 +130,12 @@ def _with_feedback(
                 turn = await play.generate(returned)
 
     return episode
+
+
+def _called(function: Callable[..., object], asked: dict[str, object]) -> object:
+    """As a coroutine is: a ``StopIteration`` that leaves it (of a ``next`` without a default, say) would end the wait
+    for a thread never."""
+    try:
+        return function(**asked)
+    except StopIteration as error:
+        raise RuntimeError(f"StopIteration: {text_of(error)}").with_traceback(error.__traceback__) from error

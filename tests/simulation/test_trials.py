@@ -91,6 +91,10 @@ def test_trials_cover_what_they_are_meant_to_cover() -> None:
     assert {fault.kind.value for trial in trials for fault in trial.faults} >= {"kill", "stop", "slow", "cut", "drop"}
     assert any(fault.as_zombie for trial in trials for fault in trial.faults)
     assert any(len(trial.faults) > 3 for trial in trials)
+    assert {len(trial.sources) for trial in trials} == {0, 2, 3}
+    assert {trial.save_share for trial in trials} == {None, 0.0, 0.5, 1.0}
+    changes = {(trial.chooses_rows, trial.in_drive(1).chooses_rows) for trial in trials if trial.row_choices}
+    assert changes == {(False, False), (False, True), (True, False), (True, True)}
     for rare in ("drop", "duplicate", "reorder"):
         assert any(getattr(trial.link, rare) for trial in trials), rare
 

@@ -73,7 +73,7 @@ MAX_TURNS: Final = 5
 LIMIT: Final = 6
 MAIN, OTHER, JUDGE = range(3)
 NUM_STEPS: Final = 400
-NUM_SCHEDULES: Final = 60
+NUM_SCHEDULES: Final = 40
 RIGHT, WRONG = "right", "wrong"
 NOTHING_TRAINED: Final = "the episode ended without one token of the model that may be trained"
 

@@ -153,7 +153,7 @@ def recorded_row(row: RawRow, options: DataOptions, settings: RecordedSettings) 
         place=row.place,
         prompt=prompt,
         label=_label(row, options.label_key, is_needed=is_scored),
-        metadata=metadata_of(row, options.metadata_keys),
+        metadata=metadata_of(row, options.metadata_keys, options.metadata),
         responses=responses,
         loss=loss,
         num_retries=num_retries_of(row, options),

@@ -158,7 +158,9 @@ class GatewayEpisodes:
         )
         # The index tells the front door whose a session is, what follows which incarnation's.
         self._table = SessionTable(f"{engine_index(settings.engine)}-{secrets.token_hex(4)}-")
-        keys = [key for key in settings.data.metadata_keys if key != settings.data.label_key]
+        data = settings.data
+        named = (*data.metadata_keys, *data.metadata, *(key for each in data.sources for key in each.metadata or {}))
+        keys = [key for key in dict.fromkeys(named) if key != data.label_key]
         self._server = GatewayServer(
             self._table,
             self._rules,

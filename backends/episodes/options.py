@@ -28,8 +28,8 @@ class EpisodeOptions(Options, frozen=True, kw_only=True):
     """With ``function``: ``file.py:function``, see docs/episodes.md; or ``multi_turn``, a ready one that gives the
     model ``tools`` or an ``environment``."""
     function_key: str | None = None
-    """A column (of data.metadata_keys) that names the function of each row among ``functions``; rows without it take
-    ``generate``."""
+    """A column (of data.metadata_keys), or a field of a source's metadata, that names the function of each row among
+    ``functions``; rows without it take ``generate``."""
     functions: tuple[NamedEpisodeOptions, ...] = ()
     """The functions that rows can name."""
     tools: tuple[str, ...] = ()

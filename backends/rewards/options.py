@@ -92,8 +92,8 @@ class RewardOptions(Options, frozen=True, kw_only=True):
     """The reward is the sum of these, each times its weight, instead of one function. Each is reported under its name.
     ``function: chosen`` stands for what function_key chooses."""
     function_key: str | None = None
-    """A column (of data.metadata_keys) that names the function of each row among ``functions``; rows without it take
-    ``function``."""
+    """A column (of data.metadata_keys), or a field of a source's metadata, that names the function of each row among
+    ``functions``; rows without it take ``function``."""
     functions: tuple[NamedFunctionOptions, ...] = ()
     """The functions that rows can name."""
     length_penalty: LengthPenaltyOptions = LengthPenaltyOptions()

@@ -18,13 +18,13 @@ from penstock.runtime.scenario.paths import (
     TEACHER_WARM_START_PATH,
     WARM_START_PATH,
 )
+from penstock.runtime.scenario.row_metadata import metadata_blocks, metadata_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from penstock.backends.data.mixture import NamedSource
-    from penstock.backends.data.options import DataOptions, SourceOptions
-    from penstock.backends.evaluation.options import EvaluationSettings
+    from penstock.backends.data.options import DataOptions
     from penstock.runtime.scenario.source import KeyPath
     from penstock.runtime.scenario.structure import Scenario
 
@@ -132,19 +132,13 @@ def _retries(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
     key = s.data.num_retries_key
     if key is None:
         return
-    blocks: list[tuple[KeyPath, DataOptions | SourceOptions | EvaluationSettings]] = [
-        (("data",), s.data),
-        *((("data", "sources", index), source) for index, source in enumerate(s.data.sources)),
-        (("evaluation", "defaults"), s.evaluation.defaults),
-        *((("evaluation", "datasets", index), dataset) for index, dataset in enumerate(s.evaluation.datasets)),
-    ]
-    if not any(key in (block.metadata_keys or ()) or key in (block.metadata or {}) for _, block in blocks):
+    if key not in metadata_names(s):
         yield (
             ("data", "num_retries_key"),
             f"{key!r} is neither among data.metadata_keys nor a field of data.metadata, so no row says how often; add "
             "it there",
         )
-    for path, block in blocks:
+    for path, block in metadata_blocks(s):
         if problem := retries_problem((block.metadata or {}).get(key)):
             yield (*path, "metadata", key), f"{problem} (data.num_retries_key names it)"
 

@@ -13,9 +13,10 @@ from penstock.backends.rewards.functions_asked import CHOSEN, JUDGE, REMOTE, ask
 from penstock.runtime.scenario.own_judge_rules import own_judge_rules
 from penstock.runtime.scenario.paths import is_user_code
 from penstock.runtime.scenario.reward_names import reward_problem
+from penstock.runtime.scenario.row_metadata import metadata_names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from penstock.backends.rewards.options import (
         ComponentOptions,
@@ -40,7 +41,7 @@ def reward_rules(s: Scenario) -> Iterator[Broken]:
     yield from _names(reward)
     if next(_names(reward), None) is not None:
         return
-    yield from _choice(reward, s.data.metadata_keys)
+    yield from _choice(reward, metadata_names(s))
     for path, function in _places(reward, s.sampling.max_response_tokens):
         yield from _function(s, path, function)
 
@@ -98,7 +99,7 @@ def _names(reward: RewardOptions) -> Iterator[Broken]:
                 yield (*BLOCK, key, index, "function"), problem
 
 
-def _choice(reward: RewardOptions, metadata_keys: Sequence[str]) -> Iterator[Broken]:
+def _choice(reward: RewardOptions, names: Collection[str]) -> Iterator[Broken]:
     chosen = any(each.function == CHOSEN for each in reward.components)
     if reward.functions and reward.function_key is None:
         yield (
@@ -107,15 +108,11 @@ def _choice(reward: RewardOptions, metadata_keys: Sequence[str]) -> Iterator[Bro
         )
     if reward.function_key is not None and not reward.functions:
         yield (*BLOCK, "function_key"), "rows can name none; list the functions in reward.functions"
-    if reward.function_key is not None and metadata_keys and reward.function_key not in metadata_keys:
+    if reward.function_key is not None and reward.function_key not in names:
         yield (
             (*BLOCK, "function_key"),
-            f"'{reward.function_key}' is not among data.metadata_keys, so that rewards do not see it; add it there",
-        )
-    if reward.function_key is not None and not metadata_keys:
-        yield (
-            (*BLOCK, "function_key"),
-            f"rewards see the columns of data.metadata_keys, and there are none; add '{reward.function_key}' there",
+            f"'{reward.function_key}' is neither among data.metadata_keys nor a field of the metadata of data or of a "
+            "source, so that rewards do not see it; add it there",
         )
     if chosen and reward.function_key is None:
         yield (*BLOCK, "components"), f"the function '{CHOSEN}' is what reward.function_key chooses; set that"

@@ -79,7 +79,7 @@ def test_a_function_plays_with_the_defaults(tmp_path: Path) -> None:
         ((*FUNCTION, "episode.function_key=how"), r"episode\.functions.*give both or neither"),
         (
             (*FUNCTION, "episode.function_key=how", "episode.functions=[{name: a, generate: mine.py:a}]"),
-            r"episode\.function_key.*not among data\.metadata_keys",
+            r"episode\.function_key.*neither among data\.metadata_keys",
         ),
         (
             (*FUNCTION, "engines.backend=simulated", "learner.backend=simulated"),

@@ -27,7 +27,7 @@ REFUSED = {
     "{components: [{name: a, function: chosen}]}": "is what reward.function_key chooses",
     "{functions: [{name: a, function: math}]}": "say in reward.function_key",
     "{function_key: kind}": "list the functions in reward.functions",
-    "{function_key: other, functions: [{name: a, function: math}]}": "'other' is not among data.metadata_keys",
+    "{function_key: other, functions: [{name: a, function: math}]}": "'other' is neither among data.metadata_keys",
     "{function_key: kind, functions: [{name: a, function: math}], components: [{name: b, function: f1}]}":
         "has no effect beside reward.components",
     "{function: math, per_group: true}": "'math' sees one sample",
@@ -63,6 +63,22 @@ def test_a_block_that_cannot_work_is_refused_with_what_to_do(tmp_path: Path, rew
         load_scenario(file)
     assert REFUSED[reward] in str(caught.value)
     assert "reward" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        "{path: arithmetic, metadata_keys: [kind]}",
+        "{path: arithmetic, metadata: {kind: math}}",
+        "{sources: [{name: a, path: arithmetic, metadata: {kind: math}}, {name: b, path: 'lines:10'}]}",
+    ],
+)
+def test_rows_or_their_source_name_the_reward_and_the_episodes_function(tmp_path: Path, data: str) -> None:
+    file = tmp_path / "scenario.yaml"
+    file.write_text(BASE % "{function: math, function_key: kind, functions: [{name: math, function: math}]}")
+    episode = "{kind: function, generate: mine.py:a, function_key: kind, functions: [{name: b, generate: mine.py:b}]}"
+    (tmp_path / "mine.py").write_text("")
+    assert load_scenario(file, [f"data={data}", f"episode={episode}"]).reward.function_key == "kind"
 
 
 def test_files_of_components_are_looked_for_beside_the_scenario(tmp_path: Path) -> None:

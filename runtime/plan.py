@@ -39,4 +39,6 @@ class RunPlan(Value, frozen=True, kw_only=True):
     def chooses_rows(self) -> bool:
         """Whether the row of a group does not follow from its place in the stream of prompts. Once it did not, it never
         does again: what was chosen has shifted the places of all that came later."""
+        if self.scenario.run.only == "learner":
+            return False  # its groups are those of another run, and none is drawn
         return self.has_recorded_rows or self.scenario.prompt_source.chooses_rows

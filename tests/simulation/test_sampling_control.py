@@ -32,6 +32,7 @@ from penstock.runtime.hosts.virtual.trials import RowChoice, Trial
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from penstock.actors.buffer.books import Books
     from penstock.messages.ledger import LedgerEntry
 
 FAULTS = tuple(
@@ -192,10 +193,14 @@ def test_a_run_that_goes_on_with_another_choice_of_rows_loses_none_and_takes_non
     assert len(rows) > len(taken) - len(by_place), "and others are chosen besides"
 
 
+def nothing(books: Books) -> list[RowsRecorded]:
+    return []
+
+
 def test_a_switch_that_forgets_what_is_outstanding_is_noticed() -> None:
     loss = Fault(at_s=9.0, kind=FaultKind.MACHINE, target="")
     changed = trial({}, num_steps=16, faults=(loss,), row_choices=(RowChoice(has_priority=True),))
-    with patch.object(machine, "rows_by_place", lambda _: []), pytest.raises(AssertionError, match="issued otherwise"):
+    with patch.object(machine, "rows_by_place", nothing), pytest.raises(AssertionError, match="issued otherwise"):
         TrialRun(changed, with_digest=False).run()
 
 

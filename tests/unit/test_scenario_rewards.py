@@ -98,10 +98,12 @@ def test_files_of_components_are_looked_for_beside_the_scenario(tmp_path: Path) 
 def own_judge(engines: str) -> str:
     judge = "reward: {function: judge, judge: {engine: self, max_tokens: 9, body: {top_p: 0.9, stop: x}}}"
     staleness = "staleness: {policy: sync, max_staleness: 0}" if "colocate" in engines else ""
-    return (BASE % "{}").replace("reward: {}", f"{judge}\nengines: {engines}\n{staleness}")
+    learner = "{groups_per_batch: 4, backend: simulated}" if "simulated" in engines else "{groups_per_batch: 4}"
+    base = (BASE % "{}").replace("{groups_per_batch: 4}", learner)
+    return base.replace("reward: {}", f"{judge}\nengines: {engines}\n{staleness}")
 
 
-@pytest.mark.parametrize("engines", ["{}", "{backend: sglang}", "{placement: colocate}"])
+@pytest.mark.parametrize("engines", ["{}", "{backend: sglang}", "{placement: colocate}", "{backend: simulated}"])
 def test_engines_that_answer_can_be_the_judge(tmp_path: Path, engines: str) -> None:
     file = tmp_path / "scenario.yaml"
     file.write_text(own_judge(engines))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 import threading
 from dataclasses import dataclass, field
 from queue import SimpleQueue
@@ -121,6 +123,7 @@ class Bench:
     num_slots: int = 2
     engine_name: str = "engine/0"
     serves_http: bool = True
+    chat_template: bool = False
 
     def __post_init__(self) -> None:
         self.folder.mkdir(exist_ok=True)
@@ -137,7 +140,8 @@ class Bench:
         settings = JudgingSettings(
             engine=self.engine_name, run_folder=str(self.folder), model_folder=str(self.case.folder),
             host="127.0.0.1", max_context=CONTEXT, num_slots=self.num_slots, drawings=drawings, first_dataset=0,
-            data=DataOptions(path="rows.jsonl", chat_template=False), seed=0, timeout_s=30.0, canary_tolerance=0.01,
+            data=DataOptions(path="rows.jsonl", chat_template=self.chat_template), seed=0, timeout_s=30.0,
+            canary_tolerance=0.01,
         )  # fmt: skip
         server = JudgeServer(settings) if self.serves_http else _NoServer()
         self.engine = JudgingEngine(inner, server, num_slots=self.num_slots, canary_tolerance=0.01)
@@ -314,6 +318,26 @@ def test_what_is_not_served_is_refused_with_the_reason(
     reply = http_bench.post(body_of(**changed))
     assert reply.status_code == status
     assert message in reply.json()["error"]["message"]
+
+
+def test_the_question_is_asked_in_the_chat_template_where_prompts_are(case: Case, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(case.folder, folder)
+    template = "{% for m in messages %}{{ m['role'][0] }}:{{ m['content'] }}={% endfor %}a:"
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    bench = Bench(Case(folder, case.model), tmp_path / "run", chat_template=True)
+    try:
+        bench.serve(case, 0)
+        messages = [{"role": "system", "content": "be fair"}, {"role": "user", "content": "is it right?"}]
+        reply = bench.post(body_of(messages=messages)).json()
+        tokenizer = TextTokenizer(folder)
+        (ids,) = tokenizer.encode(["s:be fair=u:is it right?=a:"], special=False)
+        assert isinstance(ids, list)
+        assert reply["usage"]["prompt_tokens"] == len(ids)
+        assert reply["choices"][0]["message"]["content"] == tokenizer.decode(greedy_reference(case.model, ids, 24))
+    finally:
+        bench.close()
 
 
 def test_who_has_the_key_of_another_engine_is_sent_away(http_bench: Bench) -> None:

@@ -31,7 +31,7 @@ def own_judge_rules(s: Scenario, path: KeyPath, judge: JudgeOptions) -> Iterator
 
 
 def _policy(s: Scenario, path: KeyPath, judge: JudgeOptions) -> Iterator[tuple[KeyPath, str]]:
-    if kinds(s.engines) == {"simulated"}:
+    if kinds(s.engines) == frozenset({"simulated"}):
         return  # their rewards are made up as well, and nobody asks
     answering = kinds(s.engines) - {"recorded"}
     if not answering or not answering <= ANSWERING:

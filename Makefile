@@ -34,7 +34,7 @@ test-sglang: .venv/.ready-test ## Against stock SGLang servers on the CPU (their
 test-megatron: .venv/.ready-test .venv/.ready-megatron ## Against megatron-core on the CPU, and with SGLang servers
 	@$(BIN)/penstock env sglang --stand-ins tests/sglang/stand_ins
 	TORCHDYNAMO_DISABLE=1 $(PYTEST) -m "megatron and not slow" --timeout 600 -o faulthandler_timeout=600 \
-		--durations 12 tests/megatron $(ARGS)
+		tests/megatron $(ARGS)
 
 test-megatron-0.19: .venv/.ready-test .venv/.ready-megatron .venv/.ready-megatron-0.19 ## Less whole runs, against a newer one
 	PYTHONPATH=$(CURDIR)/.venv/megatron-core-0.19 TORCHDYNAMO_DISABLE=1 $(PYTEST) -m "megatron and not slow and not ray" \

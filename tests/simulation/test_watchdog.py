@@ -13,6 +13,7 @@ from penstock.messages.training import UpdateMode
 from penstock.messages.waits import WaitsReported
 from penstock.runtime.hosts.virtual.faults import Fault, FaultKind
 from penstock.runtime.hosts.virtual.fuzz import TrialRun
+from penstock.runtime.hosts.virtual.links import LinkModel
 from penstock.runtime.hosts.virtual.trial_draws import draw_trial
 from penstock.runtime.hosts.virtual.trials import OVERDUE_AFTER_S, Trial
 from penstock.runtime.wait_graph import wait_graph
@@ -119,11 +120,13 @@ def test_runs_that_go_on_report_nothing() -> None:
     assert reports.num == 0
 
 
+@pytest.mark.parametrize("seed", [1, 2, 4])
 @pytest.mark.parametrize("policy", ["sync", "fully_async"])
-def test_watching_changes_nothing_of_what_actors_do(policy: str) -> None:
+def test_watching_changes_nothing_of_what_actors_do(policy: str, seed: int) -> None:
     trained: list[object] = []
+    link = LinkModel(min_delay_s=0.001, max_delay_s=0.001)  # or each report takes a draw from the messages after it
     for overdue_after_s in (0.5, NEVER_S):
-        run = TrialRun(draw_trial(policy, 1), with_digest=False)
+        run = TrialRun(msgspec.structs.replace(draw_trial(policy, seed), link=link), with_digest=False)
         run.host.settings = msgspec.structs.replace(run.host.settings, overdue_after_s=overdue_after_s)
         reports = Reports(run)
         run.run()

@@ -33,8 +33,10 @@ if TYPE_CHECKING:
     from penstock.runtime.hosts.virtual.trials import Trial
 
 PATIENCE_S: Final = 2000.0
-"""Virtual seconds without a step after which a run counts as hanging: many times the longest pause between two
-repeats of a message."""
+"""Virtual seconds without a step, and without the end of any sample, after which a run counts as hanging: many times
+the longest pause between two repeats of a message."""
+STEP_PATIENCE_S: Final = 40_000.0
+"""Without a step, though samples end: where failures and filters leave little, a batch takes many groups."""
 QUIET_S: Final = 400.0
 """Virtual seconds after the end until which everyone must have heard of it."""
 
@@ -84,7 +86,9 @@ class TrialRun:
         """
         host, oracle, trial = self.host, self.oracle, self.trial
         while (ending := host.run(host.clock.now_s + PATIENCE_S / 4)) is None:
-            if host.clock.now_s - oracle.progress_s > PATIENCE_S:
+            without_step_s = host.clock.now_s - oracle.progress_s
+            without_end_s = host.clock.now_s - max(oracle.progress_s, oracle.ended_s)
+            if without_end_s > PATIENCE_S or without_step_s > STEP_PATIENCE_S:
                 raise StalledError(
                     f"no step since {oracle.progress_s:.1f} s, now {host.clock.now_s:.1f} s\n{host.story()}"
                 )

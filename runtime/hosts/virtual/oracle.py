@@ -94,6 +94,8 @@ class Oracle:
         self.checkpoints: list[int] = []
         self.progress_s = 0.0
         """When the run last came closer to its end."""
+        self.ended_s = 0.0
+        """When a sample last ended."""
         self.trained: list[tuple[int, tuple[int, ...]]] = []
         """Version and groups of each step."""
         self.evaluations = EvaluationWatch(rules.evaluation)
@@ -421,6 +423,7 @@ class Oracle:
     def _end_sample(self, key: SampleKey, state: TerminalState) -> None:
         assert key not in self.ends, f"{key} ends as {state}, and has ended as {self.ends[key]}"
         self.ends[key] = state
+        self.ended_s = self._clock.now_s
         self._num_issued += key.index >= self.rules.samples_per_group
 
     def _assert_balanced(self) -> None:

@@ -19,12 +19,8 @@ demo: .venv/.ready-run ## Train a small model from nothing, here and now (about 
 
 test: .venv/.ready-test ## Everything but the slow tests
 	@failed=0; set -x; \
-	$(PYTEST) -n 2 --dist worksteal -m "not slow and not trials and not ray and not chaos and not sglang and not megatron" \
-		$(ARGS) || failed=1; \
-	OMP_NUM_THREADS=1 nice -n 19 $(BIN)/python -m pytest -n 2 -m "trials and not slow" $(ARGS) \
-		> .venv/trials.txt 2>&1 & trials=$$!; trap "kill $$trials 2> /dev/null" EXIT; \
+	$(PYTEST) -n 2 --dist worksteal -m "not slow and not ray and not chaos and not sglang and not megatron" $(ARGS) || failed=1; \
 	$(PYTEST) -m "ray and not slow and not chaos and not sglang and not megatron" $(ARGS) || failed=1; \
-	wait $$trials || failed=1; trap - EXIT; cat .venv/trials.txt; \
 	exit $$failed
 
 chaos: .venv/.ready-test ## Kills and stops of everything, cut links, bad frames, full disks: the run survives or resumes

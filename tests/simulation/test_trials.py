@@ -38,7 +38,6 @@ TRIALS_PER_POLICY = 6800
 CHUNK = 100
 
 
-@pytest.mark.trials
 @pytest.mark.parametrize("first_seed", range(0, TRIALS_PER_POLICY, CHUNK))
 @pytest.mark.parametrize("policy", POLICIES)
 def test_random_trials_keep_every_rule(policy: str, first_seed: int) -> None:

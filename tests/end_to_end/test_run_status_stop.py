@@ -105,6 +105,7 @@ def test_a_run_is_seen_while_it_goes_on_and_stopped_with_its_ledger_in_balance(r
     assert "nothing to stop" in penstock(tmp_path, "stop").stdout
 
 
+@pytest.mark.slow  # `make chaos` kills and resumes whole runs
 def test_a_run_that_was_killed_has_vanished_can_be_reported_and_goes_on(run: Run, tmp_path: Path) -> None:
     wait_for(run, "staleness")
     children = psutil.Process(run.pid).children(recursive=True)

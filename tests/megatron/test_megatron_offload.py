@@ -48,7 +48,13 @@ SLEEPS: dict[str, tuple[str, int, dict[str, Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", SLEEPS)
+ALIKE = ("data 2", "data 2 with overlaps", "data 2, plain optimizer", "tensor 2")
+"""Each of these is half of another case."""
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(name, marks=pytest.mark.slow) if name in ALIKE else name for name in SLEEPS]
+)
 def test_a_learner_that_slept_wakes_with_the_very_same_bits_and_trains_on(
     case: str, ranks: Callable[[int], Ranks], tiny_family: Callable[[str], Path]
 ) -> None:

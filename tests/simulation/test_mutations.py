@@ -384,7 +384,8 @@ def test_planted_bug_is_found(plant: Callable[[], AbstractContextManager[Any]]) 
 
 
 def test_without_a_planted_bug_the_same_trials_pass() -> None:
-    assert found_after(MAX_TRIALS) is None
+    """The first of them; ``test_trials.py`` has all of them, and many more."""
+    assert found_after(90) is None
 
 
 # --- rules that need schedules of their own ---------------------------------------------------------------------------

@@ -30,6 +30,8 @@ from penstock.runtime.hosts.virtual.trials import EvaluationTrial, RowChoice, Tr
 if TYPE_CHECKING:
     from typing import Any
 
+SAMPLES_TRAINED: Final = 24
+"""In a trial, about."""
 SINGLES: Final = (PROMPT_SOURCE, SCORER, FILTER, BUFFER, LEARNER, WEIGHT_PUBLISHER)
 
 
@@ -76,6 +78,7 @@ def draw_trial(policy: str, seed: int) -> Trial:
         turn_s=rng.choice((0.0, 0.0, 0.001, 0.2)),
         bad_weights_rate=0.2 if rng.random() < 0.1 else 0.0,
     )
+    trial = _bounded(trial)
     faults = _draw_faults(rng, trial, weather)
     routing = rng.choice(("prefix_affine", "prefix_affine", "least_loaded"))
     max_load = rng.choice((1.0, 1.25, 1.5, 3.0))
@@ -91,6 +94,12 @@ def draw_trial(policy: str, seed: int) -> Trial:
     trial = _mix(trial, random.Random(f"mixture {policy} {seed}"))
     trial = _play(trial, random.Random(f"episodes {policy} {seed}"))
     return _evaluate(trial, random.Random(f"evaluation {policy} {seed}"))
+
+
+def _bounded(trial: Trial) -> Trial:
+    """Large batches make fewer steps: many runs of some hundred events find more than fewer long ones."""
+    most = SAMPLES_TRAINED // (trial.groups_per_batch * trial.samples_per_group)
+    return msgspec.structs.replace(trial, num_steps=max(3, min(trial.num_steps, most)))
 
 
 def _control(trial: Trial, rng: random.Random) -> Trial:

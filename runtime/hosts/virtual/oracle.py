@@ -101,6 +101,7 @@ class Oracle:
         self.evaluations = EvaluationWatch(rules.evaluation)
         self.rows = RowWatch(rules.rows)
         self._clock = host.clock
+        self._supervisor = host.supervisor
         self._processes = host.supervisor.processes
         self._eta = rules.max_staleness
         self._on_stale = rules.on_stale
@@ -147,7 +148,8 @@ class Oracle:
                 group = self.groups.get(event.key.group_id)
                 assert group is not None, f"{event.key} is issued, and its group was never granted"
                 assert event.min_version == group.min_version
-                self.rows.issued(event.key.group_id, event.prompt.row)
+                if process.epoch >= self._supervisor.first_epoch:  # or it wakes up behind the loss of the machine
+                    self.rows.issued(event.key.group_id, event.prompt.row)
                 self._note_issued(process, event.key, is_recorded=group.payload is not None)
             case SampleGenerated():
                 self._on_generated(event.sample)

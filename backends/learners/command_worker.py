@@ -203,19 +203,17 @@ class CommandWorker(ABC, Generic[OpenedT]):
 
     def _train(self, command: Train) -> BatchTrained:
         opened = self._ready(command.version - 1, "Train", awake=True)
-        began_s = time.perf_counter()
         result = self._train_batch(opened, command)
         opened.version = command.version
         if is_reference_due(command.version, self._options) and self._refresh_reference(opened):
             opened.reference_version = command.version
         opened.trained_tokens += result.num_trained_tokens
         self._report({"learner/trained_tokens": opened.trained_tokens, "learner/step_time_s": result.step_time_s})
-        times = self._times.end(time.perf_counter() - began_s)
         return BatchTrained(
             version=command.version,
             num_trained_tokens=result.num_trained_tokens,
             num_masked_tokens=result.num_masked_tokens,
-            metrics=(*result.metrics, *as_metrics(times)),
+            metrics=(*result.metrics, *as_metrics(self._times.end())),
             notices=result.notices,
         )
 

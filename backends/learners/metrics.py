@@ -9,6 +9,7 @@ from collections import Counter
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
+from penstock.messages.arrays import TOKEN_BYTES
 from penstock.messages.base import Metric
 from penstock.messages.samples import Truncated
 
@@ -21,7 +22,6 @@ REPETITION_TOKENS: Final = 2500
 """At the end of a response, where a model that has lost its way goes round in circles; a shorter one has none."""
 REPETITION_RATIO: Final = 10.0
 """Text of any use is not compressed so far."""
-ID_BYTES: Final = 4
 
 
 def batch_metrics(groups: Sequence[Group]) -> dict[str, float]:
@@ -53,7 +53,7 @@ def ends_in_repetition(sample: Sample) -> bool:
     ``REPETITION_RATIO``-th by zlib."""
     if sample.num_tokens < REPETITION_TOKENS:
         return False
-    ending = b"".join(part.tokens for part in sample.parts)[-REPETITION_TOKENS * ID_BYTES :]
+    ending = b"".join(part.tokens for part in sample.parts)[-REPETITION_TOKENS * TOKEN_BYTES :]
     return len(ending) > REPETITION_RATIO * len(zlib.compress(ending, 1))
 
 

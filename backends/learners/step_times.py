@@ -15,13 +15,14 @@ class StepTimes:
 
     def __init__(self, clock_s: Callable[[], float] = time.perf_counter) -> None:
         self._clock_s = clock_s
-        self._step_began_s = self._idle_since_s = clock_s()
+        self._step_began_s = self._work_began_s = self._idle_since_s = clock_s()
         self._wait_s = 0.0
 
     @contextmanager
     def at_work(self) -> Generator[None]:
         """While a command is carried out."""
-        self._wait_s += self._clock_s() - self._idle_since_s
+        self._work_began_s = self._clock_s()
+        self._wait_s += self._work_began_s - self._idle_since_s
         try:
             yield
         finally:
@@ -31,9 +32,10 @@ class StepTimes:
         """Open: the first step begins."""
         self._step_began_s, self._wait_s = self._clock_s(), 0.0
 
-    def end(self, train_time_s: float) -> dict[str, float]:
-        """``perf/…`` of the step that ends now with a training of this length; the next one begins."""
-        step_time_s, wait_s = self._clock_s() - self._step_began_s, self._wait_s
+    def end(self) -> dict[str, float]:
+        """``perf/…`` of the step that ends now with the work that is under way; the next one begins."""
+        now_s = self._clock_s()
+        step_time_s, wait_s, train_time_s = now_s - self._step_began_s, self._wait_s, now_s - self._work_began_s
         self.begin()
         return {
             "perf/train_time": train_time_s,

@@ -29,7 +29,7 @@ def test_a_step_is_training_other_work_and_waiting() -> None:
         clock.now_s += wait_s
         with times.at_work():
             clock.now_s += train_s
-            figures = times.end(train_s)
+            figures = times.end()
         step_s = 2 * wait_s + publish_s + train_s
         assert figures == {
             "perf/train_time": train_s,
@@ -52,4 +52,4 @@ def test_what_failed_counts_as_work_as_well() -> None:
         fail()
     clock.now_s += 1
     with times.at_work():
-        assert times.end(0.0)["perf/train_wait_time"] == 1.0
+        assert times.end()["perf/train_wait_time"] == 1.0

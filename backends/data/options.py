@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
 import msgspec
 from msgspec import Meta
 
 from penstock.messages.base import Options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 Scalar = str | int | float | bool
 SourceName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
@@ -134,3 +137,18 @@ class DataOptions(Options, frozen=True, kw_only=True):
     """With ``stream``: rows that are read before they are wanted."""
     recorded: RecordedOptions = RecordedOptions()
     """Responses that the rows hold already."""
+
+
+class RowMetadata(Protocol):
+    """A block that says what is kept of rows beside prompt and label."""
+
+    @property
+    def metadata_keys(self) -> tuple[str, ...] | None: ...
+
+    @property
+    def metadata(self) -> dict[str, Scalar] | None: ...
+
+
+def metadata_names(blocks: Iterable[RowMetadata]) -> frozenset[str]:
+    """What the metadata of a row under these blocks may have: columns that are kept, and what is the same for each."""
+    return frozenset(name for block in blocks for name in (*(block.metadata_keys or ()), *(block.metadata or {})))

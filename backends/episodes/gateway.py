@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final, TypeVarTuple, Unpack
 import msgspec
 from aiohttp import web
 
-from penstock.backends.data.options import DataOptions
+from penstock.backends.data.options import DataOptions, metadata_names
 from penstock.backends.data.tokenizer import TextTokenizer
 from penstock.backends.engines.options import SamplingOptions
 from penstock.backends.episodes.options import EpisodeOptions
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.backends.data.chat import ChatTemplate
+    from penstock.backends.data.options import SourceOptions
     from penstock.backends.episodes.api import SessionLine
     from penstock.backends.episodes.protocol import Episode
     from penstock.backends.protocol import Fail
@@ -158,15 +159,14 @@ class GatewayEpisodes:
         )
         # The index tells the front door whose a session is, what follows which incarnation's.
         self._table = SessionTable(f"{engine_index(settings.engine)}-{secrets.token_hex(4)}-")
-        data = settings.data
-        named = (*data.metadata_keys, *data.metadata, *(key for each in data.sources for key in each.metadata or {}))
-        keys = [key for key in dict.fromkeys(named) if key != data.label_key]
+        blocks: tuple[DataOptions | SourceOptions, ...] = (settings.data, *settings.data.sources)
+        keys = metadata_names(blocks) - {block.label_key for block in blocks}
         self._server = GatewayServer(
             self._table,
             self._rules,
             engine=settings.engine,
             token=run_token(folder),
-            metadata_keys=keys,
+            metadata_keys=sorted(keys),
             write_line=self._write_line,
         )
         runner = web.AppRunner(self._server.app(), shutdown_timeout=SHUTDOWN_S, access_log=None)

@@ -18,7 +18,7 @@ from penstock.runtime.scenario.paths import (
     TEACHER_WARM_START_PATH,
     WARM_START_PATH,
 )
-from penstock.runtime.scenario.row_metadata import metadata_blocks, metadata_names
+from penstock.runtime.scenario.row_metadata import metadata_blocks, unnamed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -132,12 +132,8 @@ def _retries(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
     key = s.data.num_retries_key
     if key is None:
         return
-    if key not in metadata_names(s):
-        yield (
-            ("data", "num_retries_key"),
-            f"{key!r} is neither among data.metadata_keys nor a field of data.metadata, so no row says how often; add "
-            "it there",
-        )
+    if problem := unnamed(s, key, "no row says how often"):
+        yield ("data", "num_retries_key"), problem
     for path, block in metadata_blocks(s):
         if problem := retries_problem((block.metadata or {}).get(key)):
             yield (*path, "metadata", key), f"{problem} (data.num_retries_key names it)"

@@ -9,7 +9,7 @@ from penstock.backends.engines.options import kinds
 from penstock.backends.episodes.functions.loading import MULTI_TURN
 from penstock.messages.training import UpdateMode
 from penstock.runtime.scenario.evaluation_rules import sets_of
-from penstock.runtime.scenario.row_metadata import metadata_names
+from penstock.runtime.scenario.row_metadata import unnamed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -104,9 +104,7 @@ def _choice_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
     if bool(names) != (episode.function_key is not None):
         key, other = ("function_key", "functions") if names else ("functions", "function_key")
         yield ("episode", key), f"belongs to episode.{other}; give both or neither"
-    elif episode.function_key is not None and episode.function_key not in metadata_names(s):
-        yield (
-            ("episode", "function_key"),
-            f"{episode.function_key!r} is neither among data.metadata_keys nor a field of the metadata of data or of a "
-            "source, so no episode gets to see it; add it there",
-        )
+    elif episode.function_key is not None and (
+        problem := unnamed(s, episode.function_key, "no episode gets to see it")
+    ):
+        yield ("episode", "function_key"), problem

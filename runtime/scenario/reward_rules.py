@@ -13,10 +13,10 @@ from penstock.backends.rewards.functions_asked import CHOSEN, JUDGE, REMOTE, ask
 from penstock.runtime.scenario.own_judge_rules import own_judge_rules
 from penstock.runtime.scenario.paths import is_user_code
 from penstock.runtime.scenario.reward_names import reward_problem
-from penstock.runtime.scenario.row_metadata import metadata_names
+from penstock.runtime.scenario.row_metadata import unnamed
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from penstock.backends.rewards.options import (
         ComponentOptions,
@@ -41,7 +41,7 @@ def reward_rules(s: Scenario) -> Iterator[Broken]:
     yield from _names(reward)
     if next(_names(reward), None) is not None:
         return
-    yield from _choice(reward, metadata_names(s))
+    yield from _choice(s, reward)
     for path, function in _places(reward, s.sampling.max_response_tokens):
         yield from _function(s, path, function)
 
@@ -99,7 +99,7 @@ def _names(reward: RewardOptions) -> Iterator[Broken]:
                 yield (*BLOCK, key, index, "function"), problem
 
 
-def _choice(reward: RewardOptions, names: Collection[str]) -> Iterator[Broken]:
+def _choice(s: Scenario, reward: RewardOptions) -> Iterator[Broken]:
     chosen = any(each.function == CHOSEN for each in reward.components)
     if reward.functions and reward.function_key is None:
         yield (
@@ -108,12 +108,8 @@ def _choice(reward: RewardOptions, names: Collection[str]) -> Iterator[Broken]:
         )
     if reward.function_key is not None and not reward.functions:
         yield (*BLOCK, "function_key"), "rows can name none; list the functions in reward.functions"
-    if reward.function_key is not None and reward.function_key not in names:
-        yield (
-            (*BLOCK, "function_key"),
-            f"'{reward.function_key}' is neither among data.metadata_keys nor a field of the metadata of data or of a "
-            "source, so that rewards do not see it; add it there",
-        )
+    if reward.function_key is not None and (problem := unnamed(s, reward.function_key, "rewards do not see it")):
+        yield (*BLOCK, "function_key"), problem
     if chosen and reward.function_key is None:
         yield (*BLOCK, "components"), f"the function '{CHOSEN}' is what reward.function_key chooses; set that"
     if reward.components and reward.function_key is not None and not chosen:

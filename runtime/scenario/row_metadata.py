@@ -1,8 +1,10 @@
-"""What rewards and episodes get to see of a row beside prompt and label."""
+"""What rewards, episodes and the PromptSource get to see of a row beside prompt and label."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from penstock.backends.data.options import metadata_names
 
 if TYPE_CHECKING:
     from penstock.backends.data.options import DataOptions, SourceOptions
@@ -21,7 +23,12 @@ def metadata_blocks(s: Scenario) -> list[tuple[KeyPath, DataOptions | SourceOpti
     ]
 
 
-def metadata_names(s: Scenario) -> frozenset[str]:
-    """The names that any row may have: columns that are kept, and what a source says of each of its rows."""
-    blocks = [block for _, block in metadata_blocks(s)]
-    return frozenset(name for block in blocks for name in (*(block.metadata_keys or ()), *(block.metadata or {})))
+def unnamed(s: Scenario, key: str, consequence: str) -> str | None:
+    """What is wrong with a key that is to be found in the metadata of rows; None where some row may have it.
+    ``consequence``: of its absence, as a clause."""
+    if key in metadata_names(block for _, block in metadata_blocks(s)):
+        return None
+    return (
+        f"{key!r} is neither among data.metadata_keys nor a field of the metadata of data or of a source, so that "
+        f"{consequence}; add it there"
+    )

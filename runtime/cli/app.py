@@ -183,22 +183,12 @@ def chaos(
     from penstock.runtime.scenario import load_scenario
 
     loaded = load_scenario(scenario, overrides or [])
-    from penstock.runtime.chaos.faults import last_reward_progress, plan_faults
-    from penstock.runtime.cli.chaos import run_chaos
-    from penstock.runtime.wiring import actor_names
+    from penstock.runtime.cli.chaos import planned_faults, run_chaos
 
     texts = [text for text in faults.split(",") if text.strip()]
     if not texts and num_faults is None:
         raise UserError("name the faults with --faults, or say how many to draw with --num-faults")
-    planned = plan_faults(
-        texts,
-        num_faults=num_faults,
-        seed=seed,
-        names=actor_names(loaded),
-        num_ranks=loaded.learner.num_ranks,
-        duration_s=duration,
-        last_reward=last_reward_progress(loaded.run.num_steps, loaded.staleness.max_staleness or 0),
-    )
+    planned = planned_faults(loaded, texts, num_faults=num_faults, seed=seed, duration_s=duration)
     raise typer.Exit(
         run_chaos(loaded, scenario, overrides or [], planned, seed=seed, timeout_s=timeout, console=console)
     )

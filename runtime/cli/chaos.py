@@ -12,11 +12,18 @@ from typing import TYPE_CHECKING, Final
 from rich.markup import escape
 from rich.table import Table
 
-from penstock.runtime.chaos.faults import LINK_FAULTS, REWARD_FAULTS, ChaosKind
+from penstock.runtime.chaos.faults import (
+    LINK_FAULTS,
+    REWARD_FAULTS,
+    ChaosKind,
+    last_reward_progress,
+    plan_faults,
+)
 from penstock.runtime.chaos.injector import Injector, Tools
 from penstock.runtime.chaos.verdict import judge
 from penstock.runtime.chaos.watch import WatchedRun
 from penstock.runtime.errors import PreflightError, ScenarioError
+from penstock.runtime.wiring import actor_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,6 +56,25 @@ def run_chaos(
     verdict = play(scenario, scenario_path, overrides, faults, seed=seed, timeout_s=timeout_s, console=console)
     show_verdict(verdict, console)
     return 0 if verdict.is_clean else 1
+
+
+def planned_faults(
+    scenario: Scenario, texts: Sequence[str], *, num_faults: int | None, seed: int, duration_s: float | None = None
+) -> tuple[ChaosFault, ...]:
+    """See :func:`~penstock.runtime.chaos.faults.plan_faults`; of a run of this scenario.
+
+    Raises:
+        UserError: as there.
+    """
+    return plan_faults(
+        texts,
+        num_faults=num_faults,
+        seed=seed,
+        names=actor_names(scenario),
+        num_ranks=scenario.learner.num_ranks,
+        duration_s=duration_s,
+        last_reward=last_reward_progress(scenario.run.num_steps, scenario.staleness.max_staleness or 0),
+    )
 
 
 def play(

@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.runtime.chaos.faults import last_reward_progress, plan_faults
 from penstock.runtime.chaos.verdict import CHAOS_FILE, Verdict
 from penstock.runtime.chaos.watch import OUTPUT_FILE
-from penstock.runtime.cli.chaos import play
+from penstock.runtime.cli.chaos import planned_faults, play
 from penstock.runtime.scenario import load_scenario
-from penstock.runtime.wiring import actor_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,14 +27,7 @@ class ChaosRun:
         path = HERE / name
         keys = (*overrides, f"run.folder={folder}")
         scenario = load_scenario(path, keys)
-        planned = plan_faults(
-            faults,
-            num_faults=None,
-            seed=seed,
-            names=actor_names(scenario),
-            num_ranks=scenario.learner.num_ranks,
-            last_reward=last_reward_progress(scenario.run.num_steps, scenario.staleness.max_staleness or 0),
-        )
+        planned = planned_faults(scenario, faults, num_faults=None, seed=seed)
         self.verdict: Verdict = play(scenario, path, keys, planned, seed=seed, timeout_s=TIMEOUT_S)
 
     @property

@@ -34,8 +34,11 @@ class RunOptions(Options, frozen=True, kw_only=True):
 
 
 class RuntimeOptions(Options, frozen=True, kw_only=True):
-    """The Ray + ZMQ host."""
+    """Where the actors' processes live, and how they are watched."""
 
+    host: Literal["ray", "local"] = "ray"
+    """``ray``: Ray starts the actors, on this machine or on a cluster. ``local``: they are forked from one warm process
+    on this machine, which is quicker; for tests, notebooks and quick trials."""
     ray_address: str | None = None
     """null: Ray is started embedded and ends with the run."""
     encrypt: bool = True
@@ -53,6 +56,10 @@ class RuntimeOptions(Options, frozen=True, kw_only=True):
     """After SIGTERM or Ctrl-C a checkpoint is written first; it may take so long. A second signal ends at once."""
     overdue_after_s: Seconds = 120.0
     """A wait that has lasted so long is reported, with who waits for whom."""
+    pass_env: tuple[Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], ...] = ()
+    """Names of environment variables that processes with your functions see: rewards, filters, hooks, tools, episodes.
+    They get no others but what Python and its libraries need to run, and the ``auth_env`` of a service that a reward
+    asks."""
 
 
 class ObservabilityOptions(Options, frozen=True, kw_only=True):
@@ -68,3 +75,10 @@ class ObservabilityOptions(Options, frozen=True, kw_only=True):
     metrics_host: str = "127.0.0.1"
     """Address that ``/metrics`` listens on. Any that other machines can reach needs the token in ``metrics.token``."""
     report: bool = True
+    """Write ``report.html`` at the end of a run."""
+    samples: Annotated[int, Meta(ge=0, le=1_000_000)] = 1000
+    """Keep the newest so many samples, whatever becomes of them, for ``penstock samples`` and the report: prompt,
+    response, reward, cause and reason; and a tenth as many each of the newest failed, of the worst and of the longest.
+    0 keeps none. Every trained sample is kept with ``run.keep_samples``."""
+    show_samples: bool = True
+    """Show one of them on the terminal every minute. As ``penstock run --quiet``."""

@@ -77,6 +77,8 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     """This actor raises at its start."""
     user_error: str = ""
     """This actor finds something that the user has to mend."""
+    story: str = "data.path: rows.jsonl:3: not a JSON object, found '['"
+    """What it says of that."""
     fail_after: int = -1
     """After so many groups the Buffer asks for the end of the run."""
     replace_after: int = -1
@@ -284,7 +286,7 @@ UNIONS: dict[Role, Any] = {
 
 def build_machine(name: str, plan: RunPlan, *, epoch: int, records: Iterable[LedgerEntry] = ()) -> EchoMachine:
     if plan.user_error == name:
-        raise PreflightError("data.path: rows.jsonl:3: not a JSON object, found '['")
+        raise PreflightError(plan.story)
     if name == ENGINE:
         return EchoEngine(name, plan)  # further engines are idle
     if name == BUFFER:

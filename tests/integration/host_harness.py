@@ -1,4 +1,4 @@
-"""Runs echo actors under a real supervisor on a real Ray, and lets a test interfere."""
+"""Runs echo actors under a real supervisor on a real host, and lets a test interfere."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ import host_echo
 import msgspec
 
 from penstock.messages.names import SUPERVISOR
+from penstock.runtime.hosts.local.warm import EVERY_ACTOR
+from penstock.runtime.hosts.local.yard import LocalHost
 from penstock.runtime.hosts.ray.boot import Boot
-from penstock.runtime.hosts.ray.cluster import RayCluster, RayYard, make_temp_folder, prepare_environment
+from penstock.runtime.hosts.ray.cluster import RayHost, make_temp_folder
 from penstock.runtime.hosts.ray.control import Address
 from penstock.runtime.hosts.ray.keys import KeyPair, make_keys
 from penstock.runtime.hosts.ray.links import Links
@@ -28,20 +30,28 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.messages.evaluation import EvaluationFinished
-    from penstock.messages.training import ActorReported, StepReported
+    from penstock.messages.training import ActorReported, FailuresCounted, StepReported
     from penstock.messages.waits import WaitsReported
     from penstock.runtime.hosts.ray.control import ProcessStarted
     from penstock.runtime.hosts.ray.incarnations import Incarnation
+    from penstock.runtime.hosts.ray.ports import ProcessHost, Yard
 
-RUN_TIMEOUT_S = 45.0
+RUN_TIMEOUT_S = 120.0
 
 
-def start_ray() -> RayCluster:
-    """A Ray for several runs, whose workers can import the echo actors."""
+HOST = os.environ.get("PENSTOCK_TEST_HOST", "local")
+"""``local`` or ``ray``: where the runs of these tests live, unless a test is about one of them."""
+
+
+def start_host(kind: str = HOST) -> ProcessHost:
+    """A host for several runs, whose processes can import the echo actors."""
     here = str(Path(__file__).parent)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
-    prepare_environment(None)
-    return RayCluster(address=None, temp_folder=make_temp_folder())
+    if kind == "local":
+        return LocalHost((*EVERY_ACTOR, "host_echo"))
+    host = RayHost(None, make_temp_folder())
+    host.start()
+    return host
 
 
 class Witness:
@@ -70,6 +80,9 @@ class Witness:
     def on_actor(self, name: str, epoch: int, state: str) -> None:
         self.states.append((name, epoch, state))
 
+    def on_failures(self, counted: FailuresCounted) -> None:
+        pass
+
     def on_notice(self, name: str, text: str, *, is_warning: bool = False) -> None:
         self.notices.append((name, text))
 
@@ -96,11 +109,11 @@ class EchoRun:
 
     def __init__(
         self,
-        cluster: RayCluster,
+        host: ProcessHost,
         folder: Path,
         plan: host_echo.RunPlan,
         *,
-        yard: RayYard | None = None,
+        yard: Yard | None = None,
         names: tuple[str, ...] = host_echo.NAMES,
         encrypt: bool = True,
         heartbeat_timeout_s: float = 10.0,
@@ -113,7 +126,7 @@ class EchoRun:
         self.names = names
         self.keys: KeyPair | None = make_keys() if encrypt else None
         self.witness = Witness(self)
-        self.yard = yard or RayYard(cluster, Placement())
+        self.yard: Yard = yard or host.yard(Placement())
         self._resend_after_s = resend_after_s
         self._started_unix_s = time.time()
         self.links = Links(client_keys=self.keys, wakes_on_changes=True)
@@ -197,7 +210,7 @@ class EchoRun:
 
 def wait_for_the_end_of(process: ProcessStarted) -> None:
     """A process that was sent SIGKILL is gone a moment later."""
-    end_s = time.monotonic() + 10.0
+    end_s = time.monotonic() + 60.0
     while is_running(process.pid, process.start_ticks):
         assert time.monotonic() < end_s, f"process {process.pid} is still there"
         time.sleep(0.01)

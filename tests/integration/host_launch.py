@@ -7,6 +7,7 @@ from pathlib import Path
 
 import host_echo
 import msgspec
+from host_harness import HOST
 
 from penstock.backends.engines.options import num_engines
 from penstock.messages.names import engine_name
@@ -15,19 +16,21 @@ from penstock.runtime.hosts.ray.job import DriverJob
 from penstock.runtime.hosts.ray.launcher import launch
 from penstock.runtime.scenario import Scenario
 
-SCENARIO = {
+SCENARIO: dict[str, dict[str, object]] = {
     "run": {"name": "echo", "num_steps": 100},
     "data": {"path": "rows.jsonl"},
     "engines": {"backend": "simulated"},
     "learner": {"backend": "simulated"},
-    "runtime": {"heartbeat_s": 0.5},
+    "runtime": {"heartbeat_s": 0.5, "host": HOST},
 }
 
 
 def main() -> int:
     folder = Path(sys.argv[1])
     plan = msgspec.json.decode(sys.argv[2], type=host_echo.RunPlan)
-    scenario = msgspec.convert(SCENARIO | msgspec.json.decode(sys.argv[3], type=dict), Scenario)
+    given = msgspec.json.decode(sys.argv[3], type=dict[str, dict[str, object]])
+    blocks = {name: SCENARIO.get(name, {}) | given.get(name, {}) for name in (*SCENARIO, *given)}
+    scenario = msgspec.convert(blocks, Scenario)
     job = DriverJob(
         run_id=folder.name,
         run_folder=str(folder),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 START_DEADLINE_S = 90.0
-END_DEADLINE_S = 30.0
+END_DEADLINE_S = 90.0
 
 
 class Launched:
@@ -45,7 +45,7 @@ class Launched:
         mark = f"{RUN_ID_VARIABLE}={self.folder.name}".encode()
         found: dict[int, str] = {}
         for entry in os.listdir("/proc"):
-            if entry.isdigit() and mark in _read(f"/proc/{entry}/environ").split(b"\0"):
+            if entry.isdigit() and mark in environment_of(int(entry)).split(b"\0"):
                 facts = facts_of(int(entry))
                 if facts is not None and facts.state not in "ZX":
                     found[int(entry)] = _read(f"/proc/{entry}/cmdline").replace(b"\0", b" ").decode()
@@ -82,6 +82,11 @@ class Launched:
             assert self.process.poll() is None, f"it has ended: {self.process.communicate()}"
             assert time.monotonic() < end_s, "waited in vain"
             time.sleep(0.02)
+
+
+def environment_of(pid: int) -> bytes:
+    """As ``NAME=value``, each ended by a zero byte; empty if nothing can be read of it."""
+    return _read(f"/proc/{pid}/environ")
 
 
 def _read(path: str) -> bytes:

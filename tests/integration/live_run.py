@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from host_harness import HOST
+
 from penstock.runtime.observability.summary import RunSummary, read_summary
 from penstock.runtime.observability.trackers import read_steps
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
 RUN_TIMEOUT_S = 240.0
+USUAL = (f"runtime.host={HOST}", "observability.report=false")
+"""For all runs; a test that looks at the report asks for it."""
 ENDING_CHARS = 3000
 
 
@@ -30,7 +34,7 @@ class LiveRun:
         self, scenario: str | Path, parent: Path, overrides: Sequence[str], *, timeout_s: float = RUN_TIMEOUT_S
     ) -> None:
         path = scenario if isinstance(scenario, Path) else SCENARIOS / scenario
-        self._begin(parent, ["run", str(path), f"run.folder={parent}", *overrides], timeout_s)
+        self._begin(parent, ["run", str(path), f"run.folder={parent}", *USUAL, *overrides], timeout_s)
 
     @classmethod
     def resumed(cls, folder: Path, overrides: Sequence[str] = ()) -> Self:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from penstock.runtime.observability.trackers import ActivityRow
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 COLOCATED = (
     "engines.placement=colocate",
@@ -62,7 +62,8 @@ def test_learner_and_engine_take_turns(tmp_path: Path) -> None:
     assert overlap_s(learner, engine) == 0
 
 
-@pytest.mark.parametrize("victim", [pytest.param("engine/0", marks=pytest.mark.slow), "learner"])
+@pytest.mark.slow  # tests/simulation/test_colocation.py kills both in every state of their turns
+@pytest.mark.parametrize("victim", ["engine/0", "learner"])
 def test_a_colocated_run_survives_the_death_of(victim: str, tmp_path: Path) -> None:
     with LiveRun("sync.yaml", tmp_path, COLOCATED) as run:
         run.await_steps(3)

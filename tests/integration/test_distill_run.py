@@ -17,7 +17,7 @@ from penstock.runtime.observability.trackers import read_activity, read_steps
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 SMALL = (
     "run.num_steps=6",

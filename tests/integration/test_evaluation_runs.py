@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from penstock.backends.stores.audit import AuditReport
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 DATASETS = """
   datasets:
@@ -62,6 +62,7 @@ def num_samples(report: AuditReport, state: str) -> int:
     return sum(count.num_samples for count in report.balance.ended if count.state == state)
 
 
+@pytest.mark.slow  # the example of several datasets evaluates, and simulated runs lose engines while they do
 def test_a_run_evaluates_every_two_steps_while_an_engine_dies(tmp_path: Path) -> None:
     overrides = (*SMALL, "run.num_steps=8", "engines.count=2")
     with LiveRun(scenario(tmp_path, "fully_async", EVERY_2), tmp_path, overrides) as run:

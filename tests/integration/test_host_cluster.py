@@ -37,7 +37,7 @@ def test_a_stopped_actor_on_another_node_is_killed_there_and_replaced(
     launched: Callable[..., Launched], address: str
 ) -> None:
     blocks = {
-        "runtime": {"ray_address": address, "heartbeat_s": 0.5, "heartbeat_timeout_s": 4.0},
+        "runtime": {"host": "ray", "ray_address": address, "heartbeat_s": 0.5, "heartbeat_timeout_s": 10.0},
         "engines": {"backend": "simulated", "count": 2},
     }
     run = launched(ENDLESS, msgspec.json.encode(blocks).decode())

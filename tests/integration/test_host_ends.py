@@ -9,19 +9,28 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from host_echo import RunPlan
-from host_launched import END_DEADLINE_S, Launched
+from host_echo import NAMES, RunPlan
+from host_harness import HOST
+from host_launched import END_DEADLINE_S, Launched, environment_of
 
+from penstock.runtime.hosts.ray.launcher import NO_BYTECODE_VARIABLE
+from penstock.runtime.hosts.ray.processes import start_ticks_of
 from penstock.runtime.observability.summary import read_summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.timeout(180)
 
 ENDLESS = RunPlan(num_groups=1_000_000, tick_s=0.02)
+FIRST_MEMBER = {"ray": "gcs_server", "local": "hosts.local.zygote"}[HOST]
+"""What is there as soon as the host starts."""
+ON_RAY = '{"runtime": {"host": "ray"}}'
+LOCAL = '{"runtime": {"host": "local"}}'
 
 
+@pytest.mark.smoke
+@pytest.mark.both_hosts
 def test_a_run_that_completes(launched: Callable[..., Launched]) -> None:
     run = launched(RunPlan(num_groups=30))
     assert run.end() == (0, "")
@@ -32,6 +41,7 @@ def test_a_run_that_completes(launched: Callable[..., Launched]) -> None:
     assert (run.folder / "report.html").exists()
 
 
+@pytest.mark.both_hosts
 @pytest.mark.parametrize(
     ("target", "number"),
     [
@@ -55,11 +65,11 @@ def test_a_signal_stops_the_run_cleanly(launched: Callable[..., Launched], targe
 
 
 def test_a_supervisor_that_was_stopped_itself_blames_nobody(launched: Callable[..., Launched]) -> None:
-    run = launched(ENDLESS, '{"runtime": {"heartbeat_s": 0.2, "heartbeat_timeout_s": 1.5}}')
+    run = launched(ENDLESS, '{"runtime": {"heartbeat_s": 0.2, "heartbeat_timeout_s": 10}}')
     run.wait_for_steps()
     driver = run.pid_of("hosts.ray.driver")
     os.kill(driver, signal.SIGSTOP)
-    time.sleep(5.0)  # longer than every deadline that it watches
+    time.sleep(12.0)  # longer than every deadline that it watches
     os.kill(driver, signal.SIGCONT)
     run.wait_for_steps(more=100)
     log = (run.folder / "logs" / "driver.log").read_text()
@@ -78,14 +88,16 @@ def test_a_second_signal_does_not_wait_for_anybody(launched: Callable[..., Launc
     run.assert_nothing_is_left()
 
 
-def test_a_signal_while_ray_starts(launched: Callable[..., Launched]) -> None:
+@pytest.mark.both_hosts
+def test_a_signal_while_the_host_starts(launched: Callable[..., Launched]) -> None:
     run = launched(ENDLESS)
-    run.wait_for_member("gcs_server")
+    run.wait_for_member(FIRST_MEMBER)
     run.process.send_signal(signal.SIGINT)
     assert run.end() == (128 + signal.SIGINT, "penstock: stopped by SIGINT\n")
     run.assert_nothing_is_left()
 
 
+@pytest.mark.both_hosts
 def test_the_driver_is_killed(launched: Callable[..., Launched]) -> None:
     run = launched(ENDLESS)
     run.wait_for_steps()
@@ -96,9 +108,10 @@ def test_the_driver_is_killed(launched: Callable[..., Launched]) -> None:
     run.assert_nothing_is_left()
 
 
+@pytest.mark.ray
 @pytest.mark.parametrize("part", ["raylet", pytest.param("gcs_server", marks=pytest.mark.slow)])
 def test_a_part_of_ray_is_killed(launched: Callable[..., Launched], part: str) -> None:
-    run = launched(ENDLESS)
+    run = launched(ENDLESS, ON_RAY)
     run.wait_for_steps()
     os.kill(run.pid_of(f"{part}/{part}" if part == "raylet" else f"gcs/{part}"), signal.SIGKILL)
     story = f"penstock: Ray's {part} has died (killed by signal 9), and no actor lives without it\n"
@@ -109,11 +122,27 @@ def test_a_part_of_ray_is_killed(launched: Callable[..., Launched], part: str) -
     assert summary.version > 3
 
 
-@pytest.mark.parametrize("moment", ["while Ray starts", "while the actors run"])
+def test_the_process_that_actors_are_forked_from_is_killed(launched: Callable[..., Launched]) -> None:
+    run = launched(ENDLESS, LOCAL)
+    run.wait_for_steps()
+    forked = [pid for pid, command in run.members().items() if "hosts.local.zygote" in command]
+    zygote = min(forked, key=start_ticks_of)
+    assert len(forked) == 1 + len(NAMES)
+    os.kill(zygote, signal.SIGKILL)
+    story = "penstock: the process that actors are forked from was killed by SIGKILL\n"
+    assert run.end() == (1, story)
+    run.assert_nothing_is_left()
+    summary = read_summary(run.folder)
+    assert summary is not None  # from what was reported before
+    assert summary.version > 3
+
+
+@pytest.mark.both_hosts
+@pytest.mark.parametrize("moment", ["while the host starts", "while the actors run"])
 def test_the_launcher_is_killed(launched: Callable[..., Launched], moment: str) -> None:
     run = launched(ENDLESS)
-    if moment == "while Ray starts":
-        run.wait_for_member("gcs_server")
+    if moment == "while the host starts":
+        run.wait_for_member(FIRST_MEMBER)
     else:
         run.wait_for_steps()
     run.process.kill()
@@ -139,3 +168,17 @@ def test_a_failed_run_exits_with_one(launched: Callable[..., Launched]) -> None:
     run = launched(RunPlan(fail_after=5))
     assert run.end() == (1, "penstock: the Buffer has seen enough\n")
     run.assert_nothing_is_left()
+
+
+@pytest.mark.ray
+def test_processes_keep_bytecode_and_ray_runs_without_its_dashboard(
+    launched: Callable[..., Launched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(NO_BYTECODE_VARIABLE, "1")
+    run = launched(ENDLESS, ON_RAY)
+    run.wait_for_steps()
+    members = run.members()
+    assert sum("ray::ActorProcess" in command for command in members.values()) >= len(NAMES)
+    kept = [command for pid, command in members.items() if NO_BYTECODE_VARIABLE.encode() in environment_of(pid)]
+    assert kept == []
+    assert [command for command in members.values() if "dashboard/dashboard.py" in command] == []

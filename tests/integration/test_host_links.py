@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -12,13 +13,13 @@ import zmq
 from penstock.messages.names import SCORER
 from penstock.runtime.hosts.ray.control import Address
 from penstock.runtime.hosts.ray.keys import KeyPair, make_keys
-from penstock.runtime.hosts.ray.links import LineState, Links
+from penstock.runtime.hosts.ray.links import PIECE_BYTES, LineState, Links
 from penstock.runtime.hosts.ray.wakeup import Wakeup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-DEADLINE_S = 15.0
+DEADLINE_S = 60.0
 
 
 class Pair:
@@ -78,6 +79,36 @@ def test_frames_arrive_whole_and_in_order(pair: Pair) -> None:
     assert frames_of(pair.inbox, len(sent)) == sent
 
 
+@pytest.mark.parametrize("num_bytes", [PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 2 * PIECE_BYTES, 60_000_000])
+def test_a_frame_larger_than_a_piece_arrives_in_one(pair: Pair, num_bytes: int) -> None:
+    frame = (bytes(range(251)) * (num_bytes // 251 + 1))[:num_bytes]
+    sent = [b"before", frame, b"", b"behind"]
+    for each in sent:
+        assert pair.peer.send(SCORER, each)
+    assert frames_of(pair.inbox, len(sent)) == sent
+    assert not any(change.state is LineState.DOWN for change in pair.peer.changes())
+
+
+@pytest.mark.parametrize("shape", ["before the greeting", "a command of a handshake", "a message"])
+def test_whoever_announces_more_than_a_piece_is_cut_off_before_it_is_read(pair: Pair, shape: str) -> None:
+    """Without keys too: an inbox that takes what is announced would take gigabytes of memory for anybody."""
+    host, _, port = pair.inbox.endpoint.removeprefix("tcp://").rpartition(":")
+    mechanism = b"NULL" if pair.keys is None else b"CURVE"
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + mechanism.ljust(20, b"\0") + bytes(32)
+    size = (1 << 30).to_bytes(8, "big")
+    opening = {
+        "before the greeting": b"\xff" + size + b"\x01" + b"\0" * 100,
+        "a command of a handshake": greeting + b"\x06" + size,
+        "a message": greeting + b"\x02" + size,
+    }[shape]
+    with socket.create_connection((host, int(port)), timeout=DEADLINE_S) as stranger:
+        stranger.sendall(opening)
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):
+            stranger.sendall(bytes(256 << 20))  # more than any buffer between the two ends takes
+    pair.peer.send(SCORER, b"still there")
+    assert frames_of(pair.inbox, 1) == [b"still there"]
+
+
 def test_sending_to_nobody_is_refused_at_once(pair: Pair) -> None:
     assert not pair.peer.send("filter", b"x")
 
@@ -106,6 +137,9 @@ def test_a_reply_comes_back_on_the_connection_of_the_frame(pair: Pair) -> None:
 
 def test_a_reply_to_a_connection_that_is_gone_is_dropped(pair: Pair) -> None:
     pair.inbox.reply(b"nobody", b"dismissed")
+    pair.peer.send(SCORER, b"the line is as it was")
+    assert frames_of(pair.inbox, 1) == [b"the line is as it was"]
+    assert pair.peer.receive_reply(SCORER) is None
 
 
 def test_a_peer_at_a_new_endpoint_gets_what_is_sent_from_then_on(pair: Pair) -> None:

@@ -34,7 +34,7 @@ def address() -> Iterator[str]:
 
 
 def blocks(address: str, engines: dict[str, Any]) -> str:
-    runtime = {"ray_address": address, "heartbeat_s": 0.5, "heartbeat_timeout_s": 4.0}
+    runtime = {"host": "ray", "ray_address": address, "heartbeat_s": 0.5, "heartbeat_timeout_s": 10.0}
     scenario = {"runtime": runtime, "learner": {"backend": "torch"}, "engines": {"backend": "sglang", **engines}}
     return msgspec.json.encode(scenario).decode()
 

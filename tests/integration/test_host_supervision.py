@@ -1,4 +1,4 @@
-"""The supervisor and the processes of the actors on a real Ray: who is lost, replaced, fenced, and what survives it."""
+"""The supervisor and the processes of the actors on a real host: who is lost, replaced, fenced; what survives it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from penstock.backends.stores.tables import LEDGER_FILE
 from penstock.messages.ledger import GroupRecorded
 from penstock.messages.names import BUFFER, FILTER, LEARNER, PROMPT_SOURCE, SCORER, SUPERVISOR
 from penstock.runtime.hosts.ray.boot import EndKind
-from penstock.runtime.hosts.ray.cluster import RayCluster, RayYard
 from penstock.runtime.hosts.ray.placement import Placement
 from penstock.runtime.hosts.ray.ports import OutcomeKind
 
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.runtime.hosts.ray.control import ProcessStarted
-
-pytestmark = pytest.mark.ray
+    from penstock.runtime.hosts.ray.ports import ProcessHost, Yard
 
 
 class Blow:
@@ -48,9 +46,10 @@ def assert_every_group_arrived_once(run: EchoRun) -> None:
     assert run.groups() == dict.fromkeys(range(run.plan.num_groups), 1)
 
 
+@pytest.mark.both_hosts
 @pytest.mark.parametrize("encrypt", [True, False], ids=["curve", "plain"])
-def test_a_run_without_faults_completes(cluster: RayCluster, tmp_path: Path, encrypt: bool) -> None:
-    run = EchoRun(cluster, tmp_path, RunPlan(), encrypt=encrypt)
+def test_a_run_without_faults_completes(host: ProcessHost, tmp_path: Path, encrypt: bool) -> None:
+    run = EchoRun(host, tmp_path, RunPlan(), encrypt=encrypt)
     outcome = run.play()
     assert outcome.kind is OutcomeKind.COMPLETED
     assert outcome.story == "every group has arrived"
@@ -61,11 +60,12 @@ def test_a_run_without_faults_completes(cluster: RayCluster, tmp_path: Path, enc
     assert_every_group_arrived_once(run)
 
 
+@pytest.mark.both_hosts
 @pytest.mark.parametrize(
     "name", [ENGINE, PROMPT_SOURCE, *(pytest.param(name, marks=pytest.mark.slow) for name in (SCORER, FILTER, LEARNER))]
 )
-def test_nothing_is_lost_when_an_actor_is_killed(cluster: RayCluster, tmp_path: Path, name: str) -> None:
-    run = EchoRun(cluster, tmp_path, RunPlan(num_groups=150))
+def test_nothing_is_lost_when_an_actor_is_killed(host: ProcessHost, tmp_path: Path, name: str) -> None:
+    run = EchoRun(host, tmp_path, RunPlan(num_groups=150))
     blow = Blow(name, signal.SIGKILL)
     assert run.play(blow).kind is OutcomeKind.COMPLETED
     assert run.witness.losses == [(name, "its process was killed")]
@@ -73,8 +73,9 @@ def test_nothing_is_lost_when_an_actor_is_killed(cluster: RayCluster, tmp_path: 
     assert_every_group_arrived_once(run)
 
 
-def test_a_stopped_actor_is_noticed_killed_and_replaced(cluster: RayCluster, tmp_path: Path) -> None:
-    run = EchoRun(cluster, tmp_path, RunPlan(num_groups=150))
+@pytest.mark.both_hosts
+def test_a_stopped_actor_is_noticed_killed_and_replaced(host: ProcessHost, tmp_path: Path) -> None:
+    run = EchoRun(host, tmp_path, RunPlan(num_groups=150))
     blow = Blow(SCORER, signal.SIGSTOP)
     assert run.play(blow).kind is OutcomeKind.COMPLETED
     assert run.witness.losses == [(SCORER, "its process was stopped")]
@@ -83,27 +84,32 @@ def test_a_stopped_actor_is_noticed_killed_and_replaced(cluster: RayCluster, tmp
     assert_every_group_arrived_once(run)
 
 
-class BlindYard(RayYard):
-    """A yard that sees no process, as if all of them ran on another machine, and cannot reach one of them."""
+def blind_yard(host: ProcessHost, patch: pytest.MonkeyPatch) -> Yard:
+    """A yard that sees no process, as if all of them ran on another machine, and cannot reach the first Scorer."""
+    yard = host.yard(Placement())
 
-    unreachable = SCORER
-
-    def is_local(self, process: ProcessStarted) -> bool:
-        return False
-
-    def kill(self, name: str, epoch: int, process: ProcessStarted | None) -> None:
-        if (name, epoch) != (self.unreachable, 1) and process is not None:
+    def kill(name: str, epoch: int, process: ProcessStarted | None) -> None:
+        if (name, epoch) != (SCORER, 1) and process is not None:
             os.kill(process.pid, signal.SIGKILL)
 
+    def is_local(process: ProcessStarted) -> bool:
+        return False
 
-def test_a_zombie_that_wakes_up_behind_its_fence_does_no_harm_and_ends(cluster: RayCluster, tmp_path: Path) -> None:
+    patch.setattr(yard, "kill", kill)
+    patch.setattr(yard, "is_local", is_local)
+    return yard
+
+
+@pytest.mark.both_hosts
+def test_a_zombie_that_wakes_up_behind_its_fence_does_no_harm_and_ends(
+    host: ProcessHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without ``/proc``, the cut line or the missing heartbeat tells; without a kill, the fence protects."""
     run = EchoRun(
-        cluster,
+        host,
         tmp_path,
         RunPlan(num_groups=1000),
-        yard=BlindYard(cluster, Placement()),
-        heartbeat_timeout_s=2.0,
+        yard=blind_yard(host, monkeypatch),
         resend_after_s=0.5,
     )
     blow = Blow(SCORER, signal.SIGSTOP)
@@ -126,15 +132,15 @@ def test_a_zombie_that_wakes_up_behind_its_fence_does_no_harm_and_ends(cluster: 
     assert_every_group_arrived_once(run)
 
 
-def test_an_actor_is_replaced_when_another_asks_for_it(cluster: RayCluster, tmp_path: Path) -> None:
-    run = EchoRun(cluster, tmp_path, RunPlan(replace_after=10))
+def test_an_actor_is_replaced_when_another_asks_for_it(host: ProcessHost, tmp_path: Path) -> None:
+    run = EchoRun(host, tmp_path, RunPlan(replace_after=10))
     assert run.play().kind is OutcomeKind.COMPLETED
     assert run.witness.losses == [(ENGINE, f"{BUFFER} asked for its replacement: it is late with its weights")]
     assert_every_group_arrived_once(run)
 
 
-def test_the_run_fails_with_the_story_that_an_actor_tells(cluster: RayCluster, tmp_path: Path) -> None:
-    outcome = EchoRun(cluster, tmp_path, RunPlan(fail_after=5)).play()
+def test_the_run_fails_with_the_story_that_an_actor_tells(host: ProcessHost, tmp_path: Path) -> None:
+    outcome = EchoRun(host, tmp_path, RunPlan(fail_after=5)).play()
     assert (outcome.kind, outcome.story) == (OutcomeKind.FAILED, "the Buffer has seen enough")
     assert outcome.finished is not None  # the books were closed nevertheless
     assert outcome.finished.version >= 5
@@ -148,8 +154,10 @@ def recorded_groups(run: EchoRun) -> list[int]:
         reader.close()
 
 
-def test_a_buffer_that_is_killed_goes_on_from_its_ledger(cluster: RayCluster, tmp_path: Path) -> None:
-    run = EchoRun(cluster, tmp_path, RunPlan(num_groups=150))
+@pytest.mark.smoke
+@pytest.mark.both_hosts
+def test_a_buffer_that_is_killed_goes_on_from_its_ledger(host: ProcessHost, tmp_path: Path) -> None:
+    run = EchoRun(host, tmp_path, RunPlan(num_groups=150))
     assert run.play(Blow(BUFFER, signal.SIGKILL)).kind is OutcomeKind.COMPLETED
     assert run.witness.losses == [(BUFFER, "its process was killed")]
     assert sorted(recorded_groups(run)) == list(range(150))
@@ -157,9 +165,9 @@ def test_a_buffer_that_is_killed_goes_on_from_its_ledger(cluster: RayCluster, tm
 
 
 def test_a_ledger_that_cannot_be_written_stops_the_run_and_nothing_unrecorded_was_told(
-    cluster: RayCluster, tmp_path: Path
+    host: ProcessHost, tmp_path: Path
 ) -> None:
-    run = EchoRun(cluster, tmp_path, RunPlan(num_groups=100_000, tick_s=0.002, ledger_bytes=1_500_000))
+    run = EchoRun(host, tmp_path, RunPlan(num_groups=100_000, tick_s=0.002, ledger_bytes=1_500_000))
     outcome = run.play()
     assert outcome.kind is OutcomeKind.FAILED
     assert "the ledger cannot be written" in outcome.story
@@ -169,9 +177,9 @@ def test_a_ledger_that_cannot_be_written_stops_the_run_and_nothing_unrecorded_wa
 
 
 def test_a_run_whose_ledger_somebody_else_claims_ends_and_writes_nothing_more(
-    cluster: RayCluster, tmp_path: Path
+    host: ProcessHost, tmp_path: Path
 ) -> None:
-    run = EchoRun(cluster, tmp_path, RunPlan(num_groups=100_000))
+    run = EchoRun(host, tmp_path, RunPlan(num_groups=100_000))
     before: list[list[int]] = []
 
     def act(run: EchoRun) -> None:
@@ -188,19 +196,17 @@ def test_a_run_whose_ledger_somebody_else_claims_ends_and_writes_nothing_more(
     assert [recorded_groups(run)] == before
 
 
-def test_a_stop_waits_for_the_last_checkpoint_and_no_longer_than_it_may(cluster: RayCluster, tmp_path: Path) -> None:
+def test_a_stop_waits_for_the_last_checkpoint_and_no_longer_than_it_may(host: ProcessHost, tmp_path: Path) -> None:
     def stop_when_all_work(run: EchoRun) -> None:
         who = [run.incarnation(name) for name in (BUFFER, LEARNER)]
         if all(one is not None and one.is_ready for one in who):
             run.stop()
 
-    patient = EchoRun(cluster, tmp_path / "answers", RunPlan(num_groups=100_000))
+    patient = EchoRun(host, tmp_path / "answers", RunPlan(num_groups=100_000))
     outcome = patient.play(stop_when_all_work)
     assert (outcome.kind, outcome.finished is None) == (OutcomeKind.STOPPED, False)
     assert patient.witness.stops == [10.0]
-    silent = EchoRun(
-        cluster, tmp_path / "is_silent", RunPlan(num_groups=100_000, closes_books=False), stop_timeout_s=0.5
-    )
+    silent = EchoRun(host, tmp_path / "is_silent", RunPlan(num_groups=100_000, closes_books=False), stop_timeout_s=0.5)
     outcome = silent.play(stop_when_all_work)
     assert (outcome.kind, outcome.finished) == (OutcomeKind.STOPPED, None)
     assert silent.witness.notices == [
@@ -208,8 +214,8 @@ def test_a_stop_waits_for_the_last_checkpoint_and_no_longer_than_it_may(cluster:
     ]
 
 
-def test_past_the_restart_limit_the_run_stops_with_the_story(cluster: RayCluster, tmp_path: Path) -> None:
-    run = EchoRun(cluster, tmp_path, RunPlan(crash=SCORER), max_restarts=2)
+def test_past_the_restart_limit_the_run_stops_with_the_story(host: ProcessHost, tmp_path: Path) -> None:
+    run = EchoRun(host, tmp_path, RunPlan(crash=SCORER), max_restarts=2)
     outcome = run.play()
     assert outcome.kind is OutcomeKind.FAILED
     assert outcome.story == (
@@ -222,8 +228,9 @@ def test_past_the_restart_limit_the_run_stops_with_the_story(cluster: RayCluster
     assert "and this is a second line" in log
 
 
-def test_what_the_user_has_to_mend_stops_the_run_at_once(cluster: RayCluster, tmp_path: Path) -> None:
-    run = EchoRun(cluster, tmp_path, RunPlan(user_error=PROMPT_SOURCE))
+@pytest.mark.both_hosts
+def test_what_the_user_has_to_mend_stops_the_run_at_once(host: ProcessHost, tmp_path: Path) -> None:
+    run = EchoRun(host, tmp_path, RunPlan(user_error=PROMPT_SOURCE))
     outcome = run.play()
     assert outcome.kind is OutcomeKind.USER_ERROR
     assert outcome.story == "data.path: rows.jsonl:3: not a JSON object, found '['"
@@ -231,15 +238,16 @@ def test_what_the_user_has_to_mend_stops_the_run_at_once(cluster: RayCluster, tm
 
 
 def test_a_backend_that_fails_on_its_own_thread_ends_its_process_with_the_story(
-    cluster: RayCluster, tmp_path: Path
+    host: ProcessHost, tmp_path: Path
 ) -> None:
-    outcome = EchoRun(cluster, tmp_path, RunPlan(break_backend=True), max_restarts=0).play()
+    outcome = EchoRun(host, tmp_path, RunPlan(break_backend=True), max_restarts=0).play()
     assert outcome.kind is OutcomeKind.FAILED
     assert "MemoryError: the device is full" in outcome.story
 
 
-def test_an_actor_that_does_not_end_when_asked_is_killed(cluster: RayCluster, tmp_path: Path) -> None:
-    run = EchoRun(cluster, tmp_path, RunPlan(num_groups=5, stubborn=FILTER))
+@pytest.mark.both_hosts
+def test_an_actor_that_does_not_end_when_asked_is_killed(host: ProcessHost, tmp_path: Path) -> None:
+    run = EchoRun(host, tmp_path, RunPlan(num_groups=5, stubborn=FILTER))
     seen: dict[str, ProcessStarted] = {}
 
     def act(run: EchoRun) -> None:
@@ -251,8 +259,8 @@ def test_an_actor_that_does_not_end_when_asked_is_killed(cluster: RayCluster, tm
     assert (FILTER, 1, "ended") not in run.witness.states
 
 
-def test_reports_carry_state_time_accounting_and_figures_of_the_backend(cluster: RayCluster, tmp_path: Path) -> None:
-    run = EchoRun(cluster, tmp_path, RunPlan(num_groups=100))
+def test_reports_carry_state_time_accounting_and_figures_of_the_backend(host: ProcessHost, tmp_path: Path) -> None:
+    run = EchoRun(host, tmp_path, RunPlan(num_groups=100))
     pids: set[float] = set()
 
     def act(run: EchoRun) -> None:
@@ -268,8 +276,9 @@ def test_reports_carry_state_time_accounting_and_figures_of_the_backend(cluster:
     assert scorer.activities == ()
 
 
-def test_a_process_shows_where_its_threads_are_and_goes_on(cluster: RayCluster, tmp_path: Path) -> None:
-    run = EchoRun(cluster, tmp_path, RunPlan(num_groups=100))
+@pytest.mark.both_hosts
+def test_a_process_shows_where_its_threads_are_and_goes_on(host: ProcessHost, tmp_path: Path) -> None:
+    run = EchoRun(host, tmp_path, RunPlan(num_groups=100))
     assert run.play(Blow(SCORER, signal.SIGUSR1)).kind is OutcomeKind.COMPLETED
     log = (tmp_path / "logs" / "scorer-1.log").read_text()
     assert "in poll" in log

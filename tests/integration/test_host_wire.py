@@ -13,6 +13,7 @@ from host_harness import EchoRun
 from penstock.messages.flow import SampleGenerated
 from penstock.messages.names import BUFFER, FILTER, SCORER
 from penstock.messages.wire import Envelope, Header, encode_pack
+from penstock.runtime.hosts.ray.cluster import RayHost
 from penstock.runtime.hosts.ray.control import DirectoryChanged, EndAsked
 from penstock.runtime.hosts.ray.keys import make_keys
 from penstock.runtime.hosts.ray.links import Links
@@ -22,10 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from penstock.runtime.hosts.ray.cluster import RayCluster
     from penstock.runtime.hosts.ray.control import Address
+    from penstock.runtime.hosts.ray.ports import ProcessHost
 
-pytestmark = pytest.mark.ray
 
 GENERATED = SampleGenerated(sample=sample_of(0, 8), group_size=1, prompt=prompt_of(0))
 PACK = encode_pack([Envelope(Header(ENGINE, 1, 1, 1, 0), GENERATED)])
@@ -60,9 +60,9 @@ class Meddler:
             self.steps_when_done = run.num_steps
 
 
-def endless(cluster: RayCluster, folder: Path) -> EchoRun:
+def endless(host: ProcessHost, folder: Path) -> EchoRun:
     """A run that goes on until ``Meddler`` is satisfied and 20 more groups are through."""
-    return EchoRun(cluster, folder, RunPlan(num_groups=10_000_000))
+    return EchoRun(host, folder, RunPlan(num_groups=10_000_000))
 
 
 def until_settled(meddler: Meddler) -> Callable[[EchoRun], None]:
@@ -83,8 +83,8 @@ def play(run: EchoRun, meddler: Meddler) -> None:
     assert set(run.groups().values()) == {1}
 
 
-def test_what_cannot_be_read_is_counted_and_harms_nobody(cluster: RayCluster, tmp_path: Path) -> None:
-    run = endless(cluster, tmp_path)
+def test_what_cannot_be_read_is_counted_and_harms_nobody(host: ProcessHost, tmp_path: Path) -> None:
+    run = endless(host, tmp_path)
 
     def send_garbage(run: EchoRun, address: Address) -> None:
         client = Links(client_keys=run.keys, has_inbox=False)
@@ -100,8 +100,20 @@ def test_what_cannot_be_read_is_counted_and_harms_nobody(cluster: RayCluster, tm
     assert all(log.count(f"dropped ({kind})") == 1 for kind in kinds)
 
 
-def test_who_has_no_key_is_refused_and_counted(cluster: RayCluster, tmp_path: Path) -> None:
-    run = endless(cluster, tmp_path)
+@pytest.mark.ray
+def test_no_other_user_can_enter_the_folder_of_rays_session(host: ProcessHost) -> None:
+    """Ray opens its own folder to everybody."""
+    if not isinstance(host, RayHost):
+        pytest.skip("about the folder of Ray's session: PENSTOCK_TEST_HOST=ray")
+    folder = host.cluster.temp_folder
+    sessions = [path for path in folder.rglob("session_latest") if path.is_symlink()]
+    assert sessions
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.both_hosts
+def test_who_has_no_key_is_refused_and_counted(host: ProcessHost, tmp_path: Path) -> None:
+    run = endless(host, tmp_path)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     clients: list[zmq.Socket[bytes]] = []
 
@@ -123,9 +135,9 @@ def test_who_has_no_key_is_refused_and_counted(cluster: RayCluster, tmp_path: Pa
     context.term()
 
 
-def test_what_an_incarnation_says_after_it_was_given_up_is_not_heard(cluster: RayCluster, tmp_path: Path) -> None:
+def test_what_an_incarnation_says_after_it_was_given_up_is_not_heard(host: ProcessHost, tmp_path: Path) -> None:
     """The engine is replaced; then somebody with its keys speaks for its first incarnation."""
-    run = EchoRun(cluster, tmp_path, RunPlan(num_groups=10_000_000, replace_after=5))
+    run = EchoRun(host, tmp_path, RunPlan(num_groups=10_000_000, replace_after=5))
 
     def speak_for_the_dead(run: EchoRun, address: Address) -> None:
         late = SampleGenerated(sample=sample_of(9_999_999, 8), group_size=1, prompt=prompt_of(9_999_999))
@@ -149,9 +161,9 @@ def test_what_an_incarnation_says_after_it_was_given_up_is_not_heard(cluster: Ra
     assert 9_999_999 not in run.groups()
 
 
-def test_only_the_supervisor_gives_orders(cluster: RayCluster, tmp_path: Path) -> None:
+def test_only_the_supervisor_gives_orders(host: ProcessHost, tmp_path: Path) -> None:
     """An actor that has gone mad cannot end another one, or make it believe that somebody is lost."""
-    run = endless(cluster, tmp_path)
+    run = endless(host, tmp_path)
     orders = (
         EndAsked(grace_s=0.0),
         DirectoryChanged(sequence=1000, is_whole=True, members=(), fences=()),
@@ -167,8 +179,8 @@ def test_only_the_supervisor_gives_orders(cluster: RayCluster, tmp_path: Path) -
     play(run, Meddler(order, lambda run: run.metric(SCORER, "wire/malformed") >= len(orders)))
 
 
-def test_garbage_for_the_supervisor_is_counted(cluster: RayCluster, tmp_path: Path) -> None:
-    run = endless(cluster, tmp_path)
+def test_garbage_for_the_supervisor_is_counted(host: ProcessHost, tmp_path: Path) -> None:
+    run = endless(host, tmp_path)
 
     def send_garbage(run: EchoRun, _: Address) -> None:
         client = Links(client_keys=run.keys, has_inbox=False)

@@ -37,7 +37,7 @@ SETTINGS = (
 def test_a_learner_over_two_nodes_survives_the_death_of_the_rank_on_the_other_one(tmp_path: Path) -> None:
     with (
         two_nodes(num_gpus=1) as address,
-        LiveRun("fully_async.yaml", tmp_path, (*SETTINGS, f"runtime.ray_address={address}")) as run,
+        LiveRun("fully_async.yaml", tmp_path, (*SETTINGS, "runtime.host=ray", f"runtime.ray_address={address}")) as run,
     ):
         run.await_steps(2)
         ranks = ranks_of(run)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from penstock.runtime.observability.trackers import StepRow
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.timeout(400)
 
 SMALL = (
     "run.num_steps=3",
@@ -99,7 +99,8 @@ def test_groups_are_collected_and_trained_afterwards_and_what_is_wrong_is_said(t
     assert "12 groups, 96 samples" in output
     assert [step.num_steps for step in read_steps(source)] == [2, 2]
     # Another objective on the same data; and at another temperature than it was sampled at.
-    train = (*SMALL, "learner.objective=reinforce_plus_plus_baseline", "sampling.temperature=0.5")
+    changed = ("learner.objective=reinforce_plus_plus_baseline", "sampling.temperature=0.5")
+    train = (*SMALL, *changed, "observability.report=true")
     with begun("sync.yaml", tmp_path / "learner", (*train, "--only", "learner", "--from", str(source))) as run:
         trained = run.finish()
         folder, output = run.folder, run.output

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from penstock.runtime.observability.summary import RunSummary
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 RANKS = (
     "learner.num_ranks=2",

@@ -14,7 +14,7 @@ from penstock.runtime.observability.trackers import read_steps
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 SMALL = ("model.make=xs", "learner.groups_per_batch=8", "runtime.heartbeat_timeout_s=60")
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from penstock.messages.ledger import LedgerEntry
 
-pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 
 SCENARIO = """
 run: {name: simulated, num_steps: 16}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from penstock.runtime.observability.summary import RunSummary
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 SMALL = (
     "run.num_steps=6",
@@ -39,9 +39,12 @@ def assert_nothing_lost(summary: RunSummary) -> None:
     assert not [count for count in balance.ended if count.state == "stale"]
 
 
-@pytest.mark.parametrize("policy", BOUNDS)
+@pytest.mark.parametrize(
+    "policy",
+    ["sync", "one_step_off", pytest.param("fully_async", marks=[pytest.mark.smoke, pytest.mark.both_hosts])],
+)
 def test_a_policy_keeps_its_bound_and_loses_nothing(policy: str, tmp_path: Path) -> None:
-    with LiveRun(f"{policy}.yaml", tmp_path, SMALL) as run:
+    with LiveRun(f"{policy}.yaml", tmp_path, (*SMALL, "observability.report=true")) as run:
         summary = run.finish()
         steps = read_steps(run.folder)
         lanes = read_activity(run.folder)

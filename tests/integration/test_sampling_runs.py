@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from penstock.messages.ledger import LedgerEntry
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 MINE = textwrap.dedent(
     """

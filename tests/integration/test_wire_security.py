@@ -26,7 +26,7 @@ from penstock.messages.wire import Envelope, Header, InboxDecoder, WireError, en
 from penstock.runtime.hosts.ray.control import Address, DirectoryChanged, ProcessControl
 from penstock.runtime.hosts.ray.links import Links
 from penstock.runtime.hosts.ray.ports import OutcomeKind
-from penstock.runtime.observability.metrics import TOKEN_FILE
+from penstock.runtime.observability.metrics_server import TOKEN_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,9 +35,8 @@ if TYPE_CHECKING:
     from host_launched import Launched
 
     from penstock.messages.base import Event
-    from penstock.runtime.hosts.ray.cluster import RayCluster
+    from penstock.runtime.hosts.ray.ports import ProcessHost
 
-pytestmark = pytest.mark.ray
 
 ENDLESS = RunPlan(num_groups=10_000_000)
 TARGETS = (SCORER, FILTER, BUFFER, PROMPT_SOURCE, LEARNER, ENGINE)
@@ -94,9 +93,9 @@ def send(run: EchoRun, name: str, frames: list[bytes]) -> None:
     client.close(linger_ms=5000)
 
 
-def test_a_frame_that_is_replayed_again_and_again_is_heard_once(cluster: RayCluster, tmp_path: Path) -> None:
+def test_a_frame_that_is_replayed_again_and_again_is_heard_once(host: ProcessHost, tmp_path: Path) -> None:
     """By somebody with the keys: of a group that is settled, and of one that is on its way."""
-    run = EchoRun(cluster, tmp_path, ENDLESS)
+    run = EchoRun(host, tmp_path, ENDLESS)
 
     def replay(run: EchoRun) -> None:
         settled = min(run.groups())
@@ -105,9 +104,9 @@ def test_a_frame_that_is_replayed_again_and_again_is_heard_once(cluster: RayClus
     play(run, replay, lambda run: run.metric(SCORER, "delivery/late") >= NUM_REPLAYS)
 
 
-def test_the_recorded_bytes_of_a_connection_open_no_second_one(cluster: RayCluster, tmp_path: Path) -> None:
+def test_the_recorded_bytes_of_a_connection_open_no_second_one(host: ProcessHost, tmp_path: Path) -> None:
     """Somebody on the wire has recorded every byte of a friend's connection, and sends them again."""
-    run = EchoRun(cluster, tmp_path, ENDLESS)
+    run = EchoRun(host, tmp_path, ENDLESS)
     doors: list[socket.socket] = []
 
     def replay(run: EchoRun) -> None:
@@ -235,10 +234,10 @@ def fuzzed(name: str) -> Fuzzed:
     return made
 
 
-def test_fuzzed_frames_are_counted_one_by_one_by_every_actor(cluster: RayCluster, tmp_path: Path) -> None:
+def test_fuzzed_frames_are_counted_one_by_one_by_every_actor(host: ProcessHost, tmp_path: Path) -> None:
     attacks = {name: fuzzed(name) for name in TARGETS}
     assert all(attack.num_complaints > NUM_FUZZED // 2 for attack in attacks.values())
-    run = EchoRun(cluster, tmp_path, ENDLESS)
+    run = EchoRun(host, tmp_path, ENDLESS)
 
     def attack(run: EchoRun) -> None:
         for name, one in attacks.items():
@@ -253,9 +252,9 @@ def test_fuzzed_frames_are_counted_one_by_one_by_every_actor(cluster: RayCluster
 
 
 def test_who_takes_a_name_that_is_nobodys_or_an_epoch_that_is_over_is_not_heard(
-    cluster: RayCluster, tmp_path: Path
+    host: ProcessHost, tmp_path: Path
 ) -> None:
-    run = EchoRun(cluster, tmp_path, ENDLESS)
+    run = EchoRun(host, tmp_path, ENDLESS)
     strangers = ["engine/77", "", "SCORER", "scorer\x00", "buffer ", "x" * 10_000]
     orders = DirectoryChanged(sequence=10**6, is_whole=True, members=(), fences=())
 
@@ -274,10 +273,9 @@ def test_who_takes_a_name_that_is_nobodys_or_an_epoch_that_is_over_is_not_heard(
 
 
 def test_metrics_beyond_this_machine_want_a_token_that_stands_in_one_file_alone(
-    launched: Callable[..., Launched],
+    launched: Callable[..., Launched], unused_port: Callable[[], int]
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = int(free.getsockname()[1])
+    port = unused_port()
     run = launched(ENDLESS, f'{{"observability": {{"metrics_port": {port}, "metrics_host": "0.0.0.0"}}}}')
     run.wait_for_steps()
     path = run.folder / TOKEN_FILE

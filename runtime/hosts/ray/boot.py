@@ -105,6 +105,10 @@ class Boot(Value, frozen=True, kw_only=True):
     """The ``RunPlan`` of the wiring, as msgpack."""
 
 
+OBSERVING: Final = tuple(
+    f"penstock.runtime.observability.{name}" for name in ("event_observer", "span_export", "trackers", "tracing")
+)
+"""Modules that every actor imports late, so that its process is announced before; a warm one has them already."""
 LOGS_FOLDER: Final = "logs"
 
 

@@ -27,16 +27,19 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from penstock.messages.names import LEARNER, engine_index, is_engine
+from penstock.runtime.errors import PreflightError
 from penstock.runtime.hosts.ray import processes
 from penstock.runtime.hosts.ray.boot import Boot, EndKind, ProcessEnd
 from penstock.runtime.hosts.ray.groups import PlacementGroups, gpus_of_nodes
 from penstock.runtime.hosts.ray.ports import EndedProcess
+from penstock.runtime.hosts.ray.preparation import PreparationProcess
 from penstock.runtime.hosts.ray.wakeup import Wakeup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from penstock.runtime.hosts.ray.control import ProcessStarted
+    from penstock.runtime.hosts.ray.job import DriverJob
     from penstock.runtime.hosts.ray.placement import NodeGpus, Placement
 
 NUM_CPUS: Final = 2
@@ -49,6 +52,9 @@ KILL_TIMEOUT_S: Final = 2.0
 SPREAD: Final = "SPREAD"
 SPARE: Final = "spare"
 TEMP_PREFIX: Final = "ps-"
+SESSIONS: Final = "/r"
+"""Below the run's temporary folder. Ray opens the folder that it is given, and all below, to every user of the machine,
+who could then rename the session and put another in its place; the folder above stays closed."""
 
 _log: Final = logging.getLogger(__name__)
 
@@ -75,9 +81,9 @@ def prepare_environment(ray_address: str | None) -> None:
 
 
 def make_temp_folder() -> Path:
-    """A folder for Ray's session whose path is short enough for its sockets."""
+    """A folder that only this user may enter, for Ray's session, whose path in it is short enough for its sockets."""
     base = tempfile.gettempdir()
-    if len(base) + len("/ps-12345678") > MAX_TEMP_PATH:
+    if len(base) + len("/ps-12345678") + len(SESSIONS) > MAX_TEMP_PATH:
         base = "/tmp"
     return Path(tempfile.mkdtemp(prefix=TEMP_PREFIX, dir=base))
 
@@ -99,18 +105,19 @@ class RayCluster:
         import ray._private.worker
 
         self._ray: Any = ray
-        self._temp_folder = temp_folder
+        self.temp_folder = temp_folder
         self.is_embedded = address is None
         ray._private.worker._worker_logs_enabled = False  # a kilobyte on the terminal for each process that dies
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "configure_logging": False}
         if address is None:
             processes.be_subreaper()  # Ray's agents outlive its raylet; as orphans they come here, for ``stop`` to find
+            sessions = f"{temp_folder}{SESSIONS}"
             options |= {
                 "address": "local",
                 "num_cpus": NUM_CPUS,
                 "include_dashboard": False,
                 "object_store_memory": OBJECT_STORE_BYTES,
-                "_temp_dir": str(temp_folder),
+                "_temp_dir": sessions,
                 "_plasma_directory": str(temp_folder),  # leaves /dev/shm, 64 MB in a container, to the weights
             }
         else:
@@ -162,7 +169,7 @@ class RayCluster:
         if not self.is_embedded:
             return []
         left = processes.kill_descendants(timeout_s=KILL_TIMEOUT_S)
-        shutil.rmtree(self._temp_folder, ignore_errors=True)
+        shutil.rmtree(self.temp_folder, ignore_errors=True)
         return left
 
     def _owned_processes(self) -> list[tuple[str, Any]]:
@@ -174,11 +181,12 @@ class RayCluster:
 
 @contextmanager
 def _lean_head() -> Generator[None]:
-    """Within the block Ray starts neither its autoscaler nor its log monitor: 160 MB and a second of CPU for services
-    that a run on one machine does not use. Where a version of Ray starts them by other means, it just starts them."""
+    """Within the block Ray starts neither its autoscaler nor its log monitor nor the server of its dashboard: 250 MB
+    and two seconds of CPU for services that a run on one machine does not use. Where a version of Ray starts them by
+    other means, it just starts them."""
     from ray._private.node import Node
 
-    names = [name for name in ("start_monitor", "start_log_monitor") if hasattr(Node, name)]
+    names = [name for name in ("start_monitor", "start_log_monitor", "start_api_server") if hasattr(Node, name)]
     originals = {name: getattr(Node, name) for name in names}
     for name in names:
         setattr(Node, name, _start_nothing)
@@ -189,8 +197,52 @@ def _lean_head() -> Generator[None]:
             setattr(Node, name, original)
 
 
-def _start_nothing(node: object) -> None:
-    """In place of a method of Ray's node."""
+def _start_nothing(node: object, **_options: object) -> None:
+    """In place of a method of Ray's node. A node of a new cluster has no address of a dashboard until one starts."""
+
+
+class RayHost:
+    """Ray, for one run. Implements ``penstock.runtime.hosts.ray.ports.ProcessHost``."""
+
+    phase = "starting Ray"
+
+    def __init__(self, address: str | None, temp_folder: Path) -> None:
+        """Starts nothing; the arguments are those of :class:`RayCluster`."""
+        self.is_embedded = address is None
+        self._address = address
+        self._temp_folder = temp_folder
+        self._cluster: RayCluster | None = None
+
+    @property
+    def cluster(self) -> RayCluster:
+        """Once it has started."""
+        assert self._cluster is not None, "start() comes first"
+        return self._cluster
+
+    @property
+    def node_host(self) -> str:
+        """See :class:`~penstock.runtime.hosts.ray.ports.ProcessHost`, as for the other methods."""
+        return self.cluster.node_host
+
+    def prepare(self, job: DriverJob) -> PreparationProcess:
+        return PreparationProcess.start(job)
+
+    def start(self) -> None:
+        prepare_environment(self._address)
+        try:
+            self._cluster = RayCluster(address=self._address, temp_folder=self._temp_folder)
+        except RayStartError as error:
+            raise PreflightError(str(error)) from error
+
+    def nodes(self) -> list[NodeGpus]:
+        return self.cluster.nodes()
+
+    def yard(self, placement: Placement) -> RayYard:
+        return RayYard(self.cluster, placement)
+
+    def stop(self) -> None:
+        if self._cluster is not None:
+            self._cluster.stop()
 
 
 class RayYard:
@@ -216,6 +268,7 @@ class RayYard:
         self._ended: Wakeup[EndedProcess] = Wakeup()
         self._handles: dict[tuple[str, int], Any] = {}
         self._launched: set[str] = set()
+        self._wiring = ""
         self._actor_class: Any = ray.remote(ActorProcess)
         self._killer_class: Any = ray.remote(NodeKiller)
         self._killers: dict[str, Any] = {}
@@ -234,6 +287,7 @@ class RayYard:
         else:
             actor = self._actor(0, self._strategy(boot.name))
         self._launched.add(boot.name)
+        self._wiring = boot.wiring
         self._handles[boot.name, boot.epoch] = actor  # Ray ends an actor that nobody refers to
         holder, num_devices = (None, None) if seat is None else (seat.holder, seat.num_devices)
         result = actor.run.remote(msgspec.msgpack.encode(boot), holder, num_devices)
@@ -242,6 +296,7 @@ class RayYard:
     def make_spare(self) -> None:
         if self._spare is None:
             self._spare = self._actor(0, self._strategy(SPARE))
+            self._spare.warm_up.remote(self._wiring)
 
     def announced(self, process: ProcessStarted) -> None:
         if not self.is_local(process):

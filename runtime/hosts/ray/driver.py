@@ -25,6 +25,7 @@ from penstock.runtime.hosts.ray.job import STORY_PIPE_VARIABLE, DriverEnd, Drive
 from penstock.runtime.hosts.ray.ports import OutcomeKind
 from penstock.runtime.hosts.ray.processes import be_subreaper, end_with_parent, kill_descendants
 from penstock.runtime.observability.live import LiveView
+from penstock.runtime.safe_text import log_to_stderr, terminal_lines, without_credentials
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +60,7 @@ def run_job(job: DriverJob, console: Console) -> int:
     if end.kind is OutcomeKind.USER_ERROR:
         raise UserError(end.story)
     if end.exit_code:
-        sys.stderr.write(f"penstock: {end.story}\n")
+        sys.stderr.write(without_credentials(terminal_lines(f"penstock: {end.story}\n")))
     return end.exit_code
 
 
@@ -109,15 +110,15 @@ class _Speaker:
 
 def _take_terminal(log: Path) -> Console:
     """A console on what was standard output; the descriptors 1 and 2 go to the log from here on."""
-    from rich.console import Console
+    from penstock.runtime.observability.terminal import DetachedConsole
 
     log.parent.mkdir(parents=True, exist_ok=True)
-    console = Console(file=os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8"), highlight=False)
+    console = DetachedConsole(os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8"))
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    log_to_stderr()
     return console
 
 

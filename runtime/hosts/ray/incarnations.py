@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 STOPPED_GRACE_S: Final = 0.5
 """A debugger, or a shell that stops and continues a whole group, may stop a process for a moment."""
+GONE_GRACE_S: Final = 5.0
+"""Who started a process tells when it has ended, and how: the kernel alone cannot tell an end from a death."""
 LINE_GRACE_S: Final = 3.0
 """A line that was cut comes back within this time if the process lives."""
 START_TIMEOUT_S: Final = 120.0
@@ -51,6 +53,7 @@ class Incarnation:
         self._since_s = now_s
         self._down_since_s: float | None = None
         self._stopped_since_s: float | None = None
+        self._gone_since_s: float | None = None
 
     def heard(self, now_s: float) -> None:
         """Something came from it."""
@@ -77,7 +80,7 @@ class Incarnation:
     def forgive(self, now_s: float) -> None:
         """The supervisor itself was asleep, so nobody is late: everyone gets a fresh period."""
         self._heard_s = self._since_s = now_s
-        self._stopped_since_s = None
+        self._stopped_since_s = self._gone_since_s = None
         if self._down_since_s is not None:
             self._down_since_s = now_s
 
@@ -103,7 +106,7 @@ class Incarnation:
             return f"it did not start within {START_TIMEOUT_S:.0f} s" if late_s > START_TIMEOUT_S else ""
         if is_local:
             if facts is None or facts.state in "ZX" or facts.start_ticks != self.process.start_ticks:
-                return "its process was killed"
+                return "its process was killed" if self._is_gone_for_long(now_s) else ""
             if self._is_stopped(now_s, facts):
                 return "its process was stopped"
         if now_s - self._heard_s > (timeout_s if self.has_reported else max(timeout_s, IMPORT_SILENCE_S)):
@@ -114,6 +117,11 @@ class Incarnation:
         if self.beat is not None and self.beat.turn_s > STUCK_AFTER_S:
             return f"its loop has been stuck in one turn for {self.beat.turn_s:.0f} s"
         return ""
+
+    def _is_gone_for_long(self, now_s: float) -> bool:
+        if self._gone_since_s is None:
+            self._gone_since_s = now_s
+        return now_s - self._gone_since_s >= GONE_GRACE_S
 
     def _is_stopped(self, now_s: float, facts: ProcessFacts) -> bool:
         if facts.state != "T":

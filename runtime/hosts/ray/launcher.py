@@ -53,6 +53,7 @@ END_TIMEOUT_S: Final = 4.5
 SUM_UP_S: Final = 5.0
 """For summary and report, which a busy machine takes seconds for."""
 SWEEP_TIMEOUT_S: Final = 2.0
+NO_BYTECODE_VARIABLE: Final = "PYTHONDONTWRITEBYTECODE"
 DRIVER_COMMAND: Final = (sys.executable, "-m", "penstock.runtime.hosts.ray.driver")
 
 
@@ -72,6 +73,16 @@ def launch(job: DriverJob, *, command: Sequence[str] = DRIVER_COMMAND) -> Driver
     shutil.rmtree(job.temp_folder, ignore_errors=True)
     sweep(job.run_id)
     return end
+
+
+def _inherited_environment() -> dict[str, str]:
+    """What every process of the run inherits.
+
+    Each of the ten and more imports the same modules, and where bytecode may not be written each compiles them anew, at
+    every start and replacement. Python writes it beside the source, or below ``PYTHONPYCACHEPREFIX`` where that is
+    set; where it may not write, it goes without and says nothing.
+    """
+    return {name: value for name, value in os.environ.items() if name != NO_BYTECODE_VARIABLE}
 
 
 class _Driver:
@@ -94,7 +105,7 @@ class _Driver:
             stdin=subprocess.PIPE,
             start_new_session=True,
             pass_fds=(story_writer,),
-            env=os.environ
+            env=_inherited_environment()
             | {
                 RUN_ID_VARIABLE: self._job.run_id,
                 RUN_FOLDER_VARIABLE: self._job.run_folder,

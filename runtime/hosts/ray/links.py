@@ -8,6 +8,9 @@ Invariants:
   the old one is gone: delivery sends again what matters.
 * With keys, nobody without the client key of the run gets past the handshake, and nobody who is not the peer that
   the directory names can pose as it.
+* A frame travels in pieces of at most ``PIECE_BYTES``, which a receiver gets all together or not at all. ZeroMQ cuts
+  the connection of whoever announces more, before it takes memory for it. So nobody who has not shown the key yet
+  occupies more than one piece, and that for at most ``HANDSHAKE_MS``.
 
 Lines have no routing id: of two peers with one id ZeroMQ mutes the later one, silently. Who speaks stands in the
 header of every event.
@@ -39,6 +42,11 @@ RECONNECT_MAX_MS: Final = 1000
 MAX_SOCKETS: Final = 65_000
 ZERO_COPY_BYTES: Final = 256 * 1024
 """From this size on it is cheaper to lend a frame to ZeroMQ than to copy it."""
+PIECE_BYTES: Final = 1 << 20
+MAX_REPLY_BYTES: Final = 256
+"""Of what an inbox answers on the connection of a frame."""
+ENVELOPE_BYTES: Final = 1024
+"""More than ZeroMQ puts around a piece when it encrypts it, and more than any step of a handshake takes."""
 
 _FAILED: Final = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -117,6 +125,7 @@ class Links:
         inbox = self._inbox = self.context.socket(zmq.ROUTER)
         inbox.linger = inbox.rcvhwm = inbox.sndhwm = 0
         inbox.handshake_ivl = HANDSHAKE_MS
+        inbox.maxmsgsize = PIECE_BYTES + ENVELOPE_BYTES
         if self.client_keys is not None:
             self._zap = ZapHandler(self.context, admitted=self.client_keys.public)
             server_keys = make_keys()
@@ -147,6 +156,7 @@ class Links:
         socket.heartbeat_ivl, socket.heartbeat_timeout = HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS
         socket.heartbeat_ttl = HEARTBEAT_TTL_MS
         socket.handshake_ivl = HANDSHAKE_MS
+        socket.maxmsgsize = MAX_REPLY_BYTES + ENVELOPE_BYTES
         socket.reconnect_ivl, socket.reconnect_ivl_max = RECONNECT_MS, RECONNECT_MAX_MS
         if self.client_keys is not None:
             socket.curve_publickey = self.client_keys.public
@@ -181,7 +191,12 @@ class Links:
         line = self._lines.get(name)
         if line is None:
             return False
-        line.socket.send(frame, zmq.NOBLOCK, copy=len(frame) < ZERO_COPY_BYTES)
+        if len(frame) <= PIECE_BYTES:
+            line.socket.send(frame, zmq.NOBLOCK, copy=len(frame) < ZERO_COPY_BYTES)
+        else:
+            whole = memoryview(frame)
+            pieces = [whole[start : start + PIECE_BYTES] for start in range(0, len(frame), PIECE_BYTES)]
+            line.socket.send_multipart(pieces, zmq.NOBLOCK, copy=False)
         return True
 
     def changes(self) -> list[LineChange]:
@@ -213,11 +228,12 @@ class Links:
                 parts = inbox.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 break
-            found.append((parts[0], parts[-1]))
+            found.append((parts[0], parts[1] if len(parts) == 2 else b"".join(parts[1:])))
         return found
 
     def reply(self, connection: bytes, frame: bytes) -> None:
         """Answer on the connection that a frame came by; nothing happens when it is gone."""
+        assert len(frame) <= MAX_REPLY_BYTES, "its line would be cut"
         if self._inbox is not None:
             self._inbox.send_multipart([connection, frame], zmq.NOBLOCK)
 

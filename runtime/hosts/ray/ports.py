@@ -12,10 +12,13 @@ from penstock.runtime.hosts.ray.boot import ProcessEnd
 
 if TYPE_CHECKING:
     from penstock.messages.evaluation import EvaluationFinished
-    from penstock.messages.training import ActorReported, StepReported
+    from penstock.messages.training import ActorReported, FailuresCounted, StepReported
     from penstock.messages.waits import WaitsReported
     from penstock.runtime.hosts.ray.boot import Boot
     from penstock.runtime.hosts.ray.control import ProcessStarted
+    from penstock.runtime.hosts.ray.job import DriverJob
+    from penstock.runtime.hosts.ray.placement import NodeGpus, Placement
+    from penstock.runtime.hosts.ray.preparation import PreparationProcess
 
 FIRST_EPOCH: Final = 1
 
@@ -65,6 +68,53 @@ class Yard(Protocol):
         ...
 
 
+class ProcessHost(Protocol):
+    """Where the processes of a run live: Ray, or this machine alone."""
+
+    @property
+    def phase(self) -> str:
+        """What ``start`` does, for the terminal."""
+        ...
+
+    @property
+    def node_host(self) -> str:
+        """Address of this machine that every process of the run can reach. Known once it has started."""
+        ...
+
+    @property
+    def is_embedded(self) -> bool:
+        """Whether all processes are on this machine."""
+        ...
+
+    def prepare(self, job: DriverJob) -> PreparationProcess:
+        """Begin what a run needs before its actors start. May be called before ``start``."""
+        ...
+
+    def start(self) -> None:
+        """Takes seconds; for the main thread.
+
+        Raises:
+            PreflightError: it could not be started.
+        """
+        ...
+
+    def nodes(self) -> list[NodeGpus]:
+        """The living nodes with the GPUs that are free on them, this one first."""
+        ...
+
+    def yard(self, placement: Placement) -> Yard:
+        """Who starts and kills the processes.
+
+        Raises:
+            PreflightError: the GPUs of the placement are not to be had.
+        """
+        ...
+
+    def stop(self) -> object:
+        """End it, and every process of the run with it."""
+        ...
+
+
 class RunSink(Protocol):
     """Who is told what happens: the terminal, metrics, logs."""
 
@@ -86,6 +136,10 @@ class RunSink(Protocol):
 
     def on_notice(self, name: str, text: str, *, is_warning: bool = False) -> None:
         """An actor has something to tell people."""
+        ...
+
+    def on_failures(self, counted: FailuresCounted) -> None:
+        """Samples have failed, for these reasons."""
         ...
 
     def on_lost(self, name: str, cause: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import IO, TYPE_CHECKING, Final
 
 import msgspec
 
@@ -25,13 +25,26 @@ class PreparationError(RuntimeError):
 
 
 class PreparationProcess:
-    """Starts to prepare at once; ``finish`` waits for the result."""
+    """A process that prepares; ``finish`` waits for the result."""
 
-    def __init__(self, job: DriverJob) -> None:
-        self._process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        assert self._process.stdin is not None
-        self._process.stdin.write(msgspec.msgpack.encode(job))
-        self._process.stdin.close()
+    def __init__(self, words: IO[bytes], how_it_ended: Callable[[], str]) -> None:
+        """
+        Args:
+            words: what it says, one a line.
+            how_it_ended: for the error, once it has said its last word and that was not the result.
+        """
+        self._words = words
+        self._how_it_ended = how_it_ended
+
+    @classmethod
+    def start(cls, job: DriverJob) -> PreparationProcess:
+        """Start an interpreter that prepares this job."""
+        process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(msgspec.msgpack.encode(job))
+        process.stdin.close()
+        return cls(process.stdout, lambda: f"exit code {process.wait()}")
 
     def finish(self, tell: Callable[[str], None]) -> RunPlan:
         """Wait for the end; large datasets take a while.
@@ -43,15 +56,14 @@ class PreparationProcess:
             PreflightError: the user has to change something.
             PreparationError: anything else went wrong.
         """
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            word: Preparation = msgspec.json.decode(line, type=Preparation)
-            match word:
-                case PhaseBegun():
-                    tell(word.text)
-                case PreparationFailed():
-                    raise PreflightError(word.message)
-                case Prepared():
-                    self._process.wait()
-                    return word.plan
-        raise PreparationError(f"preparing the run failed (exit code {self._process.wait()})")
+        with self._words:
+            for line in self._words:
+                word: Preparation = msgspec.json.decode(line, type=Preparation)
+                match word:
+                    case PhaseBegun():
+                        tell(word.text)
+                    case PreparationFailed():
+                        raise PreflightError(word.message)
+                    case Prepared():
+                        return word.plan
+        raise PreparationError(f"preparing the run failed ({self._how_it_ended()})")

@@ -1,10 +1,10 @@
 """What a run needs before its actors start: the model, the length of the dataset, the way of the weights.
 
-It runs as a process of its own, beside the start of Ray: it needs torch and a tokenizer, which the driver never does,
-and both together take as long as the longer of them.
+It runs as a process of its own, beside the start of the host: it needs torch and a tokenizer, which the driver never
+does, and both together take as long as the longer of them.
 
 ```
-driver ── DriverJob, msgpack, on stdin ──► this process ── one JSON object a line on stdout ──► driver
+driver ── DriverJob, msgpack ──► this process ── one JSON object a line ──► driver
 ```
 """
 
@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import IO, TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -188,12 +188,12 @@ def _transport(job: DriverJob, folder: Path) -> Transport:
     ).transport
 
 
-def main() -> int:
-    """Prepare the job on stdin."""
-    end_with_parent(signal.SIGKILL)
-    out = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)  # what libraries print belongs to the log, not to the protocol
-    job = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=DriverJob)
+def answer_job(job: DriverJob, out: IO[bytes]) -> None:
+    """Prepare a job and say on ``out`` what is being done and what came of it, one JSON object a line.
+
+    Raises:
+        Exception: a mistake of ours; the reader finds the end of the line without a result.
+    """
 
     def say(message: Preparation) -> None:
         out.write(msgspec.json.encode(message) + b"\n")
@@ -208,8 +208,15 @@ def main() -> int:
         say(PreparationFailed(str(error)))
     else:
         say(Prepared(plan))
-    return 0
+
+
+def main() -> None:
+    """Prepare the job on stdin."""
+    end_with_parent(signal.SIGKILL)
+    out = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # what libraries print belongs to the log, not to the protocol
+    answer_job(msgspec.msgpack.decode(sys.stdin.buffer.read(), type=DriverJob), out)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

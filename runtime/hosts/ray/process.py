@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import importlib
 import logging
 import os
 import resource
@@ -33,12 +34,13 @@ from penstock.messages.wire import Envelope, Header, encode_pack
 from penstock.runtime.chaos.rerouting import announced_address
 from penstock.runtime.errors import DISK_FULL_STORY, UserError, is_disk_full
 from penstock.runtime.hosts.ray import processes
-from penstock.runtime.hosts.ray.boot import Boot, EndKind, ProcessEnd, log_name
+from penstock.runtime.hosts.ray.boot import OBSERVING, Boot, EndKind, ProcessEnd, load_wiring, log_name
 from penstock.runtime.hosts.ray.control import Address, ProcessStarted
 from penstock.runtime.hosts.ray.groups import VISIBLE_DEVICES
 from penstock.runtime.hosts.ray.heartbeat import Heartbeat, Pulse
 from penstock.runtime.hosts.ray.links import Links
 from penstock.runtime.hosts.ray.loop import ActorLoop, RunClock
+from penstock.runtime.safe_text import log_to_stderr
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -54,6 +56,13 @@ _log: Final = logging.getLogger(__name__)
 
 class ActorProcess:
     """What Ray starts. One process runs one incarnation of one actor, once."""
+
+    def warm_up(self, wiring: str) -> None:
+        """Import what whatever actor this becomes needs in any case. What engines and learners run on is left out: it
+        takes more memory than one should keep idle."""
+        load_wiring(wiring)
+        for name in OBSERVING:
+            importlib.import_module(name)
 
     def run(self, boot: bytes, holder: Any = None, num_devices: int | None = None) -> bytes:  # noqa: ANN401
         """Run until the end.
@@ -163,9 +172,7 @@ def _open_log(boot: Boot) -> None:
     os.close(log)
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, force=True, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    log_to_stderr()
     faulthandler.enable(file=sys.stderr)
     faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
 

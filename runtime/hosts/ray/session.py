@@ -1,14 +1,15 @@
-"""One run from the driver's side: prepare, start Ray, supervise, end, sum up.
+"""One run from the driver's side: prepare, start the host, supervise, end, sum up.
 
 Invariants:
 
-* Whatever goes wrong, Ray and every process of the run are ended before this returns or raises.
+* Whatever goes wrong, the host and every process of the run are ended before this returns or raises.
 * Every report is written to the run's folder before it is shown.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import shutil
 import time
 from contextlib import ExitStack
@@ -18,33 +19,28 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from penstock.backends.http_server import is_loopback
 from penstock.messages.names import LEARNER, SUPERVISOR
 from penstock.messages.training import Activity, RunFinished
 from penstock.runtime.errors import PreflightError
+from penstock.runtime.hosts.opening import open_host
 from penstock.runtime.hosts.ray.boot import Boot
-from penstock.runtime.hosts.ray.cluster import RayCluster, RayStartError, RayYard, prepare_environment
 from penstock.runtime.hosts.ray.control import Address
 from penstock.runtime.hosts.ray.keys import make_keys
 from penstock.runtime.hosts.ray.links import Links
 from penstock.runtime.hosts.ray.loop import RunClock
 from penstock.runtime.hosts.ray.placement import place
 from penstock.runtime.hosts.ray.ports import FIRST_EPOCH, Outcome, OutcomeKind, SupervisorSettings
-from penstock.runtime.hosts.ray.preparation import PreparationProcess
 from penstock.runtime.hosts.ray.processes import kill_descendants
 from penstock.runtime.hosts.ray.signals import Signals
 from penstock.runtime.hosts.ray.supervisor import SUPERVISOR_EPOCH, Supervisor
-from penstock.runtime.observability.metrics import (
-    TOKEN_FILE,
-    MetricsPortError,
-    RunMetrics,
-    is_loopback,
-    serve_metrics,
-    write_token,
-)
+from penstock.runtime.observability.metrics import RunMetrics
+from penstock.runtime.observability.metrics_server import TOKEN_FILE, MetricsPortError, serve_metrics, write_token
 from penstock.runtime.observability.nvml import start_gpu_sampler
 from penstock.runtime.observability.recorder import RunFacts, RunRecorder
 from penstock.runtime.observability.summary import machine_facts
 from penstock.runtime.observability.traces import open_traces
+from penstock.runtime.safe_text import terminal_lines
 from penstock.runtime.scenario.evaluation_rules import sets_of
 from penstock.runtime.wait_graph import WaitBoard
 
@@ -52,15 +48,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.messages.evaluation import EvaluationFinished
-    from penstock.messages.training import ActorReported, StepReported
+    from penstock.messages.training import ActorReported, FailuresCounted, StepReported
     from penstock.messages.waits import WaitsReported
     from penstock.runtime.hosts.ray.job import DriverJob
     from penstock.runtime.hosts.ray.placement import Placement
+    from penstock.runtime.hosts.ray.ports import ProcessHost
     from penstock.runtime.observability.live import LiveView
 
 STDIN: Final = 0
 GPU_CLOSE_S: Final = 0.5
 LEFTOVERS_S: Final = 2.0
+SAMPLE_EVERY_S: Final = 60.0
 
 _log: Final = logging.getLogger(__name__)
 
@@ -79,28 +77,26 @@ class Session:
         self._waits = WaitBoard()
         self._names = job.names or _names_of(job)
         self._is_training = False
+        shows = job.scenario.observability.show_samples
+        self._next_sample_s = SAMPLE_EVERY_S if shows else math.inf
 
     def run(self) -> Outcome:
         """From the start to the end.
 
         Raises:
             UserError: something that the user gave cannot be used.
-            RayStartError: Ray could not be started.
         """
         job, scenario = self._job, self._job.scenario
         with ExitStack() as stack:
             stack.callback(shutil.rmtree, job.temp_folder, ignore_errors=True)
             stack.callback(kill_descendants, timeout_s=LEFTOVERS_S)
-            preparation = PreparationProcess(job) if job.plan is None else None
-            prepare_environment(scenario.runtime.ray_address)
+            host = open_host(scenario, Path(job.temp_folder), job.wiring)
+            stack.callback(host.stop)
+            preparation = host.prepare(job) if job.plan is None else None
             self._recorder = self._open_recorder(stack)
-            self._view.phase("starting Ray")
-            try:
-                cluster = RayCluster(address=scenario.runtime.ray_address, temp_folder=Path(job.temp_folder))
-            except RayStartError as error:
-                raise PreflightError(str(error)) from error
-            stack.callback(cluster.stop)
-            placement = place(scenario, cluster.nodes())
+            self._view.phase(host.phase)
+            host.start()
+            placement = place(scenario, host.nodes())
             plan = job.plan
             if preparation is not None:
                 prepared = preparation.finish(self._view.phase)
@@ -115,7 +111,7 @@ class Session:
             # something that the supervisor reads.
             signals = Signals()
             signals.install()
-            outcome = self._supervise(cluster, placement, signals, plan)
+            outcome = self._supervise(host, placement, signals, plan)
         if outcome.kind is not OutcomeKind.ABANDONED:
             self._finish(outcome)
         return outcome
@@ -161,12 +157,10 @@ class Session:
 
     # --- the run ----------------------------------------------------------------------------------------------
 
-    def _supervise(self, cluster: RayCluster, placement: Placement, signals: Signals, plan: bytes) -> Outcome:
+    def _supervise(self, host: ProcessHost, placement: Placement, signals: Signals, plan: bytes) -> Outcome:
         job, runtime = self._job, self._job.scenario.runtime
-        links = Links(
-            client_keys=make_keys() if runtime.encrypt else None, host=cluster.node_host, wakes_on_changes=True
-        )
-        yard = RayYard(cluster, placement)
+        links = Links(client_keys=make_keys() if runtime.encrypt else None, host=host.node_host, wakes_on_changes=True)
+        yard = host.yard(placement)
         settings = SupervisorSettings(
             names=self._names,
             heartbeat_timeout_s=runtime.heartbeat_timeout_s,
@@ -176,7 +170,7 @@ class Session:
         )
         supervisor = Supervisor(
             settings,
-            boot_of=self._boots(links, cluster, plan),
+            boot_of=self._boots(links, host, plan),
             links=links,
             yard=yard,
             sink=self,
@@ -190,7 +184,7 @@ class Session:
         finally:
             links.close(linger_ms=0)
 
-    def _boots(self, links: Links, cluster: RayCluster, plan: bytes) -> Callable[[str, int], Boot]:
+    def _boots(self, links: Links, host: ProcessHost, plan: bytes) -> Callable[[str, int], Boot]:
         job, runtime, observability = self._job, self._job.scenario.runtime, self._job.scenario.observability
         common = Boot(
             run_id=job.run_id,
@@ -201,7 +195,7 @@ class Session:
             names=self._names,
             supervisor=Address(SUPERVISOR, SUPERVISOR_EPOCH, links.endpoint, links.server_key),
             client_keys=links.client_keys,
-            host="127.0.0.1" if cluster.is_embedded else None,
+            host="127.0.0.1" if host.is_embedded else None,
             heartbeat_s=runtime.heartbeat_s,
             resend_after_s=runtime.resend_after_s,
             overdue_after_s=runtime.overdue_after_s,
@@ -261,13 +255,16 @@ class Session:
         if len(self._up) < len(self._names):
             self._view.phase(f"starting the actors: {len(self._up)} of {len(self._names)}")
         else:
-            self._view.phase("loading the model")
+            self._view.follow()
 
     def on_notice(self, name: str, text: str, *, is_warning: bool = False) -> None:
-        _log.log(logging.WARNING if is_warning else logging.INFO, "%s: %s", name, text)
+        _log.log(logging.WARNING if is_warning else logging.INFO, "%s: %s", name, terminal_lines(text))
         if is_warning:
             self._recorder.warn(f"{name}: {text}")
         self._view.note(f"{name}: {text}")
+
+    def on_failures(self, counted: FailuresCounted) -> None:
+        self._recorder.failures(counted)
 
     def on_lost(self, name: str, cause: str) -> None:
         self._recorder.lost(name, f"{name} was lost: {cause}")
@@ -282,7 +279,11 @@ class Session:
         self._view.note(f"a checkpoint is written first, which may take {limit_s:g} s; a second signal ends at once")
 
     def on_turn(self) -> None:
-        """The view draws by itself; who waits for whom is told here, when there is news of it."""
+        """On a terminal the view draws by itself; who waits for whom is told here, when there is news of it."""
+        self._view.tick()
+        if self._clock.now_s() >= self._next_sample_s:
+            self._next_sample_s = self._clock.now_s() + SAMPLE_EVERY_S
+            self._recorder.show_sample()
         graph = self._waits.take(self._clock.now_s())
         if graph:
             _log.warning("waits that last too long:\n%s", graph)

@@ -33,7 +33,7 @@ import zmq
 
 from penstock.messages.evaluation import EvaluationFinished
 from penstock.messages.names import BUFFER, LEARNER, SUPERVISOR
-from penstock.messages.training import ActorReported, NoticeGiven, RunFinished, StepReported, StopAsked
+from penstock.messages.training import ActorReported, FailuresCounted, NoticeGiven, RunFinished, StepReported, StopAsked
 from penstock.messages.waits import WaitsReported
 from penstock.messages.wire import Envelope, Header, InboxDecoder, WireError, encode_pack
 from penstock.runtime.delivery import Delivery
@@ -261,6 +261,8 @@ class Supervisor:
                 self._sink.on_evaluation(event)
             case RunFinished():
                 self._on_finished(event)
+            case FailuresCounted():
+                self._sink.on_failures(event)
             case NoticeGiven():
                 self._sink.on_notice(event.name, event.text, is_warning=event.is_warning)
             case WaitsReported():

@@ -1,5 +1,8 @@
 """Runs trials under the oracle: ``python -m penstock.runtime.hosts.virtual.fuzz --policy sync --trials 2000``.
 
+``--processes 2 --first-seed random --keep FILE`` is the form of every night: on all cores, with seeds that nobody has
+seen, and with those that fail written down.
+
 A trial fails when the oracle or an actor asserts, when the run does not complete, when nothing comes closer to the end
 for ``PATIENCE_S`` of virtual time, or when somebody still keeps something after the end. The seed says it all.
 """
@@ -7,9 +10,13 @@ for ``PATIENCE_S`` of virtual time, or when somebody still keeps something after
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import random
 import sys
 import time
 import traceback
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -32,6 +39,9 @@ if TYPE_CHECKING:
     from penstock.backends.stores.memory import MemoryLedger
     from penstock.runtime.hosts.virtual.trials import Trial
 
+POLICIES: Final = ("sync", "one_step_off", "fully_async")
+CHUNK: Final = 100
+"""Trials that a process runs before it is asked for the next ones."""
 PATIENCE_S: Final = 2000.0
 """Virtual seconds without a step, and without the end of any sample, after which a run counts as hanging: many times
 the longest pause between two repeats of a message."""
@@ -169,22 +179,40 @@ def iterate_failures(policy: str, seeds: Iterable[int], *, with_digest: bool = F
             yield seed, traceback.format_exc()
 
 
+def failed_seeds(policy: str, seeds: range, num_processes: int) -> Iterator[tuple[int, str]]:
+    """As ``iterate_failures``, over several processes; in no order."""
+    chunks = [seeds[start : start + CHUNK] for start in range(0, len(seeds), CHUNK)]
+    with ProcessPoolExecutor(num_processes, multiprocessing.get_context("spawn")) as pool:
+        for found in as_completed([pool.submit(failures, policy, chunk) for chunk in chunks]):
+            yield from found.result()
+
+
 def main(arguments: list[str]) -> int:
     """The command line; the exit code is 1 when a trial failed."""
     parser = argparse.ArgumentParser(description="Run random trials on the virtual host under the oracle.")
-    parser.add_argument("--policy", choices=("sync", "one_step_off", "fully_async"), default="fully_async")
-    parser.add_argument("--trials", type=int, default=2000)
-    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--policy", choices=(*POLICIES, "all"), default="fully_async")
+    parser.add_argument("--trials", type=int, default=2000, help="of each policy")
+    parser.add_argument("--first-seed", default="0", help="a number, or 'random'")
+    parser.add_argument("--processes", type=int, default=1, help="how many run side by side")
+    parser.add_argument("--keep", type=Path, help="append the policies and seeds that failed to this file")
     parser.add_argument("--show", type=int, default=3, help="print the tracebacks of so many failures")
     options = parser.parse_args(arguments)
-    start_s = time.perf_counter()
-    seeds = range(options.first_seed, options.first_seed + options.trials)
+    first = random.SystemRandom().randrange(10**6, 2**40) if options.first_seed == "random" else int(options.first_seed)
     num_failed = 0
-    for seed, story in iterate_failures(options.policy, seeds):
-        num_failed += 1
-        print(story if num_failed <= options.show else "", f"failed: {options.policy} {seed}", sep="", flush=True)
-    took_s = time.perf_counter() - start_s
-    print(f"{options.policy}: {num_failed} of {options.trials} trials failed in {took_s:.0f} s")
+    for policy in POLICIES if options.policy == "all" else (options.policy,):
+        start_s = time.perf_counter()
+        seeds = range(first, first + options.trials)
+        print(f"{policy}: {options.trials} trials from seed {first}", flush=True)
+        found = 0
+        for seed, story in failed_seeds(policy, seeds, options.processes):
+            found += 1
+            print(story if found <= options.show else "", f"failed: {policy} {seed}", sep="", flush=True)
+            if options.keep is not None:
+                with options.keep.open("a") as file:
+                    file.write(f"{policy} {seed}\n")
+        took_s = time.perf_counter() - start_s
+        print(f"{policy}: {found} of {options.trials} trials failed in {took_s:.0f} s", flush=True)
+        num_failed += found
     return 1 if num_failed else 0
 
 

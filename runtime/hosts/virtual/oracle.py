@@ -28,6 +28,7 @@ from penstock.messages.ledger import (
     BatchesFixed,
     BatchLeased,
     CheckpointRecorded,
+    FailuresNoted,
     GroupClosed,
     GroupRecorded,
     GroupsGranted,
@@ -255,6 +256,10 @@ class Oracle:
                     assert not self.groups, "the run is named after it began"
                 case PolicyRecorded():
                     self._eta, self._on_stale = entry.max_staleness, entry.on_stale
+                case FailuresNoted():
+                    for end in entry.ends:
+                        assert end.reason, f"{end.key} failed, and nobody says why"
+                        assert end.state is TerminalState.FAILED
                 case RowsRecorded():
                     self.rows.recorded(entry)
                 case BatchesFixed():

@@ -70,6 +70,7 @@ if TYPE_CHECKING:
 MAX_TOKENS: Final = 48
 PROGRESS_TOKENS: Final = 8
 OVERDUE_AFTER_S: Final = 60.0
+CANARY_TOLERANCE: Final = 0.05
 
 
 class EvaluationTrial(msgspec.Struct, frozen=True, kw_only=True):
@@ -282,6 +283,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
             teacher=self._teacher,
             evaluation=self._evaluation,
             weights=WeightsOptions(
+                canary_tolerance=CANARY_TOLERANCE,
                 publish_every=self.publish_every,
                 stage_timeout_s=90.0,
                 commit_timeout_s=90.0,

@@ -1,0 +1,206 @@
+"""The driver's end of the zygote: the local host, and the yard that starts and kills its processes.
+
+Invariants:
+
+* A process is killed by its pid where it has announced itself, and by the zygote as well: one of them always knows it.
+* Whatever GPUs this machine has belong to the run alone; ``CUDA_VISIBLE_DEVICES`` of the driver says which it may use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from itertools import count
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from penstock.backends.processes import how_it_ended
+from penstock.messages.names import LEARNER
+from penstock.runtime.hosts.local.wire import (
+    MAX_PACKET_BYTES,
+    ChildKind,
+    Fork,
+    Gone,
+    Kill,
+    Warm,
+    content_of,
+    memory_file,
+    send,
+)
+from penstock.runtime.hosts.local.zygote import HOST, NODE_ID
+from penstock.runtime.hosts.ray import processes
+from penstock.runtime.hosts.ray.boot import ProcessEnd
+from penstock.runtime.hosts.ray.groups import VISIBLE_DEVICES
+from penstock.runtime.hosts.ray.placement import NodeGpus
+from penstock.runtime.hosts.ray.ports import EndedProcess
+from penstock.runtime.hosts.ray.preparation import PreparationProcess
+
+if TYPE_CHECKING:
+    from penstock.runtime.hosts.ray.boot import Boot
+    from penstock.runtime.hosts.ray.control import ProcessStarted
+    from penstock.runtime.hosts.ray.job import DriverJob
+    from penstock.runtime.hosts.ray.placement import Placement
+
+STOP_TIMEOUT_S: Final = 10.0
+ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+"""As Ray sets it for actors that ask for no CPU; and pools that start threads when they are imported do not."""
+
+
+class LocalHost:
+    """This machine. Implements ``penstock.runtime.hosts.ray.ports.ProcessHost``."""
+
+    phase = "importing what the actors need"
+    node_host = HOST
+    is_embedded = True
+
+    def __init__(self, modules: tuple[str, ...]) -> None:
+        """Starts the zygote, which imports these modules while the caller goes on. For the main thread."""
+        self._end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "penstock.runtime.hosts.local.zygote", str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            pass_fds=(theirs.fileno(),),
+            env=ONE_THREAD | os.environ,
+        )
+        theirs.close()
+        self._numbers = count(1)
+        send(self._end, Warm(modules))
+
+    def fileno(self) -> int:
+        """Readable when there is news."""
+        return self._end.fileno()
+
+    def prepare(self, job: DriverJob) -> PreparationProcess:
+        """Prepare a run, in a process of its own."""
+        reader, writer = os.pipe()
+        self.fork(ChildKind.PREPARATION, "prepare", job, writer)
+        os.close(writer)
+        return PreparationProcess(os.fdopen(reader, "rb"), lambda: "its process is gone")
+
+    def start(self) -> None:
+        """Nothing else has to be started."""
+
+    def nodes(self) -> list[NodeGpus]:
+        """This machine and its GPUs."""
+        return [NodeGpus(NODE_ID, len(visible_gpus()))]
+
+    def yard(self, placement: Placement) -> LocalYard:
+        """Who starts the actors."""
+        return LocalYard(self, placement)
+
+    def fork(self, kind: ChildKind, title: str, given: msgspec.Struct, answer: int, devices: str | None = None) -> int:
+        """Start a process; its number."""
+        number = next(self._numbers)
+        file = memory_file(msgspec.msgpack.encode(given))
+        with contextlib.suppress(ConnectionError):  # the zygote is gone, which ``broken`` tells
+            send(self._end, Fork(number=number, kind=kind, title=title, devices=devices), (file, answer))
+        os.close(file)
+        return number
+
+    def kill(self, number: int) -> None:
+        """SIGKILL, if the process is still there."""
+        with contextlib.suppress(ConnectionError):  # with the zygote its processes are gone
+            send(self._end, Kill(number))
+
+    def gone(self) -> list[int]:
+        """The numbers of the processes that have ended since the last call."""
+        found: list[int] = []
+        while True:
+            try:
+                data = self._end.recv(MAX_PACKET_BYTES, socket.MSG_DONTWAIT)
+            except (BlockingIOError, ConnectionResetError):
+                return found
+            if not data:
+                return found
+            found.append(msgspec.json.decode(data, type=Gone).number)
+
+    def broken(self) -> str:
+        """Why nothing can be started any more; empty while all is well."""
+        code = self._process.poll()
+        return "" if code is None else f"the process that actors are forked from {how_it_ended(code)}"
+
+    def stop(self) -> None:
+        """End the zygote, and with it every process that it has started."""
+        left = [
+            (pid, facts) for pid in processes.descendants_of(self._process.pid) if (facts := processes.facts_of(pid))
+        ]
+        self._process.kill()
+        self._process.wait(STOP_TIMEOUT_S)
+        self._end.close()
+        for pid, facts in left:
+            processes.kill(pid, facts.start_ticks)
+
+
+class LocalYard:
+    """Implements ``penstock.runtime.hosts.ray.ports.Yard``, whose docstrings say what each method is for."""
+
+    def __init__(self, host: LocalHost, placement: Placement) -> None:
+        self._host = host
+        self._devices = devices_of(placement, visible_gpus())
+        self._numbers: dict[tuple[str, int], int] = {}
+        self._answers: dict[int, tuple[str, int, int]] = {}
+        """Of each process: name, epoch, and the file that its last word is written to."""
+
+    def fileno(self) -> int:
+        return self._host.fileno()
+
+    def launch(self, boot: Boot) -> None:
+        answer = memory_file()
+        number = self._host.fork(ChildKind.ACTOR, boot.name, boot, answer, self._devices.get(boot.name))
+        self._numbers[boot.name, boot.epoch] = number
+        self._answers[number] = boot.name, boot.epoch, answer
+
+    def make_spare(self) -> None:
+        """Nothing to do: the zygote is warm."""
+
+    def announced(self, process: ProcessStarted) -> None:
+        """Nothing to do: its pid is of this machine."""
+
+    def is_local(self, process: ProcessStarted) -> bool:
+        return True
+
+    def kill(self, name: str, epoch: int, process: ProcessStarted | None) -> None:
+        if process is not None:
+            processes.kill(process.pid, process.start_ticks)
+        number = self._numbers.pop((name, epoch), None)
+        if number is not None:
+            self._host.kill(number)
+
+    def ended(self) -> list[EndedProcess]:
+        gone = [self._answers.pop(number) for number in self._host.gone() if number in self._answers]
+        return [self._ended(*each) for each in gone]
+
+    def broken(self) -> str:
+        return self._host.broken()
+
+    def _ended(self, name: str, epoch: int, answer: int) -> EndedProcess:
+        word = content_of(answer)
+        os.close(answer)
+        return EndedProcess(name, epoch, msgspec.msgpack.decode(word, type=ProcessEnd) if word else None)
+
+
+def visible_gpus() -> tuple[str, ...]:
+    """The GPUs that this process may use, as ``CUDA_VISIBLE_DEVICES`` names them."""
+    visible = os.environ.get(VISIBLE_DEVICES)
+    if visible is not None:
+        return tuple(filter(None, visible.split(",")))
+    from penstock.runtime.observability.nvml import gpu_names
+
+    return tuple(map(str, range(len(gpu_names()))))
+
+
+def devices_of(placement: Placement, gpus: tuple[str, ...]) -> dict[str, str]:
+    """``CUDA_VISIBLE_DEVICES`` of each actor that was given GPUs; blocks take them in order."""
+    found: dict[str, str] = {}
+    first = 0
+    for block in placement.blocks:
+        devices = gpus[first : first + block.gpus_per_node]
+        first += block.gpus_per_node
+        for name in block.members:
+            num_devices = placement.num_learner_ranks if name == LEARNER and len(block.members) > 1 else None
+            found[name] = ",".join(devices[:num_devices])
+    return found

@@ -1,0 +1,203 @@
+"""The zygote: a process with one thread that has imported what actors need, and forks a process for each of them.
+
+Invariants:
+
+* It never has a second thread when it forks, and never touches CUDA: a copy of a lock that another thread holds, or of
+  a CUDA context, is of no use to anybody. With a second thread it ends, and says whose that is.
+* A process whose actor was given GPUs is forked and becomes a fresh interpreter at once.
+* It imports and forks, and computes nothing, so a wait for it is short. Its end ends every process that it has
+  started, and the driver's end ends it.
+
+| waits for | who ends it |
+|---|---|
+| an order | the driver; the driver's end |
+| the end of a process | the process; whoever kills it |
+
+Started as ``python -m penstock.runtime.hosts.local.zygote DESCRIPTOR``.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import random
+import select
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING, Final, NoReturn
+
+import msgspec
+
+from penstock.backends.processes import end_with_parent
+from penstock.runtime.hosts.local.wire import (
+    MAX_PACKET_BYTES,
+    ChildKind,
+    Fork,
+    Gone,
+    Kill,
+    Order,
+    Warm,
+    content_of,
+    send,
+)
+from penstock.runtime.hosts.ray.boot import Boot
+from penstock.runtime.hosts.ray.groups import VISIBLE_DEVICES
+from penstock.runtime.hosts.ray.job import DriverJob
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+NODE_ID: Final = "local"
+HOST: Final = "127.0.0.1"
+MAX_DESCRIPTORS: Final = 2
+_MODULE: Final = "penstock.runtime.hosts.local.zygote"
+
+
+class ThreadsBeforeForkError(RuntimeError):
+    """Something that was imported has started a thread, so nothing can be forked."""
+
+
+class Zygote:
+    """Carries out the driver's orders until the driver is gone."""
+
+    def __init__(self, driver: socket.socket) -> None:
+        self._driver = driver
+        self._poll = select.poll()
+        self._poll.register(driver, select.POLLIN)
+        self._children: dict[int, int] = {}
+        """The number of each, by the handle of its process."""
+
+    def run(self) -> None:
+        """Returns when the driver has closed its end."""
+        while True:
+            for descriptor, _ in self._poll.poll():
+                if descriptor in self._children:
+                    self._reap(descriptor)
+                elif not self._obey():
+                    return
+
+    def _obey(self) -> bool:
+        data, descriptors, _, _ = socket.recv_fds(self._driver, MAX_PACKET_BYTES, MAX_DESCRIPTORS)
+        if not data:
+            return False
+        order: Order = msgspec.json.decode(data, type=Order)
+        match order:
+            case Warm():
+                _warm(order.modules)
+            case Fork():
+                self._fork(order, descriptors)
+            case Kill():
+                for handle, number in self._children.items():
+                    if number == order.number:
+                        signal.pidfd_send_signal(handle, signal.SIGKILL)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        return True
+
+    def _fork(self, order: Fork, descriptors: list[int]) -> None:
+        check_threads()
+        zygote, pid = os.getpid(), os.fork()
+        if not pid:
+            end_with_parent(signal.SIGKILL)
+            if os.getppid() != zygote:  # it ended before the kernel knew
+                os._exit(1)
+            self._driver.close()
+            for handle in self._children:
+                os.close(handle)
+            live(order.kind, order.title, descriptors, order.devices)
+        handle = os.pidfd_open(pid)
+        self._children[handle] = order.number
+        self._poll.register(handle, select.POLLIN)
+
+    def _reap(self, handle: int) -> None:
+        number = self._children.pop(handle)
+        self._poll.unregister(handle)
+        os.waitid(os.P_PIDFD, handle, os.WEXITED)
+        os.close(handle)
+        send(self._driver, Gone(number))
+
+
+def check_threads() -> None:
+    """
+    Raises:
+        ThreadsBeforeForkError: this process has more than one thread.
+    """
+    tasks = os.listdir("/proc/self/task")
+    if len(tasks) > 1:
+        names = [_read(f"/proc/self/task/{task}/comm") for task in tasks]
+        raise ThreadsBeforeForkError(f"the process that actors are forked from has {len(tasks)} threads: {names}")
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read().strip()
+
+
+def _warm(modules: tuple[str, ...]) -> None:
+    for module in modules:
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # what is here stays, and pages that the collector never touches are never copied
+
+
+def live(kind: ChildKind, title: str, descriptors: list[int], devices: str | None) -> NoReturn:
+    """The life of a process from its fork to its end."""
+    signal.signal(signal.SIGTERM, _exit)
+    with open("/proc/self/comm", "w", encoding="utf-8") as comm:
+        comm.write(title)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    if devices is not None:
+        for descriptor in descriptors:
+            os.set_inheritable(descriptor, True)
+        arguments = [sys.executable, "-m", _MODULE, kind.value, title, *map(str, descriptors)]
+        os.execve(sys.executable, arguments, {**os.environ, VISIBLE_DEVICES: devices})
+    exit_code = 1
+    try:
+        random.seed()  # the same state in every copy otherwise
+        _work(kind, *descriptors)
+        exit_code = 0
+    finally:  # with its traceback in the log where it is an error
+        if (error := sys.exception()) is not None and not isinstance(error, SystemExit):
+            sys.excepthook(type(error), error, error.__traceback__)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)  # what the zygote would do at its end is not for its children to do
+
+
+def _work(kind: ChildKind, given: int, answer: int) -> None:
+    data = content_of(given)
+    match kind:
+        case ChildKind.ACTOR:
+            from penstock.runtime.hosts.ray.process import run_process
+
+            end = run_process(msgspec.msgpack.decode(data, type=Boot), node_id=NODE_ID, node_host=HOST)
+            os.write(answer, msgspec.msgpack.encode(end))
+        case ChildKind.PREPARATION:
+            from penstock.runtime.hosts.ray.prepare import answer_job
+
+            with os.fdopen(os.dup(answer), "wb", buffering=0) as out:
+                answer_job(msgspec.msgpack.decode(data, type=DriverJob), out)
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+def main() -> None:
+    """The zygote, or a fresh interpreter in place of a fork: ``KIND TITLE DESCRIPTOR DESCRIPTOR``."""
+    if len(sys.argv) > 2:
+        kind, title, *descriptors = sys.argv[1:]
+        live(ChildKind(kind), title, [int(descriptor) for descriptor in descriptors], None)
+    end_with_parent(signal.SIGKILL)
+    Zygote(socket.socket(fileno=int(sys.argv[1]))).run()
+
+
+if __name__ == "__main__":
+    # Under its own name, so that what its children import is this very module.
+    from penstock.runtime.hosts.local.zygote import main as main_by_name
+
+    main_by_name()

@@ -1,0 +1,146 @@
+"""The local host: what is forked, what is not, and what becomes of a process that cannot be."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from host_echo import ENGINE, NAMES, RunPlan
+from host_harness import EchoRun, start_host
+
+from penstock.backends.processes import environment_of
+from penstock.messages.names import LEARNER, SCORER
+from penstock.runtime.errors import PreflightError
+from penstock.runtime.hosts.local.warm import modules_of
+from penstock.runtime.hosts.local.wire import ChildKind
+from penstock.runtime.hosts.local.yard import LocalHost, devices_of
+from penstock.runtime.hosts.ray.job import DriverJob
+from penstock.runtime.hosts.ray.placement import Block, Placement
+from penstock.runtime.hosts.ray.ports import OutcomeKind
+from penstock.runtime.hosts.ray.preparation import PreparationError
+from penstock.runtime.scenario import load_scenario
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+DEADLINE_S = 60.0
+NO_ROWS = """
+run: {name: none}
+model: {make: xs}
+data: {path: rows.jsonl}
+reward: {function: random}
+learner: {groups_per_batch: 2}
+"""
+
+
+@pytest.fixture
+def local() -> Iterator[LocalHost]:
+    host = start_host("local")
+    assert isinstance(host, LocalHost)
+    yield host
+    host.stop()
+
+
+def job_of(folder: Path) -> DriverJob:
+    """A job whose rows are there, and of which none can be used."""
+    (folder / "scenario.yaml").write_text(NO_ROWS)
+    (folder / "rows.jsonl").write_text("[]\n")
+    scenario = load_scenario(folder / "scenario.yaml")
+    return DriverJob(run_id=folder.name, run_folder=str(folder), temp_folder="", scenario=scenario)
+
+
+def test_actors_are_copies_of_one_process_and_show_their_names(local: LocalHost, tmp_path: Path) -> None:
+    run = EchoRun(local, tmp_path, RunPlan(num_groups=100))
+    seen: dict[str, tuple[str, list[bytes]]] = {}
+
+    def act(run: EchoRun) -> None:
+        for name in NAMES:
+            if (process := run.process(name, 1)) is not None and name not in seen:
+                with open(f"/proc/{process.pid}/comm") as comm:
+                    seen[name] = comm.read().strip(), environment_of(process.pid)
+
+    assert run.play(act).kind is OutcomeKind.COMPLETED
+    assert {name: title for name, (title, _) in seen.items()} == {name: name[:15] for name in NAMES}
+    assert len({tuple(environment) for _, environment in seen.values()}) == 1
+
+
+def test_an_actor_with_gpus_is_an_interpreter_of_its_own_that_sees_them_alone(
+    local: LocalHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    assert [node.num_gpus for node in local.nodes()] == [2]
+    placement = Placement((Block((LEARNER,), 1, ("local",)), Block((ENGINE,), 1, ("local",))))
+    run = EchoRun(local, tmp_path, RunPlan(num_groups=100), yard=local.yard(placement))
+    seen: dict[str, bool] = {}
+
+    def act(run: EchoRun) -> None:
+        for name, devices in ((LEARNER, b"3"), (ENGINE, b"5"), (SCORER, b"")):
+            if (process := run.process(name, 1)) is not None and name not in seen:
+                seen[name] = b"CUDA_VISIBLE_DEVICES=" + devices in environment_of(process.pid)
+
+    assert run.play(act).kind is OutcomeKind.COMPLETED
+    assert seen == {LEARNER: True, ENGINE: True, SCORER: False}
+    assert run.witness.losses == []
+
+
+def test_who_shares_a_block_sees_its_devices() -> None:
+    blocks = (Block(("engine/0", LEARNER), 2, ("local",)), Block(("engine/1",), 1, ("local",)))
+    devices = devices_of(Placement(blocks, num_learner_ranks=1), ("0", "1", "2"))
+    assert devices == {"engine/0": "0,1", LEARNER: "0", "engine/1": "2"}
+
+
+def test_a_thread_before_the_fork_ends_the_host_by_name(capfd: pytest.CaptureFixture[str]) -> None:
+    host = LocalHost(("host_with_thread",))
+    reader, writer = os.pipe()
+    try:
+        host.kill(1)  # nobody, so nothing happens
+        host.fork(ChildKind.ACTOR, "nobody", RunPlan(), writer)
+        end_s = time.monotonic() + DEADLINE_S
+        while not host.broken():
+            assert time.monotonic() < end_s, "it goes on"
+            time.sleep(0.01)  # between two looks at a process; nothing is timed by it
+        assert host.broken() == "the process that actors are forked from ended with exit code 1"
+    finally:
+        os.close(reader)
+        os.close(writer)
+        host.stop()
+    assert "has 2 threads: ['" in capfd.readouterr().err
+
+
+def test_a_job_that_cannot_be_prepared_says_what_to_mend(local: LocalHost, tmp_path: Path) -> None:
+    phases: list[str] = []
+    with pytest.raises(PreflightError, match=r"rows\.jsonl"):
+        local.prepare(job_of(tmp_path)).finish(phases.append)
+    assert phases[0] == "making the model"
+
+
+def test_a_preparation_that_dies_is_told(local: LocalHost, tmp_path: Path) -> None:
+    preparation = local.prepare(job_of(tmp_path))
+    local.kill(1)
+    with pytest.raises(PreparationError, match="its process is gone"):
+        preparation.finish(lambda _: None)
+
+
+def test_nothing_that_the_zygote_imports_starts_a_thread(tmp_path: Path) -> None:
+    modules = modules_of(job_of(tmp_path).scenario, "penstock.runtime.wiring")
+    code = (
+        "import importlib, os, sys\n"
+        f"for module in {modules!r}: importlib.import_module(module)\n"
+        "print(len(os.listdir('/proc/self/task')), 'ray' in sys.modules)"
+    )
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=280, env=environment)
+    assert done.stdout == "1 False\n", done.stderr
+
+
+def test_a_last_word_of_any_length_arrives(local: LocalHost, tmp_path: Path) -> None:
+    """More than a pipe holds, which nobody empties while the process ends."""
+    story = "no" * 500_000
+    outcome = EchoRun(local, tmp_path, RunPlan(user_error="filter", story=story)).play()
+    assert outcome.kind is OutcomeKind.USER_ERROR
+    assert outcome.story == story

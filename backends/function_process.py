@@ -4,6 +4,7 @@ Invariants:
 
 * The process leads a session of its own: signals of the terminal do not reach it, and killing its group ends what the
   user's functions started as well.
+* It has none of our environment's secrets: see :mod:`penstock.backends.user_environment`.
 * Writing never blocks: what the socket does not take follows with :meth:`FunctionProcess.flush`.
 """
 
@@ -19,9 +20,10 @@ import sys
 from typing import TYPE_CHECKING, Final
 
 from penstock.backends.processes import how_it_ended
+from penstock.backends.user_environment import user_environment
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 LENGTH_BYTES: Final = 4
 READ_BYTES: Final = 1 << 16
@@ -58,12 +60,13 @@ class FrameBuffer:
 class FunctionProcess:
     """See the module."""
 
-    def __init__(self, module: str, *arguments: str) -> None:
+    def __init__(self, module: str, *arguments: str, variables: Sequence[str] = ()) -> None:
         """
         Args:
             module: run as ``python -m MODULE FD … PARENT``, with the number of its end of the socket first and our
                 process id last.
             arguments: between the two.
+            variables: of our environment, that it needs beside those that every such process gets.
         """
         self.is_gone = False
         """It has closed its end: nothing more comes."""
@@ -77,7 +80,7 @@ class FunctionProcess:
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
-                env=_environment(),
+                env=user_environment(variables),
             )
 
     @property
@@ -139,11 +142,3 @@ class FunctionProcess:
             return bool(poll.poll(EXIT_TIMEOUT_S * 1000 if self.is_gone else 0))
         finally:
             os.close(handle)
-
-
-def _environment() -> dict[str, str]:
-    """Ours, with the places that Python looks in, and one thread for libraries that would take every core."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        environment.setdefault(name, "1")
-    return environment

@@ -12,14 +12,17 @@ from __future__ import annotations
 import difflib
 import hashlib
 import importlib.util
+import inspect
 import sys
 import sysconfig
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from types import CodeType
+from typing import TYPE_CHECKING, Final, cast
 
 if TYPE_CHECKING:
-    from types import CodeType, ModuleType
+    from collections.abc import Callable
+    from types import ModuleType
 
 SUFFIX: Final = ".py"
 MAX_FRAMES: Final = 4
@@ -71,6 +74,13 @@ def error_place(error: BaseException, path: Path) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if Path(frame.filename) == path]
     return f"{path.name}:{lines[-1]}" if lines else ""
+
+
+def defined_at(function: object) -> str:
+    """``file.py:31`` of the first line of a function, or of what calls an object; empty where that is not known."""
+    plain = inspect.unwrap(cast("Callable[..., object]", function))
+    code = getattr(plain, "__code__", None) or getattr(type(plain).__call__, "__code__", None)
+    return f"{Path(code.co_filename).name}:{code.co_firstlineno}" if isinstance(code, CodeType) else ""
 
 
 def described(error: BaseException, path: Path) -> str:

@@ -22,12 +22,14 @@ if TYPE_CHECKING:
 
 IN_PROCESS: Final = ("lines", "random")
 IN_WORKERS: Final = ("math", "deepscaler", "dapo", "gpqa", "f1", "ifbench", "reasoning_gym")
-OF_THE_BACKEND: Final = ("length_penalty", "remote", "judge")
+OF_THE_BACKEND: Final = ("length_penalty", "remote", "judge", "code")
 """What has options of its own, and is no function of a response alone."""
 BOXED_PREFIX: Final = "boxed_"
 BOXED: Final = tuple(f"{BOXED_PREFIX}{name}" for name in ("math", "gpqa", "f1", "ifbench", "reasoning_gym"))
 """What is in the last box alone is the response. (The others look for boxes, or for words around the answer,
 themselves.)"""
+REASONING_GYM: Final = ("reasoning_gym", f"{BOXED_PREFIX}reasoning_gym")
+"""What the extra of that name is needed for."""
 BUILT_IN: Final = (*IN_PROCESS, *IN_WORKERS, *BOXED, *OF_THE_BACKEND)
 
 

@@ -20,6 +20,7 @@ import itertools
 import logging
 import math
 import threading
+import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
@@ -73,6 +74,7 @@ class _Asked(msgspec.Struct):
     summand: int
     sample: int | None
     """None: all of them."""
+    asked_at_s: float
 
 
 class UnknownFunctionError(ValueError):
@@ -115,13 +117,14 @@ class Rewards:
             return
         job = Job(samples, is_group, asks.summands, [[None] * len(samples) for _ in asks.summands])
         questions: list[tuple[Source, Question]] = []
+        now_s = time.monotonic()
         with self._lock:
             for number, (summand, source) in enumerate(zip(asks.summands, asks.sources, strict=True)):
                 timeout_s = summand.function.timeout_s or command.timeout_s
                 whole = bool(summand.function.per_group)
                 for place in [None] if whole else range(len(samples)):
                     given = samples if place is None else (samples[place],)
-                    self._open[self._next_id] = _Asked(job, number, place)
+                    self._open[self._next_id] = _Asked(job, number, place, now_s)
                     questions.append((source, Question(self._next_id, given, command.prompt, timeout_s)))
                     self._next_id += 1
             job.num_open = len(questions)
@@ -169,12 +172,16 @@ class Rewards:
         self._emit(event)
 
     def gauges(self) -> tuple[Metric, ...]:
-        """Calls that wait and run, and totals of answers, failures and replaced processes."""
+        """Calls that wait and run, since when the oldest of them does, and totals of answers, failures and replaced
+        processes."""
+        with self._lock:  # in the order in which they were asked
+            oldest = next((asked.asked_at_s for asked in self._open.values()), None)
         counts = [source.counts() for source in self._sources]
         total = Counts(*(sum(values) for values in zip(*counts, strict=True)))
         return (
             Metric("reward/waiting", float(total.waiting)),
             Metric("reward/running", float(total.running)),
+            Metric("reward/oldest_s", 0.0 if oldest is None else time.monotonic() - oldest),
             Metric("reward/answered", float(total.answered)),
             Metric("reward/failed", float(total.failed)),
             Metric("reward/replaced_processes", float(total.replaced)),

@@ -159,6 +159,12 @@ def _load_built_in(kind: str, spec: str, launched: Launched | None) -> Loaded:
         assert launched is not None, "the hub says what is asked, and how"
         service = open_service(kind, spec, launched)
         return Loaded(service, service.names, True, None, service.concurrency)
+    if spec == "code":
+        from penstock.backends.rewards.code_answers import CodeReward
+        from penstock.backends.rewards.options import CodeOptions
+
+        tried = CodeReward((launched and launched.function.code) or CodeOptions())
+        return Loaded(tried, _asked_names(tried, kind, spec), True, None, tried.concurrency)
     from penstock.backends.rewards.builtin import built_in
 
     function = built_in(spec)

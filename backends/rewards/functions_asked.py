@@ -30,9 +30,13 @@ CHOSEN: Final = "chosen"
 LENGTH_PENALTY: Final = "length_penalty"
 REMOTE: Final = "remote"
 JUDGE: Final = "judge"
+CODE: Final = "code"
 CACHE_SHARE: Final = 0.2
 SERVICE_GRACE_S: Final = 5.0
 """A service keeps its own deadline, and says why there is no answer; only past this is its process ended."""
+SANDBOX_GRACE_S: Final = 60.0
+"""Programs are ended within ``reward.code.total_s`` and the time of one case; what is beyond is a sandbox that does not
+answer, or a wait for one of its places."""
 
 
 class Summand(NamedTuple):
@@ -109,15 +113,18 @@ def _filled(function: FunctionOptions, options: RewardOptions, max_response_toke
     is_penalty, is_remote, is_judge = (function.function == name for name in (LENGTH_PENALTY, REMOTE, JUDGE))
     remote = (function.remote or options.remote) if is_remote else None
     judge = (function.judge or options.judge) if is_judge else None
+    code = (function.code or options.code) if function.function == CODE else None
     service: ServiceOptions | None = remote or judge
+    timeout_s = function.timeout_s if service is None else service.timeout_s + SERVICE_GRACE_S
     return replace(
         function,
         per_group=asks_for_groups(function.function) if function.per_group is None else function.per_group,
-        timeout_s=function.timeout_s if service is None else service.timeout_s + SERVICE_GRACE_S,
-        num_workers=1 if service is not None else (function.num_workers or options.num_workers),
+        timeout_s=timeout_s if code is None else code.total_s + code.wall_s + SANDBOX_GRACE_S,
+        num_workers=1 if service or code else (function.num_workers or options.num_workers),
         length_penalty=replace(penalty, max_tokens=max_tokens, cache_tokens=cache_tokens) if is_penalty else None,
         remote=remote,
         judge=judge,
+        code=code,
     )
 
 

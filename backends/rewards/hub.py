@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from penstock.backends.protocol import Backend, Emit, Fail
     from penstock.backends.rewards.options import RewardOptions
+    from penstock.backends.stores.kept_samples import SampleKeeper
     from penstock.messages.commands import FilterCommand, Score, ScoreGroup
 
 FILTER_TIMEOUT_S: Final = 30.0
@@ -64,7 +65,11 @@ def open_filter(
 
 
 def open_filters(
-    function: str | None, sample_function: str | None, hook: str | None, tokenizer_folder: Path
+    function: str | None,
+    sample_function: str | None,
+    hook: str | None,
+    tokenizer_folder: Path,
+    keeper: SampleKeeper | None = None,
 ) -> Backend[FilterCommand]:
     """The backend that asks every function of a user's that the Filter has.
 
@@ -87,6 +92,7 @@ def open_filters(
         judge,
         None if sample_function is None else SampleSifter(SampleFilterTrade(sample_function, text)),
         None if hook is None else GroupShower(HookTrade(hook, ResponseText(tokenizer_folder))),
+        keeper,
     )
 
 

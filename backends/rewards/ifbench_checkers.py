@@ -49,10 +49,16 @@ PRIMES: Final = frozenset(n for n in range(2, 200) if all(n % d for d in range(2
 PUNCTUATION: Final = (".", ",", "!", "?", ";", ":", "-", "'", '"', "(", ")")
 VOWELS: Final = frozenset("aeiou")
 MAX_OPTIONS: Final = 100
-_NUMBER: Final = re.compile(r"(?<![\w.])[-+]?\d+(?:,\d{3})*(?:\.\d+)?(?![\w])")
+_NUMBER: Final = re.compile(r"(?<![\w.])[-+]?\d++(?:,\d{3}(?!\w))*+(?:\.\d++(?!\w))?+(?!\w)")
+_THESIS: Final = re.compile(
+    r"^[^\S\n]*+<(i|em)>(?=[^\S\n]*+[^<\s])[^<\n]*+</\1>(.*)", re.DOTALL | re.MULTILINE | re.IGNORECASE
+)
 _JAPANESE: Final = re.compile(r"[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uff66-\uff9f]")
 _EMOJI_END: Final = re.compile(
     "[\u2190-\u21ff\u2300-\u27bf\u2b00-\u2bff\U0001f000-\U0001faff][\ufe0f\u200d\U0001f3fb-\U0001f3ff]{0,3}$"
+)
+_END_BEFORE_EMOJI: Final = re.compile(
+    r"(?<![.!?])[.!?]++\s*+(?=[\u2190-\u21ff\u2300-\u27bf\u2b00-\u2bff\U0001f000-\U0001faff])"
 )
 _DATE: Final = re.compile(r"\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])")
 _PAIRS: Final = {")": "(", "]": "[", "}": "{"}
@@ -182,14 +188,14 @@ def _options(response: str, given: Given) -> bool:
 
 def _emoji_ends(response: str, given: Given) -> bool:
     """An emoji may stand behind the mark that ends its sentence."""
-    text = re.sub(r"([.!?]+)\s*(?=[\u2190-\u21ff\u2300-\u27bf\u2b00-\u2bff\U0001f000-\U0001faff])", r"", response)
+    text = _END_BEFORE_EMOJI.sub("", response)
     pieces = [piece.strip() for line in lines(text) for piece in sentences(_with_ends(line)) if piece.strip()]
     return bool(pieces) and all(_EMOJI_END.search(piece.rstrip(".!? \"'”")) for piece in pieces)
 
 
 def _with_ends(line: str) -> str:
     """A sentence begins behind an emoji that a capital letter follows."""
-    return re.sub(r"([\U0001f000-\U0001faff\u2600-\u27bf][\ufe0f\u200d]{0,2})\s+(?=[A-Z\"“])", r"\1. ", line)
+    return re.sub(r"([\U0001f000-\U0001faff\u2600-\u27bf][\ufe0f\u200d]{0,2})\s++(?=[A-Z\"“])", r"\1. ", line)
 
 
 def _three_sentences(response: str, given: Given) -> bool:
@@ -260,7 +266,7 @@ def _list(response: str, given: Given) -> bool:
 
 
 def _thesis(response: str, given: Given) -> bool:
-    found = re.search(r"^\s*<(i|em)>[^<\n]*\S[^<\n]*</\1>(.*)", response, re.DOTALL | re.MULTILINE | re.IGNORECASE)
+    found = _THESIS.search(response)
     return found is not None and bool(re.sub(r"<(i|em)>[^<]*</\1>", "", found[2]).strip())
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 import msgspec
 
 from penstock.backends.rewards.functions import NoRewardError
-from penstock.backends.rewards.instruction_text import Given, sentences, words
+from penstock.backends.rewards.instruction_text import Given, sentences, stream_safe, words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 CONSTRAINED_ANSWERS: Final = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 _BULLET: Final = re.compile(r"^[ \t]*(?:\*[^*\n]|-[^-\n])", re.MULTILINE)
 _PLACEHOLDER: Final = re.compile(r"\[[^\[\]\n]{1,200}\]")
-_HIGHLIGHT: Final = re.compile(r"\*\*[^*\n]*[^*\s][^*\n]*\*\*|\*[^*\n]*[^*\s][^*\n]*\*")
-_TITLE: Final = re.compile(r"<<[^<>\n]*[^<>\s][^<>\n]*>>")
-_FENCE: Final = re.compile(r"\A\s*```(?:json|JSON|Json)?\s*\n?(.*?)\n?\s*```\s*\Z", re.DOTALL)
+FENCE: Final = "```"
+_SOMETHING: Final = r"(?=[^\S\n]*+[^*\s])"
+_HIGHLIGHT: Final = re.compile(rf"\*\*{_SOMETHING}[^*\n]*+\*\*|\*{_SOMETHING}[^*\n]*+\*")
+_TITLE: Final = re.compile(r"<<(?=[^\S\n]*+[^<>\s])[^<>\n]*+>>")
 
 
 class _Langid(Protocol):
@@ -48,7 +49,7 @@ def _language(response: str, given: Given) -> bool:
     import py3langid
 
     library = cast("_Langid", py3langid)
-    return library.classify(response)[0] == wanted
+    return library.classify(stream_safe(response))[0] == wanted
 
 
 def _paragraphs(response: str, given: Given) -> bool:
@@ -72,7 +73,7 @@ def _nth_paragraph(response: str, given: Given) -> bool:
 def _postscript(response: str, given: Given) -> bool:
     marker = given.text("postscript_marker")
     letters = [re.escape(letter) for letter in re.sub(r"[\s.]", "", marker)]
-    return re.search(r"^\s*" + r"\.?[ ]?".join(letters), response, re.IGNORECASE | re.MULTILINE) is not None
+    return re.search(r"^[^\S\n]*+" + r"\.?[ ]?".join(letters), response, re.IGNORECASE | re.MULTILINE) is not None
 
 
 def _sections(response: str, given: Given) -> bool:
@@ -81,12 +82,18 @@ def _sections(response: str, given: Given) -> bool:
 
 
 def _json(response: str, given: Given) -> bool:
-    fenced = _FENCE.match(response)
     try:
-        msgspec.json.decode(fenced[1] if fenced else response.strip())
+        msgspec.json.decode(_unfenced(response.strip()))
     except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
         return False
     return True
+
+
+def _unfenced(text: str) -> str:
+    if len(text) < 2 * len(FENCE) or not (text.startswith(FENCE) and text.endswith(FENCE)):
+        return text
+    inside = text[len(FENCE) : -len(FENCE)]
+    return inside[4:] if inside[:4] in ("json", "JSON", "Json") else inside
 
 
 def _two_responses(response: str, given: Given) -> bool:

@@ -2,7 +2,8 @@
 
 Invariants:
 
-* Work is linear in the length of the response, or nearly so.
+* Work is linear in the length of the response: a quantifier gives back nothing that the next one could take as well,
+  and begins only where its run begins.
 * A row that does not say what its instruction needs gives no reward: that is not the model's doing.
 """
 
@@ -11,6 +12,7 @@ Invariants:
 from __future__ import annotations
 
 import re
+import unicodedata
 from typing import TYPE_CHECKING, Final, cast
 
 from penstock.backends.rewards.functions import NoRewardError
@@ -20,11 +22,12 @@ if TYPE_CHECKING:
 
 _WORD: Final = re.compile(r"\w+")
 _SPOKEN_WORD: Final = re.compile(r"[^\W_]+(?:['’-][^\W_]+)*")
-_SENTENCE_END: Final = re.compile(r"[.!?…。！？]+[\"'”’)\]*_]{0,4}(?=\s|$)|\n\s*\n")
+_SENTENCE_END: Final = re.compile(r"(?<![.!?…。！？])[.!?…。！？]++[\"'”’)\]*_]{0,4}(?=\s|$)|\n\s*\n")
 _ABBREVIATION: Final = re.compile(
     r"(?:\b(?:mr|mrs|ms|dr|prof|st|jr|sr|vs|etc|e\.g|i\.e|cf|no|vol|fig|inc|ltd|co|approx)|\b[a-z]|\bu\.s|\bu\.k)\.$",
     re.IGNORECASE,
 )
+MAX_MARKS: Final = 30
 _LIST_NUMBER: Final = re.compile(r"(?:^|\n)\s*\d{1,3}\.$")
 
 
@@ -79,6 +82,20 @@ def as_list(value: object) -> list[object]:
     return cast("list[object]", value) if isinstance(value, list) else []
 
 
+def stream_safe(text: str) -> str:
+    """Without marks beyond the thirtieth on one letter, as Unicode's stream-safe format has it: to sort them takes the
+    square of their number."""
+    if text.isascii():
+        return text
+    kept: list[str] = []
+    num_marks = 0
+    for character in text:
+        num_marks = num_marks + 1 if unicodedata.combining(character) else 0
+        if num_marks <= MAX_MARKS:
+            kept.append(character)
+    return "".join(kept)
+
+
 def words(text: str) -> list[str]:
     """Runs of letters, digits and underscores, as IFEval counts words: ``don't`` is two."""
     return _WORD.findall(text)
@@ -95,13 +112,13 @@ def sentences(text: str) -> list[str]:
     found: list[str] = []
     start = 0
     for match in _SENTENCE_END.finditer(text):
-        so_far = text[start : match.end()]
         tail = text[max(start, match.end() - 12) : match.end()]
         if match[0] == "." and (_ABBREVIATION.search(tail) or _LIST_NUMBER.search(tail)):
             continue
+        so_far = text[start : match.end()].strip()
         start = match.end()
-        if so_far.strip():
-            found.append(so_far.strip())
+        if so_far:
+            found.append(so_far)
     if rest := text[start:].strip():
         found.append(rest)
     return found

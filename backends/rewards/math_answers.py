@@ -43,6 +43,17 @@ signs."""
 _TOWER: Final = re.compile(r"(?:\^|\*\*)[\s{(]*[\w.\\]{1,40}[\s})]*[\s{(]*(?:\^|\*\*)")
 """A power of a power."""
 
+_SIGNS: Final = (
+    r"(?:\\(?:n?eqq?|ne|not|n?leq?q?|n?leqslant|n?geq?q?|n?geqslant|lt|gt|ll|gg|neg|lnot|implies|iff|equiv|nequiv"
+    r"|Rightarrow|Leftrightarrow)(?![A-Za-z])|[<>≠≤≥≡¬])"
+)
+_RELATION: Final = re.compile(_SIGNS)
+"""What says that something is not the number behind it, or not only it."""
+_RELATION_AT_END: Final = re.compile(rf"{_SIGNS}[\s{{(\[$]{{0,8}}$")
+_PERCENT: Final = re.compile(r"[\s}$)]{0,8}\\?%")
+_OF_NUMBERS: Final = re.compile(r"\\(?:[dt]?frac|sqrt|cdot|times|div|left|right|pi|pm|[,;! ])(?![A-Za-z])")
+_NUMERIC: Final = re.compile(r"[\d\s.,+*/^(){}!|-]*", re.ASCII)
+
 _DIGITS: Final = re.compile(r"-?\d{1,18}", re.ASCII)
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that no time limit is set
@@ -133,7 +144,36 @@ def _plainly(text: str) -> str:
 
 def _equals(gold: list[object], text: str) -> bool:
     found = _LIBRARY.parse(text, parsing_timeout=None)
-    return bool(found) and _LIBRARY.verify(gold, found, timeout_seconds=None)
+    return (
+        bool(found)
+        and _LIBRARY.verify(gold, found, timeout_seconds=None)
+        and _says_so(gold, str(gold[-1]), text, str(found[-1]))
+    )
+
+
+def _says_so(gold: list[object], label: str, text: str, found: str) -> bool:
+    """Whether an answer that the library takes for the label claims it. The library leaves out what it does not
+    understand (``\\neq``), looks at the last side of an equation only, and takes ``500%`` for 5 as well as for 500."""
+    before, _, after = text.rpartition(found)
+    if not _RELATION.search(label) and (_RELATION.search(found) or _RELATION_AT_END.search(before)):
+        return False
+    if "=" not in label:
+        sides = [side.strip() for side in found.split("=")[:-1]]
+        if not all(_holds(gold, side) for side in sides if side and _is_number(side)):
+            return False
+    if "%" in label or not ("%" in found or _PERCENT.match(after)):
+        return True
+    return _holds(gold, found.replace("\\%", "").replace("%", ""))
+
+
+def _holds(gold: list[object], text: str) -> bool:
+    same = _LIBRARY.parse(f"{BOXED}{{{text}}}", parsing_timeout=None)
+    return bool(same) and _LIBRARY.verify(gold, same, timeout_seconds=None)
+
+
+def _is_number(text: str) -> bool:
+    """Without unknowns."""
+    return _NUMERIC.fullmatch(_OF_NUMBERS.sub("", text)) is not None
 
 
 @lru_cache(NUM_CACHED_LABELS)

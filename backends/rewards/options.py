@@ -22,6 +22,25 @@ class LengthPenaltyOptions(Options, frozen=True, kw_only=True):
     penalty: Annotated[float, Meta(gt=0)] = 1.0
 
 
+class CodeOptions(Options, frozen=True, kw_only=True):
+    """The reward ``code``: a Python program of the model's is tried on the cases of its row, in a sandbox."""
+
+    partial: bool = False
+    """The reward is the share of the cases that the program passes. false: 1 if it passes all of them, else 0."""
+    max_cases: Annotated[int, Meta(ge=1)] | None = None
+    """Only the first so many of a row's cases are tried; null: all."""
+    cpu_s: Annotated[int, Meta(ge=1)] = 5
+    """CPU time of one case."""
+    wall_s: Annotated[float, Meta(ge=0.1)] = 15.0
+    """Time of one case, which on a busy machine is more than its CPU time."""
+    total_s: Annotated[float, Meta(gt=0)] = 120.0
+    """Time of all cases of one response; those that it has not come to by then are not passed."""
+    memory_bytes: Annotated[int, Meta(ge=64 << 20)] = 512 << 20
+    """Address space of the program."""
+    packages: bool = False
+    """The program can import what is installed beside Penstock."""
+
+
 class FunctionOptions(Options, frozen=True, kw_only=True):
     """One reward function."""
 
@@ -41,6 +60,8 @@ class FunctionOptions(Options, frozen=True, kw_only=True):
     """null: reward.remote."""
     judge: JudgeOptions | None = None
     """null: reward.judge."""
+    code: CodeOptions | None = None
+    """null: reward.code."""
 
 
 class ComponentOptions(FunctionOptions, frozen=True, kw_only=True):
@@ -68,6 +89,10 @@ class RewardAlarmOptions(Options, frozen=True, kw_only=True):
     """The share of samples without a reward, among the last failed_window, from which on there is an alarm."""
     failed_window: Annotated[int, Meta(ge=0)] = 200
     """0: no such alarm."""
+    stop_after: Annotated[int, Meta(ge=0)] = 16
+    """When so many samples have failed for one kind of reason (four times as many for several), and not one of the run
+    has been scored, the run stops with that reason. Samples whose generation fails count too. Once as many
+    calls of reward functions have failed, none is tried again until one gives a reward. 0: none of this."""
 
 
 class RewardOptions(Options, frozen=True, kw_only=True):
@@ -75,7 +100,7 @@ class RewardOptions(Options, frozen=True, kw_only=True):
 
     function: str = "math"
     """``math``, ``deepscaler``, ``dapo``, ``gpqa``, ``f1``, ``ifbench``, ``reasoning_gym``, ``length_penalty``,
-    ``remote``, ``judge``, ``lines``, ``random``, or ``file.py:function``. ``boxed_math``, ``boxed_gpqa``,
+    ``remote``, ``judge``, ``code``, ``lines``, ``random``, or ``file.py:function``. ``boxed_math``, ``boxed_gpqa``,
     ``boxed_f1``, ``boxed_ifbench`` and ``boxed_reasoning_gym`` see the last box of the response alone. The page
     docs/rewards.md has the rules of each."""
     key: str | None = None
@@ -99,4 +124,5 @@ class RewardOptions(Options, frozen=True, kw_only=True):
     length_penalty: LengthPenaltyOptions = LengthPenaltyOptions()
     remote: RemoteOptions = RemoteOptions()
     judge: JudgeOptions = JudgeOptions()
+    code: CodeOptions = CodeOptions()
     alarms: RewardAlarmOptions = RewardAlarmOptions()

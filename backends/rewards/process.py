@@ -11,7 +11,10 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import msgspec
+
 from penstock.backends.function_process import FunctionProcess
+from penstock.backends.rewards.surroundings import Launched
 from penstock.backends.rewards.wire import SAID, encoded
 
 if TYPE_CHECKING:
@@ -39,7 +42,7 @@ class WorkerProcess(FunctionProcess):
     """A process that calls one function."""
 
     def __init__(self, kind: str, spec: str, options_json: str, clock: Callable[[], float]) -> None:
-        super().__init__(MODULE, kind, spec, options_json)
+        super().__init__(MODULE, kind, spec, options_json, variables=_variables(options_json))
         self._clock = clock
         self._progress_s = self.started_at_s = clock()
         self._mean_s: float | None = None
@@ -96,3 +99,12 @@ class WorkerProcess(FunctionProcess):
     def is_side_by_side(self) -> bool:
         """Whether its calls run side by side."""
         return self.ready is not None and self.ready.is_async
+
+
+def _variables(options_json: str) -> tuple[str, ...]:
+    """The key of a service that the function asks."""
+    if not options_json:
+        return ()
+    function = msgspec.json.decode(options_json, type=Launched).function
+    service = function.remote or function.judge
+    return () if service is None or service.auth_env is None else (service.auth_env,)

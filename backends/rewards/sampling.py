@@ -37,7 +37,7 @@ from penstock.backends.rewards.sampling_calls import (
 from penstock.backends.rewards.trades import reward_call
 from penstock.backends.rewards.wire import CallFailed, FilterCall, Judged, Kept, SampleCall, ShowCall
 from penstock.messages.base import Metric
-from penstock.messages.commands import JudgeGroup, JudgeSamples, ShowGroup
+from penstock.messages.commands import JudgeGroup, JudgeSamples, KeepSamples, ShowGroup
 from penstock.messages.local import DroppedSample, SamplesJudged
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from penstock.backends.protocol import Backend, Emit, Fail
     from penstock.backends.rewards.trades import ResponseText
     from penstock.backends.rewards.wire import Answer
+    from penstock.backends.stores.kept_samples import SampleKeeper
     from penstock.messages.commands import FilterCommand
     from penstock.messages.samples import Prompt, Sample
 
@@ -77,7 +78,7 @@ class _SampleTask:
 
 
 class SampleFilterTrade:
-    """One sample to its verdict: empty for one that is kept, else the cause."""
+    """One sample to its verdict: none for one that is kept."""
 
     kind = SAMPLE_FILTER
     options_json = ""
@@ -99,20 +100,21 @@ class SampleFilterTrade:
         call = reward_call(sample, prompt, SAMPLE_TIMEOUT_S, call_id, self._text, frozenset(names))
         return SampleCall(call_id, SAMPLE_TIMEOUT_S, call, rewarded)
 
-    def event(self, command: _SampleTask, answer: Answer) -> tuple[_SampleTask, str]:
+    def event(self, command: _SampleTask, answer: Answer) -> tuple[_SampleTask, DroppedSample | None]:
         """See :class:`~penstock.backends.rewards.pool.Trade`."""
+        index = command.sample.key.index
         if isinstance(answer, Kept):
-            return command, "" if answer.keep else answer.cause or USER_SAMPLE_FILTER
+            return command, None if answer.keep else DroppedSample(index, answer.cause or USER_SAMPLE_FILTER)
         assert isinstance(answer, CallFailed)
         _LOG.warning("sample %s is dropped because the filter failed on it: %s", command.sample.key, answer.reason)
-        return command, SAMPLE_FILTER_ERROR
+        return command, DroppedSample(index, SAMPLE_FILTER_ERROR, answer.reason)
 
 
 class SampleSifter:
     """Asks the filter of samples, in processes."""
 
     def __init__(self, trade: SampleFilterTrade) -> None:
-        self._pool = WorkerPool[_SampleTask, "tuple[_SampleTask, str]"](trade, NUM_SAMPLE_WORKERS)
+        self._pool = WorkerPool[_SampleTask, "tuple[_SampleTask, DroppedSample | None]"](trade, NUM_SAMPLE_WORKERS)
 
     def start(self, emit: Emit, fail: Fail) -> None:
         """See :class:`~penstock.backends.protocol.Backend`. A filter that cannot be loaded comes to ``fail``."""
@@ -127,12 +129,12 @@ class SampleSifter:
         if not command.group.samples:
             self._emit(SamplesJudged(group_id=command.group.group_id, dropped=()))
 
-    def _on_verdict(self, verdict: tuple[_SampleTask, str]) -> None:
+    def _on_verdict(self, verdict: tuple[_SampleTask, DroppedSample | None]) -> None:
         """On the pool's one thread."""
-        task, cause = verdict
+        task, dropped_one = verdict
         sifting = task.sifting
-        if cause:
-            sifting.dropped.append(DroppedSample(task.sample.key.index, cause))
+        if dropped_one is not None:
+            sifting.dropped.append(dropped_one)
         sifting.num_left -= 1
         if not sifting.num_left:
             dropped = tuple(sorted(sifting.dropped, key=lambda item: item.index))
@@ -212,15 +214,23 @@ class GroupShower:
 
 
 class FilterFunctions:
-    """Everything that the Filter asks of users' functions."""
+    """Everything that the Filter asks of users' functions, and what keeps samples for people."""
 
-    def __init__(self, judge: Backend[JudgeGroup], sifter: SampleSifter | None, shower: GroupShower | None) -> None:
+    def __init__(
+        self,
+        judge: Backend[JudgeGroup],
+        sifter: SampleSifter | None,
+        shower: GroupShower | None,
+        keeper: SampleKeeper | None = None,
+    ) -> None:
         self._judge = judge
         self._sifter = sifter
         self._shower = shower
+        self._keeper = keeper
 
     def start(self, emit: Emit, fail: Fail) -> None:
         """See :class:`~penstock.backends.protocol.Backend`."""
+        self._fail = fail
         self._judge.start(emit, fail)
         if self._sifter is not None:
             self._sifter.start(emit, fail)
@@ -238,15 +248,18 @@ class FilterFunctions:
             case ShowGroup():
                 assert self._shower is not None, "the scenario names a hook"
                 self._shower.execute(command)
+            case KeepSamples():
+                assert self._keeper is not None, "the scenario keeps samples"
+                self._keeper.keep(command, self._fail)
 
     def gauges(self) -> tuple[Metric, ...]:
         """Of all of them."""
-        parts = (part for part in (self._judge, self._sifter, self._shower) if part is not None)
+        parts = (part for part in (self._judge, self._sifter, self._shower, self._keeper) if part is not None)
         return tuple(metric for part in parts for metric in part.gauges())
 
     def close(self, timeout_s: float) -> None:
-        """Kill the processes."""
-        for part in (self._judge, self._sifter, self._shower):
+        """Kill the processes, and write the samples that wait to be."""
+        for part in (self._judge, self._sifter, self._shower, self._keeper):
             if part is not None:
                 part.close(timeout_s)
 

@@ -72,10 +72,11 @@ class JudgeOptions(ServiceOptions, frozen=True, kw_only=True):
     system: str | None = None
     """A system message before it."""
     score: str | None = None
-    r"""A regular expression with one group, the number: ``Score:\s*(-?\d+(?:\.\d+)?)``. The last place counts."""
+    r"""A regular expression with one group, the number: ``Score:\s*(-?\d+(?:\.\d+)?)``. Nothing
+    else may stand on the last line of the judge's answer; a ``/ 10`` behind it where ``highest`` is 10."""
     verdicts: dict[str, float] | None = None
-    """Words and what each is worth, instead of ``score``; the word that stands last counts, whole and in any case.
-    null, with no ``score`` either: yes is 1 and no is 0."""
+    """Words and what each is worth, instead of ``score``, in any case. One stands alone on the last line of the
+    judge's answer, and no other alone on a line before. null, with no ``score`` either: yes is 1 and no is 0."""
     lowest: float = 0.0
     highest: float = 1.0
     """Numbers outside are no verdict; those inside become (number − lowest) ÷ (highest − lowest)."""

@@ -15,7 +15,7 @@ import msgspec
 from penstock.backends.data.row_chooser import RowChooser
 from penstock.backends.draws import mixed, uniform
 from penstock.messages.arrays import pack_tokens
-from penstock.messages.commands import ChooseRows, JudgeSamples, Score, ShowGroup
+from penstock.messages.commands import ChooseRows, JudgeSamples, KeepSamples, Score, ShowGroup
 from penstock.messages.local import (
     DroppedSample,
     FetchedPrompt,
@@ -183,7 +183,7 @@ class SimulatedJudge(_Answering):
     def execute(self, command: FilterCommand, /) -> None:
         """See :class:`penstock.backends.protocol.Backend`."""
         group_id = command.group.group_id
-        if isinstance(command, ShowGroup):
+        if isinstance(command, ShowGroup | KeepSamples):
             return  # nobody looks
         if isinstance(command, JudgeSamples):
             keys = [sample.key for sample in command.group.samples]

@@ -19,6 +19,7 @@ import msgspec
 
 from penstock.backends.rewards.boxes import boxed_answers
 from penstock.backends.rewards.functions import NoRewardError
+from penstock.backends.rewards.instruction_text import stream_safe
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -69,9 +70,8 @@ def _f1(given: list[str], wanted: list[str]) -> float:
 
 
 def _words(text: str) -> list[str]:
-    kept = "".join(
-        character for character in unicodedata.normalize("NFKC", text.lower()) if not _is_punctuation(character)
-    )
+    plain = unicodedata.normalize("NFKC", stream_safe(text.lower()))
+    kept = plain.translate({ord(character): None for character in set(plain) if _is_punctuation(character)})
     return [word for word in kept.split() if word not in _ARTICLES]
 
 

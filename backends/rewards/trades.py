@@ -106,6 +106,6 @@ class FilterTrade:
         if isinstance(answer, Kept):
             return GroupJudged(group_id=group_id, keep=answer.keep, cause=answer.cause)
         assert isinstance(answer, CallFailed)
-        # Causes are counted in the ledger, so the text of the error cannot be one.
+        # Causes are few and counted in the balance, so the text of the error cannot be one.
         _LOG.warning("group %d is turned away because the filter failed on it: %s", group_id, answer.reason)
-        return GroupJudged(group_id=group_id, keep=False, cause=FILTER_ERROR, is_failure=True)
+        return GroupJudged(group_id=group_id, keep=False, cause=FILTER_ERROR, is_failure=True, reason=answer.reason)

@@ -35,7 +35,7 @@ from penstock.backends.rewards.functions import (
 from penstock.backends.rewards.sampling_calls import HOOK, PRIORITY, SAMPLE_FILTER
 from penstock.backends.rewards.surroundings import Launched
 from penstock.backends.rewards.wire import CALLS, CallFailed, GroupCall, Kept, LoadFailed, Ready, frame
-from penstock.backends.user_code import UserCodeError, described, named, told
+from penstock.backends.user_code import UserCodeError, defined_at, described, named, told
 from penstock.backends.user_loop import run_beside_functions
 
 if TYPE_CHECKING:
@@ -155,7 +155,8 @@ def _converted(call: Call, served: Served, returned: object, elapsed_s: float) -
 
 def _failure(call: Call, error: BaseException, loaded: Loaded, elapsed_s: float) -> CallFailed:
     if isinstance(error, NoRewardError):
-        reason = str(error)
+        place = defined_at(loaded.function)
+        reason = f"{error} ({place})" if loaded.path is not None and place else str(error)
     elif loaded.path is not None:
         reason = described(error, loaded.path)
     else:

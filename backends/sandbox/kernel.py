@@ -42,15 +42,16 @@ _MOUNT_ATTR_RDONLY: Final = 1
 _MOUNT_ATTR_NOSUID: Final = 2
 _CAPABILITY_VERSION_3: Final = 0x20080522
 
-# Landlock: rights over files, by bit, and in which version of its interface they came.
+# Landlock
 _EXECUTE: Final = 1 << 0
 _WRITE_FILE: Final = 1 << 1
 _READ_FILE: Final = 1 << 2
 _READ_DIR: Final = 1 << 3
-_NUM_FILE_RIGHTS: Final = {1: 13, 2: 14, 3: 15, 4: 15}
-_NUM_FILE_RIGHTS_NOW: Final = 16
-_ABI_WITH_NETWORK: Final = 4
-_ABI_WITH_SCOPES: Final = 6
+LANDLOCK_NEEDED: Final = 6
+"""The version of its interface that is used, on newer kernels too: before, files can be emptied (1, 2), devices told
+what to do (4), and processes outside be signalled and reached by abstract sockets (5)."""
+_HANDLED: Final = struct.pack("=QQQ", (1 << 16) - 1, 3, 3)
+"""All rights over files, binding and connecting, abstract sockets and signals of others."""
 _LANDLOCK_CREATE: Final = 444
 _LANDLOCK_ADD: Final = 445
 _LANDLOCK_RESTRICT: Final = 446
@@ -131,14 +132,7 @@ def allow_only_reading(paths: Iterable[str]) -> None:
     Needs that no new privileges can be had. What Landlock does not know (looking at names and dates, changing modes) is
     left to the system call filter.
     """
-    version = landlock_version()
-    num_rights = _NUM_FILE_RIGHTS.get(version, _NUM_FILE_RIGHTS_NOW)
-    handled = struct.pack("=Q", (1 << num_rights) - 1)
-    if version >= _ABI_WITH_NETWORK:
-        handled += struct.pack("=Q", 3)  # binding and connecting
-    if version >= _ABI_WITH_SCOPES:
-        handled += struct.pack("=Q", 3)  # abstract sockets and signals of others
-    ruleset = _check(_libc.syscall(_LANDLOCK_CREATE, handled, ctypes.c_size_t(len(handled)), 0), "landlock")
+    ruleset = _check(_libc.syscall(_LANDLOCK_CREATE, _HANDLED, ctypes.c_size_t(len(_HANDLED)), 0), "landlock")
     try:
         for path in paths:
             rights = _EXECUTE | _READ_FILE | (_READ_DIR if os.path.isdir(path) else 0)

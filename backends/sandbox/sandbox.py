@@ -38,8 +38,8 @@ _log: Final = logging.getLogger(__name__)
 
 MEANS: Final = {
     NAMESPACES: "processes, files and network of its own (Linux namespaces), a system call filter and limits",
-    FILTER: "one process without network that can read the Python installation and write nothing (Landlock, a system "
-    "call filter), and limits",
+    FILTER: "one process with one thread, without network, that can read the Python installation and write nothing "
+    "(Landlock, a system call filter), and limits",
     NONE: "limits on time, memory and output alone: it can read and write what this user can, and reach the network",
 }
 
@@ -109,13 +109,20 @@ class Sandbox:
         if self.isolation == NONE:
             _log.warning("programs of the model are run unprotected, as was asked for: %s", MEANS[NONE])
 
-    async def run(self, source: str) -> ProgramRun:
+    async def run(self, source: str, *, stdin: str = "", is_plain: bool = False) -> ProgramRun:
         """Run this, when a place is free.
+
+        Args:
+            source: the program.
+            stdin: what it reads.
+            is_plain: its output is what it writes to stdout, byte for byte; else stderr and the value of an expression
+                on the last line are in it as well.
 
         Raises:
             SandboxFailedError: it could not be run.
         """
-        run = WardedRun(self._job(source, self.isolation), self.limits.output_bytes)
+        job = self._job(source, self.isolation)._replace(stdin=stdin, is_plain=is_plain)
+        run = WardedRun(job, self.limits.output_bytes)
         followed = asyncio.get_running_loop().run_in_executor(self._threads, run.follow)
         try:
             return await asyncio.shield(followed)
@@ -154,14 +161,21 @@ class Sandbox:
                 return isolation
             reasons.append(f"{isolation}: {why_not}")
         raise SandboxUnavailableError(
-            f"programs of the model cannot be shut in on this machine ({'; '.join(reasons)}). Allow user namespaces or "
-            "Landlock (in a container: its seccomp profile), or say isolation 'none' to run them unprotected"
+            f"programs of the model cannot be shut in on this machine ({'; '.join(reasons)}). Allow user namespaces "
+            "(sysctl kernel.unprivileged_userns_clone=1, or kernel.apparmor_restrict_unprivileged_userns=0; in a "
+            "container: a seccomp profile that allows unshare and mount), or Landlock on Linux 6.12 or newer, or say "
+            "isolation 'none' to run them unprotected"
         )
 
     def _tried(self, isolation: str) -> str:
         """Why it does not work; empty when it does."""
-        if isolation == FILTER and not kernel.landlock_version():
-            return "the kernel has no Landlock, or does not allow it here"
+        version = kernel.landlock_version()
+        if isolation == FILTER and version < kernel.LANDLOCK_NEEDED:
+            has = f"version {version} of Landlock" if version else "no Landlock, or does not allow it here"
+            return (
+                f"the kernel has {has}; version {kernel.LANDLOCK_NEEDED} is needed (Linux 6.12), since older ones "
+                "let a program signal and reach other processes"
+            )
         try:
             run = WardedRun(self._job("print(6 * 7)", isolation), self.limits.output_bytes).follow()
         except SandboxFailedError as error:

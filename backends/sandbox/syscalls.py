@@ -4,6 +4,7 @@ Invariants:
 
 * A refused call fails as if it were forbidden (``EPERM``): a program gets an exception that it can print. Only calls of
   another instruction set end it.
+* Calls that nobody has looked at are refused, by their number: what is not known is not there.
 * What is refused: the network, looking into or signalling processes that are not its own, mounting, namespaces, memory
   that no limit counts, and parts of the kernel that no program of this kind needs.
 * Nothing but the standard library is imported.
@@ -43,7 +44,11 @@ REFUSED: Final = {
     "sethostname": (170, 161), "setdomainname": (171, 162), "settimeofday": (164, 170), "adjtimex": (159, 171),
     "clock_settime": (227, 112), "clock_adjtime": (305, 266),
     "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194), "shmat": (30, 196),
-    "semget": (64, 190), "msgget": (68, 186), "mq_open": (240, 180),
+    "shmctl": (31, 195), "shmdt": (67, 197), "semget": (64, 190), "semop": (65, 193), "semctl": (66, 191),
+    "semtimedop": (220, 192), "msgget": (68, 186), "msgsnd": (69, 189), "msgrcv": (70, 188), "msgctl": (71, 187),
+    "mq_open": (240, 180), "mq_unlink": (241, 181), "mq_timedsend": (242, 182), "mq_timedreceive": (243, 183),
+    "mq_notify": (244, 184), "mq_getsetattr": (245, 185), "open_tree_attr": (467, 467),
+    "lsm_set_self_attr": (460, 460), "process_mrelease": (448, 448), "vhangup": (153, 58), "nfsservctl": (180, 42),
     "setpriority": (141, 140), "ioprio_set": (251, 30), "sched_setparam": (142, 118), "sched_setscheduler": (144, 119),
     "sched_setaffinity": (203, 122), "sched_setattr": (314, 274), "migrate_pages": (256, 238), "move_pages": (279, 239),
 }  # fmt: skip
@@ -56,10 +61,14 @@ REFUSED_IN_SHARED_VIEW: Final = {
     "fchown": (93, 55), "lchown": (94, None), "fchownat": (260, 54), "utime": (132, None), "utimes": (235, None),
     "futimesat": (261, None), "utimensat": (280, 88), "setxattr": (188, 5), "lsetxattr": (189, 6),
     "fsetxattr": (190, 7), "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16),
-    "setxattrat": (463, 463), "removexattrat": (466, 466),
+    "setxattrat": (463, 463), "removexattrat": (466, 466), "inotify_add_watch": (254, 27),
 }  # fmt: skip
 """Where the program sees the processes and the files that everybody sees: signals to others, and changes to files that
 Landlock does not judge."""
+
+LAST_REVIEWED: Final = 467
+"""The highest number of a call that somebody has looked at, on both machines. What newer kernels have above it
+(``file_setattr``, …) is not there."""
 
 _CLONE: Final = (56, 220)
 _CLONE3: Final = (435, 435)
@@ -69,6 +78,14 @@ _PRCTL: Final = (157, 167)
 _KILL: Final = (62, 129)
 _TGKILL: Final = (234, 131)
 _PRLIMIT: Final = (302, 261)
+_SOCKETPAIR: Final = (53, 199)
+_FCNTL: Final = (72, 25)
+_IOCTL: Final = (16, 29)
+_SOCK_STREAM: Final = 1
+_F_SIGNALS: Final = (8, 10, 15)
+"""F_SETOWN, F_SETSIG, F_SETOWN_EX: who is signalled about a file."""
+_TERMINAL: Final = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+"""TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX: what Python asks of any file."""
 
 _LOAD: Final = 0x20
 _EQUAL: Final = 0x15
@@ -80,8 +97,8 @@ _KILL_PROCESS: Final = 0x80000000
 _ERRNO: Final = 0x00050000
 _AT_NUMBER: Final = 0
 _AT_MACHINE: Final = 4
-_AT_ARGUMENT: Final = 16
-"""Low half of the first; all that are looked at are the first, and are int."""
+_AT_ARGUMENTS: Final = 16
+"""Low half of the first; eight bytes each. All that are looked at are int."""
 
 
 class _Filter:
@@ -100,20 +117,22 @@ class _Filter:
             self.put(_EQUAL, number, 0, 1)
             self.put(_RETURN, _ERRNO | error)
 
-    def refuse_if(self, numbers: tuple[int, int | None], code: int, value: int) -> None:
-        """This call when its first argument is, or has, this."""
+    def refuse_if(self, numbers: tuple[int, int | None], code: int, value: int, argument: int = 0) -> None:
+        """This call when an argument (the first) is, or has, this."""
         if (number := self._number(numbers)) is not None:
             self.put(_EQUAL, number, 0, 4)
-            self.put(_LOAD, _AT_ARGUMENT)
+            self.put(_LOAD, _AT_ARGUMENTS + 8 * argument)
             self.put(code, value, 0, 1)
             self.put(_RETURN, _ERRNO | errno.EPERM)
             self.put(_LOAD, _AT_NUMBER)
 
-    def refuse_unless(self, numbers: tuple[int, int | None], code: int, values: tuple[int, ...]) -> None:
-        """This call when its first argument is, or has, none of these."""
+    def refuse_unless(
+        self, numbers: tuple[int, int | None], code: int, values: tuple[int, ...], argument: int = 0
+    ) -> None:
+        """This call when an argument (the first) is, or has, none of these."""
         if (number := self._number(numbers)) is not None:
             self.put(_EQUAL, number, 0, len(values) + 3)
-            self.put(_LOAD, _AT_ARGUMENT)
+            self.put(_LOAD, _AT_ARGUMENTS + 8 * argument)
             for place, value in enumerate(values):
                 self.put(code, value, len(values) - place, 0)
             self.put(_RETURN, _ERRNO | errno.EPERM)
@@ -124,6 +143,11 @@ class _Filter:
 
     def encoded(self) -> bytes:
         return b"".join(self._code)
+
+
+def _stream_types() -> tuple[int, ...]:
+    nonblocking, on_exec = 0o4000, 0o2000000
+    return tuple(_SOCK_STREAM | flags for flags in (0, nonblocking, on_exec, nonblocking | on_exec))
 
 
 def filter_program(*, may_start_processes: bool, shares_view: bool, own_pid: int) -> bytes:
@@ -142,13 +166,22 @@ def filter_program(*, may_start_processes: bool, shares_view: bool, own_pid: int
     if made.is_x86:  # the calls of the x32 instruction set have other numbers
         made.put(_AT_LEAST, 0x40000000, 0, 1)
         made.put(_RETURN, _KILL_PROCESS)
+    made.put(_AT_LEAST, LAST_REVIEWED + 1, 0, 1)
+    made.put(_RETURN, _ERRNO | errno.ENOSYS)
     for numbers in REFUSED.values():
         made.refuse(numbers)
     made.refuse(_CLONE3, errno.ENOSYS)  # its flags cannot be seen here; the C library falls back on clone
     made.refuse_if(_CLONE, _ANY_BIT, _NEW_NAMESPACES)
     made.refuse_if(_PRCTL, _EQUAL, _PR_SET_PDEATHSIG)
+    made.refuse_unless(_SOCKETPAIR, _EQUAL, _stream_types(), argument=1)  # others send to any address
+    for command in _F_SIGNALS:
+        made.refuse_if(_FCNTL, _EQUAL, command, argument=1)
+    made.refuse_unless(_IOCTL, _EQUAL, _TERMINAL, argument=1)
     if not may_start_processes:
-        made.refuse_unless(_CLONE, _ANY_BIT, (kernel.CLONE_THREAD,))
+        if shares_view:  # nothing counts this program's threads alone
+            made.refuse(_CLONE)
+        else:
+            made.refuse_unless(_CLONE, _ANY_BIT, (kernel.CLONE_THREAD,))
         made.refuse(_FORK)
         made.refuse(_VFORK)
     if shares_view:

@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 import penstock.backends
-from penstock.backends.sandbox.warden import WardenJob, WardenReport, boot
+from penstock.backends.sandbox.warden import NONE, WardenJob, WardenReport, boot
 
 GRACE_S: Final = 15.0
 """Beyond the program's own time: for the sandbox to be built on a busy machine, and to be taken down."""
@@ -178,12 +178,18 @@ class WardedRun:
         try:
             report = msgspec.json.decode(said, type=WardenReport)
         except (msgspec.DecodeError, UnicodeDecodeError):
+            if self._job.isolation == NONE and self._warden is not None and (self._warden.returncode or 0) < 0:
+                # Unprotected as it is, the program may have killed its warden: that is no way to be run once more.
+                return self._run(WardenReport())
             text = said.decode(errors="replace").strip()[-2000:]
             raise SandboxFailedError(
                 f"a sandbox ended without saying how its program did: {text or 'killed'}"
             ) from None
         if report.failure:
             raise SandboxFailedError(report.failure)
+        return self._run(report)
+
+    def _run(self, report: WardenReport) -> ProgramRun:
         return ProgramRun(
             output=self._kept.text(),
             num_left_out_bytes=self._kept.num_left_out_bytes,

@@ -14,7 +14,7 @@ Invariants:
 
 * When the caller ends, however that happens, or closes the pipe, the program and all that it started are killed.
 * The program is begun only after every protection is in force; whatever fails before is reported as ``failure``.
-* The program has three descriptors of ours: nothing to read, its output, and its own text.
+* The program has three descriptors of ours: what it is given to read, its output, and its own text.
 * Nothing but the standard library is imported, without site-packages, so that this starts in hundredths of a second.
 
 Waits: the warden's ``poll`` ends with the caller, the inner warden, or the program's deadline; the inner warden's with
@@ -57,16 +57,16 @@ _STATUS: Final = struct.Struct("=idq")
 _F_ADD_SEALS: Final = 1033
 _ALL_SEALS: Final = 15
 
-RUNNER: Final = f"""
+_RUNNER: Final = """
 import sys
-with open({PROGRAM_FD}, encoding="utf-8", errors="replace") as file:
+with open(PROGRAM_FD, encoding="utf-8", errors="replace") as file:
     source = file.read()
 def run(source, name):
     import _ast
-    scope = {{"__name__": "__main__", "__builtins__": __builtins__}}
+    scope = {"__name__": "__main__", "__builtins__": __builtins__}
     try:
         tree = compile(source, name, "exec", 1024)
-        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], _ast.Expr) else None
+        last = tree.body.pop() if SHOWS_VALUE and tree.body and isinstance(tree.body[-1], _ast.Expr) else None
         exec(compile(tree, name, "exec"), scope)
         if last is not None:
             value = eval(compile(_ast.Expression(last.value), name, "eval"), scope)
@@ -87,6 +87,11 @@ run(source, "program.py")
 """Runs the program's text, shows the value of an expression at its end, and tells errors without lines of ours."""
 
 
+def runner(*, shows_value: bool) -> str:
+    """What the interpreter is told to run."""
+    return _RUNNER.replace("PROGRAM_FD", str(PROGRAM_FD)).replace("SHOWS_VALUE", str(shows_value))
+
+
 class WardenJob(NamedTuple):
     """What is to be run, and how it is shut in."""
 
@@ -105,6 +110,10 @@ class WardenJob(NamedTuple):
     """Of address space, for each process."""
     disk_bytes: int
     may_start_processes: bool
+    stdin: str = ""
+    """What the program reads."""
+    is_plain: bool = False
+    """Its output is what it writes to stdout, and nothing else: no value of a last expression, no stderr."""
 
 
 class WardenReport(NamedTuple):
@@ -144,8 +153,7 @@ def main() -> None:
 
 def _supervise(job: WardenJob) -> WardenReport:
     os.umask(0o022)
-    program = _memory_file(job.source)
-    nothing = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+    program, given = _memory_file(job.source), _memory_file(job.stdin)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")  # when the machine runs out of memory, this goes first
     be_subreaper()
@@ -157,8 +165,8 @@ def _supervise(job: WardenJob) -> WardenReport:
     inner = os.fork()
     if inner == 0:
         os.close(lifeline_write)
-        _inner_warden(job, (nothing, program, lifeline_read, status_write, failure_write))
-    for descriptor in (status_write, failure_write, lifeline_read, program, nothing):
+        _inner_warden(job, (given, program, lifeline_read, status_write, failure_write))
+    for descriptor in (status_write, failure_write, lifeline_read, program, given):
         os.close(descriptor)
     os.dup2(2, 1)  # the output is the program's alone: it ends when they all have ended
     is_overdue, is_stopped = _wait(inner, job.wall_s)
@@ -173,7 +181,7 @@ def _supervise(job: WardenJob) -> WardenReport:
 
 
 def _memory_file(source: str) -> int:
-    """The program's text, which cannot be changed any more, to be read from the beginning."""
+    """A text that cannot be changed any more, to be read from the beginning."""
     descriptor = os.memfd_create("program", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with open(descriptor, "wb", closefd=False) as file:
         file.write(source.encode("utf-8", errors="replace"))
@@ -273,7 +281,7 @@ def _become_nobody() -> None:
 
 def _inner_warden(job: WardenJob, descriptors: tuple[int, int, int, int, int]) -> NoReturn:
     """Start the program, wait for it or for the warden's end, and say how it ended."""
-    nothing, program, lifeline, status, failure = descriptors
+    given, program, lifeline, status, failure = descriptors
     code = 1
     try:
         end_with_parent(signal.SIGKILL)
@@ -286,7 +294,7 @@ def _inner_warden(job: WardenJob, descriptors: tuple[int, int, int, int, int]) -
         if child == 0:
             os.close(lifeline)
             os.close(status)
-            _become_program(job, nothing, program, failure, warden)
+            _become_program(job, given, program, failure, warden)
         os.close(failure)
         handle = os.pidfd_open(child)
         poll = select.poll()
@@ -303,16 +311,19 @@ def _inner_warden(job: WardenJob, descriptors: tuple[int, int, int, int, int]) -
         os._exit(code)
 
 
-def _become_program(job: WardenJob, nothing: int, program: int, failure: int, warden: int) -> NoReturn:
+def _become_program(job: WardenJob, given: int, program: int, failure: int, warden: int) -> NoReturn:
     """Turn this process into the program."""
     try:
         for number in range(1, signal.NSIG):  # what is ignored here would be ignored there
             with contextlib.suppress(OSError, ValueError):
                 signal.signal(number, signal.SIG_DFL)
         # Above those that the program gets, then down into their places.
-        nothing, program, output = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 16) for fd in (nothing, program, 1))
+        errors = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC) if job.is_plain else 1
+        given, program, output, errors = (
+            fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 16) for fd in (given, program, 1, errors)
+        )
         failure = fcntl.fcntl(failure, fcntl.F_DUPFD_CLOEXEC, 32)
-        for source, target in ((nothing, 0), (output, 1), (output, 2), (program, PROGRAM_FD)):
+        for source, target in ((given, 0), (output, 1), (errors, 2), (program, PROGRAM_FD)):
             os.dup2(source, target)
         os.closerange(PROGRAM_FD + 1, failure)
         os.closerange(failure + 1, 1 << 16)
@@ -327,7 +338,8 @@ def _become_program(job: WardenJob, nothing: int, program: int, failure: int, wa
             "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
             "PYTHONHASHSEED": "0", "PYTHONPATH": ":".join(job.packages),
         }  # fmt: skip
-        os.execve(job.python, [job.python, "-S", "-s", "-B", "-P", "-u", "-X", "utf8", "-c", RUNNER], environment)
+        options = ["-S", "-s", "-B", "-P", *([] if job.is_plain else ["-u"]), "-X", "utf8"]
+        os.execve(job.python, [job.python, *options, "-c", runner(shows_value=not job.is_plain)], environment)
     except OSError as error:
         os.write(failure, str(error).encode()[:4096])
     finally:

@@ -1,0 +1,16 @@
+"""Packages that only some scenarios need: each comes with an extra of Penstock's."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Final
+
+EXTRAS: Final = {"reasoning_gym": "reasoning-gym"}
+
+
+def missing_extra(module: str) -> str:
+    """What to do about a package that is not installed here; empty where it is."""
+    if importlib.util.find_spec(module) is not None:
+        return ""
+    extra = EXTRAS[module]
+    return f'{extra} is not installed; it comes with an extra of the same name: pip install -e ".[{extra}]"'

@@ -1,0 +1,3 @@
+from reasoning_gym.dataset import ProceduralDataset
+
+def create_dataset(name: str, **config: object) -> ProceduralDataset: ...

@@ -1,0 +1,5 @@
+from collections.abc import Callable
+
+from reasoning_gym.dataset import ProceduralDataset
+
+DATASETS: dict[str, tuple[type[ProceduralDataset], Callable[[], object]]]

@@ -198,6 +198,14 @@ class ShowGroup(Command, frozen=True):
     cause: str = ""
 
 
+class KeepSamples(Command, frozen=True):
+    """Write these samples where people can read them, if there is room; not answered. Of one that failed its end is
+    there, and the response if one came. ``cause``: why the group is turned away; empty: it is admitted."""
+
+    group: Group
+    cause: str = ""
+
+
 # --- of the learner -------------------------------------------------------------------------------------------
 
 
@@ -300,7 +308,7 @@ EngineCommand = (
 )
 TeacherCommand = OpenEngine | ComputeLogprobs
 ScorerCommand = Score | ScoreGroup
-FilterCommand = JudgeGroup | JudgeSamples | ShowGroup
+FilterCommand = JudgeGroup | JudgeSamples | ShowGroup | KeepSamples
 LearnerCommand = (
     OpenLearner
     | Train

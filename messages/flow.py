@@ -175,6 +175,8 @@ class ScoringFailed(Event, frozen=True, kw_only=True):
     prompt: Prompt
     reason: str
     num_tokens: int
+    sample: Sample | None = None
+    """The response that has no reward, for people to look at; None: of a Scorer that did not send it."""
 
 
 class PlacesGivenUp(Event, frozen=True, kw_only=True):
@@ -197,6 +199,16 @@ class SampleFailed(Event, frozen=True, kw_only=True):
     prompt: Prompt
     reason: str
     num_tokens: int = 0
+
+
+class FailuresTold(Event, frozen=True, kw_only=True):
+    """Filter → Buffer: samples that have failed, as soon as they have. Their groups tell of them again when they go
+    out, so losing this costs only time."""
+
+    delivery: ClassVar[Delivery] = Delivery.LOSSY
+    ends: tuple[SampleEnd, ...]
+    has_scored: bool
+    """Samples with a reward wait here for the others of their groups."""
 
 
 class RefillAsked(Event, frozen=True, kw_only=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from penstock.messages.evaluation import EvaluationDue, EvaluationFinished, PublishDemanded
 from penstock.messages.flow import (
     DemandGranted,
+    FailuresTold,
     GenerationClosed,
     GenerationProgressed,
     GroupAdmitted,
@@ -68,6 +69,7 @@ from penstock.messages.training import (
     CheckpointsKept,
     DeviceTurned,
     DeviceYielded,
+    FailuresCounted,
     LearnerReady,
     NoticeGiven,
     PolicyChanged,
@@ -172,6 +174,7 @@ FilterEvent = (
 BufferWire = (
     GroupAdmitted
     | GroupRejected
+    | FailuresTold
     | RowsChosen
     | LearnerReady
     | StepFinished
@@ -184,6 +187,7 @@ BufferWire = (
 BufferEvent = (
     GroupAdmitted
     | GroupRejected
+    | FailuresTold
     | RowsChosen
     | LearnerReady
     | StepFinished
@@ -226,4 +230,6 @@ WeightPublisherWire = (
 )
 WeightPublisherEvent = WeightPublisherWire | Started | TimerFired | EngineJoined | EngineLost
 
-SupervisorWire = StepReported | EvaluationFinished | RunFinished | ActorReported | NoticeGiven | WaitsReported
+SupervisorWire = (
+    StepReported | EvaluationFinished | RunFinished | ActorReported | FailuresCounted | NoticeGiven | WaitsReported
+)

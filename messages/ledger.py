@@ -86,6 +86,13 @@ class GroupClosed(Entry, frozen=True, kw_only=True):
     """Of the samples of a group that was turned away, where they have rewards."""
 
 
+class FailuresNoted(Entry, frozen=True, kw_only=True):
+    """Samples that have failed, and why, before their groups have ended. It changes no balance: the end of each follows
+    with its group, or it is issued anew when the run is resumed."""
+
+    ends: tuple[SampleEnd, ...]
+
+
 class RowsRecorded(Entry, frozen=True, kw_only=True):
     """These groups are drawn from these rows; written before they are issued."""
 
@@ -157,6 +164,7 @@ LedgerEntry = (
     | GroupsGranted
     | GroupRecorded
     | GroupClosed
+    | FailuresNoted
     | RowsRecorded
     | BatchLeased
     | StepRecorded

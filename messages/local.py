@@ -137,6 +137,8 @@ class GroupJudged(LocalEvent, frozen=True, kw_only=True):
     cause: str = ""
     is_failure: bool = False
     """There is no verdict: the filter failed on it."""
+    reason: str = ""
+    """What it failed with."""
 
 
 class DroppedSample(Value, frozen=True, array_like=True):
@@ -144,6 +146,8 @@ class DroppedSample(Value, frozen=True, array_like=True):
 
     index: int
     cause: str
+    reason: str = ""
+    """What the filter failed with, where it did."""
 
 
 class SamplesJudged(LocalEvent, frozen=True, kw_only=True):

@@ -300,6 +300,9 @@ class SampleEnd(Value, frozen=True, kw_only=True, omit_defaults=True):
     state: TerminalState
     cause: str
     num_tokens: int = 0
+    reason: str = ""
+    """What went wrong with it, in words from where it arose: exception, message, file and line. Empty where nothing
+    did, and of runs that were recorded without."""
 
 
 class CountedSample(Value, frozen=True, array_like=True):

@@ -6,6 +6,7 @@ from enum import StrEnum
 from typing import ClassVar
 
 from penstock.messages.base import Delivery, Event, Metric, Value
+from penstock.messages.reasons import ReasonCount
 from penstock.messages.samples import Group
 
 
@@ -165,6 +166,16 @@ class RunFinished(Event, frozen=True, kw_only=True):
     max_staleness: int
     balance: Balance
     checkpoint: str = ""
+
+
+class FailuresCounted(Event, frozen=True, kw_only=True):
+    """Buffer → supervisor: how many samples have failed, or were dropped by an error, for which reason, over the whole
+    run. The most frequent reasons, most frequent first; a full snapshot each time."""
+
+    delivery: ClassVar[Delivery] = Delivery.LOSSY
+    counts: tuple[ReasonCount, ...]
+    num_samples: int
+    """Of all reasons, those that are not named too."""
 
 
 class NoticeGiven(Event, frozen=True, kw_only=True):

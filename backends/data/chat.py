@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import jinja2
 
+from penstock.backends.data.control_tokens import ControlTokens
 from penstock.backends.data.problems import DataError
 from penstock.backends.data.row import BadColumnError
 
@@ -17,10 +18,18 @@ if TYPE_CHECKING:
     from penstock.backends.data.row import Message
 
 
+class _AddedToken(Protocol):
+    """Of a transformers tokenizer."""
+
+    content: str
+    special: bool
+
+
 class _HuggingFaceTokenizer(Protocol):
     """The part of a transformers tokenizer that is used."""
 
     chat_template: object
+    added_tokens_decoder: Mapping[int, _AddedToken]
 
     def apply_chat_template(
         self,
@@ -53,6 +62,8 @@ class ChatTemplate:
             raise DataError(f"{folder}: transformers cannot load the tokenizer: {error}") from error
         self._arguments = arguments or {}
         self._tokenizer = cast(_HuggingFaceTokenizer, loaded)
+        added = self._tokenizer.added_tokens_decoder.values()
+        self._control = ControlTokens((token.content, token.special) for token in added)
         if not self._tokenizer.chat_template:
             raise DataError(
                 f"{folder} has no chat template (neither chat_template.jinja nor chat_template in "
@@ -76,7 +87,8 @@ class ChatTemplate:
         arguments: Mapping[str, object] | None = None,
     ) -> str:
         """The text of a conversation with the tools that the model may call; ``begins_answer``: up to where the
-        assistant begins to answer; ``arguments``: in place of those that hold elsewhere.
+        assistant begins to answer; ``arguments``: in place of those that hold elsewhere. Control tokens within
+        messages of others than the assistant are text.
 
         Raises:
             BadColumnError: the template refuses the messages.
@@ -84,7 +96,7 @@ class ChatTemplate:
         try:
             return str(
                 self._tokenizer.apply_chat_template(
-                    messages,
+                    self._control.inert_messages(messages),
                     tools=tools or None,
                     tokenize=False,
                     add_generation_prompt=begins_answer,

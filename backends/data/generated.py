@@ -6,21 +6,24 @@ Invariants:
 * An entry of reasoning-gym keeps its exact form on its way to the reward function: tuples, sets and keys that are no
   texts are marked, because some tasks compare with them and JSON has none.
 """
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportMissingTypeStubs=false
+# pyright: reportUnknownVariableType=false
 
 from __future__ import annotations
 
 import difflib
 import re
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from penstock.backends.data.lines import lines_row, noisy_answer, worse_answer
 from penstock.backends.data.problems import DataError
 from penstock.backends.data.row import RawRow
 from penstock.backends.data.sums import sums_row
+from penstock.backends.extras import missing_extra
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from penstock.backends.data.lines import LinesRow
 
 TUPLE: Final = "__tuple__"
 SET: Final = "__set__"
@@ -29,25 +32,29 @@ PAIRS: Final = "__pairs__"
 _COUNT: Final = re.compile(r"[1-9][0-9_]*")
 
 
-class _Tasks(Protocol):
-    """The part of ``reasoning_gym`` that is used."""
+_LINES_COLUMNS: Final[Mapping[str, Callable[[LinesRow, int, int], str]]] = {
+    "prompt": lambda row, _seed, _index: row.prompt,
+    "label": lambda row, _seed, _index: row.answer,
+    "response": lambda row, seed, index: noisy_answer(row.answer, seed, index),
+    "chosen": lambda row, _seed, _index: row.answer,
+    "rejected": lambda row, seed, index: worse_answer(row.answer, seed, index),
+}
 
-    def create_dataset(self, name: str, **config: object) -> Iterator[dict[str, object]]: ...
 
-
-def lines_rows(path: str, rest: str, seed: int) -> Iterator[RawRow]:
+def lines_rows(
+    path: str, rest: str, seed: int, columns: Sequence[str] = (*_LINES_COLUMNS,), optional: Sequence[str] = ()
+) -> Iterator[RawRow]:
     """``lines:N``: columns ``prompt``, ``label`` (the right answer), ``response`` (a noisy demonstration, for a warm
-    start), and a pair, ``chosen`` (right) and ``rejected`` (wrong)."""
+    start), and a pair, ``chosen`` (right) and ``rejected`` (wrong).
+
+    Only the columns that are asked for are made: noise takes most of the time, and three processes of a run read the
+    same rows. Where one is asked for that there is not, all are, so that the refusal of the row can name them.
+    """
+    asked = {*columns, *optional} if _LINES_COLUMNS.keys() >= set(columns) else _LINES_COLUMNS.keys()
+    makers = [(name, make) for name, make in _LINES_COLUMNS.items() if name in asked]
     for index in range(_count(path, rest, "lines:256")):
         row = lines_row(seed, index)
-        columns = {
-            "prompt": row.prompt,
-            "label": row.answer,
-            "response": noisy_answer(row.answer, seed, index),
-            "chosen": row.answer,
-            "rejected": worse_answer(row.answer, seed, index),
-        }
-        yield RawRow(f"{path} row {index}", columns)
+        yield RawRow(f"{path} row {index}", {name: make(row, seed, index) for name, make in makers})
 
 
 def sums_rows(path: str, rest: str, seed: int) -> Iterator[RawRow]:
@@ -63,10 +70,12 @@ def reasoning_gym_rows(path: str, rest: str, seed: int) -> Iterator[RawRow]:
     has a checker); the whole entry travels as metadata, for the reward ``reasoning_gym``.
 
     Raises:
-        DataError: there is no such task, or it cannot be made.
+        DataError: there is no such task, it cannot be made, or reasoning-gym is not installed.
     """
     name, _, number = rest.rpartition(":")
     count = _count(path, number, f"reasoning_gym:{name or 'chain_sum'}:1000")
+    if missing := missing_extra("reasoning_gym"):
+        raise DataError(f"{path}: {missing}")
     import reasoning_gym
     from reasoning_gym.factory import DATASETS
 
@@ -75,7 +84,7 @@ def reasoning_gym_rows(path: str, rest: str, seed: int) -> Iterator[RawRow]:
         near = ", ".join(difflib.get_close_matches(name, known, n=3)) or ", ".join(known[:5]) + ", …"
         raise DataError(f"{path}: reasoning-gym has no task {name!r}; near it: {near}")
     try:
-        dataset = cast(_Tasks, reasoning_gym).create_dataset(name, size=count, seed=seed)
+        dataset = reasoning_gym.create_dataset(name, size=count, seed=seed)
     except (AssertionError, TypeError, ValueError) as error:
         raise DataError(f"{path}: reasoning-gym cannot make {name} without further options: {error}") from error
     for index, entry in enumerate(dataset):

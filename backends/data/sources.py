@@ -133,7 +133,7 @@ def sliced(rows: Counted[RowT], start: int, stop: int | None) -> Iterator[RowT]:
 def _open(path: str, columns: Sequence[str], optional: Sequence[str], seed: int) -> Iterator[RawRow | RowProblem]:
     kind, _, rest = path.partition(":")
     if kind == "lines" and rest:
-        return lines_rows(path, rest, seed)
+        return lines_rows(path, rest, seed, columns, optional)
     if kind == "sums" and rest:
         return sums_rows(path, rest, seed)
     if kind == "reasoning_gym" and rest:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from tokenizers import Tokenizer
 
+from penstock.backends.data.control_tokens import ControlTokens
 from penstock.backends.data.problems import DataError
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ class TextTokenizer:
             raise DataError(f"{path} cannot be read: {error}") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        added = self._tokenizer.get_added_tokens_decoder().values()
+        self._control = ControlTokens((token.content, token.special) for token in added)
 
     def encode(self, texts: Sequence[str], *, special: bool) -> list[list[int] | str]:
         """Token ids of each text, or, as a text, why the tokenizer refuses it.
@@ -47,6 +50,10 @@ class TextTokenizer:
         except Exception:  # one text spoils the batch, and the library raises Exception itself
             return [self._encode_one(text, special=special) for text in texts]
         return [encoding.ids for encoding in encodings]
+
+    def inert(self, text: str, *, keeps_marks: bool = False) -> str:
+        """See :meth:`~penstock.backends.data.control_tokens.ControlTokens.inert`."""
+        return self._control.inert(text, keeps_marks=keeps_marks)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of these ids, without special tokens."""

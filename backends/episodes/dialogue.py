@@ -127,11 +127,28 @@ class ChatDialogue:
     def _render(
         self, messages: Sequence[ChatMessage], tools: Sequence[JsonObject], *, begins_answer: bool = True
     ) -> str:
-        rendered = [_for_template(message) for message in messages]
+        rendered = [_for_template(self._inert(message)) for message in messages]
+        if tools:
+            tools = msgspec.json.decode(self._tokenizer.inert(msgspec.json.encode(tools).decode()))
         try:
             return self._template.render_messages(rendered, tools, begins_answer=begins_answer)
         except BadColumnError as error:
             raise MalformedError(f"messages: {error.message}") from None
+
+    def _inert(self, message: ChatMessage) -> ChatMessage:
+        """Nobody's message ends a turn or begins one; that is the template's to do."""
+        inert = self._tokenizer.inert
+        calls = [
+            ToolCall(inert(c.id), FunctionCall(inert(c.function.name), inert(c.function.arguments, keeps_marks=True)))
+            for c in message.tool_calls or ()
+        ]
+        return ChatMessage(
+            role=inert(message.role),
+            content=inert(text_of(message), keeps_marks=message.role == "assistant"),
+            tool_calls=calls or None,
+            tool_call_id=None if message.tool_call_id is None else inert(message.tool_call_id),
+            name=None if message.name is None else inert(message.name),
+        )
 
     def _encode(self, text: str) -> list[int]:
         return encoded(self._tokenizer, text, special=False)
@@ -223,7 +240,7 @@ def _for_template(message: ChatMessage) -> Message:
 def _arguments(call: ToolCall) -> object:
     try:
         return cast("object", msgspec.json.decode(call.function.arguments))
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return call.function.arguments
 
 

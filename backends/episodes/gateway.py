@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVarTuple, Unpack
 
 import msgspec
-from aiohttp import web
 
 from penstock.backends.data.options import DataOptions, metadata_names
 from penstock.backends.data.tokenizer import TextTokenizer
@@ -40,6 +39,7 @@ from penstock.backends.episodes.registry import (
 from penstock.backends.episodes.server import GatewayServer
 from penstock.backends.episodes.sessions import Rules, Session
 from penstock.backends.episodes.table import SessionTable
+from penstock.backends.http_server import listen
 from penstock.messages.base import Metric, Value
 from penstock.messages.names import engine_index
 from penstock.messages.samples import InfraError
@@ -169,25 +169,23 @@ class GatewayEpisodes:
             metadata_keys=sorted(keys),
             write_line=self._write_line,
         )
-        runner = web.AppRunner(self._server.app(), shutdown_timeout=SHUTDOWN_S, access_log=None)
-        await runner.setup()
+        host = settings.options.host
         try:
-            address = await self._listen(runner)
+            listener = await listen(self._server.app(host), host, 0, shutdown_s=SHUTDOWN_S)
+        except OSError as error:
+            why = "is no address of this machine" if error.errno == errno.EADDRNOTAVAIL else f"cannot be used ({error})"
+            raise GatewayError(f"episode.host: {host} {why}; use 127.0.0.1, or 0.0.0.0 for every one") from None
+        try:
+            address = self._address_at(listener.port)
             write_address(folder, address)
             self.address.set_result(address)
             await self._closing.wait()
             remove_address(folder, address)
         finally:
-            await runner.cleanup()
+            await listener.close()
 
-    async def _listen(self, runner: web.AppRunner) -> GatewayAddress:
+    def _address_at(self, port: int) -> GatewayAddress:
         host = self._settings.options.host
-        try:
-            await web.TCPSite(runner, host, 0).start()
-        except OSError as error:
-            why = "is no address of this machine" if error.errno == errno.EADDRNOTAVAIL else f"cannot be used ({error})"
-            raise GatewayError(f"episode.host: {host} {why}; use 127.0.0.1, or 0.0.0.0 for every one") from None
-        port = int(runner.addresses[0][1])
         reachable = _node_host() if host in ("0.0.0.0", "::") else host
         at = f"[{reachable}]" if ":" in reachable else reachable
         return GatewayAddress(self._settings.engine, self._settings.epoch, f"http://{at}:{port}")

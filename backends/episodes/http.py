@@ -6,8 +6,7 @@ cannot mend by trying again carries ``x-should-retry: false``, which OpenAI's cl
 
 from __future__ import annotations
 
-import hmac
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from aiohttp import web
@@ -15,24 +14,15 @@ from aiohttp import web
 from penstock.backends.episodes.api import ErrorBody, ErrorReply
 from penstock.backends.episodes.dialogue import ConversationError, MalformedError
 from penstock.backends.episodes.sessions import GoneError, LimitError
+from penstock.backends.http_server import RequestError, check_token
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Mapping
 
-    Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+    from aiohttp.typedefs import Handler
 
-MAX_BODY_BYTES: Final = 64 * 2**20
+
 NO_RETRY: Final = {"x-should-retry": "false"}
-
-StructT = TypeVar("StructT", bound=msgspec.Struct)
-
-
-class RequestError(Exception):
-    """An answer that is no success."""
-
-    def __init__(self, status: int, code: str, message: str) -> None:
-        super().__init__(message)
-        self.status, self.code, self.message = status, code, message
 
 
 def check_key(headers: Mapping[str, str], token: str) -> None:
@@ -41,8 +31,7 @@ def check_key(headers: Mapping[str, str], token: str) -> None:
     Raises:
         RequestError: it does not.
     """
-    given = headers.get("Authorization", "").removeprefix("Bearer ").strip()
-    if not hmac.compare_digest(given.encode(), token.encode()):
+    if not check_token(headers, token):
         raise RequestError(
             401, "invalid_api_key", "the API key is not that of this run; it is in gateway/token of its folder"
         )
@@ -50,18 +39,6 @@ def check_key(headers: Mapping[str, str], token: str) -> None:
 
 def json_response(body: msgspec.Struct, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
     return web.Response(body=msgspec.json.encode(body), status=status, content_type="application/json", headers=headers)
-
-
-def decoded(body: bytes, form: type[StructT]) -> StructT:
-    """The body of a request.
-
-    Raises:
-        RequestError: it has another form.
-    """
-    try:
-        return msgspec.json.decode(body, type=form)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RequestError(400, "invalid_request", f"the request's body: {error}") from None
 
 
 @web.middleware

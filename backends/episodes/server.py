@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import re
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -23,30 +25,32 @@ from penstock.backends.episodes.api import (
     SessionLine,
     SessionTaken,
 )
-from penstock.backends.episodes.http import (
-    MAX_BODY_BYTES,
-    RequestError,
-    answer_errors,
-    check_key,
-    decoded,
-    json_response,
-)
+from penstock.backends.episodes.http import answer_errors, check_key, json_response
 from penstock.backends.episodes.replies import EpisodeEndedError, Replies
 from penstock.backends.episodes.sessions import ignored_fields
+from penstock.backends.http_server import BOUNDS, RequestError, application, decoded
 from penstock.messages.base import Metric
 from penstock.messages.samples import Completed, InfraError, PolicyError, Reward, StopReason, Truncated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from penstock.backends.episodes.http import Handler
+    from aiohttp.typedefs import Handler
+
     from penstock.backends.episodes.protocol import EpisodeOutcome
     from penstock.backends.episodes.sessions import Rules, Session
     from penstock.backends.episodes.table import SessionTable
     from penstock.backends.episodes.turns import TurnRun
+    from penstock.backends.http_server import Bounds
 
 
 MAX_WAIT_S: Final = 600.0
+MAX_REWARD: Final = 1e9
+"""Squares of it, summed over any batch, are still numbers in float32."""
+MAX_COMPONENTS: Final = 64
+MAX_DETAIL_CHARS: Final = 4096
+MAX_METADATA_BYTES: Final = 1 << 20
+COMPONENT_NAME: Final = re.compile(r"[\w.][\w .@/:+-]{0,63}")
 _LOG: Final = logging.getLogger(__name__)
 
 
@@ -72,9 +76,9 @@ class GatewayServer:
         self.num_finished = 0
         self.num_abandoned = 0
 
-    def app(self) -> web.Application:
-        """What aiohttp serves."""
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[answer_errors, self._check_key])
+    def app(self, host: str, bounds: Bounds = BOUNDS) -> web.Application:
+        """What is served at this address."""
+        app = application(host=host, errors=answer_errors, check_key=self._check_key, bounds=bounds)
         app.add_routes(
             [
                 web.post("/sessions", self._take),
@@ -108,6 +112,8 @@ class GatewayServer:
         """For the front door: when there is one, without taking it."""
         try:
             wait_s = float(request.query.get("wait_s", "0"))
+            if math.isnan(wait_s):
+                raise ValueError
         except ValueError:
             raise RequestError(400, "invalid_request", "wait_s: expected a number of seconds") from None
         await self._table.has_open(min(max(wait_s, 0.0), MAX_WAIT_S))
@@ -243,6 +249,7 @@ def outcome_of(said: SessionFinish, session: Session) -> EpisodeOutcome:
     Raises:
         RequestError: it contradicts itself.
     """
+    _check_said(said)
     reward = None
     if said.reward is not None:
         reward = Reward(value=said.reward, components=tuple(Metric(n, v) for n, v in said.components.items()))
@@ -263,6 +270,23 @@ def outcome_of(said: SessionFinish, session: Session) -> EpisodeOutcome:
             return Completed(stop=StopReason.EPISODE, reward=reward)
         case None:
             return msgspec.structs.replace(session.natural_outcome(), reward=reward)
+
+
+def _check_said(said: SessionFinish) -> None:
+    """An agent is no part of the run, and what it says is summed up, shown and written down."""
+    problem = ""
+    if too_large := [value for value in (said.reward or 0.0, *said.components.values()) if abs(value) > MAX_REWARD]:
+        problem = f"reward, components: expected -{MAX_REWARD:g} to {MAX_REWARD:g}, found {too_large[0]:g}"
+    elif len(said.components) > MAX_COMPONENTS:
+        problem = f"components: {len(said.components)} of them, and at most {MAX_COMPONENTS} are taken"
+    elif bad := [name for name in said.components if not COMPONENT_NAME.fullmatch(name)]:
+        problem = f"components: {bad[0][:80]!r} is no name: 1 to 64 letters, digits, spaces and . _ - / : @ +"
+    elif len(said.detail) > MAX_DETAIL_CHARS:
+        problem = f"detail: {len(said.detail)} characters, and at most {MAX_DETAIL_CHARS} are taken"
+    elif (size_bytes := len(msgspec.json.encode(said.metadata))) > MAX_METADATA_BYTES:
+        problem = f"metadata: {size_bytes} bytes, and at most {MAX_METADATA_BYTES} are taken"
+    if problem:
+        raise RequestError(400, "invalid_request", problem)
 
 
 def _check_served(asked: ChatRequest | CompletionRequest) -> None:

@@ -2,8 +2,10 @@
 
 Invariants:
 
-* A segment is named ``penstock-<run id>-<learner epoch>-<version>-<publish>``. Three numbers end the name, so no run's
-  names are taken for those of another whose id they begin with.
+* A segment is named ``penstock-<run id>-<learner epoch>-<version>-<publish>.<nonce>``. Three numbers and the nonce end
+  the name, so no run's names are taken for those of another whose id they begin with. The folder is everybody's: the
+  nonce keeps other users from having a file of this name there first.
+* What is another user's is no segment of ours, whatever it is called.
 * While it is written its name ends in ``.partial``, so a segment without that is whole.
 """
 
@@ -12,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -19,7 +22,8 @@ SHARED_FOLDER: Final = Path("/dev/shm")
 
 _RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _SEGMENT: Final = re.compile(
-    r"penstock-(?P<run_id>.+)-(?P<epoch>\d+)-(?P<version>\d+)-(?P<publish>\d+)(?P<partial>\.partial)?"
+    r"penstock-(?P<run_id>.+)-(?P<epoch>\d+)-(?P<version>\d+)-(?P<publish>\d+)"
+    r"(?:\.[0-9a-f]{16})?(?P<partial>\.partial)?"
 )
 
 
@@ -48,7 +52,7 @@ def segments_of(run_id: str, folder: Path = SHARED_FOLDER) -> list[Segment]:
     with contextlib.suppress(FileNotFoundError):
         for entry in os.scandir(folder):
             match = _SEGMENT.fullmatch(entry.name)
-            if match and match["run_id"] == run_id:
+            if match and match["run_id"] == run_id and _is_own(entry):
                 epoch, version, publish = (int(match[field]) for field in ("epoch", "version", "publish"))
                 found.append(Segment(epoch, version, publish, Path(entry.path), bool(match["partial"])))
     return found
@@ -61,8 +65,15 @@ def check_run_id(run_id: str) -> None:
 
 
 def segment_name(run_id: str, epoch: int, version: int, publish: int) -> str:
-    """The name of one export."""
-    return f"penstock-{run_id}-{epoch}-{version}-{publish}"
+    """A name for one export, that nobody can foresee."""
+    return f"penstock-{run_id}-{epoch}-{version}-{publish}.{secrets.token_hex(8)}"
+
+
+def _is_own(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.stat(follow_symlinks=False).st_uid == os.geteuid()
+    except FileNotFoundError:  # removed since
+        return False
 
 
 def is_segment_name(name: str) -> bool:

@@ -26,7 +26,9 @@ TENSOR: Final = "tensor"
 PUSHED: Final = frozenset({DISTRIBUTED, TENSOR})
 """Transports without a copy that an engine could map or read by itself."""
 
-MAX_REQUEST_BYTES: Final = 64 << 20
+MAX_REQUEST_BYTES: Final = 8 << 20
+"""Of one frame that a service takes, also from whoever has not shown the key yet; it cuts the connection of a peer that
+announces more. A ``Pack`` of 50,000 tensors is smaller."""
 MAX_READ_BYTES: Final = 16 << 20
 
 GroupBackend = Literal["gloo", "nccl"]

@@ -65,8 +65,9 @@ class SharedMemoryExporter:
         path = self._folder / segment_name(self._run_id, self._epoch, version, publish)
         with _created(path, layout.size_bytes) as mapping:
             digest = _filled(mapping, layout, tensors)
-        self._own = [segment for segment in self._own if segment.path != path]
-        self._own.append(Segment(self._epoch, version, publish, path))
+        new = Segment(self._epoch, version, publish, path)
+        self._remove([segment for segment in self._own if segment[:3] == new[:3]])  # whoever maps it keeps it
+        self._own.append(new)
         self._remove(superseded(self._inherited(), version))
         return WeightManifest(
             version=version,
@@ -123,7 +124,7 @@ def fetch_shared_memory(manifest: WeightManifest) -> MappedWeights:
     if not is_segment_name(path.name):
         raise WeightFetchError(f"{manifest.location!r} is no shared-memory segment of penstock")
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         raise WeightFetchError(
             f"{path} is gone: version {manifest.version} was released or its run has ended, or this process does not "
@@ -149,13 +150,15 @@ def _created(path: Path, size_bytes: int) -> Generator[mmap.mmap]:
     with its last view."""
     partial = path.with_name(f"{path.name}.partial")
     try:
-        partial.unlink(missing_ok=True)  # left by a killed process
         descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise WeightExportError(f"{path} cannot be made: {error.strerror}") from error
     try:
         yield _reserved(descriptor, path, size_bytes)
-        partial.rename(path)  # whoever maps an older one of this name keeps it
+        try:
+            partial.rename(path)
+        except OSError as error:
+            raise WeightExportError(f"{path} cannot be made: {error.strerror}") from error
     except BaseException:
         partial.unlink(missing_ok=True)
         raise

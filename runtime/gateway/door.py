@@ -16,6 +16,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -24,30 +25,28 @@ import msgspec
 from aiohttp import web
 
 from penstock.backends.episodes.api import GatewayStatus, SessionAsked, SessionTaken
-from penstock.backends.episodes.http import (
-    MAX_BODY_BYTES,
-    RequestError,
-    answer_errors,
-    check_key,
-    decoded,
-    json_response,
-)
+from penstock.backends.episodes.http import answer_errors, check_key, json_response
 from penstock.backends.episodes.registry import read_addresses
 from penstock.backends.episodes.server import MAX_WAIT_S
+from penstock.backends.http_server import BOUNDS, RequestError, application, decoded
 from penstock.messages.names import engine_name
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-    from penstock.backends.episodes.http import Handler
+    from aiohttp.typedefs import Handler
+
     from penstock.backends.episodes.registry import GatewayAddress
+    from penstock.backends.http_server import Bounds
 
 FORWARD_TIMEOUT_S: Final = 3600.0
 CONNECT_TIMEOUT_S: Final = 10.0
 LOOK_AGAIN_S: Final = 5.0
 """After so long an engine that came meanwhile is asked as well."""
 SESSION_HEADER: Final = "X-Penstock-Session"
+_SESSION_NAME: Final = re.compile(r"([0-9]{1,9})-[0-9a-z-]{1,64}")
+"""As engines make them; it becomes a part of an address."""
 _HOP_HEADERS: Final = frozenset(
     {"connection", "keep-alive", "transfer-encoding", "content-length", "host", "upgrade", "content-encoding"}
 )
@@ -77,9 +76,9 @@ class FrontDoor:
         self._token = token
         self._client: aiohttp.ClientSession | None = None
 
-    def app(self) -> web.Application:
-        """What aiohttp serves."""
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[answer_errors, self._check_key])
+    def app(self, host: str, bounds: Bounds = BOUNDS) -> web.Application:
+        """What is served at this address."""
+        app = application(host=host, errors=answer_errors, check_key=self._check_key, bounds=bounds)
         app.cleanup_ctx.append(self._open_client)
         app.add_routes(
             [
@@ -196,8 +195,8 @@ class FrontDoor:
             ) from None
 
     def _address_of(self, name: str) -> GatewayAddress:
-        index = name.partition("-")[0]
-        engine = engine_name(int(index)) if index.isdecimal() else ""
+        form = _SESSION_NAME.fullmatch(name)
+        engine = "" if form is None else engine_name(int(form.group(1)))
         found = [address for address in self._addresses() if address.engine == engine]
         if not found:
             raise RequestError(404, "no_such_session", f"no engine of this run has a session '{name}'")

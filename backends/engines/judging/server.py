@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import hmac
 import secrets
 import threading
 import time
@@ -35,7 +34,8 @@ from penstock.backends.engines.judging.backend import Asked
 from penstock.backends.engines.judging.drawing import Question
 from penstock.backends.episodes.api import ChatChoice, ReplyMessage, Response, Usage
 from penstock.backends.episodes.dialogue import encoded
-from penstock.backends.episodes.http import MAX_BODY_BYTES, RequestError, answer_errors, decoded, json_response
+from penstock.backends.episodes.http import answer_errors, json_response
+from penstock.backends.http_server import RequestError, application, check_token, decoded, listen
 from penstock.backends.rewards.run_endpoints import remove_endpoint, write_endpoint
 from penstock.messages.arrays import pack_tokens, tokens_view
 from penstock.messages.samples import Cancelled, Completed, InfraError, PolicyError, Truncated
@@ -43,13 +43,14 @@ from penstock.messages.samples import Cancelled, Completed, InfraError, PolicyEr
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from aiohttp.typedefs import Handler
+
     from penstock.backends.data.chat import ChatTemplate
     from penstock.backends.data.row import Message
     from penstock.backends.engines.judging.backend import JudgingEngine
     from penstock.backends.engines.judging.settings import JudgingSettings
     from penstock.backends.engines.options import SamplingOptions
     from penstock.backends.episodes.api import FinishReason
-    from penstock.backends.episodes.http import Handler
     from penstock.backends.protocol import Fail
     from penstock.messages.samples import Outcome, Part
 
@@ -103,14 +104,12 @@ class JudgeServer:
         settings, folder = self._settings, Path(self._settings.run_folder)
         self._tokenizer = TextTokenizer(Path(settings.model_folder))
         self._template = self._open_template()
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[answer_errors, self._check_key])
+        app = application(host=settings.host, errors=answer_errors, check_key=self._check_key)
         app.add_routes([web.post(ROUTE, self._chat)])
-        runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_S, access_log=None, handler_cancellation=True)
-        await runner.setup()
+        listener = await listen(app, settings.host, 0, shutdown_s=SHUTDOWN_S, handler_cancellation=True)
         try:
-            await web.TCPSite(runner, settings.host, 0).start()
             host = f"[{settings.host}]" if ":" in settings.host else settings.host
-            url = f"http://{host}:{runner.addresses[0][1]}"
+            url = f"http://{host}:{listener.port}"
             write_endpoint(folder, settings.engine, url, self._key)
             await self._closing.wait()
             remove_endpoint(folder, settings.engine, url)
@@ -118,7 +117,7 @@ class JudgeServer:
                 if not waiting.done():
                     waiting.set_exception(RequestError(503, "closing", "this engine ends; ask another"))
         finally:
-            await runner.cleanup()
+            await listener.close()
 
     def _open_template(self) -> ChatTemplate | None:
         data = self._settings.data
@@ -130,8 +129,7 @@ class JudgeServer:
 
     @web.middleware
     async def _check_key(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(given.encode(), self._key.encode()):
+        if not check_token(request.headers, self._key):
             raise RequestError(421, "other_engine", "the key is not that of this engine; its file was that of another")
         return await handler(request)
 
@@ -154,10 +152,12 @@ class JudgeServer:
         return json_response(self._reply(question, len(prompt), outcome, part, name.hexdigest()))
 
     def _prompt(self, question: Question) -> list[int]:
+        messages: list[Message] = [
+            {"role": each.role, "content": self._tokenizer.inert(each.content)} for each in question.messages
+        ]
         if self._template is None:
-            text = BETWEEN_MESSAGES.join(message.content for message in question.messages)
+            text = BETWEEN_MESSAGES.join(str(message["content"]) for message in messages)
         else:
-            messages: list[Message] = [{"role": each.role, "content": each.content} for each in question.messages]
             try:
                 text = self._template.render_messages(messages)
             except BadColumnError as error:

@@ -32,6 +32,7 @@ from penstock.backends.weights.expectation import TensorSpec, UnfitWeightsError,
 from penstock.backends.weights.protocol import WeightFetchError
 from penstock.backends.weights.pulled import BROKEN, configure, story_of_the_break
 from penstock.backends.weights.service_messages import (
+    MAX_REQUEST_BYTES,
     AnyReply,
     Broadcast,
     Describe,
@@ -102,12 +103,18 @@ class ServiceLine:
         what = f"{type(request).__name__} to the weight service at {self._endpoint}"
         if self._broken:
             raise ServiceError(f"{what}: {self._broken}")
+        body = _requests.encode(request)
+        if len(body) > MAX_REQUEST_BYTES:
+            raise ServiceError(
+                f"{what}: {len(body)} bytes, and the service takes {MAX_REQUEST_BYTES}; smaller buckets "
+                "have fewer tensors"
+            )
         self._num_asked += 1
         request_id = self._num_asked.to_bytes(8, "little")
         answered = self._waiting[request_id] = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(timeout_s):
-                await self._socket.send_multipart([request_id, _requests.encode(request)])
+                await self._socket.send_multipart([request_id, body])
                 answer = await answered
         except TimeoutError:
             raise ServiceError(f"{what}: no answer in {timeout_s:g} s") from None

@@ -33,7 +33,7 @@ from penstock.backends.engines.torch.requests import GenerationRequest, RequestE
 from penstock.backends.engines.torch.stopping import EndReason
 from penstock.backends.engines.torch.weights import WeightMismatchError, check_parameters, shapes_of
 from penstock.backends.weights.protocol import WeightFetchError
-from penstock.messages.arrays import tokens_view
+from penstock.messages.arrays import TOKEN_BYTES, tokens_view
 from penstock.messages.base import Metric
 from penstock.messages.commands import (
     AbortGeneration,
@@ -68,6 +68,10 @@ if TYPE_CHECKING:
     from penstock.messages.weights import WeightManifest
 
 NUM_KEPT_FETCHES: Final = 2
+NO_NUMBERS: Final = (
+    "the model's logits for it are not finite: its numbers are beyond model.dtype, so the learner has diverged, or the "
+    "model cannot be computed in that type; lower learner.learning_rate, or set model.dtype: float32"
+)
 
 _log: Final = logging.getLogger(__name__)
 
@@ -228,14 +232,31 @@ class TorchEngineBackend:
 
     def _generate(self, command: Generate) -> None:
         prefix = command.prefix or Part()
+        try:
+            ended = self._opened.submit(self._requested(command, prefix))
+        except RequestError as error:
+            self._fail_request(command.key, command.attempt, str(error), prefix)
+            return
+        if ended is not None:
+            self._answer(ended)
+
+    def _requested(self, command: Generate, prefix: Part) -> GenerationRequest:
+        """
+        Raises:
+            RequestError: it asks for a way to draw that this run does not have.
+        """
         prompt = prefix.context_tokens or command.prompt.tokens
-        room = self._settings.max_context - len(tokens_view(prompt))
         dataset = command.prompt.dataset
         drawing = 0 if dataset is None else 1 + dataset
+        if not 0 <= drawing < len(self._max_response_tokens):
+            raise RequestError(
+                f"it is of evaluation dataset {dataset}, and there are {len(self._max_response_tokens) - 1}"
+            )
         limit = self._max_response_tokens[drawing]
         if command.max_new_tokens is not None:
             limit = min(limit, command.max_new_tokens)
-        request = GenerationRequest(
+        room = self._settings.max_context - len(prompt) // TOKEN_BYTES
+        return GenerationRequest(
             tag=RequestTag(command.key, command.attempt),
             prompt=prompt,
             seed=command.seed,
@@ -243,14 +264,10 @@ class TorchEngineBackend:
             drawing=drawing,
             prefix=prefix,
         )
-        try:
-            ended = self._opened.submit(request)
-        except RequestError as error:
-            outcome = InfraError(detail=f"sample {command.key}: {error}")
-            self._emit(GenerationEnded(key=command.key, attempt=command.attempt, outcome=outcome, part=prefix))
-            return
-        if ended is not None:
-            self._answer(ended)
+
+    def _fail_request(self, key: SampleKey, attempt: int, story: str, prefix: Part) -> None:
+        outcome = InfraError(detail=f"sample {key}: {story}")
+        self._emit(GenerationEnded(key=key, attempt=attempt, outcome=outcome, part=prefix))
 
     def _step(self, engine: TorchEngine) -> None:
         tick = engine.step()
@@ -268,6 +285,9 @@ class TorchEngineBackend:
     def _answer(self, ended: Ended) -> None:
         tag = ended.tag
         assert isinstance(tag, RequestTag)
+        if ended.reason is EndReason.FAILED:
+            self._fail_request(tag.key, tag.attempt, NO_NUMBERS, ended.part)
+            return
         self._emit(GenerationEnded(key=tag.key, attempt=tag.attempt, outcome=_outcome(ended.reason), part=ended.part))
 
     # --- weights ----------------------------------------------------------------------------------------------
@@ -331,6 +351,8 @@ def _outcome(reason: EndReason) -> Outcome:
             return Truncated()
         case EndReason.ABORTED | EndReason.INTERRUPTED:
             return Cancelled(cause=reason.value)
+        case EndReason.FAILED:
+            raise AssertionError("a failure is answered with its story")
         case _:
             assert_never(reason)
 

@@ -5,7 +5,7 @@ Legend: L layers, S slots, K key and value heads, C positions, D head dimension,
 Invariants:
 
 * Keys and values of slot ``s`` at position ``p`` are whatever was written there last; readers mask what they must
-  not see, so nothing is ever cleared.
+  not see, so nothing is cleared but what is no number: a reader multiplies what it masks with 0.
 * C is a multiple of :data:`BLOCK`, so a reach that is rounded up never leaves the cache.
 * Which experts a token went to lies where its keys and values do, and is copied with them.
 """
@@ -104,6 +104,10 @@ class KeyValueCache:
         """Keys and values ``[B, K, reach, D]`` of these slots, copied."""
         rows = self._by_slot[layer, :, :, :, :reach].index_select(1, slots)
         return rows[0], rows[1]
+
+    def clear(self, slot: int) -> None:
+        """Zero all keys and values of a slot."""
+        self._by_slot[:, :, slot].zero_()
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Give slot ``target`` the first ``length`` positions of slot ``source``, in all layers."""

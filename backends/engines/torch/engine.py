@@ -8,6 +8,8 @@ Invariants:
   under other weights after an interruption, which is what an interruption is for.
 * Each drawn token is stamped with the version that was loaded when it was drawn.
 * Every request that was taken ends exactly once, with all its tokens.
+* A request whose logits are no numbers fails, and no other is touched: what it left in the cache is cleared until
+  another one has its slot.
 * Asleep it has neither weights nor cache; the next ``load`` takes the memory again.
 
 Not thread-safe: one thread calls everything.
@@ -16,6 +18,7 @@ Not thread-safe: one thread calls everything.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
@@ -46,7 +49,7 @@ from penstock.backends.engines.torch.seating import Seating
 from penstock.backends.engines.torch.slots import MIN_ROWS, PromptIndex, RunningSlots, SlotState
 from penstock.backends.engines.torch.stopping import EndReason, StopStrings, StopStringWatch
 from penstock.backends.engines.torch.weights import FusedWeights
-from penstock.messages.arrays import tokens_view
+from penstock.messages.arrays import floats_view, tokens_view
 from penstock.messages.samples import Part
 
 if TYPE_CHECKING:
@@ -168,6 +171,8 @@ class TorchEngine:
         self._attention = DecodeAttention(config, self._cache)
         self._window: RunningSlots | None = None
         self._parked: ParkedMemory | None = None
+        self._tainted: set[int] = set()
+        """Slots of requests that have failed."""
 
     @property
     def num_running(self) -> int:
@@ -258,16 +263,19 @@ class TorchEngine:
     def step(self) -> Tick:
         """Admit what fits and draw one token for each running request."""
         with torch.inference_mode():
+            for slot in self._tainted:  # in each step, as an idle slot is fed as well
+                self._cache.clear(slot)
             prefill = self._seating.admit(self._clock, self.version)
+            self._tainted = {slot for slot in self._tainted if slot >= len(self._seating.running)}
             n = len(self._seating.running)
             if not n:
                 return Tick([], [])
             ended_slots, tokens = self._decode(n, prefill)
         self._clock += 1
         self.num_generated += n
-        ended = [self._end_drawn(slot) for slot in ended_slots]
-        if tokens:
-            ended += self._watch(tokens)
+        over = set(ended_slots)
+        watched: set[int] = self._watched(tokens) if tokens else set()
+        ended = [self._end_drawn(slot, has_string=slot in watched) for slot in sorted(over | watched)]
         return Tick(ended, self._reports())
 
     def score(self, tokens: Iterable[int]) -> torch.Tensor:
@@ -350,7 +358,7 @@ class TorchEngine:
         is_stop = self._stops.index_select(0, ids)
         for other, rows_of_it in others:
             is_stop[rows_of_it] = self._other_stops[other][ids[rows_of_it]]
-        over = (state.position == state.last).logical_or_(is_stop)
+        over = (state.position == state.last).logical_or_(is_stop).logical_or_(~logprobs.view(-1).isfinite())
         state.advancing.add_(1)
         tokens = _integers(ids) if self.settings.has_stop_strings else []
         return _integers(over.narrow(0, 0, n).nonzero()), tokens
@@ -369,22 +377,27 @@ class TorchEngine:
             self._window = self._slots.running(n)
         return self._window
 
-    def _end_drawn(self, slot: int) -> Ended:
-        """End the request in this slot, which the last step brought to a stop token or to its limit."""
+    def _end_drawn(self, slot: int, *, has_string: bool) -> Ended:
+        """End the request in this slot, which the last step brought to a stop token, to a stop string, to its limit, or
+        to logits that are no numbers."""
         running = self._seating.running[slot]
         assert running is not None
         ended = self._end(slot, running, EndReason.LENGTH)
+        if not isfinite(floats_view(ended.part.logprobs)[-1]):
+            self._prompts.put(slot, None)
+            self._tainted.add(slot)
+            return Ended(ended.tag, EndReason.FAILED, running.request.prefix)
         if tokens_view(ended.part.tokens)[-1] in self.settings.stop_ids_of(running.request.drawing):
             return replace(ended, reason=EndReason.STOP_TOKEN)
-        return ended
+        return replace(ended, reason=EndReason.STOP_STRING) if has_string else ended
 
-    def _watch(self, tokens: list[int]) -> list[Ended]:
-        """Show every running request its new token; those that now have a stop string end."""
-        ended: list[Ended] = []
-        for slot, running in enumerate(self._seating.running):
-            if running is not None and running.watch is not None and running.watch.push(tokens[slot]):
-                ended.append(self._end(slot, running, EndReason.STOP_STRING))
-        return ended
+    def _watched(self, tokens: list[int]) -> set[int]:
+        """Show every running request its new token; the slots of those that now have a stop string."""
+        return {
+            slot
+            for slot, running in enumerate(self._seating.running)
+            if running is not None and running.watch is not None and running.watch.push(tokens[slot])
+        }
 
     def _end(self, slot: int, running: Running, reason: EndReason) -> Ended:
         new = self._new_tokens(slot, running, 0, running.num_new(self._clock))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.messages.arrays import tokens_view
+from penstock.messages.arrays import ArrayLengthError, tokens_view
 from penstock.messages.samples import Part, VersionSpan
 
 if TYPE_CHECKING:
@@ -155,9 +155,12 @@ def checked_tokens(data: bytes, what: str, vocab_size: int) -> list[int]:
     """The token ids in ``data``.
 
     Raises:
-        RequestError: one is outside the vocabulary.
+        RequestError: one is outside the vocabulary, or the bytes are no token ids.
     """
-    tokens = tokens_view(data).tolist()
+    try:
+        tokens = tokens_view(data).tolist()
+    except ArrayLengthError as error:
+        raise RequestError(f"the {what}: {error}") from error
     if tokens and (min(tokens) < 0 or max(tokens) >= vocab_size):
         place, token = next((i, t) for i, t in enumerate(tokens) if not 0 <= t < vocab_size)
         raise RequestError(

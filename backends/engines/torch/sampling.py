@@ -9,6 +9,7 @@ Invariants:
 * A token of probability zero, or one that was cut off, is never drawn: the first entry whose cumulated weight is
   *above* the threshold always has weight of its own. The cumulation is in float64, so the tail of a vocabulary of
   any size keeps its share.
+* Logits that are no numbers draw some token with a log-prob that is none either; who asked for it is to end.
 
 Cut-offs apply in this order, each on what the one before left, renormalised: top-k, top-p, min-p. Tokens as likely
 as the last one that is kept are kept as well, so the order of equal tokens never matters.
@@ -66,6 +67,7 @@ class Sampler:
         logprobs = torch.log_softmax(logits, -1)
         cumulated = self._truncated(logprobs.exp()).cumsum(-1, dtype=torch.float64)
         tokens = torch.searchsorted(cumulated, uniform * cumulated[:, -1:], right=True)
+        tokens = tokens.clamp_(max=logits.shape[-1] - 1)  # what is no number lies behind all entries
         return tokens, logprobs.gather(1, tokens)
 
     def _truncated(self, probs: torch.Tensor) -> torch.Tensor:
@@ -78,7 +80,7 @@ class Sampler:
             ranked_above = ranked.cumsum(-1, dtype=torch.float64) - ranked
             total = ranked.sum(-1, keepdim=True, dtype=torch.float64)
             num_kept = (ranked_above < self.top_p * total).sum(-1, keepdim=True)
-            floor = ranked.gather(1, num_kept - 1)
+            floor = ranked.gather(1, (num_kept - 1).clamp_(min=0))
         elif top_k < size:
             floor = probs.topk(top_k, dim=-1).values[:, -1:]
         if self.min_p > 0:

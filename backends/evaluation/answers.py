@@ -136,11 +136,11 @@ def answer_rows(command: KeepAnswers, text_of: Callable[[list[int]], str]) -> It
 
 
 def _row(command: KeepAnswers, sample: Sample, text_of: Callable[[list[int]], str]) -> AnswerRow:
-    outcome, detail = _outcome(sample.outcome)
+    outcome, detail = outcome_words(sample.outcome)
     reward = sample.outcome.reward
     return msgspec.structs.replace(
         _blank(command, sample.key.index),
-        response="".join(text_of(_ids(part)) for part in sample.parts),
+        response=response_text(sample, text_of),
         reward=None if reward is None else reward.value,
         components={} if reward is None else {component.name: component.value for component in reward.components},
         outcome=outcome,
@@ -169,7 +169,13 @@ def _ids(part: Part) -> list[int]:
     return tokens_view(part.tokens).tolist()
 
 
-def _outcome(outcome: ModelOutcome) -> tuple[str, str]:
+def response_text(sample: Sample, text_of: Callable[[list[int]], str]) -> str:
+    """All of a response, with what others wrote in between."""
+    return "".join(text_of(_ids(part)) for part in sample.parts)
+
+
+def outcome_words(outcome: ModelOutcome) -> tuple[str, str]:
+    """Its name, and why it is one: why a completed one stopped, what a policy error was."""
     match outcome:
         case Completed(stop=stop):
             return "completed", stop.value

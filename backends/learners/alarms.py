@@ -7,7 +7,9 @@ objective is, and one that is not says that something is wrong with the run and 
 
 Invariants:
 
-* Only tokens that the trained weights themselves have made are compared: others differ because the policy has moved.
+* Only samples are compared that the trained weights themselves have made, whole: other tokens differ because the policy
+  has moved, and those of a sample that it finished because the cache behind them is that of older weights
+  (``staleness.update_mode: in_flight``).
 * The same is said once, and again when it has been well in between.
 """
 
@@ -23,15 +25,20 @@ if TYPE_CHECKING:
 
     from penstock.backends.learners.options import LearnerOptions
 
-MISMATCH_ALARM_NATS: Final = 0.1
-"""Mean difference of log-probs, under the same weights, from which on engine and learner compute different models."""
+MISMATCH_NATS: Final = {"float32": 1e-3}
+"""Mean difference of log-probs, under the same weights, from which on engine and learner compute different models, by
+the type of number that both compute in."""
+LOOSE_NATS: Final = 0.1
+"""The same in other types of numbers."""
 FIRST_STEP_NATS: Final = {"float32": 1e-4}
-"""The same at the first step, by the type of number that both compute in; others have the one above."""
+"""The same at the first step, before training has made weights large and rounding with them."""
 FIRST_STEP_KL: Final = {"float32": 1e-8}
 """How far the policy may be from itself, and from the reference, before it has moved."""
 LOOSE_KL: Final = 1e-3
 """The same in other types of numbers, where two forward passes round differently."""
 ALARM: Final = "train/mismatch_alarm"
+SMALLEST_ESS: Final = 0.5
+"""Share of its tokens that a batch is worth, below which a few of them decide the step."""
 WHAT_DIFFERS: Final = (
     "compare sampling.temperature and top_p, model.dtype, and the tokenizer and weights of both, or set "
     "learner.objective.old_logprobs=recompute to correct for it"
@@ -50,6 +57,7 @@ class Alarms:
         self._options = options
         self._dtype = dtype
         self._is_alarmed = False
+        self._is_far = False
 
     def hear(self, figures: dict[str, float], *, version: int) -> tuple[str, ...]:
         """Sentences for people about what is wrong with this batch. Adds ``train/mismatch_alarm``, 1 or 0, where
@@ -60,18 +68,31 @@ class Alarms:
             version: that it made.
         """
         notices = list(self._mismatch(figures, version)) if FRESH_DIFFERENCE in figures else []
+        notices += self._distance(figures, version)
         return (*notices, *self._first_step(figures)) if version == 1 else tuple(notices)
 
     def _mismatch(self, figures: dict[str, float], version: int) -> Iterator[str]:
         difference = figures[FRESH_DIFFERENCE]
-        limit = FIRST_STEP_NATS.get(self._dtype, MISMATCH_ALARM_NATS) if version == 1 else MISMATCH_ALARM_NATS
+        limit = (FIRST_STEP_NATS if version == 1 else MISMATCH_NATS).get(self._dtype, LOOSE_NATS)
         was, self._is_alarmed = self._is_alarmed, difference > limit
         figures[ALARM] = float(self._is_alarmed)
         if self._is_alarmed and not was:
             yield (
                 f"step {version}: the log-probs of engine and learner differ by {difference:.3g} nats a token (at most "
-                f"{limit:g} is expected in {self._dtype}) on tokens made by the weights that are trained, so the "
+                f"{limit:g} is expected in {self._dtype}) on samples made by the weights that are trained, so the "
                 f"engine computes another model than the learner; {WHAT_DIFFERS}"
+            )
+
+    def _distance(self, figures: Mapping[str, float], version: int) -> Iterator[str]:
+        ratio = figures.get("train/ess_ratio", 1.0)
+        was, self._is_far = self._is_far, ratio < SMALLEST_ESS
+        if self._is_far and not was:
+            objective = self._options.objective
+            yield (
+                f"step {version}: the batch is worth {ratio:.0%} of its tokens (train/ess_ratio): the policy is far "
+                "from what drew them, and a few of them decide the step. Lower learner.learning_rate "
+                f"({self._options.learning_rate:g}) or staleness.max_staleness, or bound the ratio more tightly: "
+                f"learner.objective.clip_high ({objective.clip_high:g}), clip_low ({objective.clip_low:g})"
             )
 
     def _first_step(self, figures: Mapping[str, float]) -> Iterator[str]:

@@ -98,6 +98,8 @@ class ObjectiveOptions(Options, frozen=True, kw_only=True):
     """γ of REINFORCE++ and of GAE."""
     policy_loss: PolicyLoss = "ppo"
     """The loss of a token from its ratio and its advantage."""
+    max_ratio: Annotated[float, Meta(gt=1)] | None = 20.0
+    """Largest ratio of the policies that a token is weighed by under DPPO; null: none, as in the paper."""
     dual_clip: Annotated[float, Meta(gt=1)] | None = None
     """With a negative advantage the loss is at most this times the advantage; null: no such bound."""
     kl_estimator: KlEstimator = "k3"
@@ -105,6 +107,8 @@ class ObjectiveOptions(Options, frozen=True, kw_only=True):
     """Where the KL is: added to the loss, or taken off the rewards."""
     unbiased_kl: bool = False
     """Weight the KL in the loss by the ratio of the policies, with its gradient."""
+    allow_unbounded: bool = False
+    """Train tokens of older policies without any bound or weight for their distance, which is refused otherwise."""
     correction: Correction = "tis"
     """Of the difference between the engine's log-probs and the learner's; `old_logprobs: engine` leaves none."""
     tis_clip_low: NonNegative = 0.0
@@ -115,8 +119,8 @@ class ObjectiveOptions(Options, frozen=True, kw_only=True):
     """A token with a ratio above has no loss under `correction: icepop`."""
     mis: MisOptions = MisOptions()
     opsm_delta: NonNegative | None = None
-    """Bad samples that the policy has left by more than this many nats a token have no loss (OPSM, 1e-4, say); null:
-    off."""
+    """Bad samples that the policy has left by more than this many nats a token, from what the engine reported on, have
+    no loss (OPSM); null: off. The page docs/objectives.md has values."""
     constant_tokens: Annotated[int, Meta(ge=1)] | None = None
     """The constant of `reduction: constant`; null: sampling.max_response_tokens."""
     critic: CriticPlace = "none"

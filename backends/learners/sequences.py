@@ -17,6 +17,7 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -64,6 +65,8 @@ class TrainSequence(NamedTuple):
     """Index of its first trained token among those of the batch, sequence after sequence."""
     part: int = 0
     """Which part of its sample it is."""
+    is_of_one_version: bool = True
+    """The same weights made the whole sample, all its parts, so none of its tokens was drawn over a cache of others."""
 
     @property
     def places(self) -> NDArray[np.int64]:
@@ -211,6 +214,7 @@ def _sequence(
         positions=trained,
         versions=_versions(part)[trained],
         sample=index,
+        is_of_one_version=len(_all_versions(sample)) < 2,
         is_imitated=sample.loss is Loss.SUPERVISED,
         teacher_logprobs=np.frombuffer(part.teacher_logprobs, dtype=np.float32)[trained]
         if part.teacher_logprobs
@@ -242,7 +246,11 @@ def _recent_enough(part: Part, min_token_version: int) -> NDArray[np.bool_]:
 
 def _newest_version(sample: Sample) -> int:
     """That which finished it; tokens that others wrote have none of their own."""
-    return max((span.version for part in sample.parts for span in part.spans if span.num_tokens), default=0)
+    return max(_all_versions(sample), default=0)
+
+
+def _all_versions(sample: Sample) -> set[int]:
+    return {span.version for part in sample.parts for span in part.spans if span.num_tokens}
 
 
 def _versions(part: Part) -> NDArray[np.int64]:
@@ -256,4 +264,9 @@ def _reward(sample: Sample) -> float:
         return 0.0
     if sample.reward is None:
         raise ValueError(f"sample {sample.key} came to the learner without a reward; every trained sample needs one")
+    if not math.isfinite(sample.reward):
+        raise ValueError(
+            f"sample {sample.key} came to the learner with a reward of {sample.reward}, which must be finite; mend the "
+            "reward function (reward.function)"
+        )
     return sample.reward

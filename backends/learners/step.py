@@ -94,6 +94,7 @@ class BatchTokens:
         versions = torch.from_numpy(np.concatenate([s.versions for s in ordered])).to(device)
         is_recorded = _flags(ordered, [s.is_recorded for s in ordered]).to(device)
         self.staleness = torch.where(is_recorded, -1, (version - versions).clamp(min=0))
+        self.is_of_one_version = _flags(ordered, [s.is_of_one_version for s in ordered]).to(device)
         imitated = _flags(ordered, [s.is_imitated for s in ordered])
         self._own = None if not bool(imitated.any()) else ~imitated
         """Tokens of the objective, on the CPU; None where all are."""
@@ -263,6 +264,7 @@ class StepTokens:
         place = torch.from_numpy(joined([sequence.places for sequence in ordered])).to(known.device)
         self._rollout, self._staleness = known.rollout[place], known.staleness[place]
         self._advantages = known.advantages[place]
+        self._is_of_one_version = known.is_of_one_version[place]
         self._teacher = known.teacher_at(place)
         self._imitated, self._knows_rollout = _at(known.imitated, place), known.knows_rollout
         self._pairs = _pairs_of(known, update)
@@ -294,6 +296,7 @@ class StepTokens:
             teacher_logprobs=_at(self._teacher, part),
             pairs=self._pairs,
             knows_rollout=self._knows_rollout,
+            is_of_one_version=self._is_of_one_version[part],
             imitated=_at(self._imitated, part),
         )
 

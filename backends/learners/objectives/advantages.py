@@ -2,7 +2,7 @@
 
 Two shapes: per sample ``[S]`` for what is constant over a response, and per position ``[S, T]`` with a mask for what
 is not. A mask is 1 where the model made the token and it is trained; every other position has no reward, no KL and
-advantage 0, but does count as a step of time for the discount.
+advantage 0, and takes no time: the trained token before it is followed by the one after it.
 """
 
 # torch.unique has no types:
@@ -40,11 +40,10 @@ def group_normalized_advantages(rewards: Tensor, group_ids: Tensor, *, normalize
 
     Samples belong together by ``group_ids [S]`` and by nothing else: neither their order nor the size of the groups
     matters, so a group that lost samples is normalised over those it has. A group of one has advantage 0. The sums
-    are taken in float64, so that equal rewards give exactly equal, and hence vanishing, advantages.
+    are taken in float64 and from the smallest reward of each group on, so that equal rewards give exactly 0.
     """
     groups, sizes = _groups(group_ids)
-    exact = rewards.double()
-    centred = exact - groups.spread(groups.sums(exact) / sizes)
+    centred = _centred(rewards, groups, sizes)
     if normalize_std:
         variance = groups.sums(centred.square()) / (sizes - 1).clamp(min=1)
         centred = centred / groups.spread(variance.sqrt() + STD_EPSILON)
@@ -58,8 +57,7 @@ def leave_one_out_advantages(rewards: Tensor, group_ids: Tensor) -> Tensor:
     the reward less the mean of the whole group. A group of one has nothing to compare with: advantage 0.
     """
     groups, sizes = _groups(group_ids)
-    exact = rewards.double()
-    centred = exact - groups.spread(groups.sums(exact) / sizes)
+    centred = _centred(rewards, groups, sizes)
     return (centred * groups.spread(sizes / (sizes - 1).clamp(min=1))).to(rewards.dtype)
 
 
@@ -95,7 +93,12 @@ def reinforce_plus_plus_advantages(
     REINFORCE++, Hu et al., arXiv 2501.03262; to be whitened over the batch afterwards (:func:`whitened`). Arguments
     as for :func:`terminal_rewards`; ``discount`` is γ.
     """
-    return discounted_returns(terminal_rewards(rewards, mask, kl=kl, kl_coef=kl_coef), discount=discount)
+    token_rewards, trained = terminal_rewards(rewards, mask, kl=kl, kl_coef=kl_coef), mask != 0
+    goes_on = goes_on_after(trained.sum(dim=1)).to(token_rewards.dtype)
+    returns = torch.zeros_like(token_rewards)
+    found = reverse_recurrence(token_rewards[trained], discount * goes_on, longest=int(trained.sum(dim=1).max()))
+    returns[trained] = found
+    return returns
 
 
 def reinforce_plus_plus_baseline_advantages(
@@ -185,9 +188,18 @@ def whitened(advantages: Tensor, mask: Tensor | None = None) -> Tensor:
     number = weight.sum()
     if number == 0:
         raise ValueError("advantages cannot be whitened: no token of the step is trained")
-    centred = exact - (exact * weight).sum() / number
+    above = exact - exact[weight > 0].min()  # equal ones are exactly 0 then
+    centred = above - (above * weight).sum() / number
     variance = (centred.square() * weight).sum() / (number - 1).clamp(min=1)
     return (centred * torch.rsqrt(variance + WHITEN_EPSILON)).to(advantages.dtype)
+
+
+def _centred(rewards: Tensor, groups: Segments, sizes: Tensor) -> Tensor:
+    """Each reward less the mean of its group, float64 ``[S]``."""
+    exact = rewards.double()
+    smallest = exact.new_zeros(groups.count).scatter_reduce(0, groups.index, exact, "amin", include_self=False)
+    above = exact - groups.spread(smallest)
+    return above - groups.spread(groups.sums(above) / sizes)
 
 
 def _groups(group_ids: Tensor) -> tuple[Segments, Tensor]:

@@ -143,7 +143,8 @@ def masked_importance_weights(
         mode: ``truncate`` bounds the weight above, ``clip`` on both sides, ``mask`` makes it 0 outside the bounds.
         upper: bound of the weight.
         lower: the other one; None: ``1 / upper``. ``truncate`` has none.
-        normalize: divide the weights by their mean over the counted tokens (before rejection).
+        normalize: divide the weights by their mean (before rejection): over the counted tokens, or at the level of a
+            sequence over the sequences, so that a long one does not count more often than it is weighed.
         reject_level: level of a second ratio that only decides what is rejected; None: no rejection by ratio.
         reject_upper: tokens above are rejected.
         reject_lower: tokens below are rejected.
@@ -157,8 +158,7 @@ def masked_importance_weights(
     above, below = ratio > upper, ratio < least
     weight = torch.where(above | below, 0.0, ratio) if mode == "mask" else ratio.clamp(least, upper)
     if normalize:
-        counted = torch.ones_like(weight) if sequences.mask is None else sequences.mask
-        weight = weight / ((weight * counted).sum() / counted.sum().clamp(min=1)).clamp(min=1e-8)
+        weight = weight / _mean_weight(weight, sequences, level).clamp(min=1e-8)
     too_high = too_low = catastrophic = torch.zeros_like(above)
     if reject_level is not None:
         second = level_ratio(difference, sequences, reject_level)
@@ -180,21 +180,32 @@ def masked_importance_weights(
     )
 
 
+def _mean_weight(weight: Tensor, sequences: Segments, level: Level) -> Tensor:
+    if level == "token":
+        counted = torch.ones_like(weight) if sequences.mask is None else sequences.mask
+        return (weight * counted).sum() / counted.sum().clamp(min=1)
+    has_tokens = (sequences.sizes(weight) > 0).to(weight.dtype)
+    return (sequences.means(weight) * has_tokens).sum() / has_tokens.sum().clamp(min=1)
+
+
 def off_policy_sequence_mask(
-    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, sequences: Segments, *, delta: float
+    logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, sequences: Segments, *, delta: float
 ) -> Tensor:
-    """0.0 for each token ``[N]`` with ``A < 0`` in a sequence whose mean ``old − current`` is above ``delta``, else 1.
+    """0.0 for each token ``[N]`` with ``A < 0`` in a sequence whose mean ``rollout − current`` is above ``delta``, else
+    1.
 
     OPSM, DeepSeek-V3.2, arXiv 2512.02556: a bad response that the policy has already left is not pushed further away.
+    The distance is taken from what the engine reported, so that it has both the age of the sample and the difference
+    between engine and learner, whatever the ratio of the loss is taken to.
 
     Args:
         logprobs: of the current policy ``[N]``.
-        old_logprobs: of the policy that the divergence is measured from ``[N]``.
+        rollout_logprobs: as the engine reported them ``[N]``.
         advantages: ``[N]``.
         sequences: of the tokens.
         delta: nats per token.
     """
-    moved = sequences.spread(sequences.means(old_logprobs - logprobs.detach()))
+    moved = sequences.spread(sequences.means(rollout_logprobs - logprobs.detach()))
     return 1.0 - ((advantages < 0) & (moved > delta)).to(moved.dtype)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.backends.learners.objectives.objective import FRESH_SUM, FRESH_TOKENS, finished
+from penstock.backends.learners.objectives.objective import FRESH_SUM, FRESH_TOKENS, MIXED_SUM, MIXED_TOKENS, finished
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,6 +25,8 @@ OF_FIRST_STEP: Final = (
     "train/train_rollout_kl",
     FRESH_SUM,
     FRESH_TOKENS,
+    MIXED_SUM,
+    MIXED_TOKENS,
 )
 LOSSES: Final = ("train/loss", "train/pg_loss")
 """Means over samples under ``reduction: constant``, where the other figures are means over tokens."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, assert_never
 import torch
 
 from penstock.backends.learners.objectives.logprobs import at_least_float32
-from penstock.backends.learners.objectives.policy_loss import probability_ratio
+from penstock.backends.learners.objectives.policy_loss import MAX_LOG_RATIO, probability_ratio
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,8 +40,8 @@ def k2_kl(logprobs: Tensor, base_logprobs: Tensor) -> Tensor:
 
 def k3_kl(logprobs: Tensor, base_logprobs: Tensor) -> Tensor:
     """``exp(−d) − 1 + d`` per token ``[N]``: never negative, and unbiased as a value of KL(policy ‖ base) where the
-    tokens are the policy's."""
-    difference = k1_kl(logprobs, base_logprobs)
+    tokens are the policy's. Its ``d`` is held within ±20, as ``exp`` must not overflow."""
+    difference = k1_kl(logprobs, base_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return torch.expm1(-difference) + difference
 
 

@@ -54,8 +54,12 @@ TOKEN_SUM: Final = "sums/tokens"
 FRESH_SUM: Final = "sums/fresh_difference"
 FRESH_TOKENS: Final = "sums/fresh_tokens"
 FRESH_DIFFERENCE: Final = "train/fresh_logprob_abs_diff"
+MIXED_SUM: Final = "sums/mixed_difference"
+MIXED_TOKENS: Final = "sums/mixed_tokens"
+MIXED_DIFFERENCE: Final = "train/mixed_logprob_abs_diff"
 RATIOS: Final = {
     FRESH_DIFFERENCE: (FRESH_SUM, FRESH_TOKENS),
+    MIXED_DIFFERENCE: (MIXED_SUM, MIXED_TOKENS),
     "train/sft_loss": ("sums/sft", "sums/sft_tokens"),
     "train/nll": ("sums/nll", "sums/nll_tokens"),
 }
@@ -118,7 +122,8 @@ def policy_objective(tokens: PolicyTokens, options: ObjectiveOptions) -> Objecti
         "train/entropy_loss": tokens.entropy,
     }
     if options.opsm_delta is not None:
-        kept = off_policy_sequence_mask(current, old, tokens.advantages, tokens.samples, delta=options.opsm_delta)
+        drawn = tokens.rollout_logprobs
+        kept = off_policy_sequence_mask(current, drawn, tokens.advantages, tokens.samples, delta=options.opsm_delta)
         per_token = per_token * kept
         values["train/opsm_clipfrac"] = 1.0 - kept
     corrected = _correction(tokens, old, options)
@@ -147,7 +152,8 @@ def always_reported(tokens: PolicyTokens) -> dict[str, Tensor]:
     """How far learner and engine are apart on the same tokens, and what these are worth, whatever the objective is.
 
     Where nobody knows what drew some of the tokens of the batch, only those that the trained weights themselves have
-    made are compared.
+    made are compared. Of these, the ones whose whole sample the trained weights have made say whether engine and
+    learner compute the same model; the others may have been drawn over a cache that older weights had filled.
     """
     current, drawn = tokens.logprobs.detach(), tokens.rollout_logprobs
     values = {"rollout/log_probs": current, "rollout/advantages": tokens.advantages}
@@ -162,12 +168,16 @@ def always_reported(tokens: PolicyTokens) -> dict[str, Tensor]:
             SQUARE_SUM: ratio.square().sum(dtype=torch.float64),
             TOKEN_SUM: ratio.new_tensor(ratio.numel(), dtype=torch.float64),
         }
-    fresh = (tokens.staleness == 0) & drawn.isfinite()
+    recent = (tokens.staleness == 0) & drawn.isfinite()
+    fresh = recent if tokens.is_of_one_version is None else recent & tokens.is_of_one_version
+    difference = (current - drawn).abs().double()
     return {
         **{name: weighted(tokens.figure_weights, value) for name, value in values.items()},
         **sums,
-        FRESH_SUM: torch.where(fresh, (current - drawn).abs().double(), 0.0).sum(),
+        FRESH_SUM: torch.where(fresh, difference, 0.0).sum(),
         FRESH_TOKENS: fresh.sum(),
+        MIXED_SUM: torch.where(recent & ~fresh, difference, 0.0).sum(),
+        MIXED_TOKENS: (recent & ~fresh).sum(),
     }
 
 
@@ -201,7 +211,13 @@ def _policy_loss(tokens: PolicyTokens, old: Tensor, options: ObjectiveOptions) -
         case "dppo_tv" | "dppo_kl":
             measure = binary_total_variation if options.policy_loss == "dppo_tv" else binary_kl
             return divergence_masked_loss(
-                new, old, advantages, divergence=measure(new.detach(), old), threshold_low=low, threshold_high=high
+                new,
+                old,
+                advantages,
+                divergence=measure(new.detach(), old),
+                threshold_low=low,
+                threshold_high=high,
+                max_ratio=options.max_ratio,
             )
         case "likelihood" | "dpo":
             raise ValueError(f"policy_loss: {options.policy_loss} takes no ratio; open_objective gives its function")

@@ -9,6 +9,7 @@ import torch
 from penstock.backends.hooks.calling import Hook, HookError
 from penstock.backends.hooks.objective import load_objective_hooks
 from penstock.backends.learners.objectives.imitation import beside_imitation, likelihood_objective
+from penstock.backends.learners.objectives.knobs import dead_knob
 from penstock.backends.learners.objectives.objective import always_reported, checked_terms, policy_objective
 from penstock.backends.learners.objectives.preference import preference_objective
 from penstock.backends.learners.objectives.protocol import ObjectiveTerms
@@ -27,7 +28,7 @@ def open_objective(options: ObjectiveOptions, *, num_steps: int = 1) -> Objectiv
     """The built-in objective, or the user's own, for batches of ``num_steps`` optimizer steps.
 
     Raises:
-        ValueError: the options make no sense together.
+        ValueError: the options make no sense together, or one of them changes nothing.
         UserCodeError: the user's file cannot be loaded, or the name in it is no function.
     """
     if problem := objective_problem(options, num_steps=num_steps):
@@ -37,7 +38,14 @@ def open_objective(options: ObjectiveOptions, *, num_steps: int = 1) -> Objectiv
         raise ValueError("learner.objective.constant_tokens: reduction: constant needs it, the longest response")
     load_objective_hooks(options)
     if not is_user_objective(options.name):
-        return beside_imitation(_built_in(options))
+        built_in = beside_imitation(_built_in(options))
+        if dead := dead_knob(options, built_in, num_steps=num_steps):
+            raise ValueError(
+                f"learner.objective.{dead}: changes neither the loss nor its gradient with the other keys of this "
+                f"objective and {num_steps} optimizer step{'s' if num_steps > 1 else ''} a batch; remove it, or see "
+                "docs/objectives.md for what it goes with"
+            )
+        return built_in
     found = load_object(options.name)
     if not callable(found):
         raise UserCodeError(f"{options.name}: expected a function of tokens and options, found {type(found).__name__}")

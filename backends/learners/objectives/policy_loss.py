@@ -69,10 +69,13 @@ def sequence_logprobs(logprobs: Tensor, old_logprobs: Tensor, sequences: Segment
     """Log-probs ``[N]`` whose ratio to ``old_logprobs [N]`` is GSPO's, the same for each token of a sequence:
 
     ``log s = Σ (logprobs − old_logprobs) / number of tokens``, over the counted tokens of the sequence. Zheng et al.,
-    arXiv 2507.18071. The gradient flows through ``s`` into every counted token of the sequence. Hand the result to
-    :func:`clipped_policy_loss`; its bounds are then around 3e-4.
+    arXiv 2507.18071. The gradient of each token is that of its own log-prob (GSPO-token, section 4.3 there,
+    ``sg(s) · π / sg(π)``), so a token is credited with its own advantage. Where all tokens of a sequence have the same
+    advantage and the same weight, the gradient is that of ``s``. Hand the result to :func:`clipped_policy_loss`; its
+    bounds are then around 3e-4.
     """
-    return old_logprobs + sequences.spread(sequences.means(logprobs - old_logprobs))
+    ratio = sequences.spread(sequences.means((logprobs - old_logprobs).detach()))
+    return old_logprobs + ratio + (logprobs - logprobs.detach())
 
 
 def cispo_loss(
@@ -111,13 +114,16 @@ def divergence_masked_loss(
     divergence: Tensor,
     threshold_low: float,
     threshold_high: float,
+    max_ratio: float | None = None,
 ) -> ClippedLoss:
     """``−M · ratio · A`` for each token, with ``M = 0`` where the policy has already moved too far the way that ``A``
     pulls: ``A > 0``, ``ratio > 1`` and a divergence above ``threshold_high``, or ``A < 0``, ``ratio < 1`` and one
     above ``threshold_low``.
 
-    DPPO, "Rethinking the Trust Region in LLM Reinforcement Learning", arXiv 2602.04879; with the total variation also
-    the default loss of prime-rl.
+    DPPO, "Rethinking the Trust Region in LLM Reinforcement Learning", arXiv 2602.04879, equations 11 to 14; with the
+    total variation also the default loss of prime-rl. The paper bounds no ratio, and where the mask does not hold, a
+    rare token that became likelier may weigh thousands of times; ``max_ratio`` bounds it as verl's ``dppo_tv`` and
+    ``dppo_kl`` do, at 20 there: a token above keeps its gradient, with that weight.
 
     Args:
         logprobs: of the policy that is trained ``[N]``; the gradient flows through it.
@@ -126,11 +132,17 @@ def divergence_masked_loss(
         divergence: :func:`binary_total_variation` or :func:`binary_kl` of the two ``[N]``; no gradient flows here.
         threshold_low: for tokens that become less likely.
         threshold_high: for tokens that become more likely.
+        max_ratio: largest weight of a token; None: none.
     """
     ratio = probability_ratio(logprobs, old_logprobs)
+    is_bounded = torch.zeros_like(ratio, dtype=torch.bool)
+    weight = ratio
+    if max_ratio is not None:
+        is_bounded = ratio.detach() > max_ratio
+        weight = torch.where(is_bounded, max_ratio * probability_ratio(logprobs, logprobs.detach()), ratio)
     moved = divergence.detach()
     masked = ((advantages > 0) & (ratio > 1) & (moved > threshold_high)) | (
         (advantages < 0) & (ratio < 1) & (moved > threshold_low)
     )
-    loss = torch.where(masked, 0.0, -ratio * advantages)
-    return ClippedLoss(loss=loss, clipped=masked.to(ratio.dtype), ratio=ratio.detach())
+    loss = torch.where(masked, 0.0, -weight * advantages)
+    return ClippedLoss(loss=loss, clipped=(masked | is_bounded).to(ratio.dtype), ratio=ratio.detach())

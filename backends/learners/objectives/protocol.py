@@ -44,6 +44,8 @@ class PolicyTokens(NamedTuple):
     """Better and worse sample of each pair of the step, int64 ``[B, 2]``; None where the loss is not one of pairs."""
     knows_rollout: bool = True
     """Whether ``rollout_logprobs`` are known of all tokens of the batch."""
+    is_of_one_version: Tensor | None = None
+    """True ``[N]`` where the same weights made the whole sample of a token; None: that of all."""
     imitated: Tensor | None = None
     """True ``[N]`` where a token is imitated, whatever the objective is; None where none of the step is. A function is
     called with the others alone."""
@@ -68,6 +70,7 @@ class PolicyTokens(NamedTuple):
             samples=Segments(index, self.samples.count, mask),
             opening_logprobs=some(self.opening_logprobs),
             teacher_logprobs=some(self.teacher_logprobs),
+            is_of_one_version=some(self.is_of_one_version),
             imitated=None,
         )
 

@@ -134,11 +134,9 @@ def _estimated(given: RewardedSamples, options: ObjectiveOptions, kl: Tensor | N
 
 
 def _discounted(given: RewardedSamples, kl: Tensor | None, options: ObjectiveOptions) -> Tensor:
-    """Returns ``[N]``, where a position that is not trained counts as a step of time."""
+    """Returns ``[N]``, where a position that is not trained takes no time, as for ``gae``."""
     in_order = _InOrder(given)
-    positions = given.positions[in_order.order]
-    steps = (positions.roll(-1) - positions).clamp(min=0)
-    factors = torch.full_like(given.rewards[:1], options.discount) ** steps * in_order.goes_on
+    factors = options.discount * in_order.goes_on.to(given.rewards.dtype)
     rewards = in_order.rewards(given, kl, options)
     return in_order.back(reverse_recurrence(rewards, factors, longest=int(in_order.sizes.max())))
 

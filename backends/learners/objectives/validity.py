@@ -23,6 +23,8 @@ WEIGHTINGS = ("uniform", "best_of_group", "threshold", "exponential")
 """Estimators that give weights of a likelihood, not advantages: never negative."""
 GROUPED = ("grpo", "rloo", "reinforce_plus_plus_baseline")
 """Estimators that compare the samples of a group."""
+ABSOLUTE = ("gae", "reinforce_plus_plus")
+"""Estimators that compare a reward with what is expected of the prompt, or with the whole batch."""
 
 
 def is_user_objective(name: str) -> bool:
@@ -56,9 +58,39 @@ def compares_rewards(options: ObjectiveOptions) -> bool:
     )
 
 
-def learns_from_equals(options: ObjectiveOptions) -> bool:
+def ignores_spread(options: ObjectiveOptions) -> bool:
     """Whether a group whose rewards are all equal is trained like any other."""
     return options.estimator in (*WEIGHTINGS, "teacher") and not prefers_pairs(options) and options.name != IMITATION
+
+
+def learns_from_equals(options: ObjectiveOptions) -> bool:
+    """Whether there may be something to learn from a group whose rewards are all equal: from how they compare with
+    those of other groups, from a teacher, or by what functions of the user's make of them."""
+    return not prefers_pairs(options) and (
+        ignores_spread(options)
+        or options.estimator in ABSOLUTE
+        or options.opd_kl_coef != 0.0
+        or options.advantage_function is not None
+        or options.postprocess_function is not None
+    )
+
+
+def is_unbounded(options: ObjectiveOptions, *, num_steps: int = 1) -> bool:
+    """Whether tokens of older policies are trained as if the policy had just drawn them: no ratio to whatever drew them
+    is bounded, and none weighs them. Weights of a likelihood are imitation, which asks for no such thing.
+
+    Args:
+        options: the ``learner.objective:`` block.
+        num_steps: optimizer steps a batch.
+    """
+    if is_user_objective(options.name) or options.estimator in WEIGHTINGS or prefers_pairs(options):
+        return False
+    if options.policy_loss == "likelihood":
+        return True
+    is_corrected = options.importance_function is not None or (
+        options.correction in ("icepop", "mis") or (options.correction == "tis" and options.tis_clip is not None)
+    )
+    return options.old_logprobs == "recompute" and num_steps == 1 and not is_corrected and options.opsm_delta is None
 
 
 def objective_problem(options: ObjectiveOptions, *, num_steps: int = 1) -> Problem | None:
@@ -117,15 +149,17 @@ def _policy_loss(o: ObjectiveOptions) -> Iterator[Problem]:
             f"must be above 1 + clip_high = {1.0 + o.clip_high:g}, or it cuts off what the clip leaves; "
             f"found {o.dual_clip:g}",
         )
+    if o.max_ratio != ObjectiveOptions().max_ratio and not _is_masked(o):
+        yield "max_ratio", f"bounds the ratio of DPPO, and policy_loss: {o.policy_loss} is not; remove it"
     if o.policy_loss in ("ppo", "gspo") and o.clip_low == o.clip_high == 0.0:
         yield "clip_high", "with clip_low and clip_high of 0 no token that has moved is trained; set one above 0"
 
 
 def _single_step(o: ObjectiveOptions, num_steps: int) -> Iterator[Problem]:
     # In the only optimiser step of a batch the policy that opened it is the one that is trained.
-    if num_steps == 1 and o.old_logprobs == "recompute" and (o.opsm_delta is not None or _is_masked(o)):
+    if num_steps == 1 and o.old_logprobs == "recompute" and _is_masked(o):
         yield (
-            "policy_loss" if _is_masked(o) else "opsm_delta",
+            "policy_loss",
             "has no effect with old_logprobs: recompute and one optimizer step a batch, as the policy has not moved "
             "from itself; set old_logprobs: engine or interpolate, or learner.num_updates above 1",
         )

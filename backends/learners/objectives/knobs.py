@@ -1,0 +1,167 @@
+"""Keys of an objective that change nothing, found by trying: each configured one is put back once, on made-up tokens.
+
+The rules of an objective (:mod:`.validity`) say why two keys do not go together. What no rule has foreseen is found
+here, because a key that moves neither loss nor gradient is one that the user believes in and the run does not have.
+
+Invariants:
+
+* The tokens are drawn from a fixed seed: every rank finds the same, and so does every start.
+* They reach every bound that a key may set: ratios from e^-20 to e^20, ages from 0 up, rewards of both signs.
+* The chance draws of the process are not touched.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
+
+import msgspec
+import torch
+
+from penstock.backends.learners.objectives.kl import kl_estimate
+from penstock.backends.learners.objectives.objective import old_logprobs, rewards_need_kl
+from penstock.backends.learners.objectives.preference import preference_pairs
+from penstock.backends.learners.objectives.presets import PRESETS, objective
+from penstock.backends.learners.objectives.protocol import PolicyTokens
+from penstock.backends.learners.objectives.reduction import reduction_weights
+from penstock.backends.learners.objectives.segments import Segments
+from penstock.backends.learners.objectives.token_advantages import RewardedSamples, token_estimates
+from penstock.backends.learners.objectives.validity import is_user_objective, needs_reference, prefers_pairs
+from penstock.backends.learners.options import MisOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from penstock.backends.learners.objectives.protocol import ObjectiveFunction
+    from penstock.backends.learners.options import ObjectiveOptions
+
+NUM_SAMPLES: Final = 32
+SAMPLES_PER_GROUP: Final = 4
+SIZES: Final = tuple(8 + sample % 17 for sample in range(NUM_SAMPLES))
+"""Tokens of each sample."""
+NUM_TOKENS: Final = sum(SIZES)
+TRIED: Final = (
+    "clip_low", "clip_high", "normalize_std", "kl_coef", "tis_clip", "reduction", "opd_kl_coef", "entropy_coef",
+    "whiten", "discount", "max_ratio", "dual_clip", "kl_estimator", "kl_in", "unbiased_kl", "correction",
+    "tis_clip_low", "icepop_low", "icepop_high", "opsm_delta", "gae_lambda", "reward_scale", "max_weight", "dpo_beta",
+    "dpo_label_smoothing", "dpo_pairs",
+)  # fmt: skip
+"""Keys that are put back to what the name of the objective says. The others choose between whole ways to compute, are
+functions of the user's, or belong to the critic's schedule; rules look after those."""
+BOUNDS: Final = ("clip_low", "clip_high", "dual_clip")
+"""They hold a policy that moves within a batch, so with one step a batch and recomputed log-probs they are at rest: how
+other systems configure them too, and not refused."""
+
+
+def dead_knob(options: ObjectiveOptions, function: ObjectiveFunction, *, num_steps: int) -> str | None:
+    """The first configured key that changes neither loss nor gradient; None where all do.
+
+    Args:
+        options: that the rules have found nothing wrong with.
+        function: the objective that they mean.
+        num_steps: optimizer steps a batch.
+    """
+    if is_user_objective(options.name):
+        return None
+    configured = list(_put_back(options))
+    if options.old_logprobs == "recompute" and num_steps == 1:
+        configured = [(key, other) for key, other in configured if key not in BOUNDS]
+    if not configured:
+        return None
+    drawn = _draw()
+    found = _outcome(options, function, drawn, num_steps)
+    for key, other in configured:
+        if torch.equal(found, _outcome(other, function, drawn, num_steps)):
+            return key
+    return None
+
+
+def _put_back(options: ObjectiveOptions) -> Iterator[tuple[str, ObjectiveOptions]]:
+    """Each configured key, with the options as they are without it."""
+    usual = objective(options.name) if options.name in PRESETS else objective("dapo")
+    for key in TRIED:
+        value, default = getattr(options, key), getattr(usual, key)
+        if value != default and value not in (None, "none"):
+            # Corrections may well agree, with the bounds that they have, and each does something.
+            other = "none" if key == "correction" else default
+            yield key, msgspec.structs.replace(options, **{key: other})
+    for key in MisOptions.__struct_fields__:
+        value, default = getattr(options.mis, key), getattr(usual.mis, key)
+        if value not in (default, None):
+            mis = msgspec.structs.replace(options.mis, **{key: default})
+            yield f"mis.{key}", msgspec.structs.replace(options, mis=mis)
+
+
+class _Drawn(NamedTuple):
+    """Made-up tokens, float64 ``[N]``, sample by sample."""
+
+    logprobs: Tensor
+    entropy: Tensor
+    rollout: Tensor
+    opening: Tensor
+    reference: Tensor
+    teacher: Tensor
+    values: Tensor
+    rewards: Tensor
+    """``[S]``"""
+
+
+def _draw() -> _Drawn:
+    seeded = torch.Generator().manual_seed(0)
+
+    def normal(count: int = NUM_TOKENS) -> Tensor:
+        return torch.randn(count, generator=seeded, dtype=torch.float64)
+
+    rare = torch.where(torch.rand(NUM_TOKENS, generator=seeded) < 0.3, 6.0, 0.6)
+    rollout = -rare * normal().abs() - 0.05
+    far = torch.where(torch.rand(NUM_TOKENS, generator=seeded) < 0.1, 6.0, 0.4)
+    opening = (rollout + far * normal()).clamp(max=-1e-3)
+    logprobs = (opening + far.roll(1) * normal()).clamp(max=-1e-3)
+    reference = (logprobs + far.roll(2) * normal()).clamp(max=-1e-3)
+    teacher = rollout + normal()
+    return _Drawn(logprobs, normal().abs(), rollout, opening, reference, teacher, normal(), 4.0 * normal(NUM_SAMPLES))
+
+
+def _outcome(options: ObjectiveOptions, function: ObjectiveFunction, drawn: _Drawn, num_steps: int) -> Tensor:
+    """Loss and gradients, end to end."""
+    sizes = torch.tensor(SIZES)
+    samples = Segments(torch.arange(NUM_SAMPLES).repeat_interleave(sizes), NUM_SAMPLES)
+    positions = torch.cat([torch.arange(size) for size in SIZES])
+    group_ids = torch.arange(NUM_SAMPLES) // SAMPLES_PER_GROUP
+    constant = max(SIZES) if options.constant_tokens is None else options.constant_tokens
+    weights = samples.spread(reduction_weights(options.reduction, sizes.float(), constant_tokens=constant).double())
+    logprobs, entropy = drawn.logprobs.clone().requires_grad_(), drawn.entropy.clone().requires_grad_()
+    pairs = None
+    if prefers_pairs(options):
+        every = torch.ones(NUM_SAMPLES, dtype=torch.bool)
+        pairs = preference_pairs(drawn.rewards, group_ids, every, pairing=options.dpo_pairs)
+    tokens = PolicyTokens(
+        logprobs=logprobs,
+        entropy=entropy,
+        rollout_logprobs=drawn.rollout,
+        reference_logprobs=drawn.reference if needs_reference(options) else None,
+        advantages=torch.zeros_like(drawn.rollout),
+        weights=weights,
+        figure_weights=weights,
+        staleness=torch.arange(NUM_TOKENS) % 4,
+        samples=samples,
+        opening_logprobs=None if num_steps == 1 else drawn.opening,
+        teacher_logprobs=drawn.teacher,
+        pairs=pairs,
+    )
+    before = tokens if num_steps > 1 else tokens._replace(opening_logprobs=drawn.logprobs)
+    old = old_logprobs(before, options)
+    in_rewards = kl_estimate(options.kl_estimator, old, drawn.reference) if rewards_need_kl(options) else None
+    given = RewardedSamples(drawn.rewards, group_ids, samples, positions)
+    estimates = token_estimates(
+        given,
+        options,
+        kl=in_rewards,
+        values=drawn.values if options.estimator == "gae" else None,
+        reverse_kl=old - drawn.teacher if options.opd_kl_coef else None,
+    )
+    loss = function(tokens._replace(advantages=estimates.advantages.double()), options).loss
+    found = torch.autograd.grad(loss, (logprobs, entropy), allow_unused=True)  # None for what the loss does not use
+    gradients = [each for each in cast("tuple[Tensor | None, ...]", found) if each is not None]
+    return torch.cat([loss.detach().view(1), *gradients])

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, assert_never
 
 from penstock.actors.buffer.accounts import Accounts, SettledGroups
 from penstock.actors.buffer.evaluating import Evaluations
+from penstock.actors.buffer.failures import Failures
 from penstock.actors.buffer.grants import Grants, groups_of
 from penstock.actors.buffer.histories import Rejections, RowHistory
 from penstock.actors.buffer.policies import builtin_policy
@@ -24,6 +25,7 @@ from penstock.messages.ledger import (
     BatchesFixed,
     BatchLeased,
     CheckpointRecorded,
+    FailuresNoted,
     GroupClosed,
     GroupRecorded,
     GroupsGranted,
@@ -35,6 +37,7 @@ from penstock.messages.ledger import (
     StepRecorded,
     VersionRecorded,
 )
+from penstock.messages.samples import is_evaluation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,6 +83,7 @@ class Books:
         self.max_staleness_seen = 0
         self.evaluations = Evaluations(settings.evaluation)
         self.rejections = Rejections()
+        self.failures = Failures()
         self.history = RowHistory(row_of)
 
     @property
@@ -133,9 +137,12 @@ class Books:
                 self.table.admit(entry)
                 self.settled.add(entry.group_id)
                 self.rejections.admitted(entry, is_collecting=self.settings.collects is not None)
+                self.failures.admitted(entry)
                 self.history.admitted(self.table.tracked(entry.group_id), entry)
             case GroupClosed():
                 self._close(entry)
+            case FailuresNoted():
+                self.failures.noted(entry.ends)
             case BatchLeased():
                 self.table.lease(entry.group_ids)
                 self.rejections.batch_formed()
@@ -170,6 +177,7 @@ class Books:
             case GroupEvaluated():
                 self.evaluations.evaluated(entry)
                 self.accounts.evaluated(entry.row.samples, entry.row.missing)
+                self.failures.evaluated(entry.group_id, entry.row)
                 self.settled.add(entry.group_id)
             case _:
                 assert_never(entry)
@@ -200,6 +208,7 @@ class Books:
         tracked = self.table.remove(entry.group_id)
         self.accounts.closed(entry.ended)
         self.rejections.closed(entry)
+        self.failures.closed(entry, was_admitted=tracked.record is not None)
         self.history.closed(tracked, entry)
         if entry.is_requeued:
             self.grants.requeue(tracked.ordinal)
@@ -222,6 +231,13 @@ class Books:
     def _prompt_ended(self, ordinal: int) -> None:
         self.grants.ended(ordinal)
         self.history.ended(ordinal)
+
+    def awaits(self, group_id: int) -> bool:
+        """Whether this group has been granted and has not come in."""
+        if is_evaluation(group_id):
+            return self.evaluations.waits_for(group_id)
+        tracked = self.table.get(group_id)
+        return tracked is not None and tracked.status is Status.GRANTED
 
     def payload(self, group_id: int) -> Group:
         """Of a group that is ready or leased."""

@@ -43,6 +43,7 @@ from penstock.actors.buffer.decisions import (
     rows_again,
     rows_by_place,
 )
+from penstock.actors.buffer.failures import EarlyFailures
 from penstock.actors.buffer.learner_side import LearnerSide
 from penstock.actors.buffer.pacing import AutoTarget
 from penstock.actors.buffer.policies import refusal
@@ -53,9 +54,10 @@ from penstock.actors.buffer.waiting import buffer_waits
 from penstock.messages.base import Metric
 from penstock.messages.commands import ArchiveGroups, ArchiveSamples, FailRun, FetchBatch, KeepAnswers, Record, Send
 from penstock.messages.evaluation import EvaluationOpened, PublishDemanded
-from penstock.messages.flow import GroupAdmitted, GroupRejected, RowsChosen
+from penstock.messages.flow import FailuresTold, GroupAdmitted, GroupRejected, RowsChosen
 from penstock.messages.ledger import (
     CheckpointRecorded,
+    FailuresNoted,
     GroupClosed,
     PayloadsReleased,
     PolicyRecorded,
@@ -70,6 +72,7 @@ from penstock.messages.training import (
     CheckpointDemanded,
     CheckpointSaved,
     CheckpointsKept,
+    FailuresCounted,
     LearnerReady,
     NoticeGiven,
     OnStale,
@@ -124,7 +127,8 @@ class Buffer:
         """Version that the Learner was last asked to publish."""
         self.target = AutoTarget.of(settings.pacing)
         self.learner = LearnerSide(self.books)
-        self._num_rejected_since_batch = 0
+        self._early = EarlyFailures(settings.stop_after_failures)
+        self._num_failures_told = 0
         self._phase = "filling"
         self._stop_reason = ""
         self._archived_through = self.books.released_through
@@ -163,6 +167,8 @@ class Buffer:
                     self._on_admitted(event.group)
             case GroupRejected():
                 self._on_rejected(event)
+            case FailuresTold():
+                self._on_failures(event)
             case RowsChosen():
                 self._on_rows(event)
             case VersionAnnounced():
@@ -184,6 +190,7 @@ class Buffer:
                 self._on_stop(event.reason)
             case TimerFired():
                 self._out.extend(self._telling.settled(is_due=True))
+                self._tell_failures()
             case Started():
                 self._on_started()
             case _:
@@ -225,10 +232,8 @@ class Buffer:
         self._note(recorded(group, deadline, kept_cause))
         self._telling.came_in(sample.key for sample in group.samples)
         self._out.extend(self._telling.soon())
-        if self.settings.collects is not None:
-            self._num_rejected_since_batch = 0
-            if (report := collected_report(self.books)) is not None:
-                self._out.append(Send(SUPERVISOR, report))
+        if self.settings.collects is not None and (report := collected_report(self.books)) is not None:
+            self._out.append(Send(SUPERVISOR, report))
         if self.policy.on_stale is OnStale.MASK:
             self._expire()  # it may be old throughout; what else expires does so with the version
 
@@ -248,14 +253,36 @@ class Buffer:
             )
         )
         self._telling.came_in(end.key for end in event.ended if end.state is not TerminalState.CANCELLED)
-        self._num_rejected_since_batch += 1
+        num_rejected = self.books.rejections.num_since_batch
         limit = self.settings.max_rejected_batches * self.settings.groups_per_batch
-        if self._num_rejected_since_batch >= limit and self._phase == "running":
+        if num_rejected >= limit and self._phase == "running":
+            advice = "The task may be too hard or too easy for this model, or the filter too strict: look at filter.*"
+            if any(end.reason for end in event.ended):
+                advice = f"{self.books.failures.told()}. Mend that, or look"
             self._fail(
-                f"{self._num_rejected_since_batch} groups in a row were turned away without one batch (the last: "
-                f"{event.cause}). The task may be too hard or too easy for this model, or the filter too strict: "
-                f"look at filter.* and at the rewards, or raise staleness.max_rejected_batches"
+                f"{num_rejected} groups in a row were turned away without one batch (the last: {event.cause}). "
+                f"{advice} and at the rewards, or raise staleness.max_rejected_batches"
             )
+
+    def _on_failures(self, event: FailuresTold) -> None:
+        """Note what is news of groups that have not come in, and end a run in which everything fails."""
+        failures = self.books.failures
+        ends = failures.news(end for end in event.ends if self.books.awaits(end.key.group_id))
+        if not ends:
+            return
+        self._note(FailuresNoted(ends=ends))
+        self._out.extend(self._telling.soon())
+        trained = [end for end in ends if not is_evaluation(end.key.group_id)]
+        story = self._early.hear(trained, has_scored=failures.has_scored or event.has_scored)
+        if story and self._phase in ("filling", "running"):
+            self._fail(story)
+
+    def _tell_failures(self) -> None:
+        failures = self.books.failures
+        if failures.num_samples != self._num_failures_told:
+            self._num_failures_told = failures.num_samples
+            counted = FailuresCounted(counts=failures.counts(), num_samples=failures.num_samples)
+            self._out.append(Send(SUPERVISOR, counted))
 
     def _on_rows(self, event: RowsChosen) -> None:
         """Record what is new, and say everything again: PromptSource issues what comes back to it."""
@@ -524,6 +551,7 @@ class Buffer:
 
     def _finish(self, story: str, *, completed: bool) -> None:
         books = self.books
+        self._tell_failures()
         finished = RunFinished(
             completed=completed,
             story=story,
@@ -614,7 +642,6 @@ class Buffer:
                 self.target.learner_waited(bound_of(books))
                 self.learner.waits = False
             return
-        self._num_rejected_since_batch = 0
         self._note(lease)
         self.target.batch_taken(books.table.num_ready)
         self.learner.offers(lease.version)

@@ -20,6 +20,9 @@ class BufferSettings(Value, frozen=True, kw_only=True):
     publish_every: int = 1
     max_requeues: int = 1
     max_rejected_batches: int = 20
+    stop_after_failures: int = 0
+    """When so many samples have failed for one kind of reason, and none has had a reward, the run ends; 0: it never
+    does."""
     keep_after_batches: int | None = None
     """Batches' worth of groups turned away since the last batch was formed, after which further ones are kept; None:
     none ever is."""

@@ -53,11 +53,12 @@ class Assembly(msgspec.Struct):
         self.samples[index] = sample
         return True
 
-    def fail(self, key: SampleKey, cause: str, num_tokens: int) -> bool:
+    def fail(self, end: SampleEnd) -> bool:
         """A sample that will not come; False when that was known."""
-        if key.index in self.failed or key.index in self.samples:
+        index = end.key.index
+        if index in self.failed or index in self.samples:
             return False
-        self.failed[key.index] = SampleEnd(key=key, state=TerminalState.FAILED, cause=cause, num_tokens=num_tokens)
+        self.failed[index] = end
         return True
 
     def missing(self) -> tuple[SampleKey, ...]:
@@ -105,7 +106,7 @@ class Assembly(msgspec.Struct):
         self.is_sifted = True
         for item in dropped:
             if (sample := self.samples.get(item.index)) is not None:
-                self.dropped[item.index] = _filtered(sample, item.cause)
+                self.dropped[item.index] = _filtered(sample, item.cause, item.reason)
 
     def group(self, *, counts_dropped: bool = False) -> Group:
         """What is left, as a group. ``counts_dropped``: the rewards of what was dropped belong to its statistics."""
@@ -128,9 +129,17 @@ class Assembly(msgspec.Struct):
         ended = (*self.failed.values(), *self.dropped.values())
         return Group(group_id=self.group_id, prompt=self.prompt, samples=samples, ended=ended)
 
-    def rejected(self, cause: str) -> tuple[SampleEnd, ...]:
+    def came(self, cause: str, reason: str = "") -> Group:
+        """Everything that came with a reward; ends only of those on which something went wrong or that were dropped."""
+        samples = tuple(self.samples[index] for index in sorted(self.samples))
+        ended = [self.dropped[index] for index in sorted(self.dropped)]
+        if reason:
+            ended += [_filtered(sample, cause, reason) for sample in samples if sample.key.index not in self.dropped]
+        return Group(group_id=self.group_id, prompt=self.prompt, samples=samples, ended=tuple(ended))
+
+    def rejected(self, cause: str, reason: str = "") -> tuple[SampleEnd, ...]:
         """The ends of all samples of a group that is turned away. What never came is cancelled."""
-        ended = [self.dropped.get(index) or _filtered(sample, cause) for index, sample in self.samples.items()]
+        ended = [self.dropped.get(index) or _filtered(sample, cause, reason) for index, sample in self.samples.items()]
         known = {index % self.size for index in (*self.samples, *self.failed)}
         never_came = [
             SampleEnd(key=SampleKey(self.group_id, place), state=TerminalState.CANCELLED, cause="group_rejected")
@@ -140,5 +149,6 @@ class Assembly(msgspec.Struct):
         return (*ended, *self.failed.values(), *never_came)
 
 
-def _filtered(sample: Sample, cause: str) -> SampleEnd:
-    return SampleEnd(key=sample.key, state=TerminalState.FILTERED, cause=cause, num_tokens=sample.num_tokens)
+def _filtered(sample: Sample, cause: str, reason: str) -> SampleEnd:
+    state = TerminalState.FILTERED
+    return SampleEnd(key=sample.key, state=state, cause=cause, num_tokens=sample.num_tokens, reason=reason)

@@ -21,7 +21,7 @@ A group is forgotten when it is settled.
 | the other samples of a group | the engines and the Scorer; what fails travels here as ``SampleFailed`` |
 | a replacement | PromptSource, which is told the whole list of what is missing |
 | the user's filters | their backend; a sweep rejects what it was asked when it has not answered for a whole period |
-| the user's hook | nobody waits for it |
+| the user's hook, and what keeps samples | nobody waits for them |
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from msgspec.structs import replace
 from penstock.actors.filter.assembly import Assembly
 from penstock.actors.settled import KnownSettled
 from penstock.actors.waits import MAX_NAMED, several
-from penstock.messages.commands import JudgeGroup, JudgeSamples, Send, ShowGroup, StartTimer
+from penstock.messages.commands import JudgeGroup, JudgeSamples, KeepSamples, Send, ShowGroup, StartTimer
 from penstock.messages.flow import (
+    FailuresTold,
     GroupAdmitted,
     GroupRejected,
     PlacesGivenUp,
@@ -48,7 +49,8 @@ from penstock.messages.flow import (
 from penstock.messages.local import GroupJudged, SamplesJudged, Started, TimerFired
 from penstock.messages.membership import ActorReturned, HeldLease, LeaseStage
 from penstock.messages.names import BUFFER, PROMPT_SOURCE, SCORER
-from penstock.messages.samples import Loss, Purpose, SampleKey, is_evaluation
+from penstock.messages.reasons import MAX_REASON_CHARACTERS
+from penstock.messages.samples import Group, Loss, Purpose, SampleEnd, SampleKey, TerminalState, is_evaluation
 from penstock.messages.waits import OWN_BACKEND, Wait
 
 if TYPE_CHECKING:
@@ -57,12 +59,13 @@ if TYPE_CHECKING:
     from penstock.messages.commands import AnyCommand
     from penstock.messages.flow import SettledState
     from penstock.messages.inboxes import FilterEvent
-    from penstock.messages.samples import Group, Prompt
+    from penstock.messages.samples import Prompt
 
 SWEEP_TIMER: Final = "sweep"
 SMALLEST_SPREAD: Final = 1e-9
 """Rewards that differ by less count as equal."""
 TOO_FEW: Final = "too_few_samples"
+NO_VERDICT: Final = "the filter did not answer in time"
 
 
 @final
@@ -179,8 +182,19 @@ class Filter:
 
     def _on_failed(self, event: ScoringFailed | SampleFailed, cause: str) -> None:
         assembly = self._assembly(event.key, event.group_size, event.prompt)
-        if assembly is None or not assembly.fail(event.key, cause, event.num_tokens):
+        reason = event.reason[:MAX_REASON_CHARACTERS]
+        end = SampleEnd(
+            key=event.key, state=TerminalState.FAILED, cause=cause, num_tokens=event.num_tokens, reason=reason
+        )
+        if assembly is None or not assembly.fail(end):
             return
+        has_scored = any(each.samples for each in self.assemblies.values())
+        self._out.append(Send(BUFFER, FailuresTold(ends=(end,), has_scored=has_scored)))
+        if self.settings.keeps_samples:  # at once: its group may never be complete
+            came = event.sample if isinstance(event, ScoringFailed) else None
+            samples = () if came is None else (came,)
+            failed = Group(group_id=assembly.group_id, prompt=assembly.prompt, samples=samples, ended=(end,))
+            self._out.append(KeepSamples(failed))
         place = event.key.index % assembly.size
         match "shrink" if is_evaluation(assembly.group_id) else self.settings.on_failed_sample:
             case "reject":
@@ -248,26 +262,28 @@ class Filter:
             self._admit(assembly)
         else:
             cause = event.cause or "user_filter"
-            self._reject(assembly, cause, is_verdict=not event.is_failure)
+            self._reject(assembly, cause, event.reason, is_verdict=not event.is_failure)
 
     def _admit(self, assembly: Assembly) -> None:
         self._go_out(assembly, "")
         self._out.append(Send(BUFFER, GroupAdmitted(group=self._group(assembly))))
 
-    def _go_out(self, assembly: Assembly, cause: str) -> None:
+    def _go_out(self, assembly: Assembly, cause: str, reason: str = "") -> None:
         self._forget(assembly.group_id)
         self._gone.add(assembly.group_id)
+        if self.settings.keeps_samples and assembly.samples:
+            self._out.append(KeepSamples(assembly.came(cause, reason), cause))
         if self.settings.has_hook and not is_evaluation(assembly.group_id):
             self._out.append(ShowGroup(assembly.all_samples(), cause))
 
-    def _reject(self, assembly: Assembly, cause: str, *, is_verdict: bool = False) -> None:
+    def _reject(self, assembly: Assembly, cause: str, reason: str = "", *, is_verdict: bool = False) -> None:
         """``is_verdict``: on the contents of a complete group that could be trained as well."""
-        self._go_out(assembly, cause)
+        self._go_out(assembly, cause, reason)
         rewards = [reward for sample in assembly.samples.values() if (reward := sample.reward) is not None]
         rejected = GroupRejected(
             group_id=assembly.group_id,
             cause=cause,
-            ended=assembly.rejected(cause),
+            ended=assembly.rejected(cause, reason[:MAX_REASON_CHARACTERS]),
             mean_reward=sum(rewards) / len(rewards) if rewards else None,
             group=self._group(assembly) if is_verdict and self.settings.offers_rejected else None,
         )
@@ -301,7 +317,7 @@ class Filter:
         if not self._has_judged:
             for group_id in [group_id for group_id, sweep in self.judging.items() if sweep < self._sweep]:
                 del self.judging[group_id]
-                self._reject(self.assemblies[group_id], "filter_did_not_answer")
+                self._reject(self.assemblies[group_id], "filter_did_not_answer", NO_VERDICT)
         self._sweep += 1
         self._has_judged = False
         self._out.append(StartTimer(SWEEP_TIMER, self.settings.judge_timeout_s))

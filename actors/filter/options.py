@@ -12,8 +12,11 @@ from penstock.messages.base import Options
 class FilterOptions(Options, frozen=True, kw_only=True):
     """Which groups are worth training on, and what happens to a group with a failed sample."""
 
-    drop_zero_spread: bool = True
-    """Turn away groups whose rewards are all equal: they give no gradient."""
+    drop_zero_spread: bool | None = None
+    """Turn away groups whose rewards are all equal. null: where the objective compares the samples of a group with each
+    other, so that such a group gives no gradient, and not where it learns from one all the same (`ppo`,
+    `reinforce_plus_plus`, anything with a teacher, weights of a likelihood, functions of yours for rewards or
+    advantages)."""
     min_response_tokens: Annotated[int, Meta(ge=0)] = 0
     """Turn away groups in which every response is shorter."""
     max_response_tokens: Annotated[int, Meta(ge=1)] | None = None

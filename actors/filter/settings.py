@@ -24,5 +24,7 @@ class FilterSettings(Value, frozen=True, kw_only=True):
     has_sample_function: bool = False
     drop_samples: Literal["before_statistics", "after_statistics"] = "before_statistics"
     has_hook: bool = False
+    keeps_samples: bool = False
+    """Samples are kept for people to read, whatever becomes of them."""
     offers_rejected: bool = False
     """Groups that are turned away by a verdict on their contents travel whole, so that the Buffer may keep them."""

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, assert_never, final
 
+from penstock.actors.first_failures import FirstFailures
 from penstock.actors.prompt_source.census import Census, Inheritance
 from penstock.actors.prompt_source.drawing import RowDrawing
 from penstock.actors.prompt_source.leases import Lease, LeasedGroup, LeaseState, LeaseTable
@@ -126,6 +127,7 @@ class PromptSource:
         self._may_issue = settings.epoch == 0
         self._lost_engines: set[str] = set()
         self._sweep = 0
+        self._failures = FirstFailures(PROMPT_SOURCE)
         self._out: list[AnyCommand] = []
 
     @property
@@ -320,8 +322,9 @@ class PromptSource:
         lease.catch_up(event.attempt)
         lease.sweep = self._sweep
         match event.outcome:
-            case InfraError():
-                self._on_failure(group, lease, event.outcome.detail, event.num_tokens)
+            case InfraError(detail=detail):
+                self._out += self._failures.hear(f"sample {lease.key} on {event.engine}", detail)
+                self._on_failure(group, lease, detail, event.num_tokens)
             case Cancelled():
                 pass  # asked for by a settlement; the lease ends with it
             case _:

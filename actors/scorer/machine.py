@@ -5,8 +5,8 @@ Invariants:
 
 * Each sample that comes in goes out once: scored, or failed with the reason.
 * Only a reward function gives a reward, or the episode itself: a sample that comes with one is passed on as it is, and
-  so is one that is imitated, which needs none. A call that fails, hangs or returns nonsense is tried again, then the
-  sample is passed on as ``ScoringFailed``.
+  so is one that is imitated, which needs none. A call that fails, hangs or returns nonsense is tried again (while
+  every one fails, the first ones only); then the sample is passed on as ``ScoringFailed``.
 * Where a function scores groups, it is asked once for all samples of a group, when all have ended. What none of them
   has failed with fails nobody else: a call that gives one sample no reward is made again as a whole, and in the end
   those that have rewards go on with them.
@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Final, assert_never, final
 import msgspec
 from msgspec.structs import replace
 
+from penstock.actors.first_failures import FirstFailures
 from penstock.actors.scorer.group_scoring import GroupScoring
 from penstock.actors.scorer.reward_alarms import RewardAlarms
 from penstock.actors.scorer.teachers import Teachers, Verdict
@@ -92,6 +93,9 @@ class Scorer:
         self.teachers = Teachers(settings)
         self.held = GroupScoring()
         self.alarms = RewardAlarms(settings)
+        self._failures = FirstFailures(SCORER)
+        self._num_fruitless: int | None = 0
+        """Calls that have failed; None: some call has given a reward."""
         self._sweep = 0
         self._has_judged = False
         """Since the last sweep."""
@@ -205,13 +209,26 @@ class Scorer:
 
     def _on_judged(self, item: Pending, reward: Reward | None, reason: str) -> None:
         if reward is not None:
+            self._num_fruitless = None
             item.reward = reward
             self._complete(item)
-        elif item.num_tries < self.settings.num_retries:
+            return
+        self._hear_failure(item.event.sample.key, reason)
+        if self._tries_again(item.num_tries):
             item.num_tries += 1
             self._score(item)
         else:
             self._fail(item, reason)
+
+    def _hear_failure(self, key: SampleKey, reason: str) -> None:
+        self._out += self._failures.hear(f"the reward of sample {key}", reason)
+        if self._num_fruitless is not None:
+            self._num_fruitless += 1
+
+    def _tries_again(self, num_tries: int) -> bool:
+        limit = self.settings.fruitless_calls
+        is_fruitless = limit > 0 and self._num_fruitless is not None and self._num_fruitless > limit
+        return num_tries < self.settings.num_retries and not is_fruitless
 
     # --- whole groups -----------------------------------------------------------------------------------------
 
@@ -255,8 +272,12 @@ class Scorer:
             for item, judged in asked
             if item is not None and item.reward is None and item.event.sample.attempt == judged.attempt
         ]
-        lacks_one = any(judged.reward is None for _, judged in open_ones)
-        if lacks_one and group.num_tries < self.settings.num_retries:
+        failed = [judged for _, judged in open_ones if judged.reward is None]
+        if len(failed) < len(open_ones):
+            self._num_fruitless = None
+        for judged in failed:
+            self._hear_failure(judged.key, judged.reason)
+        if failed and self._tries_again(group.num_tries):
             group.num_tries += 1
             self._score_group(group, tuple(judged.key.index for _, judged in open_ones))
             return
@@ -312,6 +333,7 @@ class Scorer:
             prompt=event.prompt,
             reason=reason,
             num_tokens=sample.num_tokens,
+            sample=sample,
         )
         self._out.append(Send(FILTER, failed))
         self._note_failed(failed)

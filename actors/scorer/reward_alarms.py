@@ -98,7 +98,7 @@ class RewardAlarms:
         return [
             f"rewards have been {within} the last {self._num_constant} groups (the last was {seen.lowest:g}), so there "
             "is nothing to learn from: the reward function finds no answer in any response, or the task is too hard "
-            "or too easy for this model; look at some samples (run.keep_samples) (reward.alarms.constant_groups)"
+            "or too easy for this model; look at some samples: penstock samples RUN (reward.alarms.constant_groups)"
         ]
 
     def _note(self, *, is_failure: bool) -> list[str]:
@@ -116,6 +116,6 @@ class RewardAlarms:
             return []
         self._says_failing = True
         return [
-            f"{self._num_failed} of the last {window} samples got no reward; they are in the ledger "
-            "(penstock audit), and why is in the log of the scorer (reward.alarms.failed_share)"
+            f"{self._num_failed} of the last {window} samples got no reward; penstock samples RUN --failed shows them "
+            "with the reason (reward.alarms.failed_share)"
         ]

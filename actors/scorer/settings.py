@@ -24,6 +24,9 @@ class ScorerSettings(Value, frozen=True, kw_only=True):
     failed_share: float = 1.0
     failed_window: int = 0
     """0: no such alarm."""
+    fruitless_calls: int = 0
+    """When so many calls have failed and none has given a reward, no further one is tried again, so that a run in which
+    all of them fail comes to its end soon; 0: every one is."""
     teachers: tuple[str, ...] = ()
     """Names of all teachers; empty: samples go on with their reward alone."""
     teacher_timeout_s: float = 300.0

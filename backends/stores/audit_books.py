@@ -23,6 +23,7 @@ from penstock.messages.ledger import (
     BatchesFixed,
     BatchLeased,
     CheckpointRecorded,
+    FailuresNoted,
     GroupClosed,
     GroupRecorded,
     GroupsGranted,
@@ -112,6 +113,8 @@ class AuditBooks:
                 self._close(entry)
             case RowsRecorded():
                 self._draw(entry)
+            case FailuresNoted():
+                pass  # the end of each of them is in the entry of its group
             case BatchLeased():
                 self._lease(entry)
             case StepRecorded():

@@ -17,6 +17,7 @@ from penstock.messages.ledger import (
     BatchesFixed,
     BatchLeased,
     CheckpointRecorded,
+    FailuresNoted,
     GroupClosed,
     GroupRecorded,
     GroupsGranted,
@@ -27,6 +28,7 @@ from penstock.messages.ledger import (
     StepRecorded,
     VersionRecorded,
 )
+from penstock.messages.reasons import reason_kind
 
 if TYPE_CHECKING:
     import sqlite3
@@ -56,6 +58,7 @@ _END: Final = (
     "ON CONFLICT (group_id, sample_index) DO UPDATE SET num_tokens = excluded.num_tokens, state = excluded.state, "
     "cause = excluded.cause"
 )
+_REASON: Final = "INSERT OR IGNORE INTO reasons VALUES (?, ?, ?, ?, ?, ?, ?)"
 _CLOSE: Final = (
     "INSERT INTO groups (group_id, state, is_requeued, ended_at) VALUES (?, 'closed', ?, ?) "
     "ON CONFLICT (group_id) DO UPDATE SET state = excluded.state, is_requeued = excluded.is_requeued, "
@@ -108,7 +111,9 @@ class Projection:
             case GroupClosed():
                 execute("DELETE FROM payloads WHERE group_id = ?", (entry.group_id,))
                 execute(_CLOSE, (entry.group_id, entry.is_requeued, now_s))
-                self._database.executemany(_END, _ends(entry.ended))
+                self._end(entry.ended, now_s)
+            case FailuresNoted():
+                self._note_reasons(entry.ends, now_s)
             case BatchLeased():
                 self._lease(entry, now_s)
             case StepRecorded():
@@ -150,8 +155,7 @@ class Projection:
             for note in entry.samples
         ]  # fmt: skip
         self._database.executemany(_SAMPLE, rows)
-        if entry.ended:
-            self._database.executemany(_END, _ends(entry.ended))
+        self._end(entry.ended, now_s)
 
     def _lease(self, entry: BatchLeased, now_s: float) -> None:
         self._database.execute(
@@ -177,6 +181,20 @@ class Projection:
         self._database.executemany(_TRAIN_GROUP, ((entry.version, now_s, group_id) for group_id in ids))
         self._database.executemany(_TRAIN_SAMPLES, ((entry.version, group_id) for group_id in ids))
 
+    def _end(self, ended: tuple[SampleEnd, ...], now_s: float) -> None:
+        if ended:
+            self._database.executemany(_END, _ends(ended))
+            self._note_reasons(ended, now_s)
+
+    def _note_reasons(self, ended: tuple[SampleEnd, ...], now_s: float) -> None:
+        rows = [
+            (end.key.group_id, end.key.index, end.state.value, end.cause, reason_kind(end.reason), end.reason, now_s)
+            for end in ended
+            if end.reason
+        ]
+        if rows:
+            self._database.executemany(_REASON, rows)
+
     def _open(self, entry: EvaluationOpened, now_s: float) -> None:
         opened = entry.evaluation
         head = (opened.number, opened.version, opened.is_pinned, opened.num_groups, opened.num_samples, now_s)
@@ -192,8 +210,7 @@ class Projection:
         execute = self._database.execute
         execute(_EVALUATE, (now_s, entry.group_id))
         self._database.executemany(_EVALUATED, _evaluated(entry))
-        if entry.row.missing:
-            self._database.executemany(_END, _ends(entry.row.missing))
+        self._end(entry.row.missing, now_s)
         execute(_COUNT, (entry.evaluation,))
         execute(_DONE, (now_s, entry.evaluation))
 

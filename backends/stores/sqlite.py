@@ -23,7 +23,15 @@ import msgspec
 
 from penstock.backends.stores.projection import Projection
 from penstock.backends.stores.protocol import LedgerStoreError, PayloadGoneError, StaleEpochError
-from penstock.backends.stores.tables import CLOSED, LEDGER_FILE, SCHEMA_VERSION, TRAINED, schema_statements
+from penstock.backends.stores.tables import (
+    CLOSED,
+    LEDGER_FILE,
+    OLDER_READABLE,
+    SCHEMA_VERSION,
+    TRAINED,
+    schema_statements,
+    upgrade_statements,
+)
 from penstock.messages.ledger import GroupRecorded, LedgerEntry, StepRecorded
 from penstock.messages.samples import Group
 
@@ -95,7 +103,7 @@ class SqliteReader:
         try:
             with self._named("opened"):
                 (form,) = self._database.execute("PRAGMA user_version").fetchone()
-                if form != SCHEMA_VERSION:
+                if form not in (OLDER_READABLE, SCHEMA_VERSION):
                     raise LedgerStoreError(_wrong_form(self._path, form))
         except LedgerStoreError:
             self._database.close()
@@ -241,10 +249,10 @@ class SqliteStore(SqliteReader):
             execute(f"PRAGMA max_page_count = {max_pages}")
         with self._transaction("BEGIN IMMEDIATE"):
             (form,) = execute("PRAGMA user_version").fetchone()
-            if form not in (0, SCHEMA_VERSION):
+            if form not in (0, OLDER_READABLE, SCHEMA_VERSION):
                 raise LedgerStoreError(_wrong_form(self._path, form))
-            if form == 0:
-                for statement in schema_statements():
+            if form != SCHEMA_VERSION:
+                for statement in upgrade_statements() if form else schema_statements():
                     execute(statement)
                 execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
+OLDER_READABLE: Final = 3
+"""The same without the table of reasons; it is added when such a ledger is written on."""
 LEDGER_FILE: Final = "ledger.sqlite"
 """In the folder of a run."""
 GRANTED: Final = "granted"
@@ -128,6 +130,21 @@ TABLES: Final = (
         key="group_id, sample_index",
     ),
     Table(
+        "reasons",
+        "Why samples failed, or were dropped by an error, as soon as that is known: before their groups have ended. "
+        "Samples that end for what they are (too long, without spread) have no reason.",
+        (
+            Column("group_id", "INTEGER NOT NULL", "The group; below 0 one of an evaluation."),
+            Column("sample_index", "INTEGER NOT NULL", "In its group."),
+            Column("state", "TEXT NOT NULL", "`failed`, or `filtered` where a filter failed on it."),
+            Column("cause", "TEXT NOT NULL", "As in `samples`."),
+            Column("kind", "TEXT NOT NULL", "The reason without what varies: exception and line."),
+            Column("reason", "TEXT NOT NULL", "Exception, message, file and line. Part of it is foreign text."),
+            Column("noted_at", "REAL NOT NULL", "When it was written down."),
+        ),
+        key="group_id, sample_index",
+    ),
+    Table(
         "evaluations",
         "Every evaluation that was opened. At most one is open.",
         (
@@ -226,6 +243,23 @@ BALANCE: Final = Table(
     ),
 )
 
+REASON_COUNTS: Final = Table(
+    "reason_counts",
+    "A view: how many samples failed for which kind of reason, most frequent first.",
+    (
+        Column("state", "", "As in `reasons`."),
+        Column("cause", "", "As in `reasons`."),
+        Column("kind", "", "As in `reasons`."),
+        Column("num_samples", "", "Samples."),
+        Column("example", "", "One of their reasons in full."),
+    ),
+)
+VIEWS: Final = (BALANCE, REASON_COUNTS)
+
+_REASONS_QUERY: Final = """
+SELECT state, cause, kind, count(*) AS num_samples, min(reason) AS example FROM reasons
+    GROUP BY state, cause, kind ORDER BY num_samples DESC
+"""
 _BALANCE_QUERY: Final = """
 SELECT state, cause, count(*) AS num_samples, sum(num_tokens) AS num_tokens FROM samples
     WHERE state IS NOT NULL GROUP BY state, cause
@@ -242,21 +276,33 @@ SELECT 'in the system', 'evaluation', sum(num_samples), 0 FROM evaluation_groups
 
 def schema_statements() -> list[str]:
     """What makes an empty file a ledger."""
-    made: list[str] = []
-    for table in TABLES:
-        columns = [f"{column.name} {column.declaration}" for column in table.columns]
-        if table.key:
-            columns.append(f"PRIMARY KEY ({table.key})")
-        options = "STRICT, WITHOUT ROWID" if table.key else "STRICT"
-        made.append(f"CREATE TABLE {table.name} ({', '.join(columns)}) {options}")
-    made.append(f"CREATE VIEW {BALANCE.name} AS {_BALANCE_QUERY}")
-    return made
+    return [*map(_creation, TABLES), *_views()]
+
+
+def upgrade_statements() -> list[str]:
+    """What makes a ledger of form ``OLDER_READABLE`` one of this form."""
+    reasons = next(table for table in TABLES if table.name == "reasons")
+    _, counts = _views()
+    return [_creation(reasons), counts]
+
+
+def _creation(table: Table) -> str:
+    columns = [f"{column.name} {column.declaration}" for column in table.columns]
+    if table.key:
+        columns.append(f"PRIMARY KEY ({table.key})")
+    options = "STRICT, WITHOUT ROWID" if table.key else "STRICT"
+    return f"CREATE TABLE {table.name} ({', '.join(columns)}) {options}"
+
+
+def _views() -> list[str]:
+    queries = ((BALANCE, _BALANCE_QUERY), (REASON_COUNTS, _REASONS_QUERY))
+    return [f"CREATE VIEW {view.name} AS {query}" for view, query in queries]
 
 
 def tables_markdown() -> str:
     """The reference of tables and columns in ``docs/ledger.md``."""
     parts: list[str] = []
-    for table in (*TABLES, BALANCE):
+    for table in (*TABLES, *VIEWS):
         rows = "".join(f"| `{column.name}` | {_type(column)} | {column.meaning} |\n" for column in table.columns)
         parts.append(f"### `{table.name}`\n\n{table.meaning}\n\n| column | type | meaning |\n|---|---|---|\n{rows}")
     return "\n".join(parts)

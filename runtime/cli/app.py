@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from penstock.runtime.errors import UserError
+from penstock.runtime.safe_text import without_credentials
+from penstock.runtime.terminal import TerminalConsole
 
 INTERRUPTED = 130
 
@@ -34,8 +35,8 @@ data_commands = typer.Typer(help="A look at the rows of a scenario before any ru
 app.add_typer(data_commands, name="data")
 check_commands = typer.Typer(help="Functions of yours, tried before any run.", no_args_is_help=True)
 app.add_typer(check_commands, name="check")
-console = Console(highlight=False)
-errors = Console(stderr=True, highlight=False, soft_wrap=True)
+console = TerminalConsole()
+errors = TerminalConsole(stderr=True, soft_wrap=True)
 
 ScenarioFile = Annotated[
     Path, typer.Argument(metavar="SCENARIO", help="A YAML file, such as scenarios/quickstart.yaml.")
@@ -63,7 +64,7 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        errors.print(f"[bold red]penstock:[/] {escape(str(error))}")
+        errors.print(f"[bold red]penstock:[/] {escape(without_credentials(str(error)))}")
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
@@ -97,6 +98,9 @@ def run(
     keep_samples: Annotated[
         bool, typer.Option("--keep-samples", help="Keep every trained sample as Parquet; as run.keep_samples=true.")
     ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Show no samples; as observability.show_samples=false.")
+    ] = False,
     only: Annotated[
         Part | None,
         typer.Option(
@@ -118,6 +122,7 @@ def run(
 
     options = {
         "run.keep_samples": "true" if keep_samples else None,
+        "observability.show_samples": "false" if quiet else None,
         "run.only": only,
         "run.batches_from": batches_from,
         "run.num_groups": num_groups,
@@ -510,7 +515,7 @@ def report(run: RunFolder = None) -> None:
 
     folder = _folder(run)
     read_record(folder)
-    console.print(f"wrote {escape(str(write_report(folder)))}")
+    console.print(f"wrote {escape(str(write_report(folder)))}", soft_wrap=True)
 
 
 @app.command()
@@ -539,6 +544,38 @@ def ledger(
         list_tables(console)
         return
     ask_ledger(_folder(run), sql, console, as_csv=csv, timeout_s=timeout)
+
+
+@app.command(
+    epilog="[bold]Examples[/]\n\npenstock samples\n\npenstock samples runs/math-20260801-120000 --worst --limit 20\n\n"
+    'penstock samples --failed\n\npenstock samples --step 12 --grep "</think>"'
+)
+def samples(
+    run: RunFolder = None,
+    step: Annotated[int | None, typer.Option(min=1, help="Only those that this step trained.")] = None,
+    worst: Annotated[bool, typer.Option("--worst", help="The lowest rewards first, instead of the newest.")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="Only those that failed, with the reason.")] = False,
+    dropped: Annotated[bool, typer.Option("--dropped", help="Only those filtered, stale or cancelled.")] = False,
+    grep: Annotated[
+        str, typer.Option(metavar="TEXT", help="Only those with this text in prompt, response, label or reason.")
+    ] = "",
+    limit: Annotated[int, typer.Option(min=1, help="Show at most so many.")] = 5,
+    full: Annotated[bool, typer.Option("--full", help="Show long texts in full.")] = False,
+) -> None:
+    """Show what the model was asked, what it wrote, its reward and what came of it; also of a run that goes on."""
+    from penstock.runtime.cli.samples import show_samples
+
+    show_samples(
+        _folder(run),
+        console,
+        step=step,
+        failed=failed,
+        dropped=dropped,
+        worst=worst,
+        grep=grep,
+        limit=limit,
+        full=full,
+    )
 
 
 @app.command()

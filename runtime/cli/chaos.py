@@ -137,6 +137,8 @@ def _check(kinds: set[ChaosKind], scenario: Scenario) -> None:
             f"--faults: {rewards[0]}: with simulated engines the rewards are simulated too, and no reward function is "
             "called; take a scenario with real ones"
         )
+    if ChaosKind.NODE_LOSS in kinds and scenario.runtime.host != "ray":
+        raise ScenarioError("--faults: node_loss takes a Ray node away; set runtime.host=ray")
     if ChaosKind.NODE_LOSS in kinds and scenario.runtime.ray_address is not None:
         raise ScenarioError(
             "--faults: node_loss starts two Ray nodes of its own; leave runtime.ray_address out of the scenario"
@@ -146,7 +148,7 @@ def _check(kinds: set[ChaosKind], scenario: Scenario) -> None:
 def _make_parent(scenario: Scenario) -> Path:
     stem = Path(scenario.run.folder).expanduser().absolute() / f"chaos-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     try:
-        stem.mkdir(parents=True)
+        stem.mkdir(mode=0o700, parents=True)
     except OSError as error:
         raise PreflightError(f"{stem}: cannot create the folder for the run: {error.strerror}") from None
     return stem

@@ -14,6 +14,7 @@ from penstock.runtime.cli.placement import placement
 from penstock.runtime.cli.tables import aligned
 from penstock.runtime.errors import PreflightError
 from penstock.runtime.hosts.ray.placement import NodeGpus, needs_of, place
+from penstock.runtime.safe_text import without_credentials
 from penstock.runtime.scenario import dump_scenario
 from penstock.runtime.scenario.preflight import machine_checks
 
@@ -34,8 +35,8 @@ def show_plan(
     scenario: Scenario, console: Console, *, gpus_per_node: int | None = None, gpu_gb: float | None = None
 ) -> None:
     """Print the resolved scenario, and behind it as comments the placement, the layout of a Megatron learner, and what
-    this machine lacks: the whole is a scenario again. It may well be another machine that is to run it, so nothing that
-    is missing here is an error.
+    this machine lacks: the whole is a scenario again, but for users and passwords in addresses. It may well be another
+    machine that is to run it, so nothing that is missing here is an error.
 
     Args:
         scenario: resolved.
@@ -46,7 +47,7 @@ def show_plan(
     with console.status("looking at this machine …"):
         machine = machine_text(scenario, Path(scenario.run.folder).expanduser().absolute())
         layout = layout_text(scenario, gpus_per_node=gpus_per_node, gpu_gb=gpu_gb)
-    text = dump_scenario(scenario) + "\n" + placement_text(scenario) + "#\n" + layout + machine
+    text = without_credentials(dump_scenario(scenario)) + "\n" + placement_text(scenario) + "#\n" + layout + machine
     if console.is_terminal:
         console.print(Syntax(text, "yaml", background_color="default"), soft_wrap=True)
     else:

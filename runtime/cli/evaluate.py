@@ -29,6 +29,7 @@ from penstock.runtime.cli.runs import SCENARIO_NAME, hold_run, make_run_folder
 from penstock.runtime.errors import UserError
 from penstock.runtime.observability.evaluations import read_evaluations
 from penstock.runtime.observability.texts import NOTHING, number_text
+from penstock.runtime.safe_text import terminal_lines
 from penstock.runtime.scenario.evaluation_rules import sets_of
 from penstock.runtime.scenario.load import overridden_source, scenario_from
 from penstock.runtime.scenario.paths import MADE_DATA
@@ -267,7 +268,7 @@ def _tell(
             raise UserError(f"--json {json_out}: cannot be written: {error}") from None
     missed = [text for floor in floors if (text := _missed(row, floor)) is not None]
     for text in missed:
-        sys.stderr.write(f"penstock: {text}\n")
+        sys.stderr.write(terminal_lines(f"penstock: {text}\n"))
     return 1 if missed else 0
 
 

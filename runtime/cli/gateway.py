@@ -7,10 +7,10 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from aiohttp import web
 from rich.markup import escape
 
 from penstock.backends.episodes.registry import run_token
+from penstock.backends.http_server import listen
 from penstock.runtime.cli.runs import SCENARIO_NAME, is_alive, read_record
 from penstock.runtime.errors import UserError
 from penstock.runtime.gateway.door import FrontDoor
@@ -50,21 +50,19 @@ def serve_gateway(folder: Path, host: str, port: int, console: Console) -> int:
 
 async def _serve(folder: Path, host: str, port: int, console: Console) -> None:
     token = run_token(folder)
-    runner = web.AppRunner(FrontDoor(folder, token).app(), access_log=None, shutdown_timeout=1.0)
-    await runner.setup()
     try:
-        try:
-            await web.TCPSite(runner, host, port).start()
-        except OSError as error:
-            raise UserError(f"--host {host} --port {port}: cannot listen there: {error.strerror}") from None
-        url = f"http://{host}:{runner.addresses[0][1]}"
+        listener = await listen(FrontDoor(folder, token).app(host), host, port)
+    except OSError as error:
+        raise UserError(f"--host {host} --port {port}: cannot listen there: {error.strerror}") from None
+    try:
+        url = f"http://{host}:{listener.port}"
         console.print(f"agents of {escape(folder.name)} come to  {url}", soft_wrap=True)
         console.print(f"with the API key  {token}\n", soft_wrap=True)
         console.print(escape(EXAMPLE.format(url=url, token=token)), soft_wrap=True)
         await _end_of(read_record(folder))
         console.print("the run has ended")
     finally:
-        await runner.cleanup()
+        await listener.close()
 
 
 async def _end_of(record: RunRecord) -> None:

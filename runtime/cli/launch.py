@@ -25,6 +25,7 @@ from penstock.messages.ledger import EPOCHS_PER_DRIVE
 from penstock.runtime.cli.parts import recorded_batches, show_collected
 from penstock.runtime.cli.runs import SCENARIO_NAME, close_record, hold_run, make_run_folder, open_record
 from penstock.runtime.errors import RunFolderError, UserError
+from penstock.runtime.safe_text import terminal_lines
 from penstock.runtime.scenario import dump_scenario
 from penstock.runtime.scenario.preflight import check_machine
 
@@ -129,7 +130,7 @@ def drive(
     finally:
         _close_record(folder, record, exit_code)
     if exit_code and has_entries(folder):
-        sys.stderr.write(f"to go on: {resume_command(folder)}\n")
+        sys.stderr.write(terminal_lines(f"to go on: {resume_command(folder)}\n"))
     return exit_code
 
 
@@ -137,7 +138,7 @@ def _close_record(folder: Path, record: RunRecord, exit_code: int) -> None:
     try:
         close_record(folder, record, exit_code)
     except OSError as error:  # a full disk, above all; the run itself has told its story by now
-        sys.stderr.write(f"penstock: {folder}: cannot write down how the run ended: {error}\n")
+        sys.stderr.write(terminal_lines(f"penstock: {folder}: cannot write down how the run ended: {error}\n"))
 
 
 def claim_drive(folder: Path, first_entries: Iterable[Sequence[LedgerEntry]] = ()) -> int:

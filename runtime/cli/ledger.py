@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import sqlite3
 import sys
 import time
@@ -14,9 +15,10 @@ from rich.table import Table
 
 from penstock.backends.stores.protocol import LedgerStoreError
 from penstock.backends.stores.sqlite import SqliteReader, open_read_only
-from penstock.backends.stores.tables import BALANCE, TABLES
+from penstock.backends.stores.tables import TABLES, VIEWS
 from penstock.runtime.cli.audit import ledger_file
 from penstock.runtime.errors import RunFolderError, UserError
+from penstock.runtime.safe_text import terminal_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -60,7 +62,7 @@ def ask_ledger(folder: Path, sql: str, console: Console, *, as_csv: bool, timeou
 
 def list_tables(console: Console) -> None:
     """Print every table with its columns and what they mean."""
-    for spec in (*TABLES, BALANCE):
+    for spec in (*TABLES, *VIEWS):
         console.print(f"[bold]{spec.name}[/]  {escape(spec.meaning)}")
         table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
         for column in spec.columns:
@@ -92,9 +94,13 @@ def _cell(value: object) -> str:
 
 
 def _write_csv(names: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    writer = csv.writer(sys.stdout)
+    """As it is for a program that reads it; on a terminal without what a terminal would obey."""
+    written = io.StringIO(newline="")
+    writer = csv.writer(written)
     writer.writerow(names)
     writer.writerows([value.hex() if isinstance(value, bytes) else value for value in row] for row in rows)
+    text = written.getvalue()
+    sys.stdout.write(terminal_lines(text.replace("\r\n", "\n")) if sys.stdout.isatty() else text)
 
 
 def _story(error: sqlite3.Error | sqlite3.Warning, timeout_s: float) -> str:

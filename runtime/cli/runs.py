@@ -85,7 +85,7 @@ def make_run_folder(parent: Path, name: str) -> Path:
     for number in range(1, 1000):
         folder = parent / (stem if number == 1 else f"{stem}-{number}")
         try:
-            folder.mkdir(parents=True)
+            folder.mkdir(mode=0o700, parents=True)  # prompts, answers, keys and logs are nobody else's
         except FileExistsError:
             continue
         except OSError as error:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
+import sqlite3
 import time
 from collections import Counter
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
+from rich.padding import Padding
 
+from penstock.backends.stores.sqlite import open_read_only
+from penstock.backends.stores.tables import LEDGER_FILE
+from penstock.messages.reasons import ReasonCount
 from penstock.runtime.cli.launch import resume_command
 from penstock.runtime.cli.runs import is_alive, read_record
 from penstock.runtime.errors import RunFolderError
@@ -15,7 +22,9 @@ from penstock.runtime.hosts.ray.processes import is_stopped
 from penstock.runtime.observability.figures import CURSORS, REWARD
 from penstock.runtime.observability.jsonl import BadLineError
 from penstock.runtime.observability.summary import read_summary
+from penstock.runtime.observability.summary_view import failures_table
 from penstock.runtime.observability.trackers import read_steps
+from penstock.runtime.safe_text import terminal_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,14 +43,19 @@ def show_status(folder: Path, console: Console) -> int:
     """
     record = read_record(folder)
     alive = is_alive(record)
-    console.print(f"[bold]{escape(record.name)}[/]  {escape(str(folder))}")
+    console.print(f"[bold]{escape(record.name)}[/]  {escape(str(folder))}", soft_wrap=True)
     console.print(f"  {_state(record, alive=alive)}")
     if record.earlier:
         console.print(f"  {_earlier(record)}")
     for line in _progress(folder, is_running=record.state == "running"):
-        console.print(f"  {escape(line)}")
+        console.print(f"  {escape(terminal_lines(line))}", soft_wrap=True)
+    if counts := reason_counts(folder):
+        console.print(Padding(failures_table(counts, sum(count.num_samples for count in counts)), (1, 0, 0, 2)))
+        console.print(
+            f"  to look at them: {escape(shlex.join(('penstock', 'samples', str(folder))))} --failed", soft_wrap=True
+        )
     if not alive and record.state != "completed":
-        console.print(f"  to go on: {escape(resume_command(folder.absolute()))}")
+        console.print(f"  to go on: {escape(resume_command(folder.absolute()))}", soft_wrap=True)
     return 0 if record.state == "completed" or (record.state == "running" and alive) else 1
 
 
@@ -71,6 +85,8 @@ def _progress(folder: Path, *, is_running: bool) -> Iterator[str]:
         raise RunFolderError(str(error)) from None
     if not steps:
         yield "no step yet"
+        if summary is not None:
+            yield summary.story
         return
     last = steps[-1]
     ages = sum(age * count for age, count in enumerate(last.staleness_counts)) / max(1, sum(last.staleness_counts))
@@ -92,6 +108,25 @@ def _progress(folder: Path, *, is_running: bool) -> Iterator[str]:
         yield summary.story
         if summary.checkpoint:
             yield f"checkpoint {summary.checkpoint}"
+
+
+def reason_counts(folder: Path) -> list[ReasonCount]:
+    """Why samples of this run failed, most frequent first, as far as its ledger knows by now.
+
+    Raises:
+        RunFolderError: the ledger cannot be read.
+    """
+    file = folder / LEDGER_FILE
+    if not file.is_file():
+        return []
+    try:
+        with closing(open_read_only(file)) as database:
+            if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'reason_counts'").fetchone():
+                return []  # an older penstock wrote it
+            rows = database.execute("SELECT cause, kind, example, num_samples FROM reason_counts").fetchall()
+    except sqlite3.Error as error:
+        raise RunFolderError(f"{file}: {error}") from None
+    return [ReasonCount(cause=row[0], kind=row[1], example=row[2], num_samples=row[3]) for row in rows]
 
 
 def _is_cursor(name: str) -> bool:

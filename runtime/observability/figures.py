@@ -9,8 +9,8 @@ import math
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from penstock.messages.training import Balance
-from penstock.runtime.observability.summary import trained_tokens
+from penstock.messages.training import Balance, FailuresCounted
+from penstock.runtime.observability.summary import ended_tokens, trained_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,6 +39,7 @@ CURSORS: Final = "data/"
 """Requests that an engine decodes now."""
 END_STEPS: Final = 10
 RATE_WINDOW_S: Final = 30.0
+NO_FAILURES: Final = FailuresCounted(counts=(), num_samples=0)
 EMPTY_BALANCE: Final = Balance(issued=0, in_system=0, ended=())
 
 
@@ -102,6 +103,8 @@ class RunFigures:
         """Trained samples by age, over the whole run."""
         self.balance: Balance = EMPTY_BALANCE
         self.version = 0
+        self.failures: FailuresCounted = NO_FAILURES
+        """Why samples failed, over the whole run, as the Buffer last said."""
         self.lost_tokens = 0
         self.restarts: dict[str, int] = {}
         self._progress_tokens = progress_tokens
@@ -127,6 +130,7 @@ class RunFigures:
         if summary is not None:
             tokens = max(tokens, summary.tokens_generated)
             self.lost_tokens = summary.tokens_lost_estimate
+            self.failures = FailuresCounted(counts=summary.failures, num_samples=summary.num_failures)
             self.restarts = {restart.name: restart.count for restart in summary.restarts}
             for cost in summary.costs:
                 self._cpu.setdefault(cost.name, RunningTotal()).restore(cost.cpu_s)
@@ -197,7 +201,7 @@ class RunFigures:
     def tokens_generated(self) -> int:
         """As the engines counted them; what was killed had not reported its last ones, so at least those of the samples
         that ended."""
-        return max(int(self._generated.total), sum(count.num_tokens for count in self.balance.ended))
+        return max(int(self._generated.total), ended_tokens(self.balance))
 
     @property
     def tokens_trained(self) -> int:

@@ -26,8 +26,10 @@ from rich.markup import escape
 from penstock.runtime.observability.evaluations import evaluation_text
 from penstock.runtime.observability.live_state import LiveState
 from penstock.runtime.observability.live_view import draw
-from penstock.runtime.observability.summary_view import summary_panel
+from penstock.runtime.observability.start_phase import start_phase
+from penstock.runtime.observability.summary_view import show_summary
 from penstock.runtime.observability.texts import clock_text, duration_text, fixed, short_count
+from penstock.runtime.safe_text import terminal_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console, RenderableType
 
-    from penstock.messages.training import ActorReported, StepReported
+    from penstock.messages.training import ActorReported, FailuresCounted, StepReported
     from penstock.runtime.observability.evaluations import EvaluationRow
     from penstock.runtime.observability.summary import RunSummary
     from penstock.runtime.observability.trackers import StepRow
@@ -45,7 +47,8 @@ PLAIN_INTERVAL_S: Final = 5.0
 MAX_NOTES: Final = 12
 """Notes printed within ``NOTES_WINDOW_S``; further ones are only counted."""
 NOTES_WINDOW_S: Final = 60.0
-WARM_START: Final = "learner/warm_start_fraction"
+QUIET_S: Final = 10.0
+"""Without a terminal nothing is longer silent than this."""
 _PHASE_KEY: Final = re.compile(r"[:\d(]")
 
 
@@ -81,6 +84,7 @@ class LiveView:
         self._note_times: deque[float] = deque()
         self._num_muted_notes = 0
         self._handled_sigterm = False
+        self._is_followed = False
 
     # --- context ----------------------------------------------------------------------------------------------
 
@@ -118,8 +122,8 @@ class LiveView:
                 self._end_phase(now_s)
                 self._phase_key, self._phase_began_s = key, now_s
                 self._last_plain_s = -self._plain_interval_s
-            self._state.phase = text
-            if self._live is None and self._is_plain_due(now_s):
+            has_news, self._state.phase = text != self._state.phase, text
+            if self._live is None and has_news and self._is_plain_due(now_s):
                 self._print(text)
 
     def restore(self, rows: Sequence[StepRow], summary: RunSummary | None) -> None:
@@ -134,12 +138,32 @@ class LiveView:
             self._state.actor(report, self._clock_s())
             if self._state.total_answers and self._state.num_answers > known:
                 self._tell_answers()
-            if not self._state.has_stepped:
-                fraction = next((metric.value for metric in report.metrics if metric.name == WARM_START), None)
-                if fraction is not None:  # some reports of the learner have no figures of its backend
-                    first = "first" if self._state.version == 0 else "next"
-                    text = f"warm start {100 * fraction:.0f} %" if fraction < 1 else f"generating the {first} batch"
-                    self.phase(text)
+            is_known = self._is_followed or self._state.warm_start is not None
+            if is_known and not self._state.has_stepped and not self._state.num_answers:
+                self.phase(start_phase(self._state))
+
+    def follow(self) -> None:
+        """Every actor is up: from now on until the first step their reports say what the run is doing."""
+        with self._lock:
+            self._is_followed = True
+            self.phase(start_phase(self._state))
+
+    def failures(self, counted: FailuresCounted) -> None:
+        """Samples have failed, for these reasons."""
+        with self._lock:
+            self._state.figures.failures = counted
+
+    def tick(self) -> None:
+        """Time goes by: without a terminal, say what is going on at least every ``QUIET_S``."""
+        with self._lock:
+            now_s = self._clock_s()
+            if self._live is not None or now_s - max(self._last_plain_s, self._state.began_s) < QUIET_S:
+                return
+            self._last_plain_s = now_s
+            if self._phase_key:
+                self._print(f"{self._state.phase} (for {duration_text(now_s - self._phase_began_s)})")
+            elif self._state.has_stepped:
+                self._print(self._progress_line())
 
     def expect_answers(self, total: int) -> None:
         """The run only evaluates, and so many answers are wanted."""
@@ -166,6 +190,11 @@ class LiveView:
         with self._lock:
             self._print(evaluation_text(row))
 
+    def sample(self, text: str) -> None:
+        """A sample, so that people see what the model writes."""
+        with self._lock:
+            self._print(text, style="dim")
+
     def note(self, text: str) -> None:
         """Something that happens seldom and that people should see, such as the loss of an engine."""
         with self._lock:
@@ -186,7 +215,7 @@ class LiveView:
         self._stop_drawing()
         with self._lock:
             self._tell_muted_notes()
-        self._console.print(summary_panel(summary))
+        show_summary(summary, self._console)
 
     # --- inside -----------------------------------------------------------------------------------------------
 
@@ -245,7 +274,8 @@ class LiveView:
     def _print(self, text: str, style: str = "") -> None:
         """A line that stays; on a terminal it goes above the view."""
         at = clock_text(self._clock_s() - self._state.began_s)
-        self._console.print(f"[dim]{at:>7}[/]  {escape(text)}", style=style, highlight=False, soft_wrap=True)
+        line = escape(terminal_lines(text))
+        self._console.print(f"[dim]{at:>7}[/]  {line}", style=style, highlight=False, soft_wrap=True)
 
     def _catch_sigterm(self) -> None:
         is_main = threading.current_thread() is threading.main_thread()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
-from penstock.messages.names import is_engine
+from penstock.messages.names import LEARNER, is_engine
+from penstock.messages.training import Activity
 from penstock.runtime.observability.figures import ANSWERS, END_STEPS, RUNNING, RunFigures, mean
 from penstock.runtime.observability.shares import Shares
 from penstock.runtime.observability.trackers import StepRow
@@ -13,9 +14,11 @@ from penstock.runtime.observability.trackers import StepRow
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.messages.training import Activity, ActorReported, StepReported
+    from penstock.messages.training import ActorReported, StepReported
     from penstock.runtime.observability.summary import RunSummary
 
+WARM_START: Final = "learner/warm_start_fraction"
+REWARDS: Final = "reward/"
 PACE_STEPS: Final = 20
 """The time left is judged by the pace of so many last steps."""
 
@@ -47,6 +50,10 @@ class LiveState:
         self.num_answers = 0
         self.total_answers = 0
         """That are wanted, of a run that only evaluates."""
+        self.warm_start: float | None = None
+        """Share of the warm start that is done."""
+        self.rewards: dict[str, float] = {}
+        """Figures of the reward functions, by what follows ``reward/``."""
         self._step_times: list[float] = []
         self._first_version = 0
 
@@ -96,9 +103,22 @@ class LiveState:
                 actor.running = metric.value
             elif metric.name == ANSWERS:
                 self.num_answers = max(self.num_answers, int(metric.value))
+            elif metric.name == WARM_START:
+                self.warm_start = metric.value
+            elif metric.name.startswith(REWARDS):
+                self.rewards[metric.name.removeprefix(REWARDS)] = metric.value
         if report.activities:
             actor.shares.add(report.activities)
             actor.activity = report.activities[-1].activity
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether the learner has not said that it is ready, or an engine that it is up."""
+        learner = self.actors.get(LEARNER)
+        if learner is None or learner.activity in (None, Activity.STARTING):
+            return True
+        engines = self.engines.values()
+        return bool(engines) and all(engine.activity in (None, Activity.STARTING) for engine in engines)
 
     def lost(self, name: str) -> None:
         """This actor was given up."""

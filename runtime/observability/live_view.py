@@ -16,6 +16,7 @@ from penstock.messages.names import is_engine
 from penstock.messages.training import Activity
 from penstock.runtime.observability.shares import LABELS
 from penstock.runtime.observability.texts import clock_text, fixed, short_count, sparkline
+from penstock.runtime.safe_text import terminal_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -50,6 +51,9 @@ def draw(state: LiveState, now_s: float, width: int, height: int) -> RenderableT
         parts.append(_phase(state))
     if state.version:
         parts.append(_figures(state, width))
+    if first := next(iter(state.figures.failures.counts), None):
+        told = f"{state.figures.failures.num_samples:,} samples failed, most often: {terminal_text(first.example)}"
+        parts.append(Text(told, style="red", no_wrap=True, overflow="ellipsis"))
     room = height - 10
     if state.actors and room >= 3:
         parts += [Text(), _actors(state, room)]

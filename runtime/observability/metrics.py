@@ -2,9 +2,6 @@
 
 Invariants:
 
-* Whoever reaches the port from another machine has to show the token of the run. It is in a file that only the run's
-  user can read, and nowhere else.
-
 * An update looks nothing up by label: series are bound once. It never waits for a scrape.
 * Counters of the run never go down, also when an actor is replaced and counts from 0 again.
 * What an actor calls ``engine/running`` is ``penstock_actor_engine_running{actor="engine/0"}``, and what a step calls
@@ -16,163 +13,31 @@ Actors may report what they like. Their own figures are exposed without a type, 
 grow; ``rate()`` works on those as on counters. The figures of the run have their types.
 """
 
-# prometheus-client's WSGI application is typed in part only:
-# pyright: reportUnknownVariableType=false
-
 from __future__ import annotations
 
-import errno
-import hmac
-import ipaddress
 import math
-import os
 import re
-import secrets
-import socket
-from socketserver import ThreadingMixIn
-from threading import Thread
-from typing import TYPE_CHECKING, Final, cast
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+from typing import TYPE_CHECKING, Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, make_wsgi_app
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import GaugeMetricFamily, UnknownMetricFamily
 from prometheus_client.registry import Collector
 
 from penstock.messages.training import Activity
-from penstock.runtime.errors import PreflightError
+from penstock.runtime.safe_text import terminal_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from pathlib import Path
-    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
     from prometheus_client.metrics_core import Metric as Family
 
-    from penstock.messages.training import ActivitySpan, ActorReported, StepReported
+    from penstock.messages.training import ActivitySpan, ActorReported, FailuresCounted, StepReported
     from penstock.runtime.observability.evaluations import EvaluationRow
 
-METRICS_HOST: Final = "127.0.0.1"
-TOKEN_FILE: Final = "metrics.token"
-"""In the run's folder, where a token is needed."""
 LENGTH_BUCKETS: Final = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 AGE_BUCKETS: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
-_STOP_TIMEOUT_S: Final = 2.0
+MAX_REASONS: Final = 50
 _NOT_ALLOWED: Final = re.compile(r"[^a-zA-Z0-9_:]+")
-
-
-class MetricsPortError(PreflightError):
-    """``observability.metrics_port`` cannot be served."""
-
-
-class PortInUseError(MetricsPortError):
-    """Another process serves this port."""
-
-
-class MetricsServer:
-    """The HTTP server behind ``/metrics``."""
-
-    def __init__(self, server: WSGIServer, thread: Thread) -> None:
-        self._server = server
-        self._thread = thread
-
-    @property
-    def port(self) -> int:
-        """The port it listens on, also when 0 was asked for."""
-        return self._server.server_port
-
-    def close(self) -> None:
-        """Stop serving and free the port."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(_STOP_TIMEOUT_S)
-
-
-class _Server(ThreadingMixIn, WSGIServer):
-    """A scrape that hangs holds up neither another one nor the end."""
-
-    daemon_threads = True
-
-
-class _Server6(_Server):
-    address_family = socket.AF_INET6
-
-
-class _QuietHandler(WSGIRequestHandler):
-    timeout = 30
-    """Seconds for which a client may say nothing."""
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the name that the base class gives it
-        """Requests are not logged."""
-
-
-def serve_metrics(
-    port: int, registry: CollectorRegistry, *, host: str = METRICS_HOST, token: str | None = None
-) -> MetricsServer:
-    """Serve the registry on ``http://host:port/metrics``.
-
-    Args:
-        port: 0 takes a free one.
-        registry: what to serve.
-        host: the address to listen on; by default this machine only.
-        token: that a client has to show, as ``Authorization: Bearer …``. Needed unless the address is this machine's
-            own.
-
-    Raises:
-        PortInUseError: somebody else listens there.
-        MetricsPortError: the port cannot be used for another reason.
-    """
-    assert token is not None or is_loopback(host), f"/metrics on {host} without a token"
-    app = cast("WSGIApplication", make_wsgi_app(registry))
-    if token is not None:
-        app = _guarded(app, token)
-    try:
-        server = make_server(host, port, app, _Server6 if ":" in host else _Server, handler_class=_QuietHandler)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise PortInUseError(
-                f"observability.metrics_port: port {port} on {host} is in use by another process; choose another "
-                "port, or 0 for any free one"
-            ) from error
-        raise MetricsPortError(
-            f"observability.metrics_port: cannot listen on port {port} on {host} ({error.strerror}); choose another "
-            "port, or 0 for any free one"
-        ) from error
-    thread = Thread(target=server.serve_forever, name="metrics", daemon=True)
-    thread.start()
-    return MetricsServer(server, thread)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether an address is reached from this machine only."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def write_token(run_folder: Path) -> str:
-    """A token of this run that nobody has seen before, also written where only the run's user can read it."""
-    token = secrets.token_urlsafe(32)
-    path = run_folder / TOKEN_FILE
-    path.unlink(missing_ok=True)  # of an earlier drive: its mode is whatever somebody has made of it
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(token + "\n")
-    return token
-
-
-def _guarded(app: WSGIApplication, token: str) -> WSGIApplication:
-    """The application, for those who show the token."""
-    expected = f"Bearer {token}".encode()
-
-    def guarded(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        shown = str(environ.get("HTTP_AUTHORIZATION", "")).encode("latin-1", "replace")
-        if hmac.compare_digest(shown, expected):
-            return app(environ, start_response)
-        headers = [("Content-Type", "text/plain"), ("WWW-Authenticate", "Bearer")]
-        start_response("401 Unauthorized", headers)
-        return [b"the token of the run is needed\n"]
-
-    return guarded
 
 
 class _ActorFigures(Collector):
@@ -272,6 +137,12 @@ class RunMetrics:
         self._ended_tokens = Counter(
             "penstock_sample_tokens", "Response tokens of ended samples.", ["state", "cause"], registry=registry
         )
+        self._failed = Counter(
+            "penstock_samples_failed",
+            "Samples that failed or were dropped by an error, by cause and kind of reason.",
+            ["cause", "reason"],
+            registry=registry,
+        )
         self._generated = Counter("penstock_generated_tokens", "Tokens that engines made.", registry=registry)
         self._lost = Counter("penstock_lost_tokens_estimate", "Tokens lost with killed engines.", registry=registry)
         self._ages = Histogram(
@@ -287,6 +158,7 @@ class RunMetrics:
         self._busy = Counter(
             "penstock_occupied_seconds", "Working time, weighted by occupancy.", ["actor"], registry=registry
         )
+        self._reasons: set[tuple[str, str]] = set()
         self._seen: dict[tuple[str, str, str], float] = {}
         self._activity_series: dict[tuple[str, Activity], Counter] = {}
 
@@ -328,6 +200,14 @@ class RunMetrics:
             self._raise_to(series, ("ended", ended.state, ended.cause), ended.num_samples)
             series = self._ended_tokens.labels(ended.state, ended.cause)
             self._raise_to(series, ("tokens", ended.state, ended.cause), ended.num_tokens)
+
+    def failures(self, counted: FailuresCounted) -> None:
+        """Samples have failed. Only the first ``MAX_REASONS`` kinds of reasons of a run have a series."""
+        for count in counted.counts:
+            series = (count.cause, terminal_text(count.kind))
+            if series in self._reasons or len(self._reasons) < MAX_REASONS:
+                self._reasons.add(series)
+                self._raise_to(self._failed.labels(*series), ("failed", *series), count.num_samples)
 
     def evaluated(self, row: EvaluationRow) -> None:
         """An evaluation is done."""

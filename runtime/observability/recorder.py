@@ -8,6 +8,8 @@ Invariants:
 
 from __future__ import annotations
 
+import logging
+import sqlite3
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
@@ -15,14 +17,17 @@ import msgspec
 
 from penstock import __version__
 from penstock.backends.evaluation.sets import EvaluationSet
+from penstock.backends.stores.kept_samples import read_kept
 from penstock.runtime.observability.evaluations import evaluation_row, outcomes_of, read_evaluations
 from penstock.runtime.observability.figures import RunFigures, mean
 from penstock.runtime.observability.report import REPORT_FILE, write_report
+from penstock.runtime.observability.samples import sample_lines
 from penstock.runtime.observability.summary import (
     ActorCost,
     ActorRestarts,
     MachineFacts,
     RunSummary,
+    ended_tokens,
     set_summary_aside,
     trained_tokens,
     wasted_tokens,
@@ -33,14 +38,18 @@ from penstock.runtime.observability.trackers import METRICS_FILE, ActivityLog, M
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from penstock.backends.stores.kept_samples import KeptSample
     from penstock.messages.evaluation import EvaluationFinished
-    from penstock.messages.training import ActorReported, RunFinished, StepReported
+    from penstock.messages.training import ActorReported, FailuresCounted, RunFinished, StepReported
     from penstock.runtime.observability.evaluations import EvaluationRow
     from penstock.runtime.observability.live import LiveView
     from penstock.runtime.observability.metrics import RunMetrics
 
 MAX_WARNINGS: Final = 20
 """In the summary: the first ones tell what is wrong."""
+
+
+_log: Final = logging.getLogger(__name__)
 
 
 class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,6 +103,7 @@ class RunRecorder:
         self._started_at = started_at or datetime.now(UTC).astimezone()
         self._trained_before_s = 0.0
         self._warnings: list[str] = []
+        self._shown: KeptSample | None = None
         self._evaluations: dict[int, EvaluationRow] = {}
         if resumes:
             self._restore(run_folder)
@@ -158,6 +168,28 @@ class RunRecorder:
             self._metrics.evaluated(row)
         if self._view is not None:
             self._view.evaluated(row)
+
+    def failures(self, counted: FailuresCounted) -> None:
+        """Samples have failed, for these reasons."""
+        self.figures.failures = counted
+        if self._metrics is not None:
+            self._metrics.failures(counted)
+        if self._view is not None:
+            self._view.failures(counted)
+
+    def show_sample(self) -> None:
+        """Show the newest sample that was kept, if it has not been shown. What cannot be read now is not shown: it is
+        for people to look at, and no reason to end a run."""
+        if self._view is None:
+            return
+        try:
+            newest = next(iter(read_kept(self._folder, limit=1)), None)
+        except (sqlite3.Error, msgspec.DecodeError) as error:
+            _log.warning("no sample can be shown: %s", error)
+            return
+        if newest is not None and newest != self._shown:
+            self._shown = newest
+            self._view.sample(sample_lines(newest))
 
     def lost(self, name: str, story: str) -> None:
         """An actor is given up and will be replaced; the story is for people."""
@@ -227,12 +259,14 @@ class RunRecorder:
             mean_logprob_abs_diff=mean(figures.logprob_diffs),
             max_logprob_abs_diff=max(figures.logprob_diffs, default=None),
             balance=finished.balance,
-            tokens_generated=figures.tokens_generated,
+            tokens_generated=max(figures.tokens_generated, ended_tokens(finished.balance)),
             tokens_trained=trained_tokens(finished.balance),
             tokens_wasted=wasted_tokens(finished.balance),
             tokens_lost_estimate=figures.lost_tokens,
             restarts=tuple(ActorRestarts(name=name, count=count) for name, count in restarts),
             costs=tuple(ActorCost(name=name, cpu_s=cpu_s) for name, cpu_s in sorted(figures.cpu_s.items())),
+            failures=figures.failures.counts,
+            num_failures=figures.failures.num_samples,
             evaluations=outcomes_of([row for _, row in sorted(self._evaluations.items())]),
             checkpoint=finished.checkpoint,
             report=str(self._folder / REPORT_FILE) if facts.report else "",

@@ -2,8 +2,8 @@
 
 Invariants:
 
-* It reads the run's folder only: ``scenario.yaml``, ``summary.json``, ``metrics.jsonl``, ``activity.jsonl`` and, where
-  there was a GPU, ``gpu.jsonl``.
+* It reads the run's folder only: ``scenario.yaml``, ``summary.json``, ``metrics.jsonl``, ``activity.jsonl``,
+  ``samples.sqlite`` with what the ledger says of these samples and, where there was a GPU, ``gpu.jsonl``.
 * A run that failed, or was killed before it wrote a summary, gets a report too: each part shows what there is.
 """
 
@@ -30,6 +30,7 @@ from penstock.runtime.observability.plots import (
     speed_charts,
     staleness_charts,
 )
+from penstock.runtime.observability.samples import reported_samples
 from penstock.runtime.observability.shares import rounded_shares
 from penstock.runtime.observability.summary import read_summary
 from penstock.runtime.observability.texts import bytes_text, count_text, duration_text, number_text, tiles
@@ -101,6 +102,7 @@ def render_report(run_folder: Path) -> str:
             balance_rows=[] if balance is None else balance_rows(balance),
             scenario=scenario.read_text(encoding="utf-8") if scenario.exists() else None,
             num_steps=len(steps),
+            samples=reported_samples(run_folder),
         )
     )
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from penstock.messages.reasons import ReasonCount
 from penstock.messages.samples import TerminalState
 from penstock.messages.training import Balance
 from penstock.runtime.errors import RunFolderError
@@ -91,7 +92,8 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     balance: Balance
     tokens_generated: int
-    """As the engines counted them, of every incarnation up to its last report."""
+    """As the engines counted them, of every incarnation up to its last report; at least those of the samples that
+    ended."""
     tokens_trained: int
     tokens_wasted: tuple[TokenWaste, ...]
     tokens_lost_estimate: int
@@ -100,6 +102,10 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     costs: tuple[ActorCost, ...] = ()
     """By actor; none on a virtual clock."""
 
+    failures: tuple[ReasonCount, ...] = ()
+    """Why samples failed or were dropped by an error: the most frequent reasons, most frequent first."""
+    num_failures: int = 0
+    """Samples that failed so, for any reason."""
     evaluations: tuple[DatasetOutcome, ...] = ()
     """By dataset; none where nothing was evaluated."""
     warnings: tuple[str, ...] = ()
@@ -120,6 +126,11 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     def tokens_per_s(self) -> float | None:
         """Generated tokens a second of training."""
         return self.tokens_generated / self.training_s if self.training_s > 0 else None
+
+
+def ended_tokens(balance: Balance) -> int:
+    """Tokens of the samples that ended, in whatever way."""
+    return sum(count.num_tokens for count in balance.ended)
 
 
 def trained_tokens(balance: Balance) -> int:

@@ -13,25 +13,38 @@ from rich.text import Text
 
 from penstock.runtime.observability.report import balance_rows
 from penstock.runtime.observability.texts import NOTHING, count_text, duration_text, fixed, number_text, short_count
+from penstock.runtime.safe_text import terminal_lines, terminal_text
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from collections.abc import Sequence
 
+    from rich.console import Console, RenderableType
+
+    from penstock.messages.reasons import ReasonCount
     from penstock.runtime.observability.summary import RunSummary
 
 
+def show_summary(summary: RunSummary, console: Console) -> None:
+    """Print the outcome, then the places of report, metrics and checkpoint: each on a line of its own, whole, so that
+    it can be copied."""
+    console.print(summary_panel(summary))
+    for label, place in (("report", summary.report), ("metrics", summary.metrics), ("checkpoint", summary.checkpoint)):
+        if place:
+            console.print(f"  [dim]{label:<10}[/]  {escape(terminal_text(place))}", soft_wrap=True)
+
+
 def summary_panel(summary: RunSummary) -> Panel:
-    """A panel with the outcome, the balance of the samples, and the places of report, metrics and checkpoint."""
+    """A panel with the outcome, the balance of the samples and why some of them failed."""
     colour = "green" if summary.completed else "red"
     outcome = "completed" if summary.completed else "not completed"
     parts: list[RenderableType] = []
     if summary.story:
-        parts += [Text(summary.story), Text()]
+        parts += [Text(terminal_lines(summary.story)), Text()]
     for text in summary.warnings:
-        parts += [Text(text, style="yellow"), Text()]
+        parts += [Text(terminal_lines(text), style="yellow"), Text()]
     parts += [_facts(summary), Text(), _balance(summary)]
-    if places := _places(summary):
-        parts += [Text(), places]
+    if summary.failures:
+        parts += [Text(), failures_table(summary.failures, summary.num_failures)]
     title = f"[bold]{escape(summary.scenario)}[/] [{colour}]{outcome}[/]"
     return Panel(Group(*parts), title=title, title_align="left", border_style=colour, box=box.ROUNDED, expand=False)
 
@@ -87,12 +100,17 @@ def _balance(summary: RunSummary) -> Table:
     return table
 
 
-def _places(summary: RunSummary) -> Table | None:
-    table = _grid()
-    for label, place in (("report", summary.report), ("metrics", summary.metrics), ("checkpoint", summary.checkpoint)):
-        if place:
-            table.add_row(label, Text(place, overflow="fold"))
-    return table if table.row_count else None
+def failures_table(counts: Sequence[ReasonCount], num_samples: int, limit: int = 5) -> Table:
+    """Why samples failed, the most frequent reasons first."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("failed", justify="right")
+    table.add_column("cause")
+    table.add_column("reason", overflow="fold")
+    for count in counts[:limit]:
+        table.add_row(count_text(count.num_samples), Text(count.cause), Text(terminal_text(count.example), style="red"))
+    if rest := num_samples - sum(count.num_samples for count in counts[:limit]):
+        table.add_row(count_text(rest), "", Text("for other reasons", style="dim"))
+    return table
 
 
 def _grid() -> Table:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from penstock.backends.engines.options import group_of, options_of
 from penstock.backends.stores.backend import LedgerBackend
+from penstock.backends.user_environment import pass_variables
 from penstock.messages.names import BUFFER, LEARNER, Role, engine_index, is_engine, is_teacher, role_of, teacher_index
 from penstock.runtime.choosing import choosing_settings
 from penstock.runtime.hosts.ray.placement import colocated, has_nodes_of_its_own
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from penstock.backends.protocol import Backend
     from penstock.backends.remote_ranks import RemoteRanks
     from penstock.backends.rewards.surroundings import Surroundings
+    from penstock.backends.stores.kept_samples import SampleKeeper
     from penstock.backends.stores.protocol import LedgerStore
     from penstock.backends.timers import Timers
     from penstock.messages.samples import Prompt
@@ -51,6 +53,7 @@ def open_backend(
     engine or a learner that lies over several.
     """
     scenario = plan.scenario
+    pass_variables(scenario.runtime.pass_env)
     if name == BUFFER:
         assert store is not None, "the Buffer reads from its ledger"
         keeps = scenario.run.keep_samples or scenario.run.only == "rollout"
@@ -69,6 +72,20 @@ def open_backend(
     if role_of(name) is Role.WEIGHT_PUBLISHER:
         return None
     return _simulated(name, plan, epoch, timers) if is_simulated else _rows_and_rewards(name, plan)
+
+
+def keeps_samples(plan: RunPlan) -> bool:
+    """Whether samples of all fates are kept as text; simulated ones say nothing."""
+    scenario = plan.scenario
+    return scenario.observability.samples > 0 and bool(plan.model_folder) and scenario.engines.backend != "simulated"
+
+
+def _keeper(plan: RunPlan) -> SampleKeeper | None:
+    if not keeps_samples(plan):
+        return None
+    from penstock.backends.stores.kept_samples import SampleKeeper
+
+    return SampleKeeper(Path(plan.run_folder), Path(plan.model_folder), plan.scenario.observability.samples)
 
 
 def _answers(plan: RunPlan) -> AnswerFiles | None:
@@ -366,5 +383,6 @@ def _rows_and_rewards(name: str, plan: RunPlan) -> Backend[Any] | None:
         case _:
             from penstock.backends.rewards import open_filters
 
-            options = scenario.filter
-            return open_filters(options.function, options.sample_function, options.all_samples_hook, model_folder)
+            options, keeper = scenario.filter, _keeper(plan)
+            functions = (options.function, options.sample_function, options.all_samples_hook)
+            return open_filters(*functions, model_folder, keeper)

@@ -36,6 +36,7 @@ from penstock.messages.ledger import RunRecorded
 from penstock.messages.names import BUFFER, LEARNER, Role, engine_index, engine_name, role_of, teacher_name
 from penstock.messages.rows import RowSource
 from penstock.messages.samples import Purpose
+from penstock.runtime.backends import keeps_samples
 from penstock.runtime.backends import open_backend as open_backend
 from penstock.runtime.collecting import collected_groups, collecting_pacing, collecting_policy
 from penstock.runtime.evaluating import evaluation_schedule, max_evaluating
@@ -123,6 +124,7 @@ def build_machine(name: str, plan: RunPlan, *, epoch: int = 0, records: Iterable
             return PromptSource(_prompt_source(plan, epoch))
         case Role.ENGINE_WORKER:
             weights = plan.scenario.weights
+            assert weights.canary_tolerance is not None, "scenarios are resolved"
             group, _ = group_of(plan.scenario.engines, engine_index(name))
             return EngineWorker(
                 EngineWorkerSettings(
@@ -229,6 +231,7 @@ def _scorer(scenario: Scenario) -> ScorerSettings:
         constant_groups=reward.alarms.constant_groups,
         failed_share=reward.alarms.failed_share,
         failed_window=reward.alarms.failed_window,
+        fruitless_calls=reward.alarms.stop_after,
     )
     if teacher is None:
         return settings
@@ -253,6 +256,7 @@ def _whole_groups(scenario: Scenario) -> tuple[Purpose, ...]:
 
 def _filter(plan: RunPlan) -> FilterSettings:
     options, num_samples = plan.scenario.filter, plan.scenario.sampling.samples_per_group
+    assert options.drop_zero_spread is not None, "scenarios are resolved"
     return FilterSettings(
         drop_zero_spread=options.drop_zero_spread,
         min_response_tokens=options.min_response_tokens,
@@ -265,6 +269,7 @@ def _filter(plan: RunPlan) -> FilterSettings:
         has_sample_function=options.sample_function is not None,
         drop_samples=options.drop_samples,
         has_hook=options.all_samples_hook is not None,
+        keeps_samples=keeps_samples(plan),
         offers_rejected=options.keep_when_insufficient is not None,
         judge_timeout_s=60.0 if options.sample_function is None else 60.0 + SAMPLE_TIMEOUT_S * num_samples,
     )
@@ -294,6 +299,7 @@ def _buffer(plan: RunPlan) -> BufferSettings:
         publish_every=scenario.weights.publish_every,
         max_requeues=staleness.max_requeues,
         max_rejected_batches=staleness.max_rejected_batches,
+        stop_after_failures=scenario.reward.alarms.stop_after,
         keep_after_batches=scenario.filter.keep_when_insufficient,
         mask_old_tokens=staleness.mask_old_tokens,
         chooses_rows=plan.chooses_rows,
@@ -328,6 +334,7 @@ def _mixture(sources: Sequence[RowSource]) -> str:
 
 def _weight_publisher(plan: RunPlan) -> WeightPublisherSettings:
     options = plan.scenario.weights
+    assert options.canary_tolerance is not None, "scenarios are resolved"
     return WeightPublisherSettings(
         start_timeout_s=plan.scenario.engines.start_timeout_s,
         weightless=recorded_engines(plan.scenario),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from penstock.backends.episodes.functions.opening import specs_of
 from penstock.backends.episodes.functions.trial import check_loads
 from penstock.backends.user_code import UserCodeError
+from penstock.backends.user_environment import pass_variables
 from penstock.runtime.errors import PreflightError
 from penstock.runtime.scenario.evaluation_rules import sets_of
 
@@ -35,6 +36,7 @@ def check_episode(scenario: Scenario) -> None:
     Raises:
         PreflightError: they cannot be.
     """
+    pass_variables(scenario.runtime.pass_env)
     try:
         check_loads(specs_of(scenario.episode, [each.generate for each in sets_of(scenario)]))
     except UserCodeError as error:

@@ -22,6 +22,8 @@ from penstock.backends.data.row import BadColumnError, prompt_of, text_of
 from penstock.backends.data.sources import parse_source, read_rows
 from penstock.backends.engines.options import engine_groups, kinds
 from penstock.backends.engines.sglang.environment import SglangEnvironmentError, find_environment, has_cuda_gpu
+from penstock.backends.extras import missing_extra
+from penstock.backends.rewards.builtin import REASONING_GYM
 from penstock.backends.user_code import UserCodeError, split_spec
 from penstock.backends.weights.preflight import check_transport, model_size_bytes, sites_of
 from penstock.runtime.errors import PreflightError
@@ -31,6 +33,7 @@ from penstock.runtime.scenario.hook_rules import hooks_of
 from penstock.runtime.scenario.megatron_preflight import check_megatron
 from penstock.runtime.scenario.paths import MADE_DATA, is_user_code
 from penstock.runtime.scenario.recorded_rules import recorded_settings
+from penstock.runtime.scenario.reward_preflight import check_rewards
 from penstock.runtime.scenario.sampling_rules import sampling_functions
 
 if TYPE_CHECKING:
@@ -100,6 +103,8 @@ def machine_checks(scenario: Scenario, run_parent: Path) -> Iterator[MachineChec
         yield MachineCheck("the episode's function", lambda: check_episode(scenario), needs="functions of the user")
     if generates or scenario.learner.warm_start is not None:
         yield MachineCheck("data", lambda: check_data(scenario))
+    if generates:
+        yield MachineCheck("rewards", lambda: check_rewards(scenario), needs="data")
     if port:
         yield MachineCheck("observability.metrics_port", lambda: check_port("observability.metrics_port", port))
     yield MachineCheck("devices", lambda: check_devices(scenario), is_elsewhere=on_cluster)
@@ -179,7 +184,8 @@ def check_teacher(scenario: Scenario) -> None:
 
 
 def check_user_code(scenario: Scenario) -> None:
-    """Each ``file.py:name`` of the scenario names a file that can be parsed and defines that name."""
+    """Each ``file.py:name`` of the scenario names a file that can be parsed and defines that name; what a built-in
+    reward needs is installed."""
     for key, value in (
         ("reward.function", scenario.reward.function),
         *(("reward.components", each.function) for each in scenario.reward.components),
@@ -194,6 +200,8 @@ def check_user_code(scenario: Scenario) -> None:
     ):
         if value is not None and is_user_code(value):
             _check_definition(key, value)
+        elif value in REASONING_GYM and (missing := missing_extra("reasoning_gym")):
+            raise PreflightError(f"{key}: {value}: {missing}")
 
 
 def check_data(scenario: Scenario) -> None:

@@ -1,4 +1,4 @@
-"""What a scenario leaves to the staleness policy, filled in; the only thing that is.
+"""What a scenario leaves to the staleness policy, to the objective and to the type of number, filled in; no more is.
 
 The table of the policies says what each takes by default and what it can be told. A policy of the user's own has no
 entry there, so its scenario has to say everything.
@@ -7,11 +7,13 @@ entry there, so its scenario has to say everything.
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from penstock.actors.buffer.policies import BUILTIN
+from penstock.backends.engines.options import kinds
+from penstock.backends.learners.objectives.validity import learns_from_equals
 from penstock.runtime.errors import ScenarioError
 from penstock.runtime.scenario.paths import STALENESS_POLICY, is_user_code
 
@@ -19,6 +21,10 @@ if TYPE_CHECKING:
     from penstock.actors.buffer.options import StalenessOptions
     from penstock.runtime.scenario.source import KeyPath
     from penstock.runtime.scenario.structure import Scenario
+
+EXACT_CANARY_NATS: Final = 3e-4
+"""Right weights are 1e-6 off where both sides compute in float32, and any two swapped matrices above 1e-3."""
+LOOSE_CANARY_NATS: Final = 0.05
 
 
 def unresolvable(staleness: StalenessOptions) -> tuple[KeyPath, str] | None:
@@ -48,7 +54,8 @@ def unresolvable(staleness: StalenessOptions) -> tuple[KeyPath, str] | None:
 
 
 def resolve(scenario: Scenario) -> Scenario:
-    """The scenario with ``staleness.max_staleness`` and ``staleness.update_mode`` given, not null.
+    """The scenario with ``staleness.max_staleness``, ``staleness.update_mode``, ``filter.drop_zero_spread`` and
+    ``weights.canary_tolerance`` given, not null.
 
     Raises:
         ScenarioError: no such policy, or one that cannot be what the block says.
@@ -57,6 +64,15 @@ def resolve(scenario: Scenario) -> Scenario:
     if problem := unresolvable(staleness):
         path, text = problem
         raise ScenarioError(f"{'.'.join(map(str, path))}: {text}")
+    if scenario.filter.drop_zero_spread is None:
+        drops = not learns_from_equals(scenario.learner.objective)
+        chosen = msgspec.structs.replace(scenario.filter, drop_zero_spread=drops)
+        scenario = msgspec.structs.replace(scenario, filter=chosen)
+    if scenario.weights.canary_tolerance is None:
+        is_exact = scenario.model.dtype == "float32" and "sglang" not in kinds(scenario.engines)
+        tolerance = EXACT_CANARY_NATS if is_exact else LOOSE_CANARY_NATS
+        told = msgspec.structs.replace(scenario.weights, canary_tolerance=tolerance)
+        scenario = msgspec.structs.replace(scenario, weights=told)
     defaults = BUILTIN.get(staleness.policy)
     if defaults is None:
         return scenario

@@ -21,7 +21,8 @@ from penstock.backends.engines.sglang.size import EngineSizeError, engine_size
 from penstock.backends.learners.objectives.validity import (
     IMITATION,
     compares_rewards,
-    learns_from_equals,
+    ignores_spread,
+    is_unbounded,
     objective_problem,
 )
 from penstock.backends.protocol import Capability
@@ -72,6 +73,11 @@ def _names(s: Scenario) -> Iterator[Broken]:
             yield key, f"must be auto, cpu, cuda or cuda:N; found '{device}'"
 
 
+def _host(s: Scenario) -> Iterator[Broken]:
+    if s.runtime.host == "local" and s.runtime.ray_address is not None:
+        yield ("runtime", "host"), "is local, and a Ray cluster is named by runtime.ray_address; leave one of them out"
+
+
 def _functions(s: Scenario) -> Iterator[Broken]:
     yield from reward_rules(s)
     if s.filter.function is not None and not is_user_code(s.filter.function):
@@ -118,7 +124,7 @@ def _lengths(s: Scenario) -> Iterator[Broken]:
 
 def _groups(s: Scenario) -> Iterator[Broken]:
     n, objective = s.sampling.samples_per_group, s.learner.objective
-    if s.filter.drop_zero_spread and learns_from_equals(objective):
+    if s.filter.drop_zero_spread and ignores_spread(objective):
         yield (
             ("filter", "drop_zero_spread"),
             f"{objective.name} learns from a group whose rewards are all equal too, which would be turned away; set it "
@@ -166,6 +172,14 @@ def _objective(s: Scenario) -> Iterator[Broken]:
     if problem := objective_problem(options, num_steps=s.learner.num_updates * s.learner.num_passes):
         key, text = problem
         yield (*OBJECTIVE, key), text
+    steps = s.learner.num_updates * s.learner.num_passes
+    if s.staleness.max_staleness and is_unbounded(options, num_steps=steps) and not options.allow_unbounded:
+        yield (
+            (*OBJECTIVE, "allow_unbounded"),
+            f"tokens of up to {s.staleness.max_staleness} policies ago would be trained as if the policy had just "
+            "drawn them: no ratio is bounded, and none weighs them. Set old_logprobs: engine with a clipped "
+            "policy_loss, or a correction; or staleness.policy: sync; or this to true",
+        )
     whole, unit = s.learner.groups_per_batch, "groups"
     if not compares_rewards(options):
         whole, unit = whole * samples, "samples"
@@ -325,6 +339,7 @@ def _without_effect(s: Scenario) -> Iterator[Broken]:
 
 RULES: tuple[Callable[[Scenario], Iterator[Broken]], ...] = (
     _names,
+    _host,
     data_rules,
     _functions,
     hook_rules,

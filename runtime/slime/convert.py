@@ -373,6 +373,8 @@ class _Writer:
             reason = "the seven actors take its place; what it does for one prompt is episode.generate"
             self._leave(self._flags["rollout-function-path"], f"{reason} (docs/from_slime.md)")
         self._set("staleness.policy", policy)
+        if is_async and self._get("learner.objective.correction") == "none":
+            self._set("learner.objective.allow_unbounded", True)  # as slime trains them
         groups, more = self._get("learner.groups_per_batch"), self._count("over-sampling-batch-size", 0)
         if isinstance(groups, int) and more > groups:
             self._set("staleness.over_sampling", more / groups)

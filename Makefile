@@ -4,44 +4,61 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 ARGS ?=
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# Bytecode is written whatever the environment says: compiling every test anew costs a minute each time.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+TWO := -n 2 --dist worksteal
+LONG := --timeout 600 -o faulthandler_timeout=600
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-sglang test-megatron test-megatron-0.19 chaos lint format docs clean
+.PHONY: help demo check test reasoning-gym test-ray test-sglang test-megatron test-megatron-0.19 chaos nightly lint format docs clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9.-]+:.*## / { printf "  make %-19s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: .venv/.ready-run ## Train a small model from nothing, here and now (about three minutes)
+demo: .venv/.ready-run ## Set up, then train a small model from nothing, here and now (some minutes)
 	@$(BIN)/penstock run scenarios/quickstart.yaml $(ARGS)
 
-test: .venv/.ready-test ## Everything but the slow tests
+check: .venv/.ready-test ## The unit tests (about a minute)
+	$(PYTEST) $(TWO) -m "not slow" tests/unit $(ARGS)
+
+test: .venv/.ready-test ## Units, backends, simulation, whole runs on the local host, a few on Ray (a quarter of an hour)
 	@failed=0; set -x; \
-	$(PYTEST) -n 2 --dist worksteal -m "not slow and not ray and not chaos and not sglang and not megatron" $(ARGS) || failed=1; \
-	$(PYTEST) -m "ray and not slow and not chaos and not sglang and not megatron" $(ARGS) || failed=1; \
+	$(PYTEST) $(TWO) -m "not slow and not ray and not chaos and not sglang and not megatron" \
+		--ignore tests/sglang --ignore tests/megatron $(ARGS) || failed=1; \
+	PENSTOCK_TEST_HOST=ray $(PYTEST) -m smoke tests/integration || failed=1; \
 	exit $$failed
 
+test-ray: .venv/.ready-test ## About Ray itself, and runs of `make test` once more on it
+	PENSTOCK_TEST_HOST=ray $(PYTEST) $(TWO) -m "(ray or both_hosts) and not slow" tests/integration $(ARGS)
+
+reasoning-gym: .venv/.ready-reasoning-gym ## Add the extra of that name, which takes a C compiler; make test then covers it
+
 chaos: .venv/.ready-test ## Kills and stops of everything, cut links, bad frames, full disks: the run survives or resumes
-	$(PYTEST) -m "chaos and not slow" --timeout 600 -o faulthandler_timeout=600 \
-		tests/chaos tests/integration/test_resume.py $(ARGS)
+	$(PYTEST) $(TWO) -m "chaos and not slow" $(LONG) tests/chaos tests/integration/test_resume.py $(ARGS)
 
 test-sglang: .venv/.ready-test ## Against stock SGLang servers on the CPU (their own environment is built the first time)
 	@$(BIN)/penstock env sglang --stand-ins tests/sglang/stand_ins
-	$(PYTEST) -m "sglang and not slow" --timeout 600 -o faulthandler_timeout=600 tests/sglang $(ARGS)
+	$(PYTEST) -n 2 --dist loadscope --no-loadscope-reorder -m "sglang and not slow" $(LONG) tests/sglang $(ARGS)
 
 test-megatron: .venv/.ready-test .venv/.ready-megatron ## Against megatron-core on the CPU, and with SGLang servers
 	@$(BIN)/penstock env sglang --stand-ins tests/sglang/stand_ins
-	TORCHDYNAMO_DISABLE=1 $(PYTEST) -m "megatron and not slow" --timeout 600 -o faulthandler_timeout=600 \
+	TORCHDYNAMO_DISABLE=1 $(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder -m "megatron and not slow" $(LONG) \
 		tests/megatron $(ARGS)
 
 test-megatron-0.19: .venv/.ready-test .venv/.ready-megatron .venv/.ready-megatron-0.19 ## Less whole runs, against a newer one
 	PYTHONPATH=$(CURDIR)/.venv/megatron-core-0.19 TORCHDYNAMO_DISABLE=1 $(PYTEST) -m "megatron and not slow and not ray" \
-		--timeout 600 -o faulthandler_timeout=600 tests/megatron $(ARGS)
+		$(LONG) tests/megatron $(ARGS)
 
-test-all: test chaos test-sglang test-megatron test-megatron-0.19 ## The slow tests as well (tens of minutes)
-	$(PYTEST) -m slow --timeout 3600 -o faulthandler_timeout=3600 $(ARGS)
+nightly: .venv/.ready-test .venv/.ready-reasoning-gym .venv/.ready-megatron ## 100,000 random trials, random properties, mutants, learning curves, all that is slow
+	@failed=0; set -x; \
+	$(BIN)/python -m penstock.runtime.hosts.virtual.fuzz --policy all --trials 33334 --first-seed random \
+		--processes 2 --keep tests/simulation/failed_trials.txt || failed=1; \
+	PENSTOCK_HYPOTHESIS=nightly $(PYTEST) -m slow --timeout 3600 -o faulthandler_timeout=3600 $(ARGS) || failed=1; \
+	PENSTOCK_TEST_HOST=ray $(PYTEST) -m "slow and (ray or both_hosts)" $(LONG) tests/integration || failed=1; \
+	$(MAKE) test-megatron-0.19 || failed=1; \
+	exit $$failed
 
 lint: .venv/.ready-test .venv/.ready-lint ## Style, spelling and types
 	$(BIN)/ruff check .
@@ -62,5 +79,6 @@ clean: ## Remove the environment and caches; the next target sets up anew
 .venv/.ready-run: pyproject.toml constraints.txt
 	@.ci/set_up run
 
-.venv/.ready-test .venv/.ready-lint .venv/.ready-megatron .venv/.ready-megatron-0.19: .venv/.ready-%: .venv/.ready-run
+.venv/.ready-test .venv/.ready-lint .venv/.ready-reasoning-gym .venv/.ready-megatron .venv/.ready-megatron-0.19: \
+		.venv/.ready-%: .venv/.ready-run
 	@.ci/set_up $*

@@ -2,7 +2,7 @@
 
 Usage, once for each Python (and for each torch build, CPU and CUDA) that is to be covered::
 
-    pip install --dry-run --ignore-installed --report one.json -e . --group dev
+    pip install --dry-run --ignore-installed --report one.json -e ".[gymnasium,megatron,reasoning-gym]" --group dev
     python .ci/pin.py one.json two.json > constraints.txt
 
 Resolve the later ones with ``-c`` and the result of the earlier ones, so that all share a version where they can;

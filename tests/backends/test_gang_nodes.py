@@ -226,7 +226,9 @@ def test_who_has_not_the_secret_is_turned_away_and_disturbs_nobody(
         stranger.close()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+# A line that is silent rather than cut is in test_a_node_that_is_silent_ends_the_gang_after_the_limit as well, from the
+# launcher's side.
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
 def test_no_rank_of_another_node_outlives_the_launcher_or_its_silence(number: signal.Signals, tmp_path: Path) -> None:
     """Nothing but its line tells the node's launcher of the end."""
     program = textwrap.dedent("""

@@ -14,10 +14,10 @@ import httpx2 as httpx
 import msgspec
 import openai
 import pytest
-from aiohttp import web
 from gateway_bench import ASKED, TOOLS, WAIT_S, BenchFactory, GatewayBench, hold_conversation
 
 from penstock.backends.episodes.api import SessionTaken
+from penstock.backends.http_server import listen
 from penstock.runtime.gateway.door import SESSION_HEADER, FrontDoor
 
 if TYPE_CHECKING:
@@ -48,12 +48,10 @@ def open_door(run_folder: Path, key: str) -> Generator[Door]:
     closing = asyncio.Event()
 
     async def serve() -> None:
-        runner = web.AppRunner(FrontDoor(run_folder, key).app(), shutdown_timeout=1.0)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        url.set_result(f"http://127.0.0.1:{runner.addresses[0][1]}")
+        listener = await listen(FrontDoor(run_folder, key).app("127.0.0.1"), "127.0.0.1", 0)
+        url.set_result(f"http://127.0.0.1:{listener.port}")
         await closing.wait()
-        await runner.cleanup()
+        await listener.close()
 
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
     thread.start()

@@ -52,6 +52,10 @@ for line in guardian.stdout:
 WAIT_S = 30.0
 
 
+MARK = f"TEST_MARK_{secrets.token_hex(8)}"
+"""The variable that marks what this module starts, in this process: others run the same tests at the same time."""
+
+
 class Guarded(NamedTuple):
     guardian: subprocess.Popen[bytes]
     mark: str
@@ -73,14 +77,14 @@ class Guarded(NamedTuple):
 
 
 def mark_of(mark: str) -> bytes:
-    return f"TEST_MARK={mark}".encode()
+    return f"{MARK}={mark}".encode()
 
 
 def guard(tmp_path: Path, code: str, *, max_log_bytes: int = 1 << 20, secret: str = "") -> Guarded:
     mark = secrets.token_hex(8)
     log = tmp_path / "server.log"
     job = GuardianJob((*PYTHON, code), os.getpid(), str(log), max_log_bytes, (secret,) if secret else ())
-    return Guarded(start_guardian(job, {**os.environ, "TEST_MARK": mark}), mark, log)
+    return Guarded(start_guardian(job, {**os.environ, MARK: mark}), mark, log)
 
 
 def wait_until_gone(processes: Collection[int]) -> None:
@@ -103,7 +107,7 @@ def nothing_is_left() -> Generator[None]:
     """Whatever a test has started is gone after it, also when it fails."""
     yield
     for pid, start_ticks in marked_processes([]).items():
-        if any(variable.startswith(b"TEST_MARK=") for variable in environment_of(pid)):
+        if any(variable.startswith(mark_of("")) for variable in environment_of(pid)):
             kill(pid, start_ticks)
 
 
@@ -121,7 +125,7 @@ def test_a_killed_launcher_leaves_no_process(tmp_path: Path) -> None:
     mark = secrets.token_hex(8)
     launcher = subprocess.Popen(
         [sys.executable, "-c", LAUNCHER, sys.executable, FAMILY, str(tmp_path / "server.log")],
-        stdout=subprocess.PIPE, env={**os.environ, "TEST_MARK": mark},
+        stdout=subprocess.PIPE, env={**os.environ, MARK: mark},
     )  # fmt: skip
     assert launcher.stdout is not None
     assert any(line == b"L all here\n" for line in launcher.stdout)

@@ -30,8 +30,8 @@ SCENARIO: Final[dict[str, Any]] = {
     "reward": {
         "function": "judge",
         "judge": {
-            "engine": "self", "template": "ask.txt", "score": r"(\d)", "lowest": 0, "highest": 9, "temperature": 1.0,
-            "max_tokens": 200, "body": {"stop": "="},
+            "engine": "self", "template": "ask.txt", "score": r".*(\d).*", "lowest": 0, "highest": 9,
+            "temperature": 1.0, "max_tokens": 200, "body": {"stop": "="},
         },
         "num_retries": 0,
     },

@@ -103,7 +103,7 @@ def scenario_of(folder: Path) -> Path:
         },
         "sampling": {"samples_per_group": 2, "max_response_tokens": 4},
         "episode": {"kind": "function", "generate": f"{FUNCTIONS}:plays", "stall_timeout_s": 2.0},
-        "reward": {"function": f"{FUNCTIONS}:judges", "num_workers": 2, "timeout_s": 1.0},
+        "reward": {"function": f"{FUNCTIONS}:judges", "num_workers": 2, "timeout_s": 4.0},
         "prompt_source": {"num_retries": len(KILLS) + 1},
         "filter": {
             "drop_zero_spread": False,

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from penstock.backends.models.make import CHARACTERS, END_ID, PAD_ID, SHAPES, SYMBOLS, character_tokenizer, make_model
+from penstock.backends.models.make import CHARACTERS, END_ID, PAD_ID, SHAPES, character_tokenizer, make_model
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,11 +62,6 @@ def test_the_global_random_state_is_left_alone(tmp_path: Path) -> None:
 def test_an_unknown_size_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="expected one of xs, s, m, moe_xs, got 'xl'"):
         make_model("xl", tmp_path, seed=0)  # type: ignore[arg-type]
-
-
-def test_the_vocabulary_has_79_symbols_with_padding_and_end_first() -> None:
-    assert len(SYMBOLS) == len(set(SYMBOLS)) == 79
-    assert (SYMBOLS[PAD_ID], SYMBOLS[END_ID]) == ("<pad>", "<eos>")
 
 
 def test_both_loaders_agree_and_round_trip(tmp_path: Path) -> None:

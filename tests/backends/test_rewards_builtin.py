@@ -179,6 +179,7 @@ def test_mathematics_that_would_never_end_is_a_failure_and_no_zero(tokenizer_fol
 
 
 def test_reasoning_gym_asks_the_tasks_own_checker(tokenizer_folder: Path) -> None:
+    pytest.importorskip("reasoning_gym")
     (row,) = reasoning_gym_rows("reasoning_gym:chain_sum:1", "chain_sum:1", seed=1)
     metadata, label = msgspec.json.encode(row.metadata), str(row.columns["label"])
     answers = score_all(
@@ -256,7 +257,7 @@ def test_a_filter_keeps_or_turns_away_with_its_cause_and_its_faults_have_one_of_
     tokenizer_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "mine.py").write_text(textwrap.dedent(FILTER))
-    backend = open_filter(f"{tmp_path / 'mine.py'}:keep", tokenizer_folder, timeout_s=1.0)
+    backend = open_filter(f"{tmp_path / 'mine.py'}:keep", tokenizer_folder, timeout_s=10.0)
     answers = judge_all(backend, *(group(tokenizer_folder, index, 0.0, 1.0) for index in range(7)))
     assert [(answer.keep, answer.cause) for answer in answers] == [
         (True, ""),
@@ -269,7 +270,7 @@ def test_a_filter_keeps_or_turns_away_with_its_cause_and_its_faults_have_one_of_
     ]
     assert "group 3 is turned away because the filter failed on it: the filter returned str 'yes'" in caplog.text
     assert "RuntimeError: no (mine.py:12)" in caplog.text
-    assert "the filter function took longer than 1 s" in caplog.text
+    assert "the filter function took longer than 10 s" in caplog.text
 
 
 def test_without_a_filter_every_group_is_kept(tokenizer_folder: Path) -> None:

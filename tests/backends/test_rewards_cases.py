@@ -50,7 +50,22 @@ MATH: list[tuple[str, str, float]] = [
     (r"\boxed{9^{9^{9}}}", "9^{9^{9}}", 1),
     (r"\boxed{1/0}", "72", 0),
     (r"\boxed{10000000!}", "72", 0),
-]
+    # what the library takes for 5
+    *((rf"\boxed{{{answer}}}", "5", 0) for answer in (
+        r"\neq 5", r"\ne5", r"\not= 5", r"\leq 5", r"\geq 5", r"\neg 5", "4=5", "1=2=5", "4=x=5", r"\frac{8}{2}=5",
+        r"4\equiv 5", r"4\implies 5", "500%", r"500\%", r"500 \%", "<5", "≠5",
+    )),
+    (r"so it is $\neq 5$", "5", 0),
+    ("the answer is 500%", "5", 0),
+    (r"\boxed{50\%}", "0.5", 0),
+    (r"\boxed{50\%}", "50", 1),
+    (r"\boxed{2+3=5}", "5", 1),
+    (r"\boxed{\theta = 5}", "5", 1),
+    (r"\boxed{f(3)=5}", "5", 1),
+    (r"\boxed{x\leq 5}", r"x\leq 5", 1),
+    (r"since $x<9$ it is \boxed{5}", "5", 1),
+    ("since x < 9, the answer is 5", "5", 1),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("response", "label", "expected"), MATH)
@@ -223,6 +238,7 @@ def test_random_is_one_value_for_each_sample() -> None:
 
 
 def test_reasoning_gym_knows_its_own_answers() -> None:
+    pytest.importorskip("reasoning_gym")
     reward = built_in("reasoning_gym")
     for row in reasoning_gym_rows("reasoning_gym:chain_sum:20", "chain_sum:20", seed=1):
         label = str(row.columns["label"])

@@ -160,11 +160,11 @@ RESULTS: dict[str, float | str | Reward] = {
     "{'reward': 1, 'style': 0.5}": Reward(value=1.0, components=(Metric("style", 0.5),)),
     "{'score': 0.5}": 0.5,
     "{'reward': 1, 'score': 2}": Reward(value=1.0, components=(Metric("score", 2.0),)),
-    "None": "the reward function returned None; expected a number",
+    "None": "the reward function returned None; expected a number (mine.py:7)",
     "'1'": "the reward function returned str '1'; expected a number",
     "[1]": "the reward function returned list [1]; expected a number",
     "numpy.ones(2)": "the reward function returned ndarray array([1., 1.]); expected a number",
-    "float('nan')": "the reward function returned nan; expected a finite number",
+    "float('nan')": "the reward function returned nan; expected a finite number (mine.py:7)",
     "-float('inf')": "the reward function returned -inf; expected a finite number",
     "10**400": "the reward function returned inf; expected a finite number",
     "{}": "the reward function returned a dict without 'reward' or 'score'; its keys are list []",
@@ -299,9 +299,9 @@ def wait_until_gone(pid: int) -> None:
 def test_what_a_function_started_ends_with_it(judges: list[Judge], tmp_path: Path, tokenizer_folder: Path) -> None:
     text = """
         import pathlib, subprocess
+        child = subprocess.Popen(["sleep", "1000"])
+        pathlib.Path(__file__).with_name("pid").write_text(str(child.pid))
         def score():
-            child = subprocess.Popen(["sleep", "1000"])
-            pathlib.Path(__file__).with_name("pid").write_text(str(child.pid))
             child.wait()
         """
     judge = open_judge(judges, tmp_path, tokenizer_folder, text)
@@ -393,7 +393,7 @@ def test_an_async_call_that_waits_too_long_is_cancelled_alone(
 ) -> None:
     judge = open_judge(judges, tmp_path, tokenizer_folder, ASYNC)
     labels = {0: "forever", 1: "raise"}
-    answers = judge.score(*(command(i, label=labels.get(i, ""), timeout_s=0.3) for i in range(5)))
+    answers = judge.score(*(command(i, label=labels.get(i, ""), timeout_s=30 if i else 0.3) for i in range(5)))
     assert answers[SampleKey(3, 0)].reason == "the reward function took longer than 0.3 s"
     assert answers[SampleKey(3, 1)].reason == "TimeoutError: the judge did not answer (mine.py:15)"
     assert all(answers[SampleKey(3, i)].reward for i in (2, 3, 4))
@@ -455,8 +455,8 @@ def test_a_function_whose_process_dies_while_loading_fails_the_backend(
         (
             "maths",
             "reward.function: expected one of lines, random, math, deepscaler, dapo, gpqa, f1, ifbench, reasoning_gym, "
-            "boxed_math, boxed_gpqa, boxed_f1, boxed_ifbench, boxed_reasoning_gym, length_penalty, remote, judge, or "
-            "file.py:function, got 'maths'; did you mean 'math'?",
+            "boxed_math, boxed_gpqa, boxed_f1, boxed_ifbench, boxed_reasoning_gym, length_penalty, remote, judge, "
+            "code, or file.py:function, got 'maths'; did you mean 'math'?",
         ),
         ("nowhere.py:score", "there is no file"),
         ("nowhere.py:", "expected file.py:name"),

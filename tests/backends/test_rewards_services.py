@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-QUICK: dict[str, Any] = {"backoff_s": 0.01, "max_backoff_s": 0.02, "request_timeout_s": 0.5, "timeout_s": 20.0}
+QUICK: dict[str, Any] = {"backoff_s": 0.01, "max_backoff_s": 0.02, "request_timeout_s": 10.0, "timeout_s": 60.0}
 
 
 class Service:
@@ -187,8 +187,6 @@ def test_results_are_read_as_those_of_any_reward_function(
 
 
 FAULTS = {
-    "hang": "no answer within 0.5 s (2 tries)",
-    "slow": "no answer within 0.5 s (2 tries)",
     "status 500": "HTTP 500: not now (2 tries)",
     "status 404": "HTTP 404: not now",
     "status 301": "HTTP 301: not now",
@@ -218,6 +216,14 @@ def test_whatever_the_service_does_wrong_is_a_reason_and_never_a_reward(
     assert rewards.gauge("reward/replaced_processes") == 0
 
 
+def test_a_service_that_does_not_answer_or_not_to_the_end_is_a_reason(
+    service: Service, driver: Callable[..., RewardDriver]
+) -> None:
+    rewards = driver(remote(service, num_retries=1, breaker_failures=1000, request_timeout_s=0.5))
+    values = rewards.values(score_of("hang"), score_of("slow", 1))
+    assert values == ["reward.remote: no answer within 0.5 s (2 tries)"] * 2
+
+
 def test_what_may_pass_is_tried_again(service: Service, driver: Callable[..., RewardDriver]) -> None:
     rewards = driver(remote(service, num_retries=3, breaker_failures=1000))
     faults = ["status 500 2", "status 503 3", "status 429 1", "reset 2"]
@@ -235,12 +241,12 @@ def test_a_request_that_may_have_arrived_is_repeated_only_where_that_does_no_har
 
 
 def test_a_service_that_is_not_there_is_a_reason(driver: Callable[..., RewardDriver]) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{probe.getsockname()[1]}/score"
-    given: dict[str, Any] = {"url": url, **QUICK, "num_retries": 1}
-    rewards = driver(RewardOptions(function="remote", remote=RemoteOptions(**given)))
-    (reason,) = rewards.values(score_of("fine"))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/score"
+        given: dict[str, Any] = {"url": url, **QUICK, "num_retries": 1}
+        rewards = driver(RewardOptions(function="remote", remote=RemoteOptions(**given)))
+        (reason,) = rewards.values(score_of("fine"))
     assert isinstance(reason, str)
     assert "cannot be reached" in reason
 
@@ -310,13 +316,13 @@ def test_the_key_comes_from_the_environment_and_its_lack_is_told_at_once(
 def test_calls_that_wait_for_a_place_do_not_lose_their_time(
     service: Service, driver: Callable[..., RewardDriver]
 ) -> None:
-    """One request at a time, each of which fails after half a second: the fourth has not begun when the first ends."""
+    """One request at a time: when the last one begins, more time has passed than each of them has."""
     rewards = driver(
-        remote(service, max_concurrent=1, num_retries=0, breaker_failures=1000, timeout_s=0.9, request_timeout_s=0.3)
+        remote(service, max_concurrent=1, num_retries=0, breaker_failures=1000, timeout_s=15.0, request_timeout_s=10.0)
     )
-    values = rewards.values(*(score_of("hang", index) for index in range(3)), score_of("fine", 3))
-    assert [str(value) for value in values[:3]] == ["reward.remote: no answer within 0.3 s (1 tries)"] * 3
-    assert values[3] == 1.0
+    values = rewards.values(*(score_of("hang", index) for index in range(2)), score_of("fine", 2))
+    assert [str(value) for value in values[:2]] == ["reward.remote: no answer within 10 s (1 tries)"] * 2
+    assert values[2] == 1.0
 
 
 # --- a judge --------------------------------------------------------------------------------------------------
@@ -339,7 +345,16 @@ def test_a_judge_is_asked_with_the_template_and_its_verdict_is_the_reward(
     path = template(tmp_path, "{{prompt}} | {{label}} | {{metadata.level}} | {{metadata.tags}} SAY:{{response}}")
     rewards = driver(judge(service, template=path, system="Be fair.", model="m", body={"seed": 3}))
     metadata = {"level": "hard", "tags": ["a"]}
-    said = ["yes", "No.", "I first thought yes, but NO", "<think>no no</think> yes", "perhaps", "nobody", "cut", ""]
+    said = [
+        "yes",
+        "No.",
+        "I first thought it right, but\nNO",
+        "<think>no no</think> yes",
+        "perhaps",
+        "nobody",
+        "cut",
+        "",
+    ]
     values = rewards.values(*(score_of(t, i, label="L", metadata=metadata) for i, t in enumerate(said)))
     assert values[:4] == [1.0, 0.0, 0.0, 1.0]
     assert all("no verdict (yes, no)" in str(value) for value in (values[4], values[5], values[7]))
@@ -363,7 +378,7 @@ def test_a_score_is_scaled_and_one_outside_is_no_verdict(
 ) -> None:
     options = {"score": r"Score:\s*(-?\d+(?:\.\d+)?)", "lowest": 1.0, "highest": 5.0}
     rewards = driver(judge(service, template=template(tmp_path, "SAY:{{response}}"), **options))
-    said = ["Score: 1", "Score: 3", "Score: 2, no: Score: 5", "Score: 6", "Score: many", "4"]
+    said = ["Score: 1", "Score: 3", "I thought of 2.\nScore: 5", "Score: 6", "Score: many", "4"]
     values = rewards.values(*(score_of(text, index) for index, text in enumerate(said)))
     assert values[:3] == [0.0, 0.5, 1.0]
     assert "6 is not between 1 and 5" in str(values[3])
@@ -399,7 +414,7 @@ def test_servers_that_the_run_has_started_are_found_when_they_are_there(
     from penstock.backends.rewards.run_endpoints import write_endpoint
 
     path = template(tmp_path, "SAY:{{response}}")
-    options = judge(service, url=None, engine="self", template=path, num_retries=0, timeout_s=0.5)
+    options = judge(service, url=None, engine="self", template=path, num_retries=0, timeout_s=10.0)
     rewards = driver(options, Surroundings(run_folder=str(tmp_path)))
     (reason,) = rewards.values(score_of("yes"))
     assert "there is no engine to ask at the moment" in str(reason)

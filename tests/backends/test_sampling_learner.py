@@ -117,3 +117,9 @@ def test_the_bound_of_the_batch_masks_as_well() -> None:
     groups = make_groups(ROWS)
     batch = read_groups(groups, min_token_version=2, mask_old_tokens=True)
     assert (batch.num_trained_tokens, batch.sequences) == (0, ())
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
+def test_a_reward_that_is_no_number_is_named_with_its_sample(reward: float) -> None:
+    with pytest.raises(ValueError, match=r"with a reward of (nan|inf), which must be finite; mend the reward function"):
+        read_groups(make_groups(((1.0, reward),)), min_token_version=0)

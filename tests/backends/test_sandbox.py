@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -19,6 +21,7 @@ from penstock.backends.episodes.tools import PythonTool
 from penstock.backends.processes import descendants_of, facts_of
 from penstock.backends.sandbox import kernel, warded
 from penstock.backends.sandbox.sandbox import Sandbox, SandboxLimits, SandboxUnavailableError
+from penstock.backends.sandbox.syscalls import LAST_REVIEWED
 from penstock.backends.sandbox.warded import KeptOutput, SandboxFailedError
 
 if TYPE_CHECKING:
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
     from penstock.backends.sandbox.sandbox import Isolation
     from penstock.backends.sandbox.warded import ProgramRun
 
-LIMITS = SandboxLimits(wall_s=8.0, cpu_s=1, memory_bytes=256 << 20, disk_bytes=1 << 20, output_bytes=4096)
+LIMITS = SandboxLimits(wall_s=60.0, cpu_s=1, memory_bytes=256 << 20, disk_bytes=1 << 20, output_bytes=4096)
 PROTECTING: tuple[Isolation, ...] = ("namespaces", "filter")
 
 
@@ -89,6 +92,17 @@ def test_what_is_installed_can_be_imported_unless_it_may_not(sandbox: Sandbox) -
     assert "ModuleNotFoundError" in run(bare, "import numpy").output
 
 
+def test_a_program_reads_its_stdin_and_a_plain_one_prints_what_it_writes(sandbox: Sandbox) -> None:
+    source = "import sys\nprint(input(), file=sys.stderr)\nprint(input())\nsys.stdout.write('x')"
+    read = asyncio.run(sandbox.run(source, stdin="one\ntwo\n"))
+    assert (read.output, read.exit_code) == ("one\ntwo\nx1\n", 0)
+    plain = asyncio.run(sandbox.run(source, stdin="one\ntwö", is_plain=True))
+    assert (plain.output, plain.exit_code) == ("twö\nx", 0)
+    long = asyncio.run(sandbox.run("import sys\nlen(sys.stdin.read())", stdin="x" * 3_000_000))
+    assert long.output == "3000000\n"
+    assert "EOFError" in run(sandbox, "input()").output
+
+
 def test_the_same_program_prints_the_same(sandbox: Sandbox) -> None:
     source = "print({f'{i}' for i in range(50)}, hash('a'))"
     assert run(sandbox, source).output == run(sandbox, source).output
@@ -138,10 +152,9 @@ def test_a_fork_bomb_does_not_get_off_the_ground(sandbox: Sandbox) -> None:
 
 
 def test_a_fork_bomb_is_bounded_where_processes_may_be_started() -> None:
-    limits = SandboxLimits(wall_s=1.5, cpu_s=1, memory_bytes=128 << 20, may_start_processes=True)
-    sandbox = Sandbox(limits, isolation="namespaces")
-    result = run(
-        sandbox,
+    limits = SandboxLimits(wall_s=60.0, cpu_s=1, memory_bytes=128 << 20, may_start_processes=True)
+    bounded = run(
+        Sandbox(limits, isolation="namespaces"),
         """
         import os, time
         num_children = 0
@@ -151,17 +164,18 @@ def test_a_fork_bomb_is_bounded_where_processes_may_be_started() -> None:
                 num_children += 1
         except OSError as error:
             print(num_children < 40, error.errno, flush=True)
-        time.sleep(1000)
     """,
     )
-    assert result.output == "True 11\n"
-    assert result.is_overdue
+    assert (bounded.output, bounded.exit_code) == ("True 11\n", 0)
+    short = Sandbox(msgspec.structs.replace(limits, wall_s=1.5), isolation="namespaces")
     bomb = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
-    assert run(sandbox, bomb).exit_code != 0
+    assert run(short, bomb).exit_code != 0
+    family = "import os, time\nos.fork()\ntime.sleep(1000)"
+    assert run(short, family).is_overdue
 
 
 def test_children_that_outlive_the_program_are_killed() -> None:
-    limits = SandboxLimits(wall_s=4.0, memory_bytes=128 << 20, may_start_processes=True)
+    limits = SandboxLimits(wall_s=60.0, memory_bytes=128 << 20, may_start_processes=True)
     sandbox = Sandbox(limits, isolation="namespaces")
     result = run(
         sandbox,
@@ -280,6 +294,78 @@ def test_others_cannot_be_looked_into(sandbox: Sandbox) -> None:
     assert run(sandbox, death).output == "-1 1\n"
 
 
+LIBC = "import ctypes; libc = ctypes.CDLL(None, use_errno=True)\n"
+
+
+def test_sockets_that_can_send_to_any_address_are_refused(sandbox: Sandbox, tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    path = tmp_path / "listener"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(path))
+        path.chmod(0o777)
+        listener.setblocking(False)
+        for kind in ("SOCK_DGRAM", "SOCK_SEQPACKET", "SOCK_RAW"):
+            source = f"import socket\none, _ = socket.socketpair(type=socket.{kind})\none.sendto(b'x', {str(path)!r})"
+            assert "PermissionError" in run(sandbox, source).output
+        with pytest.raises(BlockingIOError):
+            listener.recv(1)
+    stream = "import socket\none, other = socket.socketpair()\none.sendall(b'hi')\nother.recv(2)"
+    assert run(sandbox, stream).output == "b'hi'\n"
+
+
+def test_system_v_objects_of_others_cannot_be_reached(sandbox: Sandbox) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    segment, queue = libc.shmget(0, ctypes.c_size_t(4096), 0o1666), libc.msgget(0, 0o1666)
+    assert segment >= 0
+    assert queue >= 0
+    try:
+        source = f"""{LIBC}
+message = ctypes.create_string_buffer(b'\\1' + bytes(15), 16)
+for call in (lambda: libc.shmctl({segment}, 0, None), lambda: libc.msgctl({queue}, 0, None),
+             lambda: libc.msgsnd({queue}, message, ctypes.c_size_t(8), 0o4000), lambda: libc.shmdt(None)):
+    print(call(), ctypes.get_errno())
+"""
+        assert run(sandbox, source).output == "-1 1\n" * 4
+        assert libc.shmctl(segment, 2, ctypes.create_string_buffer(256)) == 0  # IPC_STAT: it is there
+        assert libc.msgrcv(queue, ctypes.create_string_buffer(64), ctypes.c_size_t(8), 0, 0o4000) == -1
+    finally:
+        libc.shmctl(segment, 0, None)
+        libc.msgctl(queue, 0, None)
+
+
+def test_calls_that_nobody_has_looked_at_are_not_there(sandbox: Sandbox) -> None:
+    numbers = [LAST_REVIEWED + 1, LAST_REVIEWED + 2, LAST_REVIEWED + 3, 500, 511, 1000]
+    source = f"{LIBC}for number in {numbers}:\n    print(libc.syscall(number, -1, 0, 0, 0, 0), ctypes.get_errno())"
+    assert run(sandbox, source).output == "-1 38\n" * len(numbers)
+
+
+def test_nobody_is_signalled_about_a_file_and_no_file_is_told_anything(sandbox: Sandbox) -> None:
+    asks = ["fcntl.fcntl(0, fcntl.F_SETOWN, 1)", "fcntl.fcntl(0, fcntl.F_SETSIG, 9)",
+            "fcntl.ioctl(0, 0x8901, bytes(4))",
+            "fcntl.ioctl(0, 0x40086602, bytes(8))", "fcntl.ioctl(0, 0x5412, b'x')"]  # fmt: skip
+    for ask in asks:
+        assert "PermissionError" in run(sandbox, f"import fcntl\n{ask}").output, ask
+    assert run(sandbox, "import os; os.isatty(1)").output == "False\n"
+
+
+def test_threads_are_bounded(sandbox: Sandbox) -> None:
+    source = """
+        import threading
+        threading.stack_size(32 << 10)
+        stop, number = threading.Event(), 0
+        try:
+            while number < 500:
+                threading.Thread(target=stop.wait, daemon=True).start()
+                number += 1
+        except RuntimeError:
+            pass
+        print(number)
+        stop.set()
+    """
+    most = 0 if sandbox.isolation == "filter" else 31
+    assert int(run(sandbox, source).output) <= most
+
+
 def test_there_are_no_capabilities_and_none_can_be_had(sandbox: Sandbox) -> None:
     source = """
         import ctypes, os, struct
@@ -382,9 +468,10 @@ def test_many_run_side_by_side_within_their_places(sandbox: Sandbox) -> None:
 
 
 def test_an_isolation_that_is_not_there_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel, "landlock_version", lambda: 0)
-    with pytest.raises(SandboxUnavailableError, match="Landlock"):
-        Sandbox(LIMITS, isolation="filter")
+    for version, said in ((0, "has no Landlock"), *((old, f"has version {old} of Landlock") for old in range(1, 6))):
+        monkeypatch.setattr(kernel, "landlock_version", lambda version=version: version)
+        with pytest.raises(SandboxUnavailableError, match=rf"{said}.*6 is needed.*Allow user namespaces \(sysctl"):
+            Sandbox(LIMITS, isolation="filter")
     monkeypatch.undo()
     with pytest.raises(SandboxUnavailableError, match="one process"):
         Sandbox(SandboxLimits(may_start_processes=True), isolation="filter")
@@ -395,6 +482,14 @@ def test_no_isolation_at_all_has_to_be_said_and_is_told(caplog: pytest.LogCaptur
     assert "unprotected" in caplog.text
     assert run(sandbox, "print(open('/etc/passwd').read()[:4])").output == "root\n"
     assert run(sandbox, "while True: pass").exit_code == -signal.SIGXCPU
+
+
+def test_to_kill_the_warden_is_no_way_to_be_run_again() -> None:
+    kill = "import os, signal\nfor pid in (os.getppid(), {0}): os.kill(pid, signal.SIGKILL)\nprint('alive')"
+    above = "int(open(f'/proc/{os.getppid()}/stat').read().rpartition(')')[2].split()[1])"
+    result = run(Sandbox(LIMITS, isolation="none"), kill.format(above))
+    assert result.exit_code is None
+    assert "alive" not in result.output
 
 
 def starts(*command: str) -> Callable[[str], list[str]]:
@@ -478,7 +573,7 @@ def test_the_model_reads_what_its_program_did(tool: PythonTool, code: str, says:
 
 @pytest.fixture(scope="module")
 def tool() -> PythonTool:
-    return PythonTool(cpu_s=1, wall_s=5.0)
+    return PythonTool(cpu_s=1, wall_s=60.0)
 
 
 @pytest.mark.parametrize("arguments", [{}, {"code": 1}, {"code": ""}, {"program": "1"}, {"code": "1" * 70000}])

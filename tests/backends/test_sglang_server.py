@@ -176,9 +176,9 @@ async def test_a_server_that_fails_to_start_tells_why(settings: Callable[[str], 
 async def test_a_server_that_is_not_ready_in_time_is_ended_with_its_last_word(
     settings: Callable[[str], ServerSettings],
 ) -> None:
-    given = replace(settings("say('Load weight begin.'); signal.pause()"), start_timeout_s=1.0)
+    given = replace(settings("say('Load weight begin.'); signal.pause()"), start_timeout_s=10.0)
     server = await SglangServer.launch(given)
-    with pytest.raises(ServerStartError, match=r"start_timeout_s = 1; the last that it reported: Load weight begin\."):
+    with pytest.raises(ServerStartError, match=r"start_timeout_s = 10; the last that it reported: Load weight begin\."):
         await server.wait_ready()
     assert not left_of(given)
 

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TOLERANCE = 1e-6
+# What three ranks wrote is read at night, with all other pairs; in CI they read what fewer wrote.
 CASES = [
     ("1", "float32", ("2 fsdp", "2 ddp")),
     ("2 fsdp", "float32", ("1", "3 fsdp")),
-    ("3 fsdp", "float32", ("2 fsdp",)),
     ("2 ddp", "float32", ("3 fsdp",)),
     ("2 fsdp", "bfloat16", ("1",)),
     *(

@@ -25,8 +25,7 @@ from engine_cases import (
 )
 
 from penstock.backends.engines.options import EnginesOptions, SamplingOptions
-from penstock.backends.engines.torch import CAPABILITIES, open_torch_engine
-from penstock.backends.protocol import Capability
+from penstock.backends.engines.torch import open_torch_engine
 from penstock.backends.weights.segments import SHARED_FOLDER
 from penstock.backends.weights.transports import open_exporter, open_fetcher
 from penstock.messages.arrays import floats_view, pack_floats, pack_tokens
@@ -439,11 +438,6 @@ def test_closing_ends_requests_in_the_middle(case: Case, open_bench: BenchFactor
         bench.generate(index)
     bench.engine.close(timeout_s=WAIT_S)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("torch-engine")]
-
-
-def test_an_engine_can_do_all_there_is_but_hold_requests_over_a_swap() -> None:
-    """Under ``interrupt`` the actor keeps them, and submits them again."""
-    assert set(CAPABILITIES) == set(Capability) - {Capability.RETRACT}
 
 
 @pytest.mark.parametrize(

@@ -271,8 +271,8 @@ def test_a_reward_that_is_no_number_stops_before_the_weights_change(launch: Call
     learner.ask(OpenLearner(), LearnerOpened)
     learner.ask(PublishWeights(version=0, publish=0), WeightsPublished)
     error = learner.error(train_command(groups=make_groups(((math.nan, 0.0),))))
-    assert "step 1: the loss is nan" in str(error)
-    assert "the weights were not changed" in str(error)
+    assert "sample 0/0 came to the learner with a reward of nan" in str(error)
+    assert "mend the reward function" in str(error)
 
 
 def test_closing_ends_a_long_warm_start(launch: Callable[..., RunningLearner]) -> None:

@@ -260,8 +260,8 @@ def set_advantages(samples: list[PlainSample], o: ObjectiveOptions) -> None:
                 rewards[-1] += sample.reward
                 sample.advantage = torch.tensor(
                     [
-                        sum(o.discount ** (p - q) * r for p, r in zip(sample.position, rewards, strict=True) if p >= q)
-                        for q in sample.position
+                        sum(o.discount**steps * r for steps, r in enumerate(rewards[begin:]))
+                        for begin in range(len(rewards))
                     ]
                 )
             case "reinforce_plus_plus_baseline":
@@ -302,9 +302,15 @@ def plain_policy_loss(s: PlainSample, o: ObjectiveOptions) -> Tensor:
             tv, kl = (p - q).abs(), q * (q / p).log() + (1 - q) * ((1 - q) / (1 - p)).log()
             far = tv if o.policy_loss == "dppo_tv" else kl
             gone = ((a > 0) & (p > q) & (far > o.clip_high)) | ((a < 0) & (p < q) & (far > o.clip_low))
-            return -log_ratio.exp() * a * ~gone
+            assert o.max_ratio is not None
+            bounded = torch.where(
+                log_ratio.exp() > o.max_ratio, o.max_ratio * (s.new - s.new.detach()).exp(), log_ratio.exp()
+            )
+            return -bounded * a * ~gone
         case _:
-            ratio = (log_ratio.mean().expand_as(a) if o.policy_loss == "gspo" else log_ratio).exp()
+            ratio = log_ratio.exp()
+            if o.policy_loss == "gspo":  # GSPO-token: the value of the whole sequence, the gradient of each token
+                ratio = log_ratio.mean().detach().exp() * (s.new - s.new.detach()).exp()
             loss = torch.maximum(-ratio * a, -ratio.clamp(low, high) * a)
             if o.dual_clip is not None:
                 loss = torch.where(a < 0, torch.minimum(loss, -o.dual_clip * a), loss)
@@ -364,7 +370,7 @@ def plain_loss(samples: list[PlainSample], o: ObjectiveOptions) -> Tensor:
     terms: list[Tensor] = []
     for sample, weight in zip(samples, plain_weights(samples, o), strict=True):
         loss = plain_policy_loss(sample, o) * weight
-        if o.opsm_delta is not None and float((sample.old - sample.new.detach()).mean()) > o.opsm_delta:
+        if o.opsm_delta is not None and float((sample.rollout - sample.new.detach()).mean()) > o.opsm_delta:
             loss = loss * (sample.advantage >= 0)
         if o.kl_coef and o.kl_in == "loss":
             kl = plain_kl(o.kl_estimator, sample.new, sample.reference)
@@ -602,15 +608,25 @@ def test_an_engine_that_computes_another_model_is_told_of(models: Models, folder
     trainer = PolicyTrainer(
         model, LearnerOptions(), temperature=TEMPERATURE, num_steps=10, reference=None, check_stop=lambda: None
     )
-    groups = tuple(with_own_logprobs(group, models.plain) for group in models.batches[0])
+    drawn = tuple(of_one_version(group) for group in models.batches[0])
+    groups = tuple(with_own_logprobs(group, models.plain) for group in drawn)
     fresh = trainer.train(groups, version=VERSION + 1, min_token_version=0)
     assert dict(metric_pairs(fresh))["train/fresh_logprob_abs_diff"] < 1e-5
     assert not fresh.notices
     # The same tokens from an engine whose log-probs are noisy by half a nat; one version later they are all old.
-    assert not trainer.train(models.batches[0], version=VERSION + 2, min_token_version=0).notices
-    noisy = trainer.train(models.batches[0], version=VERSION + 1, min_token_version=0)
+    assert not trainer.train(drawn, version=VERSION + 2, min_token_version=0).notices
+    noisy = trainer.train(drawn, version=VERSION + 1, min_token_version=0)
     assert dict(metric_pairs(noisy))["train/fresh_logprob_abs_diff"] > 0.1
     assert any("the log-probs of engine and learner differ by" in notice for notice in noisy.notices)
+
+
+def of_one_version(group: Group) -> Group:
+    """The same group, made by the policy that opens the step."""
+    samples: list[Sample] = []
+    for sample in group.samples:
+        parts = [msgspec.structs.replace(p, spans=(VersionSpan(VERSION, p.num_tokens),)) for p in sample.parts]
+        samples.append(msgspec.structs.replace(sample, parts=tuple(parts)))
+    return msgspec.structs.replace(group, samples=tuple(samples))
 
 
 def metric_pairs(result: StepResult) -> list[tuple[str, float]]:

@@ -216,7 +216,9 @@ def run_python(program: str, *arguments: str | Path) -> str:
     return ended.stdout
 
 
-@pytest.mark.parametrize("name", ["everything", "critic"])
+# Every case goes on in one process, in CI too. That another process differs in nothing is asked there of the one with
+# the most state, and of a critic's at night.
+@pytest.mark.parametrize("name", ["everything", pytest.param("critic", marks=pytest.mark.slow)])
 def test_another_process_goes_on_bit_for_bit(
     name: str, model_folder: Path, tmp_path: Path, opened: list[RunningLearner]
 ) -> None:

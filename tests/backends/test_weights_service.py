@@ -7,6 +7,7 @@ import asyncio
 import hashlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,13 +19,23 @@ import torch
 import zmq
 from safetensors.torch import load_file
 
-from penstock.backends.engines.sglang.bucket_source import ServiceError, open_source
+from penstock.backends.engines.sglang.bucket_source import ServiceError, ServiceLine, open_source
 from penstock.backends.models.make import make_model
 from penstock.backends.weights.buckets import plan_buckets
 from penstock.backends.weights.expectation import UnfitWeightsError, expect_model
 from penstock.backends.weights.protocol import WeightExportError, WeightFetchError
 from penstock.backends.weights.pushing import PushExporter
-from penstock.backends.weights.service_messages import address_in, location_of
+from penstock.backends.weights.service_messages import (
+    MAX_REQUEST_BYTES,
+    Describe,
+    Described,
+    Pack,
+    Packed,
+    PackedTensor,
+    address_in,
+    location_of,
+    publish_of,
+)
 from penstock.backends.weights.shared_memory import SharedMemoryExporter
 from penstock.backends.weights.tensor_file import lay_out
 from penstock.backends.weights.transports import open_exporter, open_fetcher
@@ -240,6 +251,33 @@ def test_a_service_that_poses_as_the_learners_is_not_talked_to(pusher: PushExpor
             run(_open(msgspec.structs.replace(manifest, location=location_of(posing))))
     finally:
         other.close()
+
+
+def test_whoever_announces_more_than_a_request_is_cut_off_before_it_is_read(pusher: PushExporter) -> None:
+    host, _, port = address_in(export(pusher)).endpoint.removeprefix("tcp://").rpartition(":")
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
+    size_bytes = 6 * MAX_REQUEST_BYTES
+    with socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as stranger:
+        stranger.sendall(greeting + b"\x06" + size_bytes.to_bytes(8, "big"))
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):
+            stranger.sendall(bytes(size_bytes))  # more than any buffer between the two ends takes
+
+
+def test_a_request_that_the_service_would_cut_off_is_refused_before_it_is_sent(pusher: PushExporter) -> None:
+    tensors = tuple(
+        PackedTensor(name=f"{number}".rjust(2000), dtype="F32", shape=(1,), size_bytes=4) for number in range(5000)
+    )
+
+    async def ask() -> None:
+        line = ServiceLine(address_in(manifest))
+        request = Pack(publish=publish_of(manifest), start=0, tensors=tensors, num_ranks=1, by_handle=False)
+        with pytest.raises(ServiceError, match=rf"and the service takes {MAX_REQUEST_BYTES}; smaller buckets"):
+            await line.ask(request, Packed, TIMEOUT_S)
+        await line.ask(Describe(publish=publish_of(manifest)), Described, TIMEOUT_S)  # the line still stands
+        line.close()
+
+    manifest = export(pusher)
+    run(ask())
 
 
 def test_no_error_shows_the_secret(pusher: PushExporter) -> None:

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 
 from penstock.backends.weights.disk import FILE_NAME, DiskExporter
 from penstock.backends.weights.protocol import WeightExportError, WeightFetchError
-from penstock.backends.weights.segments import SHARED_FOLDER, segments_of, sweep
+from penstock.backends.weights.segments import SHARED_FOLDER, segment_name, segments_of, sweep
 from penstock.backends.weights.shared_memory import SharedMemoryExporter
 from penstock.backends.weights.transports import open_exporter, open_fetcher
 from penstock.messages.arrays import pack_floats, pack_tokens
@@ -216,6 +216,38 @@ def test_a_segment_that_a_killed_learner_had_half_written_is_no_export(run_id: s
     successor.release(below_version=100)
     assert not half.exists()
     assert_same(open_fetcher().fetch(old).tensors, weights(0))
+
+
+def test_nobody_can_have_a_file_of_an_exports_name_there_first(run_id: str, tmp_path: Path) -> None:
+    taken = tmp_path / f"penstock-{run_id}-1-0-0"
+    taken.mkdir()
+    (tmp_path / f"{taken.name}.partial").mkdir()
+    exporter = SharedMemoryExporter(run_id, 1, tmp_path)
+    locations = {exporter.export(weights(), version=0, publish=0, canary=None).location for _ in range(2)}
+    assert len(locations) == 2
+    assert len(list(tmp_path.glob(f"{taken.name}.{'[0-9a-f]' * 16}"))) == 1, "the one before is removed"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
+def test_what_another_user_has_put_there_is_no_segment_of_the_run(run_id: str, tmp_path: Path) -> None:
+    path = tmp_path / segment_name(run_id, 1, 0, 0)
+    path.touch()
+    os.chown(path, 65534, 65534)
+    assert segments_of(run_id, tmp_path) == []
+    assert sweep(run_id, tmp_path) == 0
+    assert path.exists()
+
+
+def test_an_export_whose_place_is_taken_away_is_the_documented_error(
+    run_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Path, target: Path) -> Path:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("pathlib.Path.rename", refuse)
+    with pytest.raises(WeightExportError, match="cannot be made: Operation not permitted"):
+        SharedMemoryExporter(run_id, 1, tmp_path).export(weights(), version=0, publish=0, canary=None)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_sweep_removes_half_written_segments(run_id: str) -> None:
@@ -442,5 +474,5 @@ def test_a_full_shared_memory_is_an_error_and_no_signal(tmp_path: Path) -> None:
 
 def test_segments_live_in_dev_shm_and_only_their_owner_reads_them(run_id: str) -> None:
     SharedMemoryExporter(run_id, 3).export(weights(), version=4, publish=5, canary=None)
-    path = SHARED_FOLDER / f"penstock-{run_id}-3-4-5"
+    (path,) = SHARED_FOLDER.glob(f"penstock-{run_id}-3-4-5.*")
     assert path.stat().st_mode & 0o777 == 0o600

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from host_harness import HOST
+
 from penstock.runtime.chaos.verdict import CHAOS_FILE, Verdict
 from penstock.runtime.chaos.watch import OUTPUT_FILE
 from penstock.runtime.cli.chaos import planned_faults, play
@@ -25,7 +27,7 @@ class ChaosRun:
     ) -> None:
         self.folder = folder
         path = HERE / name
-        keys = (*overrides, f"run.folder={folder}")
+        keys = (f"runtime.host={HOST}", *overrides, f"run.folder={folder}")
         scenario = load_scenario(path, keys)
         planned = planned_faults(scenario, faults, num_faults=None, seed=seed)
         self.verdict: Verdict = play(scenario, path, keys, planned, seed=seed, timeout_s=TIMEOUT_S)

@@ -12,7 +12,7 @@ from chaos_run import ChaosRun
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 
 TARGETS = (
     "driver",

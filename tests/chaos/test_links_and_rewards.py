@@ -13,7 +13,7 @@ from penstock.runtime.errors import UserError
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 
 LINKS = (
     "cut:scorer>filter+2",

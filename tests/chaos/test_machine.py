@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 from chaos_run import HERE, TIMEOUT_S, ChaosRun
+from host_harness import HOST
 
 from penstock.backends.stores.audit import audit_ledger
 from penstock.backends.stores.tables import LEDGER_FILE
@@ -18,7 +19,7 @@ from penstock.runtime.chaos.verdict import CHAOS_FILE, Verdict
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 
 
 def has_namespaces() -> bool:
@@ -34,7 +35,16 @@ def has_namespaces() -> bool:
 def test_a_full_disk_stops_the_run_with_the_reason_and_it_goes_on_when_there_is_room(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "penstock.runtime.cli", "chaos", str(HERE / "modelled.yaml")]
     done = subprocess.run(
-        [*command, f"run.folder={tmp_path}", "run.num_steps=20", "--faults", "disk_full@0.5", "--timeout", "240"],
+        [
+            *command,
+            f"run.folder={tmp_path}",
+            f"runtime.host={HOST}",
+            "run.num_steps=20",
+            "--faults",
+            "disk_full@0.5",
+            "--timeout",
+            "240",
+        ],
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
@@ -63,7 +73,7 @@ def test_a_node_that_goes_away_with_all_its_processes_costs_no_sample(tmp_path: 
         "modelled.yaml",
         ("node_loss@0.3", "kill:scorer@0.6", "duplicate:scorer>filter@0.5+2=0.5"),
         seed=22,
-        overrides=("run.num_steps=30",),
+        overrides=("run.num_steps=30", "runtime.host=ray"),
     )
     run.assert_clean()
     assert set(run.verdict.restarts) - {"scorer"}, "somebody was on the node"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from penstock.messages.commands import LearnerCommand
     from penstock.runtime.chaos.verdict import FaultVerdict
 
-pytestmark = [pytest.mark.ray, pytest.mark.chaos, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 
 FAULTS = (
     "kill:engine/0@0.25",

@@ -20,7 +20,7 @@ from penstock.runtime.wiring import actor_names
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(7200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 
 QUICKSTART = Path(__file__).parents[2] / "scenarios" / "quickstart.yaml"
 SEEDS = (0, 1, 2)

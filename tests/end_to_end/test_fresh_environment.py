@@ -15,6 +15,8 @@ QUICK = ("run.num_steps=2", "learner.warm_start.num_steps=5", "filter.drop_zero_
 SMALL = ("learner.groups_per_batch=4", "data.path=lines:200")
 OWN = ("run.num_steps=2", "learner.groups_per_batch=4", "model.max_context=256", "sampling.max_response_tokens=32")
 
+FIRST_STEP = re.compile(r"\bstep [1-9]\d*/\d+|completed")
+
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(3600)]
 
 
@@ -57,12 +59,25 @@ def readme_commands(clone: Path) -> list[str]:
 def test_make_demo_sets_up_trains_and_does_not_set_up_twice(clone: Path) -> None:
     overrides = " ".join(QUICK)
     first = shell(clone, f"make demo ARGS='{overrides}'", timeout_s=3000)
-    assert "[3/3] Penstock and what it runs on" in first
+    trained = FIRST_STEP.search(first)
+    assert trained is not None
+    assert first.count("\n", 0, trained.start()) <= 40
+    for phase in ("environment", "packages", "compiling"):
+        assert re.search(rf"^  {phase}.*: \d+ s$", first, flags=re.MULTILINE)
+    assert_compiled(clone)
     reports = list(clone.glob("runs/quickstart-*/report.html"))
     assert len(reports) == 1
     again = shell(clone, f"make demo ARGS='{overrides}'")
-    assert "[3/3]" not in again
+    assert "Setting up" not in again
     assert "completed" in shell(clone, ".venv/bin/penstock status")
+
+
+def assert_compiled(clone: Path) -> None:
+    """Whatever the environment says about writing bytecode, what a run imports has it."""
+    (packages,) = (clone / ".venv").glob("lib/python3.*/site-packages")
+    for folder in (packages / "torch", packages / "ray" / "_private", clone / "runtime" / "hosts"):
+        modules = {path.stem for path in folder.glob("*.py")}
+        assert modules <= {path.name.split(".")[0] for path in folder.glob("__pycache__/*.pyc")}
 
 
 def test_every_command_of_the_readme_works(clone: Path) -> None:

@@ -22,9 +22,16 @@ if TYPE_CHECKING:
 
 PENSTOCK = [sys.executable, "-c", "from penstock.runtime.cli import main; main()"]
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "fully_async.yaml"
-ENDLESS = ("run.num_steps=100000", "learner.groups_per_batch=4", "learner.warm_start=null", "reward.function=random")
+HOST = os.environ.get("PENSTOCK_TEST_HOST", "local")
+ENDLESS = (
+    f"runtime.host={HOST}",
+    "run.num_steps=100000",
+    "learner.groups_per_batch=4",
+    "learner.warm_start=null",
+    "reward.function=random",
+)
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(280)]
+pytestmark = pytest.mark.timeout(280)
 
 Run = subprocess.Popen[str]
 

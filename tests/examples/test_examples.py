@@ -58,6 +58,8 @@ class Example(NamedTuple):
     num_steps: int
     check: Callable[[Shown], None]
     """Asserts what the example is about."""
+    is_long: bool = False
+    """It is left to the nights."""
 
 
 def imitates(shown: Shown) -> None:
@@ -185,6 +187,7 @@ EXAMPLES: tuple[Example, ...] = (
         ),
         2,
         argues_before_a_judge,
+        is_long=True,
     ),
     Example(
         "examples/multi_task_evaluation.yaml",
@@ -199,9 +202,12 @@ SHORT = ("learner.groups_per_batch=8", "runtime.heartbeat_timeout_s=60")
 """For all of them; a test machine may be busy with other things."""
 
 
-@pytest.mark.ray
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: Path(example.scenario).stem)
+@pytest.mark.parametrize(
+    "example",
+    [pytest.param(each, marks=[pytest.mark.slow] * each.is_long) for each in EXAMPLES],
+    ids=lambda example: Path(example.scenario).stem,
+)
 def test_an_example_runs_loses_nothing_and_shows_what_it_is_about(example: Example, tmp_path: Path) -> None:
     overrides = (*SHORT, f"run.num_steps={example.num_steps}", *example.overrides)
     with LiveRun(example.scenario, tmp_path, overrides) as live:

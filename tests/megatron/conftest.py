@@ -10,11 +10,19 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside the tests
 
-from ranks import Ranks
+from ranks import Ranks, start_server
 from tiny_families import make_tiny
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """For ``-n 2 --dist loadfile --no-loadscope-reorder``: whole runs come first, and none is left over at the end."""
+    first = [item for item in items if item.path.is_relative_to(HERE) and "ray" in item.keywords]
+    items.sort(key=lambda item: item not in first)
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +30,7 @@ def ranks() -> Generator[Callable[[int], Ranks]]:
     """``ranks(4)``: so many processes with megatron-core, started when they are first asked for. Anew for each module:
     layouts leave threads of gloo behind, here and there, which never rest."""
     started: dict[int, Ranks] = {}
+    start_server()  # it imports while the first models are made
 
     def get(count: int) -> Ranks:
         if count not in started or not started[count].is_open:

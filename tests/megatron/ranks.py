@@ -1,5 +1,9 @@
-"""A few processes with gloo and megatron-core, in which many layouts are tried one after the other: starting them costs
-seconds, and a layout a fraction of one."""
+"""A few processes with gloo and megatron-core, in which many layouts are tried one after the other.
+
+They are forked from a server that has imported megatron-core once for the whole session: importing it takes a process
+eight seconds of a core, and a fork a fraction of one. The server has neither threads nor groups, so that what it forks
+is as good as new.
+"""
 
 from __future__ import annotations
 
@@ -11,30 +15,49 @@ import tempfile
 import time
 import traceback
 from datetime import timedelta
+from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
-    from multiprocessing.context import SpawnProcess
+    from multiprocessing.context import ForkServerProcess
 
-START_S = 120.0
+HERE = Path(__file__).parent
+PRELOADED = "preloaded"
+"""The module beside this one that the server imports."""
+START_S = 240.0
+"""With the import, of which the first ranks wait for the end."""
 ANSWER_S = 180.0
 COLLECTIVE_S = 120.0
+
+
+def start_server() -> None:
+    """Begin to import what ranks need, if that has not begun; this process does not wait for it."""
+    os.environ.update(OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1")
+    multiprocessing.get_context("forkserver").set_forkserver_preload([PRELOADED])
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, [before])])  # its only way to find the module
+    try:
+        forkserver.ensure_running()
+    finally:
+        del os.environ["PYTHONPATH"]
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
 
 
 class Ranks:
     """Runs functions of the modules beside the tests on every rank."""
 
     def __init__(self, count: int) -> None:
-        os.environ.update(OMP_NUM_THREADS="1", TORCHDYNAMO_DISABLE="1")
+        start_server()
         self.is_open = True
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
         self._folder = tempfile.TemporaryDirectory()
         store = str(Path(self._folder.name) / "store")
         self._connections: list[Connection[Any, Any]] = []
-        self._processes: list[SpawnProcess] = []
+        self._processes: list[ForkServerProcess] = []
         for rank in range(count):
             ours, theirs = context.Pipe()
             process = context.Process(target=serve, args=(theirs, store, rank, count), daemon=True)
@@ -84,14 +107,10 @@ class Ranks:
 
 def serve(connection: Connection[Any, Any], store: str, rank: int, count: int) -> None:
     """What a process does, until its connection ends."""
-    from penstock.backends.learners.megatron import no_cuda
-
-    no_cuda.install()
-    import torch
+    importlib.import_module(PRELOADED)  # done already, unless it failed in the server: then it says here why
     import torch.distributed as dist
     from torch._C._distributed_c10d import FileStore
 
-    torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", store=FileStore(store, count), rank=rank, world_size=count, timeout=timedelta(seconds=COLLECTIVE_S)
     )

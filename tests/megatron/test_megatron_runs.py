@@ -195,28 +195,46 @@ def test_the_quickstart_survives_the_loss_of_a_rank_and_goes_on_in_another_layou
     assert statistics.fmean(rewards[len(before) :]) > statistics.fmean(rewards[:WINDOW])
 
 
+IN_STEP = (
+    *SMALL,
+    "staleness.policy=sync",  # so that every token is trained by the weights that made it
+    "staleness.max_staleness=0",
+    "engines.count=1",
+    "learner.backend=megatron",
+    "learner.num_ranks=2",
+    "learner.device=cpu",
+    "learner.megatron.pipeline_parallel=2",
+)
+
+
+def test_stages_and_a_server_agree_on_every_token(servers: None, tmp_path: Path) -> None:
+    overrides = (*IN_STEP, "learner.warm_start=null", "learner.groups_per_batch=4")
+    with LiveRun("sglang_cpu.yaml", tmp_path, overrides, timeout_s=WAIT_S) as run:
+        run.await_steps(5)
+        assert_agreed(run)
+
+
+# What it learns by is covered by the run above, and by test_megatron_trainer.py under every layout.
+@pytest.mark.slow
 def test_stages_and_a_server_agree_on_every_token_and_learn(servers: None, tmp_path: Path) -> None:
-    """In step with each other, so that every token is trained by the weights that made it."""
-    overrides = (
-        *SMALL,
-        *imitator("m", tmp_path / "model"),
-        "staleness.policy=sync",
-        "staleness.max_staleness=0",
-        "engines.count=1",
-        "learner.backend=megatron",
-        "learner.num_ranks=2",
-        "learner.device=cpu",
-        "learner.megatron.pipeline_parallel=2",
-    )
+    overrides = (*IN_STEP, *imitator("m", tmp_path / "model"))
     with LiveRun("sglang_cpu.yaml", tmp_path, overrides, timeout_s=WAIT_S) as run:
         await_rise(run)
-        summary = run.interrupt()
-        assert_accounted_for(run, summary, bound=0)
+        assert_agreed(run)
+
+
+def assert_agreed(run: LiveRun) -> None:
+    """The run is ended; server and learner gave each token the same log-prob."""
+    summary = run.interrupt()
+    assert_accounted_for(run, summary, bound=0)
     assert summary.restarts == ()
     assert summary.max_logprob_abs_diff is not None
     assert summary.max_logprob_abs_diff <= LOGPROB_TOLERANCE
 
 
+# The loss of a rank is covered by the first run of this file, experts that are divided by test_megatron_moe.py, their
+# weights on the way out by test_megatron_publishing.py, and in a server by tests/sglang/test_conformance.py.
+@pytest.mark.slow
 def test_divided_experts_and_a_server_survive_the_loss_of_a_rank(servers: None, tmp_path: Path) -> None:
     overrides = (*SMALL, *imitator("moe_xs", tmp_path / "model"))
     with LiveRun("megatron_moe_cpu.yaml", tmp_path, overrides, timeout_s=WAIT_S) as run:
@@ -227,6 +245,9 @@ def test_divided_experts_and_a_server_survive_the_loss_of_a_rank(servers: None, 
         assert_accounted_for(run, summary, bound=2)
 
 
+# A rank that is killed is covered by the first run of this file, one that is stopped by
+# tests/integration/test_rank_runs.py, and faults of every part of a run by `make chaos`.
+@pytest.mark.slow
 def test_chaos_among_the_stages_loses_nothing(tmp_path: Path) -> None:
     path = tmp_path / "chaos.yaml"
     path.write_text(CHAOS)

@@ -1,4 +1,4 @@
-"""Five optimizer steps under every layout, against transformers and AdamW in float32."""
+"""Three optimizer steps under every layout, against transformers and AdamW in float32."""
 
 # transformers' models have no types:
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -69,7 +69,7 @@ LAYOUTS: dict[str, tuple[str, int, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_five_steps_end_where_transformers_ends(
+def test_three_steps_end_where_transformers_ends(
     layout: str, ranks: Callable[[int], Ranks], tiny_family: Callable[[str], Path]
 ) -> None:
     family, num_ranks, keys = LAYOUTS[layout]

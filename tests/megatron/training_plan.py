@@ -6,7 +6,7 @@ import numpy as np
 
 from penstock.backends.learners.sequences import TrainSequence, demonstration_sequence
 
-NUM_STEPS = 5
+NUM_STEPS = 3
 NUM_MICRO_BATCHES = 4
 LENGTHS = ([17, 9], [21], [6, 12, 5], [26])
 """Of the sequences of each micro-batch."""

@@ -50,11 +50,17 @@ def gathered(model: ParallelModel, rank: int) -> list[list[tuple[str, torch.Tens
 def round_trip(
     rank: int, folder: str, keys: dict[str, Any], num_ranks: int, precision: Precision = "float32"
 ) -> tuple[list[str], str] | None:
+    """What :func:`compare` says of a model of this precision."""
+    model, _ = opened(rank, folder, keys, num_ranks, precision=precision)
+    compared = compare(model, rank, folder)
+    close_groups()
+    return compared
+
+
+def compare(model: ParallelModel, rank: int, folder: str) -> tuple[list[str], str] | None:
     """On the first rank: tensors that are not those of the checkpoint, in the model's dtype but for what stays float32,
     and a digest of what came with its buckets."""
-    model, _ = opened(rank, folder, keys, num_ranks, precision=precision)
     buckets = gathered(model, rank)
-    close_groups()
     if rank:
         return None
     found = {name: tensor for bucket in buckets for name, tensor in bucket}
@@ -96,13 +102,15 @@ def sequences(vocab_size: int, lengths: list[int], *, seed: int = 5) -> list[Tra
     return [demonstration_sequence(row[:1], row[1:], sample=number) for number, row in enumerate(rows)]
 
 
-def scores(
+def outputs(
     rank: int, folder: str, keys: dict[str, Any], num_ranks: int, batches: list[list[int]], temperature: float
-) -> list[tuple[Any, Any]]:
-    """Log-probs and entropy of micro-batches of sequences of these lengths, on ranks of the last stage."""
+) -> tuple[tuple[list[str], str] | None, list[tuple[Any, Any]]]:
+    """What :func:`compare` says; and log-probs and entropy of micro-batches of sequences of these lengths, on ranks of
+    the last stage."""
     model, _ = opened(rank, folder, keys, num_ranks)
+    compared = compare(model, rank, folder)
     runner = MicroBatchRunner(model, model.chunks, device=CPU, temperature=temperature)
     vocab_size = model.architecture.vocab_size
     found = runner.scores([sequences(vocab_size, lengths, seed=n) for n, lengths in enumerate(batches)])
     close_groups()
-    return [(part.logprobs.numpy(), part.entropy.numpy()) for part in found]
+    return compared, [(part.logprobs.numpy(), part.entropy.numpy()) for part in found]

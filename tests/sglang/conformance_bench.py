@@ -36,6 +36,7 @@ from penstock.messages.training import UpdateMode
 from penstock.messages.weights import Canary
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from transformers import PreTrainedModel
@@ -64,6 +65,7 @@ class EngineBench:
         folder: Path,
         *,
         sampling: SamplingOptions | None = None,
+        by_dataset: Sequence[SamplingOptions] = (),
         transport: Literal["shared_memory", "disk", "distributed", "tensor"] = "disk",
         options: EnginesOptions | None = None,
         dtype: str = "float32",
@@ -71,7 +73,7 @@ class EngineBench:
         self.kind = kind
         self.model_folder = model_folder
         sampling = sampling or SamplingOptions(max_response_tokens=MAX_RESPONSE)
-        self.engine = _open(kind, model_folder, folder, sampling, options, dtype)
+        self.engine = _open(kind, model_folder, folder, sampling, by_dataset, options, dtype)
         self.exporter: WeightExporter = open_exporter(
             transport, run_id="conformance", learner_epoch=1, folder=folder / "weights"
         )
@@ -149,16 +151,16 @@ class EngineBench:
 
     # --- requests ---------------------------------------------------------------------------------------------
 
-    def generate(self, prompt: list[int], prefix: Part | None = None) -> SampleKey:
-        """Ask for one response."""
+    def generate(self, prompt: list[int], prefix: Part | None = None, dataset: int | None = None) -> SampleKey:
+        """Ask for one response; to a prompt of a dataset of an evaluation, if one is given."""
         self._index += 1
         key = SampleKey(self._index, 0)
         self.engine.execute(
             Generate(
                 key=key,
                 attempt=0,
-                purpose=Purpose.TRAIN,
-                prompt=Prompt(row=0, epoch=0, tokens=pack_tokens(prompt)),
+                purpose=Purpose.TRAIN if dataset is None else Purpose.EVALUATE,
+                prompt=Prompt(row=0, epoch=0, tokens=pack_tokens(prompt), dataset=dataset),
                 seed=self._index,
                 deadline_version=9,
                 prefix=prefix,
@@ -191,7 +193,13 @@ class EngineBench:
 
 
 def _open(
-    kind: str, model_folder: Path, folder: Path, sampling: SamplingOptions, options: EnginesOptions | None, dtype: str
+    kind: str,
+    model_folder: Path,
+    folder: Path,
+    sampling: SamplingOptions,
+    by_dataset: Sequence[SamplingOptions],
+    options: EnginesOptions | None,
+    dtype: str,
 ) -> Backend[EngineCommand]:
     if kind == "torch":
         from penstock.backends.engines.torch import open_torch_engine
@@ -203,6 +211,7 @@ def _open(
             max_context=MAX_CONTEXT,
             dtype=dtype,
             fetcher=open_fetcher(),
+            by_dataset=by_dataset,
         )
     from penstock.backends.engines.sglang.create import open_sglang_engine
 
@@ -212,7 +221,12 @@ def _open(
         device="cpu",
         progress_tokens=PROGRESS_TOKENS,
         start_timeout_s=START_S,
-        sglang={"max_total_tokens": 16384, "mem_fraction_static": 0.2},
+        sglang={
+            "max_total_tokens": 16384,
+            "mem_fraction_static": 0.2,
+            "log_level_http": "info",  # each call is in its log, in order
+            "uvicorn_access_log_exclude_prefixes": ["/ready"],
+        },
     )
     return open_sglang_engine(
         name="engine/0",
@@ -224,6 +238,7 @@ def _open(
         max_context=MAX_CONTEXT,
         dtype=dtype,
         bucket_size_bytes=1 << 20,
+        by_dataset=by_dataset,
     )
 
 

@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from penstock.backends.engines.sglang.server import SglangServer
@@ -55,10 +56,10 @@ def settings_for(
 
 @contextmanager
 def run_server(
-    environment: SglangEnvironment, model_folder: Path, log_folder: Path, options: dict[str, OptionValue] | None = None
+    environment: SglangEnvironment, model_folder: Path, log_folder: Path, *, owner: str = ""
 ) -> Generator[RunningServer]:
-    """Start a server and end it with all its processes."""
-    settings = settings_for(environment, model_folder, log_folder, options)
+    """Start a server, of an actor of this name, and end it with all its processes."""
+    settings = replace(settings_for(environment, model_folder, log_folder), owner=owner)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name="server-loop", daemon=True)
     thread.start()

@@ -5,36 +5,25 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 import torch
-from conformance_bench import (
-    MAX_RESPONSE,
-    NUM_SLOTS,
-    EngineBench,
-    greedy,
-    perturbed,
-    response_logprobs,
-    tokens_of,
-    weights_of,
-)
+from conformance_bench import NUM_SLOTS, EngineBench, greedy, response_logprobs, tokens_of, weights_of
+from served_engines import GREEDILY, TOLERANCE, check, largest_difference, prompt_of
 from tiny_models import VOCAB_SIZE
-from transformers import AutoModelForCausalLM
 
-from penstock.backends.engines.options import SamplingOptions
 from penstock.messages.arrays import floats_view
 from penstock.messages.local import GenerationAdvanced, GenerationEnded, WeightsSwapped
-from penstock.messages.samples import Cancelled, Completed, InfraError, Part, Truncated
+from penstock.messages.samples import Cancelled, InfraError, Part
 from penstock.messages.training import UpdateMode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable
 
-    from transformers import PreTrainedModel
+    from served_engines import Served
 
     Tensors = dict[str, torch.Tensor]
 
@@ -42,72 +31,6 @@ if TYPE_CHECKING:
     from penstock.messages.samples import SampleKey
 
 pytestmark = pytest.mark.sglang
-
-TOLERANCE = 2e-5
-SAMPLING = SamplingOptions(temperature=0.7, top_p=0.95, top_k=100, min_p=0.001, max_response_tokens=MAX_RESPONSE)
-ENGINES = [("torch", "qwen3"), ("sglang", "qwen3"), ("torch", "qwen3_moe"), ("sglang", "qwen3_moe")]
-
-
-def prompt_of(seed: int, num_tokens: int = 24) -> list[int]:
-    """Ordinary tokens, the same for the same seed."""
-    rng = random.Random(seed)
-    return [rng.randrange(10, VOCAB_SIZE) for _ in range(num_tokens)]
-
-
-def load(folder: Path) -> PreTrainedModel:
-    """In float32; ``from_pretrained`` leaves it in evaluation mode."""
-    return cast("PreTrainedModel", AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
-
-
-class Served:
-    """An engine, and the model that it serves."""
-
-    def __init__(self, bench: EngineBench, model: PreTrainedModel) -> None:
-        self.bench = bench
-        self.model = model
-        self._first = model
-        self._num_updates = 0
-
-    def next_model(self) -> PreTrainedModel:
-        """Other weights than any before."""
-        self._num_updates += 1
-        return perturbed(self._first, self._num_updates)  # not of the last: logits would grow, and rounding with them
-
-    def update(self, mode: UpdateMode) -> None:
-        """Other weights, while nothing runs."""
-        self.model = self.next_model()
-        self.bench.serve(self.model, mode)
-
-
-@pytest.fixture(scope="module", params=ENGINES, ids=lambda param: "-".join(param))
-def served(
-    request: pytest.FixtureRequest, tiny_model: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
-) -> Generator[Served]:
-    kind, architecture = request.param
-    folder = tiny_model(architecture)
-    bench = EngineBench(kind, folder, tmp_path_factory.mktemp(f"{kind}-{architecture}"), sampling=SAMPLING)
-    try:
-        model = load(folder)
-        bench.serve(model)
-        yield Served(bench, model)
-    finally:
-        bench.close()
-
-
-def largest_difference(
-    model: PreTrainedModel, prompt: list[int], part: Part, begin: int = 0, end: int | None = None
-) -> float:
-    """To transformers' log-probs of these tokens at the temperature that they were drawn with."""
-    expected = response_logprobs(model, prompt, tokens_of(part), SAMPLING.temperature)
-    found = floats_view(part.logprobs).tolist()
-    return max(abs(a - b) for a, b in zip(found[begin:end], expected[begin:end], strict=True))
-
-
-def check(model: PreTrainedModel, prompt: list[int], ended: GenerationEnded, version: int) -> None:
-    """A whole response of one version."""
-    assert isinstance(ended.outcome, Completed | Truncated), ended.outcome
-    assert [span.version for span in ended.part.spans] == [version]
-    assert largest_difference(model, prompt, ended.part) < TOLERANCE
 
 
 def long_running(bench: EngineBench, prompts: list[list[int]]) -> list[SampleKey]:
@@ -130,26 +53,15 @@ def long_running(bench: EngineBench, prompts: list[list[int]]) -> list[SampleKey
 # --- log-probs ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kind", "architecture"), ENGINES)
-def test_greedy_tokens_are_those_of_transformers(
-    kind: str, architecture: str, tiny_model: Callable[..., Path], tmp_path: Path
-) -> None:
-    folder = tiny_model(architecture)
-    sampling = SamplingOptions(temperature=0.0, max_response_tokens=64)
-    bench = EngineBench(kind, folder, tmp_path, sampling=sampling)
-    try:
-        model = load(folder)
-        bench.serve(model)
-        prompts = [prompt_of(seed, num_tokens=3 + 5 * seed) for seed in range(NUM_SLOTS)]
-        keys = [bench.generate(prompt) for prompt in prompts]
-        for prompt, ended in zip(prompts, bench.ends(*keys), strict=True):
-            tokens = tokens_of(ended.part)
-            assert tokens == greedy(model, prompt, len(tokens))
-            expected = response_logprobs(model, prompt, tokens)  # of temperature 1
-            found = floats_view(ended.part.logprobs).tolist()
-            assert max(abs(a - b) for a, b in zip(found, expected, strict=True)) < TOLERANCE
-    finally:
-        bench.close()
+def test_greedy_tokens_are_those_of_transformers(served: Served) -> None:
+    prompts = [prompt_of(seed, num_tokens=3 + 5 * seed) for seed in range(NUM_SLOTS)]
+    keys = [served.bench.generate(prompt, dataset=GREEDILY) for prompt in prompts]
+    for prompt, ended in zip(prompts, served.bench.ends(*keys), strict=True):
+        tokens = tokens_of(ended.part)
+        assert tokens == greedy(served.model, prompt, len(tokens))
+        expected = response_logprobs(served.model, prompt, tokens)  # of temperature 1
+        found = floats_view(ended.part.logprobs).tolist()
+        assert max(abs(a - b) for a, b in zip(found, expected, strict=True)) < TOLERANCE
 
 
 def test_logprobs_are_of_the_whole_vocabulary_at_the_temperature_of_sampling(served: Served) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -44,12 +43,14 @@ def router_package(pytestconfig: pytest.Config) -> Path:
 
 
 @pytest.fixture
-def start_router(router_package: Path, environment: SglangEnvironment, tmp_path: Path) -> Generator[Callable[..., str]]:
+def start_router(
+    router_package: Path, environment: SglangEnvironment, tmp_path: Path, unused_port: Callable[[], int]
+) -> Generator[Callable[..., str]]:
     """``start_router(worker_url, …, flags=FLAGS)``: the address of a router that has just been started."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(*workers: str, flags: tuple[str, ...] = FLAGS) -> str:
-        port, metrics_port = free_ports(2)
+        port, metrics_port = unused_port(), unused_port()
         with (tmp_path / f"router-{len(started)}.log").open("wb") as log:
             command = [str(environment.python), "-m", "sglang_router.launch_router", "--host", "127.0.0.1"]
             command += ["--port", str(port), "--prometheus-port", str(metrics_port), "--worker-urls", *workers]
@@ -62,14 +63,6 @@ def start_router(router_package: Path, environment: SglangEnvironment, tmp_path:
     for process in started:
         process.kill()
         process.wait()
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        bound = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in bound:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in bound]
 
 
 class Worker:

@@ -215,24 +215,11 @@ async def test_an_option_that_sglang_refuses_is_quoted(
         await handle.wait_ready()
 
 
-@in_loop
-async def test_a_killed_scheduler_is_noticed_before_the_server_notices(
-    environment: SglangEnvironment, tiny_model: Callable[..., Path], tmp_path: Path
-) -> None:
-    given = replace(settings_for(environment, tiny_model(), tmp_path), owner=secrets.token_hex(8))
-    handle = await SglangServer.launch(given)
-    await handle.wait_ready()
-    main, scheduler = (next(each for each in handle.processes if each.name == name) for name in ("main", "scheduler"))
-    os.kill(scheduler.pid, signal.SIGKILL)
-    async with asyncio.timeout(WAIT_S):
-        ended = await handle.ended
-    assert is_running(main.pid, main.start_ticks)  # it takes seconds to end by itself
-    assert ended.cause == f"the SGLang server died: its scheduler process ({scheduler.pid}) was killed by SIGKILL"
-    assert await handle.end() == []
-    assert not left_of(given.owner)
-
-
-@pytest.mark.parametrize("moment", ["default HuggingFace chat template", "ready"])
+# Once it is ready its processes end with their parent as well, so that what is asked here is asked at the first moment;
+# a whole run of tests/sglang/test_sglang_runs.py leaves no process either.
+@pytest.mark.parametrize(
+    "moment", ["default HuggingFace chat template", pytest.param("ready", marks=pytest.mark.slow)]
+)  # fmt: skip
 def test_a_killed_worker_leaves_no_process(
     environment: SglangEnvironment, tiny_model: Callable[..., Path], tmp_path: Path, moment: str
 ) -> None:

@@ -109,8 +109,10 @@ def versions_announced(folder: Path) -> set[int]:
 @pytest.mark.parametrize(
     ("policy", "max_staleness", "transport"),
     [
-        ("sync", 0, "disk"),
-        ("one_step_off", 1, "distributed"),
+        # A policy knows of no engine: tests/integration/test_runs.py has them all with embedded ones. Servers take
+        # weights over each transport in test_conformance.py and test_weights_push.py, where one dies amid a push.
+        pytest.param("sync", 0, "disk", marks=pytest.mark.slow),
+        pytest.param("one_step_off", 1, "distributed", marks=pytest.mark.slow),
         ("fully_async", 2, "shared_memory"),
     ],
 )
@@ -147,6 +149,9 @@ def test_a_run_survives_the_loss_of_its_servers_under_every_policy(
     assert not processes_of(run, "engine/0", "sglang") + processes_of(run, "engine/1", "sglang")
 
 
+# Both kinds keep one contract, in test_conformance.py, and the rest of a run does not ask of which kind an engine is;
+# where several are placed is in tests/integration/test_host_placement.py.
+@pytest.mark.slow
 @pytest.mark.timeout(580)
 def test_servers_and_an_embedded_engine_serve_one_run(environment: SglangEnvironment, tmp_path: Path) -> None:
     assert environment.is_cpu

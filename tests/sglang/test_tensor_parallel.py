@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -80,10 +79,10 @@ def test_two_processes_make_the_tokens_of_one(over_two: ServerSettings, server: 
     asyncio.run(run())
 
 
-def test_two_nodes_make_the_tokens_of_one_and_die_as_one(over_two: ServerSettings, server: RunningServer) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        meeting_place = f"127.0.0.1:{taken.getsockname()[1]}"
+def test_two_nodes_make_the_tokens_of_one_and_die_as_one(
+    over_two: ServerSettings, server: RunningServer, unused_port: Callable[[], int]
+) -> None:
+    meeting_place = f"127.0.0.1:{unused_port()}"
     nodes = [
         replace(
             over_two, num_nodes=2, node_rank=rank, dist_init_address=meeting_place,

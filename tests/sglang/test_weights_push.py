@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import signal
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
@@ -19,6 +20,7 @@ from penstock.backends.engines.sglang.bucket_push import PushError, ServerGroup,
 from penstock.backends.engines.sglang.bucket_source import open_source
 from penstock.backends.engines.sglang.control import PauseMode, SglangControl
 from penstock.backends.engines.sglang.http import Refused, SglangHttp
+from penstock.backends.processes import is_running, marked_processes
 from penstock.backends.weights.expectation import UnfitWeightsError, check_tensors, expect_model, read_table
 from penstock.backends.weights.preflight import TransportUnfitError
 from penstock.backends.weights.protocol import WeightFetchError
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from running_server import RunningServer
 
     from penstock.backends.engines.sglang.environment import SglangEnvironment
+    from penstock.backends.engines.sglang.server import ServerEnd
     from penstock.messages.weights import WeightManifest
 
 pytestmark = pytest.mark.sglang
@@ -286,11 +289,11 @@ def test_a_learner_that_dies_in_the_middle_leaves_the_server_alive(
     run(update())
 
 
-def test_a_server_that_is_killed_in_the_middle_stops_neither_exporter_nor_the_next_publish(
+def test_a_scheduler_that_is_killed_in_the_middle_is_noticed_at_once_and_stops_neither_exporter_nor_the_next_publish(
     environment: SglangEnvironment, tiny_model: Callable[..., Path], exporter: PushExporter, tmp_path: Path
 ) -> None:
     """With a mixture of experts, which servers fuse: updates of it from single experts' tensors are the same too."""
-    folder = tiny_model("qwen3_moe", seed=0)
+    folder, owner = tiny_model("qwen3_moe", seed=0), secrets.token_hex(8)
 
     async def update(server: RunningServer) -> None:
         expected = expect_model(folder)
@@ -304,7 +307,9 @@ def test_a_server_that_is_killed_in_the_middle_stops_neither_exporter_nor_the_ne
             group = ServerGroup(control, RANKS)
             source = await open_source(export(exporter, tiny_model("qwen3_moe", seed=1), 1))
             await group.push(source, expected, bucket_size_bytes=MANY_BUCKETS, flush=True, timeout_s=TIMEOUT_S)
-            scheduler = next(one for one in server.handle.processes if "scheduler" in one.name)
+            main, scheduler = (
+                next(each for each in server.handle.processes if each.name == name) for name in ("main", "scheduler")
+            )
             os.kill(scheduler.pid, signal.SIGSTOP)
             pushing = asyncio.create_task(
                 group.push(source, expected, bucket_size_bytes=MANY_BUCKETS, flush=True, timeout_s=TIMEOUT_S)
@@ -312,12 +317,25 @@ def test_a_server_that_is_killed_in_the_middle_stops_neither_exporter_nor_the_ne
             await asyncio.wait({pushing}, timeout=1.0)  # so long that it hangs in a call
             assert not pushing.done()
             os.kill(scheduler.pid, signal.SIGKILL)
+            ended = await end_of(server)
+            assert is_running(main.pid, main.start_ticks)  # it takes seconds to end by itself
             with pytest.raises(PushError, match="version 1 broke off"):
                 await pushing
             source.close()
+        assert ended.cause == f"the SGLang server died: its scheduler process ({scheduler.pid}) was killed by SIGKILL"
         newer = await open_source(export(exporter, folder, 2))
         assert newer.table
         newer.close()
 
-    with run_server(environment, folder, tmp_path) as server:
+    with run_server(environment, folder, tmp_path, owner=owner) as server:
         run(update(server))
+    assert not marked_processes([f"PENSTOCK_SERVER_OWNER={owner}".encode()])
+
+
+async def end_of(server: RunningServer) -> ServerEnd:
+    """How it ended, once that is known: on the event loop of its own that it has here."""
+
+    async def ending() -> ServerEnd:
+        return await asyncio.shield(server.handle.ended)
+
+    return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(ending(), server.handle.ended.get_loop()))

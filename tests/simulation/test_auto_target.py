@@ -11,7 +11,8 @@ from rich.console import Console
 
 from penstock.runtime.hosts.virtual.simulate import simulate_scenario
 from penstock.runtime.observability.summary import RunSummary, read_summary
-from penstock.runtime.scenario import load_scenario, resolve
+from penstock.runtime.scenario import load_scenario
+from penstock.runtime.scenario.resolve import resolve
 
 SCENARIO = Path(__file__).parents[2] / "scenarios" / "simulated_1024_engines.yaml"
 QUICK_ENGINES = (

@@ -327,7 +327,7 @@ def test_failures_come_in_the_share_that_was_asked_for_and_differ_between_attemp
     assert outcomes[0] != outcomes[1]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_every_request_ends_exactly_once_whatever_happens(data: st.DataObject) -> None:
     model = LatencyOptions(

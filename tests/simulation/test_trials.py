@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.actors.buffer.accounts import Accounts
@@ -34,8 +35,11 @@ if TYPE_CHECKING:
     from penstock.messages.samples import Group, SampleEnd
 
 POLICIES = ("sync", "one_step_off", "fully_async")
-TRIALS_PER_POLICY = 6800
-CHUNK = 100
+TRIALS_PER_POLICY = 400
+"""The rarest of the planted bugs of ``test_mutations.py`` is found by 0.6 % of all trials, so 1,200 of them miss it
+once in a thousand times. ``make nightly`` runs 100,000 with seeds that nobody has seen."""
+CHUNK = 50
+FAILED = Path(__file__).parent / "failed_trials.txt"
 
 
 @pytest.mark.parametrize("first_seed", range(0, TRIALS_PER_POLICY, CHUNK))
@@ -44,6 +48,16 @@ def test_random_trials_keep_every_rule(policy: str, first_seed: int) -> None:
     found = failures(policy, range(first_seed, first_seed + CHUNK))
     stories = "\n\n".join(f"{policy} {seed}:\n{story}" for seed, story in found[:3])
     assert not found, f"{len(found)} of {CHUNK} trials failed: {[seed for seed, _ in found]}\n{stories}"
+
+
+def failed_before() -> list[tuple[str, int]]:
+    lines = [line.split() for line in FAILED.read_text().splitlines() if line and not line.startswith("#")]
+    return [(policy, int(seed)) for policy, seed in lines]
+
+
+@pytest.mark.parametrize(("policy", "seed"), failed_before())
+def test_a_trial_that_failed_once_keeps_every_rule(policy: str, seed: int) -> None:
+    assert failures(policy, [seed]) == []
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -154,13 +168,7 @@ def test_run_that_stands_still_is_told_from_one_that_is_slow() -> None:
         run_trial(small())
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25)
 @given(st.integers(0, 2**31), st.sampled_from(POLICIES))
 def test_any_seed_at_all(seed: int, policy: str) -> None:
     run_trial(draw_trial(policy, seed), with_digest=False)
-
-
-def test_word_of_a_failure_that_is_lost_with_all_who_had_it_is_said_again() -> None:
-    """PromptSource, Scorer and Filter die one after the other; the engine alone remembers that the sample failed there,
-    and the group waits for that beside its replacement."""
-    run_trial(draw_trial("fully_async", 70778), with_digest=False)

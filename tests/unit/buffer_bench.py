@@ -54,6 +54,7 @@ class Bench:
         max_requeues: int = 1,
         max_rejected_batches: int = 20,
         publish_every: int = 1,
+        stop_after_failures: int = 0,
         on_stale: OnStale = OnStale.WAIT,
         policy: StalenessPolicy | None = None,
     ) -> None:
@@ -73,6 +74,7 @@ class Bench:
             publish_every=publish_every,
             max_requeues=max_requeues,
             max_rejected_batches=max_rejected_batches,
+            stop_after_failures=stop_after_failures,
         )
         chosen = policy or builtin_policy(
             "fully_async", max_staleness=eta, update_mode=UpdateMode.IN_FLIGHT, on_stale=on_stale

@@ -145,7 +145,7 @@ def test_the_auto_target_is_not_raised_while_a_late_group_holds_up_a_full_buffer
     latest_first=st.booleans(),
     moves=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 10**6)), max_size=100),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_random_walks_keep_the_bound_and_always_come_to_the_next_batch(
     eta: int, groups_per_batch: int, latest_first: bool, moves: list[tuple[int, int]]
 ) -> None:

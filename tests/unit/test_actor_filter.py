@@ -138,7 +138,7 @@ def test_the_first_word_on_a_sample_is_the_last() -> None:
 
 
 @given(order=st.permutations([(group_id, index) for group_id in range(4) for index in range(SIZE)]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_groups_are_told_apart_by_their_id_whatever_the_order(order: list[tuple[int, int]]) -> None:
     driver = filter_of()
     commands = driver.hear(*(scored(group_id, index) for group_id, index in order))
@@ -279,6 +279,11 @@ def test_equal_rewards_are_no_signal(reward: float) -> None:
     event = rejection(complete(filter_of(), reward, reward, reward))
     assert (event.cause, event.mean_reward) == ("zero_spread", reward)
     assert {(end.state, end.cause) for end in event.ended} == {(TerminalState.FILTERED, "zero_spread")}
+
+
+def test_rewards_that_differ_by_rounding_alone_are_equal() -> None:
+    assert rejection(complete(filter_of(), 0.3, 0.1 + 0.2, 0.3)).cause == "zero_spread"
+    assert indices(complete(filter_of(), 0.3, 0.3 + 1e-6, 0.3)) == [0, 1, 2]
 
 
 def test_equal_rewards_are_kept_where_the_scenario_says_so() -> None:

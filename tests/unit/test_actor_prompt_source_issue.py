@@ -36,7 +36,7 @@ def test_the_shuffle_is_a_permutation(size: int) -> None:
 
 
 @given(size=st.integers(1, 10**12), position=st.integers(0, 10**12), key=st.integers(0, 2**64 - 1))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_the_shuffle_stays_in_range_for_any_size(size: int, position: int, key: int) -> None:
     assert 0 <= permute(position % size, size, key) < size
 
@@ -190,7 +190,7 @@ def test_what_arrives_about_a_settled_group_changes_nothing() -> None:
     states=st.lists(st.sets(st.integers(0, 40), max_size=41), min_size=1, max_size=12),
     skips=st.lists(st.booleans(), min_size=12, max_size=12),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_whatever_settlements_are_missed_exactly_the_open_groups_stay(
     states: list[set[int]], skips: list[bool]
 ) -> None:

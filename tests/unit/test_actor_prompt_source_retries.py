@@ -15,6 +15,7 @@ from penstock.messages.flow import RefillAsked, SampleFailed, SampleIssued, Sett
 from penstock.messages.local import TimerFired
 from penstock.messages.membership import LeaseStage
 from penstock.messages.samples import SampleKey, evaluation_group_id
+from penstock.messages.training import NoticeGiven
 
 if TYPE_CHECKING:
     from penstock.messages.commands import AnyCommand
@@ -49,6 +50,14 @@ def test_the_failure_tells_how_many_attempts_there_were() -> None:
     bench.grant(1)
     event = drive.one_sent(bench.failed("engine/0", FIRST), SampleFailed, to="scorer")
     assert (event.attempt, event.reason) == (0, "out of memory (1 attempts)")
+
+
+def test_the_first_failure_of_a_kind_is_told_at_once_and_the_others_are_not() -> None:
+    bench = SourceBench(own_retries={0: 3}).started(num_engines=1)
+    bench.grant(1)
+    (notice,) = drive.sent(bench.failed("engine/0", FIRST), NoticeGiven, to="supervisor")
+    assert notice.text == "sample 0/0 on engine/0 failed: out of memory"
+    assert drive.sent(bench.failed("engine/0", FIRST, attempt=1), NoticeGiven) == []
 
 
 def test_a_replacement_has_the_budget_of_its_row() -> None:

@@ -6,6 +6,7 @@ import actor_driver as drive
 import msgspec
 import pytest
 
+from penstock.actors.first_failures import MAX_KINDS
 from penstock.actors.scorer.machine import SWEEP_TIMER, Scorer
 from penstock.actors.scorer.settings import ScorerSettings
 from penstock.messages.base import Metric
@@ -21,6 +22,7 @@ from penstock.messages.flow import (
 from penstock.messages.local import SampleJudged, Started, TimerFired
 from penstock.messages.membership import HeldLease, LeaseStage
 from penstock.messages.samples import PolicyError, Purpose, Reward, SampleKey
+from penstock.messages.training import NoticeGiven
 
 
 def scorer(num_retries: int = 1) -> drive.Driver[Scorer]:
@@ -82,13 +84,41 @@ def test_a_sample_that_comes_again_while_it_is_scored_is_not_scored_twice() -> N
 def test_a_reward_that_fails_is_tried_again_and_then_the_sample_fails(num_retries: int) -> None:
     driver = scorer(num_retries)
     driver.hear(generated(3, 1))
-    for _ in range(num_retries):
+    for attempt in range(num_retries):
         commands = driver.hear(judged(3, 1, None, reason="it raised"))
         assert drive.one(commands, Score).sample.key == SampleKey(3, 1)
-        assert drive.every(commands, Send) == []
+        assert [send.to for send in drive.every(commands, Send)] == ([] if attempt else ["supervisor"])
     failed = drive.one_sent(driver.hear(judged(3, 1, None, reason="it raised")), ScoringFailed, to="filter")
     assert (failed.key, failed.reason, failed.num_tokens, failed.group_size) == (SampleKey(3, 1), "it raised", 4, 8)
+    assert failed.sample == generated(3, 1).sample
     assert driver.machine.pending == {}
+
+
+def test_the_first_failure_of_each_kind_is_told_at_once_with_its_line() -> None:
+    driver = scorer(num_retries=0)
+    told: list[str] = []
+    reasons = ["ValueError: 1 (r.py:3)", "ValueError: 2 (r.py:3)", "KeyError: 'a' (r.py:9)"]
+    reasons += [f"E{n}Error: x (r.py:{n})" for n in range(9)]
+    for index, reason in enumerate(reasons):
+        commands = driver.hear(generated(3, index), judged(3, index, None, reason=reason))
+        told += [notice.text for notice in drive.sent(commands, NoticeGiven, to="supervisor")]
+    assert told[:2] == [
+        "the reward of sample 3/0 failed: ValueError: 1 (r.py:3)",
+        "the reward of sample 3/2 failed: KeyError: 'a' (r.py:9)",
+    ]
+    assert len(told) == MAX_KINDS
+
+
+@pytest.mark.parametrize("gives_one", [False, True])
+def test_while_every_call_fails_only_the_first_ones_are_tried_again(gives_one: bool) -> None:
+    driver = drive.Driver(Scorer(ScorerSettings(timeout_s=10.0, num_retries=1, fruitless_calls=4)))
+    if gives_one:
+        driver.hear(generated(2, 0), judged(2, 0, 1.0))
+    num_again = 0
+    for index in range(8):
+        driver.hear(generated(3, index))
+        num_again += len(drive.every(driver.hear(judged(3, index, None, reason="it took too long")), Score))
+    assert num_again == (8 if gives_one else 4)
 
 
 def test_an_error_never_becomes_a_reward() -> None:
@@ -138,7 +168,7 @@ def test_a_backend_that_answers_nothing_for_a_whole_period_has_lost_what_it_was_
     assert driver.hear(Started(epoch=0)) == [StartTimer(SWEEP_TIMER, 70.0)]
     driver.hear(generated(3, 1))
     assert sweep(driver) == []
-    assert [type(command) for command in sweep(driver)] == [Score]
+    assert [type(command) for command in sweep(driver)] == [Send, Score]
     assert sweep(driver) == []
     failed = drive.one_sent(driver.hear(TimerFired(key=SWEEP_TIMER)), ScoringFailed)
     assert failed.reason == "the reward backend did not answer"

@@ -146,6 +146,10 @@ def test_run_folders_of_one_second_do_not_collide(tmp_path: Path) -> None:
     assert len(folders) == 5
 
 
+def test_only_its_user_can_look_into_the_folder_of_a_run(tmp_path: Path) -> None:
+    assert make_run_folder(tmp_path / "runs", "x").stat().st_mode & 0o777 == 0o700
+
+
 def test_a_place_where_no_folder_can_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for parent in (tmp_path / "file", tmp_path / "file" / "below"):

@@ -33,7 +33,7 @@ def order(*sources: tuple[int, int], seed: int = 3, shuffle: bool = True) -> Pro
 
 
 @given(shares=SHARES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_stretch_of_prompts_has_the_share_of_each_source_to_within_two(shares: list[int]) -> None:
     pattern = mixture_pattern(shares) * 2
     counts = [[0] * (len(pattern) + 1) for _ in shares]
@@ -47,7 +47,7 @@ def test_any_stretch_of_prompts_has_the_share_of_each_source_to_within_two(share
 
 
 @given(shares=SHARES, data=st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_a_source_is_gone_through_in_epochs_of_its_own(shares: list[int], data: st.DataObject) -> None:
     sizes = [data.draw(st.integers(1, 12)) for _ in shares]
     mixed = order(*zip(sizes, shares, strict=True))
@@ -94,7 +94,7 @@ def test_weights_become_the_least_whole_shares(weights: tuple[float | None, ...]
 
 
 @given(weights=st.lists(st.floats(1e-6, 1e6), min_size=2, max_size=8))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_weights_that_are_no_small_fractions_are_rounded(weights: list[float]) -> None:
     shares = shares_of(weights)
     assert min(shares) >= 1
@@ -169,7 +169,7 @@ def test_prompts_that_come_again_are_told_with_their_places(tmp_path: Path, toke
 
 
 @given(values=st.lists(st.integers(0, 9), max_size=40), pass_rows=st.integers(1, 50))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_duplicates_are_the_same_however_many_are_looked_at_together(values: list[int], pass_rows: int) -> None:
     import numpy as np
 

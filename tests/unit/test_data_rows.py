@@ -16,9 +16,12 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 
 from penstock.backends.data.backend import DatasetBackend
 from penstock.backends.data.dataset import BATCH_ROWS, load_dataset
+from penstock.backends.data.generated import lines_rows
 from penstock.backends.data.lines import lines_row
 from penstock.backends.data.options import DataOptions
 from penstock.backends.data.problems import DataError
+from penstock.backends.data.row import RawRow
+from penstock.backends.data.sources import parse_source, read_rows
 from penstock.messages.arrays import tokens_view
 from penstock.messages.commands import FetchPrompts, PromptRequest
 from penstock.messages.local import PromptsFetched
@@ -284,17 +287,42 @@ def test_lines_are_the_rows_of_the_task_for_the_runs_seed(tokenizer_folder: Path
         assert len(tokens_view(prompt.tokens)) == len(prompt.text) + 1
 
 
+def test_of_generated_rows_the_columns_that_are_asked_for_are_made() -> None:
+    source = parse_source("lines:3")
+    whole = list(lines_rows("lines:3", "3", 5))
+    for columns, optional, made in (
+        (["prompt"], [], {"prompt"}),
+        (["prompt", "response"], ["chosen", "loss"], {"prompt", "response", "chosen"}),
+        (["prompt", "question"], [], {"prompt", "label", "response", "chosen", "rejected"}),
+    ):
+        rows = [row for row in read_rows(source, columns, seed=5, optional=optional) if isinstance(row, RawRow)]
+        assert [set(row.columns) for row in rows] == [made] * 3
+        assert [{name: each.columns[name] for name in made} for each in whole] == [row.columns for row in rows]
+
+
 @pytest.mark.parametrize(
     ("path", "message"),
     [
         ("lines:many", "expected a number of rows, as in lines:256, got 'many'"),
         ("lines:0", "got '0'"),
         ("reasoning_gym:chain_sum", "expected a number of rows"),
+    ],
+)
+def test_generated_sources_that_cannot_be_made_are_refused(tokenizer_folder: Path, path: str, message: str) -> None:
+    assert message in refusal(path, tokenizer_folder)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
         ("reasoning_gym:chain_summ:3", "reasoning-gym has no task 'chain_summ'; near it: chain_sum"),
         ("reasoning_gym:composite:3", "cannot make composite without further options"),
     ],
 )
-def test_generated_sources_that_cannot_be_made_are_refused(tokenizer_folder: Path, path: str, message: str) -> None:
+def test_tasks_of_reasoning_gym_that_cannot_be_made_are_refused(
+    tokenizer_folder: Path, path: str, message: str
+) -> None:
+    pytest.importorskip("reasoning_gym")
     assert message in refusal(path, tokenizer_folder)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from typing import TYPE_CHECKING
 
 import pytest
@@ -207,6 +208,24 @@ def test_data_of_a_settled_group_is_late() -> None:
     delivery.accepts(settled(1, 1), "buffer", 0, 1)
     assert not delivery.accepts(generated(0), "engine/0", 0, 1)
     assert delivery.num_late == 1
+
+
+def test_what_was_heard_of_settled_groups_is_forgotten() -> None:
+    delivery, num_groups = Delivery(resend_after_s=RESEND_S), 2000
+
+    def hear_and_settle(group_id: int) -> None:
+        assert delivery.accepts(generated(group_id), "engine/0", 0, group_id)
+        delivery.settle(SettledState(group_id + 1, group_id + 1, ()))
+
+    hear_and_settle(0)
+    tracemalloc.start()
+    try:
+        for group_id in range(1, num_groups):
+            hear_and_settle(group_id)
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept_bytes < 50 * num_groups  # one table for each of them would be more than four times that
 
 
 def test_every_end_of_a_generation_reaches_prompt_source_which_compares_attempts_itself() -> None:

@@ -40,6 +40,15 @@ def test_every_shipped_scenario_can_be_planned_here_and_the_plan_is_a_scenario_a
     assert "\n# this machine" in out.getvalue()
 
 
+def test_no_password_of_an_address_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PENSTOCK_ENVS", str(tmp_path))
+    judge = ("reward.function=judge", "reward.judge.url=https://me:secret@example.org/v1")
+    out = StringIO()
+    show_plan(load_scenario(SCENARIOS / "local_model.yaml", judge), Console(file=out))
+    assert "secret" not in out.getvalue()
+    assert "url: https://***@example.org/v1" in out.getvalue()
+
+
 def test_what_is_missing_is_said_and_what_hangs_on_it_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from penstock.runtime.hosts.ray.boot import log_name
 from penstock.runtime.hosts.ray.control import Address, ProcessBeat, ProcessStarted
 from penstock.runtime.hosts.ray.directory import Directory
 from penstock.runtime.hosts.ray.incarnations import (
+    GONE_GRACE_S,
     IMPORT_SILENCE_S,
     LINE_GRACE_S,
     START_TIMEOUT_S,
@@ -127,9 +128,14 @@ def test_a_process_that_never_announces_itself_is_given_up() -> None:
 
 
 @pytest.mark.parametrize("facts", [None, ProcessFacts("Z", 1, TICKS), ProcessFacts("S", 1, TICKS + 1)])
-def test_a_process_that_is_gone_or_another_one_is_given_up_at_once(facts: ProcessFacts | None) -> None:
-    assert Watched().cause(0.1, facts) == "its process was killed"
-    assert Watched(is_local=False).cause(0.1, facts) == ""  # nobody can know
+def test_a_process_that_is_gone_is_given_up_once_who_started_it_had_time_to_tell_how_it_ended(
+    facts: ProcessFacts | None,
+) -> None:
+    watched, blind = Watched(), Watched(is_local=False)
+    assert watched.cause(0.1, facts) == blind.cause(0.1, facts) == ""
+    assert watched.cause(0.1 + GONE_GRACE_S - 0.1, facts) == ""
+    assert watched.cause(0.1 + GONE_GRACE_S, facts) == "its process was killed"
+    assert blind.cause(0.1 + GONE_GRACE_S, facts) == ""  # nobody can know
 
 
 def test_a_process_that_is_stopped_for_longer_than_a_moment_is_given_up() -> None:

@@ -218,6 +218,23 @@ def test_the_rule_for_handlers_sees_a_violation() -> None:
     assert all(hands_on(handler) for handler in handed_on)
 
 
+SERVER_WORDS = re.compile(
+    r"\bweb\.(?:Application|AppRunner|TCPSite|run_app)\(|\bwsgiref\b|\bhttp\.server\b|\bmake_wsgi_app\b|\buvicorn\.run\("
+)
+SERVERS = {"backends/http_server.py"}
+"""Where the bounds of every HTTP server are."""
+
+
+def test_every_http_server_has_the_same_bounds() -> None:
+    found = {
+        str(path.relative_to(HOUSE))
+        for package in ("actors", "backends", "messages", "runtime")
+        for path in (HOUSE / package).rglob("*.py")
+        if SERVER_WORDS.search(path.read_text())
+    }
+    assert found == SERVERS
+
+
 @pytest.mark.parametrize("name", sorted(GENERATED))
 def test_generated_pages_are_up_to_date(name: str) -> None:
     there = (HOUSE / "docs" / name).read_text(encoding="utf-8")

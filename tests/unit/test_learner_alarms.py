@@ -19,8 +19,10 @@ def alarms(dtype: str = "float32", **objective: str) -> Alarms:
     [
         ("float32", 1, 0.9e-4, False),
         ("float32", 1, 1.1e-4, True),
-        ("float32", 2, 0.09, False),
-        ("float32", 2, 0.11, True),
+        ("float32", 2, 0.9e-3, False),
+        ("float32", 2, 1.1e-3, True),
+        ("bfloat16", 2, 0.09, False),
+        ("bfloat16", 2, 0.11, True),
         ("bfloat16", 1, 0.09, False),
         ("bfloat16", 1, 0.11, True),
     ],
@@ -39,6 +41,17 @@ def test_tokens_of_older_weights_say_nothing() -> None:
     figures = {"train/train_rollout_logprob_abs_diff": 3.0}
     assert alarms().hear(figures, version=1) == ()
     assert "train/mismatch_alarm" not in figures
+
+
+def test_a_batch_that_a_few_tokens_decide_names_what_to_lower() -> None:
+    found = alarms()
+    assert found.hear({"train/ess_ratio": 0.9}, version=3) == ()
+    (text,) = found.hear({"train/ess_ratio": 0.31}, version=4)
+    assert "step 4: the batch is worth 31% of its tokens" in text
+    assert "learner.learning_rate (1e-06)" in text
+    assert "learner.objective.clip_high (0.28)" in text
+    assert found.hear({"train/ess_ratio": 0.2}, version=5) == ()
+    assert found.hear({}, version=6) == ()
 
 
 def test_the_same_is_said_once_until_it_has_been_well() -> None:

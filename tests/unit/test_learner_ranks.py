@@ -14,7 +14,8 @@ from penstock.runtime.cli.dry_run import placement_text
 from penstock.runtime.errors import PreflightError
 from penstock.runtime.hosts.ray.placement import Block, NodeGpus, place
 from penstock.runtime.plan import RunPlan
-from penstock.runtime.scenario import Scenario, broken_rule, resolve
+from penstock.runtime.scenario import Scenario, broken_rule
+from penstock.runtime.scenario.resolve import resolve
 
 if TYPE_CHECKING:
     from pathlib import Path

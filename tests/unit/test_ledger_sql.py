@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from penstock.backends.stores.archive import COLUMNS
 from penstock.backends.stores.sqlite import SqliteStore, open_read_only
-from penstock.backends.stores.tables import BALANCE, LEDGER_FILE, TABLES, tables_markdown
+from penstock.backends.stores.tables import LEDGER_FILE, TABLES, VIEWS, tables_markdown
 from penstock.messages.ledger import VersionRecorded
 from penstock.runtime.cli.app import app
 from penstock.runtime.cli.ledger import ask_ledger
@@ -127,7 +127,7 @@ def test_a_ledger_of_another_penstock_is_named(store: SqliteStore, tmp_path: Pat
 
 def test_every_table_and_column_is_listed_with_its_meaning(tmp_path: Path) -> None:
     text = " ".join(asked(tmp_path).split())
-    for table in (*TABLES, BALANCE):
+    for table in (*TABLES, *VIEWS):
         assert table.name in text
         assert all(f"{column.name} " in text for column in table.columns)
 
@@ -136,8 +136,8 @@ def test_every_table_and_column_is_listed_with_its_meaning(tmp_path: Path) -> No
 def test_what_is_documented_is_what_the_file_has(tmp_path: Path) -> None:
     database = open_read_only(tmp_path / LEDGER_FILE)
     names = {name for (name,) in database.execute("SELECT name FROM sqlite_schema WHERE type IN ('table', 'view')")}
-    assert names == {table.name for table in (*TABLES, BALANCE)}
-    for table in (*TABLES, BALANCE):
+    assert names == {table.name for table in (*TABLES, *VIEWS)}
+    for table in (*TABLES, *VIEWS):
         columns = [row[1] for row in database.execute(f"PRAGMA table_info({table.name})")]
         assert columns == [column.name for column in table.columns]
     database.close()

@@ -248,7 +248,7 @@ FORMS: tuple[dict[str, Any], ...] = (
 
 
 @given(lines=st.lists(LINES, max_size=6), form=st.sampled_from(range(len(FORMS))))
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 def test_whatever_a_file_holds_is_a_prompt_or_counted(
     tmp_path: Path, tokenizer_folder: Path, lines: list[bytes], form: int
 ) -> None:

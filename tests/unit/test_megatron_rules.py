@@ -15,9 +15,10 @@ from penstock.backends.learners.megatron.architecture import read_architecture
 from penstock.backends.learners.megatron.stages import StageError, layers_of_pieces, layers_of_stages
 from penstock.backends.models.make import SHAPES, make_model
 from penstock.runtime.errors import PreflightError, ScenarioError
-from penstock.runtime.scenario import Scenario, broken_rule, load_scenario, megatron_preflight, resolve
+from penstock.runtime.scenario import Scenario, broken_rule, load_scenario, megatron_preflight
 from penstock.runtime.scenario.architecture import MADE_CONFIGS, find_architecture
 from penstock.runtime.scenario.megatron_preflight import check_megatron
+from penstock.runtime.scenario.resolve import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Callable

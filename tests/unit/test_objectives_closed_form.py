@@ -57,6 +57,17 @@ def random(*shape: int, seed: int = 0, requires_grad: bool = False) -> Tensor:
 # --- advantages ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("size", [3, 6, 7])
+@pytest.mark.parametrize("reward", [0.1, 0.7, -1.3, 1e6 + 0.1])
+def test_equal_rewards_give_exactly_no_advantage(reward: float, size: int) -> None:
+    rewards = torch.tensor([reward] * size + [0.0, 1.0], dtype=torch.float64)
+    groups = torch.tensor([0] * size + [1, 1])
+    for normalize_std in (True, False):
+        assert not group_normalized_advantages(rewards, groups, normalize_std=normalize_std)[:size].any()
+    assert not leave_one_out_advantages(rewards, groups)[:size].any()
+    assert not whitened(rewards[:size]).any()
+
+
 def test_dr_grpo_is_the_reward_less_the_mean_of_its_group() -> None:
     rewards, groups = torch.tensor([3.0, 1.0, 5.0, 2.0]), torch.tensor([7, 7, 4, 4])
     advantages = group_normalized_advantages(rewards, groups, normalize_std=False)
@@ -162,6 +173,34 @@ def test_gspo_weighs_each_token_of_a_sequence_by_the_geometric_mean_of_the_ratio
         assert ratio[tokens].tolist() == pytest.approx([geometric] * len(tokens))
 
 
+def test_gspo_credits_each_token_with_its_own_advantage() -> None:
+    new, old = random(6, requires_grad=True), random(6, seed=1)
+    advantages = torch.tensor([1.0, -2.0, 0.0, 3.0, 0.5, 0.0], dtype=torch.float64)
+    at_level = policy_loss.sequence_logprobs(new, old, SEQUENCES)
+    result = policy_loss.clipped_policy_loss(at_level, old, advantages, clip_low=1.0, clip_high=99.0)
+    (gradient,) = torch.autograd.grad(result.loss.sum(), new)
+    torch.testing.assert_close(gradient, -advantages * (at_level - old).exp().detach())
+
+
+def test_dppo_bounds_the_weight_of_a_rare_token_that_became_likelier() -> None:
+    old = torch.tensor([-12.0, -12.0, -1.0], dtype=torch.float64)
+    new = torch.tensor([-2.0, -9.5, -0.9], dtype=torch.float64, requires_grad=True)
+    result = policy_loss.divergence_masked_loss(
+        new,
+        old,
+        torch.tensor([-1.0, 1.0, 1.0], dtype=torch.float64),
+        divergence=policy_loss.binary_total_variation(new.detach(), old),
+        threshold_low=0.2,
+        threshold_high=0.2,
+        max_ratio=20.0,
+    )
+    ratio = [20.0, math.exp(2.5), math.exp(0.1)]  # e^10 = 22,026 without the bound
+    assert result.loss.tolist() == pytest.approx([ratio[0], -ratio[1], -ratio[2]])
+    assert result.clipped.tolist() == [1.0, 0.0, 0.0]
+    (gradient,) = torch.autograd.grad(result.loss.sum(), new)
+    assert gradient.tolist() == pytest.approx([ratio[0], -ratio[1], -ratio[2]])
+
+
 def test_cispo_gives_every_token_a_gradient_of_its_bounded_ratio() -> None:
     new = torch.tensor([0.0, 2.0, -3.0], dtype=torch.float64, requires_grad=True)
     advantages = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
@@ -250,6 +289,15 @@ def test_mis_rejects_at_a_level_of_its_own_and_vetoes_whole_sequences() -> None:
     assert weights(reject_level="sequence", reject_upper=2.2, reject_lower=0.1) == [0, 1, 0, 1, 0, 0]
     assert weights(reject_level="token", reject_upper=9.0, reject_lower=0.75) == [0, 1, 0, 0, 0, 1]
     assert weights(veto=0.75) == [0, 1, 0, 1, 0, 1]
+
+
+def test_mis_weights_of_sequences_are_normalized_over_sequences() -> None:
+    sequences = Segments(torch.tensor([0, *[1] * 9]), 3)  # and one without tokens
+    difference = torch.tensor([math.log(2.0), *[math.log(0.5) / 9] * 9], dtype=torch.float64)
+    result = correction.masked_importance_weights(
+        difference, torch.zeros(10), sequences, level="sequence", mode="truncate", upper=9.0, normalize=True
+    )
+    assert result.weight.tolist() == pytest.approx([1.6, *[0.4] * 9])
 
 
 def test_mis_weights_can_be_normalized_to_mean_1() -> None:
@@ -375,9 +423,13 @@ LOSSES: dict[str, Callable[[Tensor], Tensor]] = {
     "dual clip": lambda lp: (
         policy_loss.clipped_policy_loss(lp, BASE, ADVANTAGES, clip_low=0.2, clip_high=0.3, dual_clip=1.5).loss
     ),
-    "gspo": lambda lp: (
+    "gspo": lambda lp: SEQUENCES.means(
         policy_loss.clipped_policy_loss(
-            policy_loss.sequence_logprobs(lp, BASE, SEQUENCES), BASE, ADVANTAGES, clip_low=0.5, clip_high=0.5
+            policy_loss.sequence_logprobs(lp, BASE, SEQUENCES),
+            BASE,
+            SEQUENCES.spread(SEQUENCES.means(ADVANTAGES)),
+            clip_low=0.5,
+            clip_high=0.5,
         ).loss
     ),
     "dppo": lambda lp: (
@@ -394,6 +446,15 @@ LOSSES: dict[str, Callable[[Tensor], Tensor]] = {
     "sft": supervised_loss,
     "dpo": lambda lp: dpo_loss(lp[:3], lp[3:], BASE[:3], BASE[3:], beta=0.7, label_smoothing=0.1).loss,
 }
+
+
+def test_k3_is_finite_however_far_the_policies_are() -> None:
+    far = torch.tensor([-300.0, 300.0, 0.0], requires_grad=True)
+    for estimator in ("k3", "low_var_kl"):
+        value = kl_estimate(estimator, far, torch.zeros(3))
+        assert bool(value.isfinite().all())
+        (gradient,) = torch.autograd.grad(value.sum(), far)
+        assert bool(gradient.isfinite().all())
 
 
 @pytest.mark.parametrize("name", LOSSES)

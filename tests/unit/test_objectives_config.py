@@ -14,7 +14,12 @@ from penstock.backends.learners.objectives.open import open_objective
 from penstock.backends.learners.objectives.presets import PRESETS, objective
 from penstock.backends.learners.objectives.protocol import ObjectiveTerms, PolicyTokens
 from penstock.backends.learners.objectives.segments import Segments
-from penstock.backends.learners.objectives.validity import needs_rollout_logprobs, objective_problem
+from penstock.backends.learners.objectives.token_advantages import RewardedSamples, token_estimates
+from penstock.backends.learners.objectives.validity import (
+    learns_from_equals,
+    needs_rollout_logprobs,
+    objective_problem,
+)
 from penstock.backends.learners.options import ObjectiveOptions
 from penstock.backends.user_code import UserCodeError
 from penstock.runtime.errors import PreflightError, ScenarioError
@@ -63,10 +68,13 @@ def test_the_gradient_of_a_preset_is_that_of_finite_differences(name: str) -> No
     draw = torch.Generator().manual_seed(3)
     columns = torch.randn(7, 6, generator=draw, dtype=torch.float64)
     samples = Segments(torch.tensor([0, 1, 1, 0, 2, 2]), 3)
+    advantages, weights = columns[4], columns[5]
+    if name == "gspo":  # an integral of its gradient where the tokens of a sample share these
+        advantages, weights = (samples.spread(samples.means(values)) for values in (advantages, weights))
 
     def loss(logprobs: torch.Tensor, entropy: torch.Tensor) -> torch.Tensor:
         tokens = PolicyTokens(
-            logprobs, entropy, columns[2] / 5, columns[3], columns[4], columns[5], columns[5], samples.index, samples
+            logprobs, entropy, columns[2] / 5, columns[3], advantages, weights, weights, samples.index, samples
         )
         return policy_objective(tokens, options).loss
 
@@ -97,7 +105,7 @@ def test_the_default_is_the_preset_that_its_name_says() -> None:
         ({"name": "dapo", "dual_clip": 1.2}, "dual_clip", "above 1 \\+ clip_high = 1.28"),
         ({"name": "dapo", "clip_low": 0.0, "clip_high": 0.0}, "clip_high", "no token that has moved"),
         ({"name": "dppo", "old_logprobs": "recompute"}, "policy_loss", "engine or interpolate"),
-        ({"name": "dapo", "old_logprobs": "recompute", "opsm_delta": 0.1}, "opsm_delta", "engine or interpolate"),
+        ({"name": "dapo", "max_ratio": 5.0}, "max_ratio", "bounds the ratio of DPPO"),
         ({"name": "dapo", "kl_coef": 0.1, "kl_in": "reward"}, "kl_in", "set kl_in: loss"),
         ({"name": "dapo", "kl_coef": 0.1, "kl_estimator": "k1"}, "kl_estimator", "expected gradient of 0"),
         ({"name": "dapo", "unbiased_kl": True}, "unbiased_kl", "kl_coef: 0"),
@@ -148,7 +156,7 @@ def test_what_makes_no_sense_is_refused_with_key_and_remedy(keys: dict[str, Any]
         open_objective(options)
 
 
-@pytest.mark.parametrize("keys", [{"name": "dppo"}, {"name": "dapo", "opsm_delta": 0.1}])
+@pytest.mark.parametrize("keys", [{"name": "dppo"}, {"name": "dppo", "policy_loss": "dppo_kl"}])
 def test_a_recomputed_policy_is_one_to_measure_from_with_several_steps_a_batch(keys: dict[str, Any]) -> None:
     options = objective(**keys, old_logprobs="recompute")
     assert objective_problem(options, num_steps=2) is None
@@ -167,6 +175,65 @@ def test_the_ratio_is_taken_to_the_policy_that_opened_the_batch() -> None:
         old = opening if place == "recompute" else torch.stack([opening[0], rollout[1], (opening[2] + rollout[2]) / 2])
         figures = policy_objective(tokens, options).figures
         assert float(figures["train/ppo_kl"]) == pytest.approx(float((WEIGHTS * (old - LOGPROBS)).sum()), abs=1e-6)
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_a_group_of_equal_rewards_is_turned_away_where_it_teaches_nothing(scenario_file: Path, name: str) -> None:
+    """Two groups: one of ones, one of zeros, each with what a teacher thinks."""
+    options = objective(name)
+    rewarded = RewardedSamples(
+        rewards=torch.tensor([1.0, 1.0, 0.0, 0.0], dtype=torch.float64),
+        group_ids=torch.tensor([0, 0, 1, 1]),
+        samples=Segments(torch.tensor([0, 0, 1, 2, 3]), 4),
+        positions=torch.tensor([0, 1, 0, 0, 0]),
+    )
+    values = torch.full((5,), 0.3) if options.estimator == "gae" else None
+    taught = torch.tensor([0.1, -0.2, 0.3, 0.1, 0.4]) if options.opd_kl_coef else None
+    found = token_estimates(rewarded, options, values=values, reverse_kl=taught)
+    if name not in ("sft", "dpo"):  # which read no advantages
+        assert learns_from_equals(options) == bool(found.advantages.any())
+    scenario_file.write_text(MINIMAL)
+    text = f"learner.objective={name}"
+    teacher = ("teacher={model: {make: xs, warm_start: {path: lines:10}}}",) if options.opd_kl_coef else ()
+    if name != "sft":
+        scenario = load_scenario(scenario_file, (text, *teacher))
+        assert scenario.filter.drop_zero_spread is not learns_from_equals(options)
+        assert (
+            load_scenario(scenario_file, (text, *teacher, "filter.drop_zero_spread=false")).filter.drop_zero_spread
+            is False
+        )
+
+
+def test_what_may_learn_from_equal_rewards_keeps_them_by_default() -> None:
+    assert learns_from_equals(objective("grpo", opd_kl_coef=0.1))
+    assert learns_from_equals(objective("grpo", advantage_function="mine.py:advantages"))
+    assert learns_from_equals(objective("grpo", postprocess_function="mine.py:rewards"))
+
+
+@pytest.mark.parametrize(
+    ("objective_text", "is_refused"),
+    [
+        ("{name: grpo, policy_loss: likelihood, correction: none}", True),
+        ("{name: grpo, old_logprobs: recompute, correction: none}", True),
+        ("{name: grpo, old_logprobs: recompute, tis_clip: null}", True),
+        ("{name: grpo, old_logprobs: recompute, correction: none, allow_unbounded: true}", False),
+        ("{name: grpo, old_logprobs: recompute}", False),
+        ("{name: grpo, old_logprobs: recompute, correction: none, opsm_delta: 0.1}", False),
+        ("grpo", False),
+        ("rejection_sampling", False),
+    ],
+)
+def test_old_tokens_without_any_bound_are_refused_unless_asked_for(
+    scenario_file: Path, objective_text: str, *, is_refused: bool
+) -> None:
+    text = f"learner: {{objective: {objective_text}}}\n"
+    loaded(scenario_file, text + "staleness: {policy: sync}\n")
+    late = text + "staleness: {policy: fully_async}\n"
+    if is_refused:
+        with pytest.raises(ScenarioError, match=r"allow_unbounded: tokens of up to \d+ policies ago"):
+            loaded(scenario_file, late)
+    else:
+        loaded(scenario_file, late)
 
 
 def test_only_objectives_that_couple_tokens_pay_for_a_second_pass() -> None:

@@ -52,7 +52,7 @@ def plain_returns(rewards: Sequence[float], discount: float) -> list[float]:
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     sizes=st.lists(st.integers(0, 70), min_size=1, max_size=6).filter(lambda sizes: sum(sizes) > 0),
     seed=st.integers(0, 1000),
@@ -73,7 +73,7 @@ def test_samples_end_to_end_have_the_advantages_of_each_alone(
     torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=1e-12)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(rows=st.integers(1, 4), width=st.integers(1, 70), seed=st.integers(0, 1000), discount=Factor, trace=Factor)
 def test_tables_with_a_mask_have_the_plain_recurrences(
     rows: int, width: int, seed: int, discount: float, trace: float
@@ -89,7 +89,7 @@ def test_tables_with_a_mask_have_the_plain_recurrences(
         assert returns[row].tolist() == pytest.approx(plain_returns(one, discount), rel=1e-12, abs=1e-12)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     places=st.lists(st.sets(st.integers(0, 40), min_size=1), min_size=1, max_size=5),
     seed=st.integers(0, 1000),
@@ -116,10 +116,11 @@ def test_tokens_in_any_order_get_the_estimates_of_their_own_sample(
             row[place] = -0.1 * float(kl[token]) + (float(rewards[sample]) if place == max(found) else 0.0)
             row_values[place], mask[place] = float(values[token]), 1.0
         expected_gae = plain_gae(row, row_values, mask, discount, 0.9)
-        expected_returns = plain_returns(row, discount)
-        for place, token in number.items():
+        # What the model did not write takes no time, neither here nor there.
+        expected_returns = plain_returns([row[place] for place in number], discount)
+        for (place, token), expected in zip(number.items(), expected_returns, strict=True):
             assert float(estimated[token]) == pytest.approx(expected_gae[place], rel=1e-6, abs=1e-6)
-            assert float(discounted[token]) == pytest.approx(expected_returns[place], rel=1e-6, abs=1e-6)
+            assert float(discounted[token]) == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
 def test_a_long_response_loses_no_digits() -> None:

@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
+import itertools
 import os
 import pty
 import re
 import select
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from penstock.messages.base import Metric
-from penstock.messages.training import Activity, ActivitySpan, ActorReported, Balance, CauseCount, StepReported
+from penstock.messages.reasons import ReasonCount
+from penstock.messages.training import (
+    Activity,
+    ActivitySpan,
+    ActorReported,
+    Balance,
+    CauseCount,
+    FailuresCounted,
+    StepReported,
+)
 from penstock.runtime.observability.live import LiveView
 from penstock.runtime.observability.live_state import LiveState
 from penstock.runtime.observability.live_view import draw
 from penstock.runtime.observability.summary import ActorRestarts, MachineFacts, RunSummary, TokenWaste
+from penstock.runtime.observability.summary_view import show_summary
+from penstock.runtime.observability.terminal import DetachedConsole
 from penstock.runtime.observability.texts import (
     clock_text,
     duration_text,
@@ -169,9 +185,103 @@ def test_the_warm_start_shows_from_the_learner_alone() -> None:
         "warm start 0 %",
         "warm start 40 %",
         "✓ warm start (20 s)",
-        "generating the first batch",
+        "generating the first batch: 0 requests running, 0 tokens so far",
         "✓ generating the first batch (5.0 s)",
     ]
+
+
+def figures_of(name: str, activity: Activity | None = None, **figures: float) -> ActorReported:
+    metrics = tuple(Metric(key.replace("__", "/"), value) for key, value in figures.items())
+    spans = () if activity is None else (ActivitySpan(activity, 0.0, 1.0),)
+    return ActorReported(name=name, epoch=1, state="busy", activities=spans, metrics=metrics)
+
+
+def test_before_the_first_step_the_phase_says_what_the_run_waits_for() -> None:
+    view, clock, output = plain()
+    with view:
+        view.follow()
+        for at_s in range(40):
+            clock.now_s = at_s
+            view.actor(figures_of("learner", Activity.WAITING_FOR_SAMPLES if at_s > 4 else Activity.STARTING))
+            view.actor(figures_of("engine/0", Activity.WORKING, engine__running=3 if at_s < 20 else 0))
+            hangs = max(0, at_s - 20)
+            view.actor(figures_of("scorer", reward__running=min(hangs, 12), reward__oldest_s=hangs, reward__answered=0))
+        view.failures(FailuresCounted(counts=(), num_samples=7))
+        clock.now_s = 60
+        view.actor(figures_of("scorer", reward__running=1, reward__oldest_s=4, reward__answered=7))
+    lines = [line.split(maxsplit=1)[1] for line in output.getvalue().splitlines()]
+    assert lines[:2] == ["loading the model", "✓ loading the model (5.0 s)"]
+    assert lines[2] == "generating the first batch: 3 requests running, 0 tokens so far"
+    waiting = [line for line in lines if line.startswith("waiting for the first rewards: ")]
+    assert waiting[0] == "waiting for the first rewards: 3 reward calls running, the oldest for 3 s"
+    assert len(waiting) >= 2
+    assert lines[-1] == (
+        "generating the first batch: 0 requests running, 0 tokens so far, 7 reward calls answered, "
+        "1 reward calls running, the oldest for 4 s; 7 samples failed"
+    )
+
+
+def test_without_a_terminal_no_ten_seconds_are_silent() -> None:
+    view, clock, output = plain()
+    with view:
+        view.phase("starting Ray")
+        for at_s in range(1, 61):
+            clock.now_s = at_s
+            view.tick()
+        view.step(step(1))
+        for at_s in range(61, 121):
+            clock.now_s = at_s
+            view.tick()
+    times = [line.split(maxsplit=1)[0] for line in output.getvalue().splitlines()]
+    at = sorted({60 * int(text.split(":")[0]) + int(text.split(":")[1]) for text in times})
+    assert max(later - earlier for earlier, later in itertools.pairwise((0, *at, 120))) <= 10
+    assert len(times) < 20
+    assert "starting Ray (for 30 s)" in output.getvalue()
+
+
+def test_what_others_say_moves_no_cursor() -> None:
+    view, _, output = plain()
+    with view:
+        view.note("scorer: \x1b[2Jboom\x07")
+    assert "\x1b[2J" not in output.getvalue()
+    assert "\\x1b[2Jboom\\x07" in output.getvalue()
+
+
+def test_the_summary_says_why_samples_failed_and_its_paths_can_be_copied() -> None:
+    reason = ReasonCount(
+        cause="scoring_failed", kind="ValueError (r.py:7)", example="ValueError: [x] \x1b[1m (r.py:7)", num_samples=40
+    )
+    output, long_path = io.StringIO(), f"/{'folder/' * 30}report.html"
+    told = msgspec.structs.replace(summary(), failures=(reason,), num_failures=42, report=long_path)
+    show_summary(told, Console(file=output, width=80))
+    text = output.getvalue()
+    assert "ValueError: [x] \\x1b[1m (r.py:7)" in text
+    assert re.search(r"2 +for other reasons", text)
+    assert any(long_path in line for line in text.splitlines())
+
+
+def test_the_picture_says_why_samples_fail() -> None:
+    reason = ReasonCount(cause="scoring_failed", kind="k", example="ValueError: boom (r.py:7)", num_samples=3)
+    state = LiveState("quickstart", 80, now_s=0.0)
+    state.figures.failures = FailuresCounted(counts=(reason,), num_samples=3)
+    console = Console(file=io.StringIO(), width=100)
+    console.print(draw(state, 1.0, 100, 30))
+    assert "3 samples failed, most often: ValueError: boom (r.py:7)" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_console_on_a_terminal_that_is_not_standard_output_knows_its_size() -> None:
+    """The driver's standard output goes to a log; a copy of the descriptor still leads to the terminal."""
+    ours, theirs = pty.openpty()
+    try:
+        with os.fdopen(os.dup(theirs), "w") as file:
+            console = DetachedConsole(file, environment={"TERM": "xterm"})
+            for columns, lines in ((203, 51), (132, 43)):
+                fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+                assert (console.width, console.height) == (columns, lines)
+            assert DetachedConsole(file, environment={"TERM": "xterm", "COLUMNS": "70"}).width == 70
+    finally:
+        os.close(ours)
+        os.close(theirs)
 
 
 def test_a_flood_of_notes_is_counted_and_not_printed() -> None:

@@ -10,15 +10,24 @@ from typing import TYPE_CHECKING
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from penstock.backends.http_server import is_loopback
 from penstock.messages.base import Metric
-from penstock.messages.training import Activity, ActivitySpan, ActorReported, Balance, CauseCount, StepReported
+from penstock.messages.reasons import ReasonCount
+from penstock.messages.training import (
+    Activity,
+    ActivitySpan,
+    ActorReported,
+    Balance,
+    CauseCount,
+    FailuresCounted,
+    StepReported,
+)
 from penstock.runtime.errors import UserError
-from penstock.runtime.observability.metrics import (
+from penstock.runtime.observability.metrics import MAX_REASONS, RunMetrics
+from penstock.runtime.observability.metrics_server import (
     TOKEN_FILE,
     MetricsPortError,
     PortInUseError,
-    RunMetrics,
-    is_loopback,
     serve_metrics,
     write_token,
 )
@@ -132,6 +141,21 @@ def test_losses_are_counted(metrics: RunMetrics, url: str) -> None:
     samples = scrape(url)
     assert samples["penstock_restarts_total{actor=engine/1}"] == 2
     assert samples["penstock_lost_tokens_estimate_total{}"] == 650
+
+
+def test_failures_are_counted_by_cause_and_kind_of_reason_and_their_kinds_are_bounded(
+    metrics: RunMetrics, url: str
+) -> None:
+    def count(kind: str, number: int) -> ReasonCount:
+        return ReasonCount(cause="scoring_failed", kind=kind, example="ValueError: 7", num_samples=number)
+
+    metrics.failures(FailuresCounted(counts=(count("ValueError (r.py:3)", 2),), num_samples=2))
+    metrics.failures(FailuresCounted(counts=(count("ValueError (r.py:3)", 5), count('"\n\x1b', 1)), num_samples=6))
+    for number in range(1000):
+        metrics.failures(FailuresCounted(counts=(count(f"E{number}", 1),), num_samples=1))
+    samples = scrape(url)
+    assert samples["penstock_samples_failed_total{cause=scoring_failed,reason=ValueError (r.py:3)}"] == 5
+    assert sum(name.startswith("penstock_samples_failed_total{") for name in samples) == MAX_REASONS
 
 
 def test_names_that_look_alike_or_odd_do_not_break_a_scrape(metrics: RunMetrics, url: str) -> None:

@@ -13,13 +13,19 @@ import msgspec
 import pytest
 
 from penstock import __version__
+from penstock.backends.stores import kept_samples
+from penstock.backends.stores.kept_samples import SampleKeeper
 from penstock.messages.base import Metric
+from penstock.messages.commands import KeepSamples
+from penstock.messages.reasons import ReasonCount
+from penstock.messages.samples import Completed, Group, Part, Prompt, Reward, Sample, SampleKey
 from penstock.messages.training import (
     Activity,
     ActivitySpan,
     ActorReported,
     Balance,
     CauseCount,
+    FailuresCounted,
     RunFinished,
     StepReported,
 )
@@ -178,6 +184,8 @@ def test_the_summary_is_what_was_reported(tmp_path: Path) -> None:
         "tokens_lost_estimate": 320,
         "costs": (),
         "restarts": (ActorRestarts(name="engine/0", count=1),),
+        "failures": (),
+        "num_failures": 0,
         "evaluations": (),
         "checkpoint": "runs/x/checkpoints/25",
         "report": str(tmp_path / "report.html"),
@@ -291,7 +299,43 @@ def test_tokens_of_samples_that_ended_count_although_their_engine_was_killed_bef
     recorder = RunRecorder(tmp_path, FACTS)
     recorder.step(step(3), 1.0)
     assert recorder.figures.tokens_generated == 3 * (160 + 30)
-    recorder.abandon()
+    summary = recorder.finish(finished(4), 2.0)  # samples have ended since the last report of a step
+    assert summary.tokens_generated == sum(count.num_tokens for count in summary.balance.ended) > 3 * (160 + 30)
+
+
+def test_why_samples_failed_is_in_summary_and_report_and_goes_on_when_a_run_is_resumed(tmp_path: Path) -> None:
+    reason = ReasonCount(cause="scoring_failed", kind="k", example="ValueError: <script> (r.py:7)", num_samples=3)
+    recorder = RunRecorder(tmp_path, FACTS)
+    recorder.failures(FailuresCounted(counts=(reason,), num_samples=4))
+    summary = recorder.finish(finished(0, completed=False), 1.0)
+    assert (summary.failures, summary.num_failures) == ((reason,), 4)
+    page = (tmp_path / "report.html").read_text()
+    assert "ValueError: &lt;script&gt; (r.py:7)" in page
+    assert "<script>" not in page
+    resumed = RunRecorder(tmp_path, FACTS, resumes=True)
+    assert resumed.finish(finished(0, completed=False), 1.0).failures == (reason,)
+
+
+def test_samples_are_in_the_report_as_text(tmp_path: Path) -> None:
+    class Words:
+        def __init__(self, _folder: Path) -> None: ...
+
+        def decode(self, _ids: list[int]) -> str:
+            return "</pre><script>alert(1)</script>"
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kept_samples, "TextTokenizer", Words)
+        keeper = SampleKeeper(tmp_path, tmp_path, 10)
+        sample = Sample(
+            key=SampleKey(3, 0), parts=(Part(),), outcome=Completed(reward=Reward(value=0.5)), engine="engine/0"
+        )
+        prompt = Prompt(row=0, epoch=0, tokens=b"", text="<b>2 + 2</b>")
+        keeper.keep(KeepSamples(Group(group_id=3, prompt=prompt, samples=(sample,))), pytest.fail)  # type: ignore[arg-type]
+        keeper.close(60.0)
+    page = render_report(tmp_path)
+    assert "&lt;b&gt;2 + 2&lt;/b&gt;" in page
+    assert "&lt;/pre&gt;&lt;script&gt;" in page
+    assert "<script>" not in page
 
 
 def test_the_machine_is_described() -> None:

@@ -63,11 +63,6 @@ def test_fully_async_prefers_the_earliest_deadline_then_issue_order() -> None:
     assert [g.group_id for g in ranked(policy, ready(5, 3, 4, 3))] == [1, 3, 2, 0]
 
 
-@pytest.mark.parametrize(("name", "eta"), [("sync", 0), ("one_step_off", 1), ("fully_async", 2)])
-def test_each_policy_has_the_staleness_of_its_name(name: str, eta: int) -> None:
-    assert BUILTIN[name].max_staleness == eta
-
-
 @pytest.mark.parametrize(("name", "eta"), [("sync", 1), ("one_step_off", 0), ("one_step_off", 2)])
 def test_a_policy_that_is_its_staleness_cannot_be_told_another(name: str, eta: int) -> None:
     with pytest.raises(ValueError, match=f"{name} has a max_staleness of .*, got {eta}"):

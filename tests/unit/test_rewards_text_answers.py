@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
@@ -11,6 +12,8 @@ from penstock.backends.rewards.functions import REWARD, NoRewardError, load_func
 from penstock.backends.rewards.math_answers import deepscaler_reward
 from penstock.backends.rewards.text_answers import dapo_reward, f1_reward, gpqa_reward, same_answer
 
+MAX_CPU_S = 30.0
+"""For a million characters; what grows with their square would take hours."""
 F1 = [
     ("Paris", "Paris", 1.0),
     ("the Paris.", "paris", 1.0),
@@ -197,6 +200,8 @@ def test_every_reward_of_the_hub_loads(name: str) -> None:
     ],
 )
 def test_long_responses_take_time_in_proportion(response: str) -> None:
+    began_s = time.process_time()  # the time of this process, whoever else is busy
     f1_reward(response, "x")
     gpqa_reward(response, "A", {})
     dapo_reward(response, "1")
+    assert time.process_time() - began_s < MAX_CPU_S

@@ -165,7 +165,7 @@ def test_a_chooser_that_is_told_everything_again_decides_the_same(restart_after:
     groups=st.integers(1, 6),
     fraction=st.sampled_from([0.1, 0.5, 1.0]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_group_gets_one_row_of_the_dataset(
     outcomes: list[tuple[int, float | None, bool]], groups: int, fraction: float
 ) -> None:

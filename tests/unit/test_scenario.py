@@ -13,8 +13,9 @@ from penstock.backends.engines.options import group_of, num_engines, num_slots, 
 from penstock.backends.protocol import Capability
 from penstock.messages.training import UpdateMode
 from penstock.runtime.errors import ScenarioError
-from penstock.runtime.scenario import Scenario, broken_rule, dump_scenario, load_scenario, resolve
+from penstock.runtime.scenario import Scenario, broken_rule, dump_scenario, load_scenario
 from penstock.runtime.scenario.capabilities import ENGINE_CAPABILITIES, lacking
+from penstock.runtime.scenario.resolve import resolve
 
 SHIPPED = sorted((Path(__file__).parents[2] / "scenarios").glob("*.yaml"))
 MINIMAL = """\
@@ -247,6 +248,22 @@ def test_a_policy_fills_in_what_the_block_leaves_open(
 def test_what_the_block_says_beats_the_policy_s_default(scenario_file: Path) -> None:
     resolved = load_scenario(scenario_file, ["staleness.max_staleness=8", "staleness.update_mode=interrupt"])
     assert (resolved.staleness.max_staleness, resolved.staleness.update_mode) == (8, UpdateMode.INTERRUPT)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "nats"),
+    [
+        ((), 3e-4),
+        (("model.dtype=bfloat16",), 0.05),
+        (("engines.backend=sglang",), 0.05),
+        (("engines.more=[{backend: sglang}]",), 0.05),
+        (("weights.canary_tolerance=0.01",), 0.01),
+    ],
+)
+def test_the_canary_is_held_to_what_the_type_of_number_allows(
+    scenario_file: Path, overrides: tuple[str, ...], nats: float
+) -> None:
+    assert load_scenario(scenario_file, overrides).weights.canary_tolerance == nats
 
 
 COLOCATED = ("engines.placement=colocate", "staleness.policy=sync")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,6 +27,7 @@ from penstock.runtime.scenario.preflight import (
 from penstock.runtime.scenario.rules import MADE_CONTEXT_TOKENS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -139,7 +141,7 @@ def test_bad_rows_pass_where_the_scenario_allows_to_skip_them(tmp_path: Path) ->
         ("absent.jsonl", "there is no file"),
         ("rows.csv", "cannot tell what kind of file this is"),
         ("lines:none", "lines:none"),
-        ("reasoning_gym:no_such_task:5", "no_such_task"),
+        ("reasoning_gym:no_such_task:5", "no_such_task" if find_spec("reasoning_gym") else "is not installed"),
     ],
 )
 def test_data_that_is_not_there_is_refused(tmp_path: Path, path: str, said: str) -> None:
@@ -150,6 +152,22 @@ def test_data_that_is_not_there_is_refused(tmp_path: Path, path: str, said: str)
     assert str(caught.value).startswith("data.path: ")
 
 
+@pytest.mark.parametrize("name", ["reasoning_gym", "boxed_reasoning_gym"])
+def test_a_reward_whose_extra_is_not_installed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The rows may come from a file, which has all that the reward needs but the checker."""
+    settings = scenario(tmp_path, f"reward.function={name}")
+
+    def find_nothing(module: str) -> None:
+        del module
+
+    monkeypatch.setattr("importlib.util.find_spec", find_nothing)
+    wanted = rf"^reward\.function: {name}: reasoning-gym is not installed; .*\[reasoning-gym\]"
+    with pytest.raises(PreflightError, match=wanted):
+        check_user_code(settings)
+
+
 def test_the_demonstrations_of_the_warm_start_need_a_response(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "label": "b"}\n')
     with pytest.raises(PreflightError, match=r"^learner\.warm_start\.path: .*rows\.jsonl:1: .*response"):
@@ -157,11 +175,11 @@ def test_the_demonstrations_of_the_warm_start_need_a_response(tmp_path: Path) ->
     check_data(scenario(tmp_path, "learner.warm_start.path=lines:5"))
 
 
-def test_a_port_that_somebody_listens_on_is_refused_and_a_free_one_is_not() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        with pytest.raises(PreflightError, match=f"observability.metrics_port: port {port} is in use; choose another"):
-            check_port("observability.metrics_port", port)
+def test_a_port_that_somebody_listens_on_is_refused_and_a_free_one_is_not(unused_port: Callable[[], int]) -> None:
+    port = unused_port()
+    refused = pytest.raises(PreflightError, match=f"observability.metrics_port: port {port} is in use; choose another")
+    with socket.create_server(("127.0.0.1", port)), refused:
+        check_port("observability.metrics_port", port)
     check_port("observability.metrics_port", port)
 
 

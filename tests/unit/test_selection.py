@@ -104,7 +104,7 @@ def test_a_short_batch_obeys_the_rule_too() -> None:
 
 
 @given(states)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_a_batch_is_returned_if_and_only_if_an_allowed_one_exists(state: State) -> None:
     places = state.groups_per_batch
     allowed = [batch for batch in combinations(range(len(state.ready)), places) if is_allowed(state, batch)]
@@ -116,7 +116,7 @@ def test_a_batch_is_returned_if_and_only_if_an_allowed_one_exists(state: State) 
 
 
 @given(states)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_the_first_allowed_batch_in_rank_order_is_taken(state: State) -> None:
     """Of all allowed batches the one that is first when batches are compared rank by rank."""
     places = state.groups_per_batch
@@ -126,7 +126,7 @@ def test_the_first_allowed_batch_in_rank_order_is_taken(state: State) -> None:
 
 
 @given(states)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_the_quick_check_agrees_with_the_search(state: State) -> None:
     forced = forced_counts(state.outstanding, version=state.version, groups_per_batch=state.groups_per_batch)
     possible = is_possible(forced, Counter(state.ready), num_places=state.groups_per_batch)
@@ -138,7 +138,7 @@ def test_the_quick_check_agrees_with_the_search(state: State) -> None:
     groups_per_batch=st.integers(1, 3),
     moves=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 10**6)), max_size=120),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_every_reachable_state_is_sound_and_every_group_is_trained_in_time(
     max_staleness: int, groups_per_batch: int, moves: list[tuple[int, int]]
 ) -> None:
@@ -166,7 +166,7 @@ def test_every_reachable_state_is_sound_and_every_group_is_trained_in_time(
 
 
 @given(states)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_what_is_left_without_the_surplus_is_sound_and_no_more_is_given_up_than_needed(state: State) -> None:
     version, places = state.version, state.groups_per_batch
     left = sorted(state.outstanding.elements())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sqlite3
@@ -37,6 +38,7 @@ from penstock.messages.ledger import (
     BatchesFixed,
     BatchLeased,
     CheckpointRecorded,
+    FailuresNoted,
     GroupClosed,
     GroupRecorded,
     GroupsGranted,
@@ -124,6 +126,7 @@ def every_kind() -> list[LedgerEntry]:
         RowsRecorded(rows=(GroupRow(0, 3, 0, 0),)),
         recorded(0),
         recorded(1),
+        FailuresNoted(ends=(failed(2, "ValueError: 7 (r.py:3)"),)),
         closed(2),
         leased(1, 0),
         trained(1, 0),
@@ -133,6 +136,11 @@ def every_kind() -> list[LedgerEntry]:
         EvaluationOpened(evaluation=evaluation()),
         evaluated(0),
     ]
+
+
+def failed(group_id: int, reason: str, index: int = 0) -> SampleEnd:
+    key = SampleKey(group_id, index)
+    return SampleEnd(key=key, state=TerminalState.FAILED, cause="scoring_failed", num_tokens=2, reason=reason)
 
 
 def evaluation() -> Evaluation:
@@ -334,6 +342,43 @@ def test_a_transaction_that_fails_leaves_nothing_and_the_store_goes_on(tmp_path:
     assert list(store.entries()) == [VersionRecorded(version=1)]
 
 
+def test_reasons_are_counted_by_kind_before_and_after_their_groups_end_and_no_sample_twice(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "ledger.sqlite")
+    store.claim(1)
+    early, late = failed(2, "ValueError: 7 (r.py:3)"), failed(2, "ValueError: 8 (r.py:3)", 1)
+    filtered = msgspec.structs.replace(
+        failed(3, "KeyError: 'a' (f.py:1)"), state=TerminalState.FILTERED, cause="filter"
+    )
+    store.commit([FailuresNoted(ends=(early,))])
+    store.commit([GroupClosed(group_id=2, ended=(early, late)), GroupClosed(group_id=3, ended=(filtered,))])
+    store.close()
+    with contextlib.closing(open_read_only(tmp_path / "ledger.sqlite")) as database:
+        assert database.execute("SELECT * FROM reason_counts").fetchall() == [
+            ("failed", "scoring_failed", "ValueError (r.py:3)", 2, "ValueError: 7 (r.py:3)"),
+            ("filtered", "filter", "KeyError (f.py:1)", 1, "KeyError: 'a' (f.py:1)"),
+        ]
+
+
+def test_a_ledger_of_the_form_before_reasons_is_read_as_it_is_and_upgraded_when_written_on(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    store = SqliteStore(path)
+    store.claim(1)
+    store.commit([VersionRecorded(version=1)])
+    store.close()
+    for statement in ("DROP VIEW reason_counts", "DROP TABLE reasons", "PRAGMA user_version = 3"):
+        damage(path, statement)
+    with contextlib.closing(SqliteReader(path)) as reader:
+        assert list(reader.entries()) == [VersionRecorded(version=1)]
+    store = SqliteStore(path)
+    store.claim(2)
+    store.commit([FailuresNoted(ends=(failed(2, "ValueError: 7 (r.py:3)"),))])
+    assert len(list(store.entries())) == 2
+    store.close()
+    with contextlib.closing(open_read_only(path)) as database:
+        assert database.execute("SELECT num_samples FROM reason_counts").fetchall() == [(1,)]
+        assert database.execute("PRAGMA user_version").fetchone() == (4,)
+
+
 def damage(path: Path, statement: str) -> None:
     database = sqlite3.connect(path, isolation_level=None)
     database.execute(statement)
@@ -344,7 +389,7 @@ def damage(path: Path, statement: str) -> None:
     ("statement", "message"),
     [
         ("UPDATE entries SET body = x'c1'", r"entry 1 \(VersionRecorded\) cannot be read"),
-        ("PRAGMA user_version = 99", "a newer penstock wrote this ledger: it has form 99, this one reads form 3"),
+        ("PRAGMA user_version = 99", "a newer penstock wrote this ledger: it has form 99, this one reads form 4"),
         ("PRAGMA user_version = 1", "an older penstock wrote this ledger: it has form 1"),
     ],
 )

@@ -1,0 +1,122 @@
+"""No text makes a checker of the hub slow: its work grows with the text's length, not with a power of it."""
+# pyright: reportMissingTypeStubs=false, reportUnknownVariableType=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import json
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+from msgspec.structs import replace
+from reasoning_gym.factory import DATASETS
+
+from penstock.backends.data.generated import reasoning_gym_rows
+from penstock.backends.rewards import ifbench_checkers, ifeval_checkers
+from penstock.backends.rewards.builtin import BOXED, built_in, score_in_process
+from penstock.backends.rewards.code_answers import program_of
+from penstock.backends.rewards.code_cases import same_output
+from penstock.backends.rewards.instruction_text import Given
+from penstock.backends.rewards.wire import RewardCall
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+UNITS = (
+    " ", "\n", "\t", "\r\n", "\u2003", " \n", "\n\n", "\n \n", "a", "a ", "A", "A. ", "a.", ".", ". ", "?!", "!", "…",
+    "*", "**", "* ", "***", "*** ", "***\n", "*\n", "-", "- ", "- a\n", "_", "#", "`", "```", "```\n", "``` ",
+    "<", "<<", ">", "<< ", "<i>", "<i>a", "</i>", "<em> ", "[", "]", "[a", "[ ", "(", "((", "{", "}", "{}",
+    '"', '" ', "'", "“", '."', "1", "1 ", "1.", "1,", "1,1", "1,111", ",", ", ", ";", "-1", "1e9", "a'", "a-", "é",
+    "answer", "answer ", "answer: ", "answer is ", "Answer: a\n", "option ",
+    "$", "\\", "\\boxed", "\\boxed{", "\\text{",
+    "\\frac", "\\frac{1}", "\\left", "=", "x=", "^", "%", "\\%", "P.S.", "P. ", "p.s. ", "mr. ", "e.g. ", "🙂", "🙂 ",
+    "🙂. ", "\u0301\u0327", "\ufdfa", "日本", "\x00", "<answer>", "</answer>", "</think>", "<think>",
+    "2024-01-01, ", "a,b\n", '"a"\t', "ß",
+)  # fmt: skip
+QUICK = ((400, 0.2), (3_000, 0.2), (20_000, 0.3))
+"""Lengths, and seconds of CPU time. The short texts come first, so that what is cubic ends here within seconds."""
+SLOW = (*QUICK, (100_000, 1.0))
+
+
+def texts(length: int) -> Iterator[str]:
+    for unit in UNITS:
+        run = (unit * length)[:length]
+        yield f"x{run}x"
+        if length < QUICK[-1][0]:
+            yield run
+            yield f"{run}\nx"
+            yield f"Answer: **{run}` x"
+
+
+def assert_quick(check: Callable[[str], object], bounds: Sequence[tuple[int, float]] = QUICK) -> None:
+    check("warm")  # models, tables and imports are read at the first use
+    for length, seconds in bounds:
+        for text in texts(length):
+            start_s = time.process_time()
+            check(text)
+            took_s = time.process_time() - start_s
+            if took_s > seconds:  # once more: the machine may have been elsewhere
+                start_s = time.process_time()
+                check(text)
+                took_s = min(took_s, time.process_time() - start_s)
+            assert took_s < seconds, f"{length} characters, as {text[:24]!r}: {took_s:.2f} s"
+
+
+ARGUMENTS: dict[str, object] = {
+    "keywords": ["red", "a"], "keyword": "a", "frequency": 2, "relation": "at least", "forbidden_words": ["z", "x"],
+    "letter": "a", "let_frequency": 3, "let_relation": "at least", "language": "de", "num_sentences": 3,
+    "num_paragraphs": 2, "nth_paragraph": 1, "first_word": "a", "num_words": 3, "num_placeholders": 2,
+    "postscript_marker": "P.P.S", "num_bullets": 2,
+    "num_highlights": 2, "section_spliter": "Section", "num_sections": 2,
+    "prompt_to_repeat": "say a", "end_phrase": "a", "capital_frequency": 2, "capital_relation": "less than",
+    "N": 3, "small_n": 2, "min_words": 1, "max_words": 9, "percentage": 40,
+    "reference_text": "a b c d", "options": "a/b",
+    "word": "a", "sep": "-", **{f"keyword{place}": "a" for place in range(1, 6)},
+}  # fmt: skip
+CHECKERS = {**ifeval_checkers.CHECKERS, **ifbench_checkers.CHECKERS}
+
+
+@pytest.mark.parametrize("name", sorted(CHECKERS))
+def test_every_checker_of_instructions_is_linear(name: str) -> None:
+    given = Given(name, ARGUMENTS)
+    assert_quick(lambda text: CHECKERS[name](text, given))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(CHECKERS))
+def test_every_checker_of_instructions_reads_a_hundred_thousand_characters_in_a_second(name: str) -> None:
+    given = Given(name, ARGUMENTS)
+    assert_quick(lambda text: CHECKERS[name](text, given), SLOW)
+
+
+@pytest.mark.parametrize("name", ["f1", "gpqa", "dapo", "boxed_f1", "boxed_gpqa"])
+def test_every_reward_for_texts_is_linear(name: str) -> None:
+    others: dict[str, object] = {"metadata": {}} if name.endswith("gpqa") else {}
+    assert_quick(lambda text: built_in(name)(response=text, label="A", **others), SLOW)
+
+
+@pytest.mark.parametrize("name", ["math", "deepscaler", "boxed_math"])
+@pytest.mark.parametrize("wrapped", ["{}", "</think>\\boxed{{{}}}"])
+def test_every_reward_for_mathematics_is_linear(name: str, wrapped: str) -> None:
+    others: dict[str, object] = {"truncated": False} if name == "math" else {}
+    assert_quick(lambda text: built_in(name)(response=wrapped.format(text), label="5", **others), SLOW)
+
+
+def test_every_other_parser_is_linear() -> None:
+    call = RewardCall(0, 1.0, "", "", "AaBb", b"", False, b"", b"", 0, 0, 0)
+    assert_quick(lambda text: score_in_process("lines", replace(call, response=text)))
+    assert_quick(program_of)
+    assert_quick(partial(same_output, wanted="1.5 a\n"))
+    assert set(BOXED) >= {"boxed_f1", "boxed_gpqa", "boxed_math"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(set(DATASETS) - {"composite"}))
+def test_every_checker_of_reasoning_gym_is_bounded(name: str) -> None:
+    (row, *_) = reasoning_gym_rows(f"reasoning_gym:{name}:1", f"{name}:1", seed=3)
+    reward = built_in("reasoning_gym")
+    metadata = json.loads(json.dumps(row.metadata))
+    assert_quick(lambda text: reward(response=f"<answer>{text}</answer>", metadata=metadata))
+    assert_quick(lambda text: reward(response=text[:16_000], metadata=metadata))

@@ -1,0 +1,87 @@
+"""Processes that run functions of the user see no secret that they were not given."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from penstock.backends.episodes.functions.process import PlayerProcess
+from penstock.backends.processes import environment_of
+from penstock.backends.rewards.options import FunctionOptions
+from penstock.backends.rewards.process import WorkerProcess
+from penstock.backends.rewards.service_options import JudgeOptions, RemoteOptions
+from penstock.backends.rewards.surroundings import Launched, Surroundings
+from penstock.backends.user_environment import pass_variables, user_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.backends.function_process import FunctionProcess
+
+import msgspec
+
+SECRETS = (
+    "RAY_AUTH_TOKEN", "OPENAI_API_KEY", "WANDB_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY",
+    "GITHUB_TOKEN", "HTTPS_PROXY", "PENSTOCK_SGLANG_ADMIN_KEY", "PENSTOCK_GANG_SECRET", "JUDGE_KEY", "SSH_AUTH_SOCK",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _secrets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in SECRETS:
+        monkeypatch.setenv(name, "secret")
+    monkeypatch.setenv("PENSTOCK_RUN_ID", "mine")
+    yield
+    pass_variables(())
+
+
+def seen_by(process: FunctionProcess) -> set[str]:
+    """Names of the variables that it began with. (What it is to load is nothing; it is asked before it says so.)"""
+    try:
+        names: set[str] = set()
+        deadline_s = time.monotonic() + 30
+        while time.monotonic() < deadline_s:  # between fork and exec it has ours still
+            names = {variable.partition(b"=")[0].decode() for variable in environment_of(process.pid) if variable}
+            if "PYTHONPATH" in names and "PYTEST_CURRENT_TEST" not in names:
+                return names
+        raise AssertionError(f"it was never there: {names}")
+    finally:
+        process.end()
+
+
+def reward_process(options: FunctionOptions | None = None) -> FunctionProcess:
+    launched = options and msgspec.json.encode(Launched(function=options, surroundings=Surroundings())).decode()
+    return WorkerProcess("reward", "f1" if options is None else options.function, launched or "", time.monotonic)
+
+
+def test_processes_of_rewards_and_episodes_have_no_secret_and_what_finds_them() -> None:
+    for process in (reward_process(), PlayerProcess(time.monotonic())):
+        names = seen_by(process)
+        assert not names & set(SECRETS)
+        assert {"PATH", "HOME", "PYTHONPATH", "OMP_NUM_THREADS", "PENSTOCK_RUN_ID"} <= names
+
+
+def test_they_have_what_the_scenario_names() -> None:
+    pass_variables(["OPENAI_API_KEY", "NOT_SET"])
+    for process in (reward_process(), PlayerProcess(time.monotonic())):
+        assert seen_by(process) & set(SECRETS) == {"OPENAI_API_KEY"}
+    pass_variables(())
+    assert "OPENAI_API_KEY" not in user_environment()
+
+
+def test_a_service_has_the_key_that_it_asks_with_and_no_other() -> None:
+    remote = FunctionOptions(function="remote", remote=RemoteOptions(url="http://x", auth_env="JUDGE_KEY"))
+    judge = FunctionOptions(function="judge", judge=JudgeOptions(url="http://x", auth_env="JUDGE_KEY"))
+    for options in (remote, judge):
+        assert seen_by(reward_process(options)) & set(SECRETS) == {"JUDGE_KEY"}
+
+
+def test_nothing_that_looks_like_a_secret_is_always_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ("TOKEN", "KEY", "SECRET", "PASSWORD", "CREDENTIAL", "AUTH")
+    owners = ("", "MY_", "WANDB_", "RAY_", "AWS_", "HF_", "PENSTOCK_")
+    names = {f"{owner}{word}" for owner in owners for word in words}
+    for name in names:
+        monkeypatch.setenv(name, "secret")
+    assert not names & set(user_environment())

@@ -1,0 +1,304 @@
+"""Small mistakes in the actors, in delivery and in the shell, one at a time, each of which the unit tests must find.
+
+``tests/simulation/test_mutations.py`` plants classes of bugs and looks whether whole trials find them; this is about
+single lines, and about the tests that stand closest to them. Nothing of ours is imported here: what is to be changed is
+changed while it is imported (``plant_mutant.py``), and the files stay as they are.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+BUFFER, DELIVERY, SHELL = "test_actor_buffer_*.py", "test_delivery.py", "test_shell.py"
+ENGINE, FILTER, LEARNER = "test_actor_engine_worker_*.py", "test_actor_filter*.py", "test_actor_learner.py"
+PUBLISHER, SCORER, SOURCE = "test_actor_weight_publisher.py", "test_actor_scorer*.py", "test_actor_prompt_source_*.py"
+
+
+class Mutant(NamedTuple):
+    """One mistake."""
+
+    mistake: str
+    path: str
+    before: str
+    """As it stands in the file, once."""
+    after: str
+    tests: str
+    """Files beside this one that have to find it."""
+
+    @property
+    def module(self) -> str:
+        """The name under which the file is imported."""
+        return "penstock." + self.path.removesuffix(".py").replace("/", ".")
+
+    def planted_in(self, source: str) -> str:
+        """The source with the mistake."""
+        assert source.count(self.before) == 1, f"{self.path} has {self.before!r} {source.count(self.before)} times"
+        return source.replace(self.before, self.after)
+
+
+MUTANTS = (
+    Mutant(
+        "a control event that is repeated is handed on again",
+        "runtime/delivery.py",
+        "self._heard.get(key, (-1, -1)) >= (epoch, message_id)",
+        "self._heard.get(key, (-1, -1)) > (epoch, message_id)",
+        DELIVERY,
+    ),
+    Mutant(
+        "repeats come without a growing pause",
+        "runtime/delivery.py",
+        "min(2 * kept.pause_s, MAX_BACKOFF * self._resend_after_s)",
+        "min(kept.pause_s, MAX_BACKOFF * self._resend_after_s)",
+        DELIVERY,
+    ),
+    Mutant(
+        "the pause between repeats grows without end",
+        "runtime/delivery.py",
+        "min(2 * kept.pause_s, MAX_BACKOFF * self._resend_after_s)",
+        "2 * kept.pause_s",
+        DELIVERY,
+    ),
+    Mutant(
+        "a repeat on the wire counts as a second generation",
+        "runtime/delivery.py",
+        "if accepted[index] != attempt:",
+        "if accepted[index] == attempt:",
+        DELIVERY,
+    ),
+    Mutant(
+        "a peer that is replaced hears what was said to others",
+        "runtime/delivery.py",
+        "again = [kept for kept in self._all() if kept.outgoing.to == name]",
+        "again = list(self._all())",
+        DELIVERY,
+    ),
+    Mutant(
+        "what belongs to a settled group is handed on",
+        "runtime/delivery.py",
+        "            self.num_late += 1\n            return False",
+        "            self.num_late += 1\n            return True",
+        DELIVERY,
+    ),
+    Mutant(
+        "the attempts of settled groups are kept for ever",
+        "runtime/delivery.py",
+        "for table in (self._data, self._accepted):",
+        "for table in (self._data,):",
+        DELIVERY,
+    ),
+    Mutant(
+        "effects happen before their records are durable",
+        "runtime/shell.py",
+        """            if records:
+                self._host.commit(records)
+            for commands, cause, trace in effects:
+                for command in commands:
+                    self._carry_out(command, cause, trace)
+""",
+        """            for commands, cause, trace in effects:
+                for command in commands:
+                    self._carry_out(command, cause, trace)
+            if records:
+                self._host.commit(records)
+""",
+        SHELL,
+    ),
+    Mutant(
+        "every frame counts as a gap",
+        "runtime/shell.py",
+        "if header.link_sequence > received + 1:",
+        "if header.link_sequence >= received + 1:",
+        SHELL,
+    ),
+    Mutant(
+        "a timer that was started anew fires when the old one was due",
+        "runtime/shell.py",
+        "if self._timers.get(key) == timer_id:",
+        "if key in self._timers:",
+        SHELL,
+    ),
+    Mutant(
+        "the first event of a new incarnation does not change the membership",
+        "runtime/shell.py",
+        "            self._note_member(header.sender, header.epoch)\n        self._note_link(header)",
+        "        self._note_link(header)",
+        SHELL,
+    ),
+    Mutant(
+        "what was said once to a peer without an address is dropped",
+        "runtime/shell.py",
+        "self._queue(self._unreached.pop(name, []))",
+        "self._unreached.pop(name, [])",
+        SHELL,
+    ),
+    Mutant(
+        "a census is not told how far settlements have come",
+        "runtime/shell.py",
+        "settled_sequence=self.delivery.settled.sequence,",
+        "settled_sequence=0,",
+        SHELL,
+    ),
+    Mutant(
+        "a control event is sent beside the later one that replaces it",
+        "runtime/shell.py",
+        "return [item for item in outgoing if last.get(item.event.topic(), item.message_id) == item.message_id]",
+        "return outgoing",
+        SHELL,
+    ),
+    Mutant(
+        "one batch more than the bound is granted",
+        "actors/buffer/pacing.py",
+        "announced + max_staleness + 1 - taken_at",
+        "announced + max_staleness + 2 - taken_at",
+        BUFFER,
+    ),
+    Mutant(
+        "groups are granted that no step is left for",
+        "actors/buffer/pacing.py",
+        "    limit = min(limit, math.ceil(trainable * settings.over_sampling))\n",
+        "",
+        BUFFER,
+    ),
+    Mutant(
+        "a token of the oldest version that is allowed fails the run",
+        "actors/buffer/machine.py",
+        "if oldest is not None and oldest < tracked.min_version:",
+        "if oldest is not None and oldest <= tracked.min_version:",
+        BUFFER,
+    ),
+    Mutant(
+        "a group without old tokens is not given the time that it has",
+        "actors/buffer/machine.py",
+        "max(tracked.deadline, oldest + tracked.max_staleness)",
+        "tracked.deadline",
+        BUFFER,
+    ),
+    Mutant(
+        "the settled floor rises by one at most",
+        "actors/buffer/accounts.py",
+        "        while self.floor in self.above:",
+        "        if self.floor in self.above:",
+        BUFFER,
+    ),
+    Mutant(
+        "the first replacement of a group is not counted as issued",
+        "actors/buffer/accounts.py",
+        "if index >= self._samples_per_group)",
+        "if index > self._samples_per_group)",
+        BUFFER,
+    ),
+    Mutant(
+        "a group is too short when one of its samples is",
+        "actors/filter/machine.py",
+        "if max(lengths) < settings.min_response_tokens:",
+        "if min(lengths) < settings.min_response_tokens:",
+        FILTER,
+    ),
+    Mutant(
+        "a late sample begins a group anew that has gone out",
+        "actors/filter/machine.py",
+        "if assembly is None and key.group_id not in self._gone:",
+        "if assembly is None:",
+        FILTER,
+    ),
+    Mutant(
+        "a user's filter is given up at the first sweep",
+        "actors/filter/machine.py",
+        "if sweep < self._sweep]:",
+        "if sweep <= self._sweep]:",
+        FILTER,
+    ),
+    Mutant(
+        "rewards that differ by rounding alone are a spread",
+        "actors/filter/machine.py",
+        "max(rewards) - min(rewards) < SMALLEST_SPREAD:",
+        "max(rewards) == min(rewards):",
+        FILTER,
+    ),
+    Mutant(
+        "a reward is computed once more than allowed",
+        "actors/scorer/machine.py",
+        "return num_tries < self.settings.num_retries and not is_fruitless",
+        "return num_tries <= self.settings.num_retries and not is_fruitless",
+        SCORER,
+    ),
+    Mutant(
+        "the reward of another attempt is taken for this one's",
+        "actors/scorer/machine.py",
+        "item is not None and item.event.sample.attempt == event.attempt and item.reward is None:",
+        "item is not None and item.reward is None:",
+        SCORER,
+    ),
+    Mutant(
+        "a grant that is heard again opens its groups again",
+        "actors/prompt_source/machine.py",
+        "range(max(0, self._total - span.first_group), span.num_groups)",
+        "range(span.num_groups)",
+        SOURCE,
+    ),
+    Mutant(
+        "a replacement issues before its first census",
+        "actors/prompt_source/machine.py",
+        "self._may_issue = settings.epoch == 0",
+        "self._may_issue = True",
+        SOURCE,
+    ),
+    Mutant(
+        "the record of a failure counts although somebody holds the sample",
+        "actors/prompt_source/census.py",
+        "return lease.stage is not LeaseStage.FAILED, lease.attempt",
+        "return True, lease.attempt",
+        SOURCE,
+    ),
+    Mutant(
+        "weights are taken although their digest is another",
+        "actors/engine_worker/machine.py",
+        "if not error and event.digest != manifest.digest:",
+        "if not error and not event.digest:",
+        ENGINE,
+    ),
+    Mutant(
+        "an engine goes back to weights that were staged before those it serves",
+        "actors/engine_worker/machine.py",
+        "if staged.version < self.version:",
+        "if staged.version < 0:",
+        ENGINE,
+    ),
+    Mutant(
+        "a sample that is revoked while it runs is not stopped",
+        "actors/engine_worker/machine.py",
+        "        if request is not None:\n            self._abort(request)\n",
+        "        if request is not None:\n",
+        ENGINE,
+    ),
+    Mutant(
+        "a batch that comes again is not answered with its receipt",
+        "actors/learner/machine.py",
+        "        if event.version <= self.version:\n            stand =",
+        "        if event.version < self.version:\n            stand =",
+        LEARNER,
+    ),
+    Mutant(
+        "a checkpoint that is named to a predecessor is loaded",
+        "actors/learner/machine.py",
+        "if self.phase is not Phase.STARTING or event.learner_epoch != self.settings.epoch:",
+        "if self.phase is not Phase.STARTING:",
+        LEARNER,
+    ),
+    Mutant(
+        "one fetch more than allowed is tried",
+        "actors/weight_publisher/machine.py",
+        "if engine.num_fetch_errors > self.settings.max_fetch_retries:",
+        "if engine.num_fetch_errors > self.settings.max_fetch_retries + 1:",
+        PUBLISHER,
+    ),
+    Mutant(
+        "the best version is that of the newest publish",
+        "actors/weight_publisher/exports.py",
+        "return export.manifest.version, export.manifest.publish",
+        "return export.manifest.publish, export.manifest.version",
+        PUBLISHER,
+    ),
+)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
 MAX_LINE_CHARACTERS: Final = 1000
+_TOLD: Final = "_penstock_told"
 
 
 def run_beside_functions(main: Coroutine[Any, Any, None], key: str) -> None:
@@ -49,8 +50,6 @@ class _Leftovers:
 
     def __init__(self, key: str) -> None:
         self._key = key
-        self._told: BaseException | None = None
-        """The last one that was told."""
 
     def handle(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """The loop has come upon something that nobody waits for."""
@@ -61,9 +60,11 @@ class _Leftovers:
             self._say(str(context.get("message", "")))
 
     def tell(self, error: BaseException) -> None:
-        """Say what was raised, once: a task that ended the loop's turn may also be found unawaited."""
-        if error is not self._told:
-            self._told = error
+        """Say what was raised, once: a task that ended the loop's turn may be found unawaited as well, by the next
+        collection of garbage, when others have been told meanwhile. The mark is on the error itself, as those that are
+        built in take no weak references."""
+        if not error.__dict__.setdefault(_TOLD, False):
+            error.__dict__[_TOLD] = True
             self._say(f"something that a function had started ended with {told(error)}")
 
     def _say(self, text: str) -> None:

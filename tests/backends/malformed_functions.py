@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import gc
 import os
 import sys
 import time
@@ -103,6 +104,8 @@ async def starts_tasks(play: Play) -> float:
         task = loop.create_task(later(str(play.task.metadata["do"])))
         if how == "awaited":
             await task
+    else:
+        gc.collect()  # tasks that earlier episodes left, whose errors were told then
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     return 0.5

@@ -485,7 +485,11 @@ def test_no_isolation_at_all_has_to_be_said_and_is_told(caplog: pytest.LogCaptur
 
 
 def test_to_kill_the_warden_is_no_way_to_be_run_again() -> None:
-    kill = "import os, signal\nfor pid in (os.getppid(), {0}): os.kill(pid, signal.SIGKILL)\nprint('alive')"
+    # Its own end comes with that of its warden, a moment later; what waits for it here would wait for good.
+    kill = (
+        "import os, signal\nfor pid in (os.getppid(), {0}): os.kill(pid, signal.SIGKILL)\n"
+        "signal.pause()\nprint('alive')"
+    )
     above = "int(open(f'/proc/{os.getppid()}/stat').read().rpartition(')')[2].split()[1])"
     result = run(Sandbox(LIMITS, isolation="none"), kill.format(above))
     assert result.exit_code is None

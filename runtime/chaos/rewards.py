@@ -1,7 +1,8 @@
 """The reward function of a run under chaos: the scenario's own, which misbehaves when it is told to.
 
 Loaded by the processes that call reward functions, as ``rewards.py:Misbehaving``. It is told through files in a
-folder: whoever of these processes manages to remove a file does what its name says, once.
+folder: whoever of these processes manages to remove a file does what its name says, once. A sample meets no second
+order: its call is tried again at once, and orders that wait together would use up its retries.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ FUNCTION_VARIABLE: Final = "PENSTOCK_CHAOS_REWARD"
 """The scenario's reward function."""
 ORDERS_VARIABLE: Final = "PENSTOCK_CHAOS_ORDERS"
 """Folder with the orders."""
+MET_FOLDER: Final = "met"
+"""Beside it: a file for each sample that has met one."""
 HANG_S: Final = 3600.0
 
 
@@ -36,7 +39,7 @@ class Misbehaving:
         self._orders = Path(os.environ[ORDERS_VARIABLE])
 
     def __call__(self, **arguments: object) -> object:
-        match self._order():
+        match self._order(f"{arguments['group_id']}-{arguments['index']}"):
             case "reward_hang":
                 time.sleep(HANG_S)
             case "reward_throw":
@@ -57,11 +60,15 @@ class Misbehaving:
             return random_reward(arguments["group_id"], arguments["index"])
         return lines_reward(arguments["response"], arguments["label"], truncated=arguments["truncated"])
 
-    def _order(self) -> str:
+    def _order(self, sample: str) -> str:
+        mark = self._orders.with_name(MET_FOLDER) / sample
+        if mark.exists():
+            return ""
         for order in self._orders.iterdir():
             try:
                 order.unlink()
             except FileNotFoundError:  # another process was quicker
                 continue
+            mark.touch()
             return order.name.partition("-")[0]
         return ""

@@ -178,6 +178,7 @@ def _open_tools(
 
         orders = parent / "orders"
         orders.mkdir()
+        orders.with_name(rewards.MET_FOLDER).mkdir()
         environment |= {rewards.FUNCTION_VARIABLE: scenario.reward.function, rewards.ORDERS_VARIABLE: str(orders)}
         arguments.append(f"reward.function={Path(rewards.__file__)}:Misbehaving")
     if ChaosKind.DISK_FULL in kinds:

@@ -46,6 +46,8 @@ class ChaosRun:
         verdict = self.verdict
         (output,) = self.folder.glob(f"*/{OUTPUT_FILE}")
         assert verdict.is_clean, f"{verdict}\n{output.read_text(errors='replace')[-3000:]}\n{self.logs()[-3000:]}"
-        assert verdict.version == verdict.num_steps
-        assert all(fault.at_s is not None for fault in verdict.faults)
-        assert verdict.issued == verdict.trained + verdict.evaluated > verdict.evaluated
+        assert verdict.version == verdict.num_steps, verdict
+        assert all(fault.at_s is not None for fault in verdict.faults), verdict
+        assert verdict.issued == verdict.trained + verdict.evaluated > verdict.evaluated, (
+            f"{verdict}\n{self.logs()[-5000:]}"
+        )

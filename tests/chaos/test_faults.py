@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from penstock.runtime.chaos.faults import (
@@ -15,9 +17,19 @@ from penstock.runtime.chaos.faults import (
     last_reward_progress,
     plan_faults,
 )
+from penstock.runtime.chaos.rewards import (
+    FUNCTION_VARIABLE,
+    MET_FOLDER,
+    ORDERS_VARIABLE,
+    Misbehaving,
+    MisbehavingError,
+)
 from penstock.runtime.chaos.throughput import Throughput
 from penstock.runtime.errors import UserError
 from penstock.runtime.hosts.virtual.faults import FaultKind
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 NAMES = (
     "buffer",
@@ -144,3 +156,19 @@ def test_a_rate_that_does_not_come_back_before_the_end_is_not_restored() -> None
 def test_a_loss_of_speed_long_after_a_fault_is_not_its_doing() -> None:
     assert steady(hole=(45.0, 50.0)).restored_after_s(20.0, 100.0) == 0.0
     assert steady(hole=(25.0, 30.0)).restored_after_s(20.0, 100.0, next_s=22.0) == 0.0
+
+
+def test_a_sample_meets_one_order_however_many_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    orders = tmp_path / "orders"
+    for folder in (orders, tmp_path / MET_FOLDER):
+        folder.mkdir()
+    monkeypatch.setenv(FUNCTION_VARIABLE, "random")
+    monkeypatch.setenv(ORDERS_VARIABLE, str(orders))
+    reward = Misbehaving()
+    for order in ("reward_throw-0", "reward_throw-1"):
+        (orders / order).touch()
+    for index in (0, 1):
+        with pytest.raises(MisbehavingError):
+            reward(group_id=7, index=index)
+        assert 0.0 <= float(str(reward(group_id=7, index=index))) <= 1.0, "tried again, it is scored"
+    assert not list(orders.iterdir())

@@ -56,7 +56,10 @@ MAX_SHOWN_CHARACTERS: Final = 120
 MAX_LINE_CHARACTERS: Final = 400
 """Of a line that may be a verdict."""
 _DECORATION: Final = r"[\s*_`\"'#.!()\[\]{}<>$|]"
-_LABEL: Final = r"(?:(?:my\s+|the\s+)?(?:final\s+|overall\s+)?(?:verdict|answer|judgement|judgment|decision|result)[*_`\"']*\s*[:=])"
+_LABEL: Final = (
+    r"(?:(?:my\s+|the\s+)?(?:final\s+|overall\s+)?"
+    r"(?:verdict|answer|judgement|judgment|decision|result)[*_`\"']*\s*[:=])"
+)
 _BEFORE_SCORE: Final = re.compile(
     rf"(?:[-\u2013]\s)?{_DECORATION}*(?:(?:my|the|final|overall|total)\s+)*{_DECORATION}*", re.IGNORECASE
 )

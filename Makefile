@@ -7,11 +7,13 @@ ARGS ?=
 # Bytecode is written whatever the environment says: compiling every test anew costs a minute each time.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 TWO := -n 2 --dist worksteal
+# One more than the two cores: a third of this suite waits, for processes that start and deadlines that pass.
+THREE := -n 3 --dist worksteal
 LONG := --timeout 600 -o faulthandler_timeout=600
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test reasoning-gym test-ray test-sglang test-megatron test-megatron-0.19 chaos nightly lint format docs clean
+.PHONY: help demo check test runs reasoning-gym test-ray test-sglang test-megatron test-megatron-0.19 chaos nightly lint format docs clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -25,13 +27,16 @@ check: .venv/.ready-test ## The unit tests (about a minute)
 
 test: .venv/.ready-test ## Units, backends, simulation, whole runs on the local host, a few on Ray (a quarter of an hour)
 	@failed=0; set -x; \
-	$(PYTEST) $(TWO) -m "not slow and not ray and not chaos and not sglang and not megatron" \
+	$(PYTEST) $(THREE) -m "not slow and not long_run and not ray and not chaos and not sglang and not megatron" \
 		--ignore tests/sglang --ignore tests/megatron $(ARGS) || failed=1; \
 	PENSTOCK_TEST_HOST=ray $(PYTEST) -m smoke tests/integration || failed=1; \
 	exit $$failed
 
 test-ray: .venv/.ready-test ## About Ray itself, and runs of `make test` once more on it
 	PENSTOCK_TEST_HOST=ray $(PYTEST) $(TWO) -m "(ray or both_hosts) and not slow" tests/integration $(ARGS)
+
+runs: .venv/.ready-test ## Whole runs that train for longer, on the local host: the examples, agents, functions of users
+	$(PYTEST) $(TWO) -m "long_run and not slow" tests/integration tests/examples $(ARGS)
 
 reasoning-gym: .venv/.ready-reasoning-gym ## Add the extra of that name, which takes a C compiler; make test then covers it
 
@@ -40,7 +45,8 @@ chaos: .venv/.ready-test ## Kills and stops of everything, cut links, bad frames
 
 test-sglang: .venv/.ready-test ## Against stock SGLang servers on the CPU (their own environment is built the first time)
 	@$(BIN)/penstock env sglang --stand-ins tests/sglang/stand_ins
-	$(PYTEST) -n 2 --dist loadscope --no-loadscope-reorder -m "sglang and not slow" $(LONG) tests/sglang $(ARGS)
+	$(PYTEST) -n 2 --dist loadscope --no-loadscope-reorder -m "sglang and not slow" $(LONG) \
+		tests/sglang tests/backends/test_sglang_environment.py $(ARGS)
 
 test-megatron: .venv/.ready-test .venv/.ready-megatron ## Against megatron-core on the CPU, and with SGLang servers
 	@$(BIN)/penstock env sglang --stand-ins tests/sglang/stand_ins

@@ -46,6 +46,7 @@ def test_a_cell_that_ends_below_its_start_or_with_an_error_has_diverged() -> Non
     assert report_on([worse, broken, fine], TINY, []).num_diverged == 2
 
 
+@pytest.mark.slow
 def test_a_study_keeps_its_cells_goes_on_and_repeats_itself(tmp_path: Path) -> None:
     folder = tmp_path / "study"
     (folder / "cells").mkdir(parents=True)

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 NUM_ANSWERS: Final = 1000
+NUM_EVERY_TIME: Final = 200
 TIMEOUT_S: Final = 2.0
 MAX_ENDED: Final = 40
-"""Answers that cost a process. A few get past every guard; were it most of them, each would cost its whole deadline."""
+"""Answers of all that cost a process. A few get past every guard; were it most of them, each would cost its whole deadline."""
 
 
 def _nested(rng: random.Random, head: str, tail: str, inside: str = "1") -> str:
@@ -100,22 +101,25 @@ def children() -> set[int]:
     return found
 
 
-def test_a_thousand_hostile_answers_end_within_their_deadlines_and_leave_no_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_answers", [NUM_EVERY_TIME, pytest.param(NUM_ANSWERS, marks=pytest.mark.slow)])
+def test_hostile_answers_end_within_their_deadlines_and_leave_no_process(num_answers: int, tmp_path: Path) -> None:
     before = children()
     driver = RewardDriver(write_tokenizer(tmp_path), RewardOptions(function="math", num_workers=2))
-    answers = hostile_answers(NUM_ANSWERS, seed=8)
+    answers = hostile_answers(num_answers, seed=8)
     for number, endless in enumerate(ENDLESS):
-        answers[400 + 100 * number] = endless
+        answers[num_answers // 4 * (number + 1)] = endless
     labels = ("72", r"\frac{1}{2}", "x^2+1", "(1, 2)")
     commands = [
         score_of(answer, place, label=labels[place % 4], timeout_s=TIMEOUT_S) for place, answer in enumerate(answers)
     ]
     try:
-        judged = driver.judged(*commands, score_of(r"\boxed{72}", NUM_ANSWERS, label="72"))
+        judged = driver.judged(*commands, score_of(r"\boxed{72}", num_answers, label="72"))
         ended = [each for each in judged if each.reward is None]
         assert all("took longer than" in each.reason for each in ended), [each.reason for each in ended]
         assert driver.gauge("reward/replaced_processes") == len(ended), [each.reason for each in ended]
-        assert len(ENDLESS) <= len(ended) <= MAX_ENDED, [answers[each.key.index][:80] for each in ended]
+        assert len(ENDLESS) <= len(ended) <= MAX_ENDED * num_answers // NUM_ANSWERS, [
+            answers[each.key.index][:80] for each in ended
+        ]
         assert {each.reward.value for each in judged if each.reward} <= {0.0, 1.0}
         assert judged[-1].reward is not None
         assert judged[-1].reward.value == 1.0

@@ -83,6 +83,7 @@ def stand_ins(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.sglang
 def test_an_environment_is_ready_once_the_server_could_be_imported(wheels: Path, stand_ins: Path) -> None:
     steps: list[Progress] = []
     built = build_environment(stand_ins=stand_ins, report=steps.append)
@@ -113,6 +114,7 @@ def test_an_environment_is_ready_once_the_server_could_be_imported(wheels: Path,
         find_environment(is_cpu=True)
 
 
+@pytest.mark.sglang
 def test_torch_for_cuda_is_not_taken_for_the_cpu(wheels: Path, stand_ins: Path) -> None:
     make_wheel(wheels, "torch", "2.13.0+cpu", {"torch/__init__.py": TORCH.format(cuda="13.0")})
     with pytest.raises(SglangEnvironmentError, match=r"torch 2\.13\.0\+cpu .* is a build for CUDA, not for the CPU"):
@@ -121,6 +123,7 @@ def test_torch_for_cuda_is_not_taken_for_the_cpu(wheels: Path, stand_ins: Path) 
         find_environment(is_cpu=True)
 
 
+@pytest.mark.sglang
 def test_a_build_that_is_killed_is_never_ready_and_the_next_waits_until_its_installer_is_gone(
     wheels: Path, stand_ins: Path, tmp_path: Path
 ) -> None:

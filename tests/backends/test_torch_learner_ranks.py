@@ -309,7 +309,10 @@ def test_packed_or_padded_many_micro_batches_or_one(max_tokens: int, folder: Pat
     assert_same(found, expected)
 
 
-@pytest.mark.parametrize(("num_ranks", "parallel", "every"), [(2, "ddp", 2), (2, "fsdp", 2), (3, "fsdp", 3)])
+@pytest.mark.parametrize(
+    ("num_ranks", "parallel", "every"),
+    [(2, "ddp", 2), (2, "fsdp", 2), pytest.param(3, "fsdp", 3, marks=pytest.mark.slow)],
+)
 def test_one_rank_or_several(
     num_ranks: int, parallel: str, every: int, folder: Path, ranks: Ranks, expected: dict[Key, Found]
 ) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from penstock.runtime.observability.trackers import ActivityRow
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.long_run, pytest.mark.timeout(300)]
 
 COLOCATED = (
     "engines.placement=colocate",

@@ -33,7 +33,7 @@ MAKES_MODEL = HOUSE / "tests" / "backends" / "gateway_cases.py"
 """Run with a folder it writes a model that knows this conversation by heart."""
 QUESTION = "What is 6 times 7?"
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.long_run, pytest.mark.timeout(300)]
 NUM_STEPS = 3
 
 

@@ -15,7 +15,7 @@ from penstock.runtime.observability.trackers import read_steps
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.long_run, pytest.mark.timeout(300)]
 
 FUNCTIONS = """
 import torch

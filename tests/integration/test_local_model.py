@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.long_run, pytest.mark.timeout(300)]
 
 REWARD = """
 def reward(prompt: str, response: str, label: str) -> dict[str, float]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from penstock.runtime.observability.trackers import StepRow
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.long_run, pytest.mark.timeout(400)]
 
 SMALL = (
     "run.num_steps=3",

@@ -1,4 +1,4 @@
-"""A thousand answers that were written to break a checker of mathematics, through the processes of a real run."""
+"""Answers that were written to break a checker of mathematics, through the processes of a real run."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import pytest
 from reward_driver import RewardDriver, score_of, write_tokenizer
 
 from penstock.backends.rewards.options import RewardOptions
@@ -17,7 +18,8 @@ NUM_ANSWERS: Final = 1000
 NUM_EVERY_TIME: Final = 200
 TIMEOUT_S: Final = 2.0
 MAX_ENDED: Final = 40
-"""Answers of all that cost a process. A few get past every guard; were it most of them, each would cost its whole deadline."""
+"""Of all answers, those that cost a process. A few get past every guard; were it most of them, each would cost its whole
+deadline."""
 
 
 def _nested(rng: random.Random, head: str, tail: str, inside: str = "1") -> str:

@@ -18,7 +18,7 @@ NUM_ANSWERS: Final = 1000
 NUM_EVERY_TIME: Final = 200
 TIMEOUT_S: Final = 2.0
 MAX_ENDED: Final = 40
-"""Of all answers, those that cost a process. A few get past every guard; were it most of them, each would cost its whole
+"""Of all answers, those that cost a process. A few get past every guard; were it most, each would cost its whole
 deadline."""
 
 

@@ -24,7 +24,6 @@ app = typer.Typer(
     name="penstock",
     help="Asynchronous reinforcement-learning post-training of language models.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -38,8 +37,28 @@ app.add_typer(check_commands, name="check")
 console = TerminalConsole()
 errors = TerminalConsole(stderr=True, soft_wrap=True)
 
+
+def _find_scenario(given: Path | None) -> Path | None:
+    from penstock.runtime.scenario.shipped import find_scenario
+
+    return None if given is None else find_scenario(given)
+
+
+def _scenario_names(incomplete: str) -> list[str]:
+    """For the shell, which completes files itself where none of these is meant."""
+    from penstock.runtime.scenario.shipped import shipped_scenarios
+
+    return [name for name in shipped_scenarios() if name.startswith(incomplete)]
+
+
 ScenarioFile = Annotated[
-    Path, typer.Argument(metavar="SCENARIO", help="A YAML file, such as scenarios/quickstart.yaml.")
+    Path,
+    typer.Argument(
+        metavar="SCENARIO",
+        help="A YAML file, or the name of one that comes with Penstock, such as quickstart.",
+        callback=_find_scenario,
+        autocompletion=_scenario_names,
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -229,6 +248,16 @@ def status(run: RunFolder = None) -> None:
     from penstock.runtime.cli.status import show_status
 
     raise typer.Exit(show_status(_folder(run), console))
+
+
+@app.command("list", epilog="[bold]Examples[/]\n\npenstock list\n\npenstock list /scratch/runs")
+def list_runs(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the runs are.")] = Path("runs"),
+) -> None:
+    """List the runs of a folder, newest first: state, time, steps, reward."""
+    from penstock.runtime.cli.listing import show_runs
+
+    raise typer.Exit(show_runs(folder, console))
 
 
 @app.command()

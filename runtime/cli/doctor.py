@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import psutil
+from rich.markup import escape
 from rich.table import Table
 
 from penstock.backends.engines.sglang.environment import (
@@ -49,7 +50,6 @@ MIN_DESCRIPTORS = 1024
 NCCL_BYTES_PER_GPU = 64 * MIB
 """Of shared memory: a rule of thumb, not a figure of NCCL's."""
 SHARED_MEMORY = Path("/dev/shm")
-OPTIONAL_PACKAGES = ("wandb", "mlflow")
 
 Verdict = Literal["ok", "bad", "absent"]
 MARKS: dict[Verdict, str] = {"ok": "[green]✓[/]", "bad": "[red]✗[/]", "absent": "[dim]–[/]"}
@@ -79,7 +79,6 @@ def examine(console: Console, folder: Path) -> bool:
         ("SGLang", check_sglang),
         ("Megatron", check_megatron),
         ("ranks", check_ranks),
-        *((name, lambda name=name: check_optional(name)) for name in OPTIONAL_PACKAGES),
     )
     findings: list[Finding] = []
     with console.status("looking …") as status:
@@ -91,7 +90,7 @@ def examine(console: Console, folder: Path) -> bool:
         table.add_column(title, overflow="fold")
     for finding in findings:
         fix = finding.fix if finding.verdict != "ok" else ""
-        table.add_row(MARKS[finding.verdict], finding.subject, finding.found, fix)
+        table.add_row(MARKS[finding.verdict], finding.subject, escape(finding.found), escape(fix))
     console.print(table)
     return all(finding.verdict != "bad" for finding in findings)
 
@@ -126,15 +125,6 @@ def check_package(name: str) -> Finding:
         return Finding(name, "ok", importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
         return Finding(name, "bad", "not installed", "install Penstock with its dependencies: pip install -e .")
-
-
-def check_optional(name: str) -> Finding:
-    """A package that only some scenarios want; importing it may be costly, so it is only looked up."""
-    try:
-        there = importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:  # the parent of a dotted name
-        there = False
-    return Finding(name, "ok" if there else "absent", "installed" if there else "not installed (optional)")
 
 
 def check_sglang(*, is_cpu: bool | None = None) -> Finding:

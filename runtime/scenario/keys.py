@@ -14,6 +14,7 @@ from msgspec import inspect as shapes
 
 from penstock.messages.base import Options
 from penstock.runtime.scenario.structure import Scenario
+from penstock.runtime.scenario.terms import known_elsewhere
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -144,6 +145,8 @@ def _item_block(shape: shapes.Type) -> shapes.StructType | None:
 
 
 def _hint(key: str, path: KeyPath, known: tuple[str, ...]) -> str:
+    if term := known_elsewhere(key):
+        return term
     blocks = [at for at, struct in block_paths() if key in struct.__struct_fields__]
     # Datasets of an evaluation may say most of it again: that is seldom what was meant.
     blocks = [at for at in blocks if "evaluation" not in at] or blocks

@@ -123,7 +123,7 @@ class RayCluster:
         else:
             options["address"] = address
         try:
-            with _lean_head() if address is None else nullcontext():
+            with _BareErrors(), _lean_head() if address is None else nullcontext():
                 ray.init(**options)
         except (RuntimeError, ConnectionError, OSError, ValueError, TimeoutError) as error:
             where = "Ray could not be started" if address is None else f"runtime.ray_address: {address}"
@@ -177,6 +177,18 @@ class RayCluster:
             return []
         found = self._ray._private.worker._global_node.all_processes
         return [(name, info.process) for name in ("gcs_server", "raylet") for info in found[name]]
+
+
+class _BareErrors:
+    """A context manager. Ray raises a bare ``Exception`` where a node does not start in time; it leaves the block as a
+    RuntimeError with the same words."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if kind is Exception:
+            raise RuntimeError(str(error)) from error
 
 
 @contextmanager

@@ -1,0 +1,132 @@
+"""What TRL, verl, OpenRLHF and slime call the keys of a scenario: for the message about a key that is not there."""
+
+from __future__ import annotations
+
+from typing import Final
+
+GROUPS_NOTE: Final = "prompts a step, each with sampling.samples_per_group samples"
+UPDATES_NOTE: Final = "optimizer steps that a batch is divided into"
+
+TERMS: Final[dict[str, tuple[str, str]]] = {
+    **dict.fromkeys(("lr", "actor_lr", "actor_learning_rate"), ("learner.learning_rate", "")),
+    **dict.fromkeys(
+        (
+            "batch_size",
+            "train_batch_size",
+            "global_batch_size",
+            "rollout_batch_size",
+            "per_device_train_batch_size",
+            "gen_batch_size",
+        ),
+        ("learner.groups_per_batch", GROUPS_NOTE),
+    ),
+    **dict.fromkeys(
+        (
+            "mini_batch_size",
+            "ppo_mini_batch_size",
+            "gradient_accumulation_steps",
+            "steps_per_generation",
+            "num_steps_per_rollout",
+        ),
+        ("learner.num_updates", UPDATES_NOTE),
+    ),
+    **dict.fromkeys(("ppo_epochs", "num_iterations", "num_ppo_epochs"), ("learner.num_passes", "passes over a batch")),
+    **dict.fromkeys(
+        ("micro_batch_size", "ppo_micro_batch_size_per_gpu", "ppo_max_token_len_per_gpu", "max_tokens_per_gpu"),
+        ("learner.max_tokens_per_micro_batch", "in tokens, as samples are packed"),
+    ),
+    **dict.fromkeys(
+        ("num_generations", "n", "n_samples_per_prompt", "rollout_n", "group_size", "num_samples_per_prompt"),
+        ("sampling.samples_per_group", ""),
+    ),
+    **dict.fromkeys(
+        (
+            "max_completion_length",
+            "max_new_tokens",
+            "max_response_length",
+            "response_length",
+            "rollout_max_response_len",
+            "generate_max_len",
+        ),
+        ("sampling.max_response_tokens", ""),
+    ),
+    **dict.fromkeys(("max_prompt_length", "prompt_max_len", "rollout_max_prompt_len"), ("data.max_prompt_tokens", "")),
+    **dict.fromkeys(("max_length", "max_seq_len", "max_model_len", "context_length"), ("model.max_context", "")),
+    **dict.fromkeys(
+        ("beta", "kl_beta", "kl_loss_coef", "init_kl_coef", "kl_coefficient"),
+        ("learner.objective.kl_coef", "for dpo it is learner.objective.dpo_beta"),
+    ),
+    **dict.fromkeys(
+        ("epsilon", "clip_ratio", "clip_ratio_low", "eps_clip", "cliprange", "clip_eps", "epsilon_low"),
+        ("learner.objective.clip_low", "with learner.objective.clip_high for the other side"),
+    ),
+    **dict.fromkeys(("epsilon_high", "clip_ratio_high", "eps_clip_high"), ("learner.objective.clip_high", "")),
+    **dict.fromkeys(("entropy_coeff", "ent_coef"), ("learner.objective.entropy_coef", "")),
+    **dict.fromkeys(("scale_rewards", "norm_adv_by_std_in_grpo"), ("learner.objective.normalize_std", "")),
+    **dict.fromkeys(
+        ("adv_estimator", "advantage_estimator", "loss_type", "algorithm"),
+        ("learner.objective", "a name, such as grpo, dapo, gspo or ppo"),
+    ),
+    **dict.fromkeys(("lam", "lambd", "gae_lam"), ("learner.objective.gae_lambda", "")),
+    **dict.fromkeys(("optim", "optimizer_name"), ("learner.optimizer", "")),
+    **dict.fromkeys(("clip_grad", "grad_clip", "gradient_clipping"), ("learner.max_grad_norm", "")),
+    **dict.fromkeys(("lr_scheduler_type", "lr_scheduler", "scheduler", "lr_decay_style"), ("learner.lr_schedule", "")),
+    **dict.fromkeys(
+        ("warmup_ratio", "lr_warmup_steps", "lr_warmup_steps_ratio", "num_warmup_steps"),
+        ("learner.warmup_steps", "a number of steps"),
+    ),
+    **dict.fromkeys(
+        ("gradient_checkpointing", "enable_gradient_checkpointing"), ("learner.activation_checkpointing", "")
+    ),
+    **dict.fromkeys(("bf16", "fp16", "torch_dtype", "param_dtype"), ("model.dtype", "bfloat16 or float32")),
+    **dict.fromkeys(
+        ("max_steps", "total_training_steps", "total_steps", "num_rollout", "train_steps"), ("run.num_steps", "")
+    ),
+    **dict.fromkeys(
+        ("epochs", "num_train_epochs", "total_epochs", "num_epoch"),
+        ("run.num_steps", "the length of a run; data.num_epochs bounds how often rows come"),
+    ),
+    **dict.fromkeys(("output_dir", "save", "save_path", "default_local_dir", "ckpt_path"), ("run.folder", "")),
+    **dict.fromkeys(("save_steps", "save_freq", "save_interval"), ("learner.save_every", "")),
+    **dict.fromkeys(("save_total_limit", "max_actor_ckpt_to_keep", "max_ckpt_num"), ("learner.keep_checkpoints", "")),
+    **dict.fromkeys(("eval_steps", "test_freq", "eval_interval"), ("evaluation.every", "")),
+    **dict.fromkeys(
+        ("model_name_or_path", "model_name", "hf_checkpoint", "pretrain", "pretrained_model_name_or_path"),
+        ("model.path", ""),
+    ),
+    **dict.fromkeys(("dataset", "dataset_name", "train_files", "prompt_data", "train_data"), ("data.path", "")),
+    **dict.fromkeys(("input_key", "prompt_column"), ("data.prompt_key", "")),
+    **dict.fromkeys(("answer_key", "answer_column", "ground_truth_key"), ("data.label_key", "")),
+    **dict.fromkeys(
+        ("reward_funcs", "reward_fn", "rm_type", "custom_rm_path", "custom_reward_function", "reward_function"),
+        ("reward.function", ""),
+    ),
+    **dict.fromkeys(
+        ("staleness_threshold", "max_head_offpolicyness", "max_off_policy_steps", "async_level", "max_async_level"),
+        ("staleness.max_staleness", "in versions"),
+    ),
+    **dict.fromkeys(
+        ("max_num_seqs", "max_running_requests", "sglang_server_concurrency"),
+        ("engines.slots", "requests that an engine runs at once"),
+    ),
+    **dict.fromkeys(("num_engines", "rollout_num_engines", "vllm_num_engines"), ("engines.count", "")),
+    **dict.fromkeys(
+        ("tensor_model_parallel_size", "tensor_parallel_size", "tp_size"),
+        ("learner.megatron.tensor_parallel", "that of SGLang engines is in engines.sglang"),
+    ),
+    **dict.fromkeys(("pipeline_model_parallel_size", "pp_size"), ("learner.megatron.pipeline_parallel", "")),
+    **dict.fromkeys(("context_parallel_size", "cp_size"), ("learner.megatron.context_parallel", "")),
+    **dict.fromkeys(("expert_model_parallel_size", "ep_size"), ("learner.megatron.expert_parallel", "")),
+    **dict.fromkeys(("lora_rank", "lora_r"), ("learner.lora.rank", "")),
+    **dict.fromkeys(("world_size", "nproc_per_node", "num_gpus", "n_gpus_per_node"), ("learner.num_ranks", "")),
+}
+"""By the term, in lower case: the key here, and what has to be known of it."""
+
+
+def known_elsewhere(term: str) -> str | None:
+    """A sentence for a key that other systems have under this name; None where nothing is known of it."""
+    found = TERMS.get(term.lower().replace("-", "_"))
+    if found is None:
+        return None
+    key, note = found
+    return f"no such key; what others call {term} is {key} here{f' ({note})' if note else ''}"

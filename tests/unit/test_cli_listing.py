@@ -1,0 +1,57 @@
+"""``penstock list``: a line for each run of a folder."""
+
+from __future__ import annotations
+
+import os
+from io import StringIO
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from penstock.runtime.cli.listing import show_runs
+from penstock.runtime.cli.runs import RECORD_NAME, RunRecord, close_record, open_record
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+
+def listed(parent: Path) -> list[str]:
+    out = StringIO()
+    assert show_runs(parent, Console(file=out, width=160)) == 0
+    return out.getvalue().splitlines()
+
+
+def opened(folder: Path, began_at: float, monkeypatch: pytest.MonkeyPatch) -> RunRecord:
+    folder.mkdir()
+    monkeypatch.setattr("time.time", lambda: began_at)
+    return open_record(folder, "x")
+
+
+def test_runs_are_listed_newest_first_with_what_became_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    close_record(tmp_path / "old", opened(tmp_path / "old", 1_000.0, monkeypatch), 0)
+    opened(tmp_path / "living", 3_000.0, monkeypatch)
+    close_record(tmp_path / "failed", opened(tmp_path / "failed", 2_000.0, monkeypatch), 1)
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / RECORD_NAME).write_text("{")
+    (tmp_path / "no run").mkdir()
+    head, *lines = listed(tmp_path)
+    assert head.split() == ["run", "state", "began", "took", "step", "reward"]
+    assert [line.split()[:2] for line in lines[:3]] == [
+        ["living", "running"], ["failed", "failed"], ["old", "completed"]
+    ]  # fmt: skip
+    assert "cannot read it" in "".join(lines[3:])
+
+
+def test_a_run_whose_process_is_gone_has_vanished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nobody = os.getpid() + (1 << 22)  # beyond what the kernel gives out
+    monkeypatch.setattr("os.getpid", lambda: nobody)
+    opened(tmp_path / "gone", 1_000.0, monkeypatch)
+    assert listed(tmp_path)[1].split()[:2] == ["gone", "vanished"]
+
+
+def test_a_folder_without_a_run_says_so_and_fails(tmp_path: Path) -> None:
+    out = StringIO()
+    assert show_runs(tmp_path / "nowhere", Console(file=out, width=160, soft_wrap=True)) == 1
+    assert "nowhere: no run is there" in out.getvalue()

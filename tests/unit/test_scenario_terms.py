@@ -1,0 +1,58 @@
+"""Names that people bring along: shipped scenarios, and what other systems call a key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.runtime.errors import ScenarioError
+from penstock.runtime.scenario import load_scenario
+from penstock.runtime.scenario.keys import block_paths, shape_at
+from penstock.runtime.scenario.shipped import find_scenario, shipped_scenarios
+from penstock.runtime.scenario.terms import TERMS
+
+SCENARIOS = Path(__file__).parents[2] / "scenarios"
+SHARED = {"batch_size"}
+"""Terms that are also keys of ours, of blocks where nobody begins."""
+
+
+@pytest.mark.parametrize("key", sorted({key for key, _ in TERMS.values()}))
+def test_a_term_leads_to_a_key_that_there_is(key: str) -> None:
+    shape_at(tuple(key.split(".")))
+
+
+def test_no_term_hides_a_key_of_ours() -> None:
+    ours = {field for _, struct in block_paths() for field in struct.__struct_fields__}
+    assert ours & TERMS.keys() == SHARED
+    assert all(term == term.lower() for term in TERMS)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("lr=1e-5", "what others call lr is learner.learning_rate here"),
+        ("learner.batch_size=8", "is learner.groups_per_batch here (prompts a step"),
+        ("learner.objective.beta=0.1", "is learner.objective.kl_coef here (for dpo it is learner.objective.dpo_beta)"),
+        ("optim=adamw", "is learner.optimizer here"),
+        ("sampling.Num-Generations=8", "is sampling.samples_per_group here"),
+    ],
+)
+def test_a_term_of_other_systems_is_understood(override: str, said: str) -> None:
+    with pytest.raises(ScenarioError, match="no such key") as caught:
+        load_scenario(SCENARIOS / "sync.yaml", [override])
+    assert said in str(caught.value)
+
+
+def test_shipped_scenarios_are_found_by_name_and_files_come_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = {*SCENARIOS.resolve().glob("*.yaml"), *SCENARIOS.resolve().glob("examples/*.yaml")}
+    assert set(shipped_scenarios().values()) == files
+    assert find_scenario(Path("quickstart")) == SCENARIOS.resolve() / "quickstart.yaml"
+    assert find_scenario(Path("examples/retool")) == find_scenario(Path("retool"))
+    (tmp_path / "sync").mkdir()  # a folder of that name is in nobody's way
+    assert find_scenario(Path("sync")).name == "sync.yaml"
+    (tmp_path / "quickstart").write_text("run: {name: mine}")
+    assert find_scenario(Path("quickstart")) == Path("quickstart")

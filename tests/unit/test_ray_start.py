@@ -20,7 +20,7 @@ prepare_environment(None)
 import ray
 
 def late(**_):
-    raise {kind}("The current node timed out during startup.\\\\nSee the logs.")
+    raise {kind}("The current node timed out during startup.\\nSee the logs.")
 
 ray.init = late
 try:

@@ -65,7 +65,7 @@ def test_a_run_without_faults_completes(host: ProcessHost, tmp_path: Path, encry
     "name", [ENGINE, PROMPT_SOURCE, *(pytest.param(name, marks=pytest.mark.slow) for name in (SCORER, FILTER, LEARNER))]
 )
 def test_nothing_is_lost_when_an_actor_is_killed(host: ProcessHost, tmp_path: Path, name: str) -> None:
-    run = EchoRun(host, tmp_path, RunPlan(num_groups=150))
+    run = EchoRun(host, tmp_path, RunPlan(num_groups=500))
     blow = Blow(name, signal.SIGKILL)
     assert run.play(blow).kind is OutcomeKind.COMPLETED
     assert run.witness.losses == [(name, "its process was killed")]

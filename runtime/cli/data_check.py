@@ -25,6 +25,7 @@ from penstock.backends.data.mixture import named_sources
 from penstock.backends.data.problems import DataError
 from penstock.backends.data.streamed import StreamedRows
 from penstock.messages.arrays import tokens_view
+from penstock.runtime.cli.hub import with_hub
 from penstock.runtime.errors import UserError
 from penstock.runtime.observability.texts import count_text
 from penstock.runtime.rows import read_dataset, read_evaluation, row_notices
@@ -71,6 +72,7 @@ def check_data(scenario: Scenario, console: Console, *, num_shown: int) -> int:
     """
     if scenario.learner.backend == "simulated":
         raise UserError("the scenario is simulated: it has a number of rows and no data to check")
+    scenario = with_hub(scenario, console)
     with _tokenizer_folder(scenario) as folder:
         try:
             with console.status("reading the rows …") as status:

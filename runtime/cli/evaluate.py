@@ -24,6 +24,7 @@ from rich.table import Table
 from penstock.backends.evaluation.answers import FOLDER
 from penstock.backends.evaluation.figures import REWARD_MEAN
 from penstock.runtime.cli.convert import CHECKPOINTS, model_folder
+from penstock.runtime.cli.hub import fetched_model, with_hub
 from penstock.runtime.cli.launch import check, drive, write_scenario
 from penstock.runtime.cli.runs import SCENARIO_NAME, hold_run, make_run_folder
 from penstock.runtime.errors import UserError
@@ -98,8 +99,9 @@ def evaluate(
         UserError: something that the user gave cannot be used. Nothing was started.
     """
     wanted = [parse_floor(text) for text in floors]
+    model = fetched_model(model, console)
     folder = model_folder(model, version).expanduser().absolute()
-    scenario = evaluation_scenario(folder, model, scenario_file, overrides, asked)
+    scenario = with_hub(evaluation_scenario(folder, model, scenario_file, overrides, asked), console)
     _check_floors(wanted, scenario)
     parent = Path(scenario.run.folder).expanduser().absolute()
     check(scenario, parent, console)

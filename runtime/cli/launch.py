@@ -22,6 +22,7 @@ from penstock.backends.stores.recorded_batches import RecordedError
 from penstock.backends.stores.sqlite import open_ledger
 from penstock.backends.stores.tables import LEDGER_FILE
 from penstock.messages.ledger import EPOCHS_PER_DRIVE
+from penstock.runtime.cli.hub import with_hub
 from penstock.runtime.cli.parts import recorded_batches, show_collected
 from penstock.runtime.cli.runs import SCENARIO_NAME, close_record, hold_run, make_run_folder, open_record
 from penstock.runtime.errors import RunFolderError, UserError
@@ -46,6 +47,7 @@ def launch(scenario: Scenario, scenario_path: Path, console: Console) -> int:
     Raises:
         UserError: something that the scenario needs is missing here. Nothing was started and no folder is left.
     """
+    scenario = with_hub(scenario, console)
     parent = Path(scenario.run.folder).expanduser().absolute()
     check(scenario, parent, console)
     with recorded_batches(scenario, console) as recorded:

@@ -16,16 +16,17 @@ import msgspec
 import yaml
 
 from penstock.runtime.errors import ScenarioError
+from penstock.runtime.scenario.hub_names import is_left_to_the_hub
 from penstock.runtime.scenario.keys import allowed, shape_at, unknown_key
 from penstock.runtime.scenario.objective import fill_objective, name_objective, with_constant
-from penstock.runtime.scenario.paths import EACH, PATH_KEYS, absolute
+from penstock.runtime.scenario.paths import PATH_KEYS, absolute, blocks_at
 from penstock.runtime.scenario.resolve import resolve, unresolvable
 from penstock.runtime.scenario.rules import broken_rule
 from penstock.runtime.scenario.source import KeyPath, Plain, Source, dotted, read_source, show
 from penstock.runtime.scenario.structure import Scenario
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 _MISSING = re.compile(r"missing required field `(?P<field>\w+)`")
 _AT = re.compile(r" - at `\$(?P<path>.*)`$")
@@ -117,20 +118,9 @@ def _value_at(data: Plain, path: KeyPath) -> Plain:
 def _make_paths_absolute(scenario: Scenario, source: Source) -> Scenario:
     data: dict[str, Plain] = msgspec.to_builtins(scenario)
     for pattern in PATH_KEYS:
-        for path, block in list(_blocks_at(data, pattern[:-1])):
+        for path, block in list(blocks_at(data, pattern[:-1])):
             key = str(pattern[-1])
             if isinstance(value := block.get(key), str):
-                block[key] = absolute(pattern, value, source.place((*path, key)).folder)
+                folder = source.place((*path, key)).folder
+                block[key] = value if is_left_to_the_hub(pattern, value, folder) else absolute(pattern, value, folder)
     return msgspec.convert(data, Scenario)
-
-
-def _blocks_at(data: Plain, pattern: KeyPath, path: KeyPath = ()) -> Iterator[tuple[KeyPath, dict[str, Plain]]]:
-    """The blocks that are there, each with its path; one pattern fits several where it says :data:`EACH`."""
-    if not pattern:
-        if isinstance(data, dict):
-            yield path, data
-    elif pattern[0] == EACH:
-        for index, item in enumerate(data if isinstance(data, list | tuple) else ()):
-            yield from _blocks_at(item, pattern[1:], (*path, index))
-    elif isinstance(data, dict):
-        yield from _blocks_at(data.get(str(pattern[0])), pattern[1:], (*path, pattern[0]))

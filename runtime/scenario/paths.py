@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from penstock.runtime.scenario.source import KeyPath
+    from collections.abc import Iterator
+
+    from penstock.runtime.scenario.source import KeyPath, Plain
 
 MODEL_PATH: KeyPath = ("model", "path")
 MODEL_CONFIG: KeyPath = ("model", "config")
@@ -73,6 +75,18 @@ PATH_KEYS = (MODEL_PATH, MODEL_CONFIG, TEACHER_MODEL_PATH, RECORDED_RUN, *ROW_KE
 
 MADE_DATA = ("lines:", "sums:", "reasoning_gym:")
 """Prefixes of datasets that are made, not read."""
+
+
+def blocks_at(data: Plain, pattern: KeyPath, path: KeyPath = ()) -> Iterator[tuple[KeyPath, dict[str, Plain]]]:
+    """The blocks that are there, each with its path; one pattern fits several where it says :data:`EACH`."""
+    if not pattern:
+        if isinstance(data, dict):
+            yield path, data
+    elif pattern[0] == EACH:
+        for index, item in enumerate(data if isinstance(data, list | tuple) else ()):
+            yield from blocks_at(item, pattern[1:], (*path, index))
+    elif isinstance(data, dict):
+        yield from blocks_at(data.get(str(pattern[0])), pattern[1:], (*path, pattern[0]))
 
 
 def absolute(key: KeyPath, value: str, folder: Path) -> str:

@@ -30,11 +30,13 @@ from penstock.runtime.errors import PreflightError
 from penstock.runtime.scenario.episode_preflight import check_episode, episode_functions
 from penstock.runtime.scenario.evaluation_rules import evaluation_functions, sets_of
 from penstock.runtime.scenario.hook_rules import hooks_of
+from penstock.runtime.scenario.hub_names import awaits_the_hub, hub_blocks
 from penstock.runtime.scenario.megatron_preflight import check_megatron
 from penstock.runtime.scenario.paths import MADE_DATA, is_user_code
 from penstock.runtime.scenario.recorded_rules import recorded_settings
 from penstock.runtime.scenario.reward_preflight import check_rewards
 from penstock.runtime.scenario.sampling_rules import sampling_functions
+from penstock.runtime.scenario.source import dotted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -88,10 +90,13 @@ def machine_checks(scenario: Scenario, run_parent: Path) -> Iterator[MachineChec
     path, port = scenario.model.path, scenario.observability.metrics_port
     generates = scenario.run.only != "learner"
     on_cluster = scenario.runtime.ray_address is not None
-    model = ""
+    model, hub = "", ""
+    if awaited := list(_awaited(scenario)):
+        hub = "the hub"
+        yield MachineCheck(hub, lambda: _refuse_unfetched(awaited))
     if path is not None:
         model = "model.path"
-        yield MachineCheck(model, lambda: check_checkpoint(Path(path)))
+        yield MachineCheck(model, lambda: check_checkpoint(Path(path)), needs=hub)
         if generates:
             yield MachineCheck(
                 "the model's architecture", lambda: check_architecture(scenario, Path(path)), needs=model
@@ -102,7 +107,7 @@ def machine_checks(scenario: Scenario, run_parent: Path) -> Iterator[MachineChec
     if generates and scenario.episode.kind == "function":
         yield MachineCheck("the episode's function", lambda: check_episode(scenario), needs="functions of the user")
     if generates or scenario.learner.warm_start is not None:
-        yield MachineCheck("data", lambda: check_data(scenario))
+        yield MachineCheck("data", lambda: check_data(scenario), needs=hub)
     if generates:
         yield MachineCheck("rewards", lambda: check_rewards(scenario), needs="data")
     if port:
@@ -114,6 +119,16 @@ def machine_checks(scenario: Scenario, run_parent: Path) -> Iterator[MachineChec
         yield MachineCheck("SGLang's environment", lambda: check_servers(scenario), is_elsewhere=on_cluster)
     if generates:
         yield MachineCheck("room for weights", lambda: check_weights(scenario, run_parent), needs=model)
+
+
+def _awaited(scenario: Scenario) -> Iterator[str]:
+    for key, path, block in hub_blocks(msgspec.to_builtins(scenario)):
+        if awaits_the_hub(key, value := block.get(str(key[-1]))):
+            yield f"{dotted(path)}: {value}"
+
+
+def _refuse_unfetched(awaited: Sequence[str]) -> None:
+    raise PreflightError(f"{', '.join(awaited)}: on the hub, and fetched when the run starts; not looked at here")
 
 
 def check_checkpoint(folder: Path, key: str = "model.path", *, needs_weights: bool = True) -> None:

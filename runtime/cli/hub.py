@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 import time
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -163,8 +164,7 @@ def _files_of(name: HubName) -> list[str]:
 
 def _lines(say: Callable[[str], None]) -> type[Any]:
     """The library's progress bar, as lines for what is no terminal."""
-    import tqdm
-
+    library: Any = import_module("tqdm")  # which comes with huggingface_hub, and has no types
     said_s = time.monotonic()
 
     def display(bar: Any, msg: str | None = None, pos: int | None = None) -> None:  # noqa: ANN401 - typed nowhere
@@ -176,7 +176,6 @@ def _lines(say: Callable[[str], None]) -> type[Any]:
     def begin(bar: Any, *arguments: Any, **options: Any) -> None:  # noqa: ANN401
         library.tqdm.__init__(bar, *arguments, **options | {"file": io.StringIO()})  # it ends with an empty line
 
-    library: Any = tqdm
     return type("Lines", (library.tqdm,), {"__init__": begin, "display": display})
 
 

@@ -94,9 +94,9 @@ class DataOptions(Options, frozen=True, kw_only=True):
     path: str | None = None
     """``rows.jsonl`` (also compressed: ``.jsonl.gz``, ``.jsonl.zst``), ``rows.parquet``, a folder that Hugging Face
     ``datasets`` has saved, a file of a repository on the Hugging Face hub (``hub:openai/gsm8k/main/train.parquet``, and
-    ``ORG/NAME`` where it has one for training), each with ``@[a:b]`` for a slice (``@[-500:]``: the last 500 rows); ``lines:N`` for N rows
-    of the quickstart's task; ``sums:N`` of the calculator's; ``reasoning_gym:NAME:N`` for N rows of a reasoning-gym
-    task. null: see ``sources``."""
+    ``ORG/NAME`` where it has one for training), each with ``@[a:b]`` for a slice (``@[-500:]``: the last 500 rows);
+    ``lines:N`` for N rows of the quickstart's task; ``sums:N`` of the calculator's; ``reasoning_gym:NAME:N`` for N rows
+    of a reasoning-gym task. null: see ``sources``."""
     sources: tuple[SourceOptions, ...] = ()
     """Several sources, in place of ``path``."""
     prompt_key: str = "prompt"

@@ -7,6 +7,9 @@ Invariants:
   reads what it began with, and needs no network.
 """
 
+# huggingface_hub is typed in part only:
+# pyright: reportUnknownVariableType=false
+
 from __future__ import annotations
 
 import io

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.long_run
+
 MARK: Final = "PENSTOCK_TEST_GANG"
 LATE_S: Final = 2.0
 

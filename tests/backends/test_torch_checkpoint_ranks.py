@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.long_run
+
 TOLERANCE = 1e-6
 # What three ranks wrote is read at night, with all other pairs; in CI they read what fewer wrote.
 CASES = [

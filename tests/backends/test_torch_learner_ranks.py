@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from penstock.backends.learners.packing import PackedTokens
 
 AutoModel: Any = AutoModelForCausalLM  # transformers' factories have no types
+pytestmark = pytest.mark.long_run
+
 VOCAB = 40
 VERSION = 6
 NUM_BATCHES = 50

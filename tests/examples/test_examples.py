@@ -58,8 +58,8 @@ class Example(NamedTuple):
     num_steps: int
     check: Callable[[Shown], None]
     """Asserts what the example is about."""
-    tier: str = "long_run"
-    """Where it is run, a marker: nothing is `make test`."""
+    marks: tuple[pytest.MarkDecorator, ...] = (pytest.mark.long_run,)
+    """Where it is run: none is `make test`."""
 
 
 def imitates(shown: Shown) -> None:
@@ -134,7 +134,7 @@ EXAMPLES: tuple[Example, ...] = (
         ("model.make=xs", "data.path=lines:500", "learner.warmup_steps=2"),
         12,
         imitates,
-        tier="",
+        marks=(),
     ),
     Example(
         "dpo.yaml",
@@ -177,7 +177,7 @@ EXAMPLES: tuple[Example, ...] = (
         ("run.keep_samples=true", "learner.warm_start.num_steps=250"),
         3,
         uses_a_tool_and_trains_only_its_own_tokens("programs"),
-        tier="",
+        marks=(),
     ),
     Example(
         "examples/debate.yaml",
@@ -189,7 +189,7 @@ EXAMPLES: tuple[Example, ...] = (
         ),
         2,
         argues_before_a_judge,
-        tier="slow",
+        marks=(pytest.mark.slow,),
     ),
     Example(
         "examples/multi_task_evaluation.yaml",
@@ -207,7 +207,7 @@ SHORT = ("learner.groups_per_batch=8", "runtime.heartbeat_timeout_s=60")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "example",
-    [pytest.param(each, marks=getattr(pytest.mark, each.tier) if each.tier else ()) for each in EXAMPLES],
+    [pytest.param(each, marks=each.marks) for each in EXAMPLES],
     ids=lambda example: Path(example.scenario).stem,
 )
 def test_an_example_runs_loses_nothing_and_shows_what_it_is_about(example: Example, tmp_path: Path) -> None:

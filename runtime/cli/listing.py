@@ -37,7 +37,8 @@ def show_runs(parent: Path, console: Console) -> int:
         console.print(f"{escape(terminal_lines(str(parent)))}: no run is there")
         return 1
     table = Table(*COLUMNS, box=None, pad_edge=False, header_style="bold")
-    table.columns[0].overflow = "fold"
+    for column in table.columns[:2]:
+        column.overflow = "fold"
     for folder, record in sorted(records, key=_began_at, reverse=True):
         cells = [folder.name, record] if isinstance(record, str) else _cells(folder, record)
         table.add_row(*(escape(terminal_lines(cell)) for cell in cells))

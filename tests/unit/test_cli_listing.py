@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def listed(parent: Path) -> list[str]:
     out = StringIO()
-    assert show_runs(parent, Console(file=out, width=160)) == 0
+    assert show_runs(parent, Console(file=out, width=1000)) == 0
     return out.getvalue().splitlines()
 
 

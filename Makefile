@@ -35,7 +35,7 @@ test: .venv/.ready-test ## Units, backends, simulation, whole runs on the local 
 test-ray: .venv/.ready-test ## About Ray itself, and runs of `make test` once more on it
 	PENSTOCK_TEST_HOST=ray $(PYTEST) $(TWO) -m "(ray or both_hosts) and not slow" tests/integration $(ARGS)
 
-runs: .venv/.ready-test ## Whole runs that train for longer (examples, agents, functions of users), learners of several ranks
+runs: .venv/.ready-test ## Whole runs that train for longer (examples, agents, hooks), learners that die or have ranks
 	$(PYTEST) $(TWO) -m "long_run and not slow" tests/integration tests/examples tests/backends $(ARGS)
 
 reasoning-gym: .venv/.ready-reasoning-gym ## Add the extra of that name, which takes a C compiler; make test then covers it

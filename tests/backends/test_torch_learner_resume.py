@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
     from penstock.messages.local import LocalEvent
 
+pytestmark = pytest.mark.long_run
+
 TIMEOUT_S: Final = 120
 MODEL_FILE: Final = "model.safetensors"
 TENSORS_FILE: Final = f"{STATE_FOLDER}/shard-00001-model-00001-of-00001.safetensors"

@@ -41,7 +41,11 @@ def assert_nothing_lost(summary: RunSummary) -> None:
 
 @pytest.mark.parametrize(
     "policy",
-    ["sync", "one_step_off", pytest.param("fully_async", marks=[pytest.mark.smoke, pytest.mark.both_hosts])],
+    [
+        pytest.param("sync", marks=pytest.mark.long_run),
+        pytest.param("one_step_off", marks=pytest.mark.long_run),
+        pytest.param("fully_async", marks=[pytest.mark.smoke, pytest.mark.both_hosts]),
+    ],
 )
 def test_a_policy_keeps_its_bound_and_loses_nothing(policy: str, tmp_path: Path) -> None:
     with LiveRun(f"{policy}.yaml", tmp_path, (*SMALL, "observability.report=true")) as run:

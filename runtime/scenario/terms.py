@@ -24,7 +24,6 @@ TERMS: Final[dict[str, tuple[str, str]]] = {
         (
             "mini_batch_size",
             "ppo_mini_batch_size",
-            "gradient_accumulation_steps",
             "steps_per_generation",
             "num_steps_per_rollout",
         ),
@@ -32,8 +31,14 @@ TERMS: Final[dict[str, tuple[str, str]]] = {
     ),
     **dict.fromkeys(("ppo_epochs", "num_iterations", "num_ppo_epochs"), ("learner.num_passes", "passes over a batch")),
     **dict.fromkeys(
-        ("micro_batch_size", "ppo_micro_batch_size_per_gpu", "ppo_max_token_len_per_gpu", "max_tokens_per_gpu"),
-        ("learner.max_tokens_per_micro_batch", "in tokens, as samples are packed"),
+        (
+            "micro_batch_size",
+            "gradient_accumulation_steps",
+            "ppo_micro_batch_size_per_gpu",
+            "ppo_max_token_len_per_gpu",
+            "max_tokens_per_gpu",
+        ),
+        ("learner.max_tokens_per_micro_batch", "in tokens, as samples are packed; it changes no step"),
     ),
     **dict.fromkeys(
         ("num_generations", "n", "n_samples_per_prompt", "rollout_n", "group_size", "num_samples_per_prompt"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -56,3 +57,32 @@ def test_shipped_scenarios_are_found_by_name_and_files_come_first(
     assert find_scenario(Path("sync")).name == "sync.yaml"
     (tmp_path / "quickstart").write_text("run: {name: mine}")
     assert find_scenario(Path("quickstart")) == Path("quickstart")
+
+
+PAGES = ("from_trl", "from_verl", "hyperparameters")
+
+
+def lines_of(page: str) -> list[str]:
+    return (SCENARIOS.parent / "docs" / f"{page}.md").read_text().splitlines()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_key_that_a_page_names_is_there(page: str) -> None:
+    ours = {path[0] for path, _ in block_paths() if path}
+    rows = [line.rpartition(" | ")[2] if page == "from_verl" else line for line in lines_of(page)]
+    named = {found for row in rows for found in re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)", row)}
+    keys = {key for key in named if key.split(".")[0] in ours and not key.endswith((".py", ".jsonl", ".md"))}
+    assert len(keys) > 10
+    for key in sorted(keys):
+        shape_at(tuple(key.split(".")))
+
+
+@pytest.mark.parametrize("page", ["from_trl", "from_verl"])
+def test_a_page_says_of_a_term_what_the_message_says(page: str) -> None:
+    num_compared = 0
+    for theirs, *ours in (line.split(" | ") for line in lines_of(page) if line.startswith("| `")):
+        for term in re.findall(r"`(?:[\w.]+\.)?(\w+)`", theirs):
+            if term in TERMS:
+                assert TERMS[term][0].removeprefix("learner.objective.") in ours[0], term
+                num_compared += 1
+    assert num_compared > 10

@@ -87,7 +87,8 @@ def row_notices(scenario: Scenario, model_folder: Path, rows: Rows) -> tuple[str
     notices = [f"{count} rows are skipped: {reason}" for reason, count in rows.skipped.items()]
     if repeated := duplicates_text(duplicates_in(rows.hashes), rows.place_of):
         notices.append(repeated)
-    for evaluated in read_evaluation(scenario, model_folder) if scenario.evaluation.datasets else ():
+    trains = scenario.run.only != "evaluate"  # where nothing does, the data are those of the evaluation
+    for evaluated in read_evaluation(scenario, model_folder) if trains and scenario.evaluation.datasets else ():
         both = rows_in_both(rows.hashes, evaluated.dataset.hashes[: evaluated.num_prompts])
         if both.num_rows:
             row, other = both.examples[0]

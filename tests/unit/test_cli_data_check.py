@@ -98,8 +98,11 @@ def test_prompts_of_the_evaluation_that_are_trained_on_are_told(tmp_path: Path) 
     scenario.write_text(
         f"run: {{name: x}}\ndata: {{path: rows.jsonl}}\nmodel: {{make: xs}}\nevaluation: {evaluation}\n"
     )
-    result = CliRunner().invoke(app, ["data", "check", str(scenario)], env={"COLUMNS": "250"})
-    assert "2 of the 3 prompts of the evaluation 'held_out' are trained on" in result.output
+    told = "2 of the 3 prompts of the evaluation 'held_out' are trained on"
+    for only, is_told in (("null", True), ("evaluate", False)):
+        result = CliRunner().invoke(app, ["data", "check", str(scenario), f"run.only={only}"], env={"COLUMNS": "250"})
+        assert result.exit_code == 0, result.output
+        assert (told in result.output) == is_told, "where nothing is trained, nothing is trained on"
 
 
 def test_bars_are_steps_of_one_width() -> None:

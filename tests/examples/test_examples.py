@@ -177,7 +177,6 @@ EXAMPLES: tuple[Example, ...] = (
         ("run.keep_samples=true", "learner.warm_start.num_steps=250"),
         3,
         uses_a_tool_and_trains_only_its_own_tokens("programs"),
-        marks=(),
     ),
     Example(
         "examples/debate.yaml",

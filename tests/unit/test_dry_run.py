@@ -53,7 +53,7 @@ def test_what_is_missing_is_said_and_what_hangs_on_it_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_ENVS", str(tmp_path))
-    found = machine("qwen3_4b_gsm8k_h100")
+    found = machine("qwen3_4b_gsm8k_h100", "model.path=/nowhere")
     assert found["model.path"].startswith("failed: model.path: ")
     assert found["room for weights"] == "left out: it needs model.path"
     assert found["data"].startswith("failed: data.path: there is no file")
@@ -61,6 +61,13 @@ def test_what_is_missing_is_said_and_what_hangs_on_it_is_left_out(
     assert found["functions of the user"] == "ok"
     failed = sum(outcome.startswith("failed") for outcome in found.values())
     assert found[""] == f", which lacks something: {failed} of {len(found) - 1} checks failed"
+
+
+def test_what_is_on_the_hub_is_named_and_not_fetched() -> None:
+    found = machine("qwen3_4b_gsm8k_h100")
+    assert found["the hub"].startswith("failed: model.path: Qwen/Qwen3-4B: on the hub, and fetched when the run starts")
+    assert found["model.path"] == "left out: it needs the hub"
+    assert found["room for weights"] == "left out: it needs model.path"
 
 
 def test_what_a_cluster_has_cannot_be_asked_here() -> None:

@@ -25,7 +25,7 @@ demo: .venv/.ready-run ## Set up, then train a small model from nothing, here an
 check: .venv/.ready-test ## The unit tests (about a minute)
 	$(PYTEST) $(TWO) -m "not slow" tests/unit $(ARGS)
 
-test: .venv/.ready-test ## Units, backends, simulation, whole runs on the local host, a few on Ray (a quarter of an hour)
+test: .venv/.ready-test ## Units, backends, simulation, whole runs on the local host, a few on Ray (about ten minutes)
 	@failed=0; set -x; \
 	$(PYTEST) $(THREE) -m "not slow and not long_run and not ray and not chaos and not sglang and not megatron" \
 		--ignore tests/sglang --ignore tests/megatron $(ARGS) || failed=1; \

@@ -607,6 +607,38 @@ def samples(
     )
 
 
+@app.command(
+    epilog="[bold]Examples[/]\n\npenstock init\n\n"
+    "penstock init gsm8k.yaml --model Qwen/Qwen3-0.6B --data rows.jsonl --reward mine.py:reward"
+)
+def init(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The scenario to write.")] = Path("scenario.yaml"),
+    model: Annotated[str | None, typer.Option(help="A checkpoint folder, or a name on the hub.")] = None,
+    data: Annotated[str | None, typer.Option(help="The rows: a .jsonl or .parquet file, or a name on the hub.")] = None,
+    reward: Annotated[str | None, typer.Option(help="A reward by name (math), or file.py:function.")] = None,
+    policy: Annotated[str, typer.Option(help="sync, one_step_off or fully_async.")] = "fully_async",
+    engine: Annotated[str, typer.Option(help="torch: embedded; sglang: servers, see penstock env sglang.")] = "torch",
+) -> None:
+    """Write a scenario for a model, rows and a reward of yours; asks for what is not given."""
+    from penstock.runtime.cli.init import Wanted, write_new_scenario
+
+    asked = {
+        "model": (model, "Model (a folder, or a name such as Qwen/Qwen3-0.6B)", None),
+        "data": (data, "Rows (a .jsonl or .parquet file)", None),
+        "reward": (reward, "Reward (a name, or file.py:function)", "math"),
+    }
+    given = {name: value if value is not None else _ask(name, *rest) for name, (value, *rest) in asked.items()}
+    write_new_scenario(file, Wanted(**given, policy=policy, engine=engine), console)
+
+
+def _ask(option: str, question: str, default: str | None) -> str:
+    if sys.stdin.isatty():
+        return str(typer.prompt(question, default=default))
+    if default is None:
+        raise UserError(f"--{option} is needed: there is no terminal here to ask for it")
+    return default
+
+
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of scenarios, for editors."""

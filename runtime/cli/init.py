@@ -1,0 +1,104 @@
+"""``penstock init``: a scenario for a model, rows and a reward of one's own, from the shipped ``local_model``."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import yaml
+from rich.markup import escape
+
+from penstock.runtime.errors import UserError
+from penstock.runtime.safe_text import terminal_lines
+from penstock.runtime.scenario import load_scenario
+from penstock.runtime.scenario.schema import schema_text
+from penstock.runtime.scenario.shipped import shipped_scenarios
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+TEMPLATE: Final = "local_model"
+BOUNDED: Final = "fully_async"
+"""The policy that the template has, with its bound."""
+SCHEMA: Final = "scenario.schema.json"
+"""Written beside the scenario, for editors that complete and check keys."""
+
+
+class Wanted(NamedTuple):
+    """What goes into the scenario. Paths are written as somebody in the current folder would write them."""
+
+    model: str
+    data: str
+    reward: str
+    policy: str
+    engine: str
+
+
+def write_new_scenario(file: Path, wanted: Wanted, console: Console) -> None:
+    """Write a scenario that loads, with the schema beside it, and say what comes next.
+
+    Raises:
+        UserError: a file of this name is there, or what is wanted makes no scenario; nothing is written then.
+    """
+    if file.exists():
+        raise UserError(f"{file}: is there already; name another file, or remove it")
+    text = shipped_scenarios()[TEMPLATE].read_text(encoding="utf-8")
+    text = text[text.index("\nrun:") :]  # what leads it is about the template
+    for block, key, value in (
+        ("run", "name", re.sub(r"[^\w.-]", "_", file.stem)),
+        ("model", "path", _from(file.parent, wanted.model)),
+        ("data", "path", _from(file.parent, wanted.data)),
+        ("reward", "function", _from(file.parent, wanted.reward)),
+        ("staleness", "policy", _from(file.parent, wanted.policy)),
+    ):
+        text = _with(text, block, key, value)
+    if wanted.policy != BOUNDED:  # the others mean one bound, and it goes without saying
+        text = re.sub(r"\n  max_staleness: .*", "", text)
+    text = text.replace("\nengines:\n", f"\nengines:\n  backend: {_plain(wanted.engine)}\n")
+    scratch = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        scratch.write_text(f"# yaml-language-server: $schema={SCHEMA}\n{text}", encoding="utf-8")
+        load_scenario(scratch)
+        (file.parent / SCHEMA).write_text(schema_text(), encoding="utf-8")
+        scratch.rename(file)
+    except OSError as error:
+        raise UserError(f"{file}: cannot be written: {(error.strerror or str(error)).lower()}") from None
+    except UserError as error:
+        raise UserError(str(error).replace(str(scratch), str(file))) from None
+    finally:
+        scratch.unlink(missing_ok=True)
+    shown = escape(terminal_lines(str(file)))
+    console.print(f"wrote {shown}. What comes next:", soft_wrap=True)
+    for command, meaning in (
+        (f"penstock data check {shown}", "read all rows, and show the first prompts as the model will see them"),
+        (f"penstock run {shown} --dry-run", "every key with its default, and what is missing here"),
+        (f"penstock run {shown}", "train"),
+    ):
+        console.print(f"  [bold]{command}[/]  [dim]{meaning}[/]", soft_wrap=True)
+
+
+def _from(folder: Path, value: str) -> str:
+    """The path as it has to stand in a file of this folder; what is no path that is here stays as it is."""
+    path, mark, rest = value.partition(".py:")
+    path, tail = (f"{path}.py", f":{rest}") if mark else (value, "")
+    slice_at = path.find("@[")
+    path, tail = (path[:slice_at], path[slice_at:]) if slice_at > 0 else (path, tail)
+    here = Path(path).expanduser()
+    if here.is_absolute() or not here.exists():
+        return value
+    return os.path.relpath(here, folder) + tail
+
+
+def _with(text: str, block: str, key: str, value: str) -> str:
+    found = re.search(rf"^{block}:\n(?:  .*\n)*?  {key}: (?P<value>\S+)(?P<gap> *)", text, re.MULTILINE)
+    assert found is not None, f"{TEMPLATE} has no {block}.{key}"
+    written = _plain(value)
+    gap = " " * max(1, len(found["value"]) + len(found["gap"]) - len(written)) if found["gap"] else ""
+    return text[: found.start("value")] + written + gap + text[found.end() :]
+
+
+def _plain(value: str) -> str:
+    """As YAML writes it on one line."""
+    return yaml.safe_dump(value, width=10_000, allow_unicode=True).splitlines()[0]

@@ -1,0 +1,74 @@
+"""``penstock init``: what it writes loads, and means what was asked for."""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from penstock.runtime.cli.app import app
+from penstock.runtime.cli.init import SCHEMA, Wanted, write_new_scenario
+from penstock.runtime.errors import UserError
+from penstock.runtime.scenario import load_scenario
+
+WANTED = Wanted("Qwen/Qwen3-0.6B", "rows.jsonl", "mine.py:reward", "one_step_off", "sglang")
+
+
+def written(file: Path, wanted: Wanted = WANTED) -> str:
+    out = StringIO()
+    write_new_scenario(file, wanted, Console(file=out, width=300))
+    return out.getvalue()
+
+
+def test_the_scenario_has_what_was_asked_for_with_paths_as_its_folder_sees_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("rows.jsonl", "mine.py"):
+        (tmp_path / name).touch()
+    (tmp_path / "inner").mkdir()
+    file = Path("inner/own: scenario.yaml")
+    said = written(file, WANTED._replace(data="rows.jsonl@[0:10]"))
+    scenario = load_scenario(file)
+    assert scenario.run.name == "own__scenario"
+    assert scenario.model.path == WANTED.model
+    assert scenario.data.path == f"{tmp_path}/inner/../rows.jsonl@[0:10]"
+    assert scenario.reward.function == f"{tmp_path}/inner/../mine.py:reward"
+    assert (scenario.staleness.policy, scenario.engines.backend) == ("one_step_off", "sglang")
+    assert file.read_text().startswith(f"# yaml-language-server: $schema={SCHEMA}\n")
+    assert (file.parent / SCHEMA).is_file()
+    assert said.count("penstock ") == 3
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        (WANTED._replace(engine="vllm"), "engines.backend: must be"),
+        (WANTED._replace(policy="sometimes"), "staleness.policy"),
+        (WANTED._replace(data="lines:9\nmodel: {make: xs}"), "scenario.yaml"),
+    ],
+)
+def test_what_makes_no_scenario_is_refused_and_leaves_nothing(wanted: Wanted, said: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=said) as caught:
+        written(tmp_path / "scenario.yaml", wanted)
+    assert f".{'scenario.yaml'}." not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_there_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "scenario.yaml").write_text("mine")
+    with pytest.raises(UserError, match="is there already"):
+        written(tmp_path / "scenario.yaml")
+    assert (tmp_path / "scenario.yaml").read_text() == "mine"
+
+
+def test_without_a_terminal_what_is_needed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["init", "--model", "my/model"])
+    assert isinstance(result.exception, UserError)
+    assert str(result.exception).startswith("--data is needed")
+    assert CliRunner().invoke(app, ["init", "--model", "my/model", "--data", "lines:9"]).exit_code == 0
+    assert load_scenario(tmp_path / "scenario.yaml").reward.function == "math"

@@ -622,16 +622,19 @@ def init(
     """Write a scenario for a model, rows and a reward of yours; asks for what is not given."""
     from penstock.runtime.cli.init import Wanted, write_new_scenario
 
-    asked = {
-        "model": (model, "Model (a folder, or a name such as Qwen/Qwen3-0.6B)", None),
-        "data": (data, "Rows (a .jsonl or .parquet file)", None),
-        "reward": (reward, "Reward (a name, or file.py:function)", "math"),
-    }
-    given = {name: value if value is not None else _ask(name, *rest) for name, (value, *rest) in asked.items()}
-    write_new_scenario(file, Wanted(**given, policy=policy, engine=engine), console)
+    wanted = Wanted(
+        model=_ask(model, "model", "Model (a folder, or a name such as Qwen/Qwen3-0.6B)"),
+        data=_ask(data, "data", "Rows (a .jsonl or .parquet file)"),
+        reward=_ask(reward, "reward", "Reward (a name, or file.py:function)", "math"),
+        policy=policy,
+        engine=engine,
+    )
+    write_new_scenario(file, wanted, console)
 
 
-def _ask(option: str, question: str, default: str | None) -> str:
+def _ask(given: str | None, option: str, question: str, default: str | None = None) -> str:
+    if given is not None:
+        return given
     if sys.stdin.isatty():
         return str(typer.prompt(question, default=default))
     if default is None:

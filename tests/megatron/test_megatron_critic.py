@@ -33,13 +33,17 @@ CASES: dict[str, tuple[str, int, dict[str, Any], dict[str, Any]]] = {
 
 
 SHARED_IN_CI = ("one", "data 2 with overlaps", "tensor 2, whole sequences", "pipeline 2, tied", "context 2")
-"""Each axis once. A critic of its own has all layouts in CI, and so has the policy, whose layers a shared one reads, in
+"""Each axis once. A critic of its own has all layouts of two ranks in CI, and so has the policy, whose layers a shared one reads, in
 test_megatron_trainer.py."""
+
+
+AT_NIGHT = "tensor 2 pipeline 2"
+"""Four ranks; two have either of both."""
 
 
 @pytest.mark.parametrize(
     ("case", "critic"),
-    [(case, "own") for case in CASES]
+    [pytest.param(case, "own", marks=[pytest.mark.slow] if case == AT_NIGHT else []) for case in CASES]
     + [pytest.param(case, "shared", marks=[] if case in SHARED_IN_CI else [pytest.mark.slow]) for case in CASES],
 )
 def test_values_and_policy_are_those_of_the_torch_learner(

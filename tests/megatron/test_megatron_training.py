@@ -68,7 +68,13 @@ LAYOUTS: dict[str, tuple[str, int, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+AT_NIGHT = ("tensor 2 data 2", "tensor 2 context 2", "pipeline 4", "expert 4", "tensor 2 expert 2 pipeline 2")
+"""Of four ranks: what each of these joins has been joined above, or is once more with latent attention."""
+
+
+@pytest.mark.parametrize(
+    "layout", [pytest.param(name, marks=[pytest.mark.slow] if name in AT_NIGHT else []) for name in LAYOUTS]
+)
 def test_three_steps_end_where_transformers_ends(
     layout: str, ranks: Callable[[int], Ranks], tiny_family: Callable[[str], Path]
 ) -> None:

@@ -33,8 +33,8 @@ CASES: dict[str, tuple[str, int, dict[str, Any], dict[str, Any]]] = {
 
 
 SHARED_IN_CI = ("one", "data 2 with overlaps", "tensor 2, whole sequences", "pipeline 2, tied", "context 2")
-"""Each axis once. A critic of its own has all layouts of two ranks in CI, and so has the policy, whose layers a shared one reads, in
-test_megatron_trainer.py."""
+"""Each axis once. A critic of its own has all layouts of two ranks in CI, and so has the policy, whose layers a shared
+one reads, in test_megatron_trainer.py."""
 
 
 AT_NIGHT = "tensor 2 pipeline 2"

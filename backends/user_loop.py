@@ -63,7 +63,7 @@ class _Leftovers:
         """Say what was raised, once: a task that ended the loop's turn may be found unawaited as well, by the next
         collection of garbage, when others have been told meanwhile. The mark is on the error itself, as those that are
         built in take no weak references."""
-        if not error.__dict__.setdefault(_TOLD, False):
+        if _TOLD not in error.__dict__:
             error.__dict__[_TOLD] = True
             self._say(f"something that a function had started ended with {told(error)}")
 

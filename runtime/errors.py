@@ -25,6 +25,11 @@ class RunFolderError(UserError):
     """A folder that was given as that of a run is none, or belongs to a run in the wrong state."""
 
 
+def first_line(error: BaseException) -> str:
+    """What a foreign error says, in one line."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
 def is_disk_full(error: BaseException) -> bool:
     """Whether something could not be written because there is no room, or no more than the user's quota."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)

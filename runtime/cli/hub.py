@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from rich.markup import escape
 
-from penstock.runtime.errors import PreflightError
+from penstock.runtime.errors import PreflightError, first_line
 from penstock.runtime.safe_text import terminal_lines
 from penstock.runtime.scenario import Scenario
-from penstock.runtime.scenario.hub_names import PREFIX, ROW_SUFFIXES, HubName, hub_blocks, read_hub_name
+from penstock.runtime.scenario.hub_names import PREFIX, ROW_SUFFIXES, HubName, not_yet_paths, read_hub_name
 from penstock.runtime.scenario.paths import MODEL_PATH, ROW_KEYS
 from penstock.runtime.scenario.source import KeyPath, Plain, dotted
 
@@ -49,10 +49,7 @@ def with_hub(scenario: Scenario, console: Console) -> Scenario:
     """
     data: dict[str, Plain] = msgspec.to_builtins(scenario)
     num_fetched = 0
-    for key, path, block in hub_blocks(data):
-        value = block.get(str(key[-1]))
-        if not isinstance(value, str) or value.startswith("/"):
-            continue
+    for key, path, block, value in not_yet_paths(data):
         if name := read_hub_name(value, key):
             block[str(key[-1])] = _fetched(name, key, dotted(path), console)
             num_fetched += 1
@@ -72,19 +69,15 @@ def fetched_model(model: Path, console: Console) -> Path:
 
 
 def _fetched(name: HubName, key: KeyPath, at: str, console: Console) -> str:
-    say: Callable[[str], None] = partial(_say, console)
     import httpx2
+    from huggingface_hub.errors import HFValidationError
 
-    repository = name.repository
-    say(f"{at}: {repository} is no file or folder here, so the hub is asked")
+    say: Callable[[str], None] = partial(_say, console)
+    say(f"{at}: {name.repository} is no file or folder here, so the hub is asked")
     try:
         path = _fetch_rows(name, at, say, console) if key in ROW_KEYS else _fetch_model(name, say, console)
-    except PreflightError:
-        raise
-    except ValueError as error:  # of the library: a name that it does not take
-        raise PreflightError(f"{at}: {repository}: {_first_line(error)}") from None
-    except (OSError, httpx2.HTTPError) as error:  # all others of the library, and those of its HTTP client
-        raise PreflightError(f"{at}: {repository}: {_why(error)}") from None
+    except (HFValidationError, OSError, httpx2.HTTPError) as error:  # the library's own, and those of its HTTP client
+        raise PreflightError(f"{at}: {name.repository}: {_why(error)}") from None
     say(f"{at}: {path}")
     return path + name.slice
 
@@ -149,6 +142,7 @@ def _files_of(name: HubName) -> list[str]:
     import httpx2
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+    from huggingface_hub.file_download import repo_folder_name
 
     try:
         info = HfApi().dataset_info(name.repository, revision=name.revision, timeout=REPLY_TIMEOUT_S)
@@ -156,7 +150,7 @@ def _files_of(name: HubName) -> list[str]:
     except HfHubHTTPError:  # it has answered
         raise
     except (httpx2.HTTPError, OfflineModeIsEnabled):
-        cache = Path(constants.HF_HUB_CACHE) / f"datasets--{name.repository.replace('/', '--')}"
+        cache = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=name.repository, repo_type="dataset")
         revision = cache / "refs" / (name.revision or constants.DEFAULT_REVISION)
         commit = revision.read_text() if revision.is_file() else name.revision or ""
         snapshot = cache / "snapshots" / commit
@@ -182,15 +176,12 @@ def _lines(say: Callable[[str], None]) -> type[Any]:
     return type("Lines", (library.tqdm,), {"__init__": begin, "display": display})
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__
-
-
 def _why(error: Exception) -> str:
     import httpx2
     from huggingface_hub import constants
     from huggingface_hub.errors import (
         GatedRepoError,
+        HFValidationError,
         LocalEntryNotFoundError,
         OfflineModeIsEnabled,
         RepositoryNotFoundError,
@@ -199,6 +190,8 @@ def _why(error: Exception) -> str:
 
     where = constants.ENDPOINT
     match error:
+        case HFValidationError():
+            return first_line(error)
         case GatedRepoError():
             return f"{where} gives it to those who have accepted its terms there, and asks for a token: set HF_TOKEN"
         case RevisionNotFoundError():
@@ -214,6 +207,6 @@ def _why(error: Exception) -> str:
                 "where there is a network (hf download), and copy that folder here or name it in HF_HUB_CACHE"
             )
         case httpx2.TransportError() | OfflineModeIsEnabled():
-            return f"{where} cannot be reached ({_first_line(error)})"
+            return f"{where} cannot be reached ({first_line(error)})"
         case _:
-            return f"cannot be fetched from {where}: {_first_line(error)}"
+            return f"cannot be fetched from {where}: {first_line(error)}"

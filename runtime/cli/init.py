@@ -13,6 +13,7 @@ from rich.markup import escape
 from penstock.runtime.errors import UserError
 from penstock.runtime.safe_text import terminal_lines
 from penstock.runtime.scenario import load_scenario
+from penstock.runtime.scenario.paths import is_user_code
 from penstock.runtime.scenario.schema import schema_text
 from penstock.runtime.scenario.shipped import shipped_scenarios
 
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 TEMPLATE: Final = "local_model"
-BOUNDED: Final = "fully_async"
-"""The policy that the template has, with its bound."""
 SCHEMA: Final = "scenario.schema.json"
 """Written beside the scenario, for editors that complete and check keys."""
 
@@ -54,8 +53,7 @@ def write_new_scenario(file: Path, wanted: Wanted, console: Console) -> None:
         ("staleness", "policy", _from(file.parent, wanted.policy)),
     ):
         text = _with(text, block, key, value)
-    if wanted.policy != BOUNDED:  # the others mean one bound, and it goes without saying
-        text = re.sub(r"\n  max_staleness: .*", "", text)
+    text = re.sub(r"\n  max_staleness: .*", "", text)  # each policy has a bound of its own, which goes without saying
     text = text.replace("\nengines:\n", f"\nengines:\n  backend: {_plain(wanted.engine)}\n")
     scratch = file.with_name(f".{file.name}.{os.getpid()}")
     try:
@@ -81,14 +79,11 @@ def write_new_scenario(file: Path, wanted: Wanted, console: Console) -> None:
 
 def _from(folder: Path, value: str) -> str:
     """The path as it has to stand in a file of this folder; what is no path that is here stays as it is."""
-    path, mark, rest = value.partition(".py:")
-    path, tail = (f"{path}.py", f":{rest}") if mark else (value, "")
-    slice_at = path.find("@[")
-    path, tail = (path[:slice_at], path[slice_at:]) if slice_at > 0 else (path, tail)
+    path, mark, rest = value.rpartition(":") if is_user_code(value) else value.partition("@[")
     here = Path(path).expanduser()
     if here.is_absolute() or not here.exists():
         return value
-    return os.path.relpath(here, folder) + tail
+    return f"{os.path.relpath(here, folder)}{mark}{rest}"
 
 
 def _with(text: str, block: str, key: str, value: str) -> str:

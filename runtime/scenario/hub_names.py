@@ -67,17 +67,15 @@ def is_left_to_the_hub(key: KeyPath, value: str, folder: Path) -> bool:
     return read_hub_name(value, key) is not None and not (folder / value.partition("@[")[0]).exists()
 
 
-def hub_blocks(scenario: Plain) -> Iterator[tuple[KeyPath, KeyPath, dict[str, Plain]]]:
-    """Every key that could have a name: which of :data:`HUB_KEYS`, its place, and the block that it is the last of.
+def not_yet_paths(scenario: Plain) -> Iterator[tuple[KeyPath, KeyPath, dict[str, Plain], str]]:
+    """What a loaded scenario has in the place of an absolute path: which of :data:`HUB_KEYS` it is, where it stands,
+    the block that it stands in, and the value. Made rows are among them.
 
     Args:
         scenario: as plain data.
     """
     for key in HUB_KEYS:
         for path, block in blocks_at(scenario, key[:-1]):
-            yield key, (*path, key[-1]), block
-
-
-def awaits_the_hub(key: KeyPath, value: Plain) -> bool:
-    """Whether a loaded scenario has a name here, whose files are not fetched yet."""
-    return isinstance(value, str) and not value.startswith("/") and read_hub_name(value, key) is not None
+            value = block.get(str(key[-1]))
+            if isinstance(value, str) and not value.startswith("/"):
+                yield key, (*path, key[-1]), block, value

@@ -30,7 +30,7 @@ from penstock.runtime.errors import PreflightError
 from penstock.runtime.scenario.episode_preflight import check_episode, episode_functions
 from penstock.runtime.scenario.evaluation_rules import evaluation_functions, sets_of
 from penstock.runtime.scenario.hook_rules import hooks_of
-from penstock.runtime.scenario.hub_names import awaits_the_hub, hub_blocks
+from penstock.runtime.scenario.hub_names import not_yet_paths, read_hub_name
 from penstock.runtime.scenario.megatron_preflight import check_megatron
 from penstock.runtime.scenario.paths import MADE_DATA, is_user_code
 from penstock.runtime.scenario.recorded_rules import recorded_settings
@@ -122,8 +122,8 @@ def machine_checks(scenario: Scenario, run_parent: Path) -> Iterator[MachineChec
 
 
 def _awaited(scenario: Scenario) -> Iterator[str]:
-    for key, path, block in hub_blocks(msgspec.to_builtins(scenario)):
-        if awaits_the_hub(key, value := block.get(str(key[-1]))):
+    for key, path, _, value in not_yet_paths(msgspec.to_builtins(scenario)):
+        if read_hub_name(value, key):
             yield f"{dotted(path)}: {value}"
 
 

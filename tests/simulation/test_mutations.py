@@ -366,9 +366,8 @@ FOUND_BY = {"deadline_is_off_by_one": 142, "comes_back_without_telling_anyone": 
 
 def is_found(name: str) -> bool:
     """Whether one of the first trials fails."""
-    numbers = range(MAX_TRIALS)
-    first = (number for number in (FOUND_BY.get(name),) if number is not None)
-    return any(fails(draw_trial(POLICIES[number % len(POLICIES)], number)) for number in (*first, *numbers))
+    first = [FOUND_BY[name]] if name in FOUND_BY else []
+    return any(fails(draw_trial(POLICIES[number % len(POLICIES)], number)) for number in (*first, *range(MAX_TRIALS)))
 
 
 def fails(trial: Trial) -> bool:

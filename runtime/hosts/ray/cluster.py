@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from penstock.messages.names import LEARNER, engine_index, is_engine
-from penstock.runtime.errors import PreflightError
+from penstock.runtime.errors import PreflightError, first_line
 from penstock.runtime.hosts.ray import processes
 from penstock.runtime.hosts.ray.boot import Boot, EndKind, ProcessEnd
 from penstock.runtime.hosts.ray.groups import PlacementGroups, gpus_of_nodes
@@ -128,8 +128,7 @@ class RayCluster:
         except (RuntimeError, ConnectionError, OSError, ValueError, TimeoutError) as error:
             where = "Ray could not be started" if address is None else f"runtime.ray_address: {address}"
             _log.exception("%s", where)
-            reason = str(error).strip().partition("\n")[0] or type(error).__name__
-            raise RayStartError(f"{where}: {reason}") from error
+            raise RayStartError(f"{where}: {first_line(error)}") from error
         self._owned = self._owned_processes()
         self.node_id = str(ray.get_runtime_context().get_node_id())
 

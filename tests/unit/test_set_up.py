@@ -29,7 +29,7 @@ def test_a_set_up_that_fails_shows_the_end_of_its_log_and_what_to_do(tmp_path: P
     lines = done.stdout.splitlines()
     assert done.returncode == 1
     assert lines[0].startswith("Setting up in .venv with Python 3.")
-    assert "The set-up failed (packages" in done.stdout
+    assert "The set-up failed (environment)" in done.stdout
     assert "    ERROR: No matching distribution found for pip>=25.1" in lines
     assert f"All of it: {tmp_path}/.venv/set-up.log" in lines
     assert "give the same command again" in done.stdout

@@ -18,6 +18,7 @@ from penstock.backends.weights.fetched import MappedWeights, check_size, checked
 from penstock.backends.weights.protocol import WeightFetchError
 from penstock.backends.weights.service_messages import (
     MAX_READ_BYTES,
+    MAX_REPLY_BYTES,
     AnyReply,
     Piece,
     Read,
@@ -79,8 +80,9 @@ def fetch_pushed(manifest: WeightManifest) -> MappedWeights:
 
 
 def configure(line: zmq.Socket[bytes], address: ServiceAddress) -> None:
-    """Give a socket the keys of a service."""
+    """Give a socket the keys of a service, and a bound on what whoever poses as it may make this process buffer."""
     line.linger = 0
+    line.maxmsgsize = MAX_REPLY_BYTES
     line.curve_serverkey = address.server_key.encode()
     line.curve_publickey = address.client_public.encode()
     line.curve_secretkey = address.client_secret.encode()

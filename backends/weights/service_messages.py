@@ -30,6 +30,8 @@ MAX_REQUEST_BYTES: Final = 8 << 20
 """Of one frame that a service takes, also from whoever has not shown the key yet; it cuts the connection of a peer that
 announces more. A ``Pack`` of 50,000 tensors is smaller."""
 MAX_READ_BYTES: Final = 16 << 20
+MAX_REPLY_BYTES: Final = 128 << 20
+"""Of one frame that an engine takes: a bucket sent by value has at most 64 MiB, before it is spelled as text."""
 
 GroupBackend = Literal["gloo", "nccl"]
 

@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 
 from penstock.backends.engines.sglang.bucket_source import ServiceError, ServiceLine, open_source
 from penstock.backends.models.make import make_model
+from penstock.backends.weights import pulled
 from penstock.backends.weights.buckets import plan_buckets
 from penstock.backends.weights.expectation import UnfitWeightsError, expect_model
 from penstock.backends.weights.protocol import WeightExportError, WeightFetchError
@@ -278,6 +279,15 @@ def test_a_request_that_the_service_would_cut_off_is_refused_before_it_is_sent(p
 
     manifest = export(pusher)
     run(ask())
+
+
+def test_an_answer_of_more_than_an_engine_takes_cuts_the_connection(
+    pusher: PushExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = export(pusher)
+    monkeypatch.setattr(pulled, "MAX_REPLY_BYTES", 1 << 20)
+    with pytest.raises(WeightFetchError, match="connection to the learner's weight service broke"):
+        open_fetcher().fetch(manifest)
 
 
 def test_no_error_shows_the_secret(pusher: PushExporter) -> None:

@@ -69,7 +69,7 @@ def test_the_gradient_of_a_preset_is_that_of_finite_differences(name: str) -> No
     columns = torch.randn(7, 6, generator=draw, dtype=torch.float64)
     samples = Segments(torch.tensor([0, 1, 1, 0, 2, 2]), 3)
     advantages, weights = columns[4], columns[5]
-    if name == "gspo":  # an integral of its gradient where the tokens of a sample share these
+    if name in ("gspo", "gmpo"):  # an integral of its gradient where the tokens of a sample share these
         advantages, weights = (samples.spread(samples.means(values)) for values in (advantages, weights))
 
     def loss(logprobs: torch.Tensor, entropy: torch.Tensor) -> torch.Tensor:
@@ -238,7 +238,7 @@ def test_old_tokens_without_any_bound_are_refused_unless_asked_for(
 
 def test_only_objectives_that_couple_tokens_pay_for_a_second_pass() -> None:
     coupled = {name for name in PRESETS if couples_tokens(objective(name))}
-    assert coupled == {"gspo", "dpo"}
+    assert coupled == {"gspo", "gmpo", "dpo"}
     # The KL in the reward is known before the first step of a batch.
     assert not couples_tokens(objective("rloo", kl_coef=0.1, kl_in="reward"))
     assert couples_tokens(objective("dapo", opsm_delta=1e-4))

@@ -92,7 +92,7 @@ def geometric_mean_loss(
 
     ``log s = mean of c``, ``c = min(d, clip_high)`` where ``A > 0`` and ``max(d, −clip_low)`` where ``A < 0``, with
     ``d = logprobs − old_logprobs``: the bounds are those of a logarithm, and hold token by token before the mean.
-    GMPO, Zhao et al., arXiv 2507.20673, section 3. The gradient of each token is that of its own ``c``, ``s · A`` or
+    GMPO, Zhao et al., arXiv 2507.20673. The gradient of each token is that of its own ``c``, ``s · A`` or
     0, so a token is credited with its own advantage; where all tokens of a sequence have the same advantage and
     weight, value and gradient are the paper's. Arguments as for :func:`clipped_policy_loss`.
     """
@@ -115,7 +115,7 @@ def soft_gated_loss(
     :func:`clipped_policy_loss`.
     """
     ratio = probability_ratio(logprobs, old_logprobs)
-    tau = torch.where(advantages > 0, tau_pos, tau_neg).to(ratio.dtype)
+    tau = torch.where(advantages > 0, ratio.new_tensor(tau_pos), ratio.new_tensor(tau_neg))
     gate = torch.sigmoid(tau * (ratio - 1.0))
     closed = 1.0 - 4.0 * gate.detach() * (1.0 - gate.detach())
     return ClippedLoss(loss=-4.0 / tau * gate * advantages, clipped=closed, ratio=ratio.detach())

@@ -47,11 +47,18 @@ if TYPE_CHECKING:
 
     from penstock.runtime.scenario import Scenario
 
-ROLLED: Final = [n for n in PRESETS if needs_rollout_logprobs(objective(n)) and not objective(n).opd_kl_coef]
-"""Presets that learn from the model's own samples and their rewards, without rows that hold responses or a teacher."""
+ROLLED: Final = [
+    name
+    for name, given in ((name, objective(name)) for name in PRESETS)
+    if needs_rollout_logprobs(given) and not given.opd_kl_coef and given.estimator != "gdpo"
+]
+"""Presets that learn from the model's own samples and their rewards, without rows that hold responses, a teacher, or
+rewards of several components."""
 NUM_ROWS: Final = 4096
 WARM_START_SEED: Final = 0
-NEEDS: Final[dict[str, dict[str, float]]] = {"ppo": {"critic_learning_rate": 1e-3}, "cispo": {"learning_rate": 5e-4}}
+NEEDS: Final[dict[str, dict[str, float]]] = {
+    "ppo": {"critic_learning_rate": 1e-3}, "vapo": {"critic_learning_rate": 1e-3}, "cispo": {"learning_rate": 5e-4},
+}  # fmt: skip
 """What a preset gets on this task beside its name: keys of ``learner.objective``, or another ``learner.learning_rate``.
 
 * The usual critic learns ten times as fast as the policy. Of 1e-3 that is too fast for a trunk of its own, which then

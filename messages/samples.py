@@ -311,6 +311,7 @@ class CountedSample(Value, frozen=True, array_like=True):
 
     index: int
     reward: float
+    components: tuple[Metric, ...] = ()
 
 
 class Group(Value, frozen=True, kw_only=True, omit_defaults=True):

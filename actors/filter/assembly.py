@@ -111,9 +111,9 @@ class Assembly(msgspec.Struct):
     def group(self, *, counts_dropped: bool = False) -> Group:
         """What is left, as a group. ``counts_dropped``: the rewards of what was dropped belong to its statistics."""
         counted = (
-            CountedSample(index, reward)
+            CountedSample(index, reward.value, reward.components)
             for index in sorted(self.dropped)
-            if (sample := self.samples[index]).loss is Loss.OBJECTIVE and (reward := sample.reward) is not None
+            if (sample := self.samples[index]).loss is Loss.OBJECTIVE and (reward := sample.outcome.reward) is not None
         )
         return Group(
             group_id=self.group_id,

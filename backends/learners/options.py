@@ -56,12 +56,15 @@ class ObjectiveOptions(Options, frozen=True, kw_only=True):
     be set over them."""
 
     name: str = "dapo"
-    """grpo, dapo, dr_grpo, gspo, cispo, rloo, ppo, reinforce_plus_plus, reinforce_plus_plus_baseline, dppo, distill;
-    sft, dpo, rejection_sampling, reward_weighted; or a function of your own as file.py:function."""
+    """grpo, dapo, dr_grpo, gspo, gmpo, sapo, cispo, rloo, maxrl, gdpo, ppo, vapo, reinforce_plus_plus,
+    reinforce_plus_plus_baseline, dppo, distill; sft, dpo, rejection_sampling, reward_weighted; or a function of your
+    own as file.py:function."""
     clip_low: Unit = 0.2
-    """The ratio of the policies is held above 1 less this. (With DPPO: the threshold for tokens that get rarer.)"""
+    """The ratio of the policies is held above 1 less this. (With DPPO: the threshold for tokens that get rarer;
+    with GMPO the logarithm of the ratio is held above minus this.)"""
     clip_high: NonNegative = 0.28
-    """The ratio of the policies is held below 1 plus this. (With DPPO: the threshold for tokens that get likelier.)"""
+    """The ratio of the policies is held below 1 plus this. (With DPPO: the threshold for tokens that get likelier;
+    with GMPO the logarithm of the ratio is held below this.)"""
     normalize_std: bool = True
     """Divide a group's advantages by its standard deviation."""
     kl_coef: NonNegative = 0.0
@@ -81,8 +84,13 @@ class ObjectiveOptions(Options, frozen=True, kw_only=True):
     """Weight of the reverse KL to the `teacher:` of the scenario, which is taken off the advantage of each token."""
     entropy_coef: float = 0.0
     """Weight of the entropy, which is made larger."""
+    behaviour_kl_coef: NonNegative = 0.0
+    """Weight of the squared difference between the log-probs of the policy and those of the engine that drew the
+    tokens: a KL to the behaviour policy."""
     estimator: Estimator = "grpo"
     """How rewards become advantages; `teacher`: not at all, the teacher alone is learnt from."""
+    component_weights: dict[str, float] | None = None
+    """For `estimator: gdpo`: what each named component of the reward weighs. null: as in reward.components."""
     postprocess_function: str | None = None
     """A function of yours that is given the rewards of each group and returns those that are trained on, as
     file.py:function (docs/hooks.md)."""
@@ -98,6 +106,10 @@ class ObjectiveOptions(Options, frozen=True, kw_only=True):
     """γ of REINFORCE++ and of GAE."""
     policy_loss: PolicyLoss = "ppo"
     """The loss of a token from its ratio and its advantage."""
+    tau_pos: Positive = 1.0
+    """τ of SAPO for tokens with a positive advantage: the larger, the sooner the gate closes."""
+    tau_neg: Positive = 1.05
+    """τ of SAPO for the others."""
     max_ratio: Annotated[float, Meta(gt=1)] | None = 20.0
     """Largest ratio of the policies that a token is weighed by under DPPO; null: none, as in the paper."""
     dual_clip: Annotated[float, Meta(gt=1)] | None = None
@@ -128,6 +140,11 @@ class ObjectiveOptions(Options, frozen=True, kw_only=True):
     a copy of it with a scalar head; `shared`: such a head on the policy itself, which learns to predict as well."""
     gae_lambda: Unit = 1.0
     """λ of GAE."""
+    gae_length_alpha: Positive | None = None
+    """α of VAPO: a sample with l trained tokens has a λ of 1 − 1 / (α l), at least 0, instead of gae_lambda; null: all
+    have that."""
+    critic_lambda: Unit | None = None
+    """λ of the returns that the critic learns; null: the policy's."""
     value_clip: Positive | None = 0.2
     """How far a value may move in one batch before its loss stops pulling it on; null: any way."""
     value_coef: Positive = 0.1

@@ -19,18 +19,19 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from penstock.backends.hooks.objective import advantages_by, reduction_by
-from penstock.backends.hooks.protocols import AdvantageInput, ReductionInput
+from penstock.backends.hooks.objective import advantages_by
+from penstock.backends.hooks.protocols import AdvantageInput
+from penstock.backends.learners.components import component_rewards
 from penstock.backends.learners.objectives.distillation import sampled_reverse_kl
 from penstock.backends.learners.objectives.kl import kl_estimate
 from penstock.backends.learners.objectives.objective import old_logprobs, rewards_need_kl
 from penstock.backends.learners.objectives.preference import preference_pairs
 from penstock.backends.learners.objectives.protocol import PolicyTokens
-from penstock.backends.learners.objectives.reduction import reduction_weights
 from penstock.backends.learners.objectives.segments import Segments
 from penstock.backends.learners.objectives.token_advantages import RewardedSamples, TokenEstimates, token_estimates
 from penstock.backends.learners.objectives.validity import prefers_pairs
 from penstock.backends.learners.sequences import joined
+from penstock.backends.learners.token_weights import means_by_loss, step_weights
 from penstock.backends.learners.updates import whole_batch
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ class BatchTokens:
         self.returns = None if estimates.returns is None else self._among_all(estimates.returns).to(device)
         whole = whole_batch(batch)
         weights, means = step_weights(whole, self)
-        self._weights = _means_by_loss(whole, means)
+        self._weights = means_by_loss(whole, means)
         if options.reduction_function is not None:
             self.user_values = weights.double()
         if options.advantage_function is not None:
@@ -147,7 +148,10 @@ class BatchTokens:
         )
         if not len(samples.index):
             return TokenEstimates(torch.zeros(0), None if values is None else torch.zeros(0))
-        rewarded = RewardedSamples(self.rewards, self.group_ids, samples, self._of_objective(positions))
+        components = None
+        if self.options.estimator == "gdpo":
+            components = torch.from_numpy(component_rewards(self.groups, self.options.component_weights or {}))
+        rewarded = RewardedSamples(self.rewards, self.group_ids, samples, self._of_objective(positions), components)
         found = None
         if (function := self.options.advantage_function) is not None:
             found = advantages_by(function, self.advantage_input(positions, kl), self.options)
@@ -258,7 +262,7 @@ class StepTokens:
         samples = _samples_of(ordered, update.num_samples)
         self._samples = Segments(samples.index.to(known.device), samples.count)
         weights, means = step_weights(update, known)
-        means = _means_by_loss(update, means)
+        means = means_by_loss(update, means)
         self._weights = self._samples.spread(weights.to(known.device))
         self._figure_weights = self._samples.spread(means.to(known.device))
         place = torch.from_numpy(joined([sequence.places for sequence in ordered])).to(known.device)
@@ -308,30 +312,6 @@ class StepTokens:
         if self._imitated is not None:  # a demonstration has no reward to be predicted
             weights = weights * ~self._imitated[part]
         return ValueTargets(self._old_values[part], self._returns[part], weights)
-
-
-def step_weights(update: Update, known: BatchTokens) -> tuple[Tensor, Tensor]:
-    """The weight of each token of a sample ``[S]``: in the loss, and in a figure. That is a mean over tokens also where
-    the loss is a sum over a constant, or what the user says."""
-    options, sizes = known.options, torch.from_numpy(update.tokens_per_sample())
-    if options.reduction_function is not None:
-        samples = torch.from_numpy(update.batch_samples)
-        given = ReductionInput(sizes.clone(), known.group_ids[samples], known.rewards[samples], known.version)
-        return reduction_by(options.reduction_function, given, options), reduction_weights("token_mean", sizes)
-    weights = reduction_weights(options.reduction, sizes, constant_tokens=options.constant_tokens)
-    return weights, reduction_weights("token_mean", sizes) if options.reduction == "constant" else weights
-
-
-def _means_by_loss(update: Update, means: Tensor) -> Tensor:
-    """The weights of figures ``[S]`` so that each is a mean over the tokens of the objective, or over those that are
-    imitated, where a step has both."""
-    is_imitated = torch.zeros(update.num_samples, dtype=torch.bool)
-    is_imitated[[s.sample for s in update.sequences if s.is_imitated]] = True
-    if not bool(is_imitated.any()):
-        return means
-    shares = means * torch.from_numpy(update.tokens_per_sample())
-    totals = torch.stack([shares[~is_imitated].sum(), shares[is_imitated].sum()])
-    return means / totals.clamp(min=torch.finfo(means.dtype).tiny)[is_imitated.long()]
 
 
 def _pairs_of(known: BatchTokens, update: Update) -> Tensor | None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.backends.stores.protocol import LedgerReader
+    from penstock.messages.base import Metric
     from penstock.messages.samples import Group, Part, Sample
 
 _NAME: Final = re.compile(r"steps-(\d{7,})-(\d{7,})\.parquet")
@@ -58,8 +59,8 @@ COLUMNS: Final = {
     "loss": "string; what the sample is trained by where it is not the objective: `sft`",
     "reward": "double",
     "reward_components": "map of string to double",
-    "counted": "list of {sample_index, reward}; samples of its group that were dropped after the statistics: their "
-    "rewards count in mean and spread; the same in each row of a group, null: none",
+    "counted": "list of {sample_index, reward, components}; samples of its group that were dropped after the "
+    "statistics: their rewards count in mean and spread; the same in each row of a group, null: none",
 }
 """Name, and type with meaning."""
 
@@ -123,7 +124,7 @@ def _write(path: Path, reader: LedgerReader, parts: Iterable[tuple[int | None, S
 
 
 def _schema(pa: Any) -> Any:  # noqa: ANN401 - as above
-    tokens = pa.list_(pa.int32())
+    tokens, components = pa.list_(pa.int32()), pa.map_(pa.string(), pa.float64())
     types = {
         "group_id": pa.int64(), "sample_index": pa.int32(), "version": pa.int32(), "staleness": pa.int32(),
         "attempt": pa.int32(), "engine": pa.string(), "row": pa.int64(), "epoch": pa.int32(), "prompt": pa.string(),
@@ -134,8 +135,10 @@ def _schema(pa: Any) -> Any:  # noqa: ANN401 - as above
         "part_lengths": tokens, "part_contexts": pa.list_(tokens), "part_experts": pa.list_(_experts_type(pa)),
         "outcome": pa.string(),
         "outcome_detail": pa.string(), "loss": pa.string(), "reward": pa.float64(),
-        "reward_components": pa.map_(pa.string(), pa.float64()),
-        "counted": pa.list_(pa.struct([("sample_index", pa.int32()), ("reward", pa.float64())])),
+        "reward_components": components,
+        "counted": pa.list_(
+            pa.struct([("sample_index", pa.int32()), ("reward", pa.float64()), ("components", components)])
+        ),
     }  # fmt: skip
     return pa.schema([(name, types[name]) for name in COLUMNS])
 
@@ -152,7 +155,10 @@ def _rows(version: int | None, groups: Sequence[Group]) -> Iterator[dict[str, An
             "prompt_tokens": np.frombuffer(prompt.tokens, dtype="<i4"),
             "label": prompt.label,
             "metadata": prompt.metadata.decode(),
-            "counted": [{"sample_index": c.index, "reward": c.reward} for c in group.counted] or None,
+            "counted": [
+                {"sample_index": c.index, "reward": c.reward, "components": _pairs(c.components)} for c in group.counted
+            ]
+            or None,
         }
         for sample in group.samples:
             yield shared | _row(sample, version)
@@ -178,8 +184,12 @@ def _row(sample: Sample, version: int | None) -> dict[str, Any]:
         "outcome_detail": _detail(sample),
         "loss": sample.loss.value,
         "reward": None if reward is None else reward.value,
-        "reward_components": [] if reward is None else [(item.name, item.value) for item in reward.components],
+        "reward_components": [] if reward is None else _pairs(reward.components),
     }
+
+
+def _pairs(components: Sequence[Metric]) -> list[tuple[str, float]]:
+    return [(component.name, component.value) for component in components]
 
 
 def _loss_mask(parts: Sequence[Part]) -> Any:  # noqa: ANN401 - an array or nothing

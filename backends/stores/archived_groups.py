@@ -91,7 +91,10 @@ def _group(rows: Sequence[Row]) -> Group:
         label=first["label"],
         metadata=first["metadata"].encode(),
     )
-    counted = tuple(CountedSample(item["sample_index"], item["reward"]) for item in first.get("counted") or ())
+    counted = tuple(
+        CountedSample(item["sample_index"], item["reward"], _components(item.get("components")))
+        for item in first.get("counted") or ()
+    )
     return Group(group_id=first["group_id"], prompt=prompt, samples=tuple(map(_sample, rows)), counted=counted)
 
 
@@ -139,8 +142,7 @@ def _teacher(logprobs: Sequence[float]) -> bytes:
 def _outcome(row: Row) -> ModelOutcome:
     reward = None
     if row["reward"] is not None:
-        components = tuple(Metric(name, value) for name, value in row["reward_components"] or ())
-        reward = Reward(value=row["reward"], components=components)
+        reward = Reward(value=row["reward"], components=_components(row["reward_components"]))
     match row["outcome"]:
         case "completed":
             return Completed(stop=StopReason(row["outcome_detail"]), reward=reward)
@@ -148,6 +150,10 @@ def _outcome(row: Row) -> ModelOutcome:
             return Truncated(reward=reward)
         case _:
             return PolicyError(detail=row["outcome_detail"], reward=reward)
+
+
+def _components(pairs: Sequence[tuple[str, float]] | None) -> tuple[Metric, ...]:
+    return tuple(Metric(name, value) for name, value in pairs or ())
 
 
 def _bytes(values: Sequence[float], kind: str) -> bytes:

@@ -18,7 +18,7 @@ import yaml
 from penstock.runtime.errors import ScenarioError
 from penstock.runtime.scenario.hub_names import is_left_to_the_hub
 from penstock.runtime.scenario.keys import allowed, shape_at, unknown_key
-from penstock.runtime.scenario.objective import fill_objective, name_objective, with_constant
+from penstock.runtime.scenario.objective import fill_objective, name_objective, with_objective
 from penstock.runtime.scenario.paths import PATH_KEYS, absolute, blocks_at
 from penstock.runtime.scenario.resolve import resolve, unresolvable
 from penstock.runtime.scenario.rules import broken_rule
@@ -71,7 +71,7 @@ def scenario_from(source: Source) -> Scenario:
     scenario = _make_paths_absolute(_decode(source), source)
     broken = unresolvable(scenario.staleness)
     if broken is None:
-        scenario = with_constant(resolve(scenario))
+        scenario = with_objective(resolve(scenario))
         broken = broken_rule(scenario)
     if broken is not None:
         path, text = broken

@@ -31,11 +31,16 @@ def fill_objective(data: dict[str, Plain]) -> None:
         learner[KEY] = {**PRESETS.get(name, {}), **given}
 
 
-def with_constant(scenario: Scenario) -> Scenario:
-    """The scenario with the constant of a constant denominator given, not null: the longest response."""
-    objective = scenario.learner.objective
-    if objective.reduction != "constant" or objective.constant_tokens is not None:
+def with_objective(scenario: Scenario) -> Scenario:
+    """The scenario with what its objective takes from other blocks given, not null: of a constant denominator the
+    longest response, of GDPO the weights of the reward's components."""
+    objective = filled = scenario.learner.objective
+    if objective.reduction == "constant" and objective.constant_tokens is None:
+        filled = msgspec.structs.replace(filled, constant_tokens=scenario.sampling.max_response_tokens)
+    weights = {each.name: each.weight for each in scenario.reward.components if each.weight}
+    if objective.estimator == "gdpo" and objective.component_weights is None and weights:
+        filled = msgspec.structs.replace(filled, component_weights=weights)
+    if filled is objective:
         return scenario
-    filled = msgspec.structs.replace(objective, constant_tokens=scenario.sampling.max_response_tokens)
     learner = msgspec.structs.replace(scenario.learner, objective=filled)
     return msgspec.structs.replace(scenario, learner=learner)

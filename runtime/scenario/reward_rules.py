@@ -11,7 +11,7 @@ from penstock.backends.rewards.builtin import BUILT_IN
 from penstock.backends.rewards.functions import NAMES, REWARD
 from penstock.backends.rewards.functions_asked import CHOSEN, JUDGE, REMOTE, asked_functions
 from penstock.runtime.scenario.own_judge_rules import own_judge_rules
-from penstock.runtime.scenario.paths import is_user_code
+from penstock.runtime.scenario.paths import OBJECTIVE, is_user_code
 from penstock.runtime.scenario.reward_names import reward_problem
 from penstock.runtime.scenario.row_metadata import unnamed
 
@@ -42,6 +42,7 @@ def reward_rules(s: Scenario) -> Iterator[Broken]:
     if next(_names(reward), None) is not None:
         return
     yield from _choice(s, reward)
+    yield from _learnt_components(s, reward)
     for path, function in _places(reward, s.sampling.max_response_tokens):
         yield from _function(s, path, function)
 
@@ -118,6 +119,23 @@ def _choice(s: Scenario, reward: RewardOptions) -> Iterator[Broken]:
             (*BLOCK, "function_key"),
             f"has no effect beside reward.components; add a component with function: {CHOSEN}, or remove it",
         )
+
+
+def _learnt_components(s: Scenario, reward: RewardOptions) -> Iterator[Broken]:
+    """An objective that reads components has to find them."""
+    key = (*OBJECTIVE, "component_weights")
+    if s.learner.objective.estimator != "gdpo":
+        return
+    if s.learner.objective.component_weights is None:
+        yield (
+            key,
+            "estimator: gdpo needs the components of the reward, and what each weighs; list them in reward.components, "
+            "or name here those that your function returns beside the reward",
+        )
+    known = [each.name for each in reward.components]
+    for name in s.learner.objective.component_weights or ():
+        if known and not any(name == each or name.startswith(f"{each}/") for each in known):
+            yield key, f"the reward has no component '{name}'; reward.components has {', '.join(known)}"
 
 
 def _function(s: Scenario, path: KeyPath, function: FunctionOptions) -> Iterator[Broken]:

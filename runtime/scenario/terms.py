@@ -72,6 +72,12 @@ TERMS: Final[dict[str, tuple[str, str]]] = {
         ("adv_estimator", "advantage_estimator", "loss_type", "algorithm"),
         ("learner.objective", "a name, such as grpo, dapo, gspo or ppo"),
     ),
+    **dict.fromkeys(("sapo_temperature_pos", "sapo_tau_pos"), ("learner.objective.tau_pos", "")),
+    **dict.fromkeys(("sapo_temperature_neg", "sapo_tau_neg"), ("learner.objective.tau_neg", "")),
+    **dict.fromkeys(
+        ("reward_weights", "multi_objective_aggregation"),
+        ("reward.components", "each has a weight; learner.objective: gdpo normalizes them one by one"),
+    ),
     **dict.fromkeys(("lam", "lambd", "gae_lam"), ("learner.objective.gae_lambda", "")),
     **dict.fromkeys(("optim", "optimizer_name"), ("learner.optimizer", "")),
     **dict.fromkeys(("clip_grad", "grad_clip", "gradient_clipping"), ("learner.max_grad_norm", "")),

@@ -70,6 +70,7 @@ CRITICS: dict[str, dict[str, Any]] = {
         "name": "ppo", "kl_coef": 0.05, "discount": 0.97, "gae_lambda": 0.9, "whiten": True, "value_clip": 0.05,
     },
     "own, decoupled": {"name": "ppo", **DECOUPLED, "gae_lambda": 0.95},
+    "vapo": {"name": "vapo", "gae_length_alpha": 0.3, "kl_coef": 0.05, "kl_in": "reward", "kl_estimator": "k1"},
     "shared": {"name": "ppo", "critic": "shared", "value_coef": 0.5, "gae_lambda": 0.95},
     "shared, coupled": {"name": "ppo", "critic": "shared", "policy_loss": "gspo", "reduction": "sequence_mean"},
 }  # fmt: skip
@@ -309,21 +310,24 @@ class PlainCritic(torch.nn.Module):
         return found
 
 
-def plain_gae(sample: PlainSample, values: Tensor, o: ObjectiveOptions) -> Tensor:
+def plain_gae(sample: PlainSample, values: Tensor, o: ObjectiveOptions, *, is_critic: bool = False) -> Tensor:
     rewards = [0.0] * len(values)
     if o.kl_coef:
         rewards = [-o.kl_coef * float(a - b) for a, b in zip(sample.old, sample.reference, strict=True)]
     rewards[-1] += sample.reward
     following = [*values[1:].tolist(), 0.0]
     errors = [r + o.discount * n - float(v) for r, n, v in zip(rewards, following, values, strict=True)]
-    decay = o.discount * o.gae_lambda
+    trace = o.gae_lambda if o.gae_length_alpha is None else max(0.0, 1 - 1 / (o.gae_length_alpha * len(values)))
+    if is_critic and o.critic_lambda is not None:
+        trace = o.critic_lambda
+    decay = o.discount * trace
     return torch.tensor(
         [sum(decay ** (j - i) * e for j, e in enumerate(errors) if j >= i) for i in range(len(errors))],
         dtype=torch.float64,
     )
 
 
-@pytest.mark.parametrize("case", ["own", "own, KL, discounts, whitened", "shared"])
+@pytest.mark.parametrize("case", ["own", "own, KL, discounts, whitened", "vapo", "shared"])
 def test_ppo_is_its_formula_on_single_sequences(case: str, folder: Path) -> None:
     options = objective(**CRITICS[case])
     groups = make_groups(8, plain_model(folder))
@@ -333,7 +337,8 @@ def test_ppo_is_its_formula_on_single_sequences(case: str, folder: Path) -> None
     samples = plain_samples(groups, policy, reference, options)
     values = critic.of_samples(groups)
     raw = [plain_gae(s, v.detach(), options) for s, v in zip(samples, values, strict=True)]
-    returns = [a + v.detach() for a, v in zip(raw, values, strict=True)]
+    targets = [plain_gae(s, v.detach(), options, is_critic=True) for s, v in zip(samples, values, strict=True)]
+    returns = [a + v.detach() for a, v in zip(targets, values, strict=True)]
     every = torch.cat(raw)
     white = (every - every.mean()) / every.std() if options.whiten else every
     new, old = torch.cat([s.new for s in samples]), torch.cat([s.old for s in samples])

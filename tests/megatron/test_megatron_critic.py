@@ -20,7 +20,7 @@ pytestmark = pytest.mark.megatron
 
 CP2: dict[str, Any] = {"context_parallel": 2}
 CASES: dict[str, tuple[str, int, dict[str, Any], dict[str, Any]]] = {
-    "one": ("qwen3", 1, {}, {}),
+    "one": ("qwen3", 1, {}, {"gae_length_alpha": 0.3, "critic_lambda": 1.0}),
     "data 2 with overlaps": ("qwen3", 2, plan.OVERLAPS, {"critic_only_steps": 1}),
     "tensor 2": ("qwen3", 2, plan.TP2, {}),
     "tensor 2, whole sequences": ("qwen3", 2, plan.TP2 | {"sequence_parallel": False}, {"critic_only_steps": 1}),

@@ -10,6 +10,7 @@ from penstock.backends.learners.megatron.options import MegatronOptions
 from penstock.backends.learners.objectives.presets import objective
 from penstock.backends.learners.options import LearnerOptions
 from penstock.messages.arrays import pack_floats, pack_tokens
+from penstock.messages.base import Metric
 from penstock.messages.samples import Completed, Group, Loss, Part, Prompt, Reward, Sample, SampleKey, VersionSpan
 
 if TYPE_CHECKING:
@@ -48,6 +49,13 @@ OBJECTIVES: dict[str, tuple[ObjectiveOptions, dict[str, Any]]] = {
     "interpolated": (objective("dapo", old_logprobs="interpolate"), MOVING),
     "recomputed, with TIS": (objective("dapo", old_logprobs="recompute", tis_clip=2.0), MOVING),
     "gspo": (objective("gspo", clip_low=0.2, clip_high=0.3), {"num_updates": 2}),
+    "gmpo, KL to the engine's policy": (
+        objective("gmpo", clip_low=0.2, clip_high=0.3, behaviour_kl_coef=0.1), {"num_updates": 2}
+    ),
+    "gdpo through the gate of sapo": (
+        objective("gdpo", policy_loss="sapo", component_weights={"right": 1.0, "short": 0.5}), MOVING
+    ),
+    "maxrl": (objective("maxrl", constant_tokens=20), {"num_updates": 2}),
     "MIS by sequence": (
         objective("grpo", old_logprobs="recompute", correction="mis", kl_coef=0.1, entropy_coef=0.01), MOVING
     ),
@@ -98,7 +106,7 @@ def _batch(draw: random.Random, version: int, *, with_imitated: bool) -> tuple[G
             Sample(
                 key=SampleKey(group_id, index),
                 parts=(_part(draw, version), *([_part(draw, version, context=True)] if index == 1 else [])),
-                outcome=Completed(reward=None if is_imitated else Reward(value=draw.random())),
+                outcome=Completed(reward=None if is_imitated else _reward(draw)),
                 loss=Loss.SUPERVISED if is_imitated else Loss.OBJECTIVE,
             )
             for index in range(size)
@@ -106,6 +114,12 @@ def _batch(draw: random.Random, version: int, *, with_imitated: bool) -> tuple[G
         prompt = Prompt(row=0, epoch=0, tokens=_tokens(draw, 3 + 2 * group_id))
         groups.append(Group(group_id=group_id, prompt=prompt, samples=samples))
     return tuple(groups)
+
+
+def _reward(draw: random.Random) -> Reward:
+    value = draw.random()
+    components = random.Random(f"components of {value}")
+    return Reward(value=value, components=tuple(Metric(name, components.random()) for name in ("short", "right")))
 
 
 def _part(draw: random.Random, version: int, *, context: bool = False) -> Part:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Literal
 
 import actor_driver as drive
+import msgspec
 
 from penstock.actors.filter.machine import SWEEP_TIMER, Filter
 from penstock.actors.filter.settings import FilterSettings
+from penstock.messages.base import Metric
 from penstock.messages.commands import AnyCommand, JudgeGroup, JudgeSamples, ShowGroup
 from penstock.messages.flow import GroupAdmitted, GroupRejected, SampleFailed, SampleScored
 from penstock.messages.local import DroppedSample, GroupJudged, SamplesJudged, TimerFired
-from penstock.messages.samples import CountedSample, Loss, SampleKey, TerminalState
+from penstock.messages.samples import Completed, CountedSample, Loss, Reward, SampleKey, TerminalState
 
 SIZE = 4
 REWARDS = (0.0, 1.0, 1.0, 0.0)
@@ -46,6 +48,8 @@ def filter_of(
 
 def scored(group_id: int, index: int, reward: float) -> SampleScored:
     made = drive.sample(group_id, index, (0, 4), reward=reward)
+    earned = Reward(value=reward, components=(Metric("format", reward / 2),))
+    made = msgspec.structs.replace(made, outcome=Completed(reward=earned))
     return SampleScored(sample=made, group_size=SIZE, prompt=drive.prompt(group_id))
 
 
@@ -89,7 +93,10 @@ def test_a_sample_dropped_after_the_statistics_counts_in_them_and_is_terminal_al
     complete(driver)
     group = admitted(driver.hear(drop(1, 3))).group
     assert [sample.key.index for sample in group.samples] == [0, 2]
-    assert group.counted == (CountedSample(1, 1.0), CountedSample(3, 0.0))
+    assert group.counted == (
+        CountedSample(1, 1.0, (Metric("format", 0.5),)),
+        CountedSample(3, 0.0, (Metric("format", 0.0),)),
+    )
     assert [(end.key.index, end.state) for end in group.ended] == [
         (1, TerminalState.FILTERED),
         (3, TerminalState.FILTERED),
@@ -128,7 +135,7 @@ def test_what_is_imitated_counts_in_no_statistics() -> None:
     imitated = type(imitated)(key=imitated.key, parts=imitated.parts, outcome=imitated.outcome, loss=Loss.SUPERVISED)
     driver.hear(SampleScored(sample=imitated, group_size=SIZE, prompt=drive.prompt(0)))
     driver.hear(*(scored(0, index, 1.0) for index in (1, 2, 3)))
-    assert admitted(driver.hear(drop(0, 1))).group.counted == (CountedSample(1, 1.0),)
+    assert admitted(driver.hear(drop(0, 1))).group.counted == (CountedSample(1, 1.0, (Metric("format", 0.5),)),)
 
 
 def test_the_function_for_groups_sees_what_the_one_for_samples_has_left() -> None:

@@ -83,8 +83,9 @@ GROUP = Group(
     ),
     ended=(SampleEnd(key=SampleKey(0, 1), state=TerminalState.FAILED, cause="why"),
            SampleEnd(key=SampleKey(0, 2), state=TerminalState.FILTERED, cause="dull")),
-    counted=(CountedSample(2, 0.25),),
+    counted=(CountedSample(2, 0.25, (Metric("format", 0.125),)),),
 )  # fmt: skip
+COUNTED = [{"sample_index": 2, "reward": 0.25, "components": [("format", 0.125)]}]
 EXPECTED: list[dict[str, Any]] = [
     {
         "group_id": 0, "sample_index": 0, "version": 1, "staleness": 0, "attempt": 1, "engine": "engine/1", "row": 41,
@@ -95,7 +96,7 @@ EXPECTED: list[dict[str, Any]] = [
         "part_lengths": [3, 2], "part_contexts": [[], [1, 2]],
         "part_experts": [{"num_layers": 1, "per_token": 2, "id_bytes": 1, "ids": b"\0\3"}, None],
         "outcome": "completed", "outcome_detail": "episode", "loss": "", "reward": 0.75,
-        "reward_components": [("format", 0.5)], "counted": [{"sample_index": 2, "reward": 0.25}],
+        "reward_components": [("format", 0.5)], "counted": COUNTED,
     },
     {
         "group_id": 0, "sample_index": 3, "version": 1, "staleness": None, "attempt": 0, "engine": "engine/0",
@@ -103,7 +104,7 @@ EXPECTED: list[dict[str, Any]] = [
         "metadata": '{"level": 3}', "response_tokens": [], "logprobs": [], "teacher_logprobs": None,
         "loss_mask": None, "spans": [], "part_lengths": [0], "part_contexts": None, "part_experts": None,
         "outcome": "policy_error", "outcome_detail": "no such tool", "loss": "sft", "reward": None,
-        "reward_components": [], "counted": [{"sample_index": 2, "reward": 0.25}],
+        "reward_components": [], "counted": COUNTED,
     },
 ]  # fmt: skip
 

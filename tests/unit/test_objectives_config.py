@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path  # noqa: TC003  # pytest reads the annotations
 from typing import Any
@@ -30,11 +31,17 @@ from penstock.runtime.scenario.schema import scenario_schema
 LOGPROBS = torch.tensor([-0.5, -1.5, -0.5])
 ADVANTAGES = torch.tensor([1.0, -1.0, 0.5])
 WEIGHTS = torch.tensor([0.2, 0.5, 0.3])
+COMPONENTS = "reward.components=[{name: right, function: lines}, {name: short, function: length_penalty, weight: 0.5}]"
 MINIMAL = "run: {name: t, num_steps: 1}\ndata: {path: lines:10}\nmodel: {make: xs}\n"
 
 
-ROLLED = sorted(n for n in PRESETS if needs_rollout_logprobs(objective(n)) and not objective(n).opd_kl_coef)
-"""Those that take a ratio to whatever drew the tokens, and need no teacher; the others have tests of their own."""
+ROLLED = sorted(
+    name
+    for name, given in ((name, objective(name)) for name in PRESETS)
+    if needs_rollout_logprobs(given) and not given.opd_kl_coef and given.estimator != "gdpo"
+)
+"""Those that take a ratio to whatever drew the tokens, and need no teacher and no components of the reward; the others
+have tests of their own."""
 
 
 def tokens_with(logprobs: torch.Tensor) -> PolicyTokens:
@@ -69,7 +76,7 @@ def test_the_gradient_of_a_preset_is_that_of_finite_differences(name: str) -> No
     columns = torch.randn(7, 6, generator=draw, dtype=torch.float64)
     samples = Segments(torch.tensor([0, 1, 1, 0, 2, 2]), 3)
     advantages, weights = columns[4], columns[5]
-    if name == "gspo":  # an integral of its gradient where the tokens of a sample share these
+    if name in ("gspo", "gmpo"):  # an integral of its gradient where the tokens of a sample share these
         advantages, weights = (samples.spread(samples.means(values)) for values in (advantages, weights))
 
     def loss(logprobs: torch.Tensor, entropy: torch.Tensor) -> torch.Tensor:
@@ -108,7 +115,22 @@ def test_the_default_is_the_preset_that_its_name_says() -> None:
         ({"name": "dapo", "max_ratio": 5.0}, "max_ratio", "bounds the ratio of DPPO"),
         ({"name": "dapo", "kl_coef": 0.1, "kl_in": "reward"}, "kl_in", "set kl_in: loss"),
         ({"name": "dapo", "kl_coef": 0.1, "kl_estimator": "k1"}, "kl_estimator", "expected gradient of 0"),
+        ({"name": "maxrl", "kl_coef": 0.1, "kl_in": "reward"}, "kl_in", "estimator: maxrl normalizes"),
         ({"name": "dapo", "unbiased_kl": True}, "unbiased_kl", "kl_coef: 0"),
+        ({"name": "sft", "behaviour_kl_coef": 0.1}, "behaviour_kl_coef", "takes no ratio"),
+        ({"name": "dpo", "behaviour_kl_coef": 0.1}, "behaviour_kl_coef", "takes no ratio"),
+        ({"name": "sapo", "clip_high": 0.2}, "clip_high", "which tau_pos and tau_neg shape"),
+        ({"name": "sapo", "dual_clip": 3.0}, "dual_clip", "bounds a clipped loss"),
+        ({"name": "dapo", "tau_neg": 2.0}, "tau_neg", "which clip_low and clip_high bound"),
+        ({"name": "gmpo", "clip_low": 0.0, "clip_high": 0.0}, "clip_high", "no token that has moved"),
+        ({"name": "gdpo", "postprocess_function": "a.py:f"}, "postprocess_function", "reads its components"),
+        ({"name": "gdpo", "component_weights": {}}, "component_weights", "names no component"),
+        ({"name": "gdpo", "component_weights": {"a": 0.0}}, "component_weights", "a weight of 0 for 'a'"),
+        ({"name": "gdpo", "component_weights": {"a": math.inf}}, "component_weights", "a weight of inf for 'a'"),
+        ({"name": "grpo", "component_weights": {"a": 1.0}}, "component_weights", "set estimator: gdpo"),
+        ({"name": "vapo", "gae_lambda": 0.9}, "gae_lambda", "gae_length_alpha takes its place"),
+        ({"name": "grpo", "gae_length_alpha": 0.1}, "gae_length_alpha", "estimator: gae only"),
+        ({"name": "grpo", "critic_lambda": 0.9}, "critic_lambda", "estimator: gae only"),
         ({"name": "dapo", "correction": "icepop"}, "correction", "old_logprobs: recompute"),
         ({"name": "dapo", "correction": "mis"}, "correction", "old_logprobs: recompute"),
         ({"name": "dapo", "mis": {"upper": 3.0}}, "mis", "set correction: mis"),
@@ -179,13 +201,16 @@ def test_the_ratio_is_taken_to_the_policy_that_opened_the_batch() -> None:
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_a_group_of_equal_rewards_is_turned_away_where_it_teaches_nothing(scenario_file: Path, name: str) -> None:
-    """Two groups: one of ones, one of zeros, each with what a teacher thinks."""
-    options = objective(name)
+    """Two groups: one of ones, of components that differ, one of zeros, each with what a teacher thinks."""
+    given = objective(name)
+    is_summed = given.estimator == "gdpo"
+    options = objective(name, component_weights={"a": 1.0, "b": 2.0}) if is_summed else given
     rewarded = RewardedSamples(
         rewards=torch.tensor([1.0, 1.0, 0.0, 0.0], dtype=torch.float64),
         group_ids=torch.tensor([0, 0, 1, 1]),
         samples=Segments(torch.tensor([0, 0, 1, 2, 3]), 4),
         positions=torch.tensor([0, 1, 0, 0, 0]),
+        components=torch.tensor([[1.0, 0.0], [0.0, 0.5], [0.0, 0.0], [0.0, 0.0]], dtype=torch.float64),
     )
     values = torch.full((5,), 0.3) if options.estimator == "gae" else None
     taught = torch.tensor([0.1, -0.2, 0.3, 0.1, 0.4]) if options.opd_kl_coef else None
@@ -195,6 +220,8 @@ def test_a_group_of_equal_rewards_is_turned_away_where_it_teaches_nothing(scenar
     scenario_file.write_text(MINIMAL)
     text = f"learner.objective={name}"
     teacher = ("teacher={model: {make: xs, warm_start: {path: lines:10}}}",) if options.opd_kl_coef else ()
+    if is_summed:
+        teacher = (COMPONENTS,)
     if name != "sft":
         scenario = load_scenario(scenario_file, (text, *teacher))
         assert scenario.filter.drop_zero_spread is not learns_from_equals(options)
@@ -221,6 +248,10 @@ def test_what_may_learn_from_equal_rewards_keeps_them_by_default() -> None:
         ("{name: grpo, old_logprobs: recompute, correction: none, opsm_delta: 0.1}", False),
         ("grpo", False),
         ("rejection_sampling", False),
+        *((name, False) for name in ("sapo", "gmpo", "maxrl", "vapo")),
+        *((f"{{name: {n}, old_logprobs: recompute, correction: none}}", True) for n in ("sapo", "gmpo", "maxrl")),
+        # It pulls tokens back, and bounds none.
+        ("{name: grpo, old_logprobs: recompute, correction: none, behaviour_kl_coef: 0.1}", True),
     ],
 )
 def test_old_tokens_without_any_bound_are_refused_unless_asked_for(
@@ -238,7 +269,7 @@ def test_old_tokens_without_any_bound_are_refused_unless_asked_for(
 
 def test_only_objectives_that_couple_tokens_pay_for_a_second_pass() -> None:
     coupled = {name for name in PRESETS if couples_tokens(objective(name))}
-    assert coupled == {"gspo", "dpo"}
+    assert coupled == {"gspo", "gmpo", "dpo"}
     # The KL in the reward is known before the first step of a batch.
     assert not couples_tokens(objective("rloo", kl_coef=0.1, kl_in="reward"))
     assert couples_tokens(objective("dapo", opsm_delta=1e-4))
@@ -329,6 +360,29 @@ def test_one_word_is_the_whole_preset(scenario_file: Path) -> None:
         constant = 256 if options.reduction == "constant" else None
         assert options == objective(name, constant_tokens=constant)
         assert loaded(scenario_file, "", f"learner.objective={name}") == options
+
+
+def test_the_weights_of_components_are_those_of_the_reward_unless_set(scenario_file: Path) -> None:
+    loaded_options = loaded(scenario_file, "learner: {objective: gdpo}\n", COMPONENTS)
+    assert loaded_options == objective("gdpo", component_weights={"right": 1.0, "short": 0.5})
+    scenario = load_scenario(scenario_file, [COMPONENTS])
+    scenario_file.write_text(dump_scenario(scenario))
+    assert load_scenario(scenario_file) == scenario
+    text = "learner: {objective: {name: gdpo, component_weights: {right: 2, short/tokens: 1}}}\n"
+    assert loaded(scenario_file, text, COMPONENTS).component_weights == {"right": 2.0, "short/tokens": 1.0}
+    alone = loaded(scenario_file, "learner: {objective: {name: gdpo, component_weights: {format: 1}}}\n")
+    assert alone.component_weights == {"format": 1.0}
+    assert loaded(scenario_file, "", COMPONENTS) == ObjectiveOptions()
+
+
+def test_components_that_nobody_gives_are_told_before_anything_starts(scenario_file: Path) -> None:
+    with pytest.raises(ScenarioError, match=r"component_weights: estimator: gdpo needs the components of the reward"):
+        loaded(scenario_file, "learner: {objective: gdpo}\n")
+    wrong = "learner: {objective: {name: gdpo, component_weights: {rihgt: 1}}}\n"
+    with pytest.raises(ScenarioError, match=r"no component 'rihgt'; reward.components has right, short"):
+        loaded(scenario_file, wrong, COMPONENTS)
+    with pytest.raises(ValueError, match=r"component_weights: estimator: gdpo needs it"):
+        open_objective(objective("gdpo"))
 
 
 def test_a_key_goes_over_its_preset(scenario_file: Path) -> None:

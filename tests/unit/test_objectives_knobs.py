@@ -24,6 +24,8 @@ RECOMPUTED = {"old_logprobs": "recompute"}
         ({"name": "dppo", "policy_loss": "cispo", "clip_low": 5e-1, "kl_estimator": "k2"}, "kl_estimator"),
         ({"name": "grpo", **RECOMPUTED, "correction": "mis", "mis": {"reject_upper": 1.5}}, "mis.reject_upper"),
         ({"name": "grpo", "old_logprobs": "interpolate", "correction": "icepop", "tis_clip": 5.0}, "tis_clip"),
+        ({"name": "maxrl", "constant_tokens": 64, "normalize_std": False}, "normalize_std"),
+        ({"name": "ppo", "critic_lambda": 1.0}, "critic_lambda"),
         ({"name": "sft", "dpo_pairs": "best_worst", "normalize_std": False}, "normalize_std"),
     ],
 )
@@ -57,18 +59,29 @@ LIVE: list[dict[str, Any]] = [
     {"name": "reward_weighted", "reward_scale": 2.0, "max_weight": 5.0},
     {"name": "dpo", "dpo_beta": 0.3, "dpo_label_smoothing": 0.1, "dpo_pairs": "all"},
     {"name": "distill", "opd_kl_coef": 0.5},
+    {"name": "sapo", "tau_pos": 0.5, "tau_neg": 2.0, "behaviour_kl_coef": 0.1},
+    {"name": "gmpo", "clip_low": 0.3, "clip_high": 0.5},
+    {"name": "maxrl", "whiten": True},
+    {"name": "gdpo", "component_weights": {"a": 1.0, "b": 2.0}, "normalize_std": False, "whiten": True},
+    {"name": "vapo", "gae_length_alpha": 0.1, "critic_lambda": 0.9, "discount": 0.9},
 ]  # fmt: skip
+
+
+def needed(name: str) -> dict[str, Any]:
+    """What a scenario gives a preset."""
+    options = objective(name)
+    constant: dict[str, Any] = {"constant_tokens": 64} if options.reduction == "constant" else {}
+    return constant | ({"component_weights": {"a": 1.0, "b": 0.5}} if options.estimator == "gdpo" else {})
 
 
 @pytest.mark.parametrize("keys", LIVE, ids=lambda keys: str(keys["name"]))
 def test_a_key_that_moves_something_is_not(keys: dict[str, Any]) -> None:
-    given: dict[str, Any] = {"constant_tokens": 64 if keys["name"] in ("rloo", "dr_grpo") else None, **keys}
-    open_objective(objective(**given))
+    open_objective(objective(**{**needed(keys["name"]), **keys}))
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_no_preset_has_a_dead_key(name: str) -> None:
-    open_objective(objective(name, constant_tokens=64 if objective(name).reduction == "constant" else None))
+    open_objective(objective(name, **needed(name)))
 
 
 def test_bounds_at_rest_are_left_to_the_next_step() -> None:

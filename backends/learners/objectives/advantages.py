@@ -61,6 +61,57 @@ def leave_one_out_advantages(rewards: Tensor, group_ids: Tensor) -> Tensor:
     return (centred * groups.spread(sizes / (sizes - 1).clamp(min=1))).to(rewards.dtype)
 
 
+def mean_normalized_advantages(rewards: Tensor, group_ids: Tensor) -> Tensor:
+    """Advantages ``[S]``: each reward less the mean of its group, over that mean; 0 in a group that has earned nothing.
+
+    ``A = (r − mean) / mean``: MaxRL, Tajwar et al., arXiv 2602.02710, algorithm 1. With rewards of 0 and 1 and n
+    samples the expected gradient is that of ``log p`` to order n − 1 in the share ``1 − p`` of wrong answers.
+
+    Args:
+        rewards: at least 0 ``[S]``.
+        group_ids: samples with the same one belong together ``[S]``.
+
+    Raises:
+        ValueError: a reward is negative: the logarithm of an expected reward is maximised, which has none then.
+    """
+    if (rewards < 0).any():
+        raise ValueError(
+            f"estimator: maxrl divides by the mean reward of a group, so no reward may be negative; found "
+            f"{float(rewards.min()):g}. Shift what reward.function returns, or set learner.objective.estimator: grpo"
+        )
+    groups, sizes = _groups(group_ids)
+    centred = _centred(rewards, groups, sizes)
+    means = groups.sums(rewards.double()) / sizes
+    return (centred / groups.spread(means.masked_fill(means == 0.0, 1.0))).to(rewards.dtype)
+
+
+def decoupled_advantages(
+    components: Tensor, weights: Tensor, group_ids: Tensor, is_trained: Tensor, *, normalize_std: bool
+) -> Tensor:
+    """Advantages ``[S]`` of rewards that are sums: every component is normalised within its group, their weighted sum
+    within the batch.
+
+    GDPO, Liu et al., arXiv 2601.05242: ``A = Σ_k w_k · (r_k − mean) / (std + 1e-6)`` over each group, and then
+    ``(A − mean) / (std + 1e-6)`` over the samples of the batch, with unbiased standard deviations.
+
+    Args:
+        components: ``r_k`` ``[S, K]``.
+        weights: ``w_k`` ``[K]``.
+        group_ids: samples with the same one belong together ``[S]``.
+        is_trained: bool ``[S]``; samples without a trained token count in their group and not in the batch.
+        normalize_std: whether components are divided by their standard deviation within the group.
+    """
+    normalized = [
+        group_normalized_advantages(component, group_ids, normalize_std=normalize_std)
+        for component in components.unbind(dim=1)
+    ]
+    total = torch.stack(normalized, dim=1) @ weights
+    counted = total[is_trained]
+    if len(counted) < 2:
+        return torch.zeros_like(total)
+    return (total - counted.mean()) / (counted.std() + STD_EPSILON)
+
+
 def terminal_rewards(rewards: Tensor, mask: Tensor, *, kl: Tensor | None = None, kl_coef: float = 0.0) -> Tensor:
     """Rewards per position ``[S, T]``: ``−kl_coef · kl_t`` at each trained position, and the sample's reward at its
     last trained one.
@@ -144,7 +195,7 @@ def generalized_advantages(
 
 
 def generalized_token_advantages(
-    token_rewards: Tensor, values: Tensor, sizes: Tensor, *, discount: float, trace: float
+    token_rewards: Tensor, values: Tensor, sizes: Tensor, *, discount: float, trace: float | Tensor
 ) -> Tensor:
     """The advantages of :func:`generalized_advantages` for trained tokens alone, laid end to end sample by sample, in
     the order of their positions.
@@ -154,11 +205,25 @@ def generalized_token_advantages(
         values: of the critic, before the step ``[N]``.
         sizes: trained tokens of each sample, in order; adds up to N.
         discount: γ.
-        trace: λ.
+        trace: λ, or that of each sample ``[S]``.
     """
     goes_on = goes_on_after(sizes).to(token_rewards.dtype)
     errors = token_rewards + discount * goes_on * values.roll(-1) - values
-    return reverse_recurrence(errors, discount * trace * goes_on, longest=int(sizes.max()))
+    traces = trace.repeat_interleave(sizes) if isinstance(trace, torch.Tensor) else trace
+    return reverse_recurrence(errors, discount * traces * goes_on, longest=int(sizes.max()))
+
+
+def length_adaptive_trace(sizes: Tensor, *, alpha: float) -> Tensor:
+    """λ of each sample ``[S]``: ``max(0, 1 − 1 / (α · l))`` with its trained tokens ``l``.
+
+    VAPO, Yue et al., arXiv 2504.05118, equation 5. The paper has responses of thousands of tokens; below ``1 / α``
+    tokens its λ would be negative, and is 0 here.
+
+    Args:
+        sizes: trained tokens of each sample ``[S]``.
+        alpha: α, 0.05 in the paper.
+    """
+    return (1.0 - 1.0 / (alpha * sizes.double().clamp(min=1))).clamp(min=0.0)
 
 
 def goes_on_after(sizes: Tensor) -> Tensor:

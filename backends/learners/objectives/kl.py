@@ -45,6 +45,13 @@ def k3_kl(logprobs: Tensor, base_logprobs: Tensor) -> Tensor:
     return torch.expm1(-difference) + difference
 
 
+def squared_log_ratio(logprobs: Tensor, behaviour_logprobs: Tensor) -> Tensor:
+    """``(logprobs − behaviour_logprobs)²`` per token ``[N]``, twice :func:`k2_kl`: how Kimi K2.5, arXiv 2602.02276,
+    equation 1, holds the policy to the one that drew the tokens. Unlike a bound on the ratio it pulls a token back
+    whichever way it went and whatever its advantage is."""
+    return k1_kl(logprobs, behaviour_logprobs).square()
+
+
 def kl_estimate(
     estimator: KlEstimator, logprobs: Tensor, base_logprobs: Tensor, *, behaviour_logprobs: Tensor | None = None
 ) -> Tensor:

@@ -45,7 +45,7 @@ TRIED: Final = (
     "clip_low", "clip_high", "normalize_std", "kl_coef", "tis_clip", "reduction", "opd_kl_coef", "entropy_coef",
     "whiten", "discount", "max_ratio", "dual_clip", "kl_estimator", "kl_in", "unbiased_kl", "correction",
     "tis_clip_low", "icepop_low", "icepop_high", "opsm_delta", "gae_lambda", "reward_scale", "max_weight", "dpo_beta",
-    "dpo_label_smoothing", "dpo_pairs",
+    "dpo_label_smoothing", "dpo_pairs", "tau_pos", "tau_neg", "behaviour_kl_coef", "gae_length_alpha", "critic_lambda",
 )  # fmt: skip
 """Keys that are put back to what the name of the objective says. The others choose between whole ways to compute, are
 functions of the user's, or belong to the critic's schedule; rules look after those."""
@@ -124,7 +124,7 @@ def _draw() -> _Drawn:
 
 
 def _outcome(options: ObjectiveOptions, function: ObjectiveFunction, drawn: _Drawn, num_steps: int) -> Tensor:
-    """Loss and gradients, end to end."""
+    """Loss, gradients and what a critic is to predict, end to end."""
     sizes = torch.tensor(SIZES)
     samples = Segments(torch.arange(NUM_SAMPLES).repeat_interleave(sizes), NUM_SAMPLES)
     positions = torch.cat([torch.arange(size) for size in SIZES])
@@ -153,7 +153,10 @@ def _outcome(options: ObjectiveOptions, function: ObjectiveFunction, drawn: _Dra
     before = tokens if num_steps > 1 else tokens._replace(opening_logprobs=drawn.logprobs)
     old = old_logprobs(before, options)
     in_rewards = kl_estimate(options.kl_estimator, old, drawn.reference) if rewards_need_kl(options) else None
-    given = RewardedSamples(drawn.rewards, group_ids, samples, positions)
+    # MaxRL takes the logarithm of a mean.
+    rewards = drawn.rewards.abs() if options.estimator == "maxrl" else drawn.rewards
+    components = torch.stack([rewards.roll(shift) for shift in range(len(options.component_weights or "1"))], dim=1)
+    given = RewardedSamples(rewards, group_ids, samples, positions, components)
     estimates = token_estimates(
         given,
         options,
@@ -164,4 +167,5 @@ def _outcome(options: ObjectiveOptions, function: ObjectiveFunction, drawn: _Dra
     loss = function(tokens._replace(advantages=estimates.advantages.double()), options).loss
     found = torch.autograd.grad(loss, (logprobs, entropy), allow_unused=True)  # None for what the loss does not use
     gradients = [each for each in cast("tuple[Tensor | None, ...]", found) if each is not None]
-    return torch.cat([loss.detach().view(1), *gradients])
+    returns = [] if estimates.returns is None else [estimates.returns.double()]  # which a critic's loss is made of
+    return torch.cat([loss.detach().view(1), *gradients, *returns])

@@ -7,6 +7,8 @@ from typing import Literal
 Estimator = Literal[
     "grpo",
     "rloo",
+    "maxrl",
+    "gdpo",
     "reinforce_plus_plus",
     "reinforce_plus_plus_baseline",
     "gae",
@@ -17,7 +19,7 @@ Estimator = Literal[
     "exponential",
 ]
 CriticPlace = Literal["none", "own", "shared"]
-PolicyLoss = Literal["ppo", "gspo", "cispo", "dppo_tv", "dppo_kl", "likelihood", "dpo"]
+PolicyLoss = Literal["ppo", "gspo", "gmpo", "sapo", "cispo", "dppo_tv", "dppo_kl", "likelihood", "dpo"]
 KlEstimator = Literal["k1", "k2", "k3", "low_var_kl"]
 KlPlace = Literal["loss", "reward"]
 OldLogprobs = Literal["engine", "recompute", "interpolate"]

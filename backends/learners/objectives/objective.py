@@ -1,4 +1,5 @@
-"""An objective put together from its terms: ``Σ weight · (pg · correction + kl_coef · kl − entropy_coef · entropy)``.
+"""An objective put together from its terms: ``Σ weight · (pg · correction + kl_coef · kl
++ behaviour_kl_coef · kl to the behaviour policy − entropy_coef · entropy)``.
 
 Invariants:
 
@@ -25,7 +26,7 @@ from penstock.backends.learners.objectives.correction import (
     off_policy_sequence_mask,
     truncated_importance_weights,
 )
-from penstock.backends.learners.objectives.kl import kl_estimate
+from penstock.backends.learners.objectives.kl import kl_estimate, squared_log_ratio
 from penstock.backends.learners.objectives.mismatch import engine_mismatch, mis_metrics
 from penstock.backends.learners.objectives.policy_loss import (
     binary_kl,
@@ -33,8 +34,10 @@ from penstock.backends.learners.objectives.policy_loss import (
     cispo_loss,
     clipped_policy_loss,
     divergence_masked_loss,
+    geometric_mean_loss,
     probability_ratio,
     sequence_logprobs,
+    soft_gated_loss,
 )
 from penstock.backends.learners.objectives.protocol import ObjectiveTerms
 from penstock.backends.learners.objectives.validity import is_user_objective
@@ -80,7 +83,7 @@ def couples_tokens(options: ObjectiveOptions) -> bool:
     return (
         is_user_objective(options.name)
         or options.importance_function is not None
-        or options.policy_loss in ("gspo", "dpo")
+        or options.policy_loss in ("gspo", "gmpo", "dpo")
         or options.opsm_delta is not None
         or (options.correction == "mis" and options.old_logprobs != "engine")
     )
@@ -136,6 +139,10 @@ def policy_objective(tokens: PolicyTokens, options: ObjectiveOptions) -> Objecti
         kl = kl_estimate(options.kl_estimator, tokens.logprobs, tokens.reference_logprobs, behaviour_logprobs=behaviour)
         per_token = per_token + options.kl_coef * kl
         values["train/kl_loss"] = kl
+    if options.behaviour_kl_coef:
+        apart = squared_log_ratio(tokens.logprobs, tokens.rollout_logprobs)
+        per_token = per_token + options.behaviour_kl_coef * apart
+        values["train/behaviour_kl"] = apart
     if options.entropy_coef:
         per_token = per_token - options.entropy_coef * tokens.entropy
     loss = weighted(tokens.weights, per_token)
@@ -206,6 +213,10 @@ def _policy_loss(tokens: PolicyTokens, old: Tensor, options: ObjectiveOptions) -
             if options.policy_loss == "gspo":
                 new = sequence_logprobs(new, old, tokens.samples)
             return clipped_policy_loss(new, old, advantages, clip_low=low, clip_high=high, dual_clip=options.dual_clip)
+        case "gmpo":
+            return geometric_mean_loss(new, old, advantages, tokens.samples, clip_low=low, clip_high=high)
+        case "sapo":
+            return soft_gated_loss(new, old, advantages, tau_pos=options.tau_pos, tau_neg=options.tau_neg)
         case "cispo":
             return cispo_loss(new, old, advantages, clip_low=low, clip_high=high)
         case "dppo_tv" | "dppo_kl":

@@ -36,6 +36,8 @@ def open_objective(options: ObjectiveOptions, *, num_steps: int = 1) -> Objectiv
         raise ValueError(f"learner.objective.{key}: {text}")
     if options.reduction == "constant" and options.constant_tokens is None:
         raise ValueError("learner.objective.constant_tokens: reduction: constant needs it, the longest response")
+    if options.estimator == "gdpo" and options.component_weights is None:
+        raise ValueError("learner.objective.component_weights: estimator: gdpo needs it, the weight of each component")
     load_objective_hooks(options)
     if not is_user_objective(options.name):
         built_in = beside_imitation(_built_in(options))

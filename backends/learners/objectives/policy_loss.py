@@ -25,7 +25,8 @@ class ClippedLoss(NamedTuple):
 
     loss: Tensor
     clipped: Tensor
-    """1.0 where the bound decided, so that the ratio of this token gave no gradient (or, for CISPO, a bounded one)."""
+    """1.0 where the bound decided, so that the ratio of this token gave no gradient (or, for CISPO, a bounded one);
+    under SAPO the share of the gradient that the gate took."""
     ratio: Tensor
 
 
@@ -76,6 +77,48 @@ def sequence_logprobs(logprobs: Tensor, old_logprobs: Tensor, sequences: Segment
     """
     ratio = sequences.spread(sequences.means((logprobs - old_logprobs).detach()))
     return old_logprobs + ratio + (logprobs - logprobs.detach())
+
+
+def geometric_mean_loss(
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    sequences: Segments,
+    *,
+    clip_low: float,
+    clip_high: float,
+) -> ClippedLoss:
+    """``−s · A`` for each token, with the geometric mean ``s`` of the bounded ratios of its sequence.
+
+    ``log s = mean of c``, ``c = min(d, clip_high)`` where ``A > 0`` and ``max(d, −clip_low)`` where ``A < 0``, with
+    ``d = logprobs − old_logprobs``: the bounds are those of a logarithm, and hold token by token before the mean.
+    GMPO, Zhao et al., arXiv 2507.20673. The gradient of each token is that of its own ``c``, ``s · A`` or
+    0, so a token is credited with its own advantage; where all tokens of a sequence have the same advantage and
+    weight, value and gradient are the paper's. Arguments as for :func:`clipped_policy_loss`.
+    """
+    apart = (logprobs - old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    bounded = torch.where(advantages > 0, apart.clamp(max=clip_high), apart)
+    bounded = torch.where(advantages < 0, bounded.clamp(min=-clip_low), bounded)
+    mean = sequences.spread(sequences.means(bounded.detach()))
+    loss = -(mean + bounded - bounded.detach()).exp() * advantages
+    return ClippedLoss(loss=loss, clipped=(bounded != apart).to(apart.dtype), ratio=apart.detach().exp())
+
+
+def soft_gated_loss(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, *, tau_pos: float, tau_neg: float
+) -> ClippedLoss:
+    """``−(4 / τ) · sigmoid(τ · (ratio − 1)) · A`` for each token, with ``τ = tau_pos`` where ``A > 0``, else
+    ``tau_neg``.
+
+    SAPO, Gao et al., arXiv 2511.20347. The gradient is that of ``−ratio · A``, times ``4 p (1 − p)`` with the sigmoid
+    ``p``: 1 where the policy has not moved, towards 0 on either side. Other arguments as for
+    :func:`clipped_policy_loss`.
+    """
+    ratio = probability_ratio(logprobs, old_logprobs)
+    tau = torch.where(advantages > 0, ratio.new_tensor(tau_pos), ratio.new_tensor(tau_neg))
+    gate = torch.sigmoid(tau * (ratio - 1.0))
+    closed = 1.0 - 4.0 * gate.detach() * (1.0 - gate.detach())
+    return ClippedLoss(loss=-4.0 / tau * gate * advantages, clipped=closed, ratio=ratio.detach())
 
 
 def cispo_loss(

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple, assert_never
 import torch
 
 from penstock.backends.learners.objectives.advantages import (
+    decoupled_advantages,
     generalized_token_advantages,
     goes_on_after,
     group_normalized_advantages,
     leave_one_out_advantages,
+    length_adaptive_trace,
+    mean_normalized_advantages,
     reinforce_plus_plus_baseline_advantages,
     whitened,
 )
@@ -36,6 +39,9 @@ class RewardedSamples(NamedTuple):
     """Sample of each trained token ``[N]``; all tokens of the step."""
     positions: Tensor
     """Of each trained token among the response tokens of its sample, int64 ``[N]``."""
+    components: Tensor | None = None
+    """What the rewards are made of, float64 ``[S, K]`` in the order of ``component_weights``, for ``gdpo``; None for
+    the others."""
 
 
 class TokenEstimates(NamedTuple):
@@ -73,7 +79,11 @@ def token_estimates(
     """
     exact_kl, exact_values = (None if given is None else given.detach().double() for given in (kl, values))
     advantages = _estimated(given, options, exact_kl, exact_values) if found is None else found
-    returns = None if exact_values is None else (advantages + exact_values).float()
+    returns = None
+    if exact_values is not None:
+        trace = options.critic_lambda
+        of_critic = advantages if trace is None else _generalized(given, options, exact_kl, exact_values, trace=trace)
+        returns = (of_critic + exact_values).float()
     if reverse_kl is not None:
         advantages = advantages - options.opd_kl_coef * reverse_kl.detach().double()
     if options.whiten:
@@ -90,6 +100,10 @@ def _estimated(given: RewardedSamples, options: ObjectiveOptions, kl: Tensor | N
         case "grpo":
             normalized = group_normalized_advantages(rewards, given.group_ids, normalize_std=options.normalize_std)
             return samples.spread(normalized)
+        case "maxrl":
+            return samples.spread(mean_normalized_advantages(rewards, given.group_ids))
+        case "gdpo":
+            return samples.spread(_decoupled(given, options))
         case "rloo":
             # The response is one action, so the KL of all its tokens is part of its one reward.
             total = rewards if kl is None else rewards - coef * samples.sums(kl)
@@ -107,16 +121,7 @@ def _estimated(given: RewardedSamples, options: ObjectiveOptions, kl: Tensor | N
         case "gae":
             if values is None:
                 raise ValueError("estimator: gae needs the values of a critic")
-            in_order = _InOrder(given)
-            return in_order.back(
-                generalized_token_advantages(
-                    in_order.rewards(given, kl, options),
-                    values[in_order.order],
-                    in_order.sizes,
-                    discount=options.discount,
-                    trace=options.gae_lambda,
-                )
-            )
+            return _generalized(given, options, kl, values)
         case "uniform":
             return samples.spread(torch.ones_like(rewards))
         case "best_of_group":
@@ -131,6 +136,36 @@ def _estimated(given: RewardedSamples, options: ObjectiveOptions, kl: Tensor | N
             return samples.spread(exponential_weights(centred, scale=scale, max_weight=most))
         case _:
             assert_never(options.estimator)
+
+
+def _decoupled(given: RewardedSamples, options: ObjectiveOptions) -> Tensor:
+    """GDPO ``[S]``."""
+    if given.components is None or options.component_weights is None:
+        raise ValueError("estimator: gdpo needs the components of the rewards, and component_weights that name them")
+    return decoupled_advantages(
+        given.components,
+        given.rewards.new_tensor(list(options.component_weights.values())),
+        given.group_ids,
+        torch.bincount(given.samples.index, minlength=given.samples.count) > 0,
+        normalize_std=options.normalize_std,
+    )
+
+
+def _generalized(
+    given: RewardedSamples, options: ObjectiveOptions, kl: Tensor | None, values: Tensor, *, trace: float | None = None
+) -> Tensor:
+    """GAE ``[N]`` with this λ; None: with that of the policy."""
+    in_order, alpha = _InOrder(given), options.gae_length_alpha
+    of_policy = options.gae_lambda if alpha is None else length_adaptive_trace(in_order.sizes, alpha=alpha)
+    return in_order.back(
+        generalized_token_advantages(
+            in_order.rewards(given, kl, options),
+            values[in_order.order],
+            in_order.sizes,
+            discount=options.discount,
+            trace=of_policy if trace is None else trace,
+        )
+    )
 
 
 def _discounted(given: RewardedSamples, kl: Tensor | None, options: ObjectiveOptions) -> Tensor:

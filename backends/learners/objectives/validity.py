@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 from typing import TYPE_CHECKING
 
+from penstock.backends.learners.objectives.advantage_rules import advantage_rules
 from penstock.backends.learners.objectives.presets import PRESETS, objective
 from penstock.backends.learners.options import MisOptions, ObjectiveOptions
 
@@ -21,7 +22,7 @@ LIKELIHOODS = ("likelihood", "dpo")
 """Losses of a token that take no ratio to whatever drew it."""
 WEIGHTINGS = ("uniform", "best_of_group", "threshold", "exponential")
 """Estimators that give weights of a likelihood, not advantages: never negative."""
-GROUPED = ("grpo", "rloo", "reinforce_plus_plus_baseline")
+GROUPED = ("grpo", "maxrl", "gdpo", "rloo", "reinforce_plus_plus_baseline")
 """Estimators that compare the samples of a group."""
 ABSOLUTE = ("gae", "reinforce_plus_plus")
 """Estimators that compare a reward with what is expected of the prompt, or with the whole batch."""
@@ -68,7 +69,7 @@ def learns_from_equals(options: ObjectiveOptions) -> bool:
     those of other groups, from a teacher, or by what functions of the user's make of them."""
     return not prefers_pairs(options) and (
         ignores_spread(options)
-        or options.estimator in ABSOLUTE
+        or options.estimator in (*ABSOLUTE, "gdpo")  # equal sums of different components
         or options.opd_kl_coef != 0.0
         or options.advantage_function is not None
         or options.postprocess_function is not None
@@ -112,18 +113,6 @@ def _names(o: ObjectiveOptions) -> Iterator[Problem]:
     yield "name", f"no objective is called '{o.name}'; {hint}"
 
 
-def _advantages(o: ObjectiveOptions) -> Iterator[Problem]:
-    if o.estimator.startswith("reinforce_plus_plus") and not o.whiten:
-        yield "whiten", f"{o.estimator} is defined with whitened advantages; set whiten: true, or estimator: rloo"
-    if o.discount != 1.0 and o.estimator not in ("reinforce_plus_plus", "gae"):
-        yield (
-            "discount",
-            f"has an effect with estimator: reinforce_plus_plus only, or gae, found {o.estimator}; set it to 1",
-        )
-    if o.constant_tokens is not None and o.reduction != "constant":
-        yield "constant_tokens", f"has no effect with reduction: {o.reduction}; remove it, or set reduction: constant"
-
-
 def _distillation(o: ObjectiveOptions) -> Iterator[Problem]:
     if o.estimator == "teacher" and not o.opd_kl_coef:
         yield (
@@ -151,8 +140,14 @@ def _policy_loss(o: ObjectiveOptions) -> Iterator[Problem]:
         )
     if o.max_ratio != ObjectiveOptions().max_ratio and not _is_masked(o):
         yield "max_ratio", f"bounds the ratio of DPPO, and policy_loss: {o.policy_loss} is not; remove it"
-    if o.policy_loss in ("ppo", "gspo") and o.clip_low == o.clip_high == 0.0:
+    if o.policy_loss in ("ppo", "gspo", "gmpo") and o.clip_low == o.clip_high == 0.0:
         yield "clip_high", "with clip_low and clip_high of 0 no token that has moved is trained; set one above 0"
+    usual = objective(o.name) if o.name in PRESETS else ObjectiveOptions()
+    is_gated = o.policy_loss == "sapo"
+    for key in ("clip_low", "clip_high") if is_gated else ("tau_pos", "tau_neg"):
+        if getattr(o, key) != getattr(usual, key) and not is_user_objective(o.name):
+            others = "tau_pos and tau_neg shape" if is_gated else "clip_low and clip_high bound"
+            yield key, f"has no effect with policy_loss: {o.policy_loss}, which {others}; remove it"
 
 
 def _single_step(o: ObjectiveOptions, num_steps: int) -> Iterator[Problem]:
@@ -167,28 +162,6 @@ def _single_step(o: ObjectiveOptions, num_steps: int) -> Iterator[Problem]:
 
 def _is_masked(o: ObjectiveOptions) -> bool:
     return o.policy_loss.startswith("dppo")
-
-
-def _critic(o: ObjectiveOptions) -> Iterator[Problem]:
-    if o.estimator == "gae" and o.critic == "none":
-        yield "critic", "estimator: gae needs the values of a critic; set critic: own or shared, or another estimator"
-    if o.critic != "none" and o.estimator != "gae":
-        yield (
-            "critic",
-            f"{o.critic} has no effect with estimator: {o.estimator}, which needs no values; set critic: none, or "
-            "estimator: gae",
-        )
-    if o.gae_lambda != 1.0 and o.estimator != "gae":
-        yield "gae_lambda", f"has an effect with estimator: gae only, found {o.estimator}; remove it"
-    usual = ObjectiveOptions()
-    for key in ("value_clip", "critic_learning_rate", "critic_warmup_steps", "critic_only_steps"):
-        if o.critic == "none" and getattr(o, key) != getattr(usual, key):
-            yield key, "has no effect without a critic; remove it, or set estimator: gae and critic: own or shared"
-    if o.critic != "shared" and o.value_coef != usual.value_coef:
-        yield (
-            "value_coef",
-            f"weighs the two losses of one model, which critic: {o.critic} is not; remove it, or set critic: shared",
-        )
 
 
 def _weightings(o: ObjectiveOptions) -> Iterator[Problem]:
@@ -227,6 +200,7 @@ def _likelihood(o: ObjectiveOptions) -> Iterator[Problem]:
         return
     usual = objective(o.name) if o.name in PRESETS else ObjectiveOptions()
     without: list[tuple[str, object]] = [("old_logprobs", "engine"), ("opsm_delta", None), ("unbiased_kl", False)]
+    without += [("behaviour_kl_coef", 0.0)]
     without += [("clip_low", usual.clip_low), ("clip_high", usual.clip_high)]
     for key, value in without:
         if getattr(o, key) != value:
@@ -262,10 +236,11 @@ def _kl(o: ObjectiveOptions) -> Iterator[Problem]:
         yield "reference_every", "has no effect with kl_coef: 0, which needs no reference; remove it, or set kl_coef"
     if is_user_objective(o.name):
         return
-    if o.kl_in == "reward" and o.estimator == "grpo" and o.kl_coef and o.advantage_function is None:
+    is_normalized = o.estimator in ("grpo", "maxrl", "gdpo") and o.advantage_function is None
+    if o.kl_in == "reward" and o.kl_coef and is_normalized:
         yield (
             "kl_in",
-            "estimator: grpo compares one reward a sample, and a KL in it would be divided by the spread of the group; "
+            f"estimator: {o.estimator} normalizes rewards within a group, and a KL in them would be normalized too; "
             "set kl_in: loss, or estimator: rloo",
         )
     if o.kl_in == "loss" and o.kl_estimator == "k1" and o.kl_coef and not o.unbiased_kl:
@@ -355,8 +330,7 @@ _RULES: tuple[Callable[[ObjectiveOptions], Iterator[Problem]], ...] = (
     _weightings,
     _likelihood,
     _pairs,
-    _advantages,
-    _critic,
+    advantage_rules,
     _distillation,
     _policy_loss,
     _kl,

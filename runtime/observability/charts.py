@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 from markupsafe import Markup
 
+from penstock.runtime.safe_text import terminal_text
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -29,6 +31,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     style: Literal["line", "steps", "dashed", "points"] = "line"
     is_smoothed: bool = True
     """Follows the page's smoothing."""
+    colour: int | None = None
+    """By number; that of its place in the chart unless given."""
 
 
 class Chart(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +64,7 @@ def line_of(
     """A line with rounded numbers, no more than :data:`MAX_POINTS` of them, and gaps for what is not finite."""
     size = max(1, math.ceil(len(x) / MAX_POINTS))
     return Line(
-        label=label,
+        label=terminal_text(label),
         x=[value for value in _means(x, size) if value is not None],
         y=_means(y, size),
         spread=_means(spread, size),

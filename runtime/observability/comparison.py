@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+import msgspec
+
 from penstock.runtime.observability.chart_plans import PLANS, Plan, matches
-from penstock.runtime.observability.charts import Chart, line_of
+from penstock.runtime.observability.charts import line_of
 from penstock.runtime.observability.evaluations import read_evaluations
 from penstock.runtime.observability.facts import read_starts
 from penstock.runtime.observability.figures import REWARD
@@ -18,9 +20,10 @@ from penstock.runtime.observability.trackers import read_steps
 from penstock.runtime.scenario.source import dotted, read_source, show
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from penstock.runtime.observability.charts import Chart, Line
     from penstock.runtime.observability.evaluations import EvaluationRow
     from penstock.runtime.observability.trackers import StepRow
     from penstock.runtime.scenario.source import KeyPath, Plain
@@ -96,20 +99,15 @@ def _charts(runs: Sequence[ComparedRun]) -> list[Chart]:
     names = sorted({name for run in runs for name in figure_names(run.steps)})
     for plan in (*_FIRST, *PLANS):
         for name in (name for pattern in plan.names for name in names if matches(name, pattern)):
-            lines = [figure_line(run.steps, name, run.name, plan.missing) for run in runs]
+            lines = _coloured(figure_line(run.steps, name, run.name, plan.missing) for run in runs)
             title = f"{plan.title}: {name}"
             charts += chart_of(title, plan.note, lines, y_label=plan.y_label, from_zero=plan.from_zero)
-        if plan is _FIRST[0]:
-            charts += _over_time(runs)
-    return charts
-
-
-def _over_time(runs: Sequence[ComparedRun]) -> list[Chart]:
-    lines = [
+    minutes = _coloured(
         line_of(run.name, [row.training_s / 60 for row in run.steps], [row.metrics.get(REWARD) for row in run.steps])
         for run in runs
-    ]
-    return chart_of("Reward over time", "Without starts.", lines, x_label="minutes of training")
+    )
+    over_time = chart_of("Reward over time", "Without starts.", minutes, x_label="minutes of training")
+    return [*charts[:1], *over_time, *charts[1:]]
 
 
 def _evaluation_charts(runs: Sequence[ComparedRun]) -> list[Chart]:
@@ -117,10 +115,14 @@ def _evaluation_charts(runs: Sequence[ComparedRun]) -> list[Chart]:
     figures = dict.fromkeys((dataset, name) for course in courses for dataset in course for name in course[dataset])
     charts: list[Chart] = []
     for dataset, name in figures:
-        lines = [
-            line_of(run.name, *course[dataset][name], style="points", is_smoothed=False)
-            for run, course in zip(runs, courses, strict=True)
-            if name in course.get(dataset, {})
-        ]
+        found = (course.get(dataset, {}).get(name, ([], [])) for course in courses)
+        lines = _coloured(
+            line_of(run.name, x, y, style="points", is_smoothed=False) for run, (x, y) in zip(runs, found, strict=True)
+        )
         charts += chart_of(f"{dataset}: {name}", "Evaluation.", lines)
     return charts
+
+
+def _coloured(lines: Iterable[Line]) -> list[Line]:
+    """One line for each run: a run has the same colour in every chart."""
+    return [msgspec.structs.replace(line, colour=number) for number, line in enumerate(lines)]

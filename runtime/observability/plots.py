@@ -15,6 +15,7 @@ from penstock.runtime.observability.chart_plans import LEARNING, PLANS, SHOWN_OT
 from penstock.runtime.observability.charts import Chart, Line, line_of
 from penstock.runtime.observability.figures import REWARD, REWARD_STD
 from penstock.runtime.observability.summary import ended_tokens, trained_tokens
+from penstock.runtime.safe_text import terminal_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -131,16 +132,26 @@ def staleness_charts(steps: Sequence[StepRow], bound: int | None) -> list[Chart]
 def speed_charts(steps: Sequence[StepRow]) -> list[Chart]:
     """Tokens a second, goodput, and where the time of a step goes."""
     x = [float(row.version) for row in steps]
-    rates = [
-        line_of("trained", x[1:], _rates(steps, lambda row: trained_tokens(row.balance)), is_smoothed=False),
-        line_of("finished", x[1:], _rates(steps, lambda row: ended_tokens(row.balance)), is_smoothed=False),
-    ]
+    trained, finished = (_rates(steps, total) for total in (_trained, _ended))
+    rates = [line_of("trained", x[1:], trained, is_smoothed=False)]
+    if finished != trained:
+        rates.append(line_of("finished", x[1:], finished, is_smoothed=False))
     note = f"Response tokens of samples that were trained, or ended in any way; over {RATE_STEPS} steps."
     charts = chart_of("Throughput", note, rates, y_label="tokens a second", from_zero=True)
-    shares = [trained_tokens(row.balance) / row.tokens_generated if row.tokens_generated else None for row in steps]
+    # Engines report now and then: of samples that ended all tokens were generated, reported or not.
+    generated = (max(row.tokens_generated, _ended(row)) for row in steps)
+    shares = [_trained(row) / num if num else None for row, num in zip(steps, generated, strict=True)]
     goodput = [line_of("goodput", x, shares, is_smoothed=False)]
     charts += chart_of("Goodput", "Trained ÷ generated tokens, from the start of the run.", goodput, from_zero=True)
     return charts + planned_charts(steps, SPEED)
+
+
+def _trained(row: StepRow) -> int:
+    return trained_tokens(row.balance)
+
+
+def _ended(row: StepRow) -> int:
+    return ended_tokens(row.balance)
 
 
 def fate_charts(steps: Sequence[StepRow]) -> list[Chart]:
@@ -274,7 +285,9 @@ def chart_of(
     drawn = [line for line in lines if any(value is not None for value in line.y)]
     if not drawn:
         return []
-    return [Chart(title=title, note=note, lines=drawn, x_label=x_label, y_label=y_label, from_zero=from_zero)]
+    return [
+        Chart(title=terminal_text(title), note=note, lines=drawn, x_label=x_label, y_label=y_label, from_zero=from_zero)
+    ]
 
 
 def _quantile(values: Sequence[int], share: float) -> float:

@@ -88,7 +88,8 @@ class RunRecorder:
         self._evaluations: dict[int, EvaluationRow] = {}
         if resumes:
             self._restore(run_folder)
-        write_start(run_folder, Start(at=datetime.now(UTC).astimezone().isoformat(timespec="seconds"), facts=facts))
+        now = datetime.now(UTC).astimezone() if resumes else self._started_at
+        write_start(run_folder, Start(at=now.isoformat(timespec="seconds"), facts=facts))
         self._steps = MetricsLog(run_folder)
         self._activity = ActivityLog(run_folder, resumes=resumes)
         self._training_began_s: float | None = None

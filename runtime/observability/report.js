@@ -61,7 +61,8 @@
   class Plot {
     constructor(box) {
       this.chart = JSON.parse(box.querySelector("script").textContent);
-      this.lines = this.chart.lines.map((line, place) => ({ ...line, place, colour: `c${place % NUM_COLOURS}` }));
+      this.lines = this.chart.lines.map((line, place) => ({ ...line, place, colour: `c${(line.colour ?? place) % NUM_COLOURS}` }));
+      this.hasWholeX = this.lines.every((line) => line.x.every(Number.isInteger));
       this.hidden = new Set();
       this.isLog = false;
       this.at = null;
@@ -182,7 +183,7 @@
         add(this.svg, "text", { x: LEFT - 6, y: y + 3, "text-anchor": "end" }, number(value));
       }
       for (const tick of ticks(this.x[0], this.x[1], Math.min(8, this.width / 70))) {
-        if (this.chart.are_bars && !Number.isInteger(tick)) continue;
+        if (this.hasWholeX && !Number.isInteger(tick)) continue;
         add(this.svg, "text", { x: this.across(tick), y: bottom + 14, "text-anchor": "middle" }, number(tick));
       }
       add(this.svg, "text", { x: (LEFT + this.width - RIGHT) / 2, y: HEIGHT - 4, "text-anchor": "middle" }, this.chart.x_label);

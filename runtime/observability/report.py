@@ -33,7 +33,7 @@ from penstock.runtime.observability.plots import (
     speed_charts,
     staleness_charts,
 )
-from penstock.runtime.observability.samples import reported_samples
+from penstock.runtime.observability.samples import reason_counts, reported_samples
 from penstock.runtime.observability.shares import rounded_shares
 from penstock.runtime.observability.summary import read_summary
 from penstock.runtime.observability.texts import bytes_text, duration_text, tiles
@@ -106,6 +106,7 @@ def render_report(run_folder: Path, *, is_running: bool = False) -> str:
         speed=speed_charts(steps),
         gpus=gpu_charts(read_gpus(run_folder)),
         fates=fate_charts(steps),
+        failures=summary.failures if summary else reason_counts(run_folder),
         figures=figure_rows(steps),
         others=other_charts(steps),
         lanes=lanes_of(read_activity(run_folder)),
@@ -138,6 +139,7 @@ def fact_rows(folder: str, starts: Sequence[Start], summary: RunSummary | None) 
     if summary is not None:
         outcome = "completed" if summary.completed else "not completed"
         rows |= {
+            "started": summary.started_at,
             "outcome": f"{outcome} at version {summary.version:,} of {summary.num_steps:,}",
             "duration": f"{duration_text(summary.wall_s)}, of it {duration_text(summary.training_s)} training",
             "checkpoint": summary.checkpoint or "none",

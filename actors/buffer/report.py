@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from penstock.messages.base import Metric
@@ -55,7 +56,7 @@ def step_report(
     own = (
         Metric("buffer/staleness_mean", sum(sample_ages) / max(1, len(sample_ages))),
         Metric("buffer/staleness_max", receipt.max_staleness),
-        *_mean_reward(groups),
+        *_rewards(groups),
         *_mean_components(groups),
         Metric("train/num_tokens", receipt.num_trained_tokens),
         Metric("train/num_masked_tokens", receipt.num_masked_tokens),
@@ -72,10 +73,15 @@ def step_report(
     )
 
 
-def _mean_reward(groups: tuple[Group, ...]) -> tuple[Metric, ...]:
-    """Of the samples that have a reward; nothing where none has, because all are imitated."""
+def _rewards(groups: tuple[Group, ...]) -> tuple[Metric, ...]:
+    """Mean and standard deviation over the samples that have a reward; nothing where none has, because all are
+    imitated."""
     rewards = [r for group in groups for sample in group.samples if (r := sample.reward) is not None]
-    return (Metric("rollout/raw_reward", sum(rewards) / len(rewards)),) if rewards else ()
+    if not rewards:
+        return ()
+    mean = sum(rewards) / len(rewards)
+    std = math.sqrt(sum((reward - mean) ** 2 for reward in rewards) / len(rewards))
+    return Metric("rollout/raw_reward", mean), Metric("rollout/raw_reward_std", std)
 
 
 def _mean_components(groups: tuple[Group, ...]) -> tuple[Metric, ...]:

@@ -537,14 +537,26 @@ def bench(
 
 
 @app.command()
-def report(run: RunFolder = None) -> None:
-    """Write report.html of a run anew, also of one that goes on or was cut off: one page that works offline."""
-    from penstock.runtime.cli.runs import read_record
+def report(
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[RUN]...", help="A run's folder, the newest one under ./runs without it; or several."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="With several runs: the page to write.")] = Path("comparison.html"),
+) -> None:
+    """Write report.html of a run anew, also of one that goes on or was cut off; of several runs a page that compares
+    them. Either is one file that works offline."""
+    from penstock.runtime.cli.runs import is_alive, read_record
+    from penstock.runtime.observability.comparison import write_comparison
     from penstock.runtime.observability.report import write_report
 
-    folder = _folder(run)
-    read_record(folder)
-    console.print(f"wrote {escape(str(write_report(folder)))}", soft_wrap=True)
+    folders = runs or [_folder(None)]
+    records = [read_record(folder) for folder in folders]
+    if len(folders) > 1:
+        page = write_comparison(folders, out)
+    else:
+        page = write_report(folders[0], is_running=records[0].state == "running" and is_alive(records[0]))
+    console.print(f"wrote {escape(str(page))}", soft_wrap=True)
 
 
 @app.command()

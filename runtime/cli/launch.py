@@ -105,6 +105,7 @@ def drive(
     from penstock.runtime.hosts.ray.cluster import make_temp_folder
     from penstock.runtime.hosts.ray.driver import run_job
     from penstock.runtime.hosts.ray.job import DriverJob
+    from penstock.runtime.observability.facts import command_line
 
     first_epoch = claim_drive(folder, first_entries) + 1
     temp_folder = str(make_temp_folder())
@@ -117,6 +118,7 @@ def drive(
         scenario_path=str(scenario_path),
         first_epoch=first_epoch,
         started_unix_s=record.began_at,
+        command=command_line(),
     )
     exit_code = 1
     try:

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import shlex
-import sqlite3
 import time
 from collections import Counter
-from contextlib import closing
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
 from rich.padding import Padding
 
-from penstock.backends.stores.sqlite import open_read_only
-from penstock.backends.stores.tables import LEDGER_FILE
-from penstock.messages.reasons import ReasonCount
 from penstock.runtime.cli.launch import resume_command
 from penstock.runtime.cli.runs import is_alive, read_record
 from penstock.runtime.errors import RunFolderError
 from penstock.runtime.hosts.ray.processes import is_stopped
 from penstock.runtime.observability.figures import CURSORS, REWARD
 from penstock.runtime.observability.jsonl import BadLineError
+from penstock.runtime.observability.samples import reason_counts
 from penstock.runtime.observability.summary import read_summary
 from penstock.runtime.observability.summary_view import failures_table
 from penstock.runtime.observability.trackers import read_steps
@@ -108,25 +104,6 @@ def _progress(folder: Path, *, is_running: bool) -> Iterator[str]:
         yield summary.story
         if summary.checkpoint:
             yield f"checkpoint {summary.checkpoint}"
-
-
-def reason_counts(folder: Path) -> list[ReasonCount]:
-    """Why samples of this run failed, most frequent first, as far as its ledger knows by now.
-
-    Raises:
-        RunFolderError: the ledger cannot be read.
-    """
-    file = folder / LEDGER_FILE
-    if not file.is_file():
-        return []
-    try:
-        with closing(open_read_only(file)) as database:
-            if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'reason_counts'").fetchone():
-                return []  # an older penstock wrote it
-            rows = database.execute("SELECT cause, kind, example, num_samples FROM reason_counts").fetchall()
-    except sqlite3.Error as error:
-        raise RunFolderError(f"{file}: {error}") from None
-    return [ReasonCount(cause=row[0], kind=row[1], example=row[2], num_samples=row[3]) for row in rows]
 
 
 def _is_cursor(name: str) -> bool:

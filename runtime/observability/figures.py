@@ -20,9 +20,12 @@ if TYPE_CHECKING:
     from penstock.runtime.observability.trackers import StepRow
 
 REWARD: Final = "rollout/raw_reward"
+"""Mean reward of a batch, before any normalisation."""
+REWARD_STD: Final = "rollout/raw_reward_std"
+"""Standard deviation of the rewards of a batch."""
 REWARD_COMPONENT: Final = "rollout/reward/"
 """Before the name of a component."""
-"""Mean reward of a batch, before any normalisation."""
+LOSS: Final = "train/loss"
 LOGPROB_DIFF: Final = "train/train_rollout_logprob_abs_diff"
 """Mean |learner − engine| log-prob over the trained tokens of a batch, in nats."""
 GENERATED_TOKENS: Final = "engine/generated_tokens"
@@ -32,11 +35,11 @@ CPU_SECONDS: Final = "process/cpu_s"
 ANSWERS: Final = "evaluation/answers"
 """Of evaluations, as the Buffer's process counts them."""
 RUNNING: Final = "engine/running"
+"""Requests that an engine decodes now."""
 COUNTED: Final = ("prompt_source/", "weight_publisher/", "filter/hook_", "filter/samples_failed")
 """Counters of these stand in ``metrics.jsonl`` as they were at each step."""
 CURSORS: Final = "data/"
 """So do these: prompts that were taken from each source of a mixture, whichever incarnation took them."""
-"""Requests that an engine decodes now."""
 END_STEPS: Final = 10
 RATE_WINDOW_S: Final = 30.0
 NO_FAILURES: Final = FailuresCounted(counts=(), num_samples=0)

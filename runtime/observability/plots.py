@@ -1,49 +1,38 @@
-"""Which charts the report of a run has, drawn from its steps and the samples of its GPUs."""
+"""Which charts the report of a run has, made of its steps, its evaluations and the samples of its GPUs."""
 
 from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from penstock.backends.evaluation.figures import REWARD_MEAN
-from penstock.runtime.observability.charts import (
-    BLUE,
-    GREEN,
-    MUTED,
-    ORANGE,
-    RED,
-    SERIES_COLOURS,
-    Line,
-    bar_chart,
-    line_chart,
-)
-from penstock.runtime.observability.figures import LOGPROB_DIFF, REWARD, REWARD_COMPONENT
-from penstock.runtime.observability.summary import trained_tokens
+from penstock.messages.samples import TerminalState
+from penstock.runtime.observability.chart_plans import LEARNING, PLANS, SHOWN_OTHERWISE, SPEED, matches, short_name
+from penstock.runtime.observability.charts import Chart, Line, line_of
+from penstock.runtime.observability.figures import REWARD, REWARD_STD
+from penstock.runtime.observability.summary import ended_tokens, trained_tokens
+from penstock.runtime.safe_text import terminal_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from penstock.runtime.observability.chart_plans import Plan
     from penstock.runtime.observability.evaluations import EvaluationRow
     from penstock.runtime.observability.nvml import GpuRow
     from penstock.runtime.observability.trackers import StepRow
 
-SMOOTHED_STEPS: Final = 10
-MAX_COMPONENTS: Final = 8
-"""Of rewards, in one chart."""
+RATE_STEPS: Final = 10
+"""Over so many steps rates are taken."""
+MAX_LINES: Final = 12
+"""Of one chart."""
+_AS_WANTED: Final = (TerminalState.TRAINED, TerminalState.EVALUATED)
 _SPARK_WIDTH: Final = 160
 _SPARK_HEIGHT: Final = 26
 _SPARK_POINTS: Final = 80
-
-
-class Chart(msgspec.Struct, frozen=True, kw_only=True):
-    """One chart with its title and the sentence below it."""
-
-    title: str
-    note: str
-    svg: str
 
 
 class FigureRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,134 +60,144 @@ class EvaluationTableRow(msgspec.Struct, frozen=True, kw_only=True):
         return ", ".join(f"{name} {100 * value:.1f} %" for name, value in self.figures.items() if name[:5] == "pass@")
 
 
-def learning_charts(steps: Sequence[StepRow]) -> list[Chart]:
-    """Reward and response lengths."""
+def planned_charts(steps: Sequence[StepRow], plans: Sequence[Plan]) -> list[Chart]:
+    """A chart for each plan of which something was reported."""
+    names = figure_names(steps)
     charts: list[Chart] = []
-    x, rewards = _series(steps, REWARD)
-    if x:
-        lines = [
-            Line(label="step", x=x, y=rewards, colour=BLUE, width=0.9, alpha=0.5),
-            Line(label=f"mean of {SMOOTHED_STEPS} steps", x=x, y=trailing_mean(rewards, SMOOTHED_STEPS), width=2.0),
-        ]
-        svg = line_chart("reward", lines, x_label="step", y_label="mean reward of the batch")
-        charts.append(Chart(title="Reward", note="Before any normalisation, over every sample of a batch.", svg=svg))
-    charts += _component_charts(steps)
-    sized = [row for row in steps if row.response_lengths]
-    if sized:
-        x = [float(row.version) for row in sized]
-        lines = [
-            Line(label="longest", x=x, y=[max(row.response_lengths) for row in sized], colour=MUTED, width=0.9),
-            Line(label="90 % below", x=x, y=[_quantile(row.response_lengths, 0.9) for row in sized], colour=ORANGE),
-            Line(
-                label="mean", x=x, y=[statistics.fmean(row.response_lengths) for row in sized], colour=BLUE, width=2.0
-            ),
-        ]
-        svg = line_chart("lengths", lines, x_label="step", y_label="response tokens", y_from_zero=True)
-        charts.append(Chart(title="Response length", note="Of the samples that were trained.", svg=svg))
+    for plan in plans:
+        found = [name for pattern in plan.names for name in names if matches(name, pattern)]
+        lines = [figure_line(steps, name, short_name(name, plan), plan.missing) for name in found[:MAX_LINES]]
+        left = f" The first {MAX_LINES} of {len(found)}." if len(found) > MAX_LINES else ""
+        charts += chart_of(plan.title, plan.note + left, lines, y_label=plan.y_label, from_zero=plan.from_zero)
     return charts
 
 
-def _component_charts(steps: Sequence[StepRow]) -> list[Chart]:
-    names = sorted({name for row in steps for name in row.metrics if name.startswith(REWARD_COMPONENT)})
-    if not names:
-        return []
-    lines: list[Line] = []
-    for place, name in enumerate(names[:MAX_COMPONENTS]):
-        x, values = _series(steps, name)
-        label, colour = name.removeprefix(REWARD_COMPONENT), SERIES_COLOURS[place % len(SERIES_COLOURS)]
-        lines.append(Line(label=label, x=x, y=trailing_mean(values, SMOOTHED_STEPS), colour=colour))
-    left = f" The first {MAX_COMPONENTS} of {len(names)}." if len(names) > MAX_COMPONENTS else ""
-    y_label = "mean of the batch" if len(lines) > 1 else lines[0].label  # one line has no legend
-    svg = line_chart("components", lines, x_label="step", y_label=y_label)
-    note = f"What the reward function names beside the reward, the mean of {SMOOTHED_STEPS} steps.{left}"
-    return [Chart(title="Components of the reward", note=note, svg=svg)]
+def other_charts(steps: Sequence[StepRow]) -> list[Chart]:
+    """A chart for each figure that no other chart has, such as those of your hooks."""
+    taken = [*SHOWN_OTHERWISE, *(pattern for plan in PLANS for pattern in plan.names)]
+    names = (name for name in figure_names(steps) if not any(matches(name, pattern) for pattern in taken))
+    return [chart for name in names for chart in chart_of(name, "", [figure_line(steps, name, name)])]
+
+
+def learning_charts(steps: Sequence[StepRow]) -> list[Chart]:
+    """Reward with its spread, response lengths, and what else says whether the model learns."""
+    x, rewards = _series(steps, REWARD)
+    spread = _series(steps, REWARD_STD)[1]
+    spread = spread if len(spread) == len(rewards) else []
+    note = "Mean of the batch before any normalisation." + " The band: one standard deviation each way." * bool(spread)
+    charts = chart_of("Reward", note, [line_of("mean", x, rewards, spread=spread)])
+    sized = [row for row in steps if row.response_lengths]
+    x = [float(row.version) for row in sized]
+    lines = [
+        line_of("longest", x, [max(row.response_lengths) for row in sized]),
+        line_of("90 % below", x, [_quantile(row.response_lengths, 0.9) for row in sized]),
+        line_of("mean", x, [statistics.fmean(row.response_lengths) for row in sized]),
+    ]
+    charts += chart_of("Response length", "Of the samples that were trained.", lines, y_label="tokens", from_zero=True)
+    return charts + planned_charts(steps, LEARNING)
 
 
 def staleness_charts(steps: Sequence[StepRow], bound: int | None) -> list[Chart]:
     """Ages as a histogram over the run, and over the steps."""
-    counts: list[int] = []
+    counts: Counter[int] = Counter()
     for row in steps:
-        counts.extend([0] * (len(row.staleness_counts) - len(counts)))
-        for age, count in enumerate(row.staleness_counts):
-            counts[age] += count
-    num_samples = sum(counts)
+        counts.update(dict(enumerate(row.staleness_counts)))
+    num_samples = counts.total()
     if not num_samples:
         return []
-    shares = [100 * count / num_samples for count in counts]
-    histogram = bar_chart(
-        "ages", shares, x_label="age in versions when trained", y_label="share of the samples, %", bound=bound
+    ages = range(max(max(age for age, count in counts.items() if count), bound or 0) + 1)
+    shares = [100 * counts[age] / num_samples for age in ages]
+    histogram = Chart(
+        title="Staleness",
+        note=f"{num_samples:,} trained samples, mean age {_mean_age(counts):.2f} versions"
+        + ("." if bound is None else f"; the bound is {bound}."),
+        lines=[line_of("share", list(ages), shares, is_smoothed=False)],
+        x_label="age in versions when trained",
+        y_label="share of the samples, %",
+        from_zero=True,
+        are_bars=True,
     )
-    aged = [row for row in steps if sum(row.staleness_counts)]
-    x = [float(row.version) for row in aged]
+    aged = [(row, Counter(dict(enumerate(row.staleness_counts)))) for row in steps if sum(row.staleness_counts)]
+    x = [float(row.version) for row, _ in aged]
     lines = [
-        Line(label="oldest", x=x, y=[_oldest(row) for row in aged], colour=MUTED, width=1.0, steps=True),
-        Line(label="mean", x=x, y=[_mean_age(row) for row in aged], colour=BLUE, width=2.0),
+        line_of("oldest", x, [max(+ages_of) for _, ages_of in aged], style="steps", is_smoothed=False),
+        line_of("mean", x, [_mean_age(ages_of) for _, ages_of in aged]),
     ]
     if bound is not None:
-        lines.append(Line(label="bound", x=[x[0], x[-1]], y=[bound, bound], colour=RED, width=1.2, dashed=True))
-    over_time = line_chart(
-        "staleness", lines, x_label="step", y_label="age in versions", y_from_zero=True, whole_y=True
-    )
-    mean_age = sum(age * count for age, count in enumerate(counts)) / num_samples
-    note = f"{num_samples:,} trained samples, mean age {mean_age:.2f} versions."
-    return [
-        Chart(title="Staleness", note=note, svg=histogram),
-        Chart(
-            title="Staleness over time",
-            note="Age of the oldest token that is trained; time in queues counts.",
-            svg=over_time,
-        ),
-    ]
+        lines.append(line_of("bound", x, [bound] * len(x), style="dashed", is_smoothed=False))
+    note = "Age of the oldest token that is trained; time in queues counts."
+    return [histogram, *chart_of("Staleness over time", note, lines, y_label="age in versions", from_zero=True)]
 
 
 def speed_charts(steps: Sequence[StepRow]) -> list[Chart]:
-    """Tokens a second, and the difference between learner and engine."""
-    charts: list[Chart] = []
-    if len(steps) > 1:
-        x = [float(row.version) for row in steps[1:]]
-        lines = [Line(label="trained", x=x, y=_rates(steps, lambda row: trained_tokens(row.balance)), width=2.0)]
-        if any(_ended_tokens(row) > trained_tokens(row.balance) for row in steps):
-            finished = Line(label="finished", x=x, y=_rates(steps, _ended_tokens), colour=GREEN, width=1.2)
-            lines.append(finished)
-        svg = line_chart("throughput", lines, x_label="step", y_label="tokens a second", y_from_zero=True)
-        note = f"Response tokens of samples that were trained, or ended in any way; mean of {SMOOTHED_STEPS} steps."
-        charts.append(Chart(title="Throughput", note=note, svg=svg))
-    x, diffs = _series(steps, LOGPROB_DIFF)
-    if x:
-        lines = [Line(label="", x=x, y=diffs, colour=ORANGE)]
-        svg = line_chart("logprobs", lines, x_label="step", y_label="mean |difference| in nats", y_from_zero=True)
-        note = "Log-probability of the sampled tokens: learner against engine. Older weights count into it."
-        charts.append(Chart(title="Training against inference", note=note, svg=svg))
-    return charts
+    """Tokens a second, goodput, and where the time of a step goes."""
+    x = [float(row.version) for row in steps]
+    trained, finished = (_rates(steps, total) for total in (_trained, _ended))
+    rates = [line_of("trained", x[1:], trained, is_smoothed=False)]
+    if finished != trained:
+        rates.append(line_of("finished", x[1:], finished, is_smoothed=False))
+    note = f"Response tokens of samples that were trained, or ended in any way; over {RATE_STEPS} steps."
+    charts = chart_of("Throughput", note, rates, y_label="tokens a second", from_zero=True)
+    # Engines report now and then: of samples that ended all tokens were generated, reported or not.
+    generated = (max(row.tokens_generated, _ended(row)) for row in steps)
+    shares = [_trained(row) / num if num else None for row, num in zip(steps, generated, strict=True)]
+    goodput = [line_of("goodput", x, shares, is_smoothed=False)]
+    charts += chart_of("Goodput", "Trained ÷ generated tokens, from the start of the run.", goodput, from_zero=True)
+    return charts + planned_charts(steps, SPEED)
+
+
+def _trained(row: StepRow) -> int:
+    return trained_tokens(row.balance)
+
+
+def _ended(row: StepRow) -> int:
+    return ended_tokens(row.balance)
+
+
+def fate_charts(steps: Sequence[StepRow]) -> list[Chart]:
+    """What became of the samples that ended between one step and the next, where they were not all trained."""
+    ends = [{(each.state, each.cause): each.num_samples for each in row.balance.ended} for row in steps]
+    before: list[dict[tuple[str, str], int]] = [{}, *ends]
+    totals = [sum(now.values()) - sum(then.values()) for then, now in zip(before, ends, strict=False)]
+    fates = sorted({fate for each in ends for fate in each if fate[0] not in _AS_WANTED})
+    lines = [
+        line_of(
+            f"{state}: {cause}" if cause else state,
+            [float(row.version) for row in steps],
+            [
+                (now.get((state, cause), 0) - then.get((state, cause), 0)) / total if total > 0 else None
+                for then, now, total in zip(before, ends, totals, strict=False)
+            ],
+        )
+        for state, cause in fates[:MAX_LINES]
+    ]
+    note = "Share of the samples that ended since the step before."
+    return chart_of("Not trained", note, lines, from_zero=True)
 
 
 def evaluation_charts(evaluations: Sequence[EvaluationRow]) -> list[Chart]:
     """Mean reward and pass@k of each dataset over the versions that were evaluated."""
-    courses: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    charts: list[Chart] = []
+    for dataset, course in evaluation_courses(evaluations).items():
+        lines = [
+            line_of("mean reward" if name == REWARD_MEAN else name, x, y, style="points", is_smoothed=False)
+            for name, (x, y) in course.items()
+        ]
+        charts += chart_of(dataset, _evaluation_note(evaluations, dataset), lines)
+    return charts
+
+
+def evaluation_courses(evaluations: Sequence[EvaluationRow]) -> dict[str, dict[str, tuple[list[float], list[float]]]]:
+    """Dataset → figure, mean reward and pass@k → versions and values."""
+    courses: dict[str, dict[str, tuple[list[float], list[float]]]] = {}
     for row in evaluations:
         for dataset, figures in row.datasets().items():
-            course = courses.setdefault(dataset, {})
             for name, value in figures.items():
                 if name == REWARD_MEAN or name.startswith("pass@"):
-                    course.setdefault(name, []).append((float(row.version), value))
-    charts: list[Chart] = []
-    for number, (dataset, course) in enumerate(courses.items()):
-        lines = [
-            Line(
-                label="mean reward" if name == REWARD_MEAN else name,
-                x=[x for x, _ in points],
-                y=[y for _, y in points],
-                colour=SERIES_COLOURS[place % len(SERIES_COLOURS)],
-                dashed=name == REWARD_MEAN and len(course) > 1,
-                marked=True,
-            )
-            for place, (name, points) in enumerate(course.items())
-        ]
-        if not lines:
-            continue
-        svg = line_chart(f"evaluation-{number}", lines, x_label="version", y_label="mean reward, pass@k")
-        charts.append(Chart(title=dataset, note=_evaluation_note(evaluations, dataset), svg=svg))
-    return charts
+                    x, y = courses.setdefault(dataset, {}).setdefault(name, ([], []))
+                    x.append(float(row.version))
+                    y.append(value)
+    return courses
 
 
 def _evaluation_note(evaluations: Sequence[EvaluationRow], dataset: str) -> str:
@@ -226,21 +225,16 @@ def evaluation_table(evaluations: Sequence[EvaluationRow]) -> list[EvaluationTab
 
 def gpu_charts(gpus: Mapping[int, Sequence[GpuRow]]) -> list[Chart]:
     """NVML's utilisation of each GPU over time; none without a GPU."""
-    if not gpus:
-        return []
     lines = [
-        Line(
-            label=f"GPU {gpu}",
-            x=[row.at_s for row in rows],
-            y=trailing_mean([_number(row.utilisation, 100) for row in rows], SMOOTHED_STEPS),
-            colour=SERIES_COLOURS[place % len(SERIES_COLOURS)],
-            width=1.2,
+        line_of(
+            f"GPU {gpu}",
+            [row.at_s for row in rows],
+            [None if row.utilisation is None else 100 * row.utilisation for row in rows],
         )
-        for place, (gpu, rows) in enumerate(sorted(gpus.items()))
+        for gpu, rows in sorted(gpus.items())
     ]
-    svg = line_chart("gpus", lines, x_label="seconds since the start", y_label="utilisation, %", y_from_zero=True)
     note = "What NVML calls utilisation: the share of time in which any kernel ran, however few slots it served."
-    return [Chart(title="GPUs", note=note, svg=svg)]
+    return chart_of("GPUs", note, lines, x_label="seconds since the start", y_label="%", from_zero=True)
 
 
 def figure_rows(steps: Sequence[StepRow]) -> list[FigureRow]:
@@ -263,13 +257,9 @@ def figure_rows(steps: Sequence[StepRow]) -> list[FigureRow]:
     return rows
 
 
-def trailing_mean(values: Sequence[float], width: int) -> list[float]:
-    """At each place the mean of the last ``width`` finite values up to it; not a number where there is none."""
-    means: list[float] = []
-    for end in range(1, len(values) + 1):
-        window = [value for value in values[max(0, end - width) : end] if math.isfinite(value)]
-        means.append(statistics.fmean(window) if window else math.nan)
-    return means
+def figure_names(steps: Sequence[StepRow]) -> list[str]:
+    """Of every figure that the steps report, sorted."""
+    return sorted({name for row in steps for name in row.metrics})
 
 
 def _series(steps: Sequence[StepRow], name: str) -> tuple[list[float], list[float]]:
@@ -277,8 +267,27 @@ def _series(steps: Sequence[StepRow], name: str) -> tuple[list[float], list[floa
     return [x for x, _ in points], [y for _, y in points]
 
 
-def _number(value: float | None, scale: float) -> float:
-    return math.nan if value is None else value * scale
+def figure_line(steps: Sequence[StepRow], name: str, label: str, missing: float | None = None) -> Line:
+    """A reported figure over the steps; ``missing``: its value at a step that does not report it."""
+    return line_of(label, [float(row.version) for row in steps], [row.metrics.get(name, missing) for row in steps])
+
+
+def chart_of(
+    title: str,
+    note: str,
+    lines: Sequence[Line],
+    *,
+    x_label: str = "step",
+    y_label: str = "",
+    from_zero: bool = False,
+) -> list[Chart]:
+    """A chart of the lines that have a point; none where none has."""
+    drawn = [line for line in lines if any(value is not None for value in line.y)]
+    if not drawn:
+        return []
+    return [
+        Chart(title=terminal_text(title), note=note, lines=drawn, x_label=x_label, y_label=y_label, from_zero=from_zero)
+    ]
 
 
 def _quantile(values: Sequence[int], share: float) -> float:
@@ -287,23 +296,15 @@ def _quantile(values: Sequence[int], share: float) -> float:
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
-def _oldest(row: StepRow) -> int:
-    return max(age for age, count in enumerate(row.staleness_counts) if count)
-
-
-def _mean_age(row: StepRow) -> float:
-    return sum(age * count for age, count in enumerate(row.staleness_counts)) / sum(row.staleness_counts)
-
-
-def _ended_tokens(row: StepRow) -> int:
-    return sum(count.num_tokens for count in row.balance.ended)
+def _mean_age(counts: Counter[int]) -> float:
+    return sum(age * count for age, count in counts.items()) / counts.total()
 
 
 def _rates(steps: Sequence[StepRow], total: Callable[[StepRow], int]) -> list[float]:
-    """Growth a second over up to ten steps, for each step but the first."""
+    """Growth a second over up to :data:`RATE_STEPS` steps, for each step but the first."""
     rates: list[float] = []
     for end in range(1, len(steps)):
-        first, last = steps[max(0, end - SMOOTHED_STEPS)], steps[end]
+        first, last = steps[max(0, end - RATE_STEPS)], steps[end]
         took_s = last.at_s - first.at_s
         rates.append((total(last) - total(first)) / took_s if took_s > 0 else math.nan)
     return rates

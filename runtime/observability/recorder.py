@@ -16,16 +16,15 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock import __version__
-from penstock.backends.evaluation.sets import EvaluationSet
 from penstock.backends.stores.kept_samples import read_kept
 from penstock.runtime.observability.evaluations import evaluation_row, outcomes_of, read_evaluations
+from penstock.runtime.observability.facts import Start, write_start
 from penstock.runtime.observability.figures import RunFigures, mean
 from penstock.runtime.observability.report import REPORT_FILE, write_report
 from penstock.runtime.observability.samples import sample_lines
 from penstock.runtime.observability.summary import (
     ActorCost,
     ActorRestarts,
-    MachineFacts,
     RunSummary,
     ended_tokens,
     set_summary_aside,
@@ -42,32 +41,14 @@ if TYPE_CHECKING:
     from penstock.messages.evaluation import EvaluationFinished
     from penstock.messages.training import ActorReported, FailuresCounted, RunFinished, StepReported
     from penstock.runtime.observability.evaluations import EvaluationRow
+    from penstock.runtime.observability.facts import RunFacts
     from penstock.runtime.observability.live import LiveView
     from penstock.runtime.observability.metrics import RunMetrics
 
 MAX_WARNINGS: Final = 20
 """In the summary: the first ones tell what is wrong."""
 
-
 _log: Final = logging.getLogger(__name__)
-
-
-class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a run before it starts."""
-
-    scenario: str
-    """``run.name``."""
-    seed: int
-    policy: str
-    staleness_bound: int
-    num_steps: int
-    progress_tokens: int
-    """``engines.progress_tokens``."""
-    machine: MachineFacts
-    report: bool = True
-    """Write ``report.html`` at the end."""
-    evaluation: tuple[EvaluationSet, ...] = ()
-    """What is evaluated."""
 
 
 class RunRecorder:
@@ -107,6 +88,8 @@ class RunRecorder:
         self._evaluations: dict[int, EvaluationRow] = {}
         if resumes:
             self._restore(run_folder)
+        now = datetime.now(UTC).astimezone() if resumes else self._started_at
+        write_start(run_folder, Start(at=now.isoformat(timespec="seconds"), facts=facts))
         self._steps = MetricsLog(run_folder)
         self._activity = ActivityLog(run_folder, resumes=resumes)
         self._training_began_s: float | None = None

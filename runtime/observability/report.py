@@ -2,48 +2,54 @@
 
 Invariants:
 
-* It reads the run's folder only: ``scenario.yaml``, ``summary.json``, ``metrics.jsonl``, ``activity.jsonl``,
-  ``samples.sqlite`` with what the ledger says of these samples and, where there was a GPU, ``gpu.jsonl``.
+* It reads the run's folder only: ``starts.jsonl``, ``scenario.yaml``, ``summary.json``, ``metrics.jsonl``,
+  ``activity.jsonl``, ``samples.sqlite`` with what the ledger says of these samples and, where there was a GPU,
+  ``gpu.jsonl``.
 * A run that failed, or was killed before it wrote a summary, gets a report too: each part shows what there is.
 """
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import jinja2
 import msgspec
-from markupsafe import Markup
 
 from penstock.messages.samples import TerminalState
+from penstock.runtime.observability.chart_plans import AGREEMENT, OBJECTIVE
 from penstock.runtime.observability.evaluations import read_evaluations
+from penstock.runtime.observability.facts import read_starts
 from penstock.runtime.observability.lanes import lanes_of
 from penstock.runtime.observability.nvml import read_gpus
+from penstock.runtime.observability.page import render_page, write_page
 from penstock.runtime.observability.plots import (
     evaluation_charts,
     evaluation_table,
+    fate_charts,
     figure_rows,
     gpu_charts,
     learning_charts,
+    other_charts,
+    planned_charts,
     speed_charts,
     staleness_charts,
 )
-from penstock.runtime.observability.samples import reported_samples
+from penstock.runtime.observability.samples import reason_counts, reported_samples
 from penstock.runtime.observability.shares import rounded_shares
 from penstock.runtime.observability.summary import read_summary
-from penstock.runtime.observability.texts import bytes_text, count_text, duration_text, number_text, tiles
+from penstock.runtime.observability.texts import bytes_text, duration_text, tiles
 from penstock.runtime.observability.trackers import read_activity, read_steps
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
     from penstock.messages.training import Balance
-    from penstock.runtime.observability.summary import RunSummary
+    from penstock.runtime.observability.facts import Start
+    from penstock.runtime.observability.summary import MachineFacts, RunSummary
     from penstock.runtime.observability.trackers import StepRow
 
 REPORT_FILE: Final = "report.html"
 SCENARIO_FILE: Final = "scenario.yaml"
-_TEMPLATE: Final = "report.html.j2"
 
 
 class BalanceRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,54 +63,95 @@ class BalanceRow(msgspec.Struct, frozen=True, kw_only=True):
     """Of the samples issued, in percent."""
 
 
-def write_report(run_folder: Path) -> Path:
+def write_report(run_folder: Path, *, is_running: bool = False) -> Path:
     """Write ``report.html`` of a run into its folder; returns its path.
+
+    Args:
+        run_folder: of the run.
+        is_running: it has not ended yet.
 
     Raises:
         RunFolderError: a file of the run is damaged; the message names it.
         OSError: the report cannot be written.
     """
-    path = run_folder / REPORT_FILE
-    partial = path.with_suffix(".partial")
-    partial.write_text(render_report(run_folder), encoding="utf-8")
-    os.replace(partial, path)
-    return path
+    return write_page(run_folder / REPORT_FILE, render_report(run_folder, is_running=is_running))
 
 
-def render_report(run_folder: Path) -> str:
-    """The report of a run as HTML.
+def render_report(run_folder: Path, *, is_running: bool = False) -> str:
+    """The report of a run as HTML; arguments as for :func:`write_report`.
 
     Raises:
         RunFolderError: a file of the run is damaged; the message names it.
     """
-    summary = read_summary(run_folder)
+    summary = None if is_running else read_summary(run_folder)
     steps = read_steps(run_folder)
+    starts = read_starts(run_folder)
     evaluations = read_evaluations(run_folder)
     balance = _balance(summary, steps)
     scenario = run_folder / SCENARIO_FILE
-    return (
-        _environment()
-        .get_template(_TEMPLATE)
-        .render(
-            name=summary.scenario if summary else run_folder.name,
-            folder=run_folder.name,
-            summary=summary,
-            tiles=tiles(summary, steps),
-            learning=learning_charts(steps),
-            evaluation=evaluation_charts(evaluations),
-            evaluated=evaluation_table(evaluations),
-            staleness=staleness_charts(steps, summary.staleness_bound if summary else None),
-            speed=speed_charts(steps),
-            gpus=gpu_charts(read_gpus(run_folder)),
-            figures=figure_rows(steps),
-            lanes=lanes_of(read_activity(run_folder)),
-            balance=balance,
-            balance_rows=[] if balance is None else balance_rows(balance),
-            scenario=scenario.read_text(encoding="utf-8") if scenario.exists() else None,
-            num_steps=len(steps),
-            samples=reported_samples(run_folder),
-        )
+    bound = summary.staleness_bound if summary else starts[-1].facts.staleness_bound if starts else None
+    return render_page(
+        "report.html.j2",
+        name=summary.scenario if summary else starts[-1].facts.scenario if starts else run_folder.name,
+        is_running=is_running,
+        summary=summary,
+        facts=fact_rows(run_folder.name, starts, summary),
+        tiles=tiles(summary, steps),
+        learning=learning_charts(steps),
+        evaluation=evaluation_charts(evaluations),
+        evaluated=evaluation_table(evaluations),
+        objective=planned_charts(steps, OBJECTIVE),
+        agreement=planned_charts(steps, AGREEMENT),
+        staleness=staleness_charts(steps, bound),
+        speed=speed_charts(steps),
+        gpus=gpu_charts(read_gpus(run_folder)),
+        fates=fate_charts(steps),
+        failures=summary.failures if summary else reason_counts(run_folder),
+        figures=figure_rows(steps),
+        others=other_charts(steps),
+        lanes=lanes_of(read_activity(run_folder)),
+        balance=balance,
+        balance_rows=[] if balance is None else balance_rows(balance),
+        scenario=scenario.read_text(encoding="utf-8") if scenario.exists() else None,
+        num_steps=len(steps),
+        samples=reported_samples(run_folder),
     )
+
+
+def fact_rows(folder: str, starts: Sequence[Start], summary: RunSummary | None) -> list[tuple[str, str]]:
+    """What a run was, by label: of its last start and, where it has ended, of its end. What is unknown is left out."""
+    rows = {"folder": folder}
+    if starts:
+        facts = starts[-1].facts
+        rows |= {
+            "command": facts.command,
+            "commit": f"{facts.git_commit}{' and changes that are in no commit' * facts.git_is_dirty}",
+            "software": ", ".join(f"{each.name} {each.version}" for each in facts.packages)
+            + f", Python {facts.machine.python}",
+            "model": facts.model,
+            "backends": facts.backends,
+            "machine": machine_text(facts.machine),
+            "policy": f"{facts.policy}, staleness at most {facts.staleness_bound}",
+            "seed": str(facts.seed),
+            "started": starts[0].at,
+            "resumed": ", ".join(start.at for start in starts[1:]),
+        }
+    if summary is not None:
+        outcome = "completed" if summary.completed else "not completed"
+        rows |= {
+            "started": summary.started_at,
+            "outcome": f"{outcome} at version {summary.version:,} of {summary.num_steps:,}",
+            "duration": f"{duration_text(summary.wall_s)}, of it {duration_text(summary.training_s)} training",
+            "checkpoint": summary.checkpoint or "none",
+            "CPU time": ", ".join(f"{cost.name} {duration_text(cost.cpu_s)}" for cost in summary.costs),
+        }
+    return [(label, text) for label, text in rows.items() if text]
+
+
+def machine_text(machine: MachineFacts) -> str:
+    """A machine in a line."""
+    gpus = ", ".join(machine.gpus) or "no GPU"
+    return f"{machine.system}, {machine.num_cpus} CPU cores, {bytes_text(machine.memory_bytes)}, {gpus}"
 
 
 def balance_rows(balance: Balance) -> list[BalanceRow]:
@@ -141,21 +188,3 @@ def _balance(summary: RunSummary | None, steps: list[StepRow]) -> Balance | None
     if summary is not None:
         return summary.balance
     return steps[-1].balance if steps else None
-
-
-def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "count": count_text,
-        "number": number_text,
-        "duration": duration_text,
-        "bytes": bytes_text,
-        "svg": Markup,  # our own drawings; everything else is escaped
-    }
-    return environment

@@ -14,6 +14,7 @@ import msgspec
 from penstock.backends.stores.kept_samples import KeptSample, clipped, read_kept
 from penstock.backends.stores.sqlite import open_read_only
 from penstock.backends.stores.tables import LEDGER_FILE
+from penstock.messages.reasons import ReasonCount
 from penstock.messages.samples import TerminalState, group_name
 from penstock.runtime.errors import RunFolderError
 from penstock.runtime.observability.texts import number_text
@@ -136,6 +137,25 @@ def reported_samples(run_folder: Path) -> list[ShownSample]:
     )
     found = {(s.kept.group_id, s.kept.index): s for kind in kinds for s in kind()}
     return list(found.values())[:MAX_REPORTED]
+
+
+def reason_counts(folder: Path) -> list[ReasonCount]:
+    """Why samples of this run failed, most frequent first, as far as its ledger knows by now.
+
+    Raises:
+        RunFolderError: the ledger cannot be read.
+    """
+    file = folder / LEDGER_FILE
+    if not file.is_file():
+        return []
+    try:
+        with closing(open_read_only(file)) as database:
+            if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'reason_counts'").fetchone():
+                return []  # an older penstock wrote it
+            rows = database.execute("SELECT cause, kind, example, num_samples FROM reason_counts").fetchall()
+    except sqlite3.Error as error:
+        raise RunFolderError(f"{file}: {error}") from None
+    return [ReasonCount(cause=row[0], kind=row[1], example=row[2], num_samples=row[3]) for row in rows]
 
 
 def sample_lines(kept: KeptSample) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from penstock.runtime.observability.figures import END_STEPS, REWARD, mean
+from penstock.runtime.observability.figures import END_STEPS, LOSS, REWARD, mean
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from penstock.runtime.observability.trackers import StepRow
 
 NOTHING: Final = "–"
+MAX_EVALUATED: Final = 3
+"""Datasets with a figure at the top."""
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 
 
@@ -111,19 +113,15 @@ def sparkline(values: Sequence[float], width: int) -> str:
 def tiles(summary: RunSummary | None, steps: Sequence[StepRow]) -> list[Tile]:
     """The large figures of a run; from its steps alone when it left no summary."""
     if summary is None:
-        rewards = [value for row in steps if (value := row.metrics.get(REWARD)) is not None]
-        last = fixed(mean(rewards[-END_STEPS:]), 3)
-        return [
-            Tile(label="steps", value=str(steps[-1].version if steps else 0)),
-            Tile(label=f"reward, last {END_STEPS}", value=last),
-        ]
+        return [Tile(label="steps", value=str(steps[-1].version if steps else 0)), *_course(steps)]
     restarts = sum(restart.count for restart in summary.restarts)
+    evaluated = [
+        Tile(label=each.name, value=fixed(each.last, 3), detail=f"mean reward at version {each.last_version}")
+        for each in summary.evaluations[:MAX_EVALUATED]
+    ]
     return [
-        Tile(
-            label=f"reward, last {END_STEPS}",
-            value=fixed(summary.last10_reward, 3),
-            detail=f"first {END_STEPS}: {fixed(summary.first10_reward, 3)}",
-        ),
+        *_course(steps),
+        *evaluated,
         Tile(label="steps", value=f"{summary.version:,}", detail=f"of {summary.num_steps:,}"),
         Tile(
             label="training",
@@ -151,3 +149,13 @@ def tiles(summary: RunSummary | None, steps: Sequence[StepRow]) -> list[Tile]:
             detail=f"about {short_count(summary.tokens_lost_estimate)} tokens lost" if restarts else "",
         ),
     ]
+
+
+def _course(steps: Sequence[StepRow]) -> list[Tile]:
+    """The last steps against the first ones: of the reward or, where nothing is rewarded, of the loss."""
+    for name, label in ((REWARD, "reward"), (LOSS, "loss")):
+        values = [value for row in steps if (value := row.metrics.get(name)) is not None]
+        if values:
+            first, last = fixed(mean(values[:END_STEPS]), 3), fixed(mean(values[-END_STEPS:]), 3)
+            return [Tile(label=f"{label}, last {END_STEPS}", value=last, detail=f"first {END_STEPS}: {first}")]
+    return []

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NUMERIC = {"torch", "transformers", "numpy", "pyarrow", "tokenizers", "safetensors", "peft", "accelerate"}
-HEAVY = NUMERIC | {"ray", "aiohttp", "jinja2", "matplotlib", "yaml", "rich", "typer", "huggingface_hub", "math_verify"}
+HEAVY = NUMERIC | {"ray", "aiohttp", "jinja2", "yaml", "rich", "typer", "huggingface_hub", "math_verify"}
 OF_COMMANDS = {"penstock.runtime.scenario.rules", "penstock.runtime.scenario.load", "penstock.runtime.cli"}
 
 HELP = """

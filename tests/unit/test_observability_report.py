@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import itertools
 import re
 from datetime import UTC, datetime
+from html import unescape as html_text
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING
+from pathlib import Path
 from xml.etree import ElementTree
 
 import msgspec
@@ -30,11 +33,14 @@ from penstock.messages.training import (
     StepReported,
 )
 from penstock.runtime.errors import RunFolderError
+from penstock.runtime.observability import page
+from penstock.runtime.observability.charts import MAX_POINTS, Chart, line_of
+from penstock.runtime.observability.facts import Package, RunFacts, read_starts
 from penstock.runtime.observability.figures import RunFigures, RunningTotal
 from penstock.runtime.observability.jsonl import BadLineError, JsonLinesWriter
 from penstock.runtime.observability.metrics import RunMetrics
 from penstock.runtime.observability.nvml import GPU_FILE, GpuRow
-from penstock.runtime.observability.recorder import RunFacts, RunRecorder
+from penstock.runtime.observability.recorder import RunRecorder
 from penstock.runtime.observability.report import balance_rows, render_report, write_report
 from penstock.runtime.observability.summary import (
     ActorCost,
@@ -47,9 +53,6 @@ from penstock.runtime.observability.summary import (
 )
 from penstock.runtime.observability.trackers import StepRow, read_activity, read_steps
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 MACHINE = MachineFacts(system="Linux x86_64", python="3.11.7", num_cpus=2, memory_bytes=8 << 30)
 FACTS = RunFacts(
     scenario="quick<start>",
@@ -59,7 +62,15 @@ FACTS = RunFacts(
     num_steps=25,
     progress_tokens=64,
     machine=MACHINE,
+    model="Qwen/Qwen3-0.6B@<commit>",
+    backends="engines 2 × torch on auto; learner 1 × torch on auto",
+    command="penstock run 'a<b>.yaml'",
+    git_commit="0123456789" * 4,
+    git_is_dirty=True,
+    packages=(Package("Penstock", "1.0"), Package("torch", "2.13")),
 )
+SCRIPT = (Path(page.__file__).parent / "report.js").read_text()
+STEPS = [float(step) for step in range(1, 26)]
 SCENARIO = "run:\n  name: quick<start>\n  seed: 7\n"
 
 
@@ -81,6 +92,11 @@ def step(version: int) -> StepReported:
             Metric("rollout/raw_reward", version / 25),
             Metric("train/train_rollout_logprob_abs_diff", 0.01 * version),
             Metric("train/grad_norm", float("inf") if version == 2 else 0.5),
+            Metric("rollout/raw_reward_std", 0.25),
+            Metric("train/kl_loss", 0.001 * version),
+            Metric("train/ppo_kl", 0.0),
+            Metric("mine/longest", float(version)),
+            *((Metric("rollout/zero_std/count_0.0", 2.0),) if version == 1 else ()),
         ),
         staleness_counts=(8,) if version == 1 else (2, 4, 2),
         response_lengths=(5, 10, 15, 20, 20, 25, 30, 35),
@@ -311,7 +327,7 @@ def test_why_samples_failed_is_in_summary_and_report_and_goes_on_when_a_run_is_r
     assert (summary.failures, summary.num_failures) == ((reason,), 4)
     page = (tmp_path / "report.html").read_text()
     assert "ValueError: &lt;script&gt; (r.py:7)" in page
-    assert "<script>" not in page
+    assert Page(page).scripts == [SCRIPT]
     resumed = RunRecorder(tmp_path, FACTS, resumes=True)
     assert resumed.finish(finished(0, completed=False), 1.0).failures == (reason,)
 
@@ -335,7 +351,7 @@ def test_samples_are_in_the_report_as_text(tmp_path: Path) -> None:
     page = render_report(tmp_path)
     assert "&lt;b&gt;2 + 2&lt;/b&gt;" in page
     assert "&lt;/pre&gt;&lt;script&gt;" in page
-    assert "<script>" not in page
+    assert Page(page).scripts == [SCRIPT]
 
 
 def test_the_machine_is_described() -> None:
@@ -355,23 +371,48 @@ def test_a_damaged_summary_is_named(tmp_path: Path) -> None:
 
 
 class Page(HTMLParser):
-    """The text of a page, its drawings and everything that it refers to."""
+    """The text of a page, its drawings and charts, and everything that it refers to or that could run."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
-        self.references: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
         self.texts: list[str] = []
         self.tags: set[str] = set()
+        self.scripts: list[str] = []
+        self.charts: dict[str, Chart] = {}
         self.svgs = re.findall(r"<svg.*?</svg>", html, re.DOTALL)
+        self._within = ""
         self.feed(html)
         self.text = " ".join(" ".join(self.texts).split())
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.add(tag)
-        self.references += [value for name, value in attrs if name in ("src", "href", "xlink:href") and value]
+        self.attributes += attrs
+        is_data = tag == "script" and ("type", "application/json") in attrs
+        self._within = "data" if is_data else tag
+
+    def handle_endtag(self, tag: str) -> None:
+        self._within = ""
 
     def handle_data(self, data: str) -> None:
-        self.texts.append(data)
+        if self._within == "data":
+            chart = msgspec.json.decode(data, type=Chart)
+            self.charts[chart.title] = chart
+        elif self._within == "script":
+            self.scripts.append(data)
+        elif self._within != "style":
+            self.texts.append(data)
+
+
+def policy(html: str) -> list[str]:
+    """What the page lets in."""
+    found = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', html)
+    assert found is not None
+    return html_text(found[1]).split("; ")
+
+
+def sha256(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def test_the_report_shows_the_run(completed: Path) -> None:
@@ -382,7 +423,7 @@ def test_the_report_shows_the_run(completed: Path) -> None:
         "Every step is trained.",
         "reward, last 10 0.820 first 10: 0.220",
         "largest staleness 2 bound 2, mean 0.96",
-        "200 trained samples, mean age 0.96 versions.",
+        "200 trained samples, mean age 0.96 versions; the bound is 2.",
         "trained 200 79.7 % 4,000",
         "filtered zero_spread 50 19.9 % 750",
         "failed reward: <timeout> 1 0.4 % 0",
@@ -394,28 +435,155 @@ def test_the_report_shows_the_run(completed: Path) -> None:
         "name: quick<start>",
     ):
         assert text in page.text
-    assert len(page.svgs) >= 8
 
 
-def test_the_report_needs_nothing_but_itself(completed: Path) -> None:
+def test_the_report_needs_nothing_but_itself_and_lets_nothing_else_in(completed: Path) -> None:
     html = (completed / "report.html").read_text()
     page = Page(html)
-    assert [reference for reference in page.references if not reference.startswith("#")] == []
-    assert not {"script", "link", "iframe", "img", "object"} & page.tags
-    assert "@import" not in html
-    assert re.findall(r"url\((?!#)", html) == []
+    names = {name for name, _ in page.attributes}
+    assert not {"src", "href", "xlink:href", "style"} & names
+    assert not [name for name in names if name.startswith("on")]
+    assert not {"link", "iframe", "img", "object", "form", "base"} & page.tags
+    assert page.scripts == [SCRIPT]
+    [style] = re.findall(r"<style>(.*?)</style>", html, re.DOTALL)
+    assert not re.search(r"@import|url\(", style)
+    assert policy(html) == [
+        "default-src 'none'",
+        f"style-src {sha256(style)}",
+        f"script-src {sha256(SCRIPT)}",
+        "base-uri 'none'",
+        "form-action 'none'",
+    ]
     assert str(completed.parent) not in html.replace(str(completed / "report.html"), "")
 
 
-def test_every_drawing_is_well_formed_and_follows_the_colours_of_the_page(completed: Path) -> None:
+def test_every_drawing_is_well_formed(completed: Path) -> None:
     html = (completed / "report.html").read_text()
-    for svg in Page(html).svgs:
-        declared = svg if "xmlns:xlink" in svg else svg.replace("<svg", '<svg xmlns:xlink="x"', 1)
-        ElementTree.fromstring(declared)
-    assert "#a1000" not in html
-    assert html.count("var(--blue)") > 3
-    ids = re.findall(r'\sid="([^"]+)"', html)
-    assert len(ids) == len(set(ids))
+    svgs = Page(html).svgs
+    assert len(svgs) > 3
+    for svg in svgs:
+        ElementTree.fromstring(svg)
+    assert re.findall(r'\sid="([^"]+)"', html) == ["smoothing", "smoothed"]
+
+
+def test_it_says_what_was_started_in_which_state_of_the_project(completed: Path) -> None:
+    text = Page((completed / "report.html").read_text()).text
+    for fact in (
+        "command penstock run 'a<b>.yaml'",
+        f"commit {FACTS.git_commit} and changes that are in no commit",
+        "software Penstock 1.0, torch 2.13, Python 3.11.7",
+        "model Qwen/Qwen3-0.6B@<commit>",
+        "backends engines 2 × torch on auto; learner 1 × torch on auto",
+        "machine Linux x86_64, 2 CPU cores, 8.0 GiB, no GPU",
+        "policy fully_async, staleness at most 2",
+        "seed 7",
+        "outcome completed at version 25 of 25",
+        "duration 36 s, of it 24 s training",
+    ):
+        assert fact in text
+    assert "resumed" not in text
+
+
+def test_the_charts_have_every_step(completed: Path) -> None:
+    charts = Page((completed / "report.html").read_text()).charts
+    [reward] = charts["Reward"].lines
+    assert (reward.x, reward.y) == (STEPS, [round(step / 25, 6) for step in STEPS])
+    assert reward.spread == [0.25] * 25
+    [norm] = charts["Gradient norm"].lines
+    assert norm.y == [0.5, None, *[0.5] * 23]  # an infinity is a gap
+    longest, most, mean = charts["Response length"].lines
+    assert (longest.y[0], most.y[0], mean.y[0]) == (35, 35, 20)
+    assert [line.label for line in charts["KL divergence"].lines] == ["kl_loss", "ppo_kl"]
+    assert charts["mine/longest"].lines[0].y[:3] == [1, 2, 3]
+    assert not {"rollout/raw_reward", "rollout/raw_reward_std", "train/kl_loss"} & set(charts)
+    assert charts["Staleness"].are_bars
+    assert charts["Staleness"].lines[0].x == [0, 1, 2]
+    assert [line.label for line in charts["Staleness over time"].lines] == ["oldest", "mean", "bound"]
+    assert charts["Goodput"].lines[0].y[-1] == pytest.approx(0.8)
+
+
+def test_groups_that_are_not_reported_are_none(tmp_path: Path) -> None:
+    run(tmp_path, 3, None)
+    [line] = Page(render_report(tmp_path)).charts["Groups without spread"].lines
+    assert (line.label, line.y) == ("count_0.0", [2, 0, 0])
+
+
+def test_what_was_not_trained_is_a_share_of_what_ended_at_each_step(completed: Path) -> None:
+    lines = Page((completed / "report.html").read_text()).charts["Not trained"].lines
+    assert [line.label for line in lines] == ["failed: reward: <timeout>", "filtered: zero_spread"]
+    failed, filtered = lines
+    assert failed.y[:2] == [pytest.approx(1 / 11), 0]
+    assert filtered.y[1:] == [0.2] * 24
+
+
+def test_a_long_line_has_means_of_neighbours() -> None:
+    line = line_of("a", [float(x) for x in range(2 * MAX_POINTS)], [float("nan"), 1.0] * MAX_POINTS)
+    assert len(line.x) == len(line.y) == MAX_POINTS
+    assert (line.x[:2], line.y[:2]) == ([0.5, 2.5], [1, 1])
+
+
+def test_a_run_without_rewards_begins_with_its_loss(tmp_path: Path) -> None:
+    recorder = RunRecorder(tmp_path, FACTS)
+    for version in (1, 2):
+        metrics = (Metric("train/loss", 4.0 - version), Metric("train/sft_loss", 4.0 - version))
+        recorder.step(msgspec.structs.replace(step(version), metrics=metrics), float(version))
+    recorder.finish(finished(2), 3.0)
+    page = Page((tmp_path / "report.html").read_text())
+    assert "loss, last 10 2.500 first 10: 2.500" in page.text
+    assert [line.label for line in page.charts["Loss"].lines] == ["loss", "sft_loss"]
+    assert "Reward" not in page.charts
+
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\u202e'\"&"
+
+
+def test_no_text_of_scenario_rows_models_or_functions_becomes_markup(tmp_path: Path) -> None:
+    facts = msgspec.structs.replace(FACTS, scenario=HOSTILE, command=HOSTILE, model=HOSTILE, git_commit=HOSTILE)
+    recorder = RunRecorder(tmp_path, facts)
+    recorder.warn(HOSTILE)
+    recorder.failures(
+        FailuresCounted(counts=(ReasonCount(cause=HOSTILE, kind="k", example=HOSTILE, num_samples=3),), num_samples=3)
+    )
+    metrics = (Metric(f"rollout/reward/{HOSTILE}", 1.0), Metric(HOSTILE, 2.0))
+    ended = (CauseCount(state="failed", cause=HOSTILE, num_samples=1, num_tokens=0),)
+    named = msgspec.structs.replace(
+        step(1), metrics=metrics, balance=Balance(issued=1, in_system=0, ended=ended)
+    )  # fmt: skip
+    recorder.step(named, 1.0)
+    (tmp_path / "scenario.yaml").write_text(f"run: {{name: {HOSTILE}}}")
+    recorder.finish(
+        RunFinished(
+            completed=False, story=HOSTILE, version=1, max_staleness=0, balance=named.balance, checkpoint=HOSTILE
+        ),
+        2.0,
+    )
+    html = (tmp_path / "report.html").read_text()
+    page = Page(html)
+    assert page.scripts == [SCRIPT]
+    assert "img" not in page.tags
+    assert "\u202e" not in html
+    spelled = HOSTILE.replace("\u202e", "\\u202e")
+    assert page.text.count(spelled) >= 10
+    assert [line.label for line in page.charts["Components of the reward"].lines] == [spelled]
+    assert spelled in page.charts
+    assert page.charts["Not trained"].lines[0].label == f"failed: {spelled}"
+
+
+def test_a_run_that_goes_on_is_said_to(tmp_path: Path) -> None:
+    run(tmp_path, 7, finished(7, completed=False))
+    text = Page(render_report(tmp_path, is_running=True)).text
+    assert "quick<start> running The run goes on." in text
+    assert "outcome" not in text
+
+
+def test_each_start_of_a_run_is_kept(tmp_path: Path) -> None:
+    run(tmp_path, 2, None)
+    moved = msgspec.structs.replace(FACTS, git_commit="f" * 40, git_is_dirty=False)
+    RunRecorder(tmp_path, moved, resumes=True).abandon()
+    assert [start.facts.git_commit for start in read_starts(tmp_path)] == [FACTS.git_commit, "f" * 40]
+    text = Page(render_report(tmp_path)).text
+    assert f"commit {'f' * 40} software" in text
+    assert "resumed 20" in text
 
 
 def test_the_states_of_every_lane_add_up_to_a_hundred(completed: Path) -> None:
@@ -439,7 +607,7 @@ def test_a_run_that_was_cut_off_has_a_report(tmp_path: Path) -> None:
     run(tmp_path, 7, None)
     assert not (tmp_path / "summary.json").exists()
     page = Page(write_report(tmp_path).read_text())
-    assert "cut off The run left no summary: its driver was killed, or it still runs." in page.text
+    assert "cut off The run left no summary: its driver was killed." in page.text
     assert "steps 7" in page.text
     assert "trained 56" in page.text
 
@@ -453,7 +621,10 @@ def test_a_run_that_never_began_has_a_report(tmp_path: Path) -> None:
 
 def test_a_run_of_one_step_has_a_report(tmp_path: Path) -> None:
     run(tmp_path, 1, finished(1, completed=False))
-    assert "8 trained samples, mean age 0.00 versions." in Page((tmp_path / "report.html").read_text()).text
+    assert (
+        "8 trained samples, mean age 0.00 versions; the bound is 2."
+        in Page((tmp_path / "report.html").read_text()).text
+    )
 
 
 def test_a_balance_that_does_not_add_up_is_said(tmp_path: Path) -> None:

@@ -37,6 +37,22 @@ def test_each_component_is_a_mean_over_the_samples_that_have_it() -> None:
     assert found == {"rollout/reward/format": 0.5, "rollout/reward/length": -0.5}
 
 
+def test_rewards_have_a_mean_and_a_standard_deviation_and_what_is_imitated_has_neither() -> None:
+    def figures(*rewards: float | None) -> dict[str, float]:
+        outcomes = (Completed(reward=None if reward is None else Reward(value=reward)) for reward in rewards)
+        one_each = (drive.group(number) for number in range(3))
+        groups = tuple(
+            replace(group, samples=(replace(group.samples[0], outcome=outcome),))
+            for group, outcome in zip(one_each, outcomes, strict=True)
+        )
+        receipt = StepFinished(version=1, group_ids=(0, 1, 2), num_trained_tokens=16, max_staleness=0)
+        report = step_report(groups, receipt, (), num_steps=3, balance=Balance(issued=3, in_system=0, ended=()))
+        return {metric.name: metric.value for metric in report.metrics if "raw_reward" in metric.name}
+
+    assert figures(0.5, None, 1.5) == {"rollout/raw_reward": 1.0, "rollout/raw_reward_std": 0.5}
+    assert figures(None, None, None) == {}
+
+
 def test_components_have_one_chart_and_a_run_without_any_has_none() -> None:
     rows = [
         StepRow(
@@ -54,6 +70,6 @@ def test_components_have_one_chart_and_a_run_without_any_has_none() -> None:
     titles = [chart.title for chart in learning_charts(rows)]
     assert titles == ["Reward", "Components of the reward"]
     (chart,) = (chart for chart in learning_charts(rows) if chart.title == "Components of the reward")
-    assert "format" in chart.svg
+    assert [(line.label, line.y) for line in chart.lines] == [("format", [0.1, 0.2, 0.3])]
     plain = [replace(row, metrics={"rollout/raw_reward": 0.5}) for row in rows]
     assert [chart.title for chart in learning_charts(plain)] == ["Reward"]

@@ -49,6 +49,8 @@ class DriverJob(Value, frozen=True, kw_only=True):
     """Of every actor. Above all epochs of earlier drives of this run."""
     started_unix_s: float | None = None
     """When the first drive of this run began; None: now."""
+    command: str = ""
+    """What started it, as a shell reads it."""
 
 
 class DriverReady(Value, frozen=True, tag=True):

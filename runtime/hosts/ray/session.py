@@ -34,11 +34,11 @@ from penstock.runtime.hosts.ray.ports import FIRST_EPOCH, Outcome, OutcomeKind, 
 from penstock.runtime.hosts.ray.processes import kill_descendants
 from penstock.runtime.hosts.ray.signals import Signals
 from penstock.runtime.hosts.ray.supervisor import SUPERVISOR_EPOCH, Supervisor
+from penstock.runtime.observability.facts import facts_of
 from penstock.runtime.observability.metrics import RunMetrics
 from penstock.runtime.observability.metrics_server import TOKEN_FILE, MetricsPortError, serve_metrics, write_token
 from penstock.runtime.observability.nvml import start_gpu_sampler
-from penstock.runtime.observability.recorder import RunFacts, RunRecorder
-from penstock.runtime.observability.summary import machine_facts
+from penstock.runtime.observability.recorder import RunRecorder
 from penstock.runtime.observability.traces import open_traces
 from penstock.runtime.safe_text import terminal_lines
 from penstock.runtime.scenario.evaluation_rules import sets_of
@@ -134,21 +134,10 @@ class Session:
         sampler = start_gpu_sampler(self._folder, now_s=self._clock.now_s)
         if sampler is not None:
             stack.callback(sampler.close, GPU_CLOSE_S)
-        facts = RunFacts(
-            scenario=run.name,
-            seed=run.seed,
-            policy=staleness.policy,
-            staleness_bound=staleness.max_staleness or 0,
-            num_steps=run.num_steps,
-            progress_tokens=scenario.engines.progress_tokens,
-            machine=machine_facts(),
-            report=scenario.observability.report,
-            evaluation=sets_of(scenario),
-        )
         started_at = datetime.fromtimestamp(self._started_unix_s, UTC).astimezone()
         return RunRecorder(
             self._folder,
-            facts,
+            facts_of(scenario, command=self._job.command),
             view=self._view,
             metrics=metrics,
             started_at=started_at,

@@ -25,10 +25,10 @@ from penstock.runtime.hosts.virtual.host import HostSettings, VirtualHost
 from penstock.runtime.hosts.virtual.process import Player
 from penstock.runtime.hosts.virtual.simulate_view import ProgressView, Result, result_table
 from penstock.runtime.hosts.virtual.supervisor import SupervisionModel
+from penstock.runtime.observability.facts import command_line, facts_of
 from penstock.runtime.observability.figures import RunFigures
-from penstock.runtime.observability.recorder import RunFacts, RunRecorder
+from penstock.runtime.observability.recorder import RunRecorder
 from penstock.runtime.observability.report import SCENARIO_FILE
-from penstock.runtime.observability.summary import machine_facts
 from penstock.runtime.observability.texts import duration_text
 from penstock.runtime.observability.trackers import EVENTS_FILE, EventLog
 from penstock.runtime.plan import RunPlan
@@ -274,23 +274,12 @@ def _check(scenario: Scenario) -> None:
 def _open_folder(scenario: Scenario, folder: Path | None) -> tuple[RunRecorder | None, EventLog | None]:
     if folder is None:
         return None, None
-    facts = RunFacts(
-        scenario=scenario.run.name,
-        seed=scenario.run.seed,
-        policy=scenario.staleness.policy,
-        staleness_bound=scenario.staleness.max_staleness or 0,
-        num_steps=scenario.run.num_steps,
-        progress_tokens=scenario.engines.progress_tokens,
-        machine=machine_facts(),
-        report=scenario.observability.report,
-        evaluation=sets_of(scenario),
-    )
     try:
         if folder.exists() and any(folder.iterdir()):
             raise RunFolderError(f"{folder}: not empty; name a folder that is, or one that is not there yet")
         folder.mkdir(parents=True, exist_ok=True)
         (folder / SCENARIO_FILE).write_text(dump_scenario(scenario), encoding="utf-8")
-        return RunRecorder(folder, facts), EventLog(folder / EVENTS_FILE)
+        return RunRecorder(folder, facts_of(scenario, command=command_line())), EventLog(folder / EVENTS_FILE)
     except OSError as error:
         raise RunFolderError(f"{folder}: cannot be written: {error.strerror}") from error
 

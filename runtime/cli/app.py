@@ -346,7 +346,7 @@ def convert(
 
 @app.command(
     epilog="[bold]Examples[/]\n\n"
-    "penstock evaluate runs/quickstart-20260801-120000\n\n"
+    "penstock evaluate runs/math-20260801-120000\n\n"
     "penstock evaluate runs/math-20260801-120000 --version 40 --dataset gsm8k --samples 8 --k 1,8\n\n"
     "penstock evaluate my/model --data gsm8k=my/test.jsonl --reward math --temperature 0 --json result.json\n\n"
     "penstock evaluate my/model --scenario scenarios/math.yaml --at-least gsm8k/pass@1=0.4 engines.count=4"

@@ -16,6 +16,7 @@ from penstock.runtime.cli.app import app
 from penstock.runtime.cli.benches import benchmark_docs
 
 OPERATORS = ("&&", "||", "|", ";", ">", "&")
+HELP = {"--help", "-h"}
 _OPTIONAL = re.compile(r"(?<= )\[|\](?= |$)")
 """``[RUN]``: what may be left out is given."""
 
@@ -75,7 +76,8 @@ def parse(words: tuple[str, ...], *, is_whole: bool = True) -> Call:
         unknown = _unknown_to_benchmark(rest)
     if unknown:
         raise ValueError(f"penstock {' '.join(words)}: there is no option {', '.join(sorted(unknown))}")
-    context = command.make_context(" ".join(names), list(rest), resilient_parsing=not is_whole)
+    rest = [word for word in rest if word not in HELP]
+    context = command.make_context(" ".join(names), rest, resilient_parsing=not is_whole)
     return Call(" ".join(names), words, context.params)
 
 
@@ -84,8 +86,16 @@ def _root() -> Any:  # noqa: ANN401  # typer's own copy of click has no public n
     return typer.main.get_command(app)
 
 
+def commands() -> list[Any]:
+    """Every command that there is, with its ``epilog``."""
+    found = [_root()]
+    for command in found:
+        found += getattr(command, "commands", {}).values()
+    return found
+
+
 def _options(command: Any) -> set[str]:  # noqa: ANN401
-    return {name for param in command.params for name in (*param.opts, *param.secondary_opts)} | {"--help", "-h"}
+    return {name for param in command.params for name in (*param.opts, *param.secondary_opts)} | HELP
 
 
 def _unknown_to_benchmark(rest: list[str]) -> set[str]:
@@ -97,4 +107,4 @@ def _unknown_to_benchmark(rest: list[str]) -> set[str]:
     stem = Path(benchmarks.__path__[0]) / rest[0]
     files = stem.rglob("*.py") if stem.is_dir() else [stem.with_suffix(".py")]
     text = "".join(file.read_text() for file in files)
-    return {word for word in rest if word.startswith("--") and f'"{word}"' not in text and word != "--help"}
+    return {word for word in rest if word.startswith("--") and f'"{word}"' not in text} - HELP

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 RUN_OF = "runs/{}-20260801-120000"
 """A run's folder as the pages write it."""
+NEWEST = {"-": "--version 4", "v": "version-0000004"}
+"""Of the run that is made for the pages, by the first letter of what names a version."""
 OWN_SCENARIOS = ("mine", "math", "qwen3_4b", "my")
 _RUN = re.compile(r"(?<![\w.])(?:runs/[a-z0-9-]+-(?:20260801-\d{6}|…)|RUN)(?!\w)")
 _SCENARIO = re.compile(r"(?<![\w.=])(?:SCENARIO|FILE|S\.yaml|X)(?![\w.])")
@@ -27,7 +29,7 @@ def filled_in(text: str, run: Path | None = None) -> str:
     if run is None:
         text = re.sub(r"(?<![\w.])RUN(?!\w)|runs/[a-z0-9-]+-…", RUN_OF.format("quickstart"), text)
     else:
-        text = _RUN.sub(str(run), text)
+        text = re.sub(r"--version \d+|version-\d+", lambda found: NEWEST[found[0][0]], _RUN.sub(str(run), text))
     return re.sub(r"(?<![\w.])N(?!\w)", "1", _SCENARIO.sub("scenarios/mine.yaml", text))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from blocks import Block, blocks, inline_code
-from calls import Call, calls_in, parse
+from calls import Call, calls_in, commands, parse
 from reader import RUN_OF, filled_in
 from typer.testing import CliRunner
 
@@ -68,3 +68,12 @@ def test_what_a_page_shows_as_refused_is_refused(text: str, said: str) -> None:
     (words,) = calls_in(text)
     with pytest.raises(UserError, match=re.escape(said)):
         read(parse(words))
+
+
+@pytest.mark.usefixtures("in_readers_folder")
+def test_the_examples_of_the_help_are_understood() -> None:
+    shown = [line for command in commands() for line in (command.epilog or "").splitlines() if "penstock " in line]
+    assert len(shown) > 20
+    for line in shown:
+        for words in calls_in(filled_in(line)):
+            read(parse(words))

@@ -55,6 +55,19 @@ def test_pages_that_modules_name_exist() -> None:
     assert wrong == []
 
 
+def test_the_site_and_the_first_page_lead_to_every_page() -> None:
+    there = {page.name for page in (HOUSE / "docs").glob("*.md")}
+    in_nav = re.findall(r": (\w+\.md)$", (HOUSE / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert sorted(in_nav) == sorted(there)
+    linked = re.findall(r"\]\((\w+\.md)\)", (HOUSE / "docs" / "index.md").read_text())
+    assert there - set(linked) == {"index.md"}
+
+
+def test_no_page_leads_out_of_the_folder_that_the_site_is_made_of() -> None:
+    out = [page.name for page in (HOUSE / "docs").glob("*.md") if re.search(r"\]\(\.\./", page.read_text())]
+    assert out == []
+
+
 def test_what_a_page_may_not_do_is_found() -> None:
     indented, bare = blocks_of("Text:\n\n    penstock run\n\n```\nx\n```\n", "page")
     assert (indented.language, bare.language) == ("", "")

@@ -13,7 +13,7 @@ LONG := --timeout 600 -o faulthandler_timeout=600
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test runs reasoning-gym test-ray test-sglang test-megatron test-megatron-0.19 chaos nightly lint format docs clean
+.PHONY: help demo check test runs reasoning-gym test-ray test-sglang test-megatron test-megatron-0.19 chaos nightly lint format docs site clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -36,7 +36,7 @@ test-ray: .venv/.ready-test ## About Ray itself, and runs of `make test` once mo
 	PENSTOCK_TEST_HOST=ray $(PYTEST) $(TWO) -m "(ray or both_hosts) and not slow" tests/integration $(ARGS)
 
 runs: .venv/.ready-test ## Whole runs that train for longer (examples, agents, hooks), learners that die or have ranks
-	$(PYTEST) $(TWO) -m "long_run and not slow" tests/integration tests/examples tests/backends $(ARGS)
+	$(PYTEST) $(TWO) -m "long_run and not slow" tests/integration tests/examples tests/backends tests/docs $(ARGS)
 
 reasoning-gym: .venv/.ready-reasoning-gym ## Add the extra of that name, which takes a C compiler; make test then covers it
 
@@ -79,12 +79,16 @@ format: .venv/.ready-lint ## Rewrite the code in house style
 docs: .venv/.ready-run ## Write the generated pages of docs/ anew
 	$(BIN)/python -m penstock.runtime.cli.docs
 
+site: .venv/.ready-docs ## Build the searchable site of docs/ into site/; a link that leads nowhere stops it
+	$(BIN)/zensical build --strict --clean
+	@test -s site/search.json && echo "site/index.html"
+
 clean: ## Remove the environment and caches; the next target sets up anew
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .cache site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 .venv/.ready-run: pyproject.toml constraints.txt
 	@.ci/set_up run
 
-.venv/.ready-test .venv/.ready-lint .venv/.ready-reasoning-gym .venv/.ready-megatron .venv/.ready-megatron-0.19: \
+.venv/.ready-test .venv/.ready-lint .venv/.ready-docs .venv/.ready-reasoning-gym .venv/.ready-megatron .venv/.ready-megatron-0.19: \
 		.venv/.ready-%: .venv/.ready-run
 	@.ci/set_up $*

@@ -5,7 +5,7 @@ How it is measured:
 * ``penstock run`` with the embedded engine and learner. The learning rate is too small to change a float32 weight by
   anything that shows, and a sample's seed depends on its group and index only: so all arms sample the same tokens.
 * Times are of the steps after the first fifth. The busy seconds of engine and learner a step are Tg and Tt; the bound
-  beside each arm is the formula of ``docs/theory.md`` for its policy with the Tg and Tt of the synchronous arm.
+  beside each arm is that of :func:`bounds` for its policy with the Tg and Tt of the synchronous arm.
 * The arms take turns; medians over the repetitions. Where there is a GPU its NVML utilisation stands beside.
 """
 

@@ -24,7 +24,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Delivery(StrEnum):
-    """What the runtime promises for an event; see ``docs/design.md`` and :mod:`penstock.runtime.delivery`."""
+    """What the runtime promises for an event; see ``docs/architecture.md`` and :mod:`penstock.runtime.delivery`."""
 
     DATA = "data"
     """Kept by the sender until it is settled, sent again when overdue, handled once per key."""

@@ -15,7 +15,10 @@ class RunOptions(Options, frozen=True, kw_only=True):
     """What is run and where it is written."""
 
     name: str
+    """Begins the name of the run's folder, and heads the report."""
     seed: int = 0
+    """Of everything drawn at random: the order of prompts, the samples' own seeds, weights that are made. Another one
+    shows how much of a difference is chance."""
     num_steps: Annotated[int, Meta(ge=1)] = 100
     """Batches to train."""
     folder: str = "runs"
@@ -44,6 +47,7 @@ class RuntimeOptions(Options, frozen=True, kw_only=True):
     encrypt: bool = True
     """CURVE on every socket, with keys made for the run."""
     heartbeat_s: Seconds = 1.0
+    """Between two signs of life of an actor's process."""
     heartbeat_timeout_s: Seconds = 10.0
     """An actor that was not heard for so long is replaced (a stopped process is noticed at once)."""
     max_restarts: Annotated[int, Meta(ge=0)] = 10
@@ -66,6 +70,7 @@ class ObservabilityOptions(Options, frozen=True, kw_only=True):
     """Traces, metrics, report."""
 
     tracing: bool = True
+    """Write the life of `trace_fraction` of the samples as spans to ``traces/`` in the run's folder."""
     trace_fraction: Annotated[float, Meta(ge=0, le=1)] = 0.1
     """Share of the samples whose life is traced. A traced sample writes about 4 kB."""
     otlp_endpoint: str | None = None

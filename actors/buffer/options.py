@@ -20,6 +20,9 @@ class StalenessOptions(Options, frozen=True, kw_only=True):
     update_mode: UpdateMode | None = None
     """How engines take new weights: ``drain``, ``interrupt``, ``in_flight``; null: the policy's own."""
     on_stale: OnStale = OnStale.WAIT
+    """What becomes of a group that could get older than the bound: ``wait`` paces the run so that none does; ``drop``
+    gives it up; ``requeue`` gives it up and grants its prompt anew; ``mask`` trains it without its tokens beyond the
+    bound."""
     mask_old_tokens: bool = False
     """Tokens of a response that are older than the version which finished it are left out of the loss; with any policy
     and any ``on_stale``. They are masked tokens in the receipt, and the age of a sample is then that of its newest

@@ -127,6 +127,7 @@ class DataOptions(Options, frozen=True, kw_only=True):
     """How often the dataset may be gone through (of several sources with weights: each at least so often); null means
     as often as the run needs."""
     shuffle: bool = True
+    """Draw each epoch's rows in an order of its own, by run.seed; false: as they stand."""
     skip_bad_rows: bool = False
     """Skip and count rows that cannot be read, instead of stopping with their line."""
     max_prompt_tokens: Annotated[int, Meta(ge=1)] | None = None

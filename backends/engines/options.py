@@ -14,14 +14,21 @@ class SamplingOptions(Options, frozen=True, kw_only=True):
     """How responses are drawn."""
 
     samples_per_group: Annotated[int, Meta(ge=1, le=4096)] = 8
+    """Responses to one prompt. Rewards are compared within them, so more of them mean less noise: 16 where few answers
+    are right."""
     temperature: Annotated[float, Meta(ge=0, le=10)] = 1.0
     """0 takes the likeliest token; log-probs are then those of temperature 1."""
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    """Draw from the likeliest tokens that make up this probability together; 1: from all. What is cut off here is not
+    learnt."""
     top_k: Annotated[int, Meta(ge=0)] = 0
     """0: all."""
     min_p: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    """Draw only tokens that are at least this share as likely as the likeliest one; 0: all."""
     max_response_tokens: Annotated[int, Meta(ge=1)] = 256
+    """Of one response (of an episode: of one turn). There it is cut off, and counts as truncated."""
     stop: tuple[str, ...] = ()
+    """Texts that end a response."""
     stop_token_ids: tuple[int, ...] = ()
     """Besides the tokenizer's end-of-sequence token."""
 
@@ -30,14 +37,19 @@ class LatencyOptions(Options, frozen=True, kw_only=True):
     """The model of a simulated engine: log-normal response lengths, a time per token that grows with the load."""
 
     response_tokens_median: Annotated[float, Meta(gt=0)] = 400.0
+    """Half of the responses are longer, before max_response_tokens cuts them off."""
     response_tokens_sigma: Annotated[float, Meta(ge=0)] = 0.8
+    """Of the logarithm of the length: 0 makes all equally long; the larger, the longer the longest."""
     prefill_s: Annotated[float, Meta(ge=0)] = 0.05
+    """Before the first token of a response."""
     token_s: Annotated[float, Meta(gt=0)] = 0.01
     """Of one token with one request running."""
     token_load_s: Annotated[float, Meta(ge=0)] = 0.00005
     """Added per token for every further request that runs beside it."""
     apply_weights_s: Annotated[float, Meta(ge=0)] = 0.5
+    """To swap new weights in, with requests held meanwhile."""
     fetch_weights_s: Annotated[float, Meta(ge=0)] = 1.0
+    """To fetch new weights, while requests go on."""
     failure_rate: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """Share of generations that end as ``infra_error``."""
     sleep_s: Annotated[float, Meta(ge=0)] = 0.2
@@ -59,11 +71,13 @@ class EngineGroupOptions(Options, frozen=True, kw_only=True):
     """``recorded`` generates nothing: it answers with the responses that the rows of the dataset hold
     (``data.recorded``)."""
     count: Annotated[int, Meta(ge=1, le=65536)] = 1
+    """Engines, each an actor with its own model; under `sglang` servers."""
     slots: Annotated[int, Meta(ge=1)] = 64
     """Requests that one engine decodes side by side."""
     device: str = "auto"
     """``cpu``, ``cuda``, ``cuda:1``; ``auto`` takes a GPU where Ray assigns one."""
     num_threads: Annotated[int, Meta(ge=1)] = 1
+    """Of each engine, on a CPU."""
     sglang: dict[str, OptionValue] = field(default_factory=dict[str, OptionValue])
     """Options of the SGLang server, by its own names: ``tp_size: 2``, ``mem_fraction_static: 0.8``."""
     addresses: tuple[HttpUrl, ...] = ()
@@ -92,11 +106,13 @@ class EnginesOptions(EngineGroupOptions, frozen=True, kw_only=True):
     """Questions of a judge (`reward.judge.engine: self`) that one embedded engine answers side by side, beside
     ``slots``; further ones wait. Without such a judge there are no such places."""
     start_timeout_s: Annotated[float, Meta(gt=0)] = 120.0
+    """An engine that is not ready by then, with its model loaded, is replaced. Large models take minutes."""
     request_timeout_s: Annotated[float, Meta(gt=0)] = 3600.0
     """For one generation by an SGLang server."""
     hang_timeout_s: Annotated[float, Meta(gt=0)] = 60.0
     """An SGLang server that neither makes a token nor answers for so long is given up."""
     simulated: LatencyOptions = LatencyOptions()
+    """How long things take under the backend `simulated`."""
 
 
 def engine_groups(options: EnginesOptions) -> tuple[EngineGroupOptions, ...]:

@@ -23,6 +23,7 @@ class TeacherModelOptions(Options, frozen=True, kw_only=True):
     make: Literal["xs", "s", "m", "moe_xs"] | None = None
     """As ``model.make``; made in the run's folder, and worth learning from only with a warm start."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """As ``model.dtype``."""
     warm_start: WarmStartOptions | None = None
     """Of a model that is made: the demonstrations that it imitates before the run, once."""
 
@@ -31,6 +32,7 @@ class TeacherLatencyOptions(Options, frozen=True, kw_only=True):
     """The model of a simulated teacher."""
 
     sample_s: Annotated[float, Meta(ge=0)] = 0.02
+    """Of one sample, whatever its length."""
     token_s: Annotated[float, Meta(ge=0)] = 0.0001
     """Added per token. Samples are worked on one after the other."""
     failure_rate: Annotated[float, Meta(ge=0, le=1)] = 0.0
@@ -53,6 +55,7 @@ class TeacherOptions(Options, frozen=True, kw_only=True):
     device: str = "auto"
     """As ``engines.device``."""
     num_threads: Annotated[int, Meta(ge=1)] = 1
+    """Of each teacher, on a CPU."""
     sglang: dict[str, OptionValue] = field(default_factory=dict[str, OptionValue])
     """Options of the SGLang server, by its own names."""
     addresses: tuple[HttpUrl, ...] = ()
@@ -64,3 +67,4 @@ class TeacherOptions(Options, frozen=True, kw_only=True):
     max_losses: Annotated[int, Meta(ge=0)] = 5
     """A sample with which more teachers than this have died counts as failed."""
     simulated: TeacherLatencyOptions = TeacherLatencyOptions()
+    """How long things take under the backend `simulated`."""

@@ -37,6 +37,7 @@ class MisOptions(Options, frozen=True, kw_only=True):
     mode: MisMode = "truncate"
     """`truncate` bounds the weight above, `clip` on both sides, `mask` makes it 0 outside the bounds."""
     upper: Positive = 2.0
+    """Upper bound of the weight."""
     lower: NonNegative | None = None
     """null: 1 / upper. Without effect with `truncate`."""
     normalize: bool = False
@@ -44,6 +45,7 @@ class MisOptions(Options, frozen=True, kw_only=True):
     reject_level: Level | None = None
     """Level of a second ratio that decides what is rejected; null: nothing is by ratio."""
     reject_upper: Positive = 2.0
+    """What has a second ratio above is rejected."""
     reject_lower: NonNegative | None = None
     """null: 1 / reject_upper."""
     veto: Positive | None = None
@@ -115,6 +117,8 @@ class ObjectiveOptions(Options, frozen=True, kw_only=True):
     dual_clip: Annotated[float, Meta(gt=1)] | None = None
     """With a negative advantage the loss is at most this times the advantage; null: no such bound."""
     kl_estimator: KlEstimator = "k3"
+    """How the KL is estimated from one token's log-probs. `k1` is its plain sample, `k2` half its square, `k3` never
+    negative and of low variance; `low_var_kl` is `k3` bounded to ±10. docs/objectives.md has the formulas."""
     kl_in: KlPlace = "loss"
     """Where the KL is: added to the loss, or taken off the rewards."""
     unbiased_kl: bool = False
@@ -130,6 +134,7 @@ class ObjectiveOptions(Options, frozen=True, kw_only=True):
     icepop_high: Positive = 2.0
     """A token with a ratio above has no loss under `correction: icepop`."""
     mis: MisOptions = MisOptions()
+    """Of `correction: mis`."""
     opsm_delta: NonNegative | None = None
     """Bad samples that the policy has left by more than this many nats a token, from what the engine reported on, have
     no loss (OPSM); null: off. The page docs/objectives.md has values."""
@@ -177,10 +182,15 @@ class WarmStartOptions(Options, frozen=True, kw_only=True):
     path: str
     """Rows with a prompt and a response: as ``data.path``; ``lines:N`` gives noisy demonstrations of the task."""
     response_key: str = "response"
+    """Column with the response to imitate."""
     num_steps: Annotated[int, Meta(ge=1)] = 250
+    """Optimizer steps, each on one batch."""
     batch_size: Annotated[int, Meta(ge=1)] = 32
+    """Rows of one step."""
     learning_rate: Positive = 3e-3
+    """Of these steps, after their warm-up; they have an optimizer of their own."""
     warmup_steps: Annotated[int, Meta(ge=0)] = 20
+    """Steps over which it rises from 0."""
 
 
 class LoraOptions(Options, frozen=True, kw_only=True):
@@ -188,6 +198,7 @@ class LoraOptions(Options, frozen=True, kw_only=True):
     the adapters added in; the KL term's reference is the model without them."""
 
     rank: Annotated[int, Meta(ge=1)] = 16
+    """Columns of an adapter's first matrix: the larger, the more it can learn, and the more memory it takes."""
     alpha: Positive = 32.0
     """What an adapter adds is scaled by alpha / rank."""
     target_modules: Literal["auto"] | tuple[str, ...] = "auto"
@@ -199,9 +210,11 @@ class SimulatedLearnerOptions(Options, frozen=True, kw_only=True):
     """The model of a simulated learner."""
 
     step_s: NonNegative = 1.0
+    """Of one batch, whatever its size."""
     token_s: NonNegative = 0.0
     """Added per trained token."""
     publish_s: NonNegative = 0.5
+    """To export new weights, or to write a checkpoint."""
     jitter_sigma: NonNegative = 0.0
     """Log-normal noise on a step's time."""
     sleep_s: NonNegative = 0.2
@@ -214,22 +227,32 @@ class LearnerOptions(Options, frozen=True, kw_only=True):
     """How batches are trained."""
 
     backend: Literal["torch", "megatron", "simulated"] = "torch"
+    """``torch``: any size that fits into one GPU, or over several with `parallel`; ``megatron``: megatron-core, for
+    models that need tensor, pipeline or expert parallelism; ``simulated``: trains nothing, for the virtual clock."""
     groups_per_batch: Annotated[int, Meta(ge=1)] = 32
+    """Groups of one step: times sampling.samples_per_group it is the batch size in samples."""
     num_updates: Annotated[int, Meta(ge=1)] = 1
     """Optimizer steps that a batch is divided into, each with about as many tokens: by whole groups, or by samples with
     the estimators `gae` and `reinforce_plus_plus`, which compare nothing within a group. Versions count batches."""
     num_passes: Annotated[int, Meta(ge=1)] = 1
     """How often each batch is gone through, divided anew each time."""
     objective: ObjectiveOptions = ObjectiveOptions()
+    """What is minimised; a word such as `dapo`, or a block."""
     learning_rate: Positive = 1e-6
+    """Of AdamW, after the warm-up. 1e-6 for whole models of billions of parameters, 1e-5 with `lora`."""
     warmup_steps: Annotated[int, Meta(ge=0)] = 0
+    """Batches over which the learning rate rises from 0."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """After the warm-up, over the whole run; ``linear`` and ``cosine`` fall to min_learning_rate_ratio."""
     min_learning_rate_ratio: Unit = 0.1
     """Of the learning rate in the last batch to learning_rate; without effect with ``constant``."""
     weight_decay: NonNegative = 0.0
+    """Of AdamW, decoupled; not of vectors such as norms and biases."""
     betas: tuple[Unit, Unit] = (0.9, 0.95)
+    """Of AdamW: how slowly the means of gradients and of their squares forget."""
     max_grad_norm: Positive = 1.0
+    """The gradient is scaled down to this norm where it is larger. Clipped in every step, the learning rate is too
+    high."""
     max_tokens_per_micro_batch: Annotated[int, Meta(ge=16)] = 1024
     """Inputs that go through the model at once. A GPU that runs out of memory halves it for the rest of the run, and
     says so; the result is the same."""
@@ -241,6 +264,7 @@ class LearnerOptions(Options, frozen=True, kw_only=True):
     cpu_offload: bool = False
     """Keep weights, gradients and what the optimizer keeps in the memory of the host, for `parallel: fsdp` on GPUs."""
     device: str = "auto"
+    """`cpu`, `cuda`, `cuda:1`; `auto` takes a GPU where Ray assigns one."""
     num_threads: Annotated[int, Meta(ge=1)] = 1
     """Of each rank, on a CPU."""
     num_ranks: Annotated[int, Meta(ge=1)] = 1
@@ -265,6 +289,7 @@ class LearnerOptions(Options, frozen=True, kw_only=True):
     step_log_function: str | None = None
     """A function of yours that adds figures of each batch after it was trained (docs/hooks.md)."""
     warm_start: WarmStartOptions | None = None
+    """Supervised steps before the run, for a model that earns nothing yet. null: none."""
     lora: LoraOptions | None = None
     """null: all weights are trained. A warm start always trains all of them; the adapters come after it."""
     peak_tflops: Positive | None = None
@@ -273,4 +298,6 @@ class LearnerOptions(Options, frozen=True, kw_only=True):
     step_timeout_s: Positive = 3600.0
     """A step that lasts longer ends the learner; another one takes its place."""
     megatron: MegatronOptions = MegatronOptions()
+    """Of the backend `megatron`."""
     simulated: SimulatedLearnerOptions = SimulatedLearnerOptions()
+    """How long things take under the backend `simulated`."""

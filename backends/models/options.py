@@ -23,5 +23,7 @@ class ModelOptions(Options, frozen=True, kw_only=True):
     """A small Qwen3 (`moe_xs`: Qwen3-MoE) with random weights and a character tokenizer, made in the run's folder from
     the run's seed."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of number that the model computes in; `bfloat16` for large models on GPUs. The learner's own weights and
+    what the optimizer keeps are float32 either way."""
     max_context: Annotated[int, Meta(ge=16)] = 512
     """Prompt and response together, in tokens."""

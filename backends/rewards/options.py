@@ -20,6 +20,7 @@ class LengthPenaltyOptions(Options, frozen=True, kw_only=True):
     cache_tokens: Annotated[int, Meta(ge=0)] | None = None
     """Over the last so many tokens before max_tokens it falls in a straight line; null: a fifth of max_tokens."""
     penalty: Annotated[float, Meta(gt=0)] = 1.0
+    """What the longest responses lose."""
 
 
 class CodeOptions(Options, frozen=True, kw_only=True):
@@ -70,6 +71,7 @@ class ComponentOptions(FunctionOptions, frozen=True, kw_only=True):
     name: Name
     """Under which its value is reported."""
     weight: float = 1.0
+    """What its value is multiplied by; below 0 it takes off."""
 
 
 class NamedFunctionOptions(FunctionOptions, frozen=True, kw_only=True):
@@ -109,6 +111,8 @@ class RewardOptions(Options, frozen=True, kw_only=True):
     """The function is called once for all samples of a group, when they have all ended. null: if it asks for
     ``responses``."""
     timeout_s: Annotated[float, Meta(gt=0)] = 10.0
+    """Of one call of a function; one that has not answered by then has failed, and its process is ended. ``code``,
+    ``remote`` and ``judge`` have deadlines of their own."""
     num_retries: Annotated[int, Meta(ge=0)] = 1
     """How often a call that failed is tried again before the sample counts as failed."""
     num_workers: Annotated[int, Meta(ge=1)] = 1
@@ -122,7 +126,12 @@ class RewardOptions(Options, frozen=True, kw_only=True):
     functions: tuple[NamedFunctionOptions, ...] = ()
     """The functions that rows can name."""
     length_penalty: LengthPenaltyOptions = LengthPenaltyOptions()
+    """Of the function `length_penalty`."""
     remote: RemoteOptions = RemoteOptions()
+    """Of the function `remote`."""
     judge: JudgeOptions = JudgeOptions()
+    """Of the function `judge`."""
     code: CodeOptions = CodeOptions()
+    """Of the function `code`."""
     alarms: RewardAlarmOptions = RewardAlarmOptions()
+    """When a reward that seems wrong is reported, and when it stops the run."""

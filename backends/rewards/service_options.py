@@ -26,6 +26,7 @@ class ServiceOptions(Options, frozen=True, kw_only=True):
     """Before the first of them; each later wait is twice as long, up to max_backoff_s, less a random part of up to
     half. What the service says itself (``Retry-After``) is the least."""
     max_backoff_s: Seconds = 20.0
+    """Longest wait between two requests for one sample."""
     max_concurrent: Annotated[int, Meta(ge=1, le=4096)] = 32
     """Requests at a time; further samples wait, and their time has not begun."""
     auth_env: str | None = None
@@ -38,6 +39,7 @@ class ServiceOptions(Options, frozen=True, kw_only=True):
     """Failures in a row after which nothing more is sent for breaker_open_s. Then one request is tried: if it is
     answered all goes on, else the pause begins anew. Samples wait meanwhile, as long as their time allows."""
     breaker_open_s: Seconds = 15.0
+    """How long the pause after ``breaker_failures`` lasts."""
     max_answer_bytes: Annotated[int, Meta(ge=64)] = 1 << 20
     """A longer answer is refused."""
 
@@ -78,11 +80,13 @@ class JudgeOptions(ServiceOptions, frozen=True, kw_only=True):
     """Words and what each is worth, instead of ``score``, in any case. One stands alone on the last line of the
     judge's answer, and no other alone on a line before. null, with no ``score`` either: yes is 1 and no is 0."""
     lowest: float = 0.0
+    """The number that is worth 0."""
     highest: float = 1.0
     """Numbers outside are no verdict; those inside become (number − lowest) ÷ (highest − lowest)."""
     max_tokens: Count = 512
     """Of the judge's answer. One that was cut off there has no verdict."""
     temperature: Annotated[float, Meta(ge=0)] = 0.0
+    """Of the judge's answer; 0 takes the likeliest token, so that it judges alike each time."""
     body: dict[str, str | int | float | bool] = field(default_factory=dict[str, str | int | float | bool])
     """Further entries of each request, as they are. Engines of torch know ``top_p``, ``top_k``, ``min_p``, ``stop``
     (one text) and ``seed``."""

@@ -171,14 +171,17 @@ def simulate(
     seed: Annotated[int, typer.Option(min=0, help="Of latencies and faults; the same seed gives the same run.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Write the event log and metrics into this folder.")] = None,
 ) -> None:
-    """Run the same actors on a virtual clock, with modelled engines and learner: hours in seconds."""
-    from penstock.runtime.scenario import load_scenario
+    """Run the same actors on a virtual clock, with modelled engines and learner in place of real ones: hours in
+    seconds. How long things take is in engines.simulated and learner.simulated."""
+    from penstock.runtime.scenario.modelled import load_modelled
 
-    loaded = load_scenario(scenario, overrides or [])
+    loaded, changed = load_modelled(scenario, overrides or [])
     if loaded.run.only is not None:
         raise UserError(f"run.only: {loaded.run.only}: a part of a run is not simulated; remove it, or: penstock run")
     from penstock.runtime.hosts.virtual.simulate import simulate_scenario  # after the cheap checks: it takes longer
 
+    if changed:
+        console.print(f"modelled or left out: {', '.join(changed)}", highlight=False, soft_wrap=True)
     raise typer.Exit(simulate_scenario(loaded, seed=seed, console=console, run_folder=out))
 
 
@@ -343,7 +346,7 @@ def convert(
 
 @app.command(
     epilog="[bold]Examples[/]\n\n"
-    "penstock evaluate runs/quickstart-20260801-120000\n\n"
+    "penstock evaluate runs/math-20260801-120000\n\n"
     "penstock evaluate runs/math-20260801-120000 --version 40 --dataset gsm8k --samples 8 --k 1,8\n\n"
     "penstock evaluate my/model --data gsm8k=my/test.jsonl --reward math --temperature 0 --json result.json\n\n"
     "penstock evaluate my/model --scenario scenarios/math.yaml --at-least gsm8k/pass@1=0.4 engines.count=4"

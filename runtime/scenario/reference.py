@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import inspect
 import json
+import re
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,7 +15,12 @@ from msgspec import inspect as shapes
 from penstock.runtime.scenario.keys import allowed, block_paths, field_docs, shape_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from penstock.runtime.scenario.source import KeyPath
+
+    Places = Mapping[type[msgspec.Struct], KeyPath]
+    """Where the page shows each kind of block."""
 
 HEADER = """\
 # Scenarios
@@ -24,7 +30,9 @@ HEADER = """\
 A scenario is one YAML file. Unknown keys are errors, and so are values out of bounds: the message names file, line,
 key and what is allowed. Every key can be set on the command line as well, over what the file says:
 
-    penstock run scenarios/fully_async.yaml staleness.max_staleness=4 run.seed=1
+```sh
+penstock run scenarios/fully_async.yaml staleness.max_staleness=4 run.seed=1
+```
 
 `penstock run FILE --dry-run` prints the scenario with every default filled in, `penstock schema` the JSON Schema for
 your editor (also in [scenario.schema.json](scenario.schema.json)).
@@ -33,39 +41,58 @@ Numbers and words are read by the YAML 1.2 core schema: `1e-3` is a number, `no`
 starts from that file's folder, one on the command line from the current folder; runs are written under `run.folder`
 of the current folder.
 
-A function of your own is named `file.py:function`, a staleness policy of your own `file.py:Name`.
+A function of your own is named `file.py:function`, a staleness policy of your own `file.py:Name`. A block that several
+others hold is shown once; their rows lead there.
 """
 
 
 def scenario_reference() -> str:
-    """The page as Markdown."""
-    sections = [_section(path, struct) for path, struct in block_paths() if path]
-    return HEADER + "".join(sections)
+    """The page as Markdown. A kind of block that stands in several places is shown at the shortest of their paths."""
+    places: dict[type[msgspec.Struct], KeyPath] = {}
+    for path, struct in block_paths():
+        if struct not in places or len(path) < len(places[struct]):
+            places[struct] = path
+    shown = ((path, struct) for path, struct in block_paths() if path and places[struct] == path)
+    return HEADER + "".join(_section(path, struct, places) for path, struct in shown)
 
 
-def _section(path: KeyPath, struct: type[msgspec.Struct]) -> str:
-    title = ".".join(map(str, path))
-    rows = [_row(field, field_docs(struct).get(field.name, "")) for field in shape_of(struct).fields]
+def _section(path: KeyPath, struct: type[msgspec.Struct], places: Places) -> str:
+    docs = field_docs(struct)
+    rows = [_row(field, docs.get(field.name, ""), places) for field in shape_of(struct).fields]
     level = "#" * (1 + len(path))
-    intro = _code_marks(inspect.cleandoc(struct.__doc__ or ""))
+    intro = _marked(inspect.cleandoc(struct.__doc__ or ""))
     table = "| key | allowed | default | meaning |\n|---|---|---|---|\n" + "".join(rows)
-    return f"\n{level} `{title}`\n\n{intro}\n\n{table}"
+    return f"\n{level} `{_title(path)}`\n\n{intro}\n\n{table}"
 
 
-def _row(field: shapes.Field, doc: str) -> str:
-    cells = (f"`{field.encode_name}`", _allowed(field.type), _default(field), _code_marks(doc))
+def _title(path: KeyPath) -> str:
+    return ".".join(map(str, path))
+
+
+def _row(field: shapes.Field, doc: str, places: Places) -> str:
+    cells = (f"`{field.encode_name}`", _allowed(field.type, places), _default(field), _marked(doc))
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 
 
-def _allowed(shape: shapes.Type) -> str:
-    if isinstance(shape, shapes.UnionType):
-        return ", or ".join(_allowed(part) for part in shape.types)
-    if isinstance(shape, shapes.StructType):
-        return "a block, below"
-    if isinstance(shape, shapes.LiteralType | shapes.EnumType):
-        values = shape.values if isinstance(shape, shapes.LiteralType) else [m.value for m in shape.cls]
-        return ", ".join(f"`{value}`" for value in values)
-    return allowed(shape)
+def _allowed(shape: shapes.Type, places: Places) -> str:
+    match shape:
+        case shapes.UnionType(types=types):
+            return ", or ".join(_allowed(part, places) for part in types)
+        case shapes.StructType(cls=cls):
+            title = _title(next(path for struct, path in places.items() if issubclass(struct, cls)))
+            return f"a block: [`{title}`](#{re.sub(r'[^a-z0-9_]', '', title)})"
+        case shapes.VarTupleType(item_type=shapes.StructType() as item):
+            return f"a list, each item {_allowed(item, places)}"
+        case shapes.LiteralType(values=values):
+            return _choices(values)
+        case shapes.EnumType(cls=cls):
+            return _choices(member.value for member in cls)
+        case _:
+            return allowed(shape)
+
+
+def _choices(values: Iterable[object]) -> str:
+    return ", ".join(f"`{value}`" for value in values)
 
 
 def _default(field: shapes.Field) -> str:
@@ -76,10 +103,11 @@ def _default(field: shapes.Field) -> str:
     else:
         default = field.default
     if isinstance(default, msgspec.Struct):
-        return "as below"
+        return "as there"
     plain = default.value if isinstance(default, enum.Enum) else default
     return f"`{plain}`" if isinstance(plain, str) else f"`{json.dumps(plain)}`"
 
 
-def _code_marks(doc: str) -> str:
-    return doc.replace("``", "`")
+def _marked(doc: str) -> str:
+    """As Markdown: code, and links to other pages."""
+    return re.sub(r"\bdocs/(\w+\.md)", r"[\1](\1)", doc.replace("``", "`"))

@@ -52,7 +52,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def readme_commands(clone: Path) -> list[str]:
     """The ``penstock`` commands that the README shows, without their comments."""
-    lines = re.findall(r"^    (penstock .*)$", (clone / "README.md").read_text(), flags=re.MULTILINE)
+    lines = re.findall(r"^(penstock .*)$", (clone / "README.md").read_text(), flags=re.MULTILINE)
     return [line.partition(" #")[0].strip() for line in lines]
 
 

@@ -18,6 +18,7 @@ from penstock.runtime.observability.shares import Shares
 from penstock.runtime.observability.summary import read_summary
 from penstock.runtime.observability.trackers import read_activity, read_run_events, read_steps
 from penstock.runtime.scenario import load_scenario
+from penstock.runtime.scenario.modelled import load_modelled
 
 if TYPE_CHECKING:
     from penstock.runtime.scenario import Scenario
@@ -93,11 +94,26 @@ def test_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:
         simulate(scenario(), folder=tmp_path)
 
 
-@pytest.mark.parametrize("name", ["fully_async", "sync", "quickstart"])
-def test_scenario_with_real_backends_names_the_overrides_to_give(name: str) -> None:
-    real = load_scenario(SCENARIOS / f"{name}.yaml", [])
-    with pytest.raises(ScenarioError, match=r"engines\.backend=simulated learner\.backend=simulated"):
-        simulate(real)
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("quickstart", ["engines.backend", "learner.backend", "learner.warm_start"]),
+        ("learner_ranks", ["engines.backend", "learner.backend", "learner.num_ranks", "learner.warm_start"]),
+        ("distill", ["engines.backend", "learner.backend", "learner.warm_start", "teacher.backend"]),
+        ("simulated_1024_engines", []),
+    ],
+)
+def test_a_scenario_of_real_parts_is_modelled_and_says_what_was_changed(name: str, changed: list[str]) -> None:
+    one, said = load_modelled(SCENARIOS / f"{name}.yaml")
+    assert said == changed
+    assert (one.engines.backend, one.learner.backend) == ("simulated", "simulated")
+
+
+def test_the_quickstart_is_simulated_as_it_stands() -> None:
+    one, _ = load_modelled(SCENARIOS / "quickstart.yaml", ["run.num_steps=2"])
+    code, said = simulate(one)
+    assert code == 0
+    assert "digest" in said
 
 
 @pytest.mark.parametrize("name", ["sync", "one_step_off", "fully_async"])

@@ -1,0 +1,48 @@
+"""A scenario as a simulation plays it: with modelled engines, learner and teacher in place of real ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from penstock.runtime.scenario.load import overridden_source, scenario_from
+from penstock.runtime.scenario.source import read_source
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.runtime.scenario.source import Plain
+    from penstock.runtime.scenario.structure import Scenario
+
+REAL_ONLY: Final = {
+    "engines": ("addresses", "router", "sglang"),
+    "learner": ("lora", "megatron", "num_ranks", "warm_start"),
+    "teacher": ("addresses", "sglang"),
+}
+"""Of each block that is modelled: the keys that a model has no use for. None decides about the order of events."""
+
+
+def load_modelled(file: Path, overrides: Sequence[str] = ()) -> tuple[Scenario, list[str]]:
+    """As ``load_scenario``, for a simulation.
+
+    Returns:
+        The scenario, and the keys whose values are not those of the file and the overrides.
+
+    Raises:
+        ScenarioError: as ``load_scenario``.
+    """
+    source = overridden_source(read_source(file), overrides)
+    changed: list[str] = []
+    for name, keys in REAL_ONLY.items():
+        block = source.data.get(name, None if name == "teacher" else {})
+        if not isinstance(block, dict):
+            continue  # there is no teacher; anything else is refused below
+        if block.get("backend") != "simulated":
+            source.override(f"{name}.backend=simulated", Path.cwd())
+            changed.append(f"{name}.backend")
+        changed += [f"{name}.{key}" for key in keys if _drop(block, key)]
+    return scenario_from(source), changed
+
+
+def _drop(block: dict[str, Plain], key: str) -> bool:
+    return block.pop(key, None) is not None

@@ -111,7 +111,7 @@ class BatchTokens:
         self.advantages = self._among_all(estimates.advantages).to(device)
         self.returns = None if estimates.returns is None else self._among_all(estimates.returns).to(device)
         whole = whole_batch(batch)
-        weights, means = step_weights(whole, self)
+        weights, means = self.weights_of(whole)
         self._weights = means_by_loss(whole, means)
         if options.reduction_function is not None:
             self.user_values = weights.double()
@@ -185,6 +185,10 @@ class BatchTokens:
         if self._own is None:
             return values
         return values.new_zeros(len(self._own)).masked_scatter(self._own, values)
+
+    def weights_of(self, update: Update) -> tuple[Tensor, Tensor]:
+        """See :func:`step_weights`."""
+        return step_weights(update, self.options, rewards=self.rewards, group_ids=self.group_ids, version=self.version)
 
     def teacher_at(self, place: Tensor) -> Tensor | None:
         """Log-probs of the teacher at these places."""
@@ -261,7 +265,7 @@ class StepTokens:
         ordered = [sequence for part in parts for sequence in part]
         samples = _samples_of(ordered, update.num_samples)
         self._samples = Segments(samples.index.to(known.device), samples.count)
-        weights, means = step_weights(update, known)
+        weights, means = known.weights_of(update)
         means = means_by_loss(update, means)
         self._weights = self._samples.spread(weights.to(known.device))
         self._figure_weights = self._samples.spread(means.to(known.device))

@@ -16,17 +16,27 @@ from penstock.backends.learners.objectives.reduction import reduction_weights
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from penstock.backends.learners.step import BatchTokens
+    from penstock.backends.learners.options import ObjectiveOptions
     from penstock.backends.learners.updates import Update
 
 
-def step_weights(update: Update, known: BatchTokens) -> tuple[Tensor, Tensor]:
+def step_weights(
+    update: Update, options: ObjectiveOptions, *, rewards: Tensor, group_ids: Tensor, version: int
+) -> tuple[Tensor, Tensor]:
     """The weight of each token of a sample ``[S]``: in the loss, and in a figure. That is a mean over tokens also where
-    the loss is a sum over a constant, or what the user says."""
-    options, sizes = known.options, torch.from_numpy(update.tokens_per_sample())
+    the loss is a sum over a constant, or what the user says.
+
+    Args:
+        update: the step.
+        options: which reduction.
+        rewards: of the whole batch, for a function of the user's, as are the others.
+        group_ids: likewise.
+        version: of the policy that opened the batch.
+    """
+    sizes = torch.from_numpy(update.tokens_per_sample())
     if options.reduction_function is not None:
         samples = torch.from_numpy(update.batch_samples)
-        given = ReductionInput(sizes.clone(), known.group_ids[samples], known.rewards[samples], known.version)
+        given = ReductionInput(sizes.clone(), group_ids[samples], rewards[samples], version)
         return reduction_by(options.reduction_function, given, options), reduction_weights("token_mean", sizes)
     weights = reduction_weights(options.reduction, sizes, constant_tokens=options.constant_tokens)
     return weights, reduction_weights("token_mean", sizes) if options.reduction == "constant" else weights

@@ -2,7 +2,7 @@
 formulas of the papers, against the functions that both learners call."""
 
 # Tensor.tolist and NumPy are typed in part only:
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
 

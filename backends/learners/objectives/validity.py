@@ -146,8 +146,8 @@ def _policy_loss(o: ObjectiveOptions) -> Iterator[Problem]:
     is_gated = o.policy_loss == "sapo"
     for key in ("clip_low", "clip_high") if is_gated else ("tau_pos", "tau_neg"):
         if getattr(o, key) != getattr(usual, key) and not is_user_objective(o.name):
-            others = "tau_pos and tau_neg shape" if is_gated else "clip_low and clip_high bound"
-            yield key, f"has no effect with policy_loss: {o.policy_loss}, which {others}; remove it"
+            advice = "set tau_pos and tau_neg" if is_gated else "set policy_loss: sapo"
+            yield key, f"has no effect with policy_loss: {o.policy_loss}; remove it, or {advice}"
 
 
 def _single_step(o: ObjectiveOptions, num_steps: int) -> Iterator[Problem]:

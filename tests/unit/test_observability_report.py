@@ -460,7 +460,7 @@ def test_the_report_needs_nothing_but_itself_and_lets_nothing_else_in(completed:
 def test_every_drawing_is_well_formed(completed: Path) -> None:
     html = (completed / "report.html").read_text()
     svgs = Page(html).svgs
-    assert len(svgs) > 3
+    assert len(svgs) == 1  # the lanes
     for svg in svgs:
         ElementTree.fromstring(svg)
     assert re.findall(r'\sid="([^"]+)"', html) == ["smoothing", "smoothed"]

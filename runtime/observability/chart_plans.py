@@ -20,26 +20,24 @@ class Plan(NamedTuple):
 
 
 LEARNING: Final = (
-    Plan(
-        "Components of the reward",
-        (f"{REWARD_COMPONENT}*",),
-        "What the reward function names beside the reward, the mean of the batch.",
-    ),
+    Plan("Components of the reward", (f"{REWARD_COMPONENT}*",), "What the reward function names beside the reward."),
     Plan("pass@k", ("passrate/*",), "Chance that one of k samples of a prompt earns exactly 1, of the trained groups."),
     Plan(
-        "Cut off, or in circles",
+        "Ends of responses",
         ("rollout/truncated_ratio", "rollout/repetition_frac"),
-        "Share of the trained responses that reached a limit, and of those whose end repeats itself.",
-        from_zero=True,
+        "Shares of the trained ones.",
+        "",
+        True,
     ),
     Plan(
         "Groups without spread",
         ("rollout/zero_std/*",),
-        "Trained groups of which every sample earned the same: group-relative advantages are 0 there.",
-        from_zero=True,
-        missing=0.0,
+        "Trained groups whose samples all earned so much.",
+        "",
+        True,
+        0.0,
     ),
-    Plan("Sources of prompts", ("data/*",), "Prompts that were taken so far.", from_zero=True),
+    Plan("Sources of prompts", ("data/*",), "Prompts that were taken so far.", "", True),
 )
 OBJECTIVE: Final = (
     Plan(
@@ -55,19 +53,14 @@ OBJECTIVE: Final = (
         "nats a token",
     ),
     Plan("Entropy", ("train/entropy_loss",), "Of the policy, a mean over the trained tokens.", "nats a token", True),
-    Plan(
-        "Gradient norm",
-        ("train/grad_norm", "train/grad_norm_max", "train/critic-grad_norm"),
-        "Before clipping.",
-        from_zero=True,
-    ),
+    Plan("Gradient norm", ("train/grad_norm*", "train/critic-grad_norm"), "Before clipping.", "", True),
     Plan(
         "Clip fraction",
         ("train/pg_clipfrac", "train/tis_clipfrac", "train/opsm_clipfrac", "train/value_clipfrac"),
         "Share of the tokens where a bound decided.",
         from_zero=True,
     ),
-    Plan("Learning rate", ("train/lr*", "train/critic-lr*"), "At the end of the step.", from_zero=True),
+    Plan("Learning rate", ("train/lr*", "train/critic-lr*"), "At the end of the step.", "", True),
     Plan("Preferences", ("train/dpo_accuracy", "train/dpo_margin"), "Pairs told apart, and by how much."),
     Plan("Rewards of pairs", ("train/dpo_chosen_reward", "train/dpo_rejected_reward"), "β · (log π − log π_ref)."),
     Plan("Critic", ("train/critic-explained_variance",), "Share of the returns' variance that the values explain."),
@@ -82,12 +75,7 @@ AGREEMENT: Final = (
         "mean |difference| in nats",
         True,
     ),
-    Plan(
-        "Effective sample size",
-        ("train/ess_ratio",),
-        "(Σw)² / (n Σw²) of w = exp(learner − engine): 1 on policy; below 0.5 most of the batch counts little.",
-        from_zero=True,
-    ),
+    Plan("Effective sample size", ("train/ess_ratio",), "(Σw)² / (n Σw²) of w = exp(learner − engine).", "", True),
     Plan("Importance weights", ("train/ois", "train/tis"), "exp(new − old); exp(old − engine) before its bound."),
 )
 SPEED: Final = (

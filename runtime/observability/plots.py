@@ -30,9 +30,6 @@ RATE_STEPS: Final = 10
 MAX_LINES: Final = 12
 """Of one chart."""
 _AS_WANTED: Final = (TerminalState.TRAINED, TerminalState.EVALUATED)
-_SPARK_WIDTH: Final = 160
-_SPARK_HEIGHT: Final = 26
-_SPARK_POINTS: Final = 80
 
 
 class FigureRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,8 +40,6 @@ class FigureRow(msgspec.Struct, frozen=True, kw_only=True):
     last: float
     smallest: float
     largest: float
-    spark: str
-    """An SVG of its course."""
 
 
 class EvaluationTableRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -251,7 +246,6 @@ def figure_rows(steps: Sequence[StepRow]) -> list[FigureRow]:
                     last=values[-1],
                     smallest=min(values),
                     largest=max(values),
-                    spark=_spark(values),
                 )
             )
     return rows
@@ -308,19 +302,3 @@ def _rates(steps: Sequence[StepRow], total: Callable[[StepRow], int]) -> list[fl
         took_s = last.at_s - first.at_s
         rates.append((total(last) - total(first)) / took_s if took_s > 0 else math.nan)
     return rates
-
-
-def _spark(values: Sequence[float]) -> str:
-    size = max(1, math.ceil(len(values) / _SPARK_POINTS))
-    points = [statistics.fmean(values[at : at + size]) for at in range(0, len(values), size)]
-    low, high = min(points), max(points)
-    spread = high - low or 1.0
-    step = (_SPARK_WIDTH - 4) / max(1, len(points) - 1)
-    path = " ".join(
-        f"{2 + place * step:.1f},{_SPARK_HEIGHT - 3 - (value - low) / spread * (_SPARK_HEIGHT - 6):.1f}"
-        for place, value in enumerate(points)
-    )
-    return (
-        f'<svg class="spark" width="{_SPARK_WIDTH}" height="{_SPARK_HEIGHT}" aria-hidden="true">'
-        f'<polyline points="{path}"/></svg>'
-    )

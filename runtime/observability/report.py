@@ -134,7 +134,9 @@ def fact_rows(folder: str, starts: Sequence[Start], summary: RunSummary | None) 
             "policy": f"{facts.policy}, staleness at most {facts.staleness_bound}",
             "seed": str(facts.seed),
             "started": starts[0].at,
-            "resumed": ", ".join(start.at for start in starts[1:]),
+            "before": "\n".join(
+                f"{start.at} {start.facts.command} {start.facts.git_commit[:12]}" for start in starts[:-1]
+            ),
         }
     if summary is not None:
         outcome = "completed" if summary.completed else "not completed"

@@ -104,7 +104,7 @@ def test_the_command_is_what_a_shell_reads_without_passwords(
 
 def test_a_model_of_the_hub_has_its_name_and_its_commit() -> None:
     commit = "c1899de289a04d12100db370d81485cdf75e47ca"
-    cached = f"/home/me/.cache/huggingface/hub/models--Qwen--Qwen3-0.6B/snapshots/{commit}"
+    cached = f"/cache/huggingface/hub/models--Qwen--Qwen3-0.6B/snapshots/{commit}"
     assert model_name(cached) == f"Qwen/Qwen3-0.6B@{commit}"
     assert model_name("/models/mine") == "/models/mine"
 

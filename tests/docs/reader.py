@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from blocks import HOUSE, blocks
 
-from penstock.backends.models.make import make_model
 from penstock.runtime.cli.runs import SCENARIO_NAME, close_record, open_record
 from penstock.runtime.scenario import dump_scenario, load_scenario
 
@@ -35,6 +34,8 @@ def filled_in(text: str, run: Path | None = None) -> str:
 
 def make_folder(folder: Path) -> Path:
     """A model, rows, documents, functions and scenarios, named as in the pages."""
+    from penstock.backends.models.make import make_model  # here, as torch is slow to import and few tests want it
+
     (folder / "scenarios").mkdir()
     for file in (HOUSE / "scenarios").iterdir():
         (folder / "scenarios" / file.name).symlink_to(file)

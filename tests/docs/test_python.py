@@ -11,8 +11,6 @@ import pytest
 from blocks import Block, blocks
 from reader import filled_in
 
-from penstock.runtime.contracts.kinds import check_function
-
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -51,6 +49,8 @@ def test_a_block_of_python_runs(block: Block) -> None:
 
 @pytest.mark.parametrize(("block", "pair"), SHOWN_AS)
 def test_a_function_that_is_shown_for_a_hook_keeps_its_contract(block: Block, pair: str, tmp_path: Path) -> None:
+    from penstock.runtime.contracts.kinds import check_function  # here, as it brings torch, which is slow to import
+
     kind, _, name = pair.partition("=")
     (tmp_path / "shown.py").write_text(block.text)
     found = check_function(f"{tmp_path / 'shown.py'}:{name}", kind, timeout_s=TIMEOUT_S)

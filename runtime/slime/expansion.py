@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.runtime.errors import UserError
 from penstock.runtime.slime.arithmetic import evaluate
-from penstock.runtime.slime.shell_lexer import closing
+from penstock.runtime.slime.shell_lexer import Word, closing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from penstock.runtime.slime.shell_lexer import Word
+    from collections.abc import Iterator, Sequence
 
 MAX_CHARACTERS: Final = 1_000_000
 """Of one value, and elements of one array."""
@@ -63,17 +61,8 @@ class Expander(ABC):
         self.variables[name] = value
 
     def found(self, name: str) -> Path | None:
-        """The file that a script means: as it is written, from the folder that it is in, from its own; or, where the
-        script was written for another machine, the file with as much of that path in a folder around the script."""
-        for base in (self.folder, self.file.parent):
-            if (path := base / name).is_file():
-                return path
-        parts = Path(name).parts
-        for start in range(1, len(parts)):
-            for base in self.script.resolve().parents[:8]:
-                if (path := base.joinpath(*parts[start:])).is_file():
-                    return path
-        return None
+        """The file that the script means."""
+        return find_file(name, (self.folder, self.file.parent), self.script)
 
     def quoted(self, word: Word) -> Field:
         """As one text, whatever blanks its variables have."""
@@ -106,14 +95,14 @@ class Expander(ABC):
             case ":-" | "-" | ":=" | "=":
                 if is_set and not (operator[0] == ":" and is_empty):
                     return values
-                default = self.quoted(_word_of(word, line))
+                default = self.quoted(Word(word, line))
                 if operator in (":=", "="):
                     self.set(name, default)
                 return [default]
             case ":?" | "?":
                 return values or [Field(f"${{{name}}}", (f"${name} is set nowhere in the script",))]
             case ":+" | "+":
-                return [self.quoted(_word_of(word, line))] if not is_empty else [Field("")]
+                return [self.quoted(Word(word, line))] if not is_empty else [Field("")]
             case "%" | "%%" | "#" | "##" if is_set:
                 return [field._replace(text=_cut(field.text, word, operator)) for field in values]
             case _:
@@ -244,7 +233,7 @@ class _Word:
         return [Field(whole, (f"{whole} is run by the shell",)) if printed is None else Field(printed)]
 
     def _put(self, values: list[Field], is_quoted: bool) -> None:
-        """Values at this place, split at blanks unless they are quoted; an element of an array is a field of its own."""
+        """Put values here, split at blanks unless they are quoted; each element of an array is a field of its own."""
         for index, field in enumerate(values):
             if index:
                 self._end()
@@ -272,6 +261,20 @@ class _Word:
         self._text, self._unread = None, ()
 
 
+def find_file(name: str, bases: Sequence[Path], script: Path) -> Path | None:
+    """The file that a script means: as it is written, from one of the folders; or, where the script was written for
+    another machine, with as much of its path as there is in a folder around the script."""
+    for base in bases:
+        if (path := base / name).is_file():
+            return path
+    parts = Path(name).parts
+    for start in range(1, len(parts)):
+        for base in script.resolve().parents[:8]:
+            if (path := base.joinpath(*parts[start:])).is_file():
+                return path
+    return None
+
+
 def _cut(text: str, pattern: str, operator: str) -> str:
     """Without the shortest (``%``, ``#``) or longest (``%%``, ``##``) end or beginning that fits."""
     lengths = range(len(text) + 1) if len(operator) == 1 else range(len(text), -1, -1)
@@ -280,9 +283,3 @@ def _cut(text: str, pattern: str, operator: str) -> str:
         if fnmatch.fnmatchcase(part, pattern):
             return text[: len(text) - length] if operator[0] == "%" else text[length:]
     return text
-
-
-def _word_of(raw: str, line: int) -> Word:
-    from penstock.runtime.slime.shell_lexer import Word
-
-    return Word(raw, line)

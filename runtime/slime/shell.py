@@ -1,8 +1,8 @@
 """What a shell makes of the variables, arrays, loops and sourced files of a launch script, without running anything.
 
 Of commands only those are followed that print or assign (``echo``, ``printf``, ``seq``, ``dirname``, ``basename``,
-``pwd``, ``cd``, ``source``). What another one would print, and what only the environment knows, stays in a value as it is
-written, and the value says so (:attr:`Field.unread`).
+``pwd``, ``cd``, ``source``). What another one would print, and what only the environment knows, stays in a value as it
+is written, and the value says so (:attr:`Field.unread`).
 
 Invariants:
 

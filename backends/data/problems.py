@@ -83,8 +83,8 @@ class Problems:
             first += f". {rest.total()} more rows have problems: {listed}"
         if is_skipped:
             raise DataError(f"no usable row is left in {source}. The first of {self._counts.total()}: {first}")
-        if self._first.kind == LONG_PROMPT and self._skip_key and num_good:
-            first += ". Set data.skip_long_prompts: true to skip and count such rows"
-        elif self._skip_key and num_good:
+        if self._skip_key and num_good:
+            if self._first.kind == LONG_PROMPT:
+                first += ". Leave long prompts out with data.skip_long_prompts: true"
             first += f". Mend the file, or set {self._skip_key}: true to skip and count such rows"
         raise DataError(first)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -52,10 +53,15 @@ def _value(text: str, names: MutableMapping[str, int]) -> int | None:
     text = re.sub(r"\$\{?([A-Za-z_]\w*)\}?", r"\1", text)
     text = re.sub(r"!(?!=)", " not ", text.replace("&&", " and ").replace("||", " or "))
     try:
-        value = _of(ast.parse(text.strip(), mode="eval").body, names)
+        value = _of(_parsed(text.strip()), names)
     except (SyntaxError, ValueError, KeyError, ZeroDivisionError, RecursionError):
         return None
     return value if abs(value) < 2**63 else None
+
+
+@lru_cache(maxsize=256)
+def _parsed(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
 
 
 def _of(node: ast.expr, names: MutableMapping[str, int]) -> int:
@@ -77,9 +83,4 @@ def _of(node: ast.expr, names: MutableMapping[str, int]) -> int:
         case ast.BoolOp(ast.Or(), values):
             return int(any(_of(value, names) for value in values))
         case _:
-            raise ValueError(text_of_kind(node))
-
-
-def text_of_kind(node: ast.expr) -> str:
-    """For the error only."""
-    return type(node).__name__
+            raise ValueError(type(node).__name__)

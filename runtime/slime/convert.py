@@ -280,7 +280,7 @@ def _scalar(text: str) -> Plain:
         return int(text) if text.lstrip("+-").isdigit() else float(text)
     if text[:1] in ("[", "{"):
         try:
-            return json.loads(text)
+            return cast("Plain", json.loads(text))
         except ValueError:
             return text
     return {"true": True, "false": False, "none": None, "null": None}.get(text.lower(), text)

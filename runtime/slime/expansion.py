@@ -222,7 +222,9 @@ class _Word:
             self._put([unknown] if found is None else found, is_quoted)
         elif name := _NAME.match(raw, at + 1):
             end = name.end()
-            self._put(self._shell.parameter(name[0], line) or [], is_quoted)
+            found = self._shell.parameter(name[0], line) or []
+            is_known = name[0] in self._shell.variables
+            self._put(found if is_known else [field._replace(text=raw[at:end]) for field in found], is_quoted)
         else:
             self._add("$")
             end = at + 1

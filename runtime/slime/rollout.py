@@ -57,7 +57,12 @@ def write_data(writer: Writer) -> None:
 
 def _required(writer: Writer) -> None:
     """What slime cannot do without, and a script may take from elsewhere."""
-    wanted = [("hf-checkpoint",), ("prompt-data",), ("rollout-batch-size",), ("num-rollout", "num-epoch")]
+    wanted: list[tuple[str, ...]] = [
+        ("hf-checkpoint",),
+        ("prompt-data",),
+        ("rollout-batch-size",),
+        ("num-rollout", "num-epoch"),
+    ]
     if not is_supervised(writer):
         wanted.append(("rm-type", "custom-rm-path", "custom-generate-function-path", "rollout-function-path"))
     for names in wanted:

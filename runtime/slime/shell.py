@@ -20,14 +20,15 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from penstock.runtime.errors import UserError
 from penstock.runtime.slime.arithmetic import evaluate
 from penstock.runtime.slime.expansion import Expander, Field
-from penstock.runtime.slime.shell_parser import AndOr, Arithmetic, Block, If, Loop, Simple, Word, is_declaration, parse
+from penstock.runtime.slime.shell_lexer import Word
+from penstock.runtime.slime.shell_parser import AndOr, Arithmetic, Block, If, Loop, Simple, is_declaration, parse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.runtime.slime.shell_parser import Assignment, Node
 
-MAX_STEPS: Final = 100_000
+MAX_STEPS: Final = 10_000
 """Commands that one script may take, those of its loops counted each time."""
 MAX_DEPTH: Final = 16
 """Files that source one another."""
@@ -83,9 +84,7 @@ class Shell(Expander):
         """Whether it succeeds; None: nobody knows."""
         self._num_steps += 1
         if self._num_steps > MAX_STEPS:
-            raise UserError(
-                f"{self.file}:{node.line}: the script takes more than {MAX_STEPS:,} steps; is a loop endless?"
-            )
+            raise UserError(f"{self.file}:{node.line}: more than {MAX_STEPS:,} steps; is there a loop without an end?")
         match node:
             case Simple():
                 return self._simple(node)
@@ -207,10 +206,8 @@ class Shell(Expander):
                 self._printed.append(str(PurePosixPath(given[0]).parent))
             case "basename" if given:
                 self._printed.append(PurePosixPath(given[0]).name.removesuffix(given[1] if len(given) > 1 else ""))
-            case "seq" if given and all(re.fullmatch(r"-?\d{1,6}", text) for text in given) and given[1:2] != ["0"]:
-                first, step, last = {1: (1, 1, given[0]), 2: (given[0], 1, given[-1])}.get(len(given), tuple(given[:3]))
-                end = int(last) + (1 if int(step) > 0 else -1)
-                self._printed.append("\n".join(map(str, range(int(first), end, int(step)))))
+            case "seq" if (numbers := _sequence(given)) is not None:
+                self._printed.append("\n".join(map(str, numbers)))
             case _:
                 self._printed = None
         return True
@@ -225,9 +222,12 @@ class Shell(Expander):
         self._printed = []
         try:
             self._all(parse(text, self.file.name, first_line=line))
-            return None if self._printed is None else "\n".join(self._printed).rstrip("\n")
+            return self._all_printed()
         finally:
             self.variables, self.folder, self._printed = kept
+
+    def _all_printed(self) -> str | None:
+        return None if self._printed is None else "\n".join(self._printed).rstrip("\n")
 
     def _assign(self, assignment: Assignment) -> None:
         value = assignment.value
@@ -238,8 +238,8 @@ class Shell(Expander):
             fields = [field for word in value for field in self.fields(word)]
         fields = [field.supposing(self._supposed) for field in fields]
         before = self.variables.get(assignment.name, [])
-        if assignment.index is not None:
-            place = evaluate(assignment.index, self.numbers)
+        if assignment.element is not None:
+            place = evaluate(assignment.element, self.numbers)
             array = list(before) if isinstance(before, list) else [before]
             if place is not None and 0 <= place <= len(array):
                 array[place : place + 1] = fields
@@ -284,6 +284,15 @@ class Shell(Expander):
                 return None if value is None else value != 0
             case _:
                 return None
+
+
+def _sequence(texts: list[str]) -> range | None:
+    """What ``seq`` counts: to a number, from one to another, or in steps."""
+    if not 1 <= len(texts) <= 3 or not all(re.fullmatch(r"-?\d{1,6}", text) for text in texts):
+        return None
+    numbers = [int(text) for text in texts]
+    first, step = numbers[0] if len(numbers) > 1 else 1, numbers[1] if len(numbers) > 2 else 1
+    return range(first, numbers[-1] + (1 if step > 0 else -1), step) if step else None
 
 
 def _formatted(texts: list[str]) -> str:

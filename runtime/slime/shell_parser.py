@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from penstock.runtime.slime.shell_lexer import Token
 
+_ENDS: Final = ("then", "elif", "else", "fi", "do", "done", "esac", "}")
 _CLOSES: Final = {"if": "fi", "for": "done", "while": "done", "until": "done", "select": "done", "{": "}", "(": ")"}
 
 
@@ -25,7 +26,7 @@ class Assignment(NamedTuple):
     value: Word | tuple[Word, ...]
     """Several: an array."""
     adds: bool
-    index: str | None
+    element: str | None
 
 
 class Simple(NamedTuple):
@@ -102,7 +103,7 @@ class _Parser:
     def whole(self) -> tuple[Node, ...]:
         """Everything."""
         nodes = self._commands(())
-        if self._token.kind != "end":
+        if not self._is_at_end():
             self._refuse(self._token.line, f"'{self._token.text}' has nothing that it belongs to")
         return nodes
 
@@ -110,12 +111,15 @@ class _Parser:
     def _token(self) -> Token:
         return self._tokens[self._at]
 
+    def _is_at_end(self) -> bool:
+        return self._tokens[self._at].kind == "end"
+
     def _refuse(self, line: int, text: str) -> None:
         raise UserError(f"{self._name}:{line}: {text}")
 
     def _take(self, text: str, opened: str, line: int) -> None:
         """The next token, which must be this one."""
-        if self._token.text != text or self._token.kind == "end":
+        if self._token.text != text or self._is_at_end():
             self._refuse(line, f"'{opened}' begins here and never ends; expected '{text}'")
         self._at += 1
 
@@ -127,12 +131,11 @@ class _Parser:
         nodes: list[Node] = []
         while True:
             self._skip(";", "&")
-            if self._token.kind == "end" or self._token.text in until or self._token.text == ")":
+            if self._is_at_end() or self._token.text in until or self._token.text == ")":
                 return tuple(nodes)
-            before = self._at
+            if self._token.text in _ENDS or self._token.text in ("&&", "||", "|", ";;"):
+                self._refuse(self._token.line, f"'{self._token.text}' has nothing that it belongs to")
             nodes.append(self._and_or())
-            if self._at == before:
-                self._refuse(self._token.line, f"'{self._token.text}' cannot begin a command")
 
     def _and_or(self) -> Node:
         line, first = self._token.line, self._command()
@@ -223,15 +226,15 @@ class _Parser:
     def _case(self, line: int) -> Block:
         """All choices, of which nobody knows which is taken."""
         choices: list[Node] = []
-        while self._token.text != "in" and self._token.kind != "end":
+        while self._token.text != "in" and not self._is_at_end():
             self._at += 1
         self._take("in", "case", line)
         while True:
             self._skip(";", ";;")
-            if self._token.text == "esac" or self._token.kind == "end":
+            if self._token.text == "esac" or self._is_at_end():
                 self._take("esac", "case", line)
                 return Block("choice", tuple(choices), line)
-            while self._token.text != ")" and self._token.kind != "end":
+            while self._token.text != ")" and not self._is_at_end():
                 self._at += 1
             self._take(")", "case", line)
             choices += self._commands((";;", "esac"))
@@ -239,12 +242,12 @@ class _Parser:
     def _function(self) -> Block:
         line = self._token.line
         while self._token.text not in ("{", "(") or self._tokens[self._at + 1].text == ")":
-            if self._token.kind == "end":
+            if self._is_at_end():
                 self._refuse(line, "a function begins here and has no body")
             self._at += 1
         opened = self._token
         self._at += 1
-        if opened.text == "(" and self._token.text == ")":
+        if opened.text == "(" and self._tokens[self._at].text == ")":
             self._at += 1
         return Block("function", self._body(_CLOSES[opened.text], opened), line)
 

@@ -74,7 +74,6 @@ def _clip(writer: Writer) -> None:
     writer.take(f"{_KEY}.clip_low", 0.2)
     low = writer.get(f"{_KEY}.clip_low")
     writer.take(f"{_KEY}.clip_high", low, "slime's, which is --eps-clip")
-    writer.take(f"{_KEY}.entropy_coef", 0.0)
 
 
 def _kl(writer: Writer) -> None:

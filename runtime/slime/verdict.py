@@ -6,8 +6,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
+from penstock.runtime.errors import ScenarioError
 from penstock.runtime.scenario.load import load_scenario
-from penstock.runtime.scenario.source import ScenarioError
 
 if TYPE_CHECKING:
     from penstock.runtime.slime.convert import Converted

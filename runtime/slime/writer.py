@@ -142,7 +142,8 @@ class Writer:
             found = math.nan
         if math.isfinite(found):
             return found
-        self.leave(self.flags[name], f"its value, {text}, is no number; {default:g} was taken", "other")
+        if not any(left.flag == name and left.effect == "other" for left in self.left):
+            self.leave(self.flags[name], f"its value, {text}, is no number; {default:g} was taken", "other")
         return default
 
     def count(self, name: str, default: int) -> int:
@@ -151,7 +152,7 @@ class Writer:
 
 
 def _as_plain(value: object) -> Plain:
-    return cast("Plain", list(value) if isinstance(value, tuple) else value)
+    return cast("Plain", msgspec.json.decode(msgspec.json.encode(value)))
 
 
 def _shown(value: Plain) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import msgspec
@@ -27,8 +26,8 @@ from penstock.backends.learners.megatron.config_fields import (
 )
 from penstock.backends.learners.megatron.options import MegatronOptions
 from penstock.runtime.safe_text import terminal_text
+from penstock.runtime.slime.effective import apply_config_file, leave_without_effect
 from penstock.runtime.slime.evaluation import evaluation_block
-from penstock.runtime.slime.expansion import find_file
 from penstock.runtime.slime.mapping import (
     ARGUMENTS_DIFFER,
     FUNCTIONS,
@@ -49,7 +48,6 @@ from penstock.runtime.slime.rollout import (
     write_reward,
     write_sampling,
 )
-from penstock.runtime.slime.script import Flag
 from penstock.runtime.slime.training import is_supervised, write_learner, write_objective
 from penstock.runtime.slime.writer import Left, Taken, Writer
 
@@ -58,7 +56,7 @@ if TYPE_CHECKING:
 
     from penstock.runtime.slime.mapping import Plain
     from penstock.runtime.slime.reasons import Effect
-    from penstock.runtime.slime.script import LaunchScript
+    from penstock.runtime.slime.script import Flag, LaunchScript
 
 ORDER: Final = (
     "run", "data", "model", "sampling", "episode", "reward", "filter", "staleness", "engines", "learner", "evaluation",
@@ -72,7 +70,6 @@ HEADINGS: Final[Mapping[Effect, str]] = {
 SECTIONS: Final[tuple[Section, ...]] = ("transformer", "ddp", "optimizer")
 DISPATCHER: Final = "learner.megatron.transformer.moe_token_dispatcher_type"
 DEEPEP: Final = "learner.megatron.transformer.moe_enable_deepep"
-KNOWN: Final = frozenset((*KEYS, *SWITCHES, *FUNCTIONS, *NEEDS_NO_KEY, *NO_COUNTERPART, *READ_TOGETHER))
 SFT_NEEDS_NO: Final = frozenset(("debug-train-only", "disable-compute-advantages-and-returns"))
 _NUMBER: Final = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
@@ -94,7 +91,8 @@ def to_scenario(script: LaunchScript, name: str) -> Converted:
     writer.set("run.name", name)
     for flag in script.unread:
         writer.leave(flag, " ".join(flag.values), "other")
-    _config_file(writer)
+    apply_config_file(writer)
+    leave_without_effect(writer)
     for flag in (*(flag for flag in script.flags if not flag.name), *writer.flags.values()):
         _one(writer, flag)
     write_data(writer)
@@ -127,39 +125,6 @@ def _notes(writer: Writer) -> str:
 def _one_line(item: object) -> str:
     """A comment ends with its line, whatever a script's text has."""
     return terminal_text(" ".join(str(item).split()))
-
-
-def _config_file(writer: Writer) -> None:
-    """``--custom-config-path`` names a file whose keys go over the flags; others in it are for the user's own code."""
-    flag, script = writer.flags.get("custom-config-path"), writer.script.path
-    if flag is None or not flag.values:
-        return
-    path = None if script is None else find_file(flag.values[0], (Path.cwd(), script.parent), script)
-    try:
-        found: object = None if path is None else yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        writer.leave(flag, f"{path} cannot be read: {error}", "other")
-        return
-    if path is None or not isinstance(found, dict):
-        writer.leave(flag, f"{flag.values[0]} is not here, and its keys go over the flags", "other")
-        return
-    for key, value in cast("dict[object, Plain]", found).items():
-        name = str(key).replace("_", "-")
-        own = Flag(name, _words(value), flag.line, path.name)
-        if value is None or value is False:
-            writer.flags.pop(name, None)
-        elif name in KNOWN or name in REASONS:
-            writer.flags[name] = own
-        else:
-            writer.leave(own, "no flag of slime: what the user's own code reads, which takes it elsewhere here")
-
-
-def _words(value: Plain) -> tuple[str, ...]:
-    """A value of a file as the command line would have it."""
-    if value is True:
-        return ()
-    values = value if isinstance(value, list) else [value]
-    return tuple(each if isinstance(each, str) else json.dumps(each) for each in values)
 
 
 # --- flag by flag -----------------------------------------------------------------------------------------------------
@@ -211,7 +176,8 @@ def _left_for_a_reason(writer: Writer, flag: Flag) -> bool:
 
 def _effect_of_unread(flag: Flag) -> Effect:
     needless = flag.name in NEEDS_NO_KEY or flag.name.startswith(TRACKER_PREFIXES) or flag.name in SHAPE_OF_MODEL
-    return "same" if needless or EFFECTS.get(flag.name) == "same" else "but_for"
+    effects = (EFFECTS.get(flag.name), REASONS.get(flag.name, ("",))[0])
+    return "same" if needless or "same" in effects else "but_for"
 
 
 def _named(writer: Writer, flag: Flag) -> None:

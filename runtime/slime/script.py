@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from penstock.runtime.slime.expansion import Field
 
 _PROGRAMS: Final = ("train.py", "train_async.py")
+_VARIABLE: Final = re.compile(r"\$\{?\w+\}?")
+"""Where a flag has its value already, and only the environment knows the variable, it may stand for further flags."""
 _FLAG: Final = re.compile(r"--([A-Za-z][\w.-]*)(=?)(.*)", re.DOTALL)
 
 
@@ -84,11 +86,11 @@ def _flags(words: Sequence[Field], script: str) -> list[Flag]:
     flags: list[Flag] = []
     for word in words:
         found = _FLAG.fullmatch(word.text)
-        if found and not word.unread[: 1 if word.text.startswith("$") else 0]:
+        if found:
             name, has_value, value = found.groups()
             file = _elsewhere(word.file, script)
             flags.append(Flag(name, (value,) if has_value else (), word.line, file, word.unread))
-        elif flags:
+        elif flags and not (flags[-1].values and word.unread and _VARIABLE.fullmatch(word.text)):
             last = flags[-1]
             unread = tuple(dict.fromkeys((*last.unread, *word.unread)))
             flags[-1] = last._replace(values=(*last.values, word.text), unread=unread)

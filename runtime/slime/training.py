@@ -87,6 +87,8 @@ def _kl(writer: Writer) -> None:
             reason = "slime's k1 (its default) has an expected gradient of 0 in the loss; k3 was taken"
             writer.leave(writer.flags.get("kl-loss-type", writer.flags["kl-loss-coef"]), reason)
         return
+    if "use-kl-loss" in writer.flags:
+        writer.leave_named("use-kl-loss", "its weight, --kl-loss-coef, is 0", "same")
     if in_reward:
         writer.set(f"{_KEY}.kl_coef", in_reward)
         writer.set(f"{_KEY}.kl_in", "reward")
@@ -197,7 +199,9 @@ def _schedule(writer: Writer) -> None:
         reason = f"there is no schedule {decay!r}: constant, linear, cosine"
         writer.leave(writer.flags["lr-decay-style"], reason, "other")
         return
-    if decay != "constant":
+    if decay == "constant":
+        writer.leave_named("min-lr", "the learning rate is constant", "same")
+    else:
         rate = writer.number("lr", 1e-6)
         ratio = min(1.0, round(writer.number("min-lr", 0.0) / rate, 12)) if rate > 0 else 0.0
         writer.take("learner.min_learning_rate_ratio", ratio, f"{MEGATRON} (--min-lr 0)", unless=("min-lr",))

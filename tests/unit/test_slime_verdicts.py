@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pytest
 import yaml
@@ -12,9 +12,10 @@ from typer.testing import CliRunner
 
 from penstock.runtime.cli.app import app
 from penstock.runtime.scenario import load_scenario
-from penstock.runtime.slime.convert import KNOWN, to_scenario
-from penstock.runtime.slime.mapping import SHAPE_OF_MODEL, TRACKER_PREFIXES
-from penstock.runtime.slime.reasons import REASONS
+from penstock.runtime.slime.convert import SECTIONS, to_scenario
+from penstock.runtime.slime.effective import KNOWN
+from penstock.runtime.slime.mapping import FUNCTIONS, KEYS, READ_TOGETHER, SHAPE_OF_MODEL, SWITCHES, TRACKER_PREFIXES
+from penstock.runtime.slime.reasons import REASONS, SGLANG_NAMES
 from penstock.runtime.slime.script import read_script
 from penstock.runtime.slime.training import ROWS_ELSEWHERE
 from penstock.runtime.slime.verdict import verdict_on
@@ -77,6 +78,15 @@ CASES: Final = {
     "starts elsewhere": Case(FULL + "--load /other --save /mine", "same job but for", "load"),
     "dropout": Case(FULL.replace("--hidden-dropout 0.0", ""), "same job but for", "hidden-dropout"),
     "SFT without its rows": Case(SFT, "same job but for", "num-epoch"),
+    "SFT with flags about rollouts": Case(
+        SFT
+        + "--rollout-max-response-len 9 --eps-clip 0.1 --sglang-mem-fraction-static 0.5 --use-kl-loss --kl-loss-coef 1 "
+        "--rm-type math --colocate --dynamic-sampling-filter-path a.b --rollout-temperature 0.5",
+        "same job but for",
+        "num-epoch",
+    ),
+    "flags that need another": Case(FULL + "--tis-clip 3 --kl-loss-coef 0.1 --min-lr 1e-7", "same job"),
+    "flags of the environment": Case(FULL + "$MORE_FLAGS", "same job but for", "?"),
     "images": Case(FULL + '--multimodal-keys \'{"image": "images"}\'', "other job", "multimodal-keys"),
     "another rollout": Case(FULL + "--rollout-function-path my.own.generate", "other job", "rollout-function-path"),
     "an unknown flag": Case(FULL + "--something-new 1", "other job", "something-new"),
@@ -99,7 +109,7 @@ def test_the_verdict_is_that_of_the_gravest_flag(name: str, tmp_path: Path) -> N
     converted = to_scenario(read_script(script_of(tmp_path, case.flags)), "x")
     verdict = verdict_on(converted)
     assert verdict.kind == case.kind, str(verdict)
-    assert [left.flag for left in verdict.decided_by] == case.decided_by.split()
+    assert [left.flag or "?" for left in verdict.decided_by] == case.decided_by.split()
     is_refused = name in ("a policy that learns nothing", "groups of one, which have no advantage")
     assert bool(verdict.refusal) == is_refused, verdict.refusal
 
@@ -258,6 +268,25 @@ def test_slimes_own_scripts_convert_and_load_and_no_flag_is_dropped(tmp_path: Pa
         load_scenario(tmp_path / "x.yaml")
         assert not [left for left in converted.left if left.reason.startswith("nothing here is known")], path
         noted = {left.flag for left in converted.left}
+        document = yaml.safe_load(converted.text)
         for flag in script.flags:
-            known = flag.name in KNOWN or flag.name.startswith("sglang-") or flag.name in noted
-            assert known or flag.name.removeprefix("no-").replace("-", "_") in converted.text, (path, flag)
+            key = {**KEYS, **SWITCHES}.get(flag.name, (FUNCTIONS.get(flag.name),))[0]
+            is_there = has(document, key) if key else flag.name in READ_TOGETHER or is_option(flag.name, document)
+            assert flag.name in noted or is_there, (path, flag)
+
+
+def has(document: object, key: str) -> bool:
+    for part in key.split("."):
+        if not isinstance(document, dict) or part not in document:
+            return False
+        document = document[part]
+    return True
+
+
+def is_option(flag: str, document: dict[str, Any]) -> bool:
+    """Of the server, or of megatron-core, by its own name."""
+    if flag.startswith("sglang-"):
+        name = flag.removeprefix("sglang-").replace("-", "_")
+        return SGLANG_NAMES.get(name, name) in document["engines"]["sglang"]
+    name = flag.removeprefix("no-").replace("-", "_")
+    return any(name in document["learner"].get("megatron", {}).get(section, {}) for section in SECTIONS)

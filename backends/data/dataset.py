@@ -202,7 +202,11 @@ def load_dataset(
     skipped = Counter[str]()
     sources = list[RowSource]()
     for source, share in zip(named, shares_of([source.weight for source in named]), strict=True):
-        problems = Problems(skip=source.options.skip_bad_rows, skip_key="data.skip_bad_rows")
+        problems = Problems(
+            skip=source.options.skip_bad_rows,
+            skip_key="data.skip_bad_rows",
+            skip_long=source.options.skip_long_prompts,
+        )
         reader = RowReader(source, template, keeps_messages=keeps_messages)
         loader = _Loader(dataset, reader, tokenizer, problems, TokenLimit.of(source.options, max_context))
         if recorded is not None:

@@ -86,6 +86,8 @@ class SourceOptions(Options, frozen=True, kw_only=True):
     """null: data.max_prompt_tokens."""
     skip_bad_rows: bool | None = None
     """null: data.skip_bad_rows."""
+    skip_long_prompts: bool | None = None
+    """null: data.skip_long_prompts."""
 
 
 class DataOptions(Options, frozen=True, kw_only=True):
@@ -130,6 +132,8 @@ class DataOptions(Options, frozen=True, kw_only=True):
     """Draw each epoch's rows in an order of its own, by run.seed; false: as they stand."""
     skip_bad_rows: bool = False
     """Skip and count rows that cannot be read, instead of stopping with their line."""
+    skip_long_prompts: bool = False
+    """Skip and count rows whose prompts are too long, and these only."""
     max_prompt_tokens: Annotated[int, Meta(ge=1)] | None = None
     """Rows with longer prompts count as bad; null: whatever leaves room for one response token."""
     stream: bool = False

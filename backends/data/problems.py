@@ -9,10 +9,14 @@ Invariants:
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+LONG_PROMPT: Final = "the prompt is too long"
+"""The kind of a row that has no other fault."""
 
 
 class DataError(ValueError):
@@ -33,17 +37,24 @@ class RowProblem(NamedTuple):
 class Problems:
     """The bad rows of one dataset."""
 
-    def __init__(self, *, skip: bool, skip_key: str) -> None:
-        """``skip_key``: the scenario's key that allows skipping; empty where there is none."""
+    def __init__(self, *, skip: bool, skip_key: str, skip_long: bool = False) -> None:
+        """``skip_key``: the scenario's key that allows skipping; empty where there is none. ``skip_long``: rows whose
+        prompts are too long are skipped, whatever becomes of others."""
         self._skip = skip
         self._skip_key = skip_key
+        self._skip_long = skip_long
         self._first: RowProblem | None = None
+        """Of those that may not be skipped, where there are any."""
         self._counts: Counter[str] = Counter()
 
     def add(self, problem: RowProblem) -> None:
         """Take note of a bad row."""
-        self._first = self._first or problem
+        if self._first is None or (self._may_skip(self._first.kind) and not self._may_skip(problem.kind)):
+            self._first = problem
         self._counts[problem.kind] += 1
+
+    def _may_skip(self, kind: str) -> bool:
+        return self._skip or (self._skip_long and kind == LONG_PROMPT)
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -60,7 +71,8 @@ class Problems:
             if not num_good:
                 raise DataError(f"{source} has no rows")
             return
-        if self._skip and num_good:
+        is_skipped = self._may_skip(self._first.kind)
+        if is_skipped and num_good:
             return
         first = f"{self._first.place}: {self._first.message}"
         rest = self._counts.copy()
@@ -69,8 +81,10 @@ class Problems:
         if rest:
             listed = ", ".join(f"{count} × {kind}" for kind, count in rest.most_common())
             first += f". {rest.total()} more rows have problems: {listed}"
-        if self._skip:
+        if is_skipped:
             raise DataError(f"no usable row is left in {source}. The first of {self._counts.total()}: {first}")
         if self._skip_key and num_good:
+            if self._first.kind == LONG_PROMPT:
+                first += ". Leave long prompts out with data.skip_long_prompts: true"
             first += f". Mend the file, or set {self._skip_key}: true to skip and count such rows"
         raise DataError(first)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from penstock.backends.data.media import media_columns, media_of, with_places
+from penstock.backends.data.problems import LONG_PROMPT
 from penstock.backends.data.row import (
     BadColumnError,
     Message,
@@ -79,7 +80,7 @@ class TokenLimit(NamedTuple):
             raise BadColumnError("the prompt has no tokens", "the prompt becomes no token at all")
         if len(tokens) > self.max_tokens:
             raise BadColumnError(
-                "the prompt is too long",
+                LONG_PROMPT,
                 f"the prompt has {len(tokens)} tokens; at most {self.max_tokens} fit ({self.advice})",
             )
         return tokens

@@ -126,7 +126,7 @@ def text_of(row: RawRow, key: str, advice: str) -> str:
 
 
 def label_of(row: RawRow, key: str) -> str:
-    """The label as a text; numbers and booleans as JSON writes them.
+    """The label as a text; numbers, lists and objects as JSON writes them.
 
     Raises:
         BadColumnError: it is missing or has no such form.
@@ -134,11 +134,13 @@ def label_of(row: RawRow, key: str) -> str:
     value = _column(row, key, "Set data.label_key to the column with the answer, or to null if the reward needs none")
     if isinstance(value, str):
         return value
-    if isinstance(value, bool | int | float):
-        return msgspec.json.encode(value).decode()
-    advice = "" if value is None else ". Lists and objects can travel as metadata (data.metadata_keys)"
+    if isinstance(value, bool | int | float | list | dict):
+        try:
+            return msgspec.json.encode(value).decode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise BadColumnError(f"{key!r} has no form in JSON", f"{key!r} has no form in JSON: {error}") from None
     raise BadColumnError(
-        f"{key!r} has the wrong type", f"{key!r} is {shown(value)}; expected a text or a number{advice}"
+        f"{key!r} has the wrong type", f"{key!r} is {shown(value)}; expected a text, a number, a list or an object"
     )
 
 

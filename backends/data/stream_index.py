@@ -102,7 +102,7 @@ def settings_digest(source: NamedSource, tokenizer_folder: Path, max_context: in
     """Of whatever decides what a row of this source becomes, but for the row."""
     digest, spec = blake2b(digest_size=16), parse_source(source.path)
     fields: dict[str, object] = msgspec.to_builtins(source.options)
-    for name in ("num_epochs", "shuffle", "skip_bad_rows", "prefetch_rows"):
+    for name in ("num_epochs", "shuffle", "skip_bad_rows", "skip_long_prompts", "prefetch_rows"):
         del fields[name]
     if source.options.num_retries_key is None:
         del fields["num_retries_key"]  # decides nothing; an index that was made without the key fits
@@ -196,7 +196,11 @@ def _built(folder: Path, indexing: Indexing, tell: Callable[[str], None]) -> Ind
 
 def _write_rows(path: Path, indexing: Indexing, tell: Callable[[str], None]) -> tuple[int, dict[str, int]]:
     source, spec = indexing.source, parse_source(indexing.source.path)
-    problems = Problems(skip=source.options.skip_bad_rows, skip_key="data.skip_bad_rows")
+    problems = Problems(
+        skip=source.options.skip_bad_rows,
+        skip_key="data.skip_bad_rows",
+        skip_long=source.options.skip_long_prompts,
+    )
     counted = Counted(indexing.file.scan())
     num_found = num_good = told = 0
     tell(f"indexing {source.name}: 0 %")

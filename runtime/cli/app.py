@@ -316,14 +316,13 @@ def convert(
 ) -> None:
     """Write the model of a run as a folder that transformers and engines load; or say what is wrong with a model.
 
-    [bold]penstock convert scenario SCRIPT[/]: what the arguments of a slime launch script are as a scenario.
+    [bold]penstock convert scenario SCRIPT[/]: what the arguments of a slime launch script are as a scenario; with
+    [bold]--check[/] what is not in it, and whether it is the same job.
     """
     if str(source) == "scenario" and out is not None and not source.exists():
-        from penstock.runtime.slime.convert import to_scenario
-        from penstock.runtime.slime.script import read_script
+        from penstock.runtime.cli.convert_script import convert_script
 
-        console.print(to_scenario(read_script(out), out.stem).text, markup=False, soft_wrap=True, end="")
-        return
+        raise typer.Exit(convert_script(out, console, is_check=check))
     if check == (out is not None):
         raise UserError("name either OUT, the folder to write, or --check, which writes nothing")
     from penstock.runtime.cli.convert import convert as write_model

@@ -24,6 +24,7 @@ MAPPED: Final = (
     "eval-max-prompt-len",
     "eval-input-key",
     "eval-label-key",
+    "eval-tool-key",
     SKIP_FIRST,
 )
 _NO_NAME: Final = re.compile(r"[^A-Za-z0-9._-]+")
@@ -73,6 +74,8 @@ def _datasets(flag: Flag | None, left: list[tuple[Flag, str]]) -> list[Plain]:
     """Names and paths take turns."""
     if flag is None:
         return []
+    if len(flag.values) == 1:
+        flag = flag._replace(values=("aime", *flag.values))  # as slime takes it
     if len(flag.values) % 2:
         left.append((flag, f"expected pairs of name and path, found {len(flag.values)} values"))
         return []

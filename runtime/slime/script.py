@@ -1,27 +1,27 @@
-"""The arguments of a launch script: flags with their values, in the order in which they stand.
+"""The arguments that a launch script gives to slime's training program, in the order in which they stand.
 
-Only what a shell does with plain scripts is done: comments, quotes, continued lines, arrays, ``X=…`` and ``${X:-…}``.
-Nothing is run. What comes of commands (``$(…)``) or of the environment stays as it is written, and is said.
+Nothing is run: :mod:`.shell` follows variables, arrays, loops and sourced files as bash does. What comes of other
+commands or of the environment stays as it is written, and is said.
 """
 
 from __future__ import annotations
 
-import math
 import re
-import shlex
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.runtime.errors import UserError
+from penstock.runtime.slime.shell import Shell
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
-_ASSIGNMENT: Final = re.compile(r"^\s*(?:export\s+)?([A-Za-z_]\w*)=([^(\s]\S*|\"[^\"]*\"|'[^']*')\s*$", re.MULTILINE)
-_VARIABLE: Final = re.compile(r"\$\{(\w+)(?::?-([^}]*))?\}|\$(\w+)")
+    from penstock.runtime.slime.expansion import Field
+
 _PROGRAMS: Final = ("train.py", "train_async.py")
-_PRODUCT: Final = re.compile(r"\$\(\(\s*(\d+(?:\s*\*\s*\d+)*)\s*\)\)")
-_FLAG: Final = re.compile(r"--([A-Za-z][\w-]*)(=?)(.*)", re.DOTALL)
-_ARRAY: Final = re.compile(r"\$\{\w+\[[@*]\]\}")
+_VARIABLE: Final = re.compile(r"\$\{?\w+\}?")
+"""Where a flag has its value already, and only the environment knows the variable, it may stand for further flags."""
+_FLAG: Final = re.compile(r"--([A-Za-z][\w.-]*)(=?)(.*)", re.DOTALL)
 
 
 class Flag(NamedTuple):
@@ -31,6 +31,15 @@ class Flag(NamedTuple):
     """Without the dashes."""
     values: tuple[str, ...]
     line: int
+    file: str = ""
+    """Where it stands, if it is not the script itself."""
+    unread: tuple[str, ...] = ()
+    """What of its values is not known here; they have that as it is written."""
+
+    @property
+    def place(self) -> str:
+        """``line 12``, with the file where it is another one."""
+        return f"{self.file} line {self.line}" if self.file else f"line {self.line}"
 
 
 class LaunchScript(NamedTuple):
@@ -38,99 +47,57 @@ class LaunchScript(NamedTuple):
 
     flags: tuple[Flag, ...]
     program: str
-    """``train.py`` or ``train_async.py``; empty where none is named."""
+    """``train.py`` or ``train_async.py``."""
+    unread: tuple[Flag, ...] = ()
+    """Places that could not be followed; ``values`` say why."""
+    path: Path | None = None
 
 
 def read_script(path: Path) -> LaunchScript:
     """
     Raises:
-        UserError: the file cannot be read, is no shell script, or has no flags.
+        UserError: the file cannot be read, is no shell script, or starts no training.
     """
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
-    variables: dict[str, str] = {}
-    for name, value in _ASSIGNMENT.findall(text):
-        variables[name] = _resolved(value.strip("\"'"), variables)
-    flags: list[Flag] = []
-    program = ""
-    for line, words in _statements(text, path):
-        own = _own_words(words)
-        program = next((name for name in _PROGRAMS for word in own if word.endswith(name)), program)
-        flags += _flags(own, variables, line)
+    shell = Shell(path, _PROGRAMS)
+    try:
+        shell.run(text, path)
+    except RecursionError:
+        raise UserError(f"{path}: brackets are nested too deep to be read") from None
+    if not shell.launches:
+        raise UserError(f"{path}: no command in it starts slime's {' or '.join(_PROGRAMS)}")
+    *earlier, launch = shell.launches
+    flags = _flags(launch.words[1:], path.name)
     if not flags:
-        raise UserError(f"{path}: there is not one --flag in it; expected a script that starts slime's train.py")
-    return LaunchScript(tuple(flags), program)
+        raise UserError(f"{path}:{launch.line}: there is not one --flag behind {launch.words[0].text}")
+    unread = [Flag("", (each.text,), each.line, _elsewhere(each.file, path.name)) for each in shell.problems]
+    unread += [
+        Flag("", ("starts a training too; only the last one of the script is converted",), each.line)
+        for each in earlier
+    ]
+    program = launch.words[0].text.rpartition("/")[2]
+    return LaunchScript(tuple(flags), program, tuple(unread), path)
 
 
-def _statements(text: str, path: Path) -> list[tuple[int, list[str]]]:
-    """Each logical line with the number of its first one; the elements of an array are lines of their own."""
-    statements: list[tuple[int, list[str]]] = []
-    parts: list[str] = []
-    first = 1
-    for number, line in enumerate(text.splitlines(), start=1):
-        if not parts:
-            first = number
-        is_continued = line.rstrip().endswith("\\")
-        parts.append(line.rstrip().removesuffix("\\"))
-        if is_continued:
-            continue
-        whole = " ".join(parts)
-        try:
-            words = shlex.split(whole, comments=True)
-        except ValueError:
-            continue  # a quoted text goes on on the next line
-        parts = []
-        if words:
-            statements.append((first, words))
-    if parts:
-        raise UserError(f"{path}:{first}: a quotation or a continued line that begins here never ends")
-    return statements
-
-
-def _own_words(words: list[str]) -> list[str]:
-    """What goes to the training program, and not to Ray or another command: elements of arrays, what stands behind
-    ``--`` or behind the program's name."""
-    if words[0].startswith("--") or "=(" in words[0] or words[0] == "(":
-        return words
-    if "--" in words:
-        return words[words.index("--") + 1 :]
-    return words if any(word.endswith(_PROGRAMS) for word in words) else []
-
-
-def _flags(words: list[str], variables: dict[str, str], line: int) -> list[Flag]:
+def _flags(words: Sequence[Field], script: str) -> list[Flag]:
     flags: list[Flag] = []
-    for word in map(_array_opened, words):
-        if not word or _ARRAY.fullmatch(word):
-            continue
-        if found := _FLAG.fullmatch(word):
+    for word in words:
+        found = _FLAG.fullmatch(word.text)
+        if found:
             name, has_value, value = found.groups()
-            flags.append(Flag(name, (_resolved(value, variables),) if has_value else (), line))
-        elif flags:
-            flags[-1] = flags[-1]._replace(values=(*flags[-1].values, _resolved(word, variables)))
-    return [_calculated(flag) for flag in flags]
+            file = _elsewhere(word.file, script)
+            flags.append(Flag(name, (value,) if has_value else (), word.line, file, word.unread))
+        elif flags and not (flags[-1].values and word.unread and _VARIABLE.fullmatch(word.text)):
+            last = flags[-1]
+            unread = tuple(dict.fromkeys((*last.unread, *word.unread)))
+            flags[-1] = last._replace(values=(*last.values, word.text), unread=unread)
+        elif word.unread:
+            flags.append(Flag("", (word.text,), word.line, _elsewhere(word.file, script), word.unread))
+    return flags
 
 
-def _array_opened(word: str) -> str:
-    """Without the brackets of an array that begins or ends with this word."""
-    _, is_first, rest = word.partition("=(")
-    word = rest if is_first else word.removeprefix("(")
-    return word.removesuffix(")") if "(" not in word and not word.endswith("))") else word
-
-
-def _calculated(flag: Flag) -> Flag:
-    """``$(( 2 * 1024 ))`` as the product that it is."""
-    found = _PRODUCT.fullmatch(" ".join(flag.values))
-    if found is None:
-        return flag
-    return flag._replace(values=(str(math.prod(int(factor) for factor in found[1].split("*"))),))
-
-
-def _resolved(word: str, variables: dict[str, str], depth: int = 4) -> str:
-    def value(match: re.Match[str]) -> str:
-        name, default, bare = match.groups()
-        return variables.get(name or bare, default if default is not None else match[0])
-
-    found = _VARIABLE.sub(value, word)
-    return found if found == word or not depth else _resolved(found, variables, depth - 1)
+def _elsewhere(file: str, script: str) -> str:
+    return "" if file == script else file

@@ -136,6 +136,35 @@ def test_skipping_bad_rows_does_not_move_a_slice(tmp_path: Path, tokenizer_folde
     assert dataset.num_skipped == 1
 
 
+def test_long_prompts_are_skipped_and_counted_where_that_is_allowed_and_nothing_else_is(
+    tmp_path: Path, tokenizer_folder: Path
+) -> None:
+    rows = write_lines(tmp_path / "rows.jsonl", {"prompt": "x" * 64}, {"prompt": "c"}, {"prompt": "y" * 99})
+    dataset = load(rows, tokenizer_folder, label_key=None, skip_long_prompts=True)
+    assert [dataset.prompt(row, 0).text for row in range(dataset.num_rows)] == ["c"]
+    assert dataset.num_skipped == 2
+    bad = write_lines(tmp_path / "bad.jsonl", {"prompt": "x" * 64}, {"prompt": "c"}, {"prompt": 7})
+    with pytest.raises(
+        DataError, match=r"bad.jsonl:3: 'prompt' is a number .* 1 more rows .* 1 × the prompt is too long"
+    ):
+        load(bad, tokenizer_folder, label_key=None, skip_long_prompts=True)
+    with pytest.raises(DataError, match=r"Leave long prompts out with data.skip_long_prompts: true"):
+        load(rows, tokenizer_folder, label_key=None)
+    none = write_lines(tmp_path / "none.jsonl", {"prompt": "x" * 64})
+    with pytest.raises(DataError, match="no usable row is left"):
+        load(none, tokenizer_folder, label_key=None, skip_long_prompts=True)
+
+
+@pytest.mark.parametrize(
+    ("label", "text"), [(["a", 1], '["a",1]'), ({"answer": {"x": None}}, '{"answer":{"x":null}}'), (2.5, "2.5")]
+)
+def test_a_label_that_is_no_text_is_one_in_json(
+    tmp_path: Path, tokenizer_folder: Path, label: object, text: str
+) -> None:
+    dataset = load(write_lines(tmp_path / "rows.jsonl", {"prompt": "a", "label": label}), tokenizer_folder)
+    assert dataset.prompt(0, 0).label == text
+
+
 GOOD = {"prompt": "a=", "label": "a"}
 
 
@@ -153,8 +182,7 @@ GOOD = {"prompt": "a=", "label": "a"}
         ({"prompt": 7, "label": ""}, "2", "'prompt' is a number (7); expected a text or a list of chat messages"),
         ({"prompt": None, "label": ""}, "2", "'prompt' is null"),
         ({"prompt": [{"role": "user"}], "label": ""}, "2", "set data.chat_template: true"),
-        ({"prompt": "x", "label": None}, "2", "'label' is null; expected a text or a number"),
-        ({"prompt": "x", "label": ["a"]}, "2", "'label' is a list (['a']); expected a text or a number. Lists"),
+        ({"prompt": "x", "label": None}, "2", "'label' is null; expected a text, a number, a list or an object"),
         ({"prompt": "é", "label": ""}, "2", "a character that the model does not know"),
         (
             {"prompt": "x" * 64, "label": ""},

@@ -21,6 +21,7 @@ KIND, COEFFICIENT = "moe_router_load_balancing_type", "moe_aux_loss_coeff"
     [
         {},
         {KIND: "none"},
+        {"moe_enable_deepep": True, "moe_token_dispatcher_type": "flex"},
         {KIND: "seq_aux_loss", COEFFICIENT: 0.01, "moe_z_loss_coeff": 0.001},
         {KIND: ["seq_aux_loss", "global_aux_loss"], COEFFICIENT: [0.01, 0.02]},
     ],
@@ -40,6 +41,7 @@ def test_losses_with_a_coefficient_each_are_taken(fields: dict[str, ConfigValue]
         ({KIND: ["aux_loss", "aux_loss"], COEFFICIENT: [0.1, 0.2]}, "each once"),
         ({"moe_expert_capacity_factor": 1.0}, "the learner would choose other experts than the engine"),
         ({"moe_input_jitter_eps": 0.1}, "the learner would choose other experts than the engine"),
+        ({"moe_enable_deepep": True, "moe_token_dispatcher_type": "alltoall"}, "moe_token_dispatcher_type: flex only"),
         ({"moe_enable_routing_replay": True}, "use learner.megatron.router_replay"),
     ],
 )

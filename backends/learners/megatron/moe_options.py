@@ -54,6 +54,8 @@ def _problems(options: MegatronOptions) -> Iterator[tuple[str, str]]:
     for name, reason in _REFUSED.items():
         if given.get(name) not in (None, False):
             yield name, f"cannot be set: {reason}"
+    if given.get("moe_enable_deepep") and given.get("moe_token_dispatcher_type") != "flex":
+        yield "moe_enable_deepep", "megatron-core takes it with moe_token_dispatcher_type: flex only; set that as well"
     if options.router_replay and given.get("moe_router_fusion"):
         yield "moe_router_fusion", f"its kernel takes no choice of experts, which {KEY}.router_replay gives; remove it"
     yield from _loss_problems(given.get(KIND, "none"), given.get(COEFFICIENT, 0.0))

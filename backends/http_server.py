@@ -112,7 +112,7 @@ def application(*, host: str, errors: Middleware, check_key: Middleware, bounds:
                 await request.read()  # which keeps it for the handler
         except TimeoutError:
             raise RequestError(408, "timeout", f"the body has not arrived within {bounds.body_s:g} s") from None
-        except (web.RequestPayloadError, ValueError) as error:
+        except (web.RequestPayloadError, ValueError, ConnectionError) as error:  # the last: the client has gone
             raise RequestError(400, "invalid_request", f"the body cannot be read: {error}") from None
         return await handler(request)
 

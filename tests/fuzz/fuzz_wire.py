@@ -1,23 +1,14 @@
-"""A fuzzer for the decoders of every inbox, guided by coverage: ``python fuzz_wire.py -runs=20000 FOLDER``.
-
-A process of its own, because libFuzzer ends the one it runs in. Anything but a ``WireError`` is a finding and makes the
-exit code differ from 0. The folder takes the frames that reach something new.
-"""
-
-# atheris has no types:
-# pyright: reportAttributeAccessIssue=false, reportUnknownMemberType=false, reportMissingTypeStubs=false
+"""A fuzzer for the decoders of every inbox: anything but a ``WireError`` is a finding."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
-import atheris
+import msgspec
+from fuzzing import fuzz, instrumented
 
-with atheris.instrument_imports(include=["penstock.messages"]):
-    from penstock.messages.arrays import pack_floats, pack_tokens
-    from penstock.messages.flow import SampleGenerated
+with instrumented("penstock.messages"):
     from penstock.messages.inboxes import (
         BufferWire,
         EngineWorkerWire,
@@ -28,12 +19,14 @@ with atheris.instrument_imports(include=["penstock.messages"]):
         SupervisorWire,
         WeightPublisherWire,
     )
-    from penstock.messages.samples import Completed, Part, Prompt, Sample, SampleKey, VersionSpan
     from penstock.messages.wire import Envelope, Header, InboxDecoder, WireError, encode_pack
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from penstock.messages.base import Event
 
+GOLDEN = Path(__file__).parents[1] / "unit" / "golden_events.json"
 UNIONS: tuple[Any, ...] = (
     BufferWire,
     EngineWorkerWire,
@@ -47,11 +40,13 @@ UNIONS: tuple[Any, ...] = (
 DECODERS: list[InboxDecoder[Event]] = [InboxDecoder(union) for union in UNIONS]
 
 
-def good_frame() -> bytes:
-    part = Part(tokens=pack_tokens([1, 2]), logprobs=pack_floats([0.0, 0.0]), spans=(VersionSpan(0, 2),))
-    sample = Sample(key=SampleKey(0, 0), engine="engine/0", parts=(part,), outcome=Completed())
-    event = SampleGenerated(sample=sample, group_size=1, prompt=Prompt(row=0, epoch=0, tokens=pack_tokens([3])))
-    return encode_pack([Envelope(Header("engine/0", 1, 1, 1, 0), event)])
+def good_frames() -> Iterator[bytes]:
+    """One of each event that travels."""
+    golden = msgspec.json.decode(GOLDEN.read_bytes(), type=dict[str, str])
+    for union, decoder in zip(UNIONS, DECODERS, strict=True):
+        for event in get_args(union):
+            read = decoder.decode_event(bytes.fromhex(golden[event.__name__]))
+            yield encode_pack([Envelope(Header("engine/0", 1, 1, 1, 0), read)])
 
 
 def decode(data: bytes) -> None:
@@ -67,8 +62,5 @@ def decode(data: bytes) -> None:
 
 
 if __name__ == "__main__":
-    corpus = Path(sys.argv[-1])
-    (corpus / "good").write_bytes(good_frame())
-    (corpus / "unknown").write_bytes(good_frame().replace(b"SampleGenerated", b"SampleGeneratde"))
-    atheris.Setup(sys.argv, decode)
-    atheris.Fuzz()
+    frames = list(good_frames())
+    fuzz(decode, [*frames, b"".join(frames[:2]), frames[0].replace(b"type", b"typo")])

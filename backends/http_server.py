@@ -168,8 +168,8 @@ async def listen(
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Not what the parser says about a client, with a traceback for each request that is none."""
-    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
+    """Not what the parser says about a client, with a traceback for each request or body that is none."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError | web.RequestPayloadError)
 
 
 _LOG.addFilter(_is_ours)

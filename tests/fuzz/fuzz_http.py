@@ -195,7 +195,7 @@ class Servers:
             line.settimeout(SILENT_S)
             while data := line.recv(65536):
                 answer += data
-        found = re.match(rb"HTTP/1\.[01] (\d{3}) ", answer)
+        found = re.match(rb"HTTP/\d\.\d (\d{3}) ", answer)
         assert not answer or found, (where, raw, answer)
         assert found is None or int(found.group(1)) < 500, (where, raw, answer)
         assert b"Traceback" not in answer, (where, raw, answer)

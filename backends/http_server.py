@@ -112,13 +112,24 @@ def application(*, host: str, errors: Middleware, check_key: Middleware, bounds:
                 await request.read()  # which keeps it for the handler
         except TimeoutError:
             raise RequestError(408, "timeout", f"the body has not arrived within {bounds.body_s:g} s") from None
-        except (web.RequestPayloadError, ValueError, ConnectionError) as error:  # the last: the client has gone
+        except (web.RequestPayloadError, ValueError) as error:
             raise RequestError(400, "invalid_request", f"the body cannot be read: {error}") from None
         return await handler(request)
 
     return web.Application(
-        client_max_size=bounds.max_body_bytes, middlewares=[errors, check_head, check_key, read_body]
+        client_max_size=bounds.max_body_bytes, middlewares=[_let_go, errors, check_head, check_key, read_body]
     )
+
+
+@web.middleware
+async def _let_go(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Whoever goes away, within the body or the answer, is told nothing and is nothing to log."""
+    try:
+        return await handler(request)
+    except ConnectionError:
+        if request.transport is not None and not request.transport.is_closing():
+            raise
+        return web.Response(status=499)
 
 
 async def listen(

@@ -121,7 +121,7 @@ DAPO = [
 
 @pytest.mark.parametrize(("response", "label", "is_right"), DAPO)
 def test_dapo_compares_the_last_answer(response: str, label: str, is_right: bool) -> None:
-    assert dapo_reward(response, label) == {"reward": 1.0 if is_right else -1.0, "acc": float(is_right)}
+    assert dapo_reward(response, label) == {"score": 1.0 if is_right else -1.0, "acc": float(is_right)}
 
 
 DEEPSCALER = [

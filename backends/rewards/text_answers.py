@@ -53,7 +53,9 @@ _UNIT: Final = re.compile(
 """Behind a number; other words may change it (``34 thousand``)."""
 _ARTICLE: Final = re.compile(r"^an?\s+(?=\d)")
 _FORMULA: Final = re.compile(r"([^$]*)\$([^$]+)\$([^$]*)")
-_NOT_ONLY_THAT: Final = re.compile(r"\d|\b(?:not?|nor|n?either|never|or|than|least|most|between)\b|n['\u2019]t\b", re.IGNORECASE)
+_NOT_ONLY_THAT: Final = re.compile(
+    r"\d|\b(?:not?|nor|n?either|never|or|than|least|most|between)\b|n['\u2019]t\b", re.IGNORECASE
+)
 """Beside a formula: what says that it is not the answer, or not all of it."""
 
 
@@ -112,9 +114,9 @@ def _several(label: str, name: str) -> Sequence[str]:
 def gpqa_reward(response: str, label: str, metadata: Mapping[str, object]) -> float:
     r"""1 for the right letter of a multiple-choice question, else 0.
 
-    The answer is the letter in the last ``\boxed{…}``, alone or before ``.``, ``:`` or ``)`` and its text; else behind the
-    last ``answer is`` or ``Answer:``; else the last letter that has a line to itself. The label is the letter, or the text of one of the row's ``choices`` (a list under
-    ``data.metadata_keys``), which are lettered in their order.
+    The answer is the letter in the last ``\boxed{…}``, alone or before ``.``, ``:`` or ``)`` and its text; else behind
+    the last ``answer is`` or ``Answer:``; else the last letter that has a line to itself. The label is the letter, or
+    the text of one of the row's ``choices`` (a list under ``data.metadata_keys``), which are lettered in their order.
     """
     wanted = _label_letter(label, metadata)
     return float(_letter(response) == wanted)
@@ -154,10 +156,10 @@ def _label_letter(label: str, metadata: Mapping[str, object]) -> str:
 def dapo_reward(response: str, label: str) -> dict[str, float]:
     r"""1 where the last ``Answer: …`` at the response's end equals the label, else -1; ``acc`` is 1 or 0 beside it.
 
-    Answers are equal as numbers (``0.5``, ``1/2``, ``\frac{1}{2}``; ``1,000`` and ``1000``; a unit behind one of the two
-    says nothing) or, without spaces, dollar signs, ``\text`` and such, as texts. Of words with one ``$…$`` among them that
-    is the answer; of an equation the last side, where no other says another number. A label that is no integer is compared
-    like any other. The entry with the reward is called as in slime and verl.
+    Answers are equal as numbers (``0.5``, ``1/2``, ``\frac{1}{2}``; ``1,000`` and ``1000``; a unit behind one of the
+    two says nothing) or, without spaces, dollar signs, ``\text`` and such, as texts. Of words with one ``$…$`` among them
+    that is the answer; of an equation the last side, where no other is another number. A label that is no integer is
+    compared like any other.
     """
     if not label.strip():
         raise NoRewardError("the row has no label, and the reward 'dapo' compares with it (data.label_key)")

@@ -1,5 +1,5 @@
 """A fuzzer for the HTTP servers of a run: the gateway of an engine with its sessions, the front door before it, a
-judge's engine, ``/metrics``. Whoever comes and whatever is asked: no answer of 5xx, no error in the log, no traceback."""
+judge's engine, ``/metrics``. Whoever comes, whatever is asked: no answer of 5xx, no error in the log, no traceback."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from prometheus_client import CollectorRegistry, Counter
 
 with instrumented("penstock.backends.episodes", "penstock.backends.http_server", "penstock.backends.engines.judging"):
     from penstock.backends.data.options import DataOptions
-    from penstock.backends.engines.judging.backend import Asked
     from penstock.backends.engines.judging.drawing import Question
     from penstock.backends.engines.judging.server import ROUTE, JudgeServer
     from penstock.backends.engines.judging.settings import JudgingSettings
@@ -52,6 +51,7 @@ from penstock.messages.samples import Completed, Part, Prompt, Purpose, SampleKe
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from penstock.backends.engines.judging.backend import Asked
     from penstock.backends.protocol import Emit, Fail
     from penstock.messages.base import Metric
     from penstock.messages.commands import EngineCommand
@@ -61,20 +61,34 @@ WAIT_S = 60.0
 SILENT_S = 0.2
 """After so long without a byte the client goes away: half a request has no answer."""
 CONTEXT = 4096
-SAID = ("yes", "It is 42.", cases.CALL, "<tool_call>\n{", '<tool_call>\n{"name": 7}\n</tool_call>', "", "<think>\n", "\ufffd")
+SAID = (
+    "yes", "It is 42.", cases . CALL, "<tool_call>\n{", '<tool_call>\n{"name": 7}\n</tool_call>', "", "<think>\n",
+    "\ufffd",
+)  # fmt: skip
 WORDS = (
-    "role", "content", "user", "assistant", "system", "tool", "tool_calls", "function", "name", "arguments", "id", "type",
-    "text", "messages", "model", "stream", "n", "stop", "max_tokens", "temperature", "logprobs", "tools", "tool_choice",
-    "tool_call_id", "prompt", "reward", "components", "outcome", "detail", "metadata", "wait_s", "completed", "infra_error",
-    "seed", "image_url", "response_format", "json_object", "auto", "hello", cases.QUESTION, "<|im_end|>", "</think>",
-    "<tool_call>", "</tool_call>", "\x00", "\x1b[2J", "\n", "é", "日本", "{{", "%", '"', "\\", "",
+    "role", "content", "user", "assistant", "system", "tool", "tool_calls", "function", "name", "arguments", "id",
+    "type", "text", "messages", "model", "stream", "n", "stop", "max_tokens", "temperature", "logprobs", "tools",
+    "tool_choice", "tool_call_id", "prompt", "reward", "components", "outcome", "detail", "metadata", "wait_s",
+    "completed", "infra_error", "seed", "image_url", "response_format", "json_object", "auto", "hello",
+    cases . QUESTION, "<|im_end|>", "</think>", "<tool_call>", "</tool_call>", "\x00", "\x1b[2J", "\n", "é", "日本",
+    "{{", "%", '"', "\\", "",
 )  # fmt: skip
 HEADERS = (
     "Content-Type: application/json", "Content-Type: text/plain; charset=utf-16", "Content-Encoding: gzip",
-    "Transfer-Encoding: chunked", "Expect: 100-continue", "Origin: http://evil.example", "Origin: null", "Accept: */*",
-    "Accept: application/openmetrics-text; version=x", "Accept-Encoding: gzip, deflate", "Range: bytes=0-", "Cookie: a=b",
-    "Idempotency-Key: \xe9", "X-Penstock-Session: 0-aa", "Content-Length: 3", "Upgrade: websocket", "Host: [::1",
-    "Authorization: Basic eDp5", "Authorization: Bearer \xff", "X: " + "x" * 9000,
+    "Transfer-Encoding: chunked", "Expect: 100-continue", "Origin: http://evil.example", "Origin: null",
+    "Accept: */*", "Accept: application/openmetrics-text; version=x", "Accept-Encoding: gzip, deflate",
+    "Range: bytes=0-", "Cookie: a=b", "Idempotency-Key: \xe9", "X-Penstock-Session: 0-aa", "Content-Length: 3",
+    "Upgrade: websocket", "Host: [::1", "Authorization: Basic eDp5", "Authorization: Bearer \xff", "X: " + "x" * 9000,
+)  # fmt: skip
+
+
+SETTINGS = (
+    "stream", "n", "stop", "max_tokens", "tools", "tool_choice", "response_format", "logprobs", "temperature",
+    "stream_options", "max_completion_tokens", "top_logprobs", "user", "seed",
+)  # fmt: skip
+PATHS = (
+    "/", "/metrics", "/sessions", "/sessions/open?wait_s=nan", "/sessions/../v1/models", "/status", ROUTE, "/v1/models",
+    "/sessions/0-a%00/finish", "/sessions/%ff/v1/models", "//", "*", "http://h/", "/%",
 )  # fmt: skip
 
 
@@ -242,7 +256,9 @@ def message(draw: Draw) -> object:
     found["content"] = draw.text(WORDS, max_pieces=3) if draw.number(0, 3) else draw.value(WORDS)
     if draw.number(0, 3) == 0:
         function = {"name": draw.value(WORDS, 0), "arguments": draw.value(WORDS, 1)}
-        found["tool_calls"] = [{"id": "1", "type": "function", "function": function}] if draw.flag() else draw.value(WORDS)
+        found["tool_calls"] = (
+            [{"id": "1", "type": "function", "function": function}] if draw.flag() else draw.value(WORDS)
+        )
     return found
 
 
@@ -250,8 +266,7 @@ def chat(draw: Draw) -> dict[str, object]:
     asked: dict[str, object] = {"model": "tiny", "messages": [message(draw) for _ in range(draw.number(0, 3))]}
     if draw.flag():
         asked["messages"] = [{"role": "user", "content": "hi"}]
-    for name in ("stream", "n", "stop", "max_tokens", "tools", "tool_choice", "response_format", "logprobs", "temperature",
-                 "stream_options", "max_completion_tokens", "top_logprobs", "user", "seed"):  # fmt: skip
+    for name in SETTINGS:
         if draw.number(0, 7) == 0:
             asked[name] = draw.value(WORDS)
     if draw.flag():
@@ -278,10 +293,12 @@ def body_of(draw: Draw, kind: str) -> bytes:
         asked = {"model": "tiny", "prompt": draw.value(WORDS), "max_tokens": 5, "stream": draw.flag()}
     elif kind == "judge":
         asked = {"messages": [message(draw)], "max_tokens": draw.pick((1, 5, 2**40)), "seed": draw.value(WORDS, 0)}
-        asked = asked if draw.flag() else {**asked, "messages": [{"role": "user", "content": draw.text(WORDS)}], "seed": 3}
+        asked = (
+            asked if draw.flag() else {**asked, "messages": [{"role": "user", "content": draw.text(WORDS)}], "seed": 3}
+        )
     elif kind == "finish":
         asked = {"outcome": draw.pick(("completed", "truncated", "policy_error", "infra_error", None)),
-                 "reward": draw.value(WORDS, 0), "components": {draw.text(WORDS, max_pieces=2): draw.pick((1.0, 1e300))},
+                 "reward": draw.value(WORDS, 0), "components": {draw.text(WORDS, max_pieces=2): 1e300},
                  "detail": draw.text(WORDS), "metadata": draw.value(WORDS)}  # fmt: skip
         asked = {name: value for name, value in asked.items() if draw.flag()}
     body = msgspec.json.encode(asked)
@@ -296,13 +313,14 @@ def check(data: bytes) -> None:
     if where in ("gateway", "door") and draw.number(0, 3):
         name = running.session()
         for _ in range(draw.number(1, 3)):
-            kind, path = draw.pick((("chat", "v1/chat/completions"), ("complete", "v1/completions"), ("finish", "finish")))
+            kind, path = draw.pick(
+                (("chat", "v1/chat/completions"), ("complete", "v1/completions"), ("finish", "finish"))
+            )
             running.ask(where, request("POST", f"/sessions/{name}/{path}", body_of(draw, kind), key))
         running.ask("gateway", request("POST", f"/sessions/{name}/finish", b'{"outcome":"infra_error"}', running.key))
         return
     method = draw.pick(("GET", "POST", "PUT", "HEAD", "OPTIONS", "CONNECT", "TRACE", "é", "get"))
-    path = draw.pick(("/", "/metrics", "/sessions", "/sessions/open?wait_s=nan", "/sessions/../v1/models", "/status", ROUTE,
-                      "/v1/models", "/sessions/0-a%00/finish", "/sessions/%ff/v1/models", "//", "*", "http://h/", "/%"))  # fmt: skip
+    path = draw.pick(PATHS)
     kind = "judge" if where == "judge" else "chat"
     if where == "judge" and draw.flag():
         method, path = "POST", ROUTE

@@ -23,10 +23,10 @@ OPTIONS = (
 )
 PARSERS = tuple(VerdictParser(options) for options in OPTIONS)
 WORDS = (
-    "yes", "no", "Yes", "NO", "not", "n't", "\n", "\r\n", "\u2028", " ", ".", "!", ":", "'", '"', "**", "`", "-", "\u2013",
-    "verdict:", "Final answer:", "my ", "the ", "Score:", "Score: 10", "Score: 1", "score:", "0", "1", "10", "9.5", "1e1",
-    "/10", "/ 10", "/100", "%", "inf", "nan", "-1", "[[A]]", "[[B]]", "good", "not good", "</think>", "<think>",
-    "The student wrote ", "\u0660", "\u212a", "ı", "ſ", "\x00",
+    "yes", "no", "Yes", "NO", "not", "n't", "\n", "\r\n", "\u2028", " ", ".", "!", ":", "'", '"', "**", "`", "-",
+    "\u2013", "verdict:", "Final answer:", "my ", "the ", "Score:", "Score: 10", "Score: 1", "score:", "0", "1", "10",
+    "9.5", "1e1", "/10", "/ 10", "/100", "%", "inf", "nan", "-1", "[[A]]", "[[B]]", "good", "not good", "</think>",
+    "<think>", "The student wrote ", "\u0660", "\u212a", "\u0131", "\u017f", "\x00",
 )  # fmt: skip
 
 
@@ -43,8 +43,7 @@ class Answered:
 def worth(parser: VerdictParser, said: str) -> float | None:
     try:
         return parser.verdict(said)
-    except NoRewardError as error:
-        assert len(str(error)) < 2000
+    except NoRewardError:
         return None
 
 
@@ -82,7 +81,7 @@ def check_quoted(response: str) -> None:
 
 def check_reply(answer: object) -> None:
     judge = JudgeReward(OPTIONS[0], Surroundings())
-    judge._client = Answered(answer)  # type: ignore[assignment] # noqa: SLF001  # pyright: ignore
+    judge._client = Answered(answer)  # type: ignore[assignment] # pyright: ignore
     given = {"prompt": "p", "label": "l", "response": "r", "group_id": 0, "index": 0}
     try:
         found = asyncio.run(judge(**given))

@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 CPU_S = 2.0
 LABELS = ("72", r"\frac{1}{2}", "x^2+1", "(1, 2)", "50\\%", "x=3", r"\text{red}", "[0, 1)", "10^{-3}", "#### 5")
 WORDS = (
-    "\\boxed{", "}", "{", "(", ")", "[", "]", "1", "2", "7", "72", "0.5", "10", "x", "y", "n", "+", "-", "*", "/", "^", "_", "=",
-    "<", ">", "\\ne ", "\\neq", "\\le ", "\\ge", "\\frac", "\\frac{1}{2}", "\\sqrt", "\\sqrt{2}", "\\pi", "e", "i", "!", "%", "\\%",
-    "$", "$$", "\\(", "\\)", "\\[", "\\]", "\\text{", "\\mathrm{", "\\left(", "\\right)", "\\cdot", "\\times", "\\div", "\\pm",
-    "\\infty", "\\cup", "\\in", "\\sin", "\\log_", "\\binom{", "\\sum_{", "\\int", "\\lim", "\\begin{pmatrix}", "&", "\\\\",
-    "\\end{pmatrix}", "|", ",", ";", ":", ".", "...", " ", "\n", "and", "or", "answer is", "^\\circ", "\\degree", "km", "\u221e", "√",
-    "½", "²", "−", "²", "日", "\x00", "True", "None", "lambda", "oo", "zoo", "nan", "I", "</think>", "####", "1,000", "1e9", "0x1",
+    "\\boxed{", "}", "{", "(", ")", "[", "]", "1", "2", "7", "72", "0.5", "10", "x", "y", "n", "+", "-", "*", "/",
+    "^", "_", "=", "<", ">", "\\ne ", "\\neq", "\\le ", "\\ge", "\\frac", "\\frac{1}{2}", "\\sqrt", "\\sqrt{2}",
+    "\\pi", "e", "i", "!", "%", "\\%", "$", "$$", "\\(", "\\)", "\\[", "\\]", "\\text{", "\\mathrm{", "\\left(",
+    "\\right)", "\\cdot", "\\times", "\\div", "\\pm", "\\infty", "\\cup", "\\in", "\\sin", "\\log_", "\\binom{",
+    "\\sum_{", "\\int", "\\lim", "\\begin{pmatrix}", "&", "\\\\", "\\end{pmatrix}", "|", ",", ";", ":", ".", "...",
+    " ", "\n", "and", "or", "answer is", "^\\circ", "\\degree", "km", "\u221e", "√", "½", "²", "−", "²", "日", "\x00",
+    "True", "None", "lambda", "oo", "zoo", "nan", "I", "</think>", "####", "1,000", "1e9", "0x1",
 )  # fmt: skip
 
 
@@ -37,7 +38,9 @@ def _end(signum: int, frame: FrameType | None) -> None:
 def check(data: bytes) -> None:
     draw = Draw(data)
     inside = draw.text(WORDS)
-    text = draw.pick(("{}", "so \\boxed{{{}}}", "</think> \\boxed{{{}}}", "</think> it is ${}$", "\\boxed{{{}")).format(inside)
+    text = draw.pick(("{}", "so \\boxed{{{}}}", "</think> \\boxed{{{}}}", "</think> it is ${}$", "\\boxed{{{}")).format(
+        inside
+    )
     name, others = draw.pick((("math", {"truncated": False}), ("boxed_math", {}), ("deepscaler", {})))
     signal.signal(signal.SIGPROF, _end)
     signal.setitimer(signal.ITIMER_PROF, CPU_S)

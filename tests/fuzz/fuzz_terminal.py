@@ -23,10 +23,10 @@ UNSAFE = re.compile(
 )
 OURS = re.compile(r"\x1b\[[0-9;]*m")
 WORDS = (
-    "\x1b", "\x1b[2J", "\x1b]0;t\x07", "\x1b]52;c;YQ==\x1b\\", "\x1b]8;;http://x\x1b\\", "\x9b", "\x9d", "\x90", "\x07", "\x08",
-    "\r", "\n", "\t", "\x00", "\x7f", "\x85", "\u2028", "\u202e", "\u2066", "\ud800", "\udfff", "a", " ", "日", "é", "\u0301",
-    "[red]", "[/]", "[link=file:///x]", "[bold", "\\[", "[@click=x]", ":smile:", "http://u:p@h/", "https://", "@", "://",
-    "\\x1b", "%s", "%", "…",
+    "\x1b", "\x1b[2J", "\x1b]0;t\x07", "\x1b]52;c;YQ==\x1b\\", "\x1b]8;;http://x\x1b\\", "\x9b", "\x9d", "\x90",
+    "\x07", "\x08", "\r", "\n", "\t", "\x00", "\x7f", "\x85", "\u2028", "\u202e", "\u2066", "\ud800", "\udfff", "a",
+    " ", "日", "é", "\u0301", "[red]", "[/]", "[link=file:///x]", "[bold", "\\[", "[@click=x]", ":smile:",
+    "http://u:p@h/", "https://", "@", "://", "\\x1b", "%s", "%", "…",
 )  # fmt: skip
 FORMATTER = LogFormatter("%(levelname)s %(message)s")
 
@@ -37,7 +37,15 @@ def printed(draw: Draw, text: str, other: str) -> None:
     tree = Tree(escape(text))
     tree.add(Text(other, style="bold"))
     marked = f"[bold]{escape(text)}[/] [dim]{escape(other)}[/]"
-    everything = (marked, escape(text), Text(other), table, tree, Panel(Text(text), title=escape(other)), Rule(escape(other)))
+    everything = (
+        marked,
+        escape(text),
+        Text(other),
+        table,
+        tree,
+        Panel(Text(text), title=escape(other)),
+        Rule(escape(other)),
+    )
     is_coloured = draw.flag()
     file = io.StringIO()
     width = draw.number(4, 120)

@@ -84,7 +84,9 @@ class Draw:
     def long_text(self, words: Sequence[str]) -> str:
         """:data:`LONG` characters: the same few again and again between two ends."""
         unit = self.text(words, max_pieces=3) or " "
-        return f"{self.text(words, max_pieces=2)}{(unit * (LONG // len(unit) + 1))[:LONG]}{self.text(words, max_pieces=2)}"
+        return (
+            f"{self.text(words, max_pieces=2)}{(unit * (LONG // len(unit) + 1))[:LONG]}{self.text(words, max_pieces=2)}"
+        )
 
     def value(self, words: Sequence[str], depth: int = 3) -> object:
         """Something that JSON can say."""

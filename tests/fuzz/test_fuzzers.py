@@ -12,7 +12,14 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-NUM_RUNS = {"fuzz_http": 100, "fuzz_judge": 1500, "fuzz_maths": 150, "fuzz_rewards": 300, "fuzz_terminal": 300, "fuzz_wire": 20_000}
+NUM_RUNS = {
+    "fuzz_http": 100,
+    "fuzz_judge": 1500,
+    "fuzz_maths": 150,
+    "fuzz_rewards": 300,
+    "fuzz_terminal": 300,
+    "fuzz_wire": 20_000,
+}
 MINUTES = float(os.environ.get("PENSTOCK_FUZZ_MINUTES", "10"))
 SPARE_S = 600
 """For imports, and for a machine that is busy."""

@@ -157,7 +157,7 @@ def dapo_reward(response: str, label: str) -> dict[str, float]:
     r"""1 where the last ``Answer: …`` at the response's end equals the label, else -1; ``acc`` is 1 or 0 beside it.
 
     Answers are equal as numbers (``0.5``, ``1/2``, ``\frac{1}{2}``; ``1,000`` and ``1000``; a unit behind one of the
-    two says nothing) or, without spaces, dollar signs, ``\text`` and such, as texts. Of words with one ``$…$`` among them
+    two says nothing) or, without spaces, dollar signs, ``\text`` and such, as texts. Of words around one ``$…$``
     that is the answer; of an equation the last side, where no other is another number. A label that is no integer is
     compared like any other.
     """

@@ -48,7 +48,7 @@ _THOUSANDS: Final = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _UNIT: Final = re.compile(
     r"(?:(?i:square|sq\.?|cubic)?(?:[ckm]?m|k?g|gm|km/h|mph|(?i:units?|meters?|inch(?:es)?|feet|foot|miles?|grams?|pounds?|"
     r"hours?|minutes?|seconds?|days?|dollars?|cents?|degrees?|points?|ways?|integers?|digits?|edges?|meals?|students?|"
-    r"multiples?))(?:\^\{?[23]\}?)?|\^\{?\\circ\}?|°|(?:st|nd|rd|\^?\{?th\}?))$"
+    r"multiples?))(?:\^\{?[23]\}?)?|\^\{?\\circ\}?|°|(?:st|[nr]d|\^?\{?th\}?))$"
 )
 """Behind a number; other words may change it (``34 thousand``)."""
 _ARTICLE: Final = re.compile(r"^an?\s+(?=\d)")

@@ -187,6 +187,10 @@ NO_COUNTERPART: Final[Mapping[str, str]] = {
     "eval-max-context-len": "model.max_context holds for everything",
     "eval-min-new-tokens": "answers end where they end",
     "custom-eval-rollout-log-function-path": "figures of an evaluation are reported in any case; there is no hook",
+    "rollout-sample-hook-path": "its uses have places of their own: docs/from_slime.md",
+    "custom-model-provider-path": "models come from checkpoints, by their config.json; there is no function for one",
+    "custom-update-weight-post-write-path": "weights.transport: disk needs a file system that shows every node what "
+    "was written; the other transports write no files",
     "custom-megatron-init-path": "the learner's own code is not a place for functions",
     "custom-megatron-before-log-prob-hook-path": "the learner's own code is not a place for functions",
     "custom-megatron-before-train-step-hook-path": "the learner's own code is not a place for functions",

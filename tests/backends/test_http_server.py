@@ -11,10 +11,12 @@ import threading
 import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
+from unittest.mock import Mock
 
 import msgspec
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -229,6 +231,22 @@ def test_a_client_that_breaks_off_within_its_body_leaves_no_traceback(
             assert status_of(line.recv(65536)) in (400, 401)
     assert status_of(server.ask(request(b"{}", b"Connection: close"))) == 200  # by then it has seen that the other left
     assert [record.exc_text for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+@pytest.mark.parametrize("has_left", [True, False])
+def test_a_client_that_leaves_within_its_answer_is_let_go_and_nobody_else(*, has_left: bool) -> None:
+    transport = Mock(is_closing=Mock(return_value=has_left))
+    asked = make_mocked_request("GET", "/", transport=transport)
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        raise ConnectionResetError("Cannot write to closing transport")
+
+    let_go, *_ = application(host="127.0.0.1", errors=answer_errors, check_key=answer_errors).middlewares
+    if has_left:
+        assert asyncio.run(let_go(asked, answer)).status == 499
+    else:
+        with pytest.raises(ConnectionResetError):  # of another connection: to an engine, say
+            asyncio.run(let_go(asked, answer))
 
 
 @pytest.mark.parametrize("host", [b"127.0.0.1", b"localhost:8470", b"LOCALHOST", b"[::1]:9", b"127.9.9.9:1"])

@@ -43,7 +43,8 @@ T = TypeVar("T")
 
 def instrumented(*packages: str) -> AbstractContextManager[None]:
     """Modules of these packages that are imported within are those whose coverage guides the fuzzer."""
-    return atheris.instrument_imports(include=list(packages))
+    guided: AbstractContextManager[None] = atheris.instrument_imports(include=list(packages))
+    return guided
 
 
 class Draw:

@@ -117,8 +117,19 @@ def application(*, host: str, errors: Middleware, check_key: Middleware, bounds:
         return await handler(request)
 
     return web.Application(
-        client_max_size=bounds.max_body_bytes, middlewares=[errors, check_head, check_key, read_body]
+        client_max_size=bounds.max_body_bytes, middlewares=[_let_go, errors, check_head, check_key, read_body]
     )
+
+
+@web.middleware
+async def _let_go(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Whoever goes away, within the body or the answer, is told nothing and is nothing to log."""
+    try:
+        return await handler(request)
+    except ConnectionError:
+        if request.transport is not None and not request.transport.is_closing():
+            raise
+        return web.Response(status=499)
 
 
 async def listen(
@@ -168,8 +179,8 @@ async def listen(
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Not what the parser says about a client, with a traceback for each request that is none."""
-    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
+    """Not what the parser says about a client, with a traceback for each request or body that is none."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError | web.RequestPayloadError)
 
 
 _LOG.addFilter(_is_ours)

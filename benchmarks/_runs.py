@@ -7,6 +7,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+from penstock.benchmarks._progress import wait_for
 from penstock.runtime.observability.summary import read_summary
 from penstock.runtime.observability.trackers import read_activity, read_steps
 
@@ -52,8 +53,11 @@ def run(
     file.write_text(scenario)
     command = [sys.executable, "-m", "penstock.runtime.cli", "run", str(file), f"run.folder={folder}", *overrides]
     variables = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, env=variables, check=False)
-    if done.returncode:
-        raise RuntimeError(f"exit code {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+    with (folder / "output.txt").open("w+") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=variables)
+        code = wait_for(process, RUN_TIMEOUT_S, "the run")
+        output.seek(0)
+        if code:
+            raise RuntimeError(f"exit code {code}\n{output.read()[-4000:]}")
     (made,) = (path.parent for path in folder.glob("*/summary.json"))
     return FinishedRun(made)

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.backends.learners.objectives.advantages import generalized_token_advantages
+from penstock.benchmarks._progress import in_turn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,7 +84,7 @@ def main(argv: list[str] | None = None) -> int:
     table = Table("longest", "tokens", "recurrence ms", "scan ms", "ratio", title=f"GAE of {given.samples} responses")
     for column in table.columns:
         column.justify = "right"
-    for longest in given.lengths:
+    for longest in in_turn(given.lengths, "responses of up to {:,} tokens".format):
         num_tokens, plain_s, scan_s = measure(longest, given.samples, given.repetitions)
         table.add_row(
             f"{longest:,}", f"{num_tokens:,}", f"{plain_s * 1e3:.1f}", f"{scan_s * 1e3:.1f}", f"{plain_s / scan_s:.1f}×"

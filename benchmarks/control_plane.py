@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.backends.stores.sqlite import MEMORY_VARIABLE
+from penstock.benchmarks._progress import repeated
 from penstock.benchmarks._runs import FinishedRun, run
 from penstock.messages.names import BUFFER
 
@@ -118,12 +119,13 @@ def measure(*, repetitions: int, num_steps: int, variants: Sequence[Variant] = V
     """Run every variant in turn."""
     rates: dict[str, list[Rate]] = {variant.name: [] for variant in variants}
     with tempfile.TemporaryDirectory() as parent:
-        for repetition in range(repetitions):
-            for number, variant in enumerate(variants):
-                folder = Path(parent) / f"{repetition}-{number}"
-                overrides = (f"run.num_steps={num_steps}", *variant.overrides)
-                environment = {MEMORY_VARIABLE: ":memory:"} if variant.in_memory else {}
-                rates[variant.name].append(rate_of(run(SCENARIO, overrides, folder, environment=environment)))
+        by_name = {variant.name: variant for variant in variants}
+        for repetition, name in repeated(repetitions, by_name):
+            variant = by_name[name]
+            folder = Path(parent) / f"{repetition}-{variants.index(variant)}"
+            overrides = (f"run.num_steps={num_steps}", *variant.overrides)
+            environment = {MEMORY_VARIABLE: ":memory:"} if variant.in_memory else {}
+            rates[name].append(rate_of(run(SCENARIO, overrides, folder, environment=environment)))
     pairs = zip(rates[VARIANTS[0].name], rates.get(IN_MEMORY.name, []), strict=False)
     losses = [1 - on_disk.groups_per_s / in_memory.groups_per_s for on_disk, in_memory in pairs]
     return ControlPlaneReport(

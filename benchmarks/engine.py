@@ -41,6 +41,7 @@ from penstock.backends.engines.torch.engine import EngineSettings, TorchEngine
 from penstock.backends.engines.torch.requests import GenerationRequest
 from penstock.backends.models.make import PAD_ID, SYMBOLS, character_tokenizer, make_model
 from penstock.backends.models.terminal import quiet_transformers
+from penstock.benchmarks._progress import in_turn
 from penstock.messages.arrays import pack_tokens
 
 if TYPE_CHECKING:
@@ -214,7 +215,11 @@ def _measure(workload: Workload, folder: Path, generator: _Generator, repetition
     generate_s: dict[int, list[float]] = {size: [] for size in workload.chunk_sizes}
     engine_s: list[tuple[float, float]] = []
     num_rounds = max(1, TIMED_TOKENS // workload.num_tokens)
-    for repetition in range(-1, repetitions):  # the first one warms both sides up and is not counted
+
+    def what(number: int) -> str:
+        return f"{workload.name}, {'once before any counts' if number < 0 else f'repetition {number + 1}'}"
+
+    for repetition in in_turn(range(-1, repetitions), what):  # the first one warms both sides up and is not counted
         for chunk_size, times in generate_s.items():
             times.append(_timed(num_rounds, partial(_generate_all, generator, workload, chunk_size))[0])
         engine_s.append(_timed(num_rounds, partial(_decode_all, engine, workload, repetition)))

@@ -24,6 +24,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from penstock.benchmarks._progress import repeated
 from penstock.benchmarks._runs import FinishedRun, run
 from penstock.messages.samples import TerminalState
 from penstock.runtime.hosts.virtual.simulate import Simulation
@@ -89,6 +90,10 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
         return (self.trained_tokens + self.evaluated_tokens) / self.wall_s
 
 
+WITHOUT: Final = "without evaluations"
+EVALUATING: Final = "with evaluations"
+
+
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
     """Both arms of one comparison."""
 
@@ -145,13 +150,12 @@ def _virtual_arm(binds: str, seed: int, num_steps: int, *, evaluates: bool) -> A
 
 def real_cost(*, repetitions: int, num_steps: int) -> Cost:
     """With the embedded engine and learner; arms in turn, medians."""
-    arms: dict[bool, list[Arm]] = {False: [], True: []}
+    arms: dict[str, list[Arm]] = {WITHOUT: [], EVALUATING: []}
     with tempfile.TemporaryDirectory() as parent:
-        for repetition in range(repetitions):
-            for evaluates, found in arms.items():
-                overrides = (f"run.num_steps={num_steps}", *(REAL_EVALUATION if evaluates else ()))
-                found.append(_real_arm(run(REAL, overrides, Path(parent) / f"{repetition}-{evaluates}")))
-    return Cost(without=_median(arms[False]), evaluating=_median(arms[True]))
+        for repetition, name in repeated(repetitions, arms):
+            overrides = (f"run.num_steps={num_steps}", *(REAL_EVALUATION if name == EVALUATING else ()))
+            arms[name].append(_real_arm(run(REAL, overrides, Path(parent) / f"{repetition}-{name}")))
+    return Cost(without=_median(arms[WITHOUT]), evaluating=_median(arms[EVALUATING]))
 
 
 def _real_arm(finished: FinishedRun) -> Arm:
@@ -204,8 +208,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     costs = {
         f"virtual, {binds} bind, seed {seed}": virtual_cost(binds, seed=seed)
-        for binds in BINDS
-        for seed in range(options.seeds)
+        for seed, binds in repeated(options.seeds, BINDS)
     }
     if options.real:
         costs["real"] = real_cost(repetitions=options.repetitions, num_steps=options.steps)

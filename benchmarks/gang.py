@@ -21,6 +21,7 @@ from penstock.backends.learners.gang.channel import Channel, Parcel
 from penstock.backends.learners.gang.node_line import NodeLine
 from penstock.backends.learners.gang.node_words import ToRanks, decode_order, encode_node_word
 from penstock.backends.learners.gang.words import Order, decode_launcher_word, encode_word
+from penstock.benchmarks._progress import in_turn
 from penstock.messages.arrays import LOGPROB_BYTES, TOKEN_BYTES
 from penstock.messages.commands import Train
 from penstock.messages.samples import Completed, Group, Part, Prompt, Reward, Sample, SampleKey, VersionSpan
@@ -133,7 +134,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--repetitions", type=int, default=7)
     given = parser.parse_args(arguments)
     order = order_of(given.groups, given.samples, given.tokens)
-    passages = [measure(order) for _ in range(given.repetitions)]
+    passages = [measure(order) for _ in in_turn(range(given.repetitions), lambda number: f"repetition {number + 1}")]
     encode_ms, write_ms, send_ms, read_ms = (1e3 * statistics.median(part) for part in zip(*passages, strict=True))
     console = Console()
     console.print(f"{len(encode_word(order)) / 1e6:.1f} MB, {given.groups} × {given.samples} samples of {given.tokens}")

@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.benchmarks._hop import CALLEE, Callee, Taker, ZmqReceiver, message
+from penstock.benchmarks._progress import repeated
 from penstock.messages.inboxes import BufferWire
 from penstock.messages.wire import InboxDecoder, encode_pack
 from penstock.runtime.hosts.ray.cluster import RayCluster, make_temp_folder, prepare_environment
@@ -200,9 +201,9 @@ def measure(*, repetitions: int, num_messages: int) -> HopReport:
         for arm, _ in arms.values():
             arm.carry(WINDOW)
         found: dict[str, list[float]] = {name: [] for name in arms}
-        for _ in range(repetitions):
-            for name, (arm, count) in arms.items():
-                found[name].append(cost_us(arm, count - count % WINDOW))
+        for _, name in repeated(repetitions, arms):
+            arm, count = arms[name]
+            found[name].append(cost_us(arm, count - count % WINDOW))
     finally:
         cluster.stop(is_orderly=True)
     return HopReport(

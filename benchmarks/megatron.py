@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 from rich.console import Console
 from rich.table import Table
 
+from penstock.benchmarks._progress import in_turn
 from penstock.benchmarks.ranks import make_batch
 
 if TYPE_CHECKING:
@@ -98,7 +99,8 @@ def measure_rank(work: Work) -> Found:
     minimal = _loop_step(_trainable(work, options, gang), options, groups, gang)
     spent: dict[str, list[Spent]] = {"learner": [], "loop": []}
     figures: dict[str, float] = {}
-    for number in range(WARM_UP_STEPS + work.num_steps):
+    steps = range(WARM_UP_STEPS + work.num_steps)
+    for number in in_turn(steps, lambda number: f"step {number + 1} of learner and loop") if work.rank == 0 else steps:
         # The first of two that follow each other finds other caches than the second.
         order = ("learner", "loop") if number % 2 else ("loop", "learner")
         for name in order:

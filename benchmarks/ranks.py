@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.backends.data.lines import lines_row
+from penstock.benchmarks._progress import in_turn
 from penstock.messages.arrays import pack_floats, pack_tokens
 from penstock.messages.samples import Completed, Group, Part, Prompt, Reward, Sample, SampleKey, VersionSpan
 
@@ -163,7 +164,7 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         make_model(cast("ModelSize", given.model), Path(folder), seed=0)
         rates: list[tuple[float, float]] = []
-        for layout, num_ranks in cases:
+        for layout, num_ranks in in_turn(cases, lambda case: f"{case[0]}, {case[1]} rank(s)"):
             spent = measure(layout, num_ranks, folder, num_batches=given.batches, max_tokens=given.max_tokens)
             rates.append((spent.num_tokens / spent.cpu_s, spent.num_tokens / spent.wall_s))
             shares = [f"{one / other:.2f}" for one, other in zip(rates[-1], rates[0], strict=True)]

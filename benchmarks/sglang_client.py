@@ -42,6 +42,7 @@ from penstock.backends.engines.sglang.server_options import command_line, defaul
 from penstock.backends.engines.sglang.settings import ServerSettings
 from penstock.backends.models.make import make_model
 from penstock.benchmarks._bench_serving import RUN_TIMEOUT_S, WAYS, WITH_LOGPROBS, Load, Target, bench_serving
+from penstock.benchmarks._progress import in_turn
 from penstock.messages.arrays import pack_tokens
 from penstock.runtime.errors import UserError
 
@@ -165,12 +166,12 @@ async def _measure(target: Target, load: Load, repetitions: int, seed: int) -> C
             # What is slow the first time is so for none of the runs that count; these have no warm-up of their own,
             # because its CPU time would count.
             await _drive(generator, load, config.vocab_size, seed)
-            for way in WAYS:
+            for way in in_turn(WAYS, "{}, once before anything counts".format):
                 await bench.drive(load, way, seed)
             runs: dict[str, list[Run]] = {client: [] for client in (PENSTOCK, *WAYS)}
             order = list(runs)
             for repetition in range(repetitions):
-                for client in order:
+                for client in in_turn(order, f"{{}}, repetition {repetition + 1} of {repetitions}".format):
                     if client == PENSTOCK:
                         await SglangControl(http).flush_cache(wait_s=60.0)
                         work, pid = _drive(generator, load, config.vocab_size, seed + repetition), os.getpid()

@@ -27,6 +27,7 @@ from penstock.backends.data.dataset import load_dataset
 from penstock.backends.data.options import DataOptions
 from penstock.backends.data.streamed import StreamedRows
 from penstock.backends.models.make import make_model
+from penstock.benchmarks._progress import in_turn
 from penstock.messages.base import Value
 from penstock.messages.commands import FetchPrompts, PromptRequest
 from penstock.messages.local import LocalEvent, PromptsFetched
@@ -123,7 +124,7 @@ def _compare(folder: Path, num_rows: int, num_prompts: int) -> int:
     for factor in (1, GROWTH):
         path = folder / f"rows{factor}.jsonl"
         write_rows(path, factor * num_rows)
-        for kind in ("memory", "stream"):
+        for kind in in_turn(("memory", "stream"), f"{factor * num_rows:,} rows, in {{}}".format):
             command = [sys.executable, "-m", __name__, "--prompts", str(num_prompts)]
             command += ["--one", str(path), str(model), kind]
             out = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout

@@ -18,6 +18,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from rich.console import Console
 from rich.table import Table
 
+from penstock.benchmarks._progress import in_turn
 from penstock.messages.arrays import pack_floats, pack_tokens
 from penstock.messages.base import Metric
 from penstock.messages.commands import Send
@@ -104,7 +105,7 @@ def measure(folder: Path, num_calls: int, repetitions: int) -> dict[str, list[fl
     }
     measured: dict[str, list[float]] = {name: [] for name in things}
     empty: list[float] = []
-    for _ in range(repetitions):
+    for _ in in_turn(range(repetitions), lambda number: f"repetition {number + 1}"):
         empty.append(_time(lambda calls: _watch(calls, None, is_empty=True), num_calls))
         for name, thing in things.items():
             measured[name].append(_time(thing, num_calls))

@@ -21,6 +21,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from penstock.benchmarks._progress import repeated
 from penstock.benchmarks._runs import FinishedRun, run
 from penstock.messages.names import LEARNER, is_engine
 from penstock.messages.training import Activity
@@ -108,10 +109,9 @@ def measure(*, repetitions: int, num_steps: int) -> UtilisationReport:
     """Run the policies in turn."""
     arms: dict[str, list[Arm]] = {policy: [] for policy in POLICIES}
     with tempfile.TemporaryDirectory() as parent:
-        for repetition in range(repetitions):
-            for policy in POLICIES:
-                overrides = (f"staleness.policy={policy}", f"run.num_steps={num_steps}")
-                arms[policy].append(arm_of(run(SCENARIO, overrides, Path(parent) / f"{repetition}-{policy}")))
+        for repetition, policy in repeated(repetitions, POLICIES):
+            overrides = (f"staleness.policy={policy}", f"run.num_steps={num_steps}")
+            arms[policy].append(arm_of(run(SCENARIO, overrides, Path(parent) / f"{repetition}-{policy}")))
     medians = {policy: _median(found) for policy, found in arms.items()}
     return UtilisationReport(
         arms=medians,

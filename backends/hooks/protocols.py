@@ -82,6 +82,8 @@ class AdvantageInput(NamedTuple):
     """int64 ``[N]``: versions between the one that made the token and the one that is trained; −1 for recorded ones."""
     kl: Tensor | None
     """float32 ``[N]``: estimate of the KL to the reference, with ``kl_in: reward``; else None."""
+    values: Tensor | None
+    """float32 ``[N]``: of the critic, before the first step of the batch; None without one."""
     groups: tuple[Group, ...]
     """Where rewards are from, with everything that is known of the samples. The ``S`` are, group by group, its samples
     and then those of ``group.counted``, of which no token is trained."""
@@ -93,7 +95,8 @@ class AdvantageFunction(Protocol):
 
     def __call__(self, given: AdvantageInput, options: ObjectiveOptions, /) -> Tensor:
         """A finite number for each token ``[N]``; ``given.samples.spread`` makes it of one for each sample. What a
-        teacher takes off, and whitening, come after it."""
+        teacher takes off, and whitening, come after it. With a critic it is return − value, as that of ``gae`` is: the
+        critic learns to predict the sum of both."""
         ...
 
 

@@ -154,15 +154,16 @@ class BatchTokens:
         rewarded = RewardedSamples(self.rewards, self.group_ids, samples, self._of_objective(positions), components)
         found = None
         if (function := self.options.advantage_function) is not None:
-            found = advantages_by(function, self.advantage_input(positions, kl), self.options)
+            found = advantages_by(function, self.advantage_input(positions, kl, values), self.options)
         return token_estimates(rewarded, self.options, kl=kl, values=values, reverse_kl=reverse_kl, found=found)
 
-    def advantage_input(self, positions: Tensor, kl: Tensor | None) -> AdvantageInput:
+    def advantage_input(self, positions: Tensor, kl: Tensor | None, values: Tensor | None) -> AdvantageInput:
         """A copy of what is known of the tokens of the objective, for the user's function.
 
         Args:
             positions: of all tokens among those of their samples ``[N]``.
             kl: of the tokens of the objective, where there is one.
+            values: the same.
         """
         return AdvantageInput(
             rewards=self.rewards.clone(),
@@ -172,6 +173,7 @@ class BatchTokens:
             rollout_logprobs=self._of_objective(self.rollout).cpu().clone(),
             staleness=self._of_objective(self.staleness).cpu().clone(),
             kl=None if kl is None else kl.clone(),
+            values=None if values is None else values.clone(),
             groups=self.groups,
             version=self.version,
         )

@@ -16,7 +16,7 @@ from penstock.backends.rewards.boxes import boxed_answers
 from penstock.backends.rewards.functions import NoRewardError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from penstock.backends.rewards.wire import RewardCall
 
@@ -30,6 +30,10 @@ BOXED: Final = tuple(f"{BOXED_PREFIX}{name}" for name in ("math", "gpqa", "f1", 
 themselves.)"""
 REASONING_GYM: Final = ("reasoning_gym", f"{BOXED_PREFIX}reasoning_gym")
 """What the extra of that name is needed for."""
+KEYS: Final[Mapping[str, tuple[str, ...]]] = {
+    "dapo": ("score", "acc"), **dict.fromkeys(("ifbench", "boxed_ifbench"), ("reward", "followed"))
+}  # fmt: skip
+"""Of those that return a dictionary: what can be the reward (``reward.key``). The others return a number."""
 BUILT_IN: Final = (*IN_PROCESS, *IN_WORKERS, *BOXED, *OF_THE_BACKEND)
 
 

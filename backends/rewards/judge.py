@@ -3,6 +3,7 @@
 Invariants:
 
 * What is put into the template is never looked at again for placeholders: a response cannot ask for the label.
+* Nor can a response end the judge's thinking: where a judge repeats it, all that the judge said before still counts.
 * An answer without a verdict gives no reward, whatever the response was like: that is the judge's doing.
 
 | waits for | who ends it |
@@ -55,6 +56,8 @@ Give a short reason. Then write yes if the answer is right, or no if it is not, 
 MAX_SHOWN_CHARACTERS: Final = 120
 MAX_LINE_CHARACTERS: Final = 400
 """Of a line that may be a verdict."""
+_OF_THE_POLICY: Final = ("response", "conversation")
+_THOUGHT_END_SHOWN: Final = "<\\/think>"
 _DECORATION: Final = r"[\s*_`\"'#.!()\[\]{}<>$|]"
 _LABEL: Final = (
     r"(?:(?:my\s+|the\s+)?(?:final\s+|overall\s+)?"
@@ -167,6 +170,8 @@ def filled(template: str, given: Mapping[str, object]) -> str:
         if name == FENCE:
             return fence
         found = given[name]
+        if name in _OF_THE_POLICY:
+            return str(found).replace(THOUGHT_END, _THOUGHT_END_SHOWN)
         if not dot:
             return str(found)
         columns = cast("dict[str, object]", found) if isinstance(found, dict) else {}

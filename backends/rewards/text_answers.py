@@ -39,11 +39,24 @@ _LETTER_SAID: Final = re.compile(
 )
 _LETTER_ALONE: Final = re.compile(r"^[ \t]{0,8}[*($]{0,4}([A-Z])[*)$.:]{0,4}[ \t]{0,8}$", re.MULTILINE)
 _BARE_LETTER: Final = re.compile(r"\(?\s*([A-Za-z])\s*\)?[.:]?")
+_CHOICE: Final = re.compile(r"(?i:option|choice)?\s{0,4}[($]?\s{0,4}([A-Za-z])\s{0,4}(?:[).:$].*)?")
 _WRAPPED: Final = re.compile(r"\\(?:text|mathrm|mathbf|textbf|mbox)\s*\{([^{}]*)\}")
 _FRACTION: Final = re.compile(r"(-?)\\[dt]?frac\s*(?:\{\s*(-?\d{1,60})\s*\}|(\d))\s*(?:\{\s*(\d{1,60})\s*\}|(\d))")
 _RATIO: Final = re.compile(r"([+-]?\d{1,60})\s*/\s*(\d{1,60})", re.ASCII)
 _DECIMAL: Final = re.compile(r"[+-]?(?:\d{1,60}(?:\.\d{0,60})?|\.\d{1,60})", re.ASCII)
 _THOUSANDS: Final = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
+_UNIT: Final = re.compile(
+    r"(?:(?i:square|sq\.?|cubic)?(?:[ckm]?m|k?g|gm|km/h|mph|(?i:units?|meters?|inch(?:es)?|feet|foot|miles?|grams?|pounds?|"
+    r"hours?|minutes?|seconds?|days?|dollars?|cents?|degrees?|points?|ways?|integers?|digits?|edges?|meals?|students?|"
+    r"multiples?))(?:\^\{?[23]\}?)?|\^\{?\\circ\}?|°|(?:st|[nr]d|\^?\{?th\}?))$"
+)
+"""Behind a number; other words may change it (``34 thousand``)."""
+_ARTICLE: Final = re.compile(r"^an?\s+(?=\d)")
+_FORMULA: Final = re.compile(r"([^$]*)\$([^$]+)\$([^$]*)")
+_NOT_ONLY_THAT: Final = re.compile(
+    r"\d|\b(?:not?|nor|n?either|never|or|than|least|most|between)\b|n['\u2019]t\b", re.IGNORECASE
+)
+"""Beside a formula: what says that it is not the answer, or not all of it."""
 
 
 # --- f1 -------------------------------------------------------------------------------------------------------
@@ -101,24 +114,27 @@ def _several(label: str, name: str) -> Sequence[str]:
 def gpqa_reward(response: str, label: str, metadata: Mapping[str, object]) -> float:
     r"""1 for the right letter of a multiple-choice question, else 0.
 
-    The answer is the letter in the last ``\boxed{…}``; else behind the last ``answer is`` or ``Answer:``; else the last
-    letter that has a line to itself. The label is the letter, or the text of one of the row's ``choices`` (a list under
-    ``data.metadata_keys``), which are lettered in their order.
+    The answer is the letter in the last ``\boxed{…}``, alone or before ``.``, ``:`` or ``)`` and its text; else behind
+    the last ``answer is`` or ``Answer:``; else the last letter that has a line to itself. The label is the letter, or
+    the text of one of the row's ``choices`` (a list under ``data.metadata_keys``), which are lettered in their order.
     """
     wanted = _label_letter(label, metadata)
     return float(_letter(response) == wanted)
 
 
 def _letter(response: str) -> str | None:
+    response = _WRAPPED.sub(r"\1", response)
     boxes = boxed_answers(response)
     if boxes:
-        inside = _BARE_LETTER.fullmatch(_WRAPPED.sub(r"\1", boxes[-1]).strip())
+        inside = _CHOICE.fullmatch(boxes[-1].strip())
         return inside[1].upper() if inside else None
     said = list(_LETTER_SAID.finditer(response))
     if said:
         return next(letter for letter in said[-1].groups() if letter).upper()
-    alone = _LETTER_ALONE.findall(response)
-    return alone[-1] if alone else None
+    if alone := _LETTER_ALONE.findall(response):
+        return alone[-1]
+    whole = _CHOICE.fullmatch(response.strip())  # as of boxed_gpqa
+    return whole[1].upper() if whole else None
 
 
 def _label_letter(label: str, metadata: Mapping[str, object]) -> str:
@@ -140,14 +156,16 @@ def _label_letter(label: str, metadata: Mapping[str, object]) -> str:
 def dapo_reward(response: str, label: str) -> dict[str, float]:
     r"""1 where the last ``Answer: …`` at the response's end equals the label, else -1; ``acc`` is 1 or 0 beside it.
 
-    Answers are equal as numbers (``0.5``, ``1/2``, ``\frac{1}{2}``; ``1,000`` and ``1000``) or, without spaces, dollar
-    signs, ``\text`` and such, as texts. A label that is no integer is compared like any other.
+    Answers are equal as numbers (``0.5``, ``1/2``, ``\frac{1}{2}``; ``1,000`` and ``1000``; a unit behind one of the
+    two says nothing) or, without spaces, dollar signs, ``\text`` and such, as texts. Of words around one ``$…$``
+    that is the answer; of an equation the last side, where no other is another number. A label that is no integer is
+    compared like any other.
     """
     if not label.strip():
         raise NoRewardError("the row has no label, and the reward 'dapo' compares with it (data.label_key)")
     found = _ANSWER_LINE.findall(response[-DAPO_TAIL_CHARACTERS:])
     right = bool(found) and same_answer(found[-1], label)
-    return {"reward": DAPO_RIGHT if right else DAPO_WRONG, "acc": float(right)}
+    return {"score": DAPO_RIGHT if right else DAPO_WRONG, "acc": float(right)}
 
 
 def same_answer(one: str, other: str) -> bool:
@@ -155,22 +173,39 @@ def same_answer(one: str, other: str) -> bool:
     first, second = _plain(one), _plain(other)
     if first == second:
         return bool(first)
-    numbers = _number(first), _number(second)
-    return numbers[0] is not None and numbers[0] == numbers[1]
+    left, right = _number(first), _number(second)
+    if right is not None and left is None:
+        left = _number(_UNIT.sub("", first))
+    elif left is not None and right is None:
+        right = _number(_UNIT.sub("", second))
+    return left is not None and left == right
 
 
 def _plain(answer: str) -> str:
-    text = answer.strip()
+    text = _ARTICLE.sub("", answer.strip()).replace("\\$", "").replace("{,}", ",")
     boxes = boxed_answers(text)
     if boxes:
         text = boxes[-1]
+    text = _last_side(text)
+    if (formula := _FORMULA.fullmatch(text)) and not _NOT_ONLY_THAT.search(f"{formula[1]} {formula[3]}"):
+        text = _last_side(formula[2])
+    return _without_marks(text)
+
+
+def _without_marks(text: str) -> str:
     text = _WRAPPED.sub(r"\1", text)
-    for mark in ("$", "\\!", "\\,", "\\ ", "\\left", "\\right", "**", " "):
+    for mark in ("$", "\\!", "\\,", "\\;", "\\ ", "\\left", "\\right", "**", '"', " "):
         text = text.replace(mark, "")
     text = text.replace("\\%", "%").replace("−", "-").replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
     text = _THOUSANDS.sub("", text).rstrip(".。,;")
-    text = text.removeprefix("\\(").removesuffix("\\)")
-    return text.rpartition("=")[2] if re.match(r"[A-Za-z]=", text) else text
+    return text.removeprefix("\\(").removesuffix("\\)")
+
+
+def _last_side(text: str) -> str:
+    """Of an equation; the whole text where another side is another number, or where it is none."""
+    *others, last = text.split("=")
+    numbers = {_number(_without_marks(side)) for side in (*others, last)} - {None}
+    return text if any(side[-1:] in ("<", ">", "!", ":") for side in others) or len(numbers) > 1 else last
 
 
 def _number(text: str) -> Fraction | None:

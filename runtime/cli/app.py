@@ -489,12 +489,15 @@ def check_function(
             "postprocess, advantage, loss, reduction, importance, conversion, rollout_log, step_log, weight_names.",
         ),
     ],
+    reward_key: Annotated[
+        str | None, typer.Option(metavar="NAME", help="As reward.key: the entry of a dictionary that is the reward.")
+    ] = None,
     timeout: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Of each check.")] = 20.0,
 ) -> None:
     """Call a function of yours with usual and awkward inputs, and check what it returns as a run would."""
     from penstock.runtime.cli.check import check_hook
 
-    raise typer.Exit(check_hook(function, kind, console, timeout_s=timeout))
+    raise typer.Exit(check_hook(function, kind, console, timeout_s=timeout, reward_key=reward_key))
 
 
 @environments.command(

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 SIGNS = {"passed": "[green]passed[/]", "failed": "[bold red]failed[/]", "note": "[yellow]note[/]"}
 
 
-def check_hook(spec: str, kind: str, console: Console, *, timeout_s: float) -> int:
+def check_hook(spec: str, kind: str, console: Console, *, timeout_s: float, reward_key: str | None = None) -> int:
     """Check it, and show what came of that; the exit code.
 
     Raises:
-        UserError: there is no such kind, or no such file.
+        UserError: there is no such kind, or no such file; a key is given of what is no reward.
     """
     known = OTHER_NAMES.get(kind, kind)
     if known not in KINDS:
@@ -38,7 +38,9 @@ def check_hook(spec: str, kind: str, console: Console, *, timeout_s: float) -> i
         split_spec(spec)
     except UserCodeError as error:
         raise UserError(str(error)) from None
-    findings = check_function(spec, known, timeout_s=timeout_s)
+    if reward_key is not None and known not in ("reward", "group_reward"):
+        raise UserError(f"--reward-key {reward_key}: a function of kind {known} returns no dictionary with a reward")
+    findings = check_function(spec, known, timeout_s=timeout_s, reward_key=reward_key)
     console.print(f"{escape(spec)} as [bold]{known}[/] ({KINDS[known].key}): {KINDS[known].is_of}", soft_wrap=True)
     console.print(_table(findings))
     num_failed = sum(finding.state == "failed" for finding in findings)

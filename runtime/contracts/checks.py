@@ -55,14 +55,16 @@ class CallTimeoutError(ValueError):
 class Checks:
     """Collects the findings about one function."""
 
-    def __init__(self, spec: str, *, timeout_s: float) -> None:
+    def __init__(self, spec: str, *, timeout_s: float, reward_key: str | None = None) -> None:
         """
         Args:
             spec: ``file.py:function``, or the name of something built in.
             timeout_s: of each call.
+            reward_key: ``reward.key`` of the scenario.
         """
         self.spec = spec
         self.timeout_s = timeout_s
+        self.reward_key = reward_key
         self.findings: list[Finding] = []
         self.path = split_spec(spec)[0] if ":" in spec else Path(spec)
 

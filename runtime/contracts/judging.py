@@ -67,7 +67,7 @@ def check_reward(checks: Checks) -> None:
 
     def check(response: str, *, label: str, metadata: bytes, truncated: bool) -> str | None:
         call = _reward_call(response, label=label, metadata=metadata, truncated=truncated)
-        found, note = _answered(loaded, call, lambda returned: judged(1, 0.0, returned))
+        found, note = _answered(loaded, call, lambda returned: judged(1, 0.0, returned, checks.reward_key))
         values.append(cast("Judged", found).value)
         return note
 
@@ -97,7 +97,7 @@ def check_group_reward(checks: Checks) -> None:
             call = GroupCall(1, checks.timeout_s, samples)
 
             def read(returned: object, call: GroupCall = call) -> object:
-                found = group_judged(call, 0.0, returned)
+                found = group_judged(call, 0.0, returned, checks.reward_key)
                 for each in found.samples:
                     if isinstance(each, CallFailed):
                         raise ContractError(each.reason)

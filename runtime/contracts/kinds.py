@@ -50,15 +50,16 @@ OTHER_NAMES: Final[Mapping[str, str]] = {
 }
 
 
-def check_function(spec: str, kind: str, *, timeout_s: float) -> list[Finding]:
+def check_function(spec: str, kind: str, *, timeout_s: float, reward_key: str | None = None) -> list[Finding]:
     """Every check of a function of this kind (or of one of its other names).
 
     Args:
         spec: ``file.py:function``.
         kind: one of :data:`KINDS`.
         timeout_s: of each check.
+        reward_key: of a reward that returns dictionaries, the entry that is it (``reward.key``).
     """
-    checks = Checks(spec, timeout_s=timeout_s)
+    checks = Checks(spec, timeout_s=timeout_s, reward_key=reward_key)
     _contract(OTHER_NAMES.get(kind, kind))(checks)
     return checks.findings
 

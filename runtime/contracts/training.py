@@ -265,7 +265,8 @@ def _batch(groups: tuple[Group, ...]) -> TrainBatch:
 def _advantage_input(groups: tuple[Group, ...]) -> AdvantageInput:
     batch = _batch(groups)
     positions = torch.from_numpy(np.concatenate([sequence.positions for sequence in batch.sequences]))
-    return _known(groups).advantage_input(positions, None)
+    known = _known(groups)
+    return known.advantage_input(positions, None, torch.full_like(known.rollout, 0.25))
 
 
 def _known(groups: tuple[Group, ...]) -> BatchTokens:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from penstock.backends.rewards.builtin import BUILT_IN
+from penstock.backends.rewards.builtin import BUILT_IN, KEYS
 from penstock.backends.rewards.functions import NAMES, REWARD
 from penstock.backends.rewards.functions_asked import CHOSEN, JUDGE, REMOTE, asked_functions
 from penstock.runtime.scenario.own_judge_rules import own_judge_rules
@@ -141,6 +141,9 @@ def _learnt_components(s: Scenario, reward: RewardOptions) -> Iterator[Broken]:
 def _function(s: Scenario, path: KeyPath, function: FunctionOptions) -> Iterator[Broken]:
     if function.per_group and not is_user_code(function.function) and function.function in SINGLE:
         yield (*path, "per_group"), f"'{function.function}' sees one sample; set it to false, or remove it"
+    keys = KEYS.get(function.function)
+    if function.key is not None and keys is not None and function.key not in keys:
+        yield (*path, "key"), f"what '{function.function}' returns has {' and '.join(keys)}, and no '{function.key}'"
     if (penalty := function.length_penalty) is not None:
         cache, limit = penalty.cache_tokens or 0, penalty.max_tokens or 0
         if cache > limit:

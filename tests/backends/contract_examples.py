@@ -32,6 +32,14 @@ async def slow_reward(response: str) -> dict[str, float]:
     return {"reward": min(1.0, len(response) / 100), "length": len(response)}
 
 
+def totals(response: str) -> dict[str, float]:
+    return {"total": min(1.0, len(response) / 100), "length": len(response)}
+
+
+def totals_of_group(responses: list[str]) -> list[dict[str, float]]:
+    return [totals(response) for response in responses]
+
+
 def ranked(responses: list[str]) -> list[float]:
     return [sum(len(other) < len(own) for other in responses) / len(responses) for own in responses]
 

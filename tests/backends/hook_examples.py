@@ -43,6 +43,11 @@ def group_advantages(given: AdvantageInput, options: ObjectiveOptions) -> Tensor
     return given.samples.spread(found)
 
 
+def less_the_values(given: AdvantageInput, options: ObjectiveOptions) -> Tensor:
+    assert given.values is not None
+    return given.samples.spread(given.rewards) - given.values.double()
+
+
 def mean_over_samples(given: ReductionInput, options: ObjectiveOptions) -> Tensor:
     return 1.0 / (given.tokens_per_sample.clamp(min=1) * len(given.tokens_per_sample))
 

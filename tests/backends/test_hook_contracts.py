@@ -98,6 +98,25 @@ def test_a_wrong_function_fails_the_check_that_is_about_its_fault(name: str, kin
     assert any(story in finding.story for finding in failed), failed
 
 
+@pytest.mark.parametrize(("name", "kind"), [("totals", "reward"), ("totals_of_group", "group_reward")])
+def test_a_reward_in_a_dictionary_is_found_by_the_key_of_the_scenario(name: str, kind: str) -> None:
+    spec = f"{HERE / 'contract_examples.py'}:{name}"
+    right, wrong, without = (
+        [each.story for each in check_function(spec, kind, timeout_s=20.0, reward_key=key) if each.state == "failed"]
+        for key in ("total", "totl", None)
+    )
+    assert right == []
+    assert any("a dict without 'totl'; its keys are list ['total'" in story for story in wrong)
+    assert any("a dict without 'reward' or 'score'" in story for story in without)
+
+
+def test_a_key_is_for_rewards_only() -> None:
+    command = ["check", "hook", f"{HERE / 'contract_examples.py'}:varied", "--as", "filter", "--reward-key", "total"]
+    failed = CliRunner().invoke(app, command)
+    assert failed.exit_code != 0
+    assert "--reward-key total: a function of kind filter returns no dictionary" in str(failed.exception)
+
+
 @pytest.mark.parametrize(("name", "kind"), [("hangs", "reward"), ("endless", "generate")])
 def test_a_function_that_hangs_fails_by_the_deadline(name: str, kind: str) -> None:
     failed = [finding for finding in findings(name, kind, timeout_s=0.1) if finding.state == "failed"]

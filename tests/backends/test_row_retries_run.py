@@ -4,6 +4,7 @@ that always raises is played as often as its row says, and once more."""
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from collections import Counter
 from typing import TYPE_CHECKING, Final
@@ -73,8 +74,13 @@ def test_an_episode_that_always_fails_is_played_as_often_as_its_row_says(tmp_pat
     }
     with sqlite3.connect(run.ledger) as connection:
         causes = {cause for (cause,) in connection.execute("SELECT cause FROM samples WHERE sample_index = 0")}
+        reasons = list(connection.execute("SELECT cause, num_samples, example FROM reason_counts"))
     connection.close()
     assert causes == {"generation_failed"}
+    assert sum(num_samples for _, num_samples, _ in reasons) == len(OWN)
+    for cause, _, example in reasons:
+        assert cause == "generation_failed"
+        assert re.match(r"ConnectionError: the tool is down \(mine\.py:\d+\)", example), example
     report = audit_ledger(run.ledger)
     assert report.findings == ()
     assert {(count.state, count.num_samples) for count in report.balance.ended} == {("trained", 5), ("failed", 5)}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import time
+from inspect import signature
 
 import pytest
 
-from penstock.backends.rewards.builtin import BOXED, IN_WORKERS, built_in
-from penstock.backends.rewards.functions import REWARD, NoRewardError, load_function
+from penstock.backends.rewards.builtin import BOXED, IN_WORKERS, KEYS, built_in
+from penstock.backends.rewards.functions import REWARD, NoRewardError, judged, load_function
 from penstock.backends.rewards.math_answers import deepscaler_reward
 from penstock.backends.rewards.text_answers import dapo_reward, f1_reward, gpqa_reward, same_answer
 
@@ -71,6 +72,20 @@ GPQA = [
     ("", "A", 0.0),
     ("The answer is option B", "b", 1.0),
     ("answer = $B$", "B", 1.0),
+    (r"\boxed{\text{B}}", "B", 1.0),
+    (r"\boxed{\textbf{B}}", "B", 1.0),
+    (r"\boxed{\text{B. Paris}}", "B", 1.0),
+    (r"\boxed{\text{Option B}}", "B", 1.0),
+    (r"\boxed{$B$}", "B", 1.0),
+    (r"\boxed{\text{Because}}", "B", 0.0),
+    (r"\boxed{\text{A}} or \boxed{\text{B}}", "B", 1.0),
+    (r"Answer: $\text{B}$", "B", 1.0),
+    (r"The answer is \text{B}.", "B", 1.0),
+    (r"\text{B}", "B", 1.0),
+    ("b", "B", 1.0),
+    ("Option B", "B", 1.0),
+    ("B) Paris", "B", 1.0),
+    ("Blue", "B", 0.0),
 ]
 
 
@@ -116,12 +131,54 @@ DAPO = [
     ("Answer: 1/0", "5", False),
     ("Answer: −5", "-5", True),
     (r"Answer: \(5\)", "5", True),
+    # Units, currencies and words around a formula.
+    ("Answer: 34 dollars", "34", True),
+    (r"Answer: \$34", "34", True),
+    ("Answer: 34 square units", "34", True),
+    ("Answer: 34 Hours.", "34", True),
+    (r"Answer: 34\text{ cm}^2", "34", True),
+    (r"Answer: 34 \text{ m}", "34", True),
+    (r"Answer: 34^{\circ}", "34", True),
+    ("Answer: 34°", "34", True),
+    (r"Answer: 34\mathrm{th}", "34", True),
+    ("Answer: The value is $34$", "34", True),
+    ("Answer: $34$ apples", "34", True),
+    ("Answer: $a+b$ = $34$", "34", True),
+    ("Answer: $m+n = 34$.", "34", True),
+    ("Answer: x = y = 34", "34", True),
+    ("Answer: 2+2=4", "4", True),
+    ("Answer: 30 = 30", "30", True),
+    (r"Answer: 1{,}000", "1000", True),
+    (r"Answer: 34\;\text{km}", "34", True),
+    ('Answer: "34"', "34", True),
+    ("Answer: an 8", "8", True),
+    ("Answer: **34** cm", "34", True),
+    ("Answer: 34", "34 cm", True),
+    ("Answer: $34$", "$34$", True),
+    # What slime takes for right, and is not: the last of different sides, relations, one of several, a digit that a
+    # unit stood between, another unit, a label cut to a whole number.
+    ("Answer: 4 = 5", "5", False),
+    ("Answer: x <= 5", "5", False),
+    ("Answer: x != 5", "5", False),
+    ("Answer: $3$ or $34$", "3", False),
+    ("Answer: it isn't $34$", "34", False),
+    ("Answer: at least $34$", "34", False),
+    ("Answer: 3hours4", "34", False),
+    ("Answer: 34 km", "34 cm", False),
+    (r"Answer: \overline{34}", "34", False),
+    ("Answer: 34", "34.5", False),
+    # What neither takes.
+    ("Answer: 34 thousand", "34", False),
+    ("Answer: 34M", "34", False),
+    (r"Answer: x \neq 34", "34", False),
+    ("Answer: 34 or 35", "34", False),
+    ("Answer: degrees", "34", False),
 ]
 
 
 @pytest.mark.parametrize(("response", "label", "is_right"), DAPO)
 def test_dapo_compares_the_last_answer(response: str, label: str, is_right: bool) -> None:
-    assert dapo_reward(response, label) == {"reward": 1.0 if is_right else -1.0, "acc": float(is_right)}
+    assert dapo_reward(response, label) == {"score": 1.0 if is_right else -1.0, "acc": float(is_right)}
 
 
 DEEPSCALER = [
@@ -176,6 +233,27 @@ def test_a_boxed_reward_sees_the_last_box_alone(name: str) -> None:
         assert loaded.function(response="Paris", label="Paris") == 0.0
     if name == "boxed_gpqa":
         assert loaded.function(response=r"Answer: A, that is \boxed{B}", label="B", metadata={}) == 1.0
+        assert loaded.function(response=r"that is \boxed{\text{B}}", label="B", metadata={}) == 1.0
+
+
+@pytest.mark.parametrize("key", [None, *KEYS["dapo"]])
+def test_dapo_has_a_reward_by_every_key_that_a_scenario_may_name(key: str | None) -> None:
+    found = judged(0, 0.0, built_in("dapo")(response="Answer: 7", label="7"), key)
+    assert found.value == 1.0
+    assert len(found.components) == 1
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_rewards_that_return_dictionaries_have_the_entries_that_are_listed(name: str) -> None:
+    given = {"label": "7"} if name == "dapo" else {"metadata": {"instruction_id_list": ["format:no_whitespace"]}}
+    found = built_in(name)(response="7", **given)
+    assert isinstance(found, dict)
+    assert tuple(found) == KEYS[name]
+
+
+def test_no_other_reward_returns_a_dictionary() -> None:
+    returning = {name for name in (*IN_WORKERS, *BOXED) if "dict" in str(signature(built_in(name)).return_annotation)}
+    assert returning == set(KEYS)
 
 
 @pytest.mark.parametrize("name", [*IN_WORKERS, *BOXED])

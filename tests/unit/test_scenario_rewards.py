@@ -33,6 +33,8 @@ REFUSED = {
     "{function: math, per_group: true}": "'math' sees one sample",
     "{function: judge, per_group: true, judge: {url: 'http://x/v1'}}": "'judge' sees one sample",
     "{function: length_penalty, length_penalty: {max_tokens: 10, cache_tokens: 20}}": "20 are more than the 10",
+    "{function: dapo, key: reward}": "what 'dapo' returns has score and acc, and no 'reward'",
+    "{components: [{name: a, function: ifbench, key: score}]}": "what 'ifbench' returns has reward and followed",
     "{function: remote}": "needs the address that samples are posted to",
     "{function: remote, remote: {url: 'x:80'}}": "must begin with http:// or https://",
     "{function: remote, remote: {url: 'http://x', fields: [answer]}}": "there is no 'answer' of a sample",

@@ -300,11 +300,6 @@ def _functions(o: ObjectiveOptions) -> Iterator[Problem]:
         spec: str | None = getattr(o, key)
         if spec is not None and not is_user_objective(spec):
             yield key, f"expected a function as file.py:function, found '{spec}'"
-    if o.advantage_function is not None and o.critic != "none":
-        yield (
-            "advantage_function",
-            f"a critic learns from the returns of estimator: gae, and critic is {o.critic}; remove one of the two",
-        )
     if o.advantage_function is not None and (o.policy_loss == "dpo" or o.name == IMITATION):
         yield "advantage_function", f"has no effect with {o.name}, which reads no advantages; remove it"
     if o.reduction_function is not None and prefers_pairs(o):

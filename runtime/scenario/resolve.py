@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from penstock.runtime.scenario.source import KeyPath
     from penstock.runtime.scenario.structure import Scenario
 
-EXACT_CANARY: Final = 3e-4
+EXACT_CANARY: Final = 1e-3
 """Share of its spread that the canary may be off where both sides compute in float32; `penstock bench canary` says
 how far right weights and wrong ones are."""
 LOOSE_CANARY: Final = 0.1

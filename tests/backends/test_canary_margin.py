@@ -62,7 +62,7 @@ def test_any_two_swapped_weights_are_far_outside_and_right_ones_far_inside(famil
     assert difference(right) < EXACT_CANARY / 100
     swapped = [difference(weights) for weights in swaps(right)]
     assert len(swapped) > 10
-    assert min(swapped) > 10 * EXACT_CANARY
+    assert min(swapped) > 3 * EXACT_CANARY
 
 
 @pytest.mark.parametrize("family", ["qwen3_tied", "llama_untied", "qwen3_moe"])
@@ -98,7 +98,7 @@ def test_one_wrong_weight_of_a_norm_is_outside_in_float32(tmp_path: Path) -> Non
     for name in (name for name in right if "norm" in name):
         wrong = right[name].clone()
         wrong[0] *= 1.3
-        assert difference({**right, name: wrong}) > 10 * EXACT_CANARY, name
+        assert difference({**right, name: wrong}) > 3 * EXACT_CANARY, name
 
 
 def canary(*logprobs: float) -> Canary:

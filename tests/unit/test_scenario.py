@@ -253,7 +253,7 @@ def test_what_the_block_says_beats_the_policy_s_default(scenario_file: Path) -> 
 @pytest.mark.parametrize(
     ("overrides", "share"),
     [
-        ((), 3e-4),
+        ((), 1e-3),
         (("model.dtype=bfloat16",), 0.1),
         (("engines.backend=sglang",), 0.1),
         (("engines.more=[{backend: sglang}]",), 0.1),

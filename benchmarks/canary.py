@@ -15,9 +15,8 @@ import itertools
 import statistics
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
-import msgspec
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -32,28 +31,12 @@ from penstock.messages.canary import canary_difference
 from penstock.runtime.scenario.resolve import EXACT_CANARY, LOOSE_CANARY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
 Weights = dict[str, torch.Tensor]
 MODELS: Final[tuple[ModelSize, ...]] = ("s", "moe_xs")
 SHARPNESS: Final = (1.0, 3.0)
 LEARNING_RATES: Final = (1e-6, 1e-3)
-
-
-class Margin(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one kind of mistake in one model."""
-
-    model: ModelSize
-    sharpness: float
-    """What its matrices were multiplied with."""
-    dtype: str
-    mistake: str
-    count: int
-    """Mistakes of this kind that were made."""
-    least: float
-    median: float
-    num_missed: int
-    """That are within the default tolerance."""
 
 
 def mistakes(right: Weights) -> Iterator[tuple[str, Weights]]:
@@ -85,8 +68,8 @@ def mistakes(right: Weights) -> Iterator[tuple[str, Weights]]:
         yield f"one step old, learning rate {rate:g}", moved
 
 
-def margins(size: ModelSize, sharpness: float, dtype: str, folder: Path) -> list[Margin]:
-    """Make the model in ``folder``, and every mistake in turn."""
+def differences(size: ModelSize, sharpness: float, dtype: str, folder: Path) -> dict[str, list[float]]:
+    """Make the model in ``folder``, and every mistake in turn: how far each is off, by kind."""
     make_model(size, folder, seed=0)
     wide = PackedModel.load(folder, dtype="float32", device=torch.device("cpu"))
     with torch.no_grad():
@@ -100,54 +83,26 @@ def margins(size: ModelSize, sharpness: float, dtype: str, folder: Path) -> list
     found: dict[str, list[float]] = {}
     for mistake, weights in mistakes(right):
         engine.load(weights, 0)
-        logprobs = cast("bytes", engine.probe(tokens_view(canary.tokens)).numpy().tobytes())
+        logprobs = engine.probe(tokens_view(canary.tokens)).numpy().tobytes()
         found.setdefault(mistake, []).append(canary_difference(canary, logprobs))
-    tolerance = EXACT_CANARY if dtype == "float32" else LOOSE_CANARY
-    return [
-        Margin(
-            model=size,
-            sharpness=sharpness,
-            dtype=dtype,
-            mistake=mistake,
-            count=len(differences),
-            least=min(differences),
-            median=statistics.median(differences),
-            num_missed=sum(difference <= tolerance for difference in differences),
-        )
-        for mistake, differences in found.items()
-    ]
-
-
-def _print(found: Sequence[Margin], console: Console) -> None:
-    table = Table(title=f"share of the spread; {EXACT_CANARY:g} is allowed in float32, {LOOSE_CANARY:g} in bfloat16")
-    for heading in ("model", "matrices", "dtype", "mistake", "made", "least", "median", "missed"):
-        table.add_column(heading, justify="right" if heading in ("made", "least", "median", "missed") else "left")
-    for margin in found:
-        table.add_row(
-            margin.model,
-            f"× {margin.sharpness:g}",
-            margin.dtype,
-            margin.mistake,
-            str(margin.count),
-            f"{margin.least:.2g}",
-            f"{margin.median:.2g}",
-            str(margin.num_missed),
-        )
-    console.print(table)
+    return found
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure, print, write JSON."""
-    parser = argparse.ArgumentParser(prog="penstock bench canary", description=__doc__)
-    parser.add_argument("--output", type=Path, default=None, help="write the margins here as JSON")
-    options = parser.parse_args(argv)
-    found: list[Margin] = []
-    with tempfile.TemporaryDirectory() as parent:
-        for number, (size, sharpness, dtype) in enumerate(itertools.product(MODELS, SHARPNESS, DTYPES)):
-            found += margins(size, sharpness, dtype, Path(parent) / str(number))
-    _print(found, Console(width=130))
-    if options.output is not None:
-        options.output.write_bytes(msgspec.json.format(msgspec.json.encode(found)))
+    """Measure and print."""
+    argparse.ArgumentParser(prog="penstock bench canary", description=__doc__).parse_args(argv)
+    table = Table(title=f"share of the spread; {EXACT_CANARY:g} is allowed in float32, {LOOSE_CANARY:g} in bfloat16")
+    for heading in ("model", "matrices", "dtype", "mistake", "made", "least", "median", "missed"):
+        table.add_column(heading, justify="right" if heading in ("made", "least", "median", "missed") else "left")
+    for size, sharpness, dtype in itertools.product(MODELS, SHARPNESS, DTYPES):
+        tolerance = EXACT_CANARY if dtype == "float32" else LOOSE_CANARY
+        with tempfile.TemporaryDirectory() as folder:
+            found = differences(size, sharpness, dtype, Path(folder))
+        for mistake, off in found.items():
+            missed = sum(difference <= tolerance for difference in off)
+            figures = (f"{len(off)}", f"{min(off):.2g}", f"{statistics.median(off):.2g}", f"{missed}")
+            table.add_row(size, f"× {sharpness:g}", dtype, mistake, *figures)
+    Console(width=130).print(table)
     return 0
 
 

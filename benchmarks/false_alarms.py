@@ -9,9 +9,8 @@ from __future__ import annotations
 import argparse
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final, NamedTuple
 
-import msgspec
 from rich.console import Console
 from rich.table import Table
 
@@ -20,9 +19,7 @@ from penstock.backends.learners.alarms import ALARM
 from penstock.backends.learners.objectives.mismatch import FRESH_DIFFERENCE, MIXED_DIFFERENCE
 from penstock.benchmarks._runs import FinishedRun, run
 from penstock.messages.names import LEARNER
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from penstock.messages.weights import PublishFailed
 
 SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
     "sync": (),
@@ -35,15 +32,12 @@ SCENARIOS: Final[dict[str, tuple[str, ...]]] = {
 }
 """With what shortens them further."""
 SHORTENED: Final = ("runtime.host=local", "filter.drop_zero_spread=false", "observability.report=false")
-FAILED_PUBLISH: Final = '"PublishFailed"'
+FAILED_PUBLISH: Final = f'"{PublishFailed.__name__}"'
 
 
-class Heard(msgspec.Struct, frozen=True, kw_only=True):
+class Heard(NamedTuple):
     """What a run said about its engine and learner."""
 
-    scenario: str
-    seed: int
-    num_steps: int
     num_compared: int
     """Steps with a sample that the trained weights have made whole."""
     num_alarms: int
@@ -57,12 +51,8 @@ class Heard(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...]
     """Of the learner."""
 
-    @property
-    def is_false(self) -> bool:
-        return bool(self.num_alarms or self.num_failed_publishes or self.warnings)
 
-
-def heard_in(finished: FinishedRun, scenario: str, seed: int) -> Heard:
+def heard_in(finished: FinishedRun) -> Heard:
     """Read it from the run's folder."""
     journals = (finished.folder / "events").glob("learner-*.jsonl")
 
@@ -70,9 +60,6 @@ def heard_in(finished: FinishedRun, scenario: str, seed: int) -> Heard:
         return [value for step in finished.steps if (value := step.metrics.get(name)) is not None]
 
     return Heard(
-        scenario=scenario,
-        seed=seed,
-        num_steps=len(finished.steps),
         num_compared=len(values(FRESH_DIFFERENCE)),
         num_alarms=int(sum(values(ALARM))),
         num_failed_publishes=sum(FAILED_PUBLISH in line for file in journals for line in file.read_text().splitlines()),
@@ -82,49 +69,30 @@ def heard_in(finished: FinishedRun, scenario: str, seed: int) -> Heard:
     )
 
 
-def measure(names: Sequence[str], *, seeds: Sequence[int], num_steps: int, console: Console) -> list[Heard]:
-    """One run after the other."""
-    found: list[Heard] = []
-    with tempfile.TemporaryDirectory() as parent:
-        for seed in seeds:
-            for name in names:
-                overrides = (*SHORTENED, *SCENARIOS[name], f"run.num_steps={num_steps}", f"run.seed={seed}")
-                file = Path(scenarios.__path__[0]) / f"{name}.yaml"
-                heard = heard_in(run(file, overrides, Path(parent) / f"{name}-{seed}"), name, seed)
-                found.append(heard)
-                console.print(f"{name}, seed {seed}: {'an alarm' if heard.is_false else 'quiet'}")
-                for text in heard.warnings:
-                    console.print(f"  {text}", markup=False)
-    return found
-
-
-def _print(found: Sequence[Heard], console: Console) -> None:
-    table = Table(title=f"{sum(heard.is_false for heard in found)} of {len(found)} right runs with an alarm")
-    headings = ("scenario", "seed", "steps", "compared", "alarms", "failed publishes", "largest, nats", "mixed, nats")
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading == "scenario" else "right")
-    for heard in found:
-        counts = (heard.seed, heard.num_steps, heard.num_compared, heard.num_alarms, heard.num_failed_publishes)
-        table.add_row(heard.scenario, *map(str, counts), f"{heard.largest_nats:.2g}", f"{heard.largest_mixed_nats:.2g}")
-    console.print(table)
-
-
 def main(argv: list[str] | None = None) -> int:
-    """Run, print, write JSON; 1 where there was an alarm."""
+    """Run one after the other and print; 1 where there was an alarm."""
     parser = argparse.ArgumentParser(prog="penstock bench false_alarms", description=__doc__)
     parser.add_argument("scenarios", nargs="*", help=f"of {', '.join(SCENARIOS)}; all if none is named")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=12, help="of each run")
-    parser.add_argument("--output", type=Path, default=None, help="write what was heard here as JSON")
+    parser.add_argument("--steps", type=int, default=10, help="of each run")
     options = parser.parse_args(argv)
-    console = Console()
-    found = measure(
-        options.scenarios or tuple(SCENARIOS), seeds=options.seeds, num_steps=options.steps, console=console
-    )
-    _print(found, console)
-    if options.output is not None:
-        options.output.write_bytes(msgspec.json.format(msgspec.json.encode(found)))
-    return int(any(heard.is_false for heard in found))
+    console, num_false = Console(), 0
+    table = Table(title="right runs")
+    for heading in ("scenario", "seed", "compared", "alarms", "failed publishes", "largest, nats", "mixed, nats"):
+        table.add_column(heading, justify="left" if heading == "scenario" else "right")
+    for seed in options.seeds:
+        for name in options.scenarios or SCENARIOS:
+            overrides = (*SHORTENED, *SCENARIOS[name], f"run.num_steps={options.steps}", f"run.seed={seed}")
+            with tempfile.TemporaryDirectory() as folder:
+                file = Path(scenarios.__path__[0]) / f"{name}.yaml"
+                heard = heard_in(run(file, overrides, Path(folder) / "runs"))
+            is_false = any((heard.num_alarms, heard.num_failed_publishes, heard.warnings))
+            num_false += is_false
+            console.print(f"{name}, seed {seed}: {'an alarm' if is_false else 'quiet'}", *heard.warnings, markup=False)
+            counts = map(str, (seed, heard.num_compared, heard.num_alarms, heard.num_failed_publishes))
+            table.add_row(name, *counts, f"{heard.largest_nats:.2g}", f"{heard.largest_mixed_nats:.2g}")
+    console.print(table, f"{num_false} of {table.row_count} with an alarm")
+    return int(num_false > 0)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.benchmarks._progress import wait_for
@@ -13,7 +14,6 @@ from penstock.runtime.observability.trackers import read_activity, read_steps
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from penstock.runtime.observability.summary import RunSummary
     from penstock.runtime.observability.trackers import ActivityRow, StepRow
@@ -35,12 +35,12 @@ class FinishedRun:
 
 
 def run(
-    scenario: str, overrides: Sequence[str], folder: Path, *, environment: Mapping[str, str] | None = None
+    scenario: str | Path, overrides: Sequence[str], folder: Path, *, environment: Mapping[str, str] | None = None
 ) -> FinishedRun:
-    """Run a scenario given as YAML text; ``folder`` is new and becomes the parent of the run's own.
+    """Run a scenario; ``folder`` is new and becomes the parent of the run's own.
 
     Args:
-        scenario: as in a file.
+        scenario: a file, or the text of one.
         overrides: over it.
         folder: of the scenario and the run.
         environment: variables beside those of this process.
@@ -49,8 +49,11 @@ def run(
         RuntimeError: the run failed; the message has the end of its output.
     """
     folder.mkdir(parents=True)
-    file = folder / "scenario.yaml"
-    file.write_text(scenario)
+    if isinstance(scenario, Path):
+        file = scenario
+    else:
+        file = folder / "scenario.yaml"
+        file.write_text(scenario)
     command = [sys.executable, "-m", "penstock.runtime.cli", "run", str(file), f"run.folder={folder}", *overrides]
     variables = {**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})}
     with (folder / "output.txt").open("w+") as output:

@@ -7,12 +7,12 @@ from penstock.messages.training import UpdateMode
 
 
 class Canary(Value, frozen=True, kw_only=True):
-    """A short text and the log-probs that the exporting learner gives it."""
+    """A short text, and what the exporting learner says at each place of it."""
 
     tokens: bytes
-    """int32 ids ``[T]``."""
+    """int32 ids ``[T]``, no id twice."""
     logprobs: bytes
-    """float32 ``[T − 1]``: token t+1 given tokens 0 … t."""
+    """float32 ``[T − 1, T]``: of each of the tokens after tokens 0 … t, at temperature 1."""
 
 
 class WeightManifest(Value, frozen=True, kw_only=True):
@@ -74,7 +74,7 @@ class WeightsApplied(Event, frozen=True, kw_only=True):
     publish: int
     digest: str
     canary_logprobs: bytes = b""
-    """float32 ``[T − 1]`` of the manifest's canary under the weights that were loaded."""
+    """float32 ``[T − 1, T]`` of the manifest's canary under the weights that were loaded."""
     layout: str = ""
     """How the engine lays them out (fused, split over ranks); empty: as they were exported."""
     checksum: str = ""

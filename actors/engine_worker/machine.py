@@ -138,6 +138,8 @@ class EngineWorker:
         """Of what the engine loaded, as it computed it."""
         self.canary_logprobs = b""
         """Of the canary of what it serves."""
+        self.canary_difference = 0.0
+        """See :func:`penstock.messages.canary.canary_difference`."""
         self._layout = self._checksum = ""
         self.requests = RequestTable()
         self._fetching: WeightManifest | None = None
@@ -211,7 +213,10 @@ class EngineWorker:
     @property
     def metrics(self) -> tuple[Metric, ...]:
         """Beside the gauges of the backend."""
-        return (Metric("engine/bad_version_tokens", self.num_spoilt_tokens),)
+        return (
+            Metric("engine/bad_version_tokens", self.num_spoilt_tokens),
+            Metric("engine/canary_difference", self.canary_difference),
+        )
 
     # --- events -----------------------------------------------------------------------------------------------
 
@@ -515,9 +520,9 @@ class EngineWorker:
         if self.digest != manifest.digest:
             return f"the digest of what was loaded is {self.digest}, that of what was exported {manifest.digest}"
         if self.settings.check_canary and manifest.canary is not None:
-            difference = canary_difference(manifest.canary, self.canary_logprobs)
-            if difference > self.settings.canary_tolerance:
-                return f"the canary is off by {difference:.3g} nats"
+            self.canary_difference = canary_difference(manifest.canary, self.canary_logprobs)
+            if self.canary_difference > self.settings.canary_tolerance:
+                return f"the canary is off by {self.canary_difference:.3g} of its spread"
         return ""
 
     def _tell_applied(self) -> None:

@@ -284,7 +284,8 @@ class WeightPublisher:
         if self.settings.check_canary and has_weights and manifest.canary is not None:
             difference = canary_difference(manifest.canary, event.canary_logprobs)
             if difference > self.settings.canary_tolerance:
-                return f"its canary is off by {difference:.3g} nats, {self.settings.canary_tolerance:g} are allowed"
+                allowed = self.settings.canary_tolerance
+                return f"its canary is off by {difference:.3g} of its spread, {allowed:g} is allowed"
         return ""
 
     def _on_wrong(self, engine: EngineState, manifest: WeightManifest, wrong: str) -> None:

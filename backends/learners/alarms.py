@@ -18,7 +18,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final
 
-from penstock.backends.learners.objectives.objective import FRESH_DIFFERENCE
+from penstock.backends.learners.objectives.mismatch import (
+    FRESH_DIFFERENCE,
+    FRESH_TOKENS,
+    TEMPERATURE_SHARE,
+    TEMPERATURE_SLOPE,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -39,10 +44,13 @@ LOOSE_KL: Final = 1e-3
 ALARM: Final = "train/mismatch_alarm"
 SMALLEST_ESS: Final = 0.5
 """Share of its tokens that a batch is worth, below which a few of them decide the step."""
-WHAT_DIFFERS: Final = (
-    "compare sampling.temperature and top_p, model.dtype, and the tokenizer and weights of both, or set "
-    "learner.objective.old_logprobs=recompute to correct for it"
-)
+MAIN_SHARE: Final = 0.5
+"""Of the squared difference, from which on what explains it is its cause."""
+TEMPERATURE_SLOPE_LIMIT: Final = 0.01
+"""How far the engine's temperature may be from the learner's, as a share of it. Twice this is still below what bfloat16
+rounds, so where temperature is what explains the difference of enough tokens, its size does not matter."""
+ENOUGH_TOKENS: Final = 100
+CORRECTION: Final = "or set learner.objective.old_logprobs=recompute to correct for it"
 
 
 class Alarms:
@@ -72,15 +80,25 @@ class Alarms:
         return (*notices, *self._first_step(figures)) if version == 1 else tuple(notices)
 
     def _mismatch(self, figures: dict[str, float], version: int) -> Iterator[str]:
-        difference = figures[FRESH_DIFFERENCE]
+        difference, count = figures[FRESH_DIFFERENCE], figures.get(FRESH_TOKENS, 0.0)
         limit = (FIRST_STEP_NATS if version == 1 else MISMATCH_NATS).get(self._dtype, LOOSE_NATS)
-        was, self._is_alarmed = self._is_alarmed, difference > limit
+        slope = figures.get(TEMPERATURE_SLOPE, 0.0)
+        is_temperature = figures.get(TEMPERATURE_SHARE, 0.0) > MAIN_SHARE and slope < 1
+        is_too_warm = is_temperature and abs(slope) > TEMPERATURE_SLOPE_LIMIT and count >= ENOUGH_TOKENS
+        was, self._is_alarmed = self._is_alarmed, difference > limit or is_too_warm
         figures[ALARM] = float(self._is_alarmed)
         if self._is_alarmed and not was:
+            cause = (
+                f"as if it drew at {1 / (1 - slope):.3g} times the learner's temperature: compare sampling.temperature "
+                "with what the engine draws at"
+                if is_temperature
+                else "and not as another temperature would make it: compare model.dtype, the tokenizer and weights of "
+                "both, and what the engine does to them (quantisation, rotary positions, kernels)"
+            )
             yield (
-                f"step {version}: the log-probs of engine and learner differ by {difference:.3g} nats a token (at most "
-                f"{limit:g} is expected in {self._dtype}) on samples made by the weights that are trained, so the "
-                f"engine computes another model than the learner; {WHAT_DIFFERS}"
+                f"step {version}: the log-probs of engine and learner differ by {difference:.3g} nats a token ("
+                f"rounding in {self._dtype} is below {limit:g}) on the {count:,.0f} tokens of samples that the trained "
+                f"weights have made whole, so the engine computes another model than the learner, {cause}; {CORRECTION}"
             )
 
     def _distance(self, figures: Mapping[str, float], version: int) -> Iterator[str]:

@@ -172,6 +172,12 @@ def demonstration_sequence(prompt: Sequence[int], response: Sequence[int], *, sa
     )
 
 
+def open_ended_sequence(tokens: Sequence[int]) -> TrainSequence:
+    """To ask a model what it says after each of ``tokens [T]``: that many tokens are trained."""
+    # The appended id stands for what comes after the last; it is a target only and no input.
+    return demonstration_sequence(tokens[:1], [*tokens[1:], 0], sample=0)
+
+
 def demonstration_sequences(
     demonstrations: Iterable[tuple[Sequence[int], Sequence[int]]], check_length: Callable[[TrainSequence, str], None]
 ) -> list[TrainSequence]:

@@ -52,12 +52,10 @@ NUM_CANARY_TOKENS: Final = 8
 
 
 def canary_logprobs(tokens: bytes, digest: str) -> bytes:
-    """float32 ``[T − 1]``: what the weights with this digest give the int32 tokens ``[T]``."""
-    values: list[float] = []
-    for token in tokens_view(tokens)[1:]:
-        mark = hashlib.blake2b(f"{digest} {token}".encode(), digest_size=4).digest()
-        values.append(-int.from_bytes(mark, "little") / 2**30)
-    return pack_floats(values)
+    """float32 ``[T − 1, T]``: what the weights with this digest say at the places of the int32 tokens ``[T]``."""
+    count = len(tokens_view(tokens))
+    marks = hashlib.shake_128(digest.encode() + tokens).digest(4 * count * (count - 1))
+    return pack_floats(-mark / 2**30 for mark in memoryview(marks).cast("I"))
 
 
 class SimulatedLearner:

@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from penstock.runtime.scenario.source import KeyPath
     from penstock.runtime.scenario.structure import Scenario
 
-EXACT_CANARY_NATS: Final = 3e-4
-"""Right weights are 1e-6 off where both sides compute in float32, and any two swapped matrices above 1e-3."""
-LOOSE_CANARY_NATS: Final = 0.05
+EXACT_CANARY: Final = 1e-3
+"""Share of its spread that the canary may be off where both sides compute in float32; `penstock bench canary` says
+how far right weights and wrong ones are."""
+LOOSE_CANARY: Final = 0.1
+"""The same elsewhere."""
 
 
 def unresolvable(staleness: StalenessOptions) -> tuple[KeyPath, str] | None:
@@ -70,7 +72,7 @@ def resolve(scenario: Scenario) -> Scenario:
         scenario = msgspec.structs.replace(scenario, filter=chosen)
     if scenario.weights.canary_tolerance is None:
         is_exact = scenario.model.dtype == "float32" and "sglang" not in kinds(scenario.engines)
-        tolerance = EXACT_CANARY_NATS if is_exact else LOOSE_CANARY_NATS
+        tolerance = EXACT_CANARY if is_exact else LOOSE_CANARY
         told = msgspec.structs.replace(scenario.weights, canary_tolerance=tolerance)
         scenario = msgspec.structs.replace(scenario, weights=told)
     defaults = BUILTIN.get(staleness.policy)

@@ -29,6 +29,7 @@ from penstock.backends.models.make import END_ID, SYMBOLS, character_tokenizer
 from penstock.backends.models.terminal import quiet_transformers
 from penstock.messages.arrays import floats_view, pack_floats, pack_tokens, tokens_view
 from penstock.messages.samples import Part, VersionSpan
+from penstock.messages.weights import Canary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -186,9 +187,19 @@ def open_engine(case: Case, *, version: int = 0, **settings: Unpack[Settings]) -
 
 def reference_logprobs(model: PreTrainedModel, tokens: list[int], temperature: float = 1.0) -> torch.Tensor:
     """Float32 ``[T − 1]``: what transformers' forward pass gives each token but the first."""
+    return _reference_rows(model, tokens, temperature).gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
+
+
+def reference_canary(model: PreTrainedModel, tokens: list[int]) -> Canary:
+    """As a learner would publish it."""
+    logprobs = _reference_rows(model, tokens, 1.0)[:, tokens]
+    return Canary(tokens=pack_tokens(tokens), logprobs=pack_floats(as_list(logprobs.flatten())))
+
+
+def _reference_rows(model: PreTrainedModel, tokens: list[int], temperature: float) -> torch.Tensor:
     with torch.no_grad():
         logits = cast(torch.Tensor, model(torch.tensor([tokens])).logits)[0, :-1].float() / temperature
-    return torch.log_softmax(logits, -1).gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
+    return torch.log_softmax(logits, -1)
 
 
 def greedy_reference(model: PreTrainedModel, prompt: list[int], max_new_tokens: int) -> list[int]:

@@ -532,14 +532,14 @@ class Script:
 
     def swap(self, *, digest: str = "d", canary_logprob: float = -1.0) -> None:
         self.engine.execute(ApplyWeights(MANIFEST, UpdateMode.DRAIN))
-        logprobs = pack_floats([canary_logprob])
+        logprobs = pack_floats([canary_logprob, -3.0])
         self.inner.emit(WeightsSwapped(version=1, publish=1, digest=digest, canary_logprobs=logprobs))
 
     def generated(self) -> list[int]:
         return [each.attempt for each in self.inner.take() if isinstance(each, Generate)]
 
 
-CANARY = Canary(tokens=pack_tokens([2, 3]), logprobs=pack_floats([-1.0]))
+CANARY = Canary(tokens=pack_tokens([2, 3]), logprobs=pack_floats([-1.0, -3.0]))
 MANIFEST = WeightManifest(
     version=1, publish=1, learner_epoch=0, transport="disk", location="", size_bytes=0, digest="d", canary=CANARY
 )

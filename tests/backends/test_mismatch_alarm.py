@@ -50,12 +50,14 @@ class Drawn(NamedTuple):
     change: Callable[[dict[str, torch.Tensor]], None] = lambda weights: None
     """What goes wrong on the way to the engine."""
     temperature: float = 1.0
+    dtype: str = "float32"
 
 
 def draw(before: Case, trained: Case, how: Drawn, seed: int) -> tuple[Group, ...]:
     """A batch of which the first samples were begun with the weights ``before``."""
     chance = random.Random(seed)
-    engine = open_engine(before, version=BEFORE, num_slots=6, sampler=Sampler(temperature=how.temperature))
+    sampler = Sampler(temperature=how.temperature)
+    engine = open_engine(before, version=BEFORE, num_slots=6, sampler=sampler, dtype=getattr(torch, how.dtype))
     prompts = [pack_tokens(chance.randrange(2, VOCAB_SIZE) for _ in range(6)) for _ in range(NUM_GROUPS)]
     wanted = {
         (group, index): GenerationRequest(
@@ -106,10 +108,12 @@ def draw(before: Case, trained: Case, how: Drawn, seed: int) -> tuple[Group, ...
     )
 
 
-def heard(trained: Case, groups: tuple[Group, ...]) -> tuple[Mapping[str, float], tuple[str, ...]]:
+def heard(
+    trained: Case, groups: tuple[Group, ...], dtype: str = "float32"
+) -> tuple[Mapping[str, float], tuple[str, ...]]:
     """The figures and notices of the step that trains these."""
     trainer = PolicyTrainer(
-        PackedModel.load(trained.folder, dtype="float32", device=CPU),
+        PackedModel.load(trained.folder, dtype=dtype, device=CPU),
         LearnerOptions(),
         temperature=1.0,
         num_steps=10,
@@ -156,6 +160,24 @@ def test_a_mismatch_of_two_hundredths_of_a_nat_is_named(
     groups = draw(before, trained, how, seed=0)
     monkeypatch.undo()
     figures, notices = heard(trained, groups)
-    assert 0.005 < figures["train/fresh_logprob_abs_diff"] < 0.06
+    nats = figures["train/fresh_logprob_abs_diff"]
+    assert 0.005 < nats < 0.06
     assert figures["train/mismatch_alarm"] == 1
-    assert [notice for notice in notices if "the engine computes another model than the learner" in notice]
+    (text,) = (notice for notice in notices if "the engine computes another model than the learner" in notice)
+    assert f"differ by {nats:.3g} nats a token" in text
+    assert f"on the {figures['train/fresh_tokens']:.0f} tokens of samples that the trained weights have made" in text
+    assert ("at 1.03 times the learner's temperature" in text) == (fault == "the temperature")
+
+
+@pytest.mark.parametrize("mode", UpdateMode)
+def test_in_bfloat16_a_wrong_temperature_is_named_and_rounding_is_not(
+    before: Case, trained: Case, mode: UpdateMode
+) -> None:
+    for seed in range(2):
+        right, notices = heard(trained, draw(before, trained, Drawn(mode, dtype="bfloat16"), seed), "bfloat16")
+        assert (right["train/mismatch_alarm"], notices) == (0, ())
+        warm = draw(before, trained, Drawn(mode, temperature=1.03, dtype="bfloat16"), seed)
+        wrong, (text,) = heard(trained, warm, "bfloat16")
+        assert wrong["train/fresh_logprob_abs_diff"] < 0.05  # of which rounding alone may be as much in a large model
+        assert wrong["train/mismatch_alarm"] == 1
+        assert "at 1.03 times the learner's temperature" in text

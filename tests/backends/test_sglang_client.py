@@ -650,6 +650,40 @@ def test_a_score_whose_logprob_is_no_number_is_refused() -> None:
         run(score(status(200, msgspec.json.encode(answer)), [5, 6, 511, 7]))
 
 
+async def probe(answer: Answer, ids: list[int]) -> tuple[list[float], dict[str, Any]]:
+    async with replay(answer) as server, generator_for(server.url) as generator:
+        found = await generator.probe(pack_tokens(ids), rid="p", extra_key="v9", timeout_s=TIMEOUT_S)
+        return list(floats_view(found)), server.requests[0].body
+
+
+def test_a_probe_has_the_logprob_of_every_token_at_every_place() -> None:
+    found, body = run(probe(recorded("incremental_probed"), [5, 6, 511]))
+    rows = msgspec.json.decode(recording("incremental_probed").body)["meta_info"]["input_token_ids_logprobs"]
+    assert rows[0] is None
+    assert found == pytest.approx([entry[0] for row in rows[1:] for entry in row])
+    assert len(found) == 2 * 3
+    assert (body["token_ids_logprob"], body["logprob_start_len"], body["stream"]) == ([5, 6, 511], 0, False)
+    assert body["sampling_params"]["max_new_tokens"] == 0
+
+
+@pytest.mark.parametrize("ids", [[5, 6], [5, 6, 510], [6, 5, 511], [5, 6, 511, 7]])
+def test_a_probe_of_other_tokens_is_refused(ids: list[int]) -> None:
+    with pytest.raises(BadReply, match="is not that of"):
+        run(probe(recorded("incremental_probed"), ids))
+
+
+@pytest.mark.parametrize(("place", "value"), [(1, None), (2, [])])
+def test_a_probe_without_a_number_at_a_place_is_refused(place: int, value: object) -> None:
+    answer = msgspec.json.decode(recording("incremental_probed").body)
+    rows = answer["meta_info"]["input_token_ids_logprobs"]
+    if value is None:
+        rows[place][0][0] = None
+    else:
+        rows[place] = value
+    with pytest.raises(BadReply, match="is not that of"):
+        run(probe(status(200, msgspec.json.encode(answer)), [5, 6, 511]))
+
+
 # --- the connection -------------------------------------------------------------------------------------------
 
 

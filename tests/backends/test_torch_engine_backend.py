@@ -18,6 +18,7 @@ from engine_cases import (
     make_case,
     open_engine,
     random_tokens,
+    reference_canary,
     request,
     run_all,
     tokens_of,
@@ -28,7 +29,8 @@ from penstock.backends.engines.options import EnginesOptions, SamplingOptions
 from penstock.backends.engines.torch import open_torch_engine
 from penstock.backends.weights.segments import SHARED_FOLDER
 from penstock.backends.weights.transports import open_exporter, open_fetcher
-from penstock.messages.arrays import floats_view, pack_floats, pack_tokens
+from penstock.messages.arrays import floats_view, pack_tokens
+from penstock.messages.canary import canary_difference
 from penstock.messages.commands import (
     AbortGeneration,
     ApplyWeights,
@@ -58,7 +60,7 @@ from penstock.messages.samples import (
     VersionSpan,
 )
 from penstock.messages.training import UpdateMode
-from penstock.messages.weights import Canary, WeightManifest
+from penstock.runtime.scenario.resolve import EXACT_CANARY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,6 +68,7 @@ if TYPE_CHECKING:
     from penstock.backends.protocol import Backend
     from penstock.backends.weights.protocol import FetchedWeights, WeightExporter, WeightFetcher
     from penstock.messages.commands import EngineCommand
+    from penstock.messages.weights import Canary, WeightManifest
 
 WAIT_S = 60.0
 PROMPT = random_tokens(6, seed=3)
@@ -232,13 +235,12 @@ def test_responses_are_those_of_the_engine_and_progress_adds_up(case: Case, open
 def test_a_swap_answers_with_digest_and_canary(case: Case, other: Case, open_bench: BenchFactory) -> None:
     bench, tokens = open_bench(), random_tokens(20, seed=1)
     for version, served in enumerate((case, other)):
-        canary = Canary(tokens=pack_tokens(tokens), logprobs=pack_floats(expected_logprobs(served, [], tokens)))
+        canary = reference_canary(served.model, tokens)
         manifest = bench.stage(served, version, canary)
         bench.engine.execute(ApplyWeights(manifest, UpdateMode.DRAIN))
         swapped = bench.hear(WeightsSwapped)
         assert (swapped.version, swapped.publish, swapped.digest) == (version, version + 1, manifest.digest)
-        ours, theirs = floats_view(swapped.canary_logprobs).tolist(), floats_view(canary.logprobs).tolist()
-        assert ours == pytest.approx(theirs, abs=1e-5)
+        assert canary_difference(canary, swapped.canary_logprobs) < EXACT_CANARY / 10
 
 
 def test_a_swap_in_flight_stamps_both_versions(case: Case, other: Case, open_bench: BenchFactory) -> None:

@@ -15,13 +15,12 @@ import pytest
 import torch
 import trainer_plan as plan
 
-from penstock.backends.learners.canary import choose_canary
+from penstock.backends.learners.canary import canary_under, choose_canary
 from penstock.backends.learners.gang.open import open_gang_learner
 from penstock.backends.learners.gang.plan import ExportPlan
 from penstock.backends.learners.objectives.presets import objective
 from penstock.backends.learners.options import WarmStartOptions
 from penstock.backends.learners.sequences import demonstration_sequence
-from penstock.backends.learners.torch.canary import canary_under
 from penstock.backends.learners.torch.model import PackedModel
 from penstock.backends.learners.torch.reference import new_reference, refresh
 from penstock.backends.learners.torch.trainer import PolicyTrainer

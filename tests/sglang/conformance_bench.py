@@ -131,9 +131,7 @@ class EngineBench:
 
     def stage(self, model: PreTrainedModel, canary: list[int] | None = None) -> WeightManifest:
         """Export this model and fetch it."""
-        scored = None
-        if canary is not None:
-            scored = Canary(tokens=pack_tokens(canary), logprobs=pack_floats(reference_logprobs(model, canary)))
+        scored = None if canary is None else reference_canary(model, canary)
         manifest = self.export(weights_of(model), scored)
         staged = self.fetch(manifest)
         assert (staged.version, staged.digest, staged.error) == (manifest.version, manifest.digest, "")
@@ -262,15 +260,24 @@ def perturbed(model: PreTrainedModel, seed: int, scale: float = 0.05) -> PreTrai
 
 
 def reference_logprobs(model: PreTrainedModel, tokens: list[int], temperature: float = 1.0) -> list[float]:
-    """``[T − 1]``: what transformers' forward pass gives each token but the first, in float64: what differs from it is
-    the engine's own rounding alone."""
+    """``[T − 1]``: what transformers' forward pass gives each token but the first."""
+    rows = _reference_rows(model, tokens, temperature)
+    return cast("list[float]", rows.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0].tolist())
+
+
+def reference_canary(model: PreTrainedModel, tokens: list[int]) -> Canary:
+    """As a learner would publish it."""
+    logprobs = cast("list[float]", _reference_rows(model, tokens, 1.0)[:, tokens].flatten().tolist())
+    return Canary(tokens=pack_tokens(tokens), logprobs=pack_floats(logprobs))
+
+
+def _reference_rows(model: PreTrainedModel, tokens: list[int], temperature: float) -> torch.Tensor:
+    """``[T − 1, V]`` in float64: what differs from it is the engine's own rounding alone."""
     exact = copy.deepcopy(model).double()
     exact.set_experts_implementation("eager")  # the grouped products have no float64
     with torch.no_grad():
         logits = cast(torch.Tensor, exact(torch.tensor([tokens])).logits)[0, :-1].double() / temperature
-    return cast(
-        "list[float]", torch.log_softmax(logits, -1).gather(1, torch.tensor(tokens[1:])[:, None])[:, 0].tolist()
-    )
+    return torch.log_softmax(logits, -1)
 
 
 def response_logprobs(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import actor_driver as drive
@@ -29,7 +30,16 @@ if TYPE_CHECKING:
     from penstock.messages.samples import Outcome, Part
     from penstock.messages.training import Activity
 
-CANARY = Canary(tokens=pack_tokens([1, 2, 3]), logprobs=pack_floats([-1.0, -2.0]))
+NAN = float("nan")
+
+
+def canary_logprobs(*, off: float = 0.0) -> bytes:
+    """At two places of three tokens, wrong by this share of their spread."""
+    wrong = off * math.sqrt(2)  # which is the spread at both
+    return pack_floats([-1.0 + wrong, -2.0, -3.0, -4.0, -2.0, -3.0 + wrong])
+
+
+CANARY = Canary(tokens=pack_tokens([1, 2, 3]), logprobs=canary_logprobs())
 
 
 def manifest(publish: int, version: int | None = None, *, canary: Canary | None = CANARY) -> WeightManifest:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import actor_driver as drive
 import pytest
-from engine_bench import EngineBench, applied, manifest, submitted
+from engine_bench import CANARY, NAN, EngineBench, applied, canary_logprobs, manifest, submitted
 
-from penstock.messages.arrays import pack_floats
 from penstock.messages.base import Metric
 from penstock.messages.commands import ApplyWeights, FetchWeights, Generate, InterruptGenerations, Send
 from penstock.messages.flow import GenerationProgressed, SampleGenerated, SamplesSettled, SettledState
@@ -232,7 +231,7 @@ def test_a_swap_is_told_with_the_digest_and_the_canary_of_what_was_loaded() -> N
     bench.commit(3)
     event = drive.one_sent(bench.swap(), WeightsApplied, to="weight_publisher")
     assert (event.engine, event.engine_epoch, event.version, event.publish) == ("engine/0", 0, 3, 3)
-    assert (event.digest, event.canary_logprobs) == ("digest-3", pack_floats([-1.0, -2.0]))
+    assert (event.digest, event.canary_logprobs) == ("digest-3", CANARY.logprobs)
 
 
 def test_an_answer_to_another_swap_changes_nothing() -> None:
@@ -251,10 +250,10 @@ def test_an_answer_to_another_swap_changes_nothing() -> None:
 @pytest.mark.parametrize(
     ("digest", "logprobs", "why"),
     [
-        (None, pack_floats([-1.0, -2.5]), "the canary is off by 0.25 nats"),
-        (None, pack_floats([-1.0, float("nan")]), "the canary is off by inf nats"),
-        (None, b"", "the canary is off by inf nats"),
-        ("other", pack_floats([-1.0, -2.0]), "the digest of what was loaded is other"),
+        (None, canary_logprobs(off=0.25), "the canary is off by 0.25 of its spread"),
+        (None, canary_logprobs(off=NAN), "the canary is off by inf of its spread"),
+        (None, b"", "the canary is off by inf of its spread"),
+        ("other", CANARY.logprobs, "the digest of what was loaded is other"),
     ],
 )
 def test_an_engine_with_wrong_weights_says_so_and_passes_nothing_on(
@@ -292,7 +291,10 @@ def test_after_wrong_weights_the_good_ones_are_loaded_again_and_requests_go_on_f
     assert applied(bench.interrupted(1, drive.part((1, 4)))) == [0]
     commands = bench.swap()
     assert bench.worker.state == "serving"
-    assert bench.worker.metrics == (Metric("engine/bad_version_tokens", 7),)
+    assert bench.worker.metrics == (
+        Metric("engine/bad_version_tokens", 7),
+        Metric("engine/canary_difference", 0.0),
+    )
     again = {generate.key.group_id: generate.prefix for generate in drive.every(commands, Generate)}
     assert again == {0: drive.part((0, 2)), 1: None}
 
@@ -310,7 +312,7 @@ def test_a_small_difference_is_the_kernels_own() -> None:
     bench = EngineBench().opened()
     bench.stage(0)
     bench.commit(0)
-    bench.swap(canary_logprobs=pack_floats([-1.04, -2.04]))
+    bench.swap(canary_logprobs=canary_logprobs(off=0.04))
     assert bench.worker.state == "serving"
 
 

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING
 
 import actor_driver as drive
 import pytest
-from engine_bench import CANARY, manifest
+from engine_bench import CANARY, canary_logprobs, manifest
 
 from penstock.actors.weight_publisher.machine import WeightPublisher
 from penstock.actors.weight_publisher.settings import WeightPublisherSettings
-from penstock.messages.arrays import pack_floats
 from penstock.messages.commands import FailRun, ReplaceActor, Send, StartTimer, StopTimer
 from penstock.messages.local import Started, TimerFired
 from penstock.messages.membership import EngineJoined, EngineLost
@@ -469,8 +468,8 @@ def test_what_is_said_of_another_publish_or_incarnation_changes_nothing() -> Non
     ("digest", "logprobs", "why"),
     [
         ("other", CANARY.logprobs, "it loaded the digest other, digest-0 was exported"),
-        (None, pack_floats([-1.0, -2.5]), "its canary is off by 0.25 nats, 0.05 are allowed"),
-        (None, b"", "its canary is off by inf nats, 0.05 are allowed"),
+        (None, canary_logprobs(off=0.25), "its canary is off by 0.25 of its spread, 0.05 is allowed"),
+        (None, b"", "its canary is off by inf of its spread, 0.05 is allowed"),
     ],
 )
 def test_a_canary_that_serves_something_else_than_was_exported_announces_nothing_and_the_publish_has_failed(
@@ -500,7 +499,7 @@ def test_while_a_publish_has_failed_the_last_good_one_is_served_and_staged() -> 
     bench.export(1)
     bench.ready(2)
     bench.fetched(0, 1)
-    commands = bench.applied(0, 1, logprobs=pack_floats([-9.0, -9.0]))
+    commands = bench.applied(0, 1, logprobs=canary_logprobs(off=9.0))
     assert drive.sent(commands, NoticeGiven)[-1].text.endswith(
         "; version 0 is served again, the Learner publishes again"
     )

@@ -34,7 +34,7 @@ def test_engine_and_learner_may_differ_by_rounding_only(
     notices = alarms(dtype).hear(figures, version=version)
     assert figures["train/mismatch_alarm"] == is_wrong
     assert len(notices) == is_wrong
-    assert all(f"step {version}: " in text and "sampling.temperature" in text for text in notices)
+    assert all(f"step {version}: " in text and "compare model.dtype" in text for text in notices)
 
 
 def test_tokens_of_older_weights_say_nothing() -> None:

@@ -9,14 +9,17 @@ import numpy as np
 import pytest
 
 from penstock.backends.learners.objectives.figures import BatchFigures
-from penstock.backends.learners.objectives.objective import (
+from penstock.backends.learners.objectives.mismatch import (
+    FRESH_COUNT,
     FRESH_DIFFERENCE,
     FRESH_SUM,
-    FRESH_TOKENS,
-    SQUARE_SUM,
-    TOKEN_SUM,
-    WEIGHT_SUM,
+    PRODUCTS,
+    SQUARES,
+    SURPRISES,
+    TEMPERATURE_SHARE,
+    TEMPERATURE_SLOPE,
 )
+from penstock.backends.learners.objectives.objective import SQUARE_SUM, TOKEN_SUM, WEIGHT_SUM
 from penstock.backends.learners.sequences import TrainBatch, TrainSequence, demonstration_sequence
 from penstock.backends.learners.updates import Update, divide_batch
 
@@ -121,7 +124,10 @@ def totals(value: float, *, ppo_kl: float, tokens: float) -> dict[str, float]:
         SQUARE_SUM: tokens,
         TOKEN_SUM: tokens,
         FRESH_SUM: value,
-        FRESH_TOKENS: 1.0,
+        FRESH_COUNT: 1.0,
+        SQUARES: value**2,
+        PRODUCTS: 2 * value,
+        SURPRISES: 4.0,
     }
 
 
@@ -143,6 +149,7 @@ def test_figures_of_a_batch_are_means_over_its_steps_as_the_loss_weighs() -> Non
         assert found["train/ess_ratio"] == 1.0
         # Later steps compare the engine with weights that it never had.
         assert found["train/train_rollout_logprob_abs_diff"] == found[FRESH_DIFFERENCE] == 1.0
+        assert (found[TEMPERATURE_SLOPE], found[TEMPERATURE_SHARE]) == (0.5, 1.0)
         assert found["train/first_ppo_kl"] == 0.0
 
 

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from penstock.backends.protocol import Backend
     from penstock.messages.commands import EngineCommand
 
-CANARY = Canary(tokens=b"\1\0\0\0\2\0\0\0", logprobs=b"\0\0\0\xbf")
+CANARY = Canary(tokens=b"\1\0\0\0\2\0\0\0", logprobs=b"\0\0\0\xbf\0\0\x80\xbf")
 
 
 def manifest(version: int, publish: int = 0, canary: Canary | None = None) -> WeightManifest:
@@ -260,7 +260,7 @@ def test_a_publish_that_failed_on_the_only_engine_with_weights_is_tried_there_ag
     machine = publisher(has_models=True)
     fetched(machine, "engine/0")
     fetched(machine, "engine/1")
-    applied(machine, "engine/1", b"\0\0\x80\xc0")  # its canary is off, and it becomes suspect
+    applied(machine, "engine/1", b"\0\0\x80\xc0\0\0\x80\xbf")  # its canary is off, and it becomes suspect
     machine.handle(WeightsExported(manifest=manifest(0, publish=1, canary=CANARY), update_mode=UpdateMode.IN_FLIGHT))
     event = WeightsFetched(engine="engine/1", engine_epoch=1, version=0, publish=1, digest="none")
     sends = drive.every(machine.handle(event), Send)

@@ -33,6 +33,7 @@ import contextlib
 import logging
 import secrets
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, assert_never
 
 from penstock.backends.engines.sglang import updates
@@ -46,8 +47,9 @@ from penstock.backends.engines.sglang.requests import LOST, OpenRequest
 from penstock.backends.engines.sglang.router import RouterError, await_router
 from penstock.backends.engines.sglang.versions import label_of
 from penstock.backends.weights.protocol import WeightFetchError
-from penstock.messages.arrays import TOKEN_BYTES, floats_view
+from penstock.messages.arrays import TOKEN_BYTES
 from penstock.messages.base import Metric
+from penstock.messages.canary import canary_difference
 from penstock.messages.commands import (
     AbortGeneration,
     ApplyWeights,
@@ -520,11 +522,6 @@ class SglangEngineBackend:
             return b""
         rid = f"canary-{label_of(manifest)}-{secrets.token_hex(4)}"
         found = await asyncio.gather(
-            *(scorer.score(canary.tokens, rid=rid, extra_key=rid, timeout_s=CANARY_S) for scorer in self._scorers)
+            *(scorer.probe(canary.tokens, rid=rid, extra_key=rid, timeout_s=CANARY_S) for scorer in self._scorers)
         )
-        return max(found, key=lambda logprobs: _distance(logprobs, canary.logprobs))
-
-
-def _distance(found: bytes, expected: bytes) -> float:
-    pairs = zip(floats_view(found), floats_view(expected), strict=True)
-    return sum(abs(a - b) for a, b in pairs)
+        return max(found, key=partial(canary_difference, canary))

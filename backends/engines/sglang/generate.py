@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from penstock.backends.engines.sglang.http import EventStream, SglangHttp
+    from penstock.backends.engines.sglang.replies import MetaInfo
 
 ABORT_TIMEOUT_S: Final = 5.0
 ABORT_GRACE_S: Final = 2.0
@@ -138,6 +139,26 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     logprob_start_len: int = -1
 
 
+class _ScoreBody(_Body, frozen=True, kw_only=True, gc=False):
+    token_ids_logprob: list[int] | None = None
+
+    @staticmethod
+    def of(
+        ids: list[int], *, rid: str, extra_key: str, first: int, token_ids_logprob: list[int] | None = None
+    ) -> _ScoreBody:
+        """Makes nothing; scores the ids from place ``first`` on, or the given ids at each of these places."""
+        nothing = GenerateCall(rid=rid, input_ids=b"", max_new_tokens=0, extra_key=extra_key, deadline_s=0.0)
+        return _ScoreBody(
+            rid=rid,
+            input_ids=ids,
+            sampling_params=_sampling(nothing, 1),
+            extra_key=extra_key,
+            stream=False,
+            logprob_start_len=first - 1,  # the first entry is that of a token whose log-prob nobody computes
+            token_ids_logprob=token_ids_logprob,
+        )
+
+
 _ENCODER: Final = msgspec.json.Encoder()
 
 
@@ -196,25 +217,7 @@ class SglangGenerator:
             SglangError: the call failed, or the answer is for other tokens.
         """
         ids = self._checked(tokens)
-        sampling = _sampling(
-            GenerateCall(rid=rid, input_ids=b"", max_new_tokens=0, extra_key=extra_key, deadline_s=timeout_s), 1
-        )
-        body = _Body(
-            rid=rid,
-            input_ids=ids,
-            sampling_params=sampling,
-            extra_key=extra_key,
-            stream=False,
-            logprob_start_len=first - 1,  # the first entry is that of a token whose log-prob nobody computes
-        )
-        try:
-            data = await self._http.call("POST", "/generate", _ENCODER.encode(body), timeout_s=timeout_s)
-        except (CutOff, TimedOut, asyncio.CancelledError):
-            self.abort_soon(rid)
-            raise
-        _, meta = decode_reply(data)
-        if meta.finish_reason is None or meta.finish_reason.type != "length":
-            raise ServerBusy(f"scoring {rid} ended as {meta.finish_reason}")
+        meta = await self._score(_ScoreBody.of(ids, rid=rid, extra_key=extra_key, first=first), timeout_s)
         entries = meta.input_token_logprobs
         asked = ids[first - 1 :]
         if len(entries) != len(asked) or not all(
@@ -227,6 +230,33 @@ class SglangGenerator:
         if len(logprobs) != len(asked) - 1:
             raise BadReply(f"scoring {rid}: {len(asked) - 1 - len(logprobs)} log-probs are no numbers")
         return pack_floats(logprobs)
+
+    async def probe(self, tokens: bytes, *, rid: str, extra_key: str, timeout_s: float) -> bytes:
+        """Log-probs float32 ``[T − 1, T]`` at temperature 1 of every one of the tokens ``[T]`` after tokens 0 … t.
+
+        Raises:
+            BadTokenError, SglangError: as :meth:`score`.
+        """
+        ids = self._checked(tokens)
+        body = _ScoreBody.of(ids, rid=rid, extra_key=extra_key, first=1, token_ids_logprob=ids)
+        rows = (await self._score(body, timeout_s)).input_token_ids_logprobs[1:]
+        logprobs = [value for row in rows for value, _, _ in row or () if value is not None]
+        if [[entry[1] for entry in row or ()] for row in rows] != [ids] * (len(ids) - 1) or (
+            len(logprobs) != len(ids) * (len(ids) - 1)
+        ):
+            raise BadReply(f"scoring {rid}: the answer is not that of {len(ids)} tokens at {len(ids) - 1} places")
+        return pack_floats(logprobs)
+
+    async def _score(self, body: _ScoreBody, timeout_s: float) -> MetaInfo:
+        try:
+            data = await self._http.call("POST", "/generate", _ENCODER.encode(body), timeout_s=timeout_s)
+        except (CutOff, TimedOut, asyncio.CancelledError):
+            self.abort_soon(body.rid)
+            raise
+        _, meta = decode_reply(data)
+        if meta.finish_reason is None or meta.finish_reason.type != "length":
+            raise ServerBusy(f"scoring {body.rid} ended as {meta.finish_reason}")
+        return meta
 
     async def abort(self, rid: str, timeout_s: float = ABORT_TIMEOUT_S) -> None:
         """End a request at the server; its ``generate`` then returns with what there is. Unknown ids do no harm.

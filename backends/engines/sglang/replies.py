@@ -49,6 +49,8 @@ class MetaInfo(msgspec.Struct, gc=False):
     weight_version: str = ""
     weight_versions: list[Span] | None = None
     input_token_logprobs: list[TokenLogprob] = []
+    input_token_ids_logprobs: list[list[TokenLogprob] | None] = []
+    """Of the ids that were asked for after each input token but the last; null before the first."""
     output_token_logprobs: list[TokenLogprob] = []
     routed_experts: str | None = None
     """Base64 of int32 ``[N, layers, k]`` for prompt and response but the last token; of a request that asked for it and

@@ -324,7 +324,7 @@ class TorchEngineBackend:
                 self._answer(ended)
         self._release(list(self._staged).index(_identity(manifest)) + 1)
         canary = manifest.canary
-        logprobs = b"" if canary is None else engine.score(tokens_view(canary.tokens)).numpy().tobytes()
+        logprobs = b"" if canary is None else engine.probe(tokens_view(canary.tokens)).numpy().tobytes()
         self._emit(
             WeightsSwapped(version=manifest.version, publish=manifest.publish, digest=digest, canary_logprobs=logprobs)
         )

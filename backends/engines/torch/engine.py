@@ -53,7 +53,7 @@ from penstock.messages.arrays import floats_view, tokens_view
 from penstock.messages.samples import Part
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Mapping
+    from collections.abc import Hashable, Iterable, Mapping, Sequence
 
     from penstock.backends.engines.torch.admission import Prefill
     from penstock.backends.engines.torch.attention import Attention
@@ -282,9 +282,22 @@ class TorchEngine:
         """Float32 ``[T − 1]``: log-prob, at temperature 1, of each of ``tokens [T]`` but the first given those before.
 
         Raises:
+            RequestError: see :meth:`probe`.
+        """
+        ids = list(tokens)
+        return self._scored(ids, [[token] for token in ids[1:]]).flatten()
+
+    def probe(self, tokens: Iterable[int]) -> torch.Tensor:
+        """Float32 ``[T − 1, T]``: log-prob, at temperature 1, of every one of ``tokens [T]`` after tokens 0 … t.
+
+        Raises:
             RequestError: no weights were loaded yet, or the tokens do not fit the model.
         """
         ids = list(tokens)
+        return self._scored(ids, [ids] * (len(ids) - 1))
+
+    def _scored(self, ids: Sequence[int], wanted: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Float32 ``[T − 1, K]``: of the ids that are wanted after each of ``ids [T]`` but the last."""
         if self.version is None:
             raise RequestError("no weights were loaded yet")
         if len(ids) > self._max_scored or any(not 0 <= t < self.config.vocab_size for t in ids):
@@ -298,13 +311,13 @@ class TorchEngine:
             ragged = RaggedRows.pack([ids[:-1]], [0], self.settings.device)
             rows = Rows(ragged.tokens, ragged.positions, None, num_kept=len(ids) - 1)
             hidden = self._model.hidden_states(rows, FreshAttention(self.config, ragged))
-            targets = torch.tensor(ids[1:], device=self.settings.device)[:, None]
+            targets = torch.tensor(wanted, device=self.settings.device)
             scored: list[torch.Tensor] = []
             for begin in range(0, len(ids) - 1, MAX_SCORED_ROWS):
                 part = slice(begin, begin + MAX_SCORED_ROWS)
                 logprobs = torch.log_softmax(self._model.logits(hidden[part]), -1)
                 scored.append(logprobs.gather(1, targets[part]))
-            return torch.cat(scored).flatten().cpu()
+            return torch.cat(scored).cpu()
 
     def _checked(self, request: GenerationRequest) -> Running:
         if self.version is None:

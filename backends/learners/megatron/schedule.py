@@ -163,20 +163,17 @@ class MicroBatchRunner:
         with torch.no_grad():
             self._run(micro_batches, keep, forward_only=True)
 
-    def last_logits(self, sequence: TrainSequence) -> Tensor | None:
-        """What the model says at the last trained token of a sequence: float32 ``[V]`` on the last stage, without what
+    def whole_logits(self, sequence: TrainSequence) -> Tensor | None:
+        """What the model says at the trained tokens of a sequence: float32 ``[T, V]`` on the last stage, without what
         the vocabulary is filled up with; None on others."""
         tensor, context = parallel_state.get_tensor_model_parallel_group(), parallel_state.get_context_parallel_group()
 
         def keep(_: int, logits: Tensor, share: PackedShare) -> Tensor:
-            row = logits.new_zeros(logits.shape[-1], dtype=torch.float32)
-            last = share.num_trained - 1
-            for at, place in zip(share.predicted_at.tolist(), share.places.tolist(), strict=True):
-                if place == last:
-                    row = logits[0, at].float()
-            rows = [torch.empty_like(row) for _ in range(tensor.size())]
-            dist.all_gather(rows, row.contiguous(), group=tensor)
-            whole = torch.cat(rows)[: self._model.architecture.vocab_size]
+            rows = logits.new_zeros((share.num_trained, logits.shape[-1]), dtype=torch.float32)
+            rows[self._tensor(share.places)] = logits[0, self._tensor(share.predicted_at)].float()
+            parts = [torch.empty_like(rows) for _ in range(tensor.size())]
+            dist.all_gather(parts, rows, group=tensor)
+            whole = torch.cat(parts, dim=1)[:, : self._model.architecture.vocab_size].contiguous()
             dist.all_reduce(whole, group=context)
             return whole
 

@@ -12,6 +12,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from penstock.backends.learners.canary import canary_under
 from penstock.backends.learners.command_worker import CommandWorker
 from penstock.backends.learners.gang.planned import exporter_of
 from penstock.backends.learners.megatron.checkpoint import POLICY, LearnerFacts, MegatronCheckpoints
@@ -102,7 +103,7 @@ class MegatronWorker(CommandWorker[OpenedLearner]):
         return opened.publisher.publish(
             version=command.version,
             publish=command.publish,
-            canary=lambda: opened.canary_model.under(opened.canary),
+            canary=lambda: canary_under(opened.canary_model, opened.canary),
         )
 
     def _begin_save(self, opened: OpenedLearner) -> None:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.backends.learners.objectives.objective import FRESH_SUM, FRESH_TOKENS, MIXED_SUM, MIXED_TOKENS, finished
+from penstock.backends.learners.objectives.mismatch import COMPARISON_SUMS
+from penstock.backends.learners.objectives.objective import finished
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,10 +24,7 @@ if TYPE_CHECKING:
 OF_FIRST_STEP: Final = (
     "train/train_rollout_logprob_abs_diff",
     "train/train_rollout_kl",
-    FRESH_SUM,
-    FRESH_TOKENS,
-    MIXED_SUM,
-    MIXED_TOKENS,
+    *COMPARISON_SUMS,
 )
 LOSSES: Final = ("train/loss", "train/pg_loss")
 """Means over samples under ``reduction: constant``, where the other figures are means over tokens."""

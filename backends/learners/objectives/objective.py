@@ -27,7 +27,7 @@ from penstock.backends.learners.objectives.correction import (
     truncated_importance_weights,
 )
 from penstock.backends.learners.objectives.kl import kl_estimate, squared_log_ratio
-from penstock.backends.learners.objectives.mismatch import engine_mismatch, mis_metrics
+from penstock.backends.learners.objectives.mismatch import comparison, comparison_sums, engine_mismatch, mis_metrics
 from penstock.backends.learners.objectives.policy_loss import (
     binary_kl,
     binary_total_variation,
@@ -54,15 +54,7 @@ if TYPE_CHECKING:
 WEIGHT_SUM: Final = "sums/weight"
 SQUARE_SUM: Final = "sums/square"
 TOKEN_SUM: Final = "sums/tokens"
-FRESH_SUM: Final = "sums/fresh_difference"
-FRESH_TOKENS: Final = "sums/fresh_tokens"
-FRESH_DIFFERENCE: Final = "train/fresh_logprob_abs_diff"
-MIXED_SUM: Final = "sums/mixed_difference"
-MIXED_TOKENS: Final = "sums/mixed_tokens"
-MIXED_DIFFERENCE: Final = "train/mixed_logprob_abs_diff"
 RATIOS: Final = {
-    FRESH_DIFFERENCE: (FRESH_SUM, FRESH_TOKENS),
-    MIXED_DIFFERENCE: (MIXED_SUM, MIXED_TOKENS),
     "train/sft_loss": ("sums/sft", "sums/sft_tokens"),
     "train/nll": ("sums/nll", "sums/nll_tokens"),
 }
@@ -159,8 +151,7 @@ def always_reported(tokens: PolicyTokens) -> dict[str, Tensor]:
     """How far learner and engine are apart on the same tokens, and what these are worth, whatever the objective is.
 
     Where nobody knows what drew some of the tokens of the batch, only those that the trained weights themselves have
-    made are compared. Of these, the ones whose whole sample the trained weights have made say whether engine and
-    learner compute the same model; the others may have been drawn over a cache that older weights had filled.
+    made are compared.
     """
     current, drawn = tokens.logprobs.detach(), tokens.rollout_logprobs
     values = {"rollout/log_probs": current, "rollout/advantages": tokens.advantages}
@@ -175,16 +166,10 @@ def always_reported(tokens: PolicyTokens) -> dict[str, Tensor]:
             SQUARE_SUM: ratio.square().sum(dtype=torch.float64),
             TOKEN_SUM: ratio.new_tensor(ratio.numel(), dtype=torch.float64),
         }
-    recent = (tokens.staleness == 0) & drawn.isfinite()
-    fresh = recent if tokens.is_of_one_version is None else recent & tokens.is_of_one_version
-    difference = (current - drawn).abs().double()
     return {
         **{name: weighted(tokens.figure_weights, value) for name, value in values.items()},
         **sums,
-        FRESH_SUM: torch.where(fresh, difference, 0.0).sum(),
-        FRESH_TOKENS: fresh.sum(),
-        MIXED_SUM: torch.where(recent & ~fresh, difference, 0.0).sum(),
-        MIXED_TOKENS: (recent & ~fresh).sum(),
+        **comparison_sums(tokens),
     }
 
 
@@ -197,7 +182,7 @@ def finished(totals: Mapping[str, float]) -> dict[str, float]:
     for name, (part, whole) in RATIOS.items():
         if totals.get(whole, 0.0):
             figures[name] = totals[part] / totals[whole]
-    return figures
+    return figures | comparison(totals)
 
 
 def weighted(weights: Tensor, values: Tensor) -> Tensor:

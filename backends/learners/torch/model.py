@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from penstock.backends.learners.checkpoints.record import CheckpointError as CheckpointError
 from penstock.backends.learners.objectives.logprobs import token_entropy, token_logprobs
 from penstock.backends.learners.packing import PackedTokens, pack
-from penstock.backends.learners.sequences import demonstration_sequence
+from penstock.backends.learners.sequences import demonstration_sequence, open_ended_sequence
 from penstock.backends.learners.torch.attention import PACKED_ATTENTION, PackedRows
 from penstock.backends.models.checkpoint_names import CheckpointNames
 from penstock.backends.models.terminal import quiet_transformers
@@ -145,10 +145,8 @@ class PackedModel:
 
     @torch.no_grad()
     def next_token_logits(self, tokens: Sequence[int]) -> Tensor:
-        """What the model says after ``tokens``: float32 ``[V]`` on the CPU, for the caller to keep."""
-        # The appended id is what would be predicted; it is a target only and never read here.
-        packed = pack([demonstration_sequence(tokens, [0], sample=0)])
-        return self._logits(packed)[-1].float().cpu()
+        """What the model says after each of ``tokens [T]``: float32 ``[T, V]`` on the CPU, for the caller to keep."""
+        return self._logits(pack([open_ended_sequence(tokens)])).float().cpu()
 
     def adapt(self, options: LoraOptions) -> None:
         """Train low-rank adapters from here on; see :class:`.Adapters`. Before the model is divided over ranks."""

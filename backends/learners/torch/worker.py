@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from penstock.backends.device_memory import ParkedMemory
-from penstock.backends.learners.canary import choose_canary
+from penstock.backends.learners.canary import canary_under, choose_canary
 from penstock.backends.learners.checkpoints.channel import CheckpointChannel
 from penstock.backends.learners.checkpoints.folder import CheckpointFolder
 from penstock.backends.learners.checkpoints.record import STATE_FOLDER, check_dtype, read_record
@@ -28,7 +28,6 @@ from penstock.backends.learners.checkpoints.writer import CheckpointWriter
 from penstock.backends.learners.command_worker import CommandWorker, Opened, Published
 from penstock.backends.learners.objectives.validity import needs_reference
 from penstock.backends.learners.sequences import demonstration_sequences
-from penstock.backends.learners.torch.canary import canary_under
 from penstock.backends.learners.torch.model import CheckpointError, PackedModel
 from penstock.backends.learners.torch.parallel import gathered, loading_device, parallelize
 from penstock.backends.learners.torch.reference import frozen, new_reference, refresh

@@ -19,17 +19,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from penstock.backends.hooks.objective import advantages_by, reduction_by
-from penstock.backends.hooks.protocols import AdvantageInput, ReductionInput
+from penstock.backends.hooks.objective import advantages_by
+from penstock.backends.hooks.protocols import AdvantageInput
 from penstock.backends.learners.objectives.distillation import sampled_reverse_kl
 from penstock.backends.learners.objectives.kl import kl_estimate
 from penstock.backends.learners.objectives.objective import old_logprobs, rewards_need_kl
-from penstock.backends.learners.objectives.preference import preference_pairs
 from penstock.backends.learners.objectives.protocol import PolicyTokens
-from penstock.backends.learners.objectives.reduction import reduction_weights
 from penstock.backends.learners.objectives.segments import Segments
 from penstock.backends.learners.objectives.token_advantages import RewardedSamples, TokenEstimates, token_estimates
-from penstock.backends.learners.objectives.validity import prefers_pairs
+from penstock.backends.learners.per_sample import judged_of, means_by_loss, pairs_of, step_weights
 from penstock.backends.learners.sequences import joined
 from penstock.backends.learners.updates import whole_batch
 
@@ -111,7 +109,7 @@ class BatchTokens:
         self.returns = None if estimates.returns is None else self._among_all(estimates.returns).to(device)
         whole = whole_batch(batch)
         weights, means = step_weights(whole, self)
-        self._weights = _means_by_loss(whole, means)
+        self._weights = means_by_loss(whole, means)
         if options.reduction_function is not None:
             self.user_values = weights.double()
         if options.advantage_function is not None:
@@ -245,7 +243,13 @@ class StepTokens:
     """The tokens of one optimizer step."""
 
     def __init__(
-        self, known: BatchTokens, update: Update, parts: Sequence[Sequence[TrainSequence]], *, is_only_step: bool
+        self,
+        known: BatchTokens,
+        update: Update,
+        parts: Sequence[Sequence[TrainSequence]],
+        *,
+        is_only_step: bool,
+        reference_point: Tensor | None = None,
     ) -> None:
         """
         Args:
@@ -253,12 +257,13 @@ class StepTokens:
             update: what is trained.
             parts: its sequences, or those of one rank, micro-batch by micro-batch.
             is_only_step: whether the policy that is trained is the one that opened the batch.
+            reference_point: of KTO; None where there is nothing to find it from, and it is 0.
         """
         ordered = [sequence for part in parts for sequence in part]
         samples = _samples_of(ordered, update.num_samples)
         self._samples = Segments(samples.index.to(known.device), samples.count)
         weights, means = step_weights(update, known)
-        means = _means_by_loss(update, means)
+        means = means_by_loss(update, means)
         self._weights = self._samples.spread(weights.to(known.device))
         self._figure_weights = self._samples.spread(means.to(known.device))
         place = torch.from_numpy(joined([sequence.places for sequence in ordered])).to(known.device)
@@ -267,7 +272,8 @@ class StepTokens:
         self._is_of_one_version = known.is_of_one_version[place]
         self._teacher = known.teacher_at(place)
         self._imitated, self._knows_rollout = _at(known.imitated, place), known.knows_rollout
-        self._pairs = _pairs_of(known, update)
+        self._pairs = pairs_of(known, update)
+        self._judged = judged_of(known, update, reference_point)
         opening = known.opening
         self.asks_reference = opening.reference is None
         """Whether the reference, if there is one, has not spoken yet."""
@@ -295,6 +301,7 @@ class StepTokens:
             opening_logprobs=_at(self._opening, part),
             teacher_logprobs=_at(self._teacher, part),
             pairs=self._pairs,
+            judged=self._judged,
             knows_rollout=self._knows_rollout,
             is_of_one_version=self._is_of_one_version[part],
             imitated=_at(self._imitated, part),
@@ -308,42 +315,6 @@ class StepTokens:
         if self._imitated is not None:  # a demonstration has no reward to be predicted
             weights = weights * ~self._imitated[part]
         return ValueTargets(self._old_values[part], self._returns[part], weights)
-
-
-def step_weights(update: Update, known: BatchTokens) -> tuple[Tensor, Tensor]:
-    """The weight of each token of a sample ``[S]``: in the loss, and in a figure. That is a mean over tokens also where
-    the loss is a sum over a constant, or what the user says."""
-    options, sizes = known.options, torch.from_numpy(update.tokens_per_sample())
-    if options.reduction_function is not None:
-        samples = torch.from_numpy(update.batch_samples)
-        given = ReductionInput(sizes.clone(), known.group_ids[samples], known.rewards[samples], known.version)
-        return reduction_by(options.reduction_function, given, options), reduction_weights("token_mean", sizes)
-    weights = reduction_weights(options.reduction, sizes, constant_tokens=options.constant_tokens)
-    return weights, reduction_weights("token_mean", sizes) if options.reduction == "constant" else weights
-
-
-def _means_by_loss(update: Update, means: Tensor) -> Tensor:
-    """The weights of figures ``[S]`` so that each is a mean over the tokens of the objective, or over those that are
-    imitated, where a step has both."""
-    is_imitated = torch.zeros(update.num_samples, dtype=torch.bool)
-    is_imitated[[s.sample for s in update.sequences if s.is_imitated]] = True
-    if not bool(is_imitated.any()):
-        return means
-    shares = means * torch.from_numpy(update.tokens_per_sample())
-    totals = torch.stack([shares[~is_imitated].sum(), shares[is_imitated].sum()])
-    return means / totals.clamp(min=torch.finfo(means.dtype).tiny)[is_imitated.long()]
-
-
-def _pairs_of(known: BatchTokens, update: Update) -> Tensor | None:
-    """The pairs of a step, by the numbers that its samples have there; None where the loss is not one of pairs."""
-    if not prefers_pairs(known.options):
-        return None
-    samples = torch.from_numpy(update.batch_samples)
-    is_trained = torch.from_numpy(update.tokens_per_sample()) > 0
-    pairs = preference_pairs(
-        known.rewards[samples], known.group_ids[samples], is_trained, pairing=known.options.dpo_pairs
-    )
-    return pairs.to(known.device)
 
 
 def _flags(sequences: Sequence[TrainSequence], given: Sequence[bool]) -> Tensor:

@@ -40,7 +40,7 @@ AutoModel: Any = AutoModelForCausalLM  # transformers' factories have no types
 CPU = torch.device("cpu")
 VOCAB = 40
 TEMPERATURE = 0.8
-WITHOUT_RATIO = ("likelihood", "dpo")
+WITHOUT_RATIO = ("likelihood", "dpo", "kto")
 """Losses that ask nobody how likely a token was when it was made."""
 VERSION = 6
 """Of the policy that opens the step; tokens are made by versions 3 to 6."""
@@ -91,6 +91,10 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "reward_weighted": {"reward_scale": 0.3, "max_weight": 2.0, "entropy_coef": 0.02},
     "dpo": {"dpo_beta": 0.3},
     "every pair": {"name": "dpo", "dpo_pairs": "all", "dpo_label_smoothing": 0.1},
+    "ln_dpo": {"dpo_beta": 2.0},
+    "ipo": {},
+    "IPO by means": {"name": "ipo", "dpo_normalize_length": True, "dpo_pairs": "all"},
+    "kto": {"desirable_weight": 1.3, "undesirable_weight": 0.8},
     "unbiased KL": {"name": "dapo", "kl_coef": 0.1, "unbiased_kl": True, "kl_estimator": "low_var_kl"},
 }
 
@@ -358,12 +362,58 @@ def plain_dpo(samples: list[PlainSample], o: ObjectiveOptions) -> Tensor:
     losses: list[Tensor] = []
     for better, worse in plain_pairs(samples, o):
         gains = [(s.new - s.reference).sum() for s in (better, worse)]
+        if o.dpo_normalize_length:
+            gains = [(s.new - s.reference).mean() for s in (better, worse)]
+        if o.dpo_loss == "ipo":
+            losses.append((gains[0] - gains[1] - 0.5 / o.dpo_beta) ** 2)
+            continue
         right = torch.sigmoid(o.dpo_beta * (gains[0] - gains[1]))
         losses.append(-(1 - o.dpo_label_smoothing) * right.log() - o.dpo_label_smoothing * (1 - right).log())
     return torch.stack(losses).mean()
 
 
-def plain_loss(samples: list[PlainSample], o: ObjectiveOptions) -> Tensor:
+def plain_kto(samples: list[PlainSample], o: ObjectiveOptions, point: float) -> Tensor:
+    losses: list[Tensor] = []
+    for s in samples:
+        r = (s.new - s.reference).sum()
+        assert o.min_reward is not None
+        is_good = s.reward >= o.min_reward
+        weight, side = (o.desirable_weight, r - point) if is_good else (o.undesirable_weight, point - r)
+        losses.append(weight - weight / (1 + (-o.dpo_beta * side).exp()))
+    return torch.stack(losses).mean()
+
+
+def plain_reference_point(groups: tuple[Group, ...], model: PreTrainedModel, reference: PreTrainedModel) -> float:
+    """Each prompt with the responses of the next group; of a sample of two parts both, each behind what comes before
+    the part of the same number."""
+    prompts = [list(tokens_view(group.prompt.tokens)) for group in groups]
+    longest = max(
+        len(tokens_view(p.context_tokens or g.prompt.tokens)) + 1 + max(i for i, m in enumerate(mask_of(p)) if m)
+        for g in groups for s in g.samples for p in s.parts
+    )  # fmt: skip
+    total, count = 0.0, 0
+    for number, group in enumerate(groups):
+        others = groups[(number + 1) % len(groups)].samples
+        for index, sample in enumerate(group.samples):
+            count += 1
+            for place, part in enumerate(others[index % len(others)].parts):
+                own = sample.parts[min(place, len(sample.parts) - 1)]
+                context = list(tokens_view(own.context_tokens)) or prompts[number]
+                tokens = list(tokens_view(part.tokens))[: longest - len(context)]
+                kept = [i for i, m in enumerate(mask_of(part)[: len(tokens)]) if m]
+                with torch.no_grad():
+                    ours, theirs = (plain_scores(m, context, tokens)[0] for m in (model, reference))
+                total += float((ours - theirs)[kept].sum())
+    return max(0.0, total / count)
+
+
+def mask_of(part: Part) -> list[int]:
+    return list(part.loss_mask) or [1] * part.num_tokens
+
+
+def plain_loss(samples: list[PlainSample], o: ObjectiveOptions, point: float = 0.0) -> Tensor:
+    if o.policy_loss == "kto":
+        return plain_kto(samples, o, point)
     if o.policy_loss == "dpo":
         return plain_dpo(samples, o)
     set_advantages(samples, o)
@@ -443,7 +493,10 @@ def packed_step(
 
 
 def plain_step(models: Models, options: ObjectiveOptions, groups: tuple[Group, ...]) -> tuple[float, Gradient]:
-    loss = plain_loss(plain_samples(groups, models.plain, models.plain_reference, options), options)
+    point = 0.0
+    if options.policy_loss == "kto":
+        point = plain_reference_point(groups, models.plain, models.plain_reference)
+    loss = plain_loss(plain_samples(groups, models.plain, models.plain_reference, options), options, point)
     torch.autograd.backward(loss)
     return float(loss.detach()), taken_gradients(models.plain)
 
@@ -534,6 +587,7 @@ def test_fifty_batches_of_each_objective_are_the_same_in_one_micro_batch_and_in_
         *((case, "pg_clipfrac") for case in ("grpo", "dapo", "gspo", "cispo", "dppo", "dppo_kl", "a3po")),
         *((case, "tis_clipfrac") for case in ("tis", "icepop", "a3po")),
         ("opsm", "opsm_clipfrac"),
+        ("kto", "desirable_ratio"),
         ("mis sequence", "mis_tis_clip_fraction_low"),
         *(("mis rejecting", name) for name in MIS_FIGURES),
     ],

@@ -64,6 +64,7 @@ OBJECTIVES: dict[str, tuple[ObjectiveOptions, dict[str, Any]]] = {
     ),
     "reinforce++, KL in the reward": (objective("reinforce_plus_plus", kl_coef=0.1), {"num_updates": 2}),
     "dpo": (objective("dpo"), {}),
+    "kto": (objective("kto"), {"num_updates": 2}),
     "a teacher's distribution": (objective("distill"), {"num_updates": 2}),
 }  # fmt: skip
 

@@ -33,7 +33,7 @@ from penstock.backends.learners.objectives.imitation import (
 from penstock.backends.learners.objectives.kl import kl_estimate
 from penstock.backends.learners.objectives.logprobs import token_entropy, token_logprobs
 from penstock.backends.learners.objectives.mismatch import mis_metrics
-from penstock.backends.learners.objectives.preference import dpo_loss
+from penstock.backends.learners.objectives.preference import pair_loss
 from penstock.backends.learners.objectives.reduction import reduction_weights
 from penstock.backends.learners.objectives.segments import Segments
 from penstock.backends.learners.objectives.values import clipped_value_loss
@@ -344,11 +344,11 @@ def test_the_effective_sample_ratio_is_1_for_equal_weights_and_the_share_of_thos
 
 def test_dpo_is_log_2_at_the_reference_and_smoothing_mixes_the_two_orders() -> None:
     zero, one = torch.zeros(1), torch.ones(1)
-    assert float(dpo_loss(zero, zero, zero, zero, beta=0.1).loss) == pytest.approx(math.log(2))
-    plain = dpo_loss(3 * one, one, one, zero, beta=0.5)
+    assert float(pair_loss(zero, zero, zero, zero, beta=0.1).loss) == pytest.approx(math.log(2))
+    plain = pair_loss(3 * one, one, one, zero, beta=0.5)
     assert float(plain.margin) == pytest.approx(0.5)
     assert float(plain.loss) == pytest.approx(math.log(1 + math.exp(-0.5)))
-    smooth = dpo_loss(3 * one, one, one, zero, beta=0.5, label_smoothing=0.2)
+    smooth = pair_loss(3 * one, one, one, zero, beta=0.5, label_smoothing=0.2)
     assert float(smooth.loss) == pytest.approx(0.8 * math.log(1 + math.exp(-0.5)) + 0.2 * math.log(1 + math.exp(0.5)))
 
 
@@ -444,7 +444,7 @@ LOSSES: dict[str, Callable[[Tensor], Tensor]] = {
     "unbiased k3": lambda lp: kl_estimate("k3", lp, BASE, behaviour_logprobs=ADVANTAGES),
     "value": lambda lp: clipped_value_loss(lp, BASE, ADVANTAGES, value_clip=0.2).loss,
     "sft": supervised_loss,
-    "dpo": lambda lp: dpo_loss(lp[:3], lp[3:], BASE[:3], BASE[3:], beta=0.7, label_smoothing=0.1).loss,
+    "dpo": lambda lp: pair_loss(lp[:3], lp[3:], BASE[:3], BASE[3:], beta=0.7, label_smoothing=0.1).loss,
 }
 
 

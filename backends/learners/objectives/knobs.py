@@ -21,7 +21,7 @@ from penstock.backends.learners.objectives.kl import kl_estimate
 from penstock.backends.learners.objectives.objective import old_logprobs, rewards_need_kl
 from penstock.backends.learners.objectives.preference import preference_pairs
 from penstock.backends.learners.objectives.presets import PRESETS, objective
-from penstock.backends.learners.objectives.protocol import PolicyTokens
+from penstock.backends.learners.objectives.protocol import Judged, PolicyTokens
 from penstock.backends.learners.objectives.reduction import reduction_weights
 from penstock.backends.learners.objectives.segments import Segments
 from penstock.backends.learners.objectives.token_advantages import RewardedSamples, token_estimates
@@ -45,7 +45,7 @@ TRIED: Final = (
     "clip_low", "clip_high", "normalize_std", "kl_coef", "tis_clip", "reduction", "opd_kl_coef", "entropy_coef",
     "whiten", "discount", "max_ratio", "dual_clip", "kl_estimator", "kl_in", "unbiased_kl", "correction",
     "tis_clip_low", "icepop_low", "icepop_high", "opsm_delta", "gae_lambda", "reward_scale", "max_weight", "dpo_beta",
-    "dpo_label_smoothing", "dpo_pairs",
+    "dpo_label_smoothing", "dpo_pairs", "dpo_loss", "dpo_normalize_length", "desirable_weight", "undesirable_weight",
 )  # fmt: skip
 """Keys that are put back to what the name of the objective says. The others choose between whole ways to compute, are
 functions of the user's, or belong to the critic's schedule; rules look after those."""
@@ -149,6 +149,7 @@ def _outcome(options: ObjectiveOptions, function: ObjectiveFunction, drawn: _Dra
         opening_logprobs=None if num_steps == 1 else drawn.opening,
         teacher_logprobs=drawn.teacher,
         pairs=pairs,
+        judged=Judged(drawn.rewards >= 0, drawn.rewards.abs().mean()),
     )
     before = tokens if num_steps > 1 else tokens._replace(opening_logprobs=drawn.logprobs)
     old = old_logprobs(before, options)

@@ -14,6 +14,15 @@ if TYPE_CHECKING:
     from penstock.backends.learners.options import ObjectiveOptions
 
 
+class Judged(NamedTuple):
+    """What KTO is told of the responses of a step."""
+
+    is_desirable: Tensor
+    """``[S]``"""
+    reference_point: Tensor
+    """``z0``: the KL to the reference in nats a response, a float64 scalar without gradient."""
+
+
 class PolicyTokens(NamedTuple):
     """Trained tokens, laid end to end; float32 ``[N]`` on the learner's device where nothing else is said."""
 
@@ -42,6 +51,8 @@ class PolicyTokens(NamedTuple):
     """Of the scenario's teacher; None where there is none. NaN for tokens that it was not asked about."""
     pairs: Tensor | None = None
     """Better and worse sample of each pair of the step, int64 ``[B, 2]``; None where the loss is not one of pairs."""
+    judged: Judged | None = None
+    """None where the loss is not KTO's."""
     knows_rollout: bool = True
     """Whether ``rollout_logprobs`` are known of all tokens of the batch."""
     is_of_one_version: Tensor | None = None

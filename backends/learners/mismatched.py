@@ -1,6 +1,6 @@
 """The reference point of KTO: the KL to the reference, from prompts with responses to other prompts.
 
-Ethayarajh et al., arXiv 2402.01306 (section 4.1): ``z0 = max(0, mean of log π(y_j | x_i) − log π_ref(y_j | x_i))`` with
+Ethayarajh et al., arXiv 2402.01306: ``z0 = max(0, mean of log π(y_j | x_i) − log π_ref(y_j | x_i))`` with
 ``j = i + 1`` around the samples of a step. It is a biased estimate of the KL, and costs no generation.
 
 Invariants:

@@ -28,7 +28,7 @@ def kto_loss(
     """``λ − v`` of each response ``[S]``, with ``v = λ_D · σ(β · (r − z0))`` of a desirable one and
     ``v = λ_U · σ(β · (z0 − r))`` of another.
 
-    KTO, Ethayarajh et al., arXiv 2402.01306 (equations 7 and 8).
+    KTO, Ethayarajh et al., arXiv 2402.01306 (equation 7).
 
     Args:
         log_ratios: ``r = log π − log π_ref`` of whole responses ``[S]``; with gradient.
@@ -38,9 +38,9 @@ def kto_loss(
         desirable_weight: λ_D.
         undesirable_weight: λ_U.
     """
-    good, bad = log_ratios.new_tensor(desirable_weight), log_ratios.new_tensor(undesirable_weight)
-    signs, weights = torch.where(is_desirable, 1.0, -1.0), torch.where(is_desirable, good, bad)
-    return weights * torch.sigmoid(-beta * signs * (log_ratios - reference_point.detach()))
+    good = is_desirable.to(log_ratios.dtype)
+    weights = undesirable_weight + (desirable_weight - undesirable_weight) * good
+    return weights * torch.sigmoid(beta * (1.0 - 2.0 * good) * (log_ratios - reference_point.detach()))
 
 
 def kto_objective(tokens: PolicyTokens, options: ObjectiveOptions) -> ObjectiveTerms:

@@ -69,6 +69,7 @@ def _behind(
         positions=response.positions[:count],
         versions=response.versions[:count],
         teacher_logprobs=None,
+        teacher_top=None,
         experts=None,
         sample=sample,
         first=first,

@@ -57,8 +57,8 @@ class ObjectiveOptions(Options, frozen=True, kw_only=True):
     be set over them."""
 
     name: str = "dapo"
-    """grpo, dapo, dr_grpo, gspo, cispo, rloo, ppo, reinforce_plus_plus, reinforce_plus_plus_baseline, dppo, distill;
-    sft, dpo, ln_dpo, ipo, kto, rejection_sampling, reward_weighted; or a function of your own as file.py:function."""
+    """grpo, dapo, dr_grpo, gspo, cispo, rloo, ppo, reinforce_plus_plus, reinforce_plus_plus_baseline, dppo;
+    distill, gkd; sft, dpo, ln_dpo, ipo, kto, rejection_sampling, reward_weighted; or your own, file.py:function."""
     clip_low: Unit = 0.2
     """The ratio of the policies is held above 1 less this. (With DPPO: the threshold for tokens that get rarer.)"""
     clip_high: NonNegative = 0.28
@@ -80,6 +80,9 @@ class ObjectiveOptions(Options, frozen=True, kw_only=True):
     constant number of tokens."""
     opd_kl_coef: NonNegative = 0.0
     """Weight of the reverse KL to the `teacher:` of the scenario, which is taken off the advantage of each token."""
+    distill_beta: Unit = 0.5
+    """β of the divergence from the teacher under `policy_loss: divergence`: 0 is the forward KL (teacher to student), 1
+    the reverse KL, and what is between the generalised Jensen–Shannon divergence."""
     entropy_coef: float = 0.0
     """Weight of the entropy, which is made larger."""
     estimator: Estimator = "grpo"

@@ -27,8 +27,9 @@ from penstock.backends.learners.objectives.objective import old_logprobs, reward
 from penstock.backends.learners.objectives.protocol import PolicyTokens
 from penstock.backends.learners.objectives.segments import Segments
 from penstock.backends.learners.objectives.token_advantages import RewardedSamples, TokenEstimates, token_estimates
+from penstock.backends.learners.objectives.validity import needs_teacher_top
 from penstock.backends.learners.per_sample import judged_of, means_by_loss, pairs_of, step_weights
-from penstock.backends.learners.sequences import joined
+from penstock.backends.learners.sequences import joined, teacher_top_of
 from penstock.backends.learners.updates import whole_batch
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ class Scores(NamedTuple):
     """None where it is not asked, or was when the batch was opened."""
     hidden: Tensor | None
     """What the output head of the policy was given, in the dtype of the model ``[N, H]``; None where nobody asks."""
+    top: Tensor | None = None
+    """Log-probs of the tokens that the teacher finds likeliest ``[N, k]``; None where it has named none."""
 
     def first(self, count: int) -> Scores:
         """Those of the first tokens, with their gradient."""
@@ -102,6 +105,7 @@ class BatchTokens:
         self._samples = _samples_of(ordered, len(batch.rewards))
         self._kl = self._kl_in_rewards()
         self._teacher = _teacher_of(ordered, device)
+        self._teacher_top = self._top_of_teacher(ordered)
         self._reverse_kl = self._kl_to_teacher()
         positions = torch.from_numpy(np.concatenate([s.positions for s in ordered]))
         estimates = self._estimates(positions)
@@ -180,9 +184,21 @@ class BatchTokens:
             return values
         return values.new_zeros(len(self._own)).masked_scatter(self._own, values)
 
-    def teacher_at(self, place: Tensor) -> Tensor | None:
-        """Log-probs of the teacher at these places."""
-        return _at(self._teacher, place)
+    def teacher_at(self, place: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Log-probs of the teacher at these places: of the tokens there ``[N]``, and of its likeliest ``[N, k]``."""
+        return _at(self._teacher, place), _at(self._teacher_top, place)
+
+    def _top_of_teacher(self, ordered: Sequence[TrainSequence]) -> Tensor | None:
+        if not needs_teacher_top(self.options) or (self._own is not None and not bool(self._own.any())):
+            return None
+        top = teacher_top_of(ordered)
+        found = None if top is None else torch.from_numpy(top.logprobs).to(self.device)
+        if found is None or bool(self._of_objective(found).isnan().any()):
+            raise ValueError(
+                "learner.objective.policy_loss: divergence needs the likeliest tokens of a teacher, and samples of "
+                "this batch came without; set teacher.top_logprobs, or train what a run with it has recorded"
+            )
+        return found
 
     def _kl_in_rewards(self) -> Tensor | None:
         if not rewards_need_kl(self.options):
@@ -270,7 +286,7 @@ class StepTokens:
         self._rollout, self._staleness = known.rollout[place], known.staleness[place]
         self._advantages = known.advantages[place]
         self._is_of_one_version = known.is_of_one_version[place]
-        self._teacher = known.teacher_at(place)
+        self._teacher, self._teacher_top = known.teacher_at(place)
         self._imitated, self._knows_rollout = _at(known.imitated, place), known.knows_rollout
         self._pairs = pairs_of(known, update)
         self._judged = judged_of(known, update, reference_point)
@@ -300,6 +316,8 @@ class StepTokens:
             samples=Segments(self._samples.index[part], self._samples.count),
             opening_logprobs=_at(self._opening, part),
             teacher_logprobs=_at(self._teacher, part),
+            teacher_top=_at(self._teacher_top, part),
+            student_top=scores.top,
             pairs=self._pairs,
             judged=self._judged,
             knows_rollout=self._knows_rollout,

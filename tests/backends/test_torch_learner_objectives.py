@@ -28,6 +28,7 @@ from penstock.backends.learners.torch.model import PackedModel
 from penstock.backends.learners.torch.trainer import PolicyTrainer
 from penstock.messages.arrays import floats_view, pack_floats, pack_tokens, tokens_view
 from penstock.messages.samples import Completed, Group, Loss, Part, Prompt, Reward, Sample, SampleKey, VersionSpan
+from penstock.messages.top_logprobs import TopLogprobs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,11 +41,12 @@ AutoModel: Any = AutoModelForCausalLM  # transformers' factories have no types
 CPU = torch.device("cpu")
 VOCAB = 40
 TEMPERATURE = 0.8
-WITHOUT_RATIO = ("likelihood", "dpo", "kto")
+WITHOUT_RATIO = ("likelihood", "divergence", "dpo", "kto")
 """Losses that ask nobody how likely a token was when it was made."""
 VERSION = 6
 """Of the policy that opens the step; tokens are made by versions 3 to 6."""
 NUM_BATCHES = 4
+NUM_TOP = 3
 
 MIS_FIGURES = (
     "mis_tis_mask_fraction_low",
@@ -84,6 +86,9 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "distill": {},
     "distill whitened": {"name": "distill", "opd_kl_coef": 0.5, "whiten": True, "old_logprobs": "recompute"},
     "grpo distilled": {"name": "grpo", "opd_kl_coef": 0.3, "old_logprobs": "interpolate", "kl_coef": 0.1},
+    "gkd": {"entropy_coef": 0.02},
+    "forward KL to a teacher": {"name": "gkd", "distill_beta": 0.0, "reduction": "sequence_mean"},
+    "reverse KL to a teacher": {"name": "gkd", "distill_beta": 1.0, "kl_coef": 0.1},
     "opsm": {"name": "dapo", "opsm_delta": 0.05},
     "sft": {},
     "rejection_sampling": {"min_reward": 0.2, "kl_coef": 0.1},
@@ -152,13 +157,50 @@ def make_part(draw: random.Random, behaviour: PreTrainedModel, prompt: Prompt, *
         loss_mask=bytes([1, *(draw.randint(0, 1) for _ in range(num_tokens - 1))]) if masked else b"",
         context_tokens=pack_tokens(before),
         teacher_logprobs=pack_floats(value + taught.gauss(0.0, 0.7) for value in logprobs.tolist()),
+        teacher_top=likeliest(taught, num_tokens),
     )
+
+
+def likeliest(draw: random.Random, num_tokens: int) -> TopLogprobs:
+    """Of a teacher with a larger vocabulary; for one place it has named two tokens only."""
+    ids, logprobs = list[int](), list[float]()
+    for place in range(num_tokens):
+        ids += draw.sample(range(VOCAB + 2), NUM_TOP)
+        shares = [draw.random() for _ in range(NUM_TOP + 1)]
+        logprobs += [math.log(share / sum(shares)) for share in shares[:NUM_TOP]]
+        if place == 1:
+            logprobs[-1] = -math.inf
+    return TopLogprobs(NUM_TOP, pack_tokens(ids), pack_floats(logprobs))
+
+
+def plain_divergence(logs: Tensor, part: Part, beta: float) -> Tensor:
+    """Place by place, and there token by token: those that both know, and all others together."""
+    assert part.teacher_top is not None
+    ids, taught = tokens_view(part.teacher_top.ids), floats_view(part.teacher_top.logprobs)
+    found: list[Tensor] = []
+    for place, own in enumerate(logs.double()):
+        at = range(place * NUM_TOP, (place + 1) * NUM_TOP)
+        named = [(math.exp(taught[i]), own[ids[i]].exp()) for i in at if ids[i] < VOCAB and taught[i] > -math.inf]
+        named.append((1 - sum(p for p, _ in named), 1 - torch.stack([q for _, q in named]).sum()))
+        total = torch.zeros((), dtype=torch.float64)
+        for p, q in named:
+            m = beta * p + (1 - beta) * q
+            if beta in (0.0, 1.0):
+                total = total + (p * (p / q).log() if beta == 0.0 else q * (q / p).log())
+            else:
+                total = total + beta * p * (p / m).log() + (1 - beta) * q * (q / m).log()
+        found.append(total)
+    return torch.stack(found).float()
 
 
 def plain_scores(model: PreTrainedModel, context: list[int], tokens: list[int]) -> tuple[Tensor, Tensor]:
     logits = model(torch.tensor([context + tokens])).logits[0, len(context) - 1 : -1] / TEMPERATURE
     logs = logits.log_softmax(-1)
     return logs.gather(1, torch.tensor(tokens)[:, None])[:, 0], -(logs.exp() * logs).sum(-1)
+
+
+def plain_logs(model: PreTrainedModel, context: list[int], tokens: list[int]) -> Tensor:
+    return (model(torch.tensor([context + tokens])).logits[0, len(context) - 1 : -1] / TEMPERATURE).log_softmax(-1)
 
 
 def plain_model(folder: Path, *, scale: float = 1.0) -> PreTrainedModel:
@@ -187,6 +229,7 @@ class PlainSample:
     position: list[int]
     old: Tensor
     advantage: Tensor
+    divergence: Tensor
 
 
 def plain_samples(
@@ -195,7 +238,7 @@ def plain_samples(
     found: list[PlainSample] = []
     for group in groups:
         for sample in group.samples:
-            columns: list[list[Tensor]] = [[], [], [], [], [], []]
+            columns: list[list[Tensor]] = [[], [], [], [], [], [], []]
             position: list[int] = []
             start = 0
             for part in sample.parts:
@@ -207,12 +250,15 @@ def plain_samples(
                     base, _ = plain_scores(reference, context, tokens)
                 age = torch.tensor([VERSION - s.version for s in part.spans for _ in range(s.num_tokens)])
                 rollout, teacher = (torch.tensor(list(floats_view(b))) for b in (part.logprobs, part.teacher_logprobs))
-                values = (new, entropy, rollout, base, teacher, age)
+                far = torch.zeros_like(new)
+                if o.policy_loss == "divergence":
+                    far = plain_divergence(plain_logs(model, context, tokens), part, o.distill_beta)
+                values = (new, entropy, rollout, base, teacher, age, far)
                 for column, value in zip(columns, values, strict=True):
                     column.append(value[kept])
                 position += [start + i for i in kept]
                 start += len(tokens)
-            new, entropy, rollout, base, teacher, age = (torch.cat(column) for column in columns)
+            new, entropy, rollout, base, teacher, age, far = (torch.cat(column) for column in columns)
             share = torch.tensor([1.0 / int(a) if a else 0.0 for a in age])
             now = new.detach()
             old = {"engine": rollout, "recompute": now, "interpolate": share * rollout + (1 - share) * now}
@@ -230,6 +276,7 @@ def plain_samples(
                     position,
                     old[o.old_logprobs],
                     new,
+                    far,
                 )
             )
     return found
@@ -299,6 +346,8 @@ def plain_policy_loss(s: PlainSample, o: ObjectiveOptions) -> Tensor:
     match o.policy_loss:
         case "likelihood":
             return -a * s.new
+        case "divergence":
+            return a * s.divergence
         case "cispo":
             return -log_ratio.detach().exp().clamp(low, high) * a * s.new
         case "dppo_tv" | "dppo_kl":

@@ -60,6 +60,7 @@ LIVE: list[dict[str, Any]] = [
     {"name": "ln_dpo", "dpo_beta": 2.0, "dpo_loss": "ipo"},
     {"name": "kto", "dpo_beta": 0.3, "desirable_weight": 2.0, "undesirable_weight": 0.5},
     {"name": "distill", "opd_kl_coef": 0.5},
+    {"name": "gkd", "distill_beta": 1.0, "kl_coef": 0.1},
 ]  # fmt: skip
 
 

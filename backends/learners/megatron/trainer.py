@@ -197,7 +197,7 @@ class MegatronTrainer:
         def loss(number: int, scores: VocabularyScores) -> Tensor:
             said = batches.own(number, scores)
             reference = references[number] if references else None
-            tokens = own.tokens(batches.parts[number], Scores(said.logprobs, said.entropy, reference, hidden=None))
+            tokens = own.tokens(batches.parts[number], Scores(said.logprobs, said.entropy, reference, None, said.top))
             terms = self._objective(tokens, self._options.objective)
             found.append(terms.figures)
             return self._with_values(terms.loss, number, said, own, batches, found)

@@ -17,7 +17,7 @@ Estimator = Literal[
     "exponential",
 ]
 CriticPlace = Literal["none", "own", "shared"]
-PolicyLoss = Literal["ppo", "gspo", "cispo", "dppo_tv", "dppo_kl", "likelihood", "dpo", "kto"]
+PolicyLoss = Literal["ppo", "gspo", "cispo", "dppo_tv", "dppo_kl", "likelihood", "divergence", "dpo", "kto"]
 KlEstimator = Literal["k1", "k2", "k3", "low_var_kl"]
 KlPlace = Literal["loss", "reward"]
 OldLogprobs = Literal["engine", "recompute", "interpolate"]

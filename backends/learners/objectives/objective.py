@@ -221,7 +221,7 @@ def _policy_loss(tokens: PolicyTokens, old: Tensor, options: ObjectiveOptions) -
                 threshold_high=high,
                 max_ratio=options.max_ratio,
             )
-        case "likelihood" | "dpo" | "kto":
+        case "likelihood" | "divergence" | "dpo" | "kto":
             raise ValueError(f"policy_loss: {options.policy_loss} takes no ratio; open_objective gives its function")
         case _:
             assert_never(options.policy_loss)

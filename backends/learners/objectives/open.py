@@ -70,7 +70,7 @@ def user_objective(hook: Hook[object]) -> ObjectiveFunction:
 
 def _built_in(options: ObjectiveOptions) -> ObjectiveFunction:
     match options.policy_loss:
-        case "likelihood":
+        case "likelihood" | "divergence":
             return likelihood_objective
         case "dpo":
             return preference_objective

@@ -41,6 +41,7 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
     "ln_dpo": {**_OF_PAIRS, "dpo_normalize_length": True, "dpo_beta": 5.0},
     "ipo": {**_OF_PAIRS, "dpo_loss": "ipo"},
     "kto": {"estimator": "uniform", "policy_loss": "kto", "correction": "none", "min_reward": 0.5},
+    "gkd": {"estimator": "uniform", "policy_loss": "divergence", "correction": "none"},
     "distill": {"estimator": "teacher", "opd_kl_coef": 1.0, "clip_high": 0.2},
 }  # fmt: skip
 """Sources in ``docs/objectives.md``. Without an entry here a key has the default of the block."""

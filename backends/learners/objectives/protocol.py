@@ -49,6 +49,10 @@ class PolicyTokens(NamedTuple):
     and where ``old_logprobs: engine`` needs none."""
     teacher_logprobs: Tensor | None = None
     """Of the scenario's teacher; None where there is none. NaN for tokens that it was not asked about."""
+    teacher_top: Tensor | None = None
+    """Log-probs of what the teacher finds likeliest in the place of each token ``[N, k]``; None: it was not asked."""
+    student_top: Tensor | None = None
+    """Of these same tokens under the policy that is trained, with gradient ``[N, k]``; None for functions of yours."""
     pairs: Tensor | None = None
     """Better and worse sample of each pair of the step, int64 ``[B, 2]``; None where the loss is not one of pairs."""
     judged: Judged | None = None
@@ -81,6 +85,8 @@ class PolicyTokens(NamedTuple):
             samples=Segments(index, self.samples.count, mask),
             opening_logprobs=some(self.opening_logprobs),
             teacher_logprobs=some(self.teacher_logprobs),
+            teacher_top=some(self.teacher_top),
+            student_top=some(self.student_top),
             is_of_one_version=some(self.is_of_one_version),
             imitated=None,
         )

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Problem = tuple[str, str]
 IMITATION = "sft"
 """The objective that imitates what rows hold, and reads no reward."""
-LIKELIHOODS = ("likelihood", "dpo", "kto")
+LIKELIHOODS = ("likelihood", "divergence", "dpo", "kto")
 """Losses of a token that take no ratio to whatever drew it."""
 WEIGHTINGS = ("uniform", "best_of_group", "threshold", "exponential")
 """Estimators that give weights of a likelihood, not advantages: never negative."""
@@ -47,6 +47,11 @@ def needs_reference(options: ObjectiveOptions) -> bool:
 def prefers_pairs(options: ObjectiveOptions) -> bool:
     """Whether the loss is one of pairs of responses."""
     return options.policy_loss == "dpo" and not is_user_objective(options.name)
+
+
+def needs_teacher_top(options: ObjectiveOptions) -> bool:
+    """Whether the loss is the distance to a teacher's distribution."""
+    return options.policy_loss == "divergence" and not is_user_objective(options.name)
 
 
 def judges_responses(options: ObjectiveOptions) -> bool:
@@ -144,6 +149,13 @@ def _distillation(o: ObjectiveOptions) -> Iterator[Problem]:
         )
     if o.estimator == "teacher" and o.kl_in == "reward" and o.kl_coef:
         yield "kl_in", "estimator: teacher leaves rewards out, and with them a KL in them; set kl_in: loss"
+    if o.policy_loss == "divergence" and o.estimator not in WEIGHTINGS:
+        yield "estimator", f"a distance to a teacher is made smaller, and {o.estimator} may make it larger; set uniform"
+    if o.distill_beta != ObjectiveOptions().distill_beta and o.policy_loss != "divergence":
+        yield (
+            "distill_beta",
+            f"has no effect with policy_loss: {o.policy_loss}; remove it, or set policy_loss: divergence",
+        )
     if o.opd_kl_coef and o.policy_loss in LIKELIHOODS:
         yield (
             "opd_kl_coef",

@@ -148,5 +148,5 @@ class TextScorer:
             top = logprobs.topk(self._num_top, dim=-1)
             parts.append(Scored(logprobs.gather(1, targets[part])[:, 0], top.indices.int(), top.values))
         lengths = [len(text.tokens) for text in texts]
-        columns = (torch.cat(column).cpu().split(lengths) for column in zip(*parts, strict=True))
+        columns = (torch.split(torch.cat(column).cpu(), lengths) for column in zip(*parts, strict=True))
         return [Scored(*found) for found in zip(*columns, strict=True)]

@@ -242,8 +242,8 @@ class MicroBatchRunner:
         )
         values = None if self._value_head is None else self._placed(self._value_head.values(), share)
         top = None if own.top is None else self._over_context(own.top, share)
-        said = (self._over_context(each, share) for each in (own.logprobs, own.entropy))
-        return VocabularyScores(*said, values, top)
+        logprobs, entropy = self._over_context(own.logprobs, share), self._over_context(own.entropy, share)
+        return VocabularyScores(logprobs, entropy, values, top)
 
     def _placed(self, values: Tensor, share: PackedShare) -> Tensor:
         """Where trained tokens are predicted ``[N]``, of values ``[T]`` of this rank's inputs."""

@@ -200,7 +200,8 @@ def plain_scores(model: PreTrainedModel, context: list[int], tokens: list[int]) 
 
 
 def plain_logs(model: PreTrainedModel, context: list[int], tokens: list[int]) -> Tensor:
-    return (model(torch.tensor([context + tokens])).logits[0, len(context) - 1 : -1] / TEMPERATURE).log_softmax(-1)
+    logits = cast("Tensor", model(torch.tensor([context + tokens])).logits)[0, len(context) - 1 : -1]
+    return (logits / TEMPERATURE).log_softmax(-1)
 
 
 def plain_model(folder: Path, *, scale: float = 1.0) -> PreTrainedModel:

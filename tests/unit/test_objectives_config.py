@@ -195,7 +195,9 @@ def test_a_group_of_equal_rewards_is_turned_away_where_it_teaches_nothing(scenar
         assert learns_from_equals(options) == bool(found.advantages.any())
     scenario_file.write_text(MINIMAL)
     text = f"learner.objective={name}"
-    teacher = ("teacher={model: {make: xs, warm_start: {path: lines:10}}}",) if options.opd_kl_coef else ()
+    model, num_top = "model: {make: xs, warm_start: {path: lines:10}}", 8 if name == "gkd" else 0
+    has_teacher = bool(options.opd_kl_coef or num_top)
+    teacher = (f"teacher={{{model}, top_logprobs: {num_top}}}",) if has_teacher else ()
     if name != "sft":
         scenario = load_scenario(scenario_file, (text, *teacher))
         assert scenario.filter.drop_zero_spread is not learns_from_equals(options)

@@ -10,6 +10,7 @@ from typing import ClassVar
 from penstock.messages.base import Delivery, Event, Metric, Value
 from penstock.messages.flow import GroupRow
 from penstock.messages.samples import Group, Outcome, Part, Prompt, Reward, SampleKey
+from penstock.messages.top_logprobs import TopLogprobs
 from penstock.messages.weights import WeightManifest
 
 
@@ -111,6 +112,8 @@ class LogprobsComputed(LocalEvent, frozen=True, kw_only=True):
     attempt: int
     logprobs: tuple[bytes, ...] = ()
     error: str = ""
+    top: tuple[TopLogprobs, ...] = ()
+    """For each text, where the teacher is to say it."""
 
 
 class SampleJudged(LocalEvent, frozen=True, kw_only=True):

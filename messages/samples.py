@@ -16,6 +16,7 @@ from typing import Literal
 
 from penstock.messages.arrays import LOGPROB_BYTES, TOKEN_BYTES, ArrayLengthError
 from penstock.messages.base import Metric, Value
+from penstock.messages.top_logprobs import TopLogprobs
 
 
 class Purpose(StrEnum):
@@ -176,6 +177,8 @@ class Part(Value, frozen=True, kw_only=True, omit_defaults=True):
     """Which experts made it; None: not recorded."""
     save_point: SavePoint | None = None
     """Of an episode that is under way, the last that its engine has told of; None: it begins again if it is lost."""
+    teacher_top: TopLogprobs | None = None
+    """What the teacher finds likeliest in the place of each token; None: it was not asked."""
 
     def __post_init__(self) -> None:
         _check_multiple(self.tokens, TOKEN_BYTES, "tokens")
@@ -189,6 +192,8 @@ class Part(Value, frozen=True, kw_only=True, omit_defaults=True):
             raise ArrayLengthError(
                 f"teacher_logprobs: expected {n * LOGPROB_BYTES} bytes for {n} tokens, got {len(self.teacher_logprobs)}"
             )
+        if self.teacher_top is not None and self.teacher_top.num_tokens != n:
+            raise ArrayLengthError(f"teacher_top: expected {n} tokens, got {self.teacher_top.num_tokens}")
         if self.loss_mask and len(self.loss_mask) != n:
             raise ArrayLengthError(f"loss_mask: expected {n} bytes for {n} tokens, got {len(self.loss_mask)}")
         if (spanned := sum(span.num_tokens for span in self.spans)) != n:

@@ -11,6 +11,7 @@ from typing import ClassVar
 from penstock.messages.arrays import TOKEN_BYTES, ArrayLengthError
 from penstock.messages.base import Delivery, Event, Value
 from penstock.messages.samples import SampleKey
+from penstock.messages.top_logprobs import TopLogprobs
 
 
 class GivenTokens(Value, frozen=True, array_like=True):
@@ -52,3 +53,5 @@ class TeacherAnswered(Event, frozen=True, kw_only=True):
     logprobs: tuple[bytes, ...] = ()
     """float32 for each part, as many as it has tokens."""
     error: str = ""
+    top: tuple[TopLogprobs, ...] = ()
+    """For each part, where the teacher is to say it."""

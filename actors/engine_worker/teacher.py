@@ -98,6 +98,7 @@ class Teacher:
                         attempt=event.attempt,
                         logprobs=event.logprobs,
                         error=event.error,
+                        top=event.top,
                     )
                     self._out.append(Send(SCORER, answer))
             case EngineOpened():

@@ -53,6 +53,7 @@ from penstock.messages.membership import ActorLost, ActorReturned, HeldLease, Le
 from penstock.messages.names import FILTER, PROMPT_SOURCE, SCORER, SUPERVISOR
 from penstock.messages.samples import Loss, Purpose, Reward, SampleKey
 from penstock.messages.teaching import GivenTokens, TeacherAnswered
+from penstock.messages.top_logprobs import TopLogprobs
 from penstock.messages.training import NoticeGiven
 from penstock.messages.waits import OWN_BACKEND, Wait
 from penstock.messages.weights import EngineReady
@@ -81,6 +82,8 @@ class Pending(msgspec.Struct):
     """None: it is being computed."""
     teacher_logprobs: tuple[bytes, ...] | None
     """Of each part, none where no teacher is needed; None: a teacher is to say them."""
+    teacher_top: tuple[TopLogprobs, ...] = ()
+    """Of each part, or none."""
 
 
 @final
@@ -306,7 +309,7 @@ class Scorer:
             if verdict.logprobs is None:
                 self._fail(item, verdict.reason)
             else:
-                item.teacher_logprobs = verdict.logprobs
+                item.teacher_logprobs, item.teacher_top = verdict.logprobs, verdict.top
                 self._complete(item)
 
     def _complete(self, item: Pending) -> None:
@@ -317,8 +320,8 @@ class Scorer:
         del self.pending[sample.key]
         parts = sample.parts
         if item.teacher_logprobs:
-            pairs = zip(parts, item.teacher_logprobs, strict=True)
-            parts = tuple(replace(part, teacher_logprobs=logprobs) for part, logprobs in pairs)
+            said = zip(parts, item.teacher_logprobs, item.teacher_top or [None] * len(parts), strict=True)
+            parts = tuple(replace(part, teacher_logprobs=logprobs, teacher_top=top) for part, logprobs, top in said)
         self._pass_on(event, replace(sample, outcome=replace(sample.outcome, reward=item.reward), parts=parts))
 
     def _fail(self, item: Pending, reason: str) -> None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from penstock.actors.scorer.settings import ScorerSettings
     from penstock.messages.commands import AnyCommand
     from penstock.messages.teaching import TeacherAnswered
+    from penstock.messages.top_logprobs import TopLogprobs
     from penstock.messages.waits import Wait
 
 
@@ -74,6 +75,7 @@ class Verdict(NamedTuple):
     key: SampleKey
     logprobs: tuple[bytes, ...] | None
     reason: str = ""
+    top: tuple[TopLogprobs, ...] = ()
 
 
 class Teachers:
@@ -119,12 +121,12 @@ class Teachers:
         question = self.questions.get(event.key)
         if question is None or question.attempt != event.attempt:
             return None
-        if not event.error and (problem := _misfit(question.texts, event.logprobs)):
+        if not event.error and (problem := _misfit(question.texts, event)):
             return self._failed(question, problem)
         if event.error:
             return self._failed(question, event.error)
         self.forget(event.key)
-        return Verdict(event.key, event.logprobs)
+        return Verdict(event.key, event.logprobs, top=event.top)
 
     def _failed(self, question: Question, reason: str) -> Verdict | None:
         self._leave(question)
@@ -244,9 +246,11 @@ def _least_loaded(views: Iterable[TeacherView]) -> TeacherView | None:
     return min(free, key=lambda view: (view.num_asked / view.num_slots, view.name), default=None)
 
 
-def _misfit(texts: Sequence[GivenTokens], logprobs: Sequence[bytes]) -> str:
-    """What is wrong with an answer; empty when it has one log-prob for each token."""
-    found, wanted = [len(data) // LOGPROB_BYTES for data in logprobs], [text.num_tokens for text in texts]
-    if found == wanted and not any(len(data) % LOGPROB_BYTES for data in logprobs):
+def _misfit(texts: Sequence[GivenTokens], answer: TeacherAnswered) -> str:
+    """What is wrong with an answer; empty when it speaks of each token."""
+    found, wanted = [len(data) // LOGPROB_BYTES for data in answer.logprobs], [text.num_tokens for text in texts]
+    if answer.top and wanted != (of_top := [top.num_tokens for top in answer.top]):
+        return f"it named the likeliest tokens of {of_top} places, asked were {wanted}"
+    if found == wanted and not any(len(data) % LOGPROB_BYTES for data in answer.logprobs):
         return ""
     return f"it answered with {found} log-probs, asked were {wanted}"

@@ -47,7 +47,8 @@ class RecordedOptions(Options, frozen=True, kw_only=True):
     """Column with the log-probs of responses that are token ids, one a token, as whatever drew them reported; null:
     nobody knows them."""
     reward_key: str | None = None
-    """Column with the reward, or one for each response; null: reward.function scores them, unless they are imitated."""
+    """Column with the reward, or one for each response: numbers, or true and false for 1 and 0. null: reward.function
+    scores them, unless they are imitated."""
     loss: Literal["objective", "sft"] = "objective"
     """What the responses are trained by: ``objective``, that of the run; ``sft``, imitated."""
     loss_key: str | None = None

@@ -146,7 +146,7 @@ def recorded_row(row: RawRow, options: DataOptions, settings: RecordedSettings) 
             "the response has no log-probs",
             f"the response has no log-probs, and learner.objective: {settings.ratio_objective} compares the policy "
             f"with whatever drew it. Name their column in {BLOCK}.logprobs_key, imitate the row with {BLOCK}.loss: "
-            "sft, or take an objective that needs none (sft, dpo, rejection_sampling, reward_weighted)",
+            "sft, or take an objective that needs none (sft, dpo, kto, rejection_sampling, reward_weighted)",
         )
     is_scored = loss is Loss.OBJECTIVE and any(each.reward is None for each in responses)
     return RecordedRow(
@@ -286,7 +286,8 @@ def _with_rewards(row: RawRow, recorded: RecordedOptions, responses: tuple[Respo
     value = None if key is None else row.columns.get(key)
     if key is None or value is None:
         return responses
-    rewards = _numbers(_listed(value) or [value], key)
+    given = _listed(value) or [value]
+    rewards = _numbers([float(each) if isinstance(each, bool) else each for each in given], key)
     if len(rewards) != len(responses):
         raise BadColumnError(
             f"{key!r} has the wrong length",

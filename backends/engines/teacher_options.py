@@ -40,7 +40,8 @@ class TeacherLatencyOptions(Options, frozen=True, kw_only=True):
 
 
 class TeacherOptions(Options, frozen=True, kw_only=True):
-    """A model that says how likely it finds the tokens of each sample, for `learner.objective.opd_kl_coef`."""
+    """A model that says how likely it finds the tokens of each sample, for `learner.objective.opd_kl_coef`, or which it
+    finds likeliest in their places, for `learner.objective: gkd`."""
 
     model: TeacherModelOptions = TeacherModelOptions()
     """Its weights never change."""
@@ -52,6 +53,9 @@ class TeacherOptions(Options, frozen=True, kw_only=True):
     """Samples that one teacher has at a time; the others wait at the Scorer."""
     max_tokens: Annotated[int, Meta(ge=1)] = 4096
     """Tokens of one forward pass of the embedded engine; a longer sample is alone in its own."""
+    top_logprobs: Annotated[int, Meta(ge=0)] = 0
+    """k: so many of the teacher's likeliest tokens travel with each token of a sample, 8 bytes for each, for
+    `learner.objective: gkd`."""
     device: str = "auto"
     """As ``engines.device``."""
     num_threads: Annotated[int, Meta(ge=1)] = 1

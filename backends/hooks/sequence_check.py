@@ -36,6 +36,8 @@ def _array_problem(s: TrainSequence) -> str:
     ]
     if s.teacher_logprobs is not None:
         arrays.append(("teacher_logprobs", s.teacher_logprobs, np.float32, count))
+    if s.teacher_top is not None and {len(array) for array in s.teacher_top} != {count}:
+        return f"whose teacher_top is not of {count} tokens, as many as there are in `trained`"
     for name, value, dtype, length in arrays:
         expected = f"expected a NumPy array of {np.dtype(dtype)} with one dimension"
         if not isinstance(value, np.ndarray):

@@ -18,6 +18,7 @@ from penstock.backends.learners.objectives.names import (
     MisMode,
     OldLogprobs,
     Pairing,
+    PairLoss,
     PolicyLoss,
     Reduction,
 )
@@ -59,8 +60,8 @@ class ObjectiveOptions(Options, frozen=True, kw_only=True):
 
     name: str = "dapo"
     """grpo, dapo, dr_grpo, gspo, gmpo, sapo, cispo, rloo, maxrl, gdpo, ppo, vapo, reinforce_plus_plus,
-    reinforce_plus_plus_baseline, dppo, distill; sft, dpo, rejection_sampling, reward_weighted; or a function of your
-    own as file.py:function."""
+    reinforce_plus_plus_baseline, dppo; distill, gkd; sft, dpo, ln_dpo, ipo, kto, rejection_sampling, reward_weighted;
+    or a function of your own as file.py:function."""
     clip_low: Unit = 0.2
     """The ratio of the policies is held above 1 less this. (With DPPO: the threshold for tokens that get rarer;
     with GMPO the logarithm of the ratio is held above minus this.)"""
@@ -84,6 +85,9 @@ class ObjectiveOptions(Options, frozen=True, kw_only=True):
     constant number of tokens."""
     opd_kl_coef: NonNegative = 0.0
     """Weight of the reverse KL to the `teacher:` of the scenario, which is taken off the advantage of each token."""
+    distill_beta: Unit = 0.5
+    """β of the divergence from the teacher under `policy_loss: divergence`: 0 is the forward KL (teacher to student), 1
+    the reverse KL, and what is between the generalised Jensen–Shannon divergence."""
     entropy_coef: float = 0.0
     """Weight of the entropy, which is made larger."""
     behaviour_kl_coef: NonNegative = 0.0
@@ -161,17 +165,26 @@ class ObjectiveOptions(Options, frozen=True, kw_only=True):
     critic_only_steps: Annotated[int, Meta(ge=0)] = 0
     """Batches at the start of the run that train the critic alone."""
     min_reward: float | None = None
-    """What a response must earn to be imitated, with the estimators `best_of_group` (null: any) and `threshold`."""
+    """What a response must earn to be imitated, with the estimators `best_of_group` (null: any) and `threshold`; and to
+    be desirable, for KTO."""
     reward_scale: Positive = 1.0
     """β of `estimator: exponential`: a reward that is so much above the mean of its group weighs e times as much."""
     max_weight: Positive = 20.0
     """Largest weight that `estimator: exponential` gives."""
     dpo_beta: Positive = 0.1
-    """β of DPO: how strongly the reference holds the policy."""
+    """β of DPO and of KTO, τ of IPO: how strongly the reference holds the policy."""
+    dpo_loss: PairLoss = "sigmoid"
+    """Of the margin of a pair: `sigmoid`, DPO's own; `ipo`, the squared distance from 1 / (2 τ)."""
+    dpo_normalize_length: bool = False
+    """Compare the responses of a pair by the means of their tokens' log-probs, not by the sums."""
     dpo_label_smoothing: Annotated[float, Meta(ge=0, lt=0.5)] = 0.0
     """ε of DPO: share of pairs that are taken to be the wrong way round."""
     dpo_pairs: Pairing = "best_worst"
     """Of a group, for DPO: its best and its worst response, or every two with different rewards."""
+    desirable_weight: Positive = 1.0
+    """λ of responses with a reward of `min_reward` or more, for KTO."""
+    undesirable_weight: Positive = 1.0
+    """λ of the others."""
     sft_coef: Positive = 1.0
     """Weight of the loss of samples that are imitated beside those of the objective (`data.recorded.loss: sft`)."""
 

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from penstock.backends.learners.sequences import teacher_top_of
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -46,6 +48,8 @@ class PackedTokens(NamedTuple):
     """Index in the batch of the sample that a trained token belongs to ``[T]``."""
     lengths: NDArray[np.int64]
     """Positions of each sequence ``[B]``, shared contexts counted."""
+    top_ids: NDArray[np.int64] | None = None
+    """Tokens whose log-probs are wanted beside the target's ``[T, k]``; None: none are."""
 
 
 def split_into_micro_batches(sequences: Sequence[TrainSequence], max_tokens: int) -> list[list[TrainSequence]]:
@@ -91,6 +95,7 @@ def tiny_sequence(sequence: TrainSequence) -> TrainSequence:
         rollout_logprobs=sequence.rollout_logprobs[:1],
         positions=sequence.positions[:1],
         versions=sequence.versions[:1],
+        teacher_top=None,
     )
 
 
@@ -111,6 +116,7 @@ def pack(sequences: Sequence[TrainSequence]) -> PackedTokens:
         inputs.append(sequence.tokens[first:length])
         places.append(np.arange(row * num_positions + first, row * num_positions + length))
         num_inputs += length - first
+    top = teacher_top_of(sequences)
     flat_places = np.concatenate(places)
     counts = [len(sequence.trained) for sequence in sequences]
     return PackedTokens(
@@ -123,6 +129,7 @@ def pack(sequences: Sequence[TrainSequence]) -> PackedTokens:
         rollout_logprobs=np.concatenate([sequence.rollout_logprobs for sequence in sequences]),
         sample_of=np.repeat(np.asarray([sequence.sample for sequence in sequences], dtype=np.int64), counts),
         lengths=np.asarray([len(sequence.tokens) - 1 for sequence in sequences], dtype=np.int64),
+        top_ids=None if top is None else top.ids,
     )
 
 

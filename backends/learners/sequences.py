@@ -30,6 +30,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.messages.samples import ExpertChoices, Group, Part, Sample
+    from penstock.messages.top_logprobs import TopLogprobs
+
+
+class TeacherTop(NamedTuple):
+    """What a teacher finds likeliest in the place of each trained token."""
+
+    ids: NDArray[np.int64]
+    """``[T, k]``"""
+    logprobs: NDArray[np.float32]
+    """``[T, k]``; NaN where it was not asked, −∞ where it has named fewer than k."""
 
 
 class TrainSequence(NamedTuple):
@@ -54,6 +64,8 @@ class TrainSequence(NamedTuple):
     """Index of its sample in the batch; the parts of an episode share it."""
     teacher_logprobs: NDArray[np.float32] | None = None
     """``[T]``, as the teacher reported them; None where none was asked."""
+    teacher_top: TeacherTop | None = None
+    """None where none was asked."""
     is_recorded: bool = False
     """Its row held it: no weights of this run have made it."""
     is_imitated: bool = False
@@ -199,6 +211,24 @@ def demonstration_sequences(
     return sequences
 
 
+def teacher_top_of(sequences: Sequence[TrainSequence]) -> TeacherTop | None:
+    """Of all their trained tokens, sequence after sequence; None where no teacher was asked about any."""
+    known = [sequence.teacher_top for sequence in sequences if sequence.teacher_top is not None]
+    if not known:
+        return None
+    count, width = sum(len(sequence.trained) for sequence in sequences), max(top.ids.shape[1] for top in known)
+    whole = TeacherTop(np.zeros((count, width), dtype=np.int64), np.full((count, width), np.nan, dtype=np.float32))
+    start = 0
+    for sequence in sequences:
+        end = start + len(sequence.trained)
+        if (top := sequence.teacher_top) is not None:
+            whole.ids[start:end, : top.ids.shape[1]] = top.ids
+            whole.logprobs[start:end] = -np.inf
+            whole.logprobs[start:end, : top.ids.shape[1]] = top.logprobs
+        start = end
+    return whole
+
+
 def joined(arrays: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
     """End to end; of no arrays, nothing."""
     return np.concatenate([np.zeros(0, dtype=np.int64), *arrays])
@@ -225,8 +255,15 @@ def _sequence(
         teacher_logprobs=np.frombuffer(part.teacher_logprobs, dtype=np.float32)[trained]
         if part.teacher_logprobs
         else None,
+        teacher_top=None if part.teacher_top is None else _teacher_top(part.teacher_top, trained),
         experts=None if part.experts is None else _experts(part.experts, len(before) + int(trained[-1])),
     )
+
+
+def _teacher_top(top: TopLogprobs, trained: NDArray[np.int64]) -> TeacherTop:
+    shape = (-1, top.per_token)
+    ids, logprobs = np.frombuffer(top.ids, dtype="<i4"), np.frombuffer(top.logprobs, dtype="<f4")
+    return TeacherTop(ids.reshape(shape)[trained].astype(np.int64), logprobs.reshape(shape)[trained])
 
 
 def _experts(record: ExpertChoices, num_inputs: int) -> NDArray[np.int16]:

@@ -25,13 +25,12 @@ from penstock.backends.learners.components import component_rewards
 from penstock.backends.learners.objectives.distillation import sampled_reverse_kl
 from penstock.backends.learners.objectives.kl import kl_estimate
 from penstock.backends.learners.objectives.objective import old_logprobs, rewards_need_kl
-from penstock.backends.learners.objectives.preference import preference_pairs
 from penstock.backends.learners.objectives.protocol import PolicyTokens
 from penstock.backends.learners.objectives.segments import Segments
 from penstock.backends.learners.objectives.token_advantages import RewardedSamples, TokenEstimates, token_estimates
-from penstock.backends.learners.objectives.validity import prefers_pairs
-from penstock.backends.learners.sequences import joined
-from penstock.backends.learners.token_weights import means_by_loss, step_weights
+from penstock.backends.learners.objectives.validity import needs_teacher_top
+from penstock.backends.learners.per_sample import judged_of, means_by_loss, pairs_of, step_weights
+from penstock.backends.learners.sequences import joined, teacher_top_of
 from penstock.backends.learners.updates import whole_batch
 
 if TYPE_CHECKING:
@@ -53,6 +52,8 @@ class Scores(NamedTuple):
     """None where it is not asked, or was when the batch was opened."""
     hidden: Tensor | None
     """What the output head of the policy was given, in the dtype of the model ``[N, H]``; None where nobody asks."""
+    top: Tensor | None = None
+    """Log-probs of the tokens that the teacher finds likeliest ``[N, k]``; None where it has named none."""
 
     def first(self, count: int) -> Scores:
         """Those of the first tokens, with their gradient."""
@@ -105,13 +106,14 @@ class BatchTokens:
         self._samples = _samples_of(ordered, len(batch.rewards))
         self._kl = self._kl_in_rewards()
         self._teacher = _teacher_of(ordered, device)
+        self._teacher_top = self._top_of_teacher(ordered)
         self._reverse_kl = self._kl_to_teacher()
         positions = torch.from_numpy(np.concatenate([s.positions for s in ordered]))
         estimates = self._estimates(positions)
         self.advantages = self._among_all(estimates.advantages).to(device)
         self.returns = None if estimates.returns is None else self._among_all(estimates.returns).to(device)
         whole = whole_batch(batch)
-        weights, means = self.weights_of(whole)
+        weights, means = step_weights(whole, self)
         self._weights = means_by_loss(whole, means)
         if options.reduction_function is not None:
             self.user_values = weights.double()
@@ -188,13 +190,21 @@ class BatchTokens:
             return values
         return values.new_zeros(len(self._own)).masked_scatter(self._own, values)
 
-    def weights_of(self, update: Update) -> tuple[Tensor, Tensor]:
-        """See :func:`step_weights`."""
-        return step_weights(update, self.options, rewards=self.rewards, group_ids=self.group_ids, version=self.version)
+    def teacher_at(self, place: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Log-probs of the teacher at these places: of the tokens there ``[N]``, and of its likeliest ``[N, k]``."""
+        return _at(self._teacher, place), _at(self._teacher_top, place)
 
-    def teacher_at(self, place: Tensor) -> Tensor | None:
-        """Log-probs of the teacher at these places."""
-        return _at(self._teacher, place)
+    def _top_of_teacher(self, ordered: Sequence[TrainSequence]) -> Tensor | None:
+        if not needs_teacher_top(self.options) or (self._own is not None and not bool(self._own.any())):
+            return None
+        top = teacher_top_of(ordered)
+        found = None if top is None else torch.from_numpy(top.logprobs).to(self.device)
+        if found is None or bool(self._of_objective(found).isnan().any()):
+            raise ValueError(
+                "learner.objective.policy_loss: divergence needs the likeliest tokens of a teacher, and samples of "
+                "this batch came without; set teacher.top_logprobs, or train what a run with it has recorded"
+            )
+        return found
 
     def _kl_in_rewards(self) -> Tensor | None:
         if not rewards_need_kl(self.options):
@@ -255,7 +265,13 @@ class StepTokens:
     """The tokens of one optimizer step."""
 
     def __init__(
-        self, known: BatchTokens, update: Update, parts: Sequence[Sequence[TrainSequence]], *, is_only_step: bool
+        self,
+        known: BatchTokens,
+        update: Update,
+        parts: Sequence[Sequence[TrainSequence]],
+        *,
+        is_only_step: bool,
+        reference_point: Tensor | None = None,
     ) -> None:
         """
         Args:
@@ -263,11 +279,12 @@ class StepTokens:
             update: what is trained.
             parts: its sequences, or those of one rank, micro-batch by micro-batch.
             is_only_step: whether the policy that is trained is the one that opened the batch.
+            reference_point: of KTO; None where there is nothing to find it from, and it is 0.
         """
         ordered = [sequence for part in parts for sequence in part]
         samples = _samples_of(ordered, update.num_samples)
         self._samples = Segments(samples.index.to(known.device), samples.count)
-        weights, means = known.weights_of(update)
+        weights, means = step_weights(update, known)
         means = means_by_loss(update, means)
         self._weights = self._samples.spread(weights.to(known.device))
         self._figure_weights = self._samples.spread(means.to(known.device))
@@ -275,9 +292,10 @@ class StepTokens:
         self._rollout, self._staleness = known.rollout[place], known.staleness[place]
         self._advantages = known.advantages[place]
         self._is_of_one_version = known.is_of_one_version[place]
-        self._teacher = known.teacher_at(place)
+        self._teacher, self._teacher_top = known.teacher_at(place)
         self._imitated, self._knows_rollout = _at(known.imitated, place), known.knows_rollout
-        self._pairs = _pairs_of(known, update)
+        self._pairs = pairs_of(known, update)
+        self._judged = judged_of(known, update, reference_point)
         opening = known.opening
         self.asks_reference = opening.reference is None
         """Whether the reference, if there is one, has not spoken yet."""
@@ -304,7 +322,10 @@ class StepTokens:
             samples=Segments(self._samples.index[part], self._samples.count),
             opening_logprobs=_at(self._opening, part),
             teacher_logprobs=_at(self._teacher, part),
+            teacher_top=_at(self._teacher_top, part),
+            student_top=scores.top,
             pairs=self._pairs,
+            judged=self._judged,
             knows_rollout=self._knows_rollout,
             is_of_one_version=self._is_of_one_version[part],
             imitated=_at(self._imitated, part),
@@ -318,18 +339,6 @@ class StepTokens:
         if self._imitated is not None:  # a demonstration has no reward to be predicted
             weights = weights * ~self._imitated[part]
         return ValueTargets(self._old_values[part], self._returns[part], weights)
-
-
-def _pairs_of(known: BatchTokens, update: Update) -> Tensor | None:
-    """The pairs of a step, by the numbers that its samples have there; None where the loss is not one of pairs."""
-    if not prefers_pairs(known.options):
-        return None
-    samples = torch.from_numpy(update.batch_samples)
-    is_trained = torch.from_numpy(update.tokens_per_sample()) > 0
-    pairs = preference_pairs(
-        known.rewards[samples], known.group_ids[samples], is_trained, pairing=known.options.dpo_pairs
-    )
-    return pairs.to(known.device)
 
 
 def _flags(sequences: Sequence[TrainSequence], given: Sequence[bool]) -> Tensor:

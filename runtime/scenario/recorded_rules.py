@@ -10,6 +10,7 @@ from penstock.backends.engines.options import kinds
 from penstock.backends.learners.objectives.validity import (
     IMITATION,
     compares_rewards,
+    judges_responses,
     needs_rollout_logprobs,
     prefers_pairs,
 )
@@ -90,10 +91,10 @@ def _losses(s: Scenario, settings: RecordedSettings) -> Iterator[tuple[KeyPath, 
     if settings.imitates and may_imitate:
         key = "loss" if recorded.loss_key is None else "loss_key"
         yield ("data", "recorded", key), f"has no effect with learner.objective: {IMITATION}; remove it"
-    if prefers_pairs(objective) and may_imitate:
+    if judges_responses(objective) and may_imitate:
         yield (
             ("data", "recorded", "loss" if recorded.loss_key is None else "loss_key"),
-            f"{objective.name} is a mean over pairs and imitation one over tokens, which have no denominator in "
+            f"{objective.name} is a mean over responses and imitation one over tokens, which have no denominator in "
             f"common; remove it, or train the rows in a run of their own with learner.objective: {IMITATION}",
         )
     if recorded.loss == "objective" and recorded.loss_key is None:
@@ -102,7 +103,7 @@ def _losses(s: Scenario, settings: RecordedSettings) -> Iterator[tuple[KeyPath, 
                 OBJECTIVE,
                 f"{objective.name} compares the policy with whatever drew a response, and nobody knows the log-probs "
                 "of those that the rows hold; name their column in data.recorded.logprobs_key, set data.recorded.loss: "
-                "sft, or take an objective that needs none (sft, dpo, rejection_sampling, reward_weighted)",
+                "sft, or take an objective that needs none (sft, dpo, kto, rejection_sampling, reward_weighted)",
             )
         if settings.are_all_recorded and s.sampling.samples_per_group < 2 and compares_rewards(objective):
             yield (

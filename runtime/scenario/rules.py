@@ -23,6 +23,7 @@ from penstock.backends.learners.objectives.validity import (
     compares_rewards,
     ignores_spread,
     is_unbounded,
+    needs_reference_point,
     objective_problem,
 )
 from penstock.backends.protocol import Capability
@@ -188,6 +189,12 @@ def _objective(s: Scenario) -> Iterator[Broken]:
             ("learner", "num_updates"),
             f"{s.learner.num_updates} optimizer steps cannot be made from the {whole} {unit} of a batch, each of which "
             f"stays whole; set it to {whole} or less, or go through the batch more often with learner.num_passes",
+        )
+    if needs_reference_point(options) and min(whole // s.learner.num_updates, s.learner.groups_per_batch) < 2:
+        yield (
+            ("learner", "groups_per_batch"),
+            f"{options.name} puts responses behind other prompts to find the KL to the reference, and an optimizer "
+            "step would have one prompt only; raise it, or lower learner.num_updates",
         )
     if options.critic_only_steps >= s.run.num_steps:
         yield (

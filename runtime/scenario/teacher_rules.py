@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.backends.engines.options import kinds
 from penstock.backends.engines.sglang.server_options import ServerOptionError, check_server_options
 from penstock.backends.engines.sglang.size import EngineSizeError, engine_size
-from penstock.backends.learners.objectives.validity import is_user_objective
+from penstock.backends.learners.objectives.validity import is_user_objective, needs_teacher_top
 from penstock.runtime.scenario.paths import OBJECTIVE
 
 if TYPE_CHECKING:
@@ -33,6 +33,12 @@ def teacher_rules(s: Scenario) -> Iterator[Broken]:
                 (*OBJECTIVE, "opd_kl_coef"),
                 "the distance to a teacher is asked for, and there is none; add a block teacher: with its model, or "
                 "set it to 0",
+            )
+        if needs_teacher_top(s.learner.objective) and s.learner.backend != "simulated" and s.run.only != "learner":
+            yield (
+                (*OBJECTIVE, "policy_loss"),
+                "the distance to a teacher's distribution is asked for, and there is no teacher; add a block teacher: "
+                "with its model and top_logprobs",
             )
         return
     yield from _backend(s, teacher)
@@ -80,7 +86,17 @@ def _model(s: Scenario, teacher: TeacherOptions) -> Iterator[Broken]:
 
 def _objective(s: Scenario, teacher: TeacherOptions) -> Iterator[Broken]:
     objective = s.learner.objective
-    if not objective.opd_kl_coef and not is_user_objective(objective.name):
+    wants_top = needs_teacher_top(objective)
+    if wants_top != bool(teacher.top_logprobs):
+        yield (
+            (TEACHER, "top_logprobs"),
+            f"{objective.name} learns from the teacher's likeliest tokens; set it to how many, 64 say"
+            if wants_top
+            else f"has no effect with policy_loss: {objective.policy_loss}; remove it, or set learner.objective: gkd",
+        )
+    if teacher.top_logprobs and teacher.backend == "sglang":
+        yield (TEACHER, "backend"), "likeliest tokens come from an embedded teacher only; set it to torch"
+    if not objective.opd_kl_coef and not wants_top and not is_user_objective(objective.name):
         yield (
             (TEACHER,),
             "has no effect with learner.objective.opd_kl_coef: 0; set that, or learner.objective: distill, or remove "

@@ -29,6 +29,7 @@ from penstock.backends.learners.torch.trainer import PolicyTrainer
 from penstock.messages.arrays import floats_view, pack_floats, pack_tokens, tokens_view
 from penstock.messages.base import Metric
 from penstock.messages.samples import Completed, Group, Loss, Part, Prompt, Reward, Sample, SampleKey, VersionSpan
+from penstock.messages.top_logprobs import TopLogprobs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,11 +42,12 @@ AutoModel: Any = AutoModelForCausalLM  # transformers' factories have no types
 CPU = torch.device("cpu")
 VOCAB = 40
 TEMPERATURE = 0.8
-WITHOUT_RATIO = ("likelihood", "dpo")
+WITHOUT_RATIO = ("likelihood", "divergence", "dpo", "kto")
 """Losses that ask nobody how likely a token was when it was made."""
 VERSION = 6
 """Of the policy that opens the step; tokens are made by versions 3 to 6."""
 NUM_BATCHES = 4
+NUM_TOP = 3
 
 MIS_FIGURES = (
     "mis_tis_mask_fraction_low",
@@ -90,6 +92,9 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "distill": {},
     "distill whitened": {"name": "distill", "opd_kl_coef": 0.5, "whiten": True, "old_logprobs": "recompute"},
     "grpo distilled": {"name": "grpo", "opd_kl_coef": 0.3, "old_logprobs": "interpolate", "kl_coef": 0.1},
+    "gkd": {"entropy_coef": 0.02},
+    "forward KL to a teacher": {"name": "gkd", "distill_beta": 0.0, "reduction": "sequence_mean"},
+    "reverse KL to a teacher": {"name": "gkd", "distill_beta": 1.0, "kl_coef": 0.1},
     "opsm": {"name": "dapo", "opsm_delta": 0.05},
     "sft": {},
     "rejection_sampling": {"min_reward": 0.2, "kl_coef": 0.1},
@@ -97,6 +102,10 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "reward_weighted": {"reward_scale": 0.3, "max_weight": 2.0, "entropy_coef": 0.02},
     "dpo": {"dpo_beta": 0.3},
     "every pair": {"name": "dpo", "dpo_pairs": "all", "dpo_label_smoothing": 0.1},
+    "ln_dpo": {"dpo_beta": 2.0},
+    "ipo": {},
+    "IPO by means": {"name": "ipo", "dpo_normalize_length": True, "dpo_pairs": "all"},
+    "kto": {"desirable_weight": 1.3, "undesirable_weight": 0.8},
     "unbiased KL": {"name": "dapo", "kl_coef": 0.1, "unbiased_kl": True, "kl_estimator": "low_var_kl"},
 }
 
@@ -156,13 +165,51 @@ def make_part(draw: random.Random, behaviour: PreTrainedModel, prompt: Prompt, *
         loss_mask=bytes([1, *(draw.randint(0, 1) for _ in range(num_tokens - 1))]) if masked else b"",
         context_tokens=pack_tokens(before),
         teacher_logprobs=pack_floats(value + taught.gauss(0.0, 0.7) for value in logprobs.tolist()),
+        teacher_top=likeliest(taught, num_tokens),
     )
+
+
+def likeliest(draw: random.Random, num_tokens: int) -> TopLogprobs:
+    """Of a teacher with a larger vocabulary; for one place it has named two tokens only."""
+    ids, logprobs = list[int](), list[float]()
+    for place in range(num_tokens):
+        ids += draw.sample(range(VOCAB + 2), NUM_TOP)
+        shares = [draw.random() for _ in range(NUM_TOP + 1)]
+        logprobs += [math.log(share / sum(shares)) for share in shares[:NUM_TOP]]
+        if place == 1:
+            logprobs[-1] = -math.inf
+    return TopLogprobs(NUM_TOP, pack_tokens(ids), pack_floats(logprobs))
+
+
+def plain_divergence(logs: Tensor, part: Part, beta: float) -> Tensor:
+    """Place by place, and there token by token: those that both know, and all others together."""
+    assert part.teacher_top is not None
+    ids, taught = tokens_view(part.teacher_top.ids), floats_view(part.teacher_top.logprobs)
+    found: list[Tensor] = []
+    for place, own in enumerate(logs.double()):
+        at = range(place * NUM_TOP, (place + 1) * NUM_TOP)
+        named = [(math.exp(taught[i]), own[ids[i]].exp()) for i in at if ids[i] < VOCAB and taught[i] > -math.inf]
+        named.append((1 - sum(p for p, _ in named), 1 - torch.stack([q for _, q in named]).sum()))
+        total = torch.zeros((), dtype=torch.float64)
+        for p, q in named:
+            m = beta * p + (1 - beta) * q
+            if beta in (0.0, 1.0):
+                total = total + (p * (p / q).log() if beta == 0.0 else q * (q / p).log())
+            else:
+                total = total + beta * p * (p / m).log() + (1 - beta) * q * (q / m).log()
+        found.append(total)
+    return torch.stack(found).float()
 
 
 def plain_scores(model: PreTrainedModel, context: list[int], tokens: list[int]) -> tuple[Tensor, Tensor]:
     logits = model(torch.tensor([context + tokens])).logits[0, len(context) - 1 : -1] / TEMPERATURE
     logs = logits.log_softmax(-1)
     return logs.gather(1, torch.tensor(tokens)[:, None])[:, 0], -(logs.exp() * logs).sum(-1)
+
+
+def plain_logs(model: PreTrainedModel, context: list[int], tokens: list[int]) -> Tensor:
+    logits = cast("Tensor", model(torch.tensor([context + tokens])).logits)[0, len(context) - 1 : -1]
+    return (logits / TEMPERATURE).log_softmax(-1)
 
 
 def plain_model(folder: Path, *, scale: float = 1.0) -> PreTrainedModel:
@@ -192,6 +239,7 @@ class PlainSample:
     position: list[int]
     old: Tensor
     advantage: Tensor
+    divergence: Tensor
 
 
 def plain_samples(
@@ -200,7 +248,7 @@ def plain_samples(
     found: list[PlainSample] = []
     for group in groups:
         for sample in group.samples:
-            columns: list[list[Tensor]] = [[], [], [], [], [], []]
+            columns: list[list[Tensor]] = [[], [], [], [], [], [], []]
             position: list[int] = []
             start = 0
             for part in sample.parts:
@@ -212,12 +260,15 @@ def plain_samples(
                     base, _ = plain_scores(reference, context, tokens)
                 age = torch.tensor([VERSION - s.version for s in part.spans for _ in range(s.num_tokens)])
                 rollout, teacher = (torch.tensor(list(floats_view(b))) for b in (part.logprobs, part.teacher_logprobs))
-                values = (new, entropy, rollout, base, teacher, age)
+                far = torch.zeros_like(new)
+                if o.policy_loss == "divergence":
+                    far = plain_divergence(plain_logs(model, context, tokens), part, o.distill_beta)
+                values = (new, entropy, rollout, base, teacher, age, far)
                 for column, value in zip(columns, values, strict=True):
                     column.append(value[kept])
                 position += [start + i for i in kept]
                 start += len(tokens)
-            new, entropy, rollout, base, teacher, age = (torch.cat(column) for column in columns)
+            new, entropy, rollout, base, teacher, age, far = (torch.cat(column) for column in columns)
             share = torch.tensor([1.0 / int(a) if a else 0.0 for a in age])
             now = new.detach()
             old = {"engine": rollout, "recompute": now, "interpolate": share * rollout + (1 - share) * now}
@@ -237,6 +288,7 @@ def plain_samples(
                     position,
                     old[o.old_logprobs],
                     new,
+                    far,
                 )
             )
     return found
@@ -330,6 +382,8 @@ def plain_policy_loss(s: PlainSample, o: ObjectiveOptions) -> Tensor:
             up, down = log_ratio.clamp(max=o.clip_high), log_ratio.clamp(min=-o.clip_low)
             bounded = torch.where(a > 0, up, torch.where(a < 0, down, log_ratio))
             return -bounded.mean().detach().exp() * (bounded - bounded.detach()).exp() * a
+        case "divergence":
+            return a * s.divergence
         case "cispo":
             return -log_ratio.detach().exp().clamp(low, high) * a * s.new
         case "dppo_tv" | "dppo_kl":
@@ -393,12 +447,58 @@ def plain_dpo(samples: list[PlainSample], o: ObjectiveOptions) -> Tensor:
     losses: list[Tensor] = []
     for better, worse in plain_pairs(samples, o):
         gains = [(s.new - s.reference).sum() for s in (better, worse)]
+        if o.dpo_normalize_length:
+            gains = [(s.new - s.reference).mean() for s in (better, worse)]
+        if o.dpo_loss == "ipo":
+            losses.append((gains[0] - gains[1] - 0.5 / o.dpo_beta) ** 2)
+            continue
         right = torch.sigmoid(o.dpo_beta * (gains[0] - gains[1]))
         losses.append(-(1 - o.dpo_label_smoothing) * right.log() - o.dpo_label_smoothing * (1 - right).log())
     return torch.stack(losses).mean()
 
 
-def plain_loss(samples: list[PlainSample], o: ObjectiveOptions) -> Tensor:
+def plain_kto(samples: list[PlainSample], o: ObjectiveOptions, point: float) -> Tensor:
+    losses: list[Tensor] = []
+    for s in samples:
+        r = (s.new - s.reference).sum()
+        assert o.min_reward is not None
+        is_good = s.reward >= o.min_reward
+        weight, side = (o.desirable_weight, r - point) if is_good else (o.undesirable_weight, point - r)
+        losses.append(weight - weight / (1 + (-o.dpo_beta * side).exp()))
+    return torch.stack(losses).mean()
+
+
+def plain_reference_point(groups: tuple[Group, ...], model: PreTrainedModel, reference: PreTrainedModel) -> float:
+    """Each prompt with the responses of the next group; of a sample of two parts both, each behind what comes before
+    the part of the same number."""
+    prompts = [list(tokens_view(group.prompt.tokens)) for group in groups]
+    longest = max(
+        len(tokens_view(p.context_tokens or g.prompt.tokens)) + 1 + max(i for i, m in enumerate(mask_of(p)) if m)
+        for g in groups for s in g.samples for p in s.parts
+    )  # fmt: skip
+    total, count = 0.0, 0
+    for number, group in enumerate(groups):
+        others = groups[(number + 1) % len(groups)].samples
+        for index, sample in enumerate(group.samples):
+            count += 1
+            for place, part in enumerate(others[index % len(others)].parts):
+                own = sample.parts[min(place, len(sample.parts) - 1)]
+                context = list(tokens_view(own.context_tokens)) or prompts[number]
+                tokens = list(tokens_view(part.tokens))[: longest - len(context)]
+                kept = [i for i, m in enumerate(mask_of(part)[: len(tokens)]) if m]
+                with torch.no_grad():
+                    ours, theirs = (plain_scores(m, context, tokens)[0] for m in (model, reference))
+                total += float((ours - theirs)[kept].sum())
+    return max(0.0, total / count)
+
+
+def mask_of(part: Part) -> list[int]:
+    return list(part.loss_mask) or [1] * part.num_tokens
+
+
+def plain_loss(samples: list[PlainSample], o: ObjectiveOptions, point: float = 0.0) -> Tensor:
+    if o.policy_loss == "kto":
+        return plain_kto(samples, o, point)
     if o.policy_loss == "dpo":
         return plain_dpo(samples, o)
     set_advantages(samples, o)
@@ -479,7 +579,10 @@ def packed_step(
 
 
 def plain_step(models: Models, options: ObjectiveOptions, groups: tuple[Group, ...]) -> tuple[float, Gradient]:
-    loss = plain_loss(plain_samples(groups, models.plain, models.plain_reference, options), options)
+    point = 0.0
+    if options.policy_loss == "kto":
+        point = plain_reference_point(groups, models.plain, models.plain_reference)
+    loss = plain_loss(plain_samples(groups, models.plain, models.plain_reference, options), options, point)
     torch.autograd.backward(loss)
     return float(loss.detach()), taken_gradients(models.plain)
 
@@ -573,6 +676,7 @@ def test_fifty_batches_of_each_objective_are_the_same_in_one_micro_batch_and_in_
         ),
         *((case, "tis_clipfrac") for case in ("tis", "icepop", "a3po")),
         ("opsm", "opsm_clipfrac"),
+        ("kto", "desirable_ratio"),
         ("mis sequence", "mis_tis_clip_fraction_low"),
         *(("mis rejecting", name) for name in MIS_FIGURES),
     ],

@@ -91,6 +91,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "reinforce": {"name": "reinforce_plus_plus", "discount": 0.97, "kl_coef": 0.05, "kl_in": "reward"},
     "dr_grpo": {"name": "dr_grpo", "constant_tokens": 50},
     "dpo": {"name": "dpo", "dpo_pairs": "all"},
+    "kto": {"name": "kto"},
     "rejection sampling": {"name": "rejection_sampling", "kl_coef": 0.1},
 }  # fmt: skip
 

@@ -45,9 +45,10 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     return make_case("qwen3_tied", tmp_path_factory.mktemp("teacher"))
 
 
-def scorer_of(folder: Path, *, temperature: float = 1.0, max_context: int = 700) -> TextScorer:
+def scorer_of(folder: Path, *, temperature: float = 1.0, max_context: int = 700, num_top: int = 0) -> TextScorer:
+    device = torch.device("cpu")
     return TextScorer(
-        folder, dtype=torch.float32, device=torch.device("cpu"), max_context=max_context, temperature=temperature
+        folder, dtype=torch.float32, device=device, max_context=max_context, temperature=temperature, num_top=num_top
     )
 
 
@@ -58,7 +59,7 @@ def expected(case: Case, text: Text, temperature: float = 1.0) -> torch.Tensor:
 @pytest.mark.parametrize("name", sorted(MODELS))
 def test_log_probs_of_a_packed_pass_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     case = make_case(name, tmp_path)
-    for text, found in zip(TEXTS, scorer_of(tmp_path).score(TEXTS), strict=True):
+    for text, (found, _, _) in zip(TEXTS, scorer_of(tmp_path).score(TEXTS), strict=True):
         assert found.shape == (len(text.tokens),)
         assert found.dtype == torch.float32
         if text.tokens:
@@ -66,9 +67,23 @@ def test_log_probs_of_a_packed_pass_are_those_of_transformers(name: str, tmp_pat
 
 
 def test_log_probs_are_of_the_temperature_that_is_sampled_with(case: Case) -> None:
-    found = scorer_of(case.folder, temperature=0.7).score(TEXTS)
-    assert (found[3] - expected(case, TEXTS[3], 0.7)).abs().max() < TOLERANCE
-    assert (found[3] - expected(case, TEXTS[3], 1.0)).abs().max() > 100 * TOLERANCE
+    found = scorer_of(case.folder, temperature=0.7).score(TEXTS)[3].logprobs
+    assert (found - expected(case, TEXTS[3], 0.7)).abs().max() < TOLERANCE
+    assert (found - expected(case, TEXTS[3], 1.0)).abs().max() > 100 * TOLERANCE
+
+
+def test_the_likeliest_tokens_are_those_of_transformers(case: Case) -> None:
+    found = scorer_of(case.folder, temperature=0.7, num_top=4).score(TEXTS)
+    for text, one in zip(TEXTS, found, strict=True):
+        assert one.top_ids.shape == one.top_logprobs.shape == (len(text.tokens), 4)
+    text, one = TEXTS[3], found[3]
+    with torch.no_grad():
+        logits = case.model(torch.tensor([[*text.context, *text.tokens]])).logits[0, len(text.context) - 1 : -1]
+    wanted = torch.log_softmax(logits / 0.7, -1).topk(4, dim=-1)
+    assert (one.top_logprobs - wanted.values).abs().max() < TOLERANCE
+    assert (one.top_ids == wanted.indices).float().mean() > 0.99
+    with pytest.raises(ValueError, match=r"teacher\.top_logprobs: 1000000 is more than"):
+        scorer_of(case.folder, num_top=1_000_000)
 
 
 def test_a_teacher_that_was_made_for_shorter_texts_is_refused(case: Case) -> None:

@@ -17,6 +17,7 @@ import trainer_plan as plan
 
 from penstock.backends.learners.megatron.architecture import read_architecture
 from penstock.backends.learners.megatron.speed import shape_of
+from penstock.backends.learners.objectives.presets import objective
 from penstock.backends.learners.sequences import read_groups
 from penstock.backends.learners.torch import speed
 from penstock.backends.learners.torch.model import PackedModel
@@ -69,6 +70,14 @@ def test_every_objective_is_that_of_the_torch_learner(
     options = plan.learner_options(objective, keys, **others)
     num_ranks = 4 if "virtual_pipeline" in keys else 2  # with replicas that have unequally much to do
     check_against_torch(tiny_family("qwen3"), options, ranks(num_ranks), num_ranks, plan.make_batches(2))
+
+
+@pytest.mark.parametrize("keys", [plan.TP2, {"context_parallel": 2}], ids=["tensor 2", "context 2"])
+def test_likeliest_tokens_are_found_in_a_divided_vocabulary_and_a_divided_sequence(
+    keys: dict[str, Any], ranks: Callable[[int], Ranks], tiny_family: Callable[[str], Path]
+) -> None:
+    options = plan.learner_options(objective("gkd", distill_beta=0.0), keys)
+    check_against_torch(tiny_family("qwen3"), options, ranks(2), 2, plan.make_batches(2, with_imitated=True))
 
 
 def test_imitated_samples_are_trained_beside_the_others(

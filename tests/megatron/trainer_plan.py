@@ -12,6 +12,7 @@ from penstock.backends.learners.options import LearnerOptions
 from penstock.messages.arrays import pack_floats, pack_tokens
 from penstock.messages.base import Metric
 from penstock.messages.samples import Completed, Group, Loss, Part, Prompt, Reward, Sample, SampleKey, VersionSpan
+from penstock.messages.top_logprobs import TopLogprobs
 
 if TYPE_CHECKING:
     from penstock.backends.learners.options import ObjectiveOptions
@@ -72,6 +73,8 @@ OBJECTIVES: dict[str, tuple[ObjectiveOptions, dict[str, Any]]] = {
     ),
     "reinforce++, KL in the reward": (objective("reinforce_plus_plus", kl_coef=0.1), {"num_updates": 2}),
     "dpo": (objective("dpo"), {}),
+    "kto": (objective("kto"), {"num_updates": 2}),
+    "a teacher's likeliest tokens": (objective("gkd"), {"num_updates": 2}),
     "a teacher's distribution": (objective("distill"), {"num_updates": 2}),
 }  # fmt: skip
 
@@ -132,6 +135,7 @@ def _part(draw: random.Random, version: int, *, context: bool = False) -> Part:
         loss_mask=bytes(draw.randint(0, 3) and 1 for _ in range(num_tokens)) if draw.randint(0, 1) else b"",
         context_tokens=_tokens(draw, 5) if context else b"",
         teacher_logprobs=_logprobs(draw, num_tokens),
+        teacher_top=TopLogprobs(3, _tokens(draw, 3 * num_tokens), _logprobs(draw, 3 * num_tokens)),
     )
 
 

@@ -6,18 +6,20 @@ from __future__ import annotations
 import actor_driver as drive
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from penstock.actors.engine_worker.settings import TeacherSettings
 from penstock.actors.engine_worker.teacher import Teacher
 from penstock.actors.scorer.machine import TEACHER_TIMER, Scorer
 from penstock.actors.scorer.settings import ScorerSettings
-from penstock.messages.arrays import floats_view, pack_floats, pack_tokens
+from penstock.messages.arrays import ArrayLengthError, floats_view, pack_floats, pack_tokens
 from penstock.messages.commands import ComputeLogprobs, OpenEngine, ReplaceActor, Score, StartTimer
 from penstock.messages.flow import SampleGenerated, SampleScored, SamplesSettled, ScoringFailed, SettledState
 from penstock.messages.local import EngineOpened, LogprobsComputed, SampleJudged, Started, TimerFired
 from penstock.messages.membership import ActorLost, ActorReturned, LineRestored
 from penstock.messages.samples import Completed, Loss, Part, Purpose, Reward, Sample, SampleKey, VersionSpan
 from penstock.messages.teaching import GivenTokens, TeacherAnswered, TeacherAsked
+from penstock.messages.top_logprobs import TopLogprobs
 from penstock.messages.waits import OWN_BACKEND, Wait
 from penstock.messages.weights import EngineReady
 
@@ -125,6 +127,21 @@ def test_every_part_of_an_episode_is_asked_about_after_its_own_context() -> None
     )
     taught = drive.one_sent(driver.hear(answer), SampleScored).sample.parts
     assert [list(floats_view(part.teacher_logprobs)) for part in taught] == [[-2, -3], [-4]]
+
+
+def test_the_likeliest_tokens_come_with_the_sample_and_only_as_many_as_it_has_places() -> None:
+    driver = scorer()
+    driver.hear(generated(3), judged(3))
+    top = TopLogprobs(2, pack_tokens(range(8)), pack_floats([-0.5] * 8))
+    short = TopLogprobs(2, pack_tokens(range(6)), pack_floats([-0.5] * 6))
+    again = driver.hear(replace(answered(3), top=(short,)))
+    assert drive.one_sent(again, TeacherAsked).key == SampleKey(3, 0), "an answer for three of four places is none"
+    sample = drive.one_sent(driver.hear(replace(answered(3), top=(top,))), SampleScored).sample
+    assert sample.parts[0].teacher_top == top
+    with pytest.raises(ArrayLengthError, match="teacher_top: expected 4 tokens, got 3"):
+        replace(sample.parts[0], teacher_top=short)
+    with pytest.raises(ArrayLengthError, match="expected 3 a place"):
+        TopLogprobs(3, pack_tokens(range(8)), pack_floats([-0.5] * 8))
 
 
 @pytest.mark.parametrize("why", ["evaluation", "imitated", "empty"])

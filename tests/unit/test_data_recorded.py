@@ -15,7 +15,7 @@ from penstock.backends.data.problems import DataError
 from penstock.backends.data.recorded_rows import RecordedSettings
 from penstock.backends.models.make import END_ID, END_TOKEN, SYMBOLS, character_tokenizer
 from penstock.messages.arrays import floats_view, tokens_view
-from penstock.messages.samples import Loss
+from penstock.messages.samples import Loss, Reward
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,6 +75,12 @@ def test_token_ids_keep_their_log_probs_and_their_reward_and_are_not_ended(tmp_p
     assert (first.reward is not None and first.reward.value, first.is_truncated) == (1.0, False)
     assert (second.reward is not None and second.reward.value, second.is_truncated) == (0.25, True)
     assert dataset.prompt(0, 0).loss is Loss.OBJECTIVE
+
+
+def test_a_verdict_is_a_reward_of_one_or_zero(tmp_path: Path, folder: Path) -> None:
+    rows = [{"prompt": "a=", "response": "b", "good": True}, {"prompt": "b=", "response": "c", "good": False}]
+    dataset = load(tmp_path, folder, *rows, recorded={"reward_key": "good"})
+    assert [dataset.responses(row)[0].reward for row in range(2)] == [Reward(value=1.0), Reward(value=0.0)]
 
 
 def test_a_pair_is_a_group_of_two_with_rewards_one_and_zero(tmp_path: Path, folder: Path) -> None:

@@ -23,17 +23,17 @@ from penstock.backends.learners.objectives.advantages import (
 )
 from penstock.backends.learners.objectives.distillation import (
     distillation_advantages,
-    generalized_jsd,
     sampled_reverse_kl,
+    top_divergence,
 )
 from penstock.backends.learners.objectives.imitation import (
     best_of_group,
     supervised_loss,
 )
 from penstock.backends.learners.objectives.kl import kl_estimate
-from penstock.backends.learners.objectives.logprobs import token_entropy, token_logprobs
+from penstock.backends.learners.objectives.logprobs import other_logprobs, token_entropy, token_logprobs
 from penstock.backends.learners.objectives.mismatch import mis_metrics
-from penstock.backends.learners.objectives.preference import dpo_loss
+from penstock.backends.learners.objectives.preference import pair_loss
 from penstock.backends.learners.objectives.reduction import reduction_weights
 from penstock.backends.learners.objectives.segments import Segments
 from penstock.backends.learners.objectives.values import clipped_value_loss
@@ -344,11 +344,11 @@ def test_the_effective_sample_ratio_is_1_for_equal_weights_and_the_share_of_thos
 
 def test_dpo_is_log_2_at_the_reference_and_smoothing_mixes_the_two_orders() -> None:
     zero, one = torch.zeros(1), torch.ones(1)
-    assert float(dpo_loss(zero, zero, zero, zero, beta=0.1).loss) == pytest.approx(math.log(2))
-    plain = dpo_loss(3 * one, one, one, zero, beta=0.5)
+    assert float(pair_loss(zero, zero, zero, zero, beta=0.1).loss) == pytest.approx(math.log(2))
+    plain = pair_loss(3 * one, one, one, zero, beta=0.5)
     assert float(plain.margin) == pytest.approx(0.5)
     assert float(plain.loss) == pytest.approx(math.log(1 + math.exp(-0.5)))
-    smooth = dpo_loss(3 * one, one, one, zero, beta=0.5, label_smoothing=0.2)
+    smooth = pair_loss(3 * one, one, one, zero, beta=0.5, label_smoothing=0.2)
     assert float(smooth.loss) == pytest.approx(0.8 * math.log(1 + math.exp(-0.5)) + 0.2 * math.log(1 + math.exp(0.5)))
 
 
@@ -371,7 +371,7 @@ def test_the_mean_over_samples_of_the_difference_is_the_reverse_kl() -> None:
     expected = 0.2 * math.log(0.2 / 0.6) + 0.5 * math.log(0.5 / 0.1)
     assert float((student * sampled).sum()) == pytest.approx(expected)
     assert float((student * sampled).sum()) == pytest.approx(
-        float(generalized_jsd(student.log()[None], teacher.log()[None], beta=1.0))
+        float(top_divergence(student.log()[None], teacher.log()[None], beta=1.0)), abs=1e-6
     )
 
 
@@ -387,17 +387,43 @@ def test_the_policy_gradient_of_distillation_is_that_of_the_reverse_kl() -> None
     assert torch.allclose(by_policy, by_kl, atol=1e-12)
 
 
-def test_the_generalized_jsd_is_that_of_two_distributions() -> None:
+def test_over_all_tokens_the_divergence_is_that_of_two_distributions() -> None:
     student, teacher = torch.tensor([[0.2, 0.3, 0.5]]).log(), torch.tensor([[0.6, 0.3, 0.1]]).log()
 
     def kl(p: Tensor, q: Tensor) -> float:
         return float((p.exp() * (p - q)).sum())
 
     mixture = (0.3 * teacher.exp() + 0.7 * student.exp()).log()
-    assert float(generalized_jsd(student, teacher, beta=0.0)) == pytest.approx(kl(teacher, student))
-    assert float(generalized_jsd(student, teacher, beta=1.0)) == pytest.approx(kl(student, teacher))
+    assert float(top_divergence(student, teacher, beta=0.0)) == pytest.approx(kl(teacher, student), abs=1e-6)
+    assert float(top_divergence(student, teacher, beta=1.0)) == pytest.approx(kl(student, teacher), abs=1e-6)
     expected = 0.3 * kl(teacher, mixture) + 0.7 * kl(student, mixture)
-    assert float(generalized_jsd(student, teacher, beta=0.3)) == pytest.approx(expected, abs=1e-6)
+    assert float(top_divergence(student, teacher, beta=0.3)) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
+def test_the_likeliest_tokens_and_all_others_together_are_two_distributions(beta: float) -> None:
+    """Summed up here token by token; what the student does not know, and what a teacher has not named, is one of the
+    others."""
+    p, q = [0.5, 0.2, 0.1, 0.2], [0.3, 0.3, 0.25, 0.15]  # teacher and student over four tokens
+    named = [0, 1]
+    teacher = torch.tensor([[math.log(p[i]) for i in named]], dtype=torch.float64)
+    student = torch.tensor([[math.log(q[i]) for i in named]], dtype=torch.float64)
+    ps, qs = [p[0], p[1], p[2] + p[3]], [q[0], q[1], q[2] + q[3]]
+
+    def kl(a: list[float], b: list[float]) -> float:
+        return sum(x * math.log(x / y) for x, y in zip(a, b, strict=True))
+
+    ms = [beta * x + (1 - beta) * y for x, y in zip(ps, qs, strict=True)]
+    inner = beta * kl(ps, ms) + (1 - beta) * kl(qs, ms)
+    wanted = {0.0: kl(ps, qs), 1.0: kl(qs, ps)}.get(beta, inner)
+    assert float(top_divergence(student, teacher, beta=beta)) == pytest.approx(wanted, abs=1e-12)
+    nothing = torch.full((1, 1), -math.inf, dtype=torch.float64)
+    known = torch.full((1, 1), math.log(0.2), dtype=torch.float64)
+    for more in ((nothing, known), (known, nothing)):
+        further = (torch.cat([each, one], dim=1) for each, one in zip((student, teacher), more, strict=True))
+        assert float(top_divergence(*further, beta=beta)) == pytest.approx(wanted, abs=1e-12)
+    everything = [torch.tensor([x], dtype=torch.float64).log() for x in (q, p)]
+    assert float(top_divergence(*everything, beta=beta)) > wanted
 
 
 def test_a_constant_denominator_sums_each_sample_over_the_constant() -> None:
@@ -444,7 +470,7 @@ LOSSES: dict[str, Callable[[Tensor], Tensor]] = {
     "unbiased k3": lambda lp: kl_estimate("k3", lp, BASE, behaviour_logprobs=ADVANTAGES),
     "value": lambda lp: clipped_value_loss(lp, BASE, ADVANTAGES, value_clip=0.2).loss,
     "sft": supervised_loss,
-    "dpo": lambda lp: dpo_loss(lp[:3], lp[3:], BASE[:3], BASE[3:], beta=0.7, label_smoothing=0.1).loss,
+    "dpo": lambda lp: pair_loss(lp[:3], lp[3:], BASE[:3], BASE[3:], beta=0.7, label_smoothing=0.1).loss,
 }
 
 
@@ -474,4 +500,14 @@ def test_gradients_through_logits_are_those_of_finite_differences(beta: float) -
     logits, teacher, targets = random(4, 5, requires_grad=True), random(4, 5, seed=1), torch.tensor([0, 3, 2, 4])
     assert gradcheck(partial(token_logprobs, targets=targets, temperature=0.7), (logits,))
     assert gradcheck(partial(token_entropy, temperature=0.7), (logits,))
-    assert gradcheck(partial(generalized_jsd, teacher_logits=teacher, beta=beta), (logits,))
+    likeliest = teacher.log_softmax(-1).topk(3, dim=-1)
+
+    def divergence(logits: Tensor) -> Tensor:
+        own = logits.gather(1, targets[:, None])[:, 0]
+        lp = token_logprobs(logits, targets, temperature=0.7)
+        top = other_logprobs(lp, logits.gather(1, likeliest.indices), own, temperature=0.7)
+        return top_divergence(top, likeliest.values, beta=beta)
+
+    assert gradcheck(divergence, (logits,))
+    plain = torch.log_softmax(logits / 0.7, -1).gather(1, likeliest.indices)
+    torch.testing.assert_close(divergence(logits), top_divergence(plain, likeliest.values, beta=beta))

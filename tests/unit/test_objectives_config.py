@@ -20,6 +20,7 @@ from penstock.backends.learners.objectives.validity import (
     learns_from_equals,
     needs_rollout_logprobs,
     objective_problem,
+    prefers_pairs,
 )
 from penstock.backends.learners.options import ObjectiveOptions
 from penstock.backends.user_code import UserCodeError
@@ -215,11 +216,13 @@ def test_a_group_of_equal_rewards_is_turned_away_where_it_teaches_nothing(scenar
     values = torch.full((5,), 0.3) if options.estimator == "gae" else None
     taught = torch.tensor([0.1, -0.2, 0.3, 0.1, 0.4]) if options.opd_kl_coef else None
     found = token_estimates(rewarded, options, values=values, reverse_kl=taught)
-    if name not in ("sft", "dpo"):  # which read no advantages
+    if name != "sft" and not prefers_pairs(options):  # these read no advantages
         assert learns_from_equals(options) == bool(found.advantages.any())
     scenario_file.write_text(MINIMAL)
     text = f"learner.objective={name}"
-    teacher = ("teacher={model: {make: xs, warm_start: {path: lines:10}}}",) if options.opd_kl_coef else ()
+    model, num_top = "model: {make: xs, warm_start: {path: lines:10}}", 8 if name == "gkd" else 0
+    has_teacher = bool(options.opd_kl_coef or num_top)
+    teacher = (f"teacher={{{model}, top_logprobs: {num_top}}}",) if has_teacher else ()
     if is_summed:
         teacher = (COMPONENTS,)
     if name != "sft":
@@ -269,7 +272,7 @@ def test_old_tokens_without_any_bound_are_refused_unless_asked_for(
 
 def test_only_objectives_that_couple_tokens_pay_for_a_second_pass() -> None:
     coupled = {name for name in PRESETS if couples_tokens(objective(name))}
-    assert coupled == {"gspo", "gmpo", "dpo"}
+    assert coupled == {"gspo", "gmpo", "dpo", "ln_dpo", "ipo", "kto"}
     # The KL in the reward is known before the first step of a batch.
     assert not couples_tokens(objective("rloo", kl_coef=0.1, kl_in="reward"))
     assert couples_tokens(objective("dapo", opsm_delta=1e-4))

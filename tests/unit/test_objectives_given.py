@@ -7,17 +7,22 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional
 
+from penstock.backends.learners.mismatched import mismatched, reference_point
 from penstock.backends.learners.objectives.objective import finished, policy_objective
 from penstock.backends.learners.objectives.open import open_objective
 from penstock.backends.learners.objectives.preference import preference_pairs
 from penstock.backends.learners.objectives.presets import objective
-from penstock.backends.learners.objectives.protocol import PolicyTokens
+from penstock.backends.learners.objectives.protocol import Judged, PolicyTokens
 from penstock.backends.learners.objectives.segments import Segments
 from penstock.backends.learners.objectives.token_advantages import RewardedSamples, token_advantages
+from penstock.backends.learners.sequences import TrainSequence, demonstration_sequence
+from penstock.backends.learners.step import Scores
+from penstock.backends.learners.updates import Update
 
 SAMPLE_OF = torch.tensor([0, 0, 1, 2, 2, 2, 3])
 """Of seven tokens."""
@@ -83,6 +88,31 @@ def test_dpo_is_the_plain_formula_over_sums_of_whole_responses(smoothing: float)
     assert torch.allclose(gradient, wanted, atol=1e-12)
 
 
+def test_ipo_is_the_squared_distance_of_the_gap_from_half_of_one_over_tau() -> None:
+    logprobs, reference = draw(3, 7).requires_grad_(), draw(4, 7)
+    tokens = tokens_with(logprobs, reference_logprobs=reference, pairs=torch.tensor([[0, 1], [3, 2]]))
+    found, gradient = loss_and_gradient("ipo", tokens, dpo_beta=0.3)
+    d = logprobs - reference
+    gaps = torch.stack([d[0] + d[1] - d[2], d[6] - d[3] - d[4] - d[5]])
+    plain = ((gaps[0] - 1 / 0.6) ** 2 + (gaps[1] - 1 / 0.6) ** 2) / 2
+    (wanted,) = torch.autograd.grad(plain, [logprobs])
+    assert found == pytest.approx(float(plain.detach()), abs=1e-12)
+    assert torch.allclose(gradient, wanted, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["ln_dpo", "ipo"])
+def test_with_normalised_lengths_a_pair_is_compared_by_means_over_tokens(name: str) -> None:
+    logprobs, reference = draw(3, 7).requires_grad_(), draw(4, 7)
+    tokens = tokens_with(logprobs, reference_logprobs=reference, pairs=torch.tensor([[0, 1], [3, 2]]))
+    found, gradient = loss_and_gradient(name, tokens, dpo_beta=2.0, dpo_normalize_length=True)
+    d = logprobs - reference
+    gaps = torch.stack([(d[0] + d[1]) / 2 - d[2], d[6] - (d[3] + d[4] + d[5]) / 3])
+    plain = (torch.log(1 + torch.exp(-2.0 * gaps)) if name == "ln_dpo" else (gaps - 0.25) ** 2).mean()
+    (wanted,) = torch.autograd.grad(plain, [logprobs])
+    assert found == pytest.approx(float(plain.detach()), abs=1e-12)
+    assert torch.allclose(gradient, wanted, atol=1e-12)
+
+
 def test_a_step_without_any_pair_has_no_loss_and_no_gradient() -> None:
     nothing = torch.empty((0, 2), dtype=torch.int64)
     tokens = tokens_with(draw(3, 7).requires_grad_(), reference_logprobs=draw(4, 7), pairs=nothing)
@@ -91,15 +121,88 @@ def test_a_step_without_any_pair_has_no_loss_and_no_gradient() -> None:
     assert not gradient.any()
 
 
-def test_the_gradient_of_dpo_is_that_of_finite_differences() -> None:
+@pytest.mark.parametrize(
+    ("name", "keys"), [("dpo", {"dpo_label_smoothing": 0.1}), ("ipo", {"dpo_normalize_length": True}), ("kto", {})]
+)
+def test_the_gradient_is_that_of_finite_differences(name: str, keys: dict[str, Any]) -> None:
     reference, pairs = draw(4, 7), torch.tensor([[0, 1], [3, 2], [0, 2]])
-    options = objective("dpo", dpo_label_smoothing=0.1)
+    options = objective(name, **keys)
+    judged = Judged(torch.tensor([True, False, True, False]), torch.tensor(0.2, dtype=torch.float64))
+    tokens = tokens_with(draw(3, 7), reference_logprobs=reference, pairs=pairs, judged=judged)
 
     def loss(logprobs: torch.Tensor) -> torch.Tensor:
-        return open_objective(options)(tokens_with(logprobs, reference_logprobs=reference, pairs=pairs), options).loss
+        return open_objective(options)(tokens._replace(logprobs=logprobs), options).loss
 
     gradcheck: Any = torch.autograd.gradcheck  # has no types
     assert gradcheck(loss, (draw(3, 7).requires_grad_(),))
+
+
+# --- each response alone ------------------------------------------------------------------------------------------
+
+
+def test_kto_is_the_plain_formula_over_responses_that_have_a_trained_token() -> None:
+    logprobs, reference = draw(3, 7).requires_grad_(), draw(4, 7)
+    judged = Judged(torch.tensor([True, False, False, True, True]), torch.tensor(0.4, dtype=torch.float64))
+    samples = Segments(SAMPLE_OF, 5)  # of the fifth nothing is trained
+    tokens = tokens_with(logprobs, reference_logprobs=reference, judged=judged, samples=samples, knows_rollout=False)
+    keys: dict[str, Any] = {"dpo_beta": 0.3, "desirable_weight": 1.5, "undesirable_weight": 0.7}
+    found, gradient = loss_and_gradient("kto", tokens, **keys)
+    d = logprobs - reference
+    ratios = [d[0] + d[1], d[2], d[3] + d[4] + d[5], d[6]]
+    values = [
+        1.5 / (1 + torch.exp(-0.3 * (ratios[0] - 0.4))),
+        0.7 / (1 + torch.exp(-0.3 * (0.4 - ratios[1]))),
+        0.7 / (1 + torch.exp(-0.3 * (0.4 - ratios[2]))),
+        1.5 / (1 + torch.exp(-0.3 * (ratios[3] - 0.4))),
+    ]
+    plain = ((1.5 - values[0]) + (0.7 - values[1]) + (0.7 - values[2]) + (1.5 - values[3])) / 4
+    (wanted,) = torch.autograd.grad(plain, [logprobs])
+    assert found == pytest.approx(float(plain.detach()), abs=1e-12)
+    assert torch.allclose(gradient, wanted, atol=1e-12)
+    options = objective("kto", **keys)
+    terms = open_objective(options)(tokens, options)
+    figures = finished({key: float(value) for key, value in terms.figures.items()})
+    assert figures["train/kto_kl"] == pytest.approx(0.4)
+    assert figures["train/desirable_ratio"] == 0.5
+    assert figures["train/kto_desirable_reward"] == pytest.approx(0.15 * float((ratios[0] + ratios[3]).detach()))
+
+
+def sequence(sample: int, prompt: list[int], response: list[int], first: int) -> TrainSequence:
+    made = demonstration_sequence(prompt, response, sample=sample)
+    return made._replace(prompt=prompt[0], first=first, positions=np.arange(len(response)))
+
+
+def test_the_reference_point_puts_each_response_behind_another_prompt_and_never_behind_its_own() -> None:
+    update = Update(
+        (
+            sequence(0, [1, 2], [10, 11, 12], 0),
+            sequence(1, [1, 2], [20], 3),
+            sequence(2, [3], [30, 31, 32, 33], 4),
+            sequence(3, [4, 5, 6], [40], 8),
+        ),
+        4,
+    )
+    pairs = mismatched(update)
+    assert pairs is not None
+    # The longest sequence of the step has five tokens, so that is where the fourth is cut.
+    assert [list(s.tokens) for s in pairs.sequences] == [
+        [1, 2, 30, 31, 32],
+        [1, 2, 30, 31, 32],
+        [3, 40],
+        [4, 5, 6, 10, 11],
+    ]
+    assert [list(s.trained) for s in pairs.sequences] == [[2, 3, 4], [2, 3, 4], [1], [3, 4]]
+    assert [s.sample for s in pairs.sequences] == [0, 1, 2, 3]
+    assert [s.first for s in pairs.sequences] == [0, 3, 6, 7]
+    assert pairs.num_samples == 4
+    logprobs, reference = -torch.arange(9.0), torch.full((9,), -4.0)  # Σ = −36 + 36
+    scores = Scores(logprobs, torch.zeros(9), reference, hidden=None)
+    assert float(reference_point(pairs, scores)) == 0.0
+    above = scores._replace(logprobs=logprobs + 2.0)
+    assert float(reference_point(pairs, above)) == pytest.approx(18.0 / 4)
+    below = scores._replace(logprobs=logprobs - 2.0)
+    assert float(reference_point(pairs, below)) == 0.0, "a divergence is never negative"
+    assert mismatched(Update(update.sequences[:2], 2)) is None, "one prompt"
 
 
 # --- likelihood ---------------------------------------------------------------------------------------------------

@@ -58,12 +58,16 @@ LIVE: list[dict[str, Any]] = [
     {"name": "reinforce_plus_plus", "discount": 0.9, "kl_coef": 0.1, "kl_estimator": "k3"},
     {"name": "reward_weighted", "reward_scale": 2.0, "max_weight": 5.0},
     {"name": "dpo", "dpo_beta": 0.3, "dpo_label_smoothing": 0.1, "dpo_pairs": "all"},
+    {"name": "ipo", "dpo_beta": 0.3, "dpo_normalize_length": True, "dpo_pairs": "all"},
+    {"name": "ln_dpo", "dpo_beta": 2.0, "dpo_loss": "ipo"},
+    {"name": "kto", "dpo_beta": 0.3, "desirable_weight": 2.0, "undesirable_weight": 0.5},
     {"name": "distill", "opd_kl_coef": 0.5},
     {"name": "sapo", "tau_pos": 0.5, "tau_neg": 2.0, "behaviour_kl_coef": 0.1},
     {"name": "gmpo", "clip_low": 0.3, "clip_high": 0.5},
     {"name": "maxrl", "whiten": True},
     {"name": "gdpo", "component_weights": {"a": 1.0, "b": 2.0}, "normalize_std": False, "whiten": True},
     {"name": "vapo", "gae_length_alpha": 0.1, "critic_lambda": 0.9, "discount": 0.9},
+    {"name": "gkd", "distill_beta": 1.0, "kl_coef": 0.1},
 ]  # fmt: skip
 
 

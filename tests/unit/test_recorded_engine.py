@@ -304,7 +304,7 @@ def test_supervised_and_mixed_scenarios_load(tmp_path: Path) -> None:
         (
             MIXED,
             ("learner.objective=dpo", "data.recorded.loss=sft"),
-            "dpo is a mean over pairs and imitation one over tokens, which have no denominator in common",
+            "dpo is a mean over responses and imitation one over tokens, which have no denominator in common",
         ),
         (
             "",
@@ -318,6 +318,17 @@ def test_supervised_and_mixed_scenarios_load(tmp_path: Path) -> None:
             "threshold gives weights of a likelihood",
         ),
         ("", ("learner.objective=dpo", "learner.objective.kl_coef=0.1"), "dpo_beta holds the policy to the reference"),
+        (
+            MIXED,
+            ("learner.objective=kto", "data.recorded.loss=sft"),
+            "kto is a mean over responses and imitation one over tokens",
+        ),
+        (SFT, ("learner.objective=kto", "learner.groups_per_batch=1"), "groups_per_batch: kto puts responses behind"),
+        (SFT, ("learner.objective={name: kto, min_reward: null}",), "the reward from which on a response is desirable"),
+        (SFT, ("learner.objective={name: kto, dpo_loss: ipo}",), "dpo_loss: has no effect with policy_loss: kto"),
+        ("", ("learner.objective={name: ipo, desirable_weight: 2}",), "has no effect with policy_loss: dpo"),
+        ("", ("learner.objective={name: ipo, dpo_label_smoothing: 0.1}",), "smooths the labels of dpo_loss: sigmoid"),
+        (SFT, ("learner.objective={name: kto, kl_coef: 0.1}",), "dpo_beta holds the policy to the reference already"),
         ("", ("learner.objective.dpo_beta=0.2",), "dpo_beta: has no effect with policy_loss: ppo"),
         ("", ("learner.objective=dpo", "learner.objective.clip_high=0.5"), "which takes no ratio to an older policy"),
     ],

@@ -62,6 +62,18 @@ def _sglang(*more: str) -> tuple[str, ...]:
             ("teacher=null",),
             r"opd_kl_coef: the distance to a teacher is asked for, and there is none; add a block teacher",
         ),
+        (("learner.objective=gkd",), r"teacher\.top_logprobs: gkd learns from the teacher's likeliest tokens"),
+        (("teacher.top_logprobs=8",), r"teacher\.top_logprobs: has no effect with policy_loss: ppo"),
+        (("learner.objective=gkd", "teacher=null"), r"policy_loss: the distance to a teacher's distribution is asked"),
+        (
+            _sglang("learner.objective=gkd", "teacher.top_logprobs=8"),
+            r"teacher\.backend: likeliest tokens come from an embedded teacher only",
+        ),
+        (
+            ("learner.objective={name: gkd, estimator: grpo}", "teacher.top_logprobs=8"),
+            r"estimator: a distance to a teacher is made smaller, and grpo may make it larger",
+        ),
+        (("learner.objective.distill_beta=0",), r"distill_beta: has no effect with policy_loss: ppo"),
         (("learner.objective=grpo",), r"teacher: has no effect with learner\.objective\.opd_kl_coef: 0"),
         (
             ("filter.drop_zero_spread=true",),

@@ -21,6 +21,7 @@ from penstock.messages.base import Delivery, Event
 from penstock.messages.flow import GroupRejected, RefillAsked, SampleGenerated
 from penstock.messages.membership import LeasesAsked
 from penstock.messages.samples import ExpertChoices, Media, Part, Prompt, SampleKey, VersionSpan
+from penstock.messages.top_logprobs import TopLogprobs
 from penstock.messages.training import StopAsked
 from penstock.messages.wire import (
     Envelope,
@@ -62,6 +63,7 @@ MEDIA = (Media("image", "https://example.org/a.png"),)
 PROMPT = Prompt(
     row=5, epoch=1, tokens=b"\1\0\0\0", text="two + two", label="4", metadata=b"{}", media=MEDIA, num_retries=3
 )
+TOP = TopLogprobs(2, b"\1\0\0\0\2\0\0\0", b"\0\0\0\xbf\0\0\x80\xbf")
 HEADER = Header("engine/0", 2, 17, 23, 11, bytes(range(24)))
 
 
@@ -69,7 +71,7 @@ def example(kind: msgspec.inspect.Type) -> Any:  # noqa: ANN401 - of any type th
     """A value of a msgspec type, with every field filled in, always the same."""
     match kind:
         case msgspec.inspect.StructType():
-            special: dict[type[msgspec.Struct], msgspec.Struct] = {Part: PART, Prompt: PROMPT}
+            special: dict[type[msgspec.Struct], msgspec.Struct] = {Part: PART, Prompt: PROMPT, TopLogprobs: TOP}
             return special.get(kind.cls) or kind.cls(**{f.name: example(f.type) for f in kind.fields})
         case msgspec.inspect.UnionType():
             return example(next(t for t in kind.types if not isinstance(t, msgspec.inspect.NoneType)))

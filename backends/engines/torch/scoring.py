@@ -43,11 +43,29 @@ class Text(NamedTuple):
         return len(self.context) + len(self.tokens) - 1
 
 
+class Scored(NamedTuple):
+    """What the model says of a text, on the CPU."""
+
+    logprobs: torch.Tensor
+    """Of its tokens, float32 ``[T]``."""
+    top_ids: torch.Tensor
+    """The likeliest in the place of each, the likeliest first, int32 ``[T, k]``."""
+    top_logprobs: torch.Tensor
+    """float32 ``[T, k]``"""
+
+
 class TextScorer:
     """One model of fixed weights on one device. Not thread-safe."""
 
     def __init__(
-        self, folder: Path, *, dtype: torch.dtype, device: torch.device, max_context: int, temperature: float
+        self,
+        folder: Path,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_context: int,
+        temperature: float,
+        num_top: int = 0,
     ) -> None:
         """Loads the weights.
 
@@ -57,6 +75,7 @@ class TextScorer:
             device: where they are.
             max_context: of the longest text.
             temperature: that logits are divided by.
+            num_top: k, of the likeliest tokens.
 
         Raises:
             ValueError: a folder that this engine cannot serve, or a model that was made for shorter texts.
@@ -67,7 +86,13 @@ class TextScorer:
                 f"teacher.model: {folder} takes at most {config.max_positions} tokens, and model.max_context is "
                 f"{max_context}; lower that, or take another teacher"
             )
+        if num_top > config.vocab_size:
+            raise ValueError(
+                f"teacher.top_logprobs: {num_top} is more than the {config.vocab_size} tokens of the teacher's "
+                "vocabulary; lower it"
+            )
         self.config = config
+        self._num_top = num_top
         self._max_context = max_context
         self._temperature = temperature
         self._device = device
@@ -92,18 +117,20 @@ class TextScorer:
             if not 0 <= token < size:
                 raise UnscorableError(f"token id {token} is outside the {size} of the teacher's vocabulary")
 
-    def score(self, texts: Sequence[Text]) -> list[torch.Tensor]:
-        """Log-probs float32 ``[T]`` of the tokens of each text, on the CPU, by one forward pass.
+    def score(self, texts: Sequence[Text]) -> list[Scored]:
+        """Each text, by one forward pass.
 
         Args:
             texts: that were checked.
         """
         wanted = [text for text in texts if text.tokens]
         scored = iter(self._score(wanted) if wanted else ())
-        return [next(scored) if text.tokens else torch.zeros(0) for text in texts]
+        of_top = torch.zeros(0, self._num_top)
+        nothing = Scored(torch.zeros(0), of_top.int(), of_top)
+        return [next(scored) if text.tokens else nothing for text in texts]
 
     @torch.inference_mode()
-    def _score(self, texts: Sequence[Text]) -> tuple[torch.Tensor, ...]:
+    def _score(self, texts: Sequence[Text]) -> list[Scored]:
         ragged = RaggedRows.pack([[*t.context, *t.tokens][:-1] for t in texts], [0] * len(texts), self._device)
         rows = Rows(ragged.tokens, ragged.positions, None, num_kept=ragged.num_rows)
         hidden = self._model.hidden_states(rows, FreshAttention(self.config, ragged))
@@ -114,9 +141,12 @@ class TextScorer:
             first += text.num_rows
         hidden = hidden.index_select(0, torch.tensor(places, device=self._device))
         targets = torch.tensor([token for text in texts for token in text.tokens], device=self._device)[:, None]
-        parts: list[torch.Tensor] = []
+        parts: list[Scored] = []
         for begin in range(0, len(places), MAX_HEAD_ROWS):
             part = slice(begin, begin + MAX_HEAD_ROWS)
-            logits = self._model.logits(hidden[part]) / self._temperature
-            parts.append(torch.log_softmax(logits, -1).gather(1, targets[part]))
-        return torch.split(torch.cat(parts).flatten().cpu(), [len(text.tokens) for text in texts])
+            logprobs = torch.log_softmax(self._model.logits(hidden[part]) / self._temperature, -1)
+            top = logprobs.topk(self._num_top, dim=-1)
+            parts.append(Scored(logprobs.gather(1, targets[part])[:, 0], top.indices.int(), top.values))
+        lengths = [len(text.tokens) for text in texts]
+        columns = (torch.split(torch.cat(column).cpu(), lengths) for column in zip(*parts, strict=True))
+        return [Scored(*found) for found in zip(*columns, strict=True)]

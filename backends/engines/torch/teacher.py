@@ -34,9 +34,9 @@ from penstock.messages.arrays import tokens_view
 from penstock.messages.base import Metric
 from penstock.messages.commands import ComputeLogprobs, OpenEngine
 from penstock.messages.local import EngineOpened, LogprobsComputed
+from penstock.messages.top_logprobs import TopLogprobs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
     from penstock.backends.engines.teacher_options import TeacherOptions
@@ -151,6 +151,7 @@ class TorchTeacherBackend:
             device=self._device,
             max_context=self._max_context,
             temperature=self._temperature,
+            num_top=self._options.top_logprobs,
         )
 
     def _take(self, command: ComputeLogprobs, scorer: TextScorer) -> None:
@@ -175,17 +176,19 @@ class TorchTeacherBackend:
         scored = iter(scorer.score([text for question in questions for text in question.texts]))
         self._num_passes += 1
         for command, texts in questions:
-            logprobs = [next(scored) for _ in texts]
-            if not all(bool(torch.isfinite(values).all()) for values in logprobs):
+            found = [next(scored) for _ in texts]
+            if not all(bool(torch.isfinite(each.logprobs).all()) for each in found):
                 self._refuse(command, UNSCORABLE)
                 continue
             self._num_tokens += sum(len(text.tokens) for text in texts)
-            answer = tuple(_bytes(logprobs))
-            self._emit(LogprobsComputed(key=command.key, attempt=command.attempt, logprobs=answer))
+            logprobs, k = tuple(_bytes(each.logprobs) for each in found), self._options.top_logprobs
+            of_top = (TopLogprobs(k, each.top_ids.numpy().tobytes(), _bytes(each.top_logprobs)) for each in found)
+            top = tuple(of_top) if k else ()
+            self._emit(LogprobsComputed(key=command.key, attempt=command.attempt, logprobs=logprobs, top=top))
 
     def _refuse(self, command: ComputeLogprobs, reason: str) -> None:
         self._emit(LogprobsComputed(key=command.key, attempt=command.attempt, error=reason))
 
 
-def _bytes(logprobs: Iterable[torch.Tensor]) -> list[bytes]:
-    return [values.numpy().astype("<f4").tobytes() for values in logprobs]
+def _bytes(logprobs: torch.Tensor) -> bytes:
+    return logprobs.numpy().astype("<f4").tobytes()

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from penstock.backends.learners.sequences import teacher_top_of
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -47,6 +49,8 @@ class PackedShare(NamedTuple):
     """Which of the inputs of all ranks, each sequence filled up, those of this rank are ``[T]``."""
     sequence_of: NDArray[np.int64]
     """Of which sequence each input is, −1 where it counts nowhere ``[T]``."""
+    top_ids: NDArray[np.int64] | None
+    """Tokens whose log-probs are wanted beside the target's ``[M, k]``; None: none are."""
 
 
 def stand_in(sequence: TrainSequence) -> TrainSequence:
@@ -61,6 +65,7 @@ def stand_in(sequence: TrainSequence) -> TrainSequence:
         positions=none,
         versions=none,
         teacher_logprobs=None,
+        teacher_top=None,
         experts=None,
     )
 
@@ -96,6 +101,7 @@ def pack_share(
         start += length
     own = _own_inputs(lengths, num_context, context_rank)
     predicted_at = np.flatnonzero(place[own] >= 0)
+    top = teacher_top_of(sequences)
     return PackedShare(
         input_ids=ids[own],
         position_ids=positions[own],
@@ -106,6 +112,7 @@ def pack_share(
         num_trained=num_trained,
         own=own,
         sequence_of=sequence_of[own],
+        top_ids=None if top is None else top.ids[place[own][predicted_at]],
     )
 
 

@@ -235,18 +235,23 @@ class MicroBatchRunner:
             vocab_size=self._model.architecture.vocab_size,
             temperature=self._temperature if temperature is None else temperature,
             entropy_gradient=self._entropy_gradient,
+            top_ids=None if share.top_ids is None else self._tensor(share.top_ids),
         )
         values = None if self._value_head is None else self._placed(self._value_head.values(), share)
-        return VocabularyScores(self._over_context(own.logprobs, share), self._over_context(own.entropy, share), values)
+        top = None if own.top is None else self._over_context(own.top, share)
+        logprobs, entropy = self._over_context(own.logprobs, share), self._over_context(own.entropy, share)
+        return VocabularyScores(logprobs, entropy, values, top)
 
     def _placed(self, values: Tensor, share: PackedShare) -> Tensor:
         """Where trained tokens are predicted ``[N]``, of values ``[T]`` of this rank's inputs."""
         return self._over_context(values[self._tensor(share.predicted_at)], share)
 
     def _over_context(self, values: Tensor, share: PackedShare) -> Tensor:
-        """``[N]`` from those of the tokens that this rank predicts ``[M]``."""
+        """``[N, …]`` from those of the tokens that this rank predicts ``[M, …]``."""
         group, places = parallel_state.get_context_parallel_group(), self._tensor(share.places)
-        return sum_of_shares(values.new_zeros(share.num_trained).index_copy(0, places, values), group)
+        return sum_of_shares(
+            values.new_zeros(share.num_trained, *values.shape[1:]).index_copy(0, places, values), group
+        )
 
     def _share(self, sequences: Sequence[TrainSequence]) -> PackedShare:
         layout = self._model.layout

@@ -30,8 +30,10 @@ from penstock.backends.learners.megatron.router_replay import replay_fraction
 from penstock.backends.learners.megatron.schedule import MicroBatchRunner
 from penstock.backends.learners.megatron.speed import speed_of
 from penstock.backends.learners.megatron.voices import Voices
+from penstock.backends.learners.mismatched import mismatched, reference_point
 from penstock.backends.learners.objectives.objective import couples_tokens, finished
 from penstock.backends.learners.objectives.open import open_objective
+from penstock.backends.learners.objectives.validity import needs_reference_point
 from penstock.backends.learners.schedule import policy_learning_rate
 from penstock.backends.learners.step import BatchTokens, Opening, Scores, StepTokens
 from penstock.backends.learners.updates import whole_batch
@@ -149,12 +151,15 @@ class MegatronTrainer:
         known = self._open(work.batch, work.first_pass, version=work.version) if work.known is None else work.known
         parts, num_parts = self._parts(work.update)
         batches = self._laid_out(parts, work.update.sequences[0])
-        own = StepTokens(known, work.update, parts, is_only_step=work.is_only)
+        point = self._reference_point(work.update)
+        own = StepTokens(known, work.update, parts, is_only_step=work.is_only, reference_point=point)
         if not work.trains_policy:
             assert self._critic is not None, "critic_only_steps"
             return Added(known, self._voices.totals(sums(self._critic.add_gradients(own, batches))))
         if num_parts > 1 and couples_tokens(self._options.objective):
-            whole = StepTokens(known, work.update, [work.update.sequences], is_only_step=work.is_only)
+            whole = StepTokens(
+                known, work.update, [work.update.sequences], is_only_step=work.is_only, reference_point=point
+            )
             totals = self._add_coupled(whole, own, batches, places_in(work.update, parts), work.update)
         else:
             totals = self._add_apart(own, batches)
@@ -192,7 +197,7 @@ class MegatronTrainer:
         def loss(number: int, scores: VocabularyScores) -> Tensor:
             said = batches.own(number, scores)
             reference = references[number] if references else None
-            tokens = own.tokens(batches.parts[number], Scores(said.logprobs, said.entropy, reference, hidden=None))
+            tokens = own.tokens(batches.parts[number], Scores(said.logprobs, said.entropy, reference, None, said.top))
             terms = self._objective(tokens, self._options.objective)
             found.append(terms.figures)
             return self._with_values(terms.loss, number, said, own, batches, found)
@@ -287,6 +292,16 @@ class MegatronTrainer:
             reference=reference,
             hidden=None,
         )
+
+    def _reference_point(self, update: Update) -> Tensor | None:
+        """See :mod:`.mismatched`; the same on every rank."""
+        pairs = mismatched(update) if needs_reference_point(self._options.objective) else None
+        if pairs is None:
+            return None
+        parts, _ = self._parts(pairs)
+        batches = self._laid_out(parts, pairs.sequences[0])
+        scores = self._all_scores(batches, places_in(pairs, parts), pairs.num_tokens, with_reference=True)
+        return reference_point(pairs, scores)
 
     def _of_reference(self, batches: MicroBatches) -> list[Tensor]:
         """Log-probs by micro-batch, on the last stage; empty where there is no reference."""

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 import torch.distributed as dist
 
-from penstock.backends.learners.objectives.logprobs import at_least_float32
+from penstock.backends.learners.objectives.logprobs import at_least_float32, other_logprobs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,11 +38,12 @@ class VocabularyScores(NamedTuple):
     entropy: Tensor
     values: Tensor | None = None
     """Of a critic with the policy's trunk."""
+    top: Tensor | None = None
+    """Log-probs of the further tokens that were asked for ``[T, k]``."""
 
     def first(self, count: int) -> VocabularyScores:
         """Those of the first tokens, with their gradient."""
-        values = None if self.values is None else self.values[:count]
-        return VocabularyScores(self.logprobs[:count], self.entropy[:count], values)
+        return VocabularyScores(*(None if found is None else found[:count] for found in self))  # type: ignore[arg-type]
 
 
 def vocabulary_scores(
@@ -53,6 +54,7 @@ def vocabulary_scores(
     vocab_size: int,
     temperature: float = 1.0,
     entropy_gradient: bool = True,
+    top_ids: Tensor | None = None,
 ) -> VocabularyScores:
     """Log-probs of ``targets`` and entropy of the distributions that they are drawn from.
 
@@ -63,12 +65,27 @@ def vocabulary_scores(
         vocab_size: without what it is filled up with.
         temperature: τ.
         entropy_gradient: whether gradients go through the entropy.
+        top_ids: further tokens of which the log-probs are wanted ``[T, k]``, over the whole vocabulary; those outside
+            it get −∞.
     """
     made = cast(
         "tuple[Tensor, Tensor]",
         _Scores.apply(logits, targets, group, vocab_size, temperature),  # type: ignore[no-untyped-call]
     )
-    return VocabularyScores(made[0], made[1] if entropy_gradient else made[1].detach())
+    top = None
+    if top_ids is not None:
+        wanted = _logits_at(logits, torch.cat([targets[:, None], top_ids], dim=1), group)
+        others = wanted[:, 1:].masked_fill(top_ids >= vocab_size, float("-inf"))
+        top = other_logprobs(made[0], others, wanted[:, 0], temperature=temperature)
+    return VocabularyScores(made[0], made[1] if entropy_gradient else made[1].detach(), top=top)
+
+
+def _logits_at(logits: Tensor, ids: Tensor, group: ProcessGroup) -> Tensor:
+    """Logits of these tokens of the whole vocabulary ``[T, k]``, on every rank; at least float32."""
+    own = ids - group.rank() * logits.shape[1]
+    is_here = (own >= 0) & (own < logits.shape[1])
+    share = at_least_float32(logits.gather(1, own.where(is_here, 0)))
+    return sum_of_shares(share.where(is_here, 0.0), group)
 
 
 class _Scores(torch.autograd.Function):

@@ -6,15 +6,17 @@ a distance of 0 from it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from typing import TYPE_CHECKING, Final
 
 import torch
-from torch.nn import functional
-
-from penstock.backends.learners.objectives.logprobs import at_least_float32
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+NEVER: Final = -1e4
+"""Log-prob of what does not happen."""
 
 
 def sampled_reverse_kl(old_logprobs: Tensor, teacher_logprobs: Tensor) -> Tensor:
@@ -36,27 +38,39 @@ def distillation_advantages(
     return advantages - coef * sampled_reverse_kl(old_logprobs, teacher_logprobs)
 
 
-def generalized_jsd(logits: Tensor, teacher_logits: Tensor, *, beta: float) -> Tensor:
-    """The generalised Jensen–Shannon divergence between teacher and student over the whole vocabulary, per token
-    ``[N]`` in nats: ``β · KL(P ‖ M) + (1 − β) · KL(Q ‖ M)`` with ``M = β P + (1 − β) Q``, P the teacher, Q the student.
+def top_divergence(student_top: Tensor, teacher_top: Tensor, *, beta: float) -> Tensor:
+    """The generalised Jensen–Shannon divergence between teacher and student, per token ``[N]`` in nats, over the
+    teacher's likeliest tokens and one more, all others together: ``β · KL(P ‖ M) + (1 − β) · KL(Q ‖ M)`` with
+    ``M = β P + (1 − β) Q``, P the teacher, Q the student.
 
     GKD, Agarwal et al., arXiv 2306.13649. ``beta`` of 0 gives the forward KL(P ‖ Q) and 1 the reverse KL(Q ‖ P), the
-    limits of the divergence over ``β`` and ``1 − β``.
+    limits of the divergence over ``β`` and ``1 − β``. Both distributions are whole, so it is never negative, nor above
+    the divergence over the vocabulary, which it is where the likeliest tokens are all there are.
 
     Args:
-        logits: of the student ``[N, V]``; with gradient.
-        teacher_logits: ``[N, V]``; no gradient flows here.
+        student_top: log-probs of the student ``[N, k]``, with gradient; −∞ where it does not know the token, which is
+            then one of the others.
+        teacher_top: of the teacher ``[N, k]``; not finite likewise where it has named fewer. No gradient flows here.
         beta: from 0 to 1.
     """
-    student = functional.log_softmax(at_least_float32(logits), dim=-1)
-    teacher = functional.log_softmax(at_least_float32(teacher_logits.detach()), dim=-1)
+    least = torch.finfo(student_top.dtype).eps
+    # In float64: what is left of the probability is a difference of numbers near 1.
+    student_top, teacher_top = student_top.double(), teacher_top.detach().double()
+    is_known = student_top.isfinite() & teacher_top.isfinite()
+    # e^NEVER is exactly 0, and unlike −∞ its differences are numbers.
+    student, teacher = (_with_others(each.masked_fill(~is_known, NEVER), least) for each in (student_top, teacher_top))
     if beta == 0.0:
         return _kl(teacher, student)
     if beta == 1.0:
         return _kl(student, teacher)
-    weights = torch.tensor([beta, 1.0 - beta], dtype=student.dtype, device=student.device).log()
-    mixture = torch.logsumexp(torch.stack([teacher + weights[0], student + weights[1]]), dim=0)
+    mixture = torch.logaddexp(teacher + math.log(beta), student + math.log1p(-beta))
     return beta * _kl(teacher, mixture) + (1.0 - beta) * _kl(student, mixture)
+
+
+def _with_others(logprobs: Tensor, least: float) -> Tensor:
+    """One column more, for what is left of the probability, at least so much: what rounding leaves is no news."""
+    named = logprobs.logsumexp(dim=-1, keepdim=True).clamp(max=-least)
+    return torch.cat([logprobs, (-torch.expm1(named)).log()], dim=-1)
 
 
 def _kl(logprobs: Tensor, base: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from penstock.backends.learners.objectives.distillation import top_divergence
 from penstock.backends.learners.objectives.kl import kl_estimate
 from penstock.backends.learners.objectives.objective import (
     NLL_SUM,
@@ -55,13 +56,16 @@ def exponential_weights(centred_rewards: Tensor, *, scale: float, max_weight: fl
 
 
 def likelihood_objective(tokens: PolicyTokens, options: ObjectiveOptions) -> ObjectiveTerms:
-    """``Σ weight · (−A · lp + kl_coef · kl − entropy_coef · entropy)``: no ratio to whatever drew the tokens, so it
-    needs no log-probs of theirs. With the weights of rejection sampling, what is turned away stays in the denominator.
+    """``Σ weight · (A · x + kl_coef · kl − entropy_coef · entropy)``, where ``x`` is ``−lp`` or the divergence from the
+    teacher: no ratio to whatever drew the tokens, so it needs no log-probs of theirs. With the weights of rejection
+    sampling, what is turned away stays in the denominator.
     """
     nll = supervised_loss(tokens.logprobs)
-    per_token = tokens.advantages * nll
-    pg_loss = per_token
     values = {"train/entropy_loss": tokens.entropy}
+    if options.policy_loss == "divergence":
+        values["train/teacher_divergence"] = _teacher_divergence(tokens, options)
+    per_token = tokens.advantages * values.get("train/teacher_divergence", nll)
+    pg_loss = per_token
     if tokens.reference_logprobs is not None and options.kl_in == "loss":
         kl = kl_estimate(options.kl_estimator, tokens.logprobs, tokens.reference_logprobs)
         per_token = per_token + options.kl_coef * kl
@@ -80,6 +84,14 @@ def likelihood_objective(tokens: PolicyTokens, options: ObjectiveOptions) -> Obj
         "train/loss": loss.detach(),
     }
     return ObjectiveTerms(loss=loss, figures=figures)
+
+
+def _teacher_divergence(tokens: PolicyTokens, options: ObjectiveOptions) -> Tensor:
+    if not tokens.logprobs.numel():  # a rank without tokens of its own, which only takes part
+        return tokens.logprobs
+    assert tokens.student_top is not None, "the learner computes it where a teacher has spoken"
+    assert tokens.teacher_top is not None, "checked when the batch was opened"
+    return top_divergence(tokens.student_top, tokens.teacher_top, beta=options.distill_beta)
 
 
 def imitation_terms(tokens: PolicyTokens, *, coef: float) -> ObjectiveTerms:

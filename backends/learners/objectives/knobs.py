@@ -21,7 +21,7 @@ from penstock.backends.learners.objectives.kl import kl_estimate
 from penstock.backends.learners.objectives.objective import old_logprobs, rewards_need_kl
 from penstock.backends.learners.objectives.preference import preference_pairs
 from penstock.backends.learners.objectives.presets import PRESETS, objective
-from penstock.backends.learners.objectives.protocol import PolicyTokens
+from penstock.backends.learners.objectives.protocol import Judged, PolicyTokens
 from penstock.backends.learners.objectives.reduction import reduction_weights
 from penstock.backends.learners.objectives.segments import Segments
 from penstock.backends.learners.objectives.token_advantages import RewardedSamples, token_estimates
@@ -45,7 +45,8 @@ TRIED: Final = (
     "clip_low", "clip_high", "normalize_std", "kl_coef", "tis_clip", "reduction", "opd_kl_coef", "entropy_coef",
     "whiten", "discount", "max_ratio", "dual_clip", "kl_estimator", "kl_in", "unbiased_kl", "correction",
     "tis_clip_low", "icepop_low", "icepop_high", "opsm_delta", "gae_lambda", "reward_scale", "max_weight", "dpo_beta",
-    "dpo_label_smoothing", "dpo_pairs", "tau_pos", "tau_neg", "behaviour_kl_coef", "gae_length_alpha", "critic_lambda",
+    "dpo_label_smoothing", "dpo_pairs", "dpo_loss", "dpo_normalize_length", "desirable_weight", "undesirable_weight",
+    "distill_beta", "tau_pos", "tau_neg", "behaviour_kl_coef", "gae_length_alpha", "critic_lambda",
 )  # fmt: skip
 """Keys that are put back to what the name of the objective says. The others choose between whole ways to compute, are
 functions of the user's, or belong to the critic's schedule; rules look after those."""
@@ -105,6 +106,8 @@ class _Drawn(NamedTuple):
     values: Tensor
     rewards: Tensor
     """``[S]``"""
+    top: Tensor
+    """Of two models at two tokens, ``[2, N, 2]``."""
 
 
 def _draw() -> _Drawn:
@@ -120,7 +123,9 @@ def _draw() -> _Drawn:
     logprobs = (opening + far.roll(1) * normal()).clamp(max=-1e-3)
     reference = (logprobs + far.roll(2) * normal()).clamp(max=-1e-3)
     teacher = rollout + normal()
-    return _Drawn(logprobs, normal().abs(), rollout, opening, reference, teacher, normal(), 4.0 * normal(NUM_SAMPLES))
+    values, rewards = normal(), 4.0 * normal(NUM_SAMPLES)
+    top = normal(6 * NUM_TOKENS).view(2, NUM_TOKENS, 3).log_softmax(-1)[..., :2]
+    return _Drawn(logprobs, normal().abs(), rollout, opening, reference, teacher, values, rewards, top)
 
 
 def _outcome(options: ObjectiveOptions, function: ObjectiveFunction, drawn: _Drawn, num_steps: int) -> Tensor:
@@ -148,7 +153,10 @@ def _outcome(options: ObjectiveOptions, function: ObjectiveFunction, drawn: _Dra
         samples=samples,
         opening_logprobs=None if num_steps == 1 else drawn.opening,
         teacher_logprobs=drawn.teacher,
+        teacher_top=drawn.top[0],
+        student_top=drawn.top[1] + logprobs[:, None],
         pairs=pairs,
+        judged=Judged(drawn.rewards >= 0, drawn.rewards.abs().mean()),
     )
     before = tokens if num_steps > 1 else tokens._replace(opening_logprobs=drawn.logprobs)
     old = old_logprobs(before, options)

@@ -35,6 +35,19 @@ def token_logprobs(logits: Tensor, targets: Tensor, *, temperature: float = 1.0,
     return -functional.cross_entropy(scaled, targets, reduction="none")
 
 
+def other_logprobs(logprobs: Tensor, logits: Tensor, target_logits: Tensor, *, temperature: float = 1.0) -> Tensor:
+    """Log-probs ``[N, k]`` of tokens with ``logits [N, k]``, from those of the targets: ``log p(v) − log p(y)`` is
+    ``(z_v − z_y) / τ``, whatever the other tokens are. −∞ where the logit is.
+
+    Args:
+        logprobs: of the targets ``[N]``.
+        logits: of the others ``[N, k]``.
+        target_logits: ``[N]``
+        temperature: τ.
+    """
+    return logprobs[:, None] + _scaled(logits, temperature) - _scaled(target_logits, temperature)[:, None]
+
+
 def token_entropy(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
     """Entropy ``[N]`` in nats of the whole distribution that ``logits [N, V]`` give at ``temperature``:
     ``H = logsumexp(z) − Σ p · z``, and ``∂H / ∂z = p · (Σ p z − z)``."""

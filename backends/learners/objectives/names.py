@@ -19,7 +19,9 @@ Estimator = Literal[
     "exponential",
 ]
 CriticPlace = Literal["none", "own", "shared"]
-PolicyLoss = Literal["ppo", "gspo", "gmpo", "sapo", "cispo", "dppo_tv", "dppo_kl", "likelihood", "dpo"]
+PolicyLoss = Literal[
+    "ppo", "gspo", "gmpo", "sapo", "cispo", "dppo_tv", "dppo_kl", "likelihood", "divergence", "dpo", "kto"
+]
 KlEstimator = Literal["k1", "k2", "k3", "low_var_kl"]
 KlPlace = Literal["loss", "reward"]
 OldLogprobs = Literal["engine", "recompute", "interpolate"]
@@ -28,3 +30,4 @@ Level = Literal["token", "sequence", "geometric"]
 MisMode = Literal["truncate", "clip", "mask"]
 Reduction = Literal["token_mean", "sequence_mean", "constant"]
 Pairing = Literal["best_worst", "all"]
+PairLoss = Literal["sigmoid", "ipo"]

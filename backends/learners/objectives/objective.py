@@ -57,6 +57,8 @@ TOKEN_SUM: Final = "sums/tokens"
 RATIOS: Final = {
     "train/sft_loss": ("sums/sft", "sums/sft_tokens"),
     "train/nll": ("sums/nll", "sums/nll_tokens"),
+    "train/kto_desirable_reward": ("sums/kto_desirable_reward", "sums/kto_desirable"),
+    "train/kto_undesirable_reward": ("sums/kto_undesirable_reward", "sums/kto_undesirable"),
 }
 """Figures that are a quotient of two sums, where the second is not 0."""
 SFT_SUM, SFT_TOKENS = RATIOS["train/sft_loss"]
@@ -75,7 +77,7 @@ def couples_tokens(options: ObjectiveOptions) -> bool:
     return (
         is_user_objective(options.name)
         or options.importance_function is not None
-        or options.policy_loss in ("gspo", "gmpo", "dpo")
+        or options.policy_loss in ("gspo", "gmpo", "dpo", "kto")
         or options.opsm_delta is not None
         or (options.correction == "mis" and options.old_logprobs != "engine")
     )
@@ -215,7 +217,7 @@ def _policy_loss(tokens: PolicyTokens, old: Tensor, options: ObjectiveOptions) -
                 threshold_high=high,
                 max_ratio=options.max_ratio,
             )
-        case "likelihood" | "dpo":
+        case "likelihood" | "divergence" | "dpo" | "kto":
             raise ValueError(f"policy_loss: {options.policy_loss} takes no ratio; open_objective gives its function")
         case _:
             assert_never(options.policy_loss)

@@ -9,6 +9,7 @@ import torch
 from penstock.backends.hooks.calling import Hook, HookError
 from penstock.backends.hooks.objective import load_objective_hooks
 from penstock.backends.learners.objectives.imitation import beside_imitation, likelihood_objective
+from penstock.backends.learners.objectives.judged import kto_objective
 from penstock.backends.learners.objectives.knobs import dead_knob
 from penstock.backends.learners.objectives.objective import always_reported, checked_terms, policy_objective
 from penstock.backends.learners.objectives.preference import preference_objective
@@ -71,9 +72,11 @@ def user_objective(hook: Hook[object]) -> ObjectiveFunction:
 
 def _built_in(options: ObjectiveOptions) -> ObjectiveFunction:
     match options.policy_loss:
-        case "likelihood":
+        case "likelihood" | "divergence":
             return likelihood_objective
         case "dpo":
             return preference_objective
+        case "kto":
+            return kto_objective
         case _:
             return policy_objective

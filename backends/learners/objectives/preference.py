@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, assert_never, cast
 
 import torch
 from torch.nn import functional
@@ -16,7 +16,7 @@ from penstock.backends.learners.objectives.protocol import ObjectiveTerms
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from penstock.backends.learners.objectives.names import Pairing
+    from penstock.backends.learners.objectives.names import Pairing, PairLoss
     from penstock.backends.learners.objectives.protocol import PolicyTokens
     from penstock.backends.learners.options import ObjectiveOptions
 
@@ -29,7 +29,7 @@ class PreferenceLoss(NamedTuple):
     """``β · ((log π − log π_ref) of the chosen less that of the rejected response)``, without gradient."""
 
 
-def dpo_loss(
+def pair_loss(
     chosen_logprobs: Tensor,
     rejected_logprobs: Tensor,
     chosen_reference: Tensor,
@@ -37,22 +37,36 @@ def dpo_loss(
     *,
     beta: float,
     label_smoothing: float = 0.0,
+    kind: PairLoss = "sigmoid",
 ) -> PreferenceLoss:
-    """``−(1 − ε) · log σ(m) − ε · log σ(−m)`` with ``m = β · ((c − c_ref) − (r − r_ref))`` for each pair.
+    """Of each pair, with ``h = (c − c_ref) − (r − r_ref)`` and ``m = β · h``.
 
-    DPO, Rafailov et al., arXiv 2305.18290; ε, the share of pairs that are labelled the wrong way round, is Mitchell's
-    conservative DPO.
+    ``sigmoid``: ``−(1 − ε) · log σ(m) − ε · log σ(−m)``. DPO, Rafailov et al., arXiv 2305.18290; ε, the share of pairs
+    that are labelled the wrong way round, is Mitchell's conservative DPO. With means over tokens in place of sums it is
+    the length-normalised DPO of Tülu 3, arXiv 2411.15124 (equation 6).
+
+    ``ipo``: ``(h − 1 / (2 β))²``, where β is the τ of the paper. IPO, Azar et al., arXiv 2310.12036 (equation 17).
 
     Args:
-        chosen_logprobs: of the whole preferred response, summed over its trained tokens ``[B]``; with gradient.
+        chosen_logprobs: of the whole preferred response, summed over its trained tokens, or their mean ``[B]``; with
+            gradient.
         rejected_logprobs: of the other one ``[B]``; with gradient.
         chosen_reference: the same of the reference policy ``[B]``.
         rejected_reference: ``[B]``.
         beta: strength of the pull to the reference.
-        label_smoothing: ε, from 0 to ½.
+        label_smoothing: ε, from 0 to ½; 0 for ``ipo``.
+        kind: which loss.
     """
-    margin = beta * ((chosen_logprobs - chosen_reference) - (rejected_logprobs - rejected_reference))
-    loss = -(1.0 - label_smoothing) * functional.logsigmoid(margin) - label_smoothing * functional.logsigmoid(-margin)
+    gap = (chosen_logprobs - chosen_reference) - (rejected_logprobs - rejected_reference)
+    margin = beta * gap
+    match kind:
+        case "sigmoid":
+            right, wrong = functional.logsigmoid(margin), functional.logsigmoid(-margin)
+            loss = -(1.0 - label_smoothing) * right - label_smoothing * wrong
+        case "ipo":
+            loss = (gap - 1.0 / (2.0 * beta)).square()
+        case _:
+            assert_never(kind)
     return PreferenceLoss(loss=loss, margin=margin.detach())
 
 
@@ -86,21 +100,23 @@ def preference_pairs(rewards: Tensor, group_ids: Tensor, is_trained: Tensor, *, 
 
 
 def preference_objective(tokens: PolicyTokens, options: ObjectiveOptions) -> ObjectiveTerms:
-    """The mean of DPO's loss over the pairs of the step; tokens that are not trained are in no sum. Without any pair it
+    """The mean of the loss over the pairs of the step; tokens that are not trained are in no sum. Without any pair it
     is 0, and so is its gradient."""
     assert tokens.pairs is not None, "policy_loss: dpo"
     assert tokens.reference_logprobs is not None, "DPO has a reference"
     chosen, rejected = tokens.pairs.unbind(dim=1)
     # In float64: the loss is about small differences of sums that are large.
-    whole = tokens.samples.sums(tokens.logprobs.double())
-    reference = tokens.samples.sums(tokens.reference_logprobs.double())
-    found = dpo_loss(
+    together = tokens.samples.means if options.dpo_normalize_length else tokens.samples.sums
+    whole = together(tokens.logprobs.double())
+    reference = together(tokens.reference_logprobs.double())
+    found = pair_loss(
         whole[chosen],
         whole[rejected],
         reference[chosen],
         reference[rejected],
         beta=options.dpo_beta,
         label_smoothing=options.dpo_label_smoothing,
+        kind=options.dpo_loss,
     )
     number = max(1, len(chosen))
     loss = found.loss.sum(dtype=torch.float64) / number

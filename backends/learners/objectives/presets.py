@@ -17,6 +17,7 @@ from penstock.backends.learners.options import ObjectiveOptions
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_OF_PAIRS: Final[Mapping[str, Any]] = {"estimator": "uniform", "policy_loss": "dpo", "correction": "none"}
 PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
     "grpo": {"clip_high": 0.2, "reduction": "sequence_mean"},
     "dapo": {},
@@ -41,7 +42,11 @@ PRESETS: Final[Mapping[str, Mapping[str, Any]]] = {
     "sft": {"estimator": "uniform", "policy_loss": "likelihood", "correction": "none"},
     "rejection_sampling": {"estimator": "best_of_group", "policy_loss": "likelihood", "correction": "none"},
     "reward_weighted": {"estimator": "exponential", "policy_loss": "likelihood", "correction": "none"},
-    "dpo": {"estimator": "uniform", "policy_loss": "dpo", "correction": "none"},
+    "dpo": _OF_PAIRS,
+    "ln_dpo": {**_OF_PAIRS, "dpo_normalize_length": True, "dpo_beta": 5.0},
+    "ipo": {**_OF_PAIRS, "dpo_loss": "ipo"},
+    "kto": {"estimator": "uniform", "policy_loss": "kto", "correction": "none", "min_reward": 0.5},
+    "gkd": {"estimator": "uniform", "policy_loss": "divergence", "correction": "none"},
     "distill": {"estimator": "teacher", "opd_kl_coef": 1.0, "clip_high": 0.2},
 }  # fmt: skip
 """Sources in ``docs/objectives.md``. Without an entry here a key has the default of the block."""

@@ -14,6 +14,15 @@ if TYPE_CHECKING:
     from penstock.backends.learners.options import ObjectiveOptions
 
 
+class Judged(NamedTuple):
+    """What KTO is told of the responses of a step."""
+
+    is_desirable: Tensor
+    """``[S]``"""
+    reference_point: Tensor
+    """``z0``: the KL to the reference in nats a response, a float64 scalar without gradient."""
+
+
 class PolicyTokens(NamedTuple):
     """Trained tokens, laid end to end; float32 ``[N]`` on the learner's device where nothing else is said."""
 
@@ -40,8 +49,14 @@ class PolicyTokens(NamedTuple):
     and where ``old_logprobs: engine`` needs none."""
     teacher_logprobs: Tensor | None = None
     """Of the scenario's teacher; None where there is none. NaN for tokens that it was not asked about."""
+    teacher_top: Tensor | None = None
+    """Log-probs of what the teacher finds likeliest in the place of each token ``[N, k]``; None: it was not asked."""
+    student_top: Tensor | None = None
+    """Of these same tokens under the policy that is trained, with gradient ``[N, k]``; None for functions of yours."""
     pairs: Tensor | None = None
     """Better and worse sample of each pair of the step, int64 ``[B, 2]``; None where the loss is not one of pairs."""
+    judged: Judged | None = None
+    """None where the loss is not KTO's."""
     knows_rollout: bool = True
     """Whether ``rollout_logprobs`` are known of all tokens of the batch."""
     is_of_one_version: Tensor | None = None
@@ -70,6 +85,8 @@ class PolicyTokens(NamedTuple):
             samples=Segments(index, self.samples.count, mask),
             opening_logprobs=some(self.opening_logprobs),
             teacher_logprobs=some(self.teacher_logprobs),
+            teacher_top=some(self.teacher_top),
+            student_top=some(self.student_top),
             is_of_one_version=some(self.is_of_one_version),
             imitated=None,
         )

@@ -9,8 +9,9 @@ import difflib
 from typing import TYPE_CHECKING
 
 from penstock.backends.learners.objectives.advantage_rules import advantage_rules
+from penstock.backends.learners.objectives.correction_rules import correction_problems
 from penstock.backends.learners.objectives.presets import PRESETS, objective
-from penstock.backends.learners.options import MisOptions, ObjectiveOptions
+from penstock.backends.learners.options import ObjectiveOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 Problem = tuple[str, str]
 IMITATION = "sft"
 """The objective that imitates what rows hold, and reads no reward."""
-LIKELIHOODS = ("likelihood", "dpo")
+LIKELIHOODS = ("likelihood", "divergence", "dpo", "kto")
 """Losses of a token that take no ratio to whatever drew it."""
 WEIGHTINGS = ("uniform", "best_of_group", "threshold", "exponential")
 """Estimators that give weights of a likelihood, not advantages: never negative."""
@@ -41,12 +42,27 @@ def needs_rollout_logprobs(options: ObjectiveOptions) -> bool:
 
 def needs_reference(options: ObjectiveOptions) -> bool:
     """Whether the policy as it was before the first step is asked."""
-    return options.kl_coef != 0.0 or prefers_pairs(options)
+    return options.kl_coef != 0.0 or judges_responses(options)
 
 
 def prefers_pairs(options: ObjectiveOptions) -> bool:
     """Whether the loss is one of pairs of responses."""
     return options.policy_loss == "dpo" and not is_user_objective(options.name)
+
+
+def needs_teacher_top(options: ObjectiveOptions) -> bool:
+    """Whether the loss is the distance to a teacher's distribution."""
+    return options.policy_loss == "divergence" and not is_user_objective(options.name)
+
+
+def judges_responses(options: ObjectiveOptions) -> bool:
+    """Whether the loss is one of whole responses, in pairs or each alone: a mean over these, and not over tokens."""
+    return options.policy_loss in ("dpo", "kto") and not is_user_objective(options.name)
+
+
+def needs_reference_point(options: ObjectiveOptions) -> bool:
+    """Whether the loss compares responses with the KL to the reference."""
+    return options.policy_loss == "kto" and not is_user_objective(options.name)
 
 
 def compares_rewards(options: ObjectiveOptions) -> bool:
@@ -122,6 +138,13 @@ def _distillation(o: ObjectiveOptions) -> Iterator[Problem]:
         )
     if o.estimator == "teacher" and o.kl_in == "reward" and o.kl_coef:
         yield "kl_in", "estimator: teacher leaves rewards out, and with them a KL in them; set kl_in: loss"
+    if o.policy_loss == "divergence" and o.estimator not in WEIGHTINGS:
+        yield "estimator", f"a distance to a teacher is made smaller, and {o.estimator} may make it larger; set uniform"
+    if o.distill_beta != ObjectiveOptions().distill_beta and o.policy_loss != "divergence":
+        yield (
+            "distill_beta",
+            f"has no effect with policy_loss: {o.policy_loss}; remove it, or set policy_loss: divergence",
+        )
     if o.opd_kl_coef and o.policy_loss in LIKELIHOODS:
         yield (
             "opd_kl_coef",
@@ -179,7 +202,9 @@ def _weightings(o: ObjectiveOptions) -> Iterator[Problem]:
         yield "whiten", f"a weight of a likelihood is not negative, and {o.estimator} gives such; set whiten: false"
     if o.estimator == "threshold" and o.min_reward is None:
         yield "min_reward", "estimator: threshold needs it: the reward from which on a response is imitated"
-    if o.min_reward is not None and o.estimator not in ("best_of_group", "threshold"):
+    if o.min_reward is None and o.policy_loss == "kto":
+        yield "min_reward", "policy_loss: kto needs it: the reward from which on a response is desirable"
+    if o.min_reward is not None and o.estimator not in ("best_of_group", "threshold") and o.policy_loss != "kto":
         yield (
             "min_reward",
             f"has no effect with estimator: {o.estimator}; remove it, or set best_of_group or threshold",
@@ -214,21 +239,29 @@ def _likelihood(o: ObjectiveOptions) -> Iterator[Problem]:
 
 def _pairs(o: ObjectiveOptions) -> Iterator[Problem]:
     usual = ObjectiveOptions()
-    if not prefers_pairs(o):
-        for key in ("dpo_beta", "dpo_label_smoothing", "dpo_pairs"):
-            if getattr(o, key) != getattr(usual, key):
-                yield key, f"has no effect with policy_loss: {o.policy_loss}; remove it, or set learner.objective: dpo"
+    without = {
+        "dpo": ("desirable_weight", "undesirable_weight"),
+        "kto": ("dpo_label_smoothing", "dpo_pairs", "dpo_loss", "dpo_normalize_length"),
+    }
+    others = without.get(o.policy_loss, (*without["dpo"], *without["kto"], "dpo_beta"))
+    for key in others:
+        if getattr(o, key) != getattr(usual, key):
+            name = "kto" if key in without["dpo"] else "dpo"
+            yield key, f"has no effect with policy_loss: {o.policy_loss}; remove it, or set learner.objective: {name}"
+    if not judges_responses(o):
         return
+    if o.dpo_loss == "ipo" and o.dpo_label_smoothing:
+        yield "dpo_label_smoothing", "smooths the labels of dpo_loss: sigmoid, which ipo is not; set it to 0"
     if o.estimator != "uniform":
-        yield "estimator", "DPO reads from rewards which response is better, and nothing else; set it to uniform"
+        yield "estimator", f"{o.name} reads from rewards which response is better, and nothing else; set it to uniform"
     for key, advice in (
         ("kl_coef", "dpo_beta holds the policy to the reference already; set it to 0"),
-        ("entropy_coef", "DPO has no such term; set it to 0"),
+        ("entropy_coef", f"{o.name} has no such term; set it to 0"),
     ):
         if getattr(o, key):
             yield key, advice
     if o.reduction != usual.reduction:
-        yield "reduction", "has no effect on a mean over pairs, each of whole responses; remove it"
+        yield "reduction", "has no effect on a mean over whole responses; remove it"
 
 
 def _kl(o: ObjectiveOptions) -> Iterator[Problem]:
@@ -254,56 +287,16 @@ def _kl(o: ObjectiveOptions) -> Iterator[Problem]:
         yield "unbiased_kl", f"has no effect with {found}; set it to false"
 
 
-def _correction(o: ObjectiveOptions) -> Iterator[Problem]:
-    usual = objective(o.name) if o.name in PRESETS else objective("dapo")
-    if o.correction in ("icepop", "mis") and o.old_logprobs == "engine":
-        yield (
-            "correction",
-            f"{o.correction} has no effect with old_logprobs: engine, where the ratio is taken to the engine's "
-            "log-probs already; set old_logprobs: recompute, or correction: none",
-        )
-    if o.correction != "mis" and o.mis != MisOptions():
-        yield "mis", f"has no effect with correction: {o.correction}; remove the block, or set correction: mis"
-    for key in ("icepop_low", "icepop_high"):
-        if o.correction != "icepop" and getattr(o, key) != getattr(usual, key):
-            yield key, f"has no effect with correction: {o.correction}; remove it, or set correction: icepop"
-    if o.icepop_low >= o.icepop_high:
-        yield "icepop_low", f"must be below icepop_high = {o.icepop_high:g}; found {o.icepop_low:g}"
-    if o.tis_clip_low and o.correction != "tis":
-        yield "tis_clip_low", f"has no effect with correction: {o.correction}; remove it"
-    if o.tis_clip is not None and o.tis_clip_low >= o.tis_clip:
-        yield "tis_clip_low", f"must be below tis_clip = {o.tis_clip:g}; found {o.tis_clip_low:g}"
-    yield from _mis(o.mis)
-
-
-def _mis(mis: MisOptions) -> Iterator[Problem]:
-    if mis.normalize and mis.level == "geometric":
-        yield "mis", "normalize makes no sense for a geometric mean, which is no importance weight; set it to false"
-    bounds = (
-        ("upper", "lower", mis.upper, mis.lower),
-        ("reject_upper", "reject_lower", mis.reject_upper, mis.reject_lower),
-    )
-    for high_key, low_key, high, low in bounds:
-        least = 1.0 / high if low is None else low
-        applies = mis.mode != "truncate" if low_key == "lower" else mis.reject_level is not None
-        if applies and least >= high:
-            yield "mis", f"{low_key} of {least:g} must be below {high_key} of {high:g}; change one of them"
-    if mis.lower is not None and mis.mode == "truncate":
-        yield "mis", "lower has no effect with mode: truncate; remove it, or set mode: clip or mask"
-    if mis.veto is not None and mis.veto >= 1.0:
-        yield "mis", f"veto is the ratio below which a token rejects its sequence, far below 1; found {mis.veto:g}"
-
-
 def _functions(o: ObjectiveOptions) -> Iterator[Problem]:
     """Functions of the user's own in place of parts of the objective."""
     for key in ("postprocess_function", "advantage_function", "reduction_function", "importance_function"):
         spec: str | None = getattr(o, key)
         if spec is not None and not is_user_objective(spec):
             yield key, f"expected a function as file.py:function, found '{spec}'"
-    if o.advantage_function is not None and (o.policy_loss == "dpo" or o.name == IMITATION):
+    if o.advantage_function is not None and (judges_responses(o) or o.name == IMITATION):
         yield "advantage_function", f"has no effect with {o.name}, which reads no advantages; remove it"
-    if o.reduction_function is not None and prefers_pairs(o):
-        yield "reduction_function", "has no effect on a mean over pairs, each of whole responses; remove it"
+    if o.reduction_function is not None and judges_responses(o):
+        yield "reduction_function", "has no effect on a mean over whole responses; remove it"
     if o.importance_function is None:
         return
     if is_user_objective(o.name) or o.policy_loss in LIKELIHOODS:
@@ -329,5 +322,5 @@ _RULES: tuple[Callable[[ObjectiveOptions], Iterator[Problem]], ...] = (
     _distillation,
     _policy_loss,
     _kl,
-    _correction,
+    correction_problems,
 )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from penstock.backends.learners.coupling import places_in, scattered, slopes_of, summed_over, sums
+from penstock.backends.learners.mismatched import reference_point
 from penstock.backends.learners.objectives.objective import couples_tokens
 from penstock.backends.learners.step import Scores, StepTokens
 from penstock.backends.learners.torch.micro_batch import laid_out, nothing
@@ -44,6 +45,8 @@ class Step(NamedTuple):
     division: Division
     is_only: bool
     """Whether the policy that is trained is the one that opened the batch."""
+    mismatched: tuple[Update, Division] | None = None
+    """What the reference point of KTO is found from; None where there is none."""
 
 
 class Accumulation:
@@ -66,11 +69,15 @@ class Accumulation:
         """
         parts = step.division.ranks[self._gang.rank]
         batches, spare = laid_out(parts, step.update.sequences[0]), nothing(step.update.sequences[0])
-        own = StepTokens(step.known, step.update, parts, is_only_step=step.is_only)
+        point = self._reference_point(step, spare)
+        own = StepTokens(step.known, step.update, parts, is_only_step=step.is_only, reference_point=point)
         if not trains_policy:
             totals = self._add_values(own, batches, spare)
         elif len(step.division.in_order) > 1 and couples_tokens(self._options.objective):
-            totals = self._add_coupled(step, own, batches, spare)
+            whole = StepTokens(
+                step.known, step.update, [step.update.sequences], is_only_step=step.is_only, reference_point=point
+            )
+            totals = self._add_coupled(step, whole, own, batches, spare)
         else:
             totals = self._add_apart(own, batches, spare)
         return summed_over(self._gang, totals)
@@ -86,12 +93,12 @@ class Accumulation:
         return sums(self._rounds.run(f"apart {own.asks_reference}", batches, spare, work))
 
     def _add_coupled(
-        self, step: Step, own: StepTokens, batches: Sequence[MicroBatch], spare: MicroBatch
+        self, step: Step, whole: StepTokens, own: StepTokens, batches: Sequence[MicroBatch], spare: MicroBatch
     ) -> dict[str, Tensor]:
         """Where the loss of a token depends on log-probs of others; see :mod:`.coupling`."""
-        whole = StepTokens(step.known, step.update, [step.update.sequences], is_only_step=step.is_only)
         places = places_in(step.update, step.division.ranks[self._gang.rank]).to(self._models.policy.device)
-        scores = self._all_scores(own, batches, spare, places, num_tokens=step.update.num_tokens)
+        asks, count = own.asks_reference, step.update.num_tokens
+        scores = self._all_scores(batches, spare, places, num_tokens=count, with_reference=asks)
         slopes = slopes_of(self._objective, self._options.objective, whole, scores, places, gang=self._gang)
 
         def work(batch: MicroBatch) -> dict[str, Tensor]:
@@ -119,19 +126,35 @@ class Accumulation:
 
         return sums(self._rounds.run("values", batches, spare, work))
 
+    def _reference_point(self, step: Step, spare: MicroBatch) -> Tensor | None:
+        """See :mod:`.mismatched`; the same on every rank."""
+        if step.mismatched is None:
+            return None
+        pairs, division = step.mismatched
+        parts = division.ranks[self._gang.rank]
+        batches, places = laid_out(parts, pairs.sequences[0]), places_in(pairs, parts).to(self._models.policy.device)
+        scores = self._all_scores(batches, spare, places, num_tokens=pairs.num_tokens, with_reference=True)
+        return reference_point(pairs, scores)
+
     @torch.no_grad()
     def _all_scores(
-        self, own: StepTokens, batches: Sequence[MicroBatch], spare: MicroBatch, places: Tensor, *, num_tokens: int
+        self,
+        batches: Sequence[MicroBatch],
+        spare: MicroBatch,
+        places: Tensor,
+        *,
+        num_tokens: int,
+        with_reference: bool,
     ) -> Scores:
-        """Of all tokens of the step, on every rank, in the order of the batch."""
+        """Of all tokens of these micro-batches, on every rank, in the order of the places."""
 
         def work(batch: MicroBatch) -> Scores:
-            return self._models.scores(batch, with_reference=own.asks_reference)._replace(hidden=None)
+            return self._models.scores(batch, with_reference=with_reference)._replace(hidden=None)
 
         def exchanged(values: Sequence[Tensor]) -> Tensor:
             return self._gang.sum_(scattered(torch.cat(list(values)), places, num_tokens))
 
-        found = self._rounds.run(f"scores {own.asks_reference}", batches, spare, work)
+        found = self._rounds.run(f"scores {with_reference}", batches, spare, work)
         references = [scores.reference for scores in found if scores.reference is not None]
         return Scores(
             logprobs=exchanged([scores.logprobs for scores in found]),

@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from penstock.backends.learners.checkpoints.record import CheckpointError as CheckpointError
-from penstock.backends.learners.objectives.logprobs import token_entropy, token_logprobs
+from penstock.backends.learners.objectives.logprobs import other_logprobs, token_entropy, token_logprobs
 from penstock.backends.learners.packing import PackedTokens, pack
 from penstock.backends.learners.sequences import demonstration_sequence, open_ended_sequence
 from penstock.backends.learners.torch.attention import PACKED_ATTENTION, PackedRows
@@ -59,6 +59,8 @@ class TokenScores(NamedTuple):
     entropy: Tensor
     hidden: Tensor | None
     """What the output head was given ``[T, H]``, in the dtype of the model; None where it was not asked for."""
+    top: Tensor | None
+    """Log-probs of the further tokens that were asked for ``[T, k]``; None where none were."""
 
 
 class PackedModel:
@@ -134,10 +136,17 @@ class PackedModel:
                 "learner.objective.critic: shared reads what goes into the output head, and "
                 f"{type(self.model).__name__} does not show it; set critic: own"
             )
-        logprobs = token_logprobs(logits, self.tensor(packed.targets), temperature=temperature)
+        targets, top = self.tensor(packed.targets), None
+        logprobs = token_logprobs(logits, targets, temperature=temperature)
+        if packed.top_ids is not None:
+            ids = self.tensor(packed.top_ids)
+            is_known = ids < logits.shape[1]
+            others = logits.gather(1, ids.where(is_known, 0)).masked_fill(~is_known, float("-inf"))
+            own = logits.gather(1, targets[:, None])[:, 0]
+            top = other_logprobs(logprobs, others, own, temperature=temperature)
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
             entropy = token_entropy(logits, temperature=temperature)
-        return TokenScores(logprobs=logprobs, entropy=entropy, hidden=inputs[0][0] if wants_hidden else None)
+        return TokenScores(logprobs=logprobs, entropy=entropy, hidden=inputs[0][0] if wants_hidden else None, top=top)
 
     def logprobs(self, packed: PackedTokens, *, temperature: float) -> Tensor:
         """Log-probs ``[T]`` of the trained tokens of a micro-batch, float32."""

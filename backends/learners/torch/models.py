@@ -45,5 +45,5 @@ class Models:
         if with_reference and self.reference is not None:
             with torch.no_grad():
                 reference = self.reference.logprobs(batch.packed, temperature=self.temperature)
-        scores = Scores(logprobs=found.logprobs, entropy=found.entropy, reference=reference, hidden=found.hidden)
+        scores = Scores(found.logprobs, found.entropy, reference, found.hidden, found.top)
         return scores.first(batch.num_tokens)

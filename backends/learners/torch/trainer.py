@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 from penstock.backends.learners.batch_trainer import Added, BatchTrainer, UpdateWork
 from penstock.backends.learners.division import divide_over_ranks
 from penstock.backends.learners.gang.gang import SOLO
+from penstock.backends.learners.mismatched import mismatched
 from penstock.backends.learners.objectives.objective import finished
 from penstock.backends.learners.objectives.open import open_objective
-from penstock.backends.learners.objectives.validity import is_user_objective
+from penstock.backends.learners.objectives.validity import is_user_objective, needs_reference_point
 from penstock.backends.learners.schedule import policy_learning_rate
 from penstock.backends.learners.step import BatchTokens
 from penstock.backends.learners.torch.accumulation import Accumulation, Step
@@ -182,13 +183,14 @@ class PolicyTrainer:
     def add(self, work: UpdateWork, /) -> Added:
         """See :class:`.UpdateTrainer`. With smaller micro-batches if memory does not suffice, and then the opening anew
         as well, as it has to be of the same ones."""
+        pairs = mismatched(work.update) if needs_reference_point(self._options.objective) else None
         while True:
-            divisions = [self._division(work.update)]
+            divisions = [self._division(update) for update in (work.update, pairs) if update is not None]
             try:
                 known = work.known or self._open(work.batch, work.first_pass, version=work.version)
-                totals = self._accumulation.add(
-                    Step(known, work.update, divisions[0], is_only=work.is_only), trains_policy=work.trains_policy
-                )
+                of_pairs = None if pairs is None else (pairs, divisions[1])
+                step = Step(known, work.update, divisions[0], is_only=work.is_only, mismatched=of_pairs)
+                totals = self._accumulation.add(step, trains_policy=work.trains_policy)
             except OutOfMemoryError:
                 divisions += [self._division(other) for other in work.first_pass] if work.known is None else []
             else:

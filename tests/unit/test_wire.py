@@ -20,7 +20,7 @@ from penstock.messages import inboxes
 from penstock.messages.base import Delivery, Event
 from penstock.messages.flow import GroupRejected, RefillAsked, SampleGenerated
 from penstock.messages.membership import LeasesAsked
-from penstock.messages.samples import ExpertChoices, Media, Part, Prompt, SampleKey, VersionSpan
+from penstock.messages.samples import CountedSample, ExpertChoices, Media, Part, Prompt, SampleKey, VersionSpan
 from penstock.messages.top_logprobs import TopLogprobs
 from penstock.messages.training import StopAsked
 from penstock.messages.wire import (
@@ -113,6 +113,12 @@ def test_event_has_its_golden_bytes_and_reads_back(event: type[Event]) -> None:
     body = encode_event(value)
     assert body.hex() == golden()[event.__name__], "run: python tests/unit/test_wire.py, if the change is meant"
     assert InboxDecoder[Event](event).decode_event(body) == value
+
+
+def test_a_dropped_sample_that_was_recorded_without_components_has_none() -> None:
+    """Groups in ledgers of before."""
+    recorded = msgspec.msgpack.encode([3, 0.5])
+    assert msgspec.msgpack.decode(recorded, type=CountedSample) == CountedSample(index=3, reward=0.5, components=())
 
 
 def test_no_event_that_travels_is_local() -> None:

@@ -76,11 +76,11 @@ def other_charts(steps: Sequence[StepRow]) -> list[Chart]:
 
 def learning_charts(steps: Sequence[StepRow]) -> list[Chart]:
     """Reward with its spread, response lengths, and what else says whether the model learns."""
-    x, rewards = _series(steps, REWARD)
-    spread = _series(steps, REWARD_STD)[1]
-    spread = spread if len(spread) == len(rewards) else []
-    note = "Mean of the batch before any normalisation." + " The band: one standard deviation each way." * bool(spread)
-    charts = chart_of("Reward", note, [line_of("mean", x, rewards, spread=spread)])
+    x = [float(row.version) for row in steps]
+    spread = [row.metrics.get(REWARD_STD) for row in steps]
+    rewards = line_of("mean", x, [row.metrics.get(REWARD) for row in steps], spread=spread)
+    note = "Mean of the batch before any normalisation; the band is one standard deviation wide each way."
+    charts = chart_of("Reward", note, [rewards])
     sized = [row for row in steps if row.response_lengths]
     x = [float(row.version) for row in sized]
     lines = [
@@ -164,7 +164,7 @@ def fate_charts(steps: Sequence[StepRow]) -> list[Chart]:
                 for then, now, total in zip(before, ends, totals, strict=False)
             ],
         )
-        for state, cause in fates[:MAX_LINES]
+        for state, cause in fates
     ]
     note = "Share of the samples that ended since the step before."
     return chart_of("Not trained", note, lines, from_zero=True)
@@ -234,9 +234,8 @@ def gpu_charts(gpus: Mapping[int, Sequence[GpuRow]]) -> list[Chart]:
 
 def figure_rows(steps: Sequence[StepRow]) -> list[FigureRow]:
     """Every figure that the steps report, by name."""
-    names = sorted({name for row in steps for name in row.metrics})
     rows: list[FigureRow] = []
-    for name in names:
+    for name in figure_names(steps):
         _, values = _series(steps, name)
         if values:
             rows.append(

@@ -502,6 +502,14 @@ def test_the_charts_have_every_step(completed: Path) -> None:
     assert charts["Goodput"].lines[0].y[-1] == pytest.approx(0.8)
 
 
+def test_the_spread_of_a_step_without_one_is_a_gap_in_the_band(tmp_path: Path) -> None:
+    run(tmp_path, 3, None)
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(path.read_text().replace('"rollout/raw_reward_std":0.25,', "", 1))  # a version that had none
+    [line] = Page(render_report(tmp_path)).charts["Reward"].lines
+    assert (len(line.y), line.spread) == (3, [None, 0.25, 0.25])
+
+
 def test_groups_that_are_not_reported_are_none(tmp_path: Path) -> None:
     run(tmp_path, 3, None)
     [line] = Page(render_report(tmp_path)).charts["Groups without spread"].lines

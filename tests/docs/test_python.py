@@ -25,7 +25,7 @@ SHOWN_AS = [
 
 
 def reads_a_run(block: Block) -> bool:
-    """Whether it wants a run that was made before: those are tried in ``test_runs.py``."""
+    """Whether it wants a run that was made before: those are tried in ``test_made_runs.py``."""
     return filled_in(block.text) != block.text or "runs/" in block.text
 
 

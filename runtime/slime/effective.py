@@ -25,8 +25,9 @@ ROLLOUT_FLAGS: Final = frozenset((
     "use-opsm", "opsm-delta", "rm-type", "group-rm", "dynamic-sampling-filter-path", "over-sampling-batch-size",
     "rollout-num-gpus", "rollout-num-gpus-per-engine", "rollout-top-k", "rollout-stop", "rollout-stop-token-ids",
     "rollout-external-engine-addrs", "colocate", "use-rollout-routing-replay", "partial-rollout",
+    "rollout-max-prompt-len",
 ))  # fmt: skip
-"""Of ``READ_TOGETHER``, those that say nothing where rows are imitated."""
+"""Further ones that say nothing where rows are imitated."""
 SFT_HAS: Final = ("n-samples-per-prompt", "calculate-per-token-loss")
 ONLY_WITH: Final = {
     "kl-loss-coef": "use-kl-loss",
@@ -54,6 +55,7 @@ def apply_config_file(writer: Writer) -> None:
         name = str(key).replace("_", "-")
         own = Flag(name, _words(value), flag.line, path.name)
         if value is None or value is False:
+            writer.leave_named(name, f"{path.name} takes it back", "same")
             writer.flags.pop(name, None)
         elif name in KNOWN or name in REASONS:
             writer.flags[name] = own

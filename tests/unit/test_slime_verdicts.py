@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import pytest
 import yaml
@@ -81,7 +81,8 @@ CASES: Final = {
     "SFT with flags about rollouts": Case(
         SFT
         + "--rollout-max-response-len 9 --eps-clip 0.1 --sglang-mem-fraction-static 0.5 --use-kl-loss --kl-loss-coef 1 "
-        "--rm-type math --colocate --dynamic-sampling-filter-path a.b --rollout-temperature 0.5",
+        "--rollout-max-prompt-len 5 --rm-type math --colocate --dynamic-sampling-filter-path a.b "
+        "--rollout-temperature 0.5",
         "same job but for",
         "num-epoch",
     ),
@@ -244,6 +245,7 @@ def test_keys_of_a_file_go_over_the_flags(tmp_path: Path) -> None:
     objective = yaml.safe_load(converted.text)["learner"]["objective"]
     assert (objective["correction"], objective["tis_clip"]) == ("tis", 3.0)
     assert "whiten" not in objective
+    assert [left.reason for left in converted.left if left.flag == "normalize-advantages"] == ["own.yaml takes it back"]
     assert [(left.flag, left.file) for left in verdict_on(converted).decided_by] == [("my-level", "own.yaml")]
     gone = to_scenario(read_script(script_of(tmp_path, FULL + "--custom-config-path none.yaml")), "x")
     assert [left.flag for left in verdict_on(gone).decided_by] == ["custom-config-path"]
@@ -279,7 +281,7 @@ def has(document: object, key: str) -> bool:
     for part in key.split("."):
         if not isinstance(document, dict) or part not in document:
             return False
-        document = document[part]
+        document = cast("dict[str, object]", document)[part]
     return True
 
 

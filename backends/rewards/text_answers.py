@@ -131,7 +131,8 @@ def _letter(response: str) -> str | None:
     said = list(_LETTER_SAID.finditer(response))
     if said:
         return next(letter for letter in said[-1].groups() if letter).upper()
-    if alone := _LETTER_ALONE.findall(response):
+    alone: list[str] = _LETTER_ALONE.findall(response)
+    if alone:
         return alone[-1]
     whole = _CHOICE.fullmatch(response.strip())  # as of boxed_gpqa
     return whole[1].upper() if whole else None

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import json
 import math
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from fuzzing import Draw, fuzz, in_time, instrumented
+from msgspec.structs import replace
 
 with instrumented("penstock.backends.rewards", "penstock.backends.data"):
     from penstock.backends.data.generated import reasoning_gym_rows
@@ -25,12 +27,11 @@ if TYPE_CHECKING:
 
     Check = Callable[[str], object]
 
-try:
-    from reasoning_gym.factory import DATASETS
+GYM: tuple[str, ...] = ()
+if find_spec("reasoning_gym") is not None:  # the extra
+    from penstock.backends.rewards import reasoning_gym_checkers
 
-    from penstock.backends.rewards.reasoning_gym_checkers import CHECKERS as GYM
-except ImportError:  # the extra reasoning-gym
-    DATASETS, GYM = {}, {}
+    GYM = tuple(sorted(reasoning_gym_checkers.CHECKERS))
 
 WORDS = (
     " ", "\n", "\t", "\r\n", "\u2003", "\n\n", "a", "b", "A", "B", "yes", "no", "the ", ".", ". ", "?", "!", "…", "*",
@@ -100,9 +101,7 @@ REWARDS: dict[str, Check] = {
     },
     **{name: _of_label(name, "B", metadata={}) for name in ("gpqa", "boxed_gpqa")},
     **{name: _instruction(name) for name in (*ifeval_checkers.CHECKERS, *ifbench_checkers.CHECKERS)},
-    "lines": lambda text: score_in_process(
-        "lines", RewardCall(*(getattr(CALL, n) if n != "response" else text for n in CALL.__struct_fields__))
-    ),
+    "lines": lambda text: score_in_process("lines", replace(CALL, response=text)),
 }
 PARSERS: dict[str, Check] = {"formulas": _formulas, "code": _code, "same": lambda text: same_answer(text, text[::-1])}
 NAMES = (*REWARDS, *PARSERS)
@@ -142,7 +141,7 @@ def check(data: bytes) -> None:
     if kind == 1 and name not in ("formulas", "code"):
         text = draw.long_text(WORDS)
     if GYM and kind == 2:
-        name = draw.pick(sorted(GYM))
+        name = draw.pick(GYM)
         REWARDS.setdefault(name, _gym(name))
         text = f"<answer>{text}</answer>"
     with in_time(f"{name}: {text[:60]!r}"):

@@ -142,7 +142,8 @@ def fuzz(check: Callable[[bytes], None], seeds: Iterable[bytes] = ()) -> None:
     corpus = folder / "corpus"
     corpus.mkdir()
     rng = random.Random(1)
-    begin_with = [*seeds, *(rng.randbytes(rng.randint(20, MAX_CASE_BYTES)) for _ in range(NUM_RANDOM_SEEDS))]
+    num_random = NUM_RANDOM_SEEDS if asked.runs is None else min(NUM_RANDOM_SEEDS, asked.runs // 2)
+    begin_with = [*seeds, *(rng.randbytes(rng.randint(20, MAX_CASE_BYTES)) for _ in range(num_random))]
     for number, seed in enumerate(begin_with):
         (corpus / f"seed{number}").write_bytes(seed)
     if asked.runs is not None:

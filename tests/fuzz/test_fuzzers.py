@@ -13,12 +13,12 @@ import pytest
 
 HERE = Path(__file__).parent
 NUM_RUNS = {
-    "fuzz_http": 100,
-    "fuzz_judge": 1500,
-    "fuzz_maths": 150,
-    "fuzz_rewards": 300,
-    "fuzz_terminal": 300,
-    "fuzz_wire": 20_000,
+    "fuzz_http": 40,
+    "fuzz_judge": 600,
+    "fuzz_maths": 60,
+    "fuzz_rewards": 120,
+    "fuzz_terminal": 120,
+    "fuzz_wire": 10_000,
 }
 MINUTES = float(os.environ.get("PENSTOCK_FUZZ_MINUTES", "10"))
 SPARE_S = 600

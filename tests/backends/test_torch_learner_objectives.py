@@ -617,6 +617,15 @@ def test_loss_gradient_and_figures_do_not_depend_on_micro_batches(case: str, mod
             assert distance(gradient, whole) < 5e-6
 
 
+def test_a_batch_without_the_likeliest_tokens_is_refused_with_what_to_set(models: Models) -> None:
+    first, *others = models.batches[0]
+    sample, *rest = first.samples
+    parts = tuple(msgspec.structs.replace(part, teacher_top=None) for part in sample.parts)
+    without = msgspec.structs.replace(first, samples=(msgspec.structs.replace(sample, parts=parts), *rest))
+    with pytest.raises(ValueError, match=r"samples of this batch came without; set teacher\.top_logprobs"):
+        packed_step(models, options_of("gkd"), (without, *others), max_tokens=64)
+
+
 def imitated(group: Group) -> Group:
     """The same, to be imitated: without rewards, and nobody knows what drew it."""
     samples = [

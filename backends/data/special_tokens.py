@@ -44,6 +44,7 @@ class _TokenizerConfig(msgspec.Struct):
 class _TextConfig(msgspec.Struct):
     eos_token_id: int | tuple[int, ...] | None = None
     pad_token_id: int | None = None
+    vocab_size: int | None = None
 
 
 class _Config(_TextConfig):
@@ -74,6 +75,16 @@ def read_special_tokens(folder: Path) -> SpecialTokens:
     pad_ids = [_id_of(tokenizer, named.pad_token), *(part.pad_token_id for part in texts)]
     pad_id = next((i for i in pad_ids if i is not None), stop_ids[0])
     return SpecialTokens(stop_ids[0], stop_ids, pad_id)
+
+
+def vocabulary_size(folder: Path) -> int | None:
+    """Of the model, as its config says; None where it does not.
+
+    Raises:
+        DataError: the config cannot be read.
+    """
+    config = _read(folder / MODEL_CONFIG, _Config)
+    return next((part.vocab_size for part in (config, config and config.text_config) if part and part.vocab_size), None)
 
 
 def _id_of(tokenizer: TextTokenizer, token: str | _Named | None) -> int | None:

@@ -104,9 +104,12 @@ def run(
         bool,
         typer.Option(
             "--dry-run",
-            help="Print the resolved scenario, who runs where, and layout and memory of a Megatron learner; start "
-            "nothing.",
+            help="Print what the scenario sets, who runs where, layout and memory of a Megatron learner, and what this "
+            "machine lacks; start nothing. Exit code 2 if it lacks something.",
         ),
+    ] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="With --dry-run: every key, also those at their defaults.")
     ] = False,
     gpus_per_node: Annotated[
         int | None, typer.Option(min=1, help="With --dry-run: GPUs of a node of the cluster; 8 without it.")
@@ -151,10 +154,11 @@ def run(
     if dry_run:
         from penstock.runtime.cli.dry_run import show_plan
 
-        show_plan(loaded, console, gpus_per_node=gpus_per_node, gpu_gb=gpu_memory)
-        return
-    if gpus_per_node is not None or gpu_memory is not None:
-        raise UserError("--gpus-per-node and --gpu-memory are for --dry-run; a run takes the GPUs that are there")
+        raise typer.Exit(show_plan(loaded, console, gpus_per_node=gpus_per_node, gpu_gb=gpu_memory, is_full=full))
+    if gpus_per_node is not None or gpu_memory is not None or full:
+        raise UserError(
+            "--gpus-per-node, --gpu-memory and --full are for --dry-run; a run takes the GPUs that are there"
+        )
     from penstock.runtime.cli.launch import launch
 
     raise typer.Exit(launch(loaded, scenario, console))

@@ -50,7 +50,7 @@ from penstock.actors.engine_worker.requests import RequestTable
 from penstock.actors.parts import tail
 from penstock.actors.waits import several
 from penstock.messages.base import Metric
-from penstock.messages.canary import canary_difference
+from penstock.messages.canary import canary_difference, divergence
 from penstock.messages.commands import (
     AbortGeneration,
     ApplyWeights,
@@ -517,7 +517,7 @@ class EngineWorker:
         if self.settings.check_canary and manifest.canary is not None:
             difference = canary_difference(manifest.canary, self.canary_logprobs)
             if difference > self.settings.canary_tolerance:
-                return f"the canary is off by {difference:.3g} nats"
+                return divergence(manifest.canary, difference) or f"the canary is off by {difference:.3g} nats"
         return ""
 
     def _tell_applied(self) -> None:

@@ -64,6 +64,7 @@ class FolderTemplate:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         assert not tokenize
+        given: dict[str, Any] = {**self._special, **arguments}
         texts, _ = cast(
             "tuple[list[str], object]",
             render_jinja_template(
@@ -71,7 +72,7 @@ class FolderTemplate:
                 tools=None if tools is None else list(tools),
                 chat_template=str(self.chat_template),
                 add_generation_prompt=add_generation_prompt,
-                **{**self._special, **arguments},
+                **given,
             ),
         )
         return texts[0]

@@ -6,6 +6,7 @@ and SIGTERM. What the user has to change is one message on stderr, never a stack
 
 from __future__ import annotations
 
+import re
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -78,9 +79,17 @@ RunFolder = Annotated[
 ]
 
 
+def _refuse_dashed_keys(words: list[str]) -> None:
+    """Keys with dashes before them, as other systems have them."""
+    for word in words:
+        if found := re.fullmatch(r"--?(\w+(?:\.\w+)+(?:=.*)?)", word, re.DOTALL):
+            raise UserError(f"{word}: keys of a scenario have no dashes before them; write {found[1]}")
+
+
 def main() -> None:
     """The entry point of the ``penstock`` command."""
     try:
+        _refuse_dashed_keys(sys.argv[1:])
         app()
     except UserError as error:
         errors.print(f"[bold red]penstock:[/] {escape(without_credentials(str(error)))}")
@@ -359,7 +368,11 @@ def evaluate(
     overrides: Overrides = None,
     scenario: Annotated[
         Path | None,
-        typer.Option(help="Says what is evaluated and with which engines; without it that of the model's own run."),
+        typer.Option(
+            help="Says what is evaluated and with which engines; without it that of the model's own run.",
+            callback=_find_scenario,
+            autocompletion=_scenario_names,
+        ),
     ] = None,
     version: Annotated[
         int | None, typer.Option(min=0, help="Of the checkpoint; without it the newest one of the run.")

@@ -60,7 +60,11 @@ def convert(
         raise UserError(f"--dtype: expected one of {', '.join(DTYPES)}, got {dtype}")
     folder = model_folder(source, version)
     try:
-        plan = ConversionPlan(dtype, parse_size(max_shard_size))
+        max_bytes = parse_size(max_shard_size)
+    except ConversionError as error:
+        raise UserError(f"--max-shard-size: {error}") from None
+    plan = ConversionPlan(dtype, max_bytes)
+    try:
         _check_record(folder)
         console.print(f"{escape(str(folder))} → {escape(str(target))}")
         with _progress(console) as begun:

@@ -34,8 +34,8 @@ def check_checkpoint(folder: Path, key: str = "model.path", *, needs_weights: bo
     if not folder.is_dir():
         what = "a file, not a folder" if folder.exists() else "no such folder"
         raise PreflightError(
-            f"{key}: {folder}: {what}; expected what transformers' save_pretrained writes, or set "
-            f"{key.removesuffix('path')}make"
+            f"{key}: {folder}: {what}; expected what transformers' save_pretrained writes, a name on the hub "
+            f"(ORG/NAME), or set {key.removesuffix('path')}make"
         )
     missing = [] if (folder / "config.json").is_file() else ["config.json"]
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):

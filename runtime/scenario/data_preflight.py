@@ -10,7 +10,7 @@ Invariants:
 from __future__ import annotations
 
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -83,6 +83,9 @@ def _check_prompts(
     try:
         tokenizer = None if folder is None else TextTokenizer(folder)
         template = None if folder is None else open_template(folder, sources)
+        if template is not None:
+            with suppress(BadColumnError):  # of rows it is asked below
+                template.render("a")
     except DataError as error:
         raise PreflightError(f"model.path: {error}") from None
     limit = TokenLimit.of(data, max_context)

@@ -80,11 +80,11 @@ def machine_checks(scenario: Scenario, run_parent: Path) -> Iterator[MachineChec
         model = "model.path"
         yield MachineCheck(model, lambda: check_checkpoint(Path(path)), needs=hub)
         yield MachineCheck("the weights", lambda: check_weight_files(Path(path)), needs=model)
-        yield MachineCheck("the tokenizer", lambda: check_tokenizer(Path(path)), needs=model)
         if generates:
             yield MachineCheck(
                 "the model's architecture", lambda: check_architecture(scenario, Path(path)), needs=model
             )
+        yield MachineCheck("the tokenizer", lambda: check_tokenizer(Path(path)), needs=model)
     if scenario.teacher is not None and scenario.teacher.model.path is not None:
         yield MachineCheck("the teacher's model", lambda: check_teacher(scenario), needs=model)
     yield MachineCheck(CODE, lambda: check_user_code(scenario))

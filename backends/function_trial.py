@@ -107,18 +107,17 @@ def _say(connection: socket.socket, said: _Said) -> None:
 
 
 def _load(function: NamedFunction) -> None:
-    match function.kind:
-        case "policy":
-            if not callable(load_object(function.spec)):
-                raise UserCodeError(f"{function.spec}: expected a class or a function that makes a policy")
-        case "training hook":
-            from penstock.backends.hooks.calling import Hook
+    if function.kind == POLICY:
+        if not callable(load_object(function.spec)):
+            raise UserCodeError(f"{function.spec}: expected a class or a function that makes a policy")
+    elif function.kind == TRAINING_HOOK:
+        from penstock.backends.hooks.calling import Hook
 
-            Hook[object](function.spec, function.key)
-        case kind:
-            from penstock.backends.rewards.functions import load_function
+        Hook[object](function.spec, function.key)
+    else:
+        from penstock.backends.rewards.functions import load_function
 
-            load_function(kind, function.spec)
+        load_function(function.kind, function.spec)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,6 @@ def divergence(canary: Canary, difference: float) -> str:
         return ""
     return (
         f"the policy has diverged: what it found likely at the start has a mean log-prob of {mean:.3g} by the learner "
-        f"itself (an engine differs by {difference:.3g} nats there). Begin a new run with a lower learner.learning_rate, "
-        "with learner.warmup_steps, or with a lower learner.max_grad_norm"
+        f"itself (an engine differs by {difference:.3g} nats there). Begin a new run with a lower "
+        "learner.learning_rate, with learner.warmup_steps, or with a lower learner.max_grad_norm"
     )

@@ -120,5 +120,5 @@ def _loaded(folder: Path) -> ChatTokenizer:
 
     try:
         return cast(ChatTokenizer, AutoTokenizer.from_pretrained(str(folder), local_files_only=True))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         raise DataError(f"{folder}: transformers cannot load the tokenizer: {error}") from error

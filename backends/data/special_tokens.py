@@ -66,8 +66,8 @@ def read_special_tokens(folder: Path) -> SpecialTokens:
     if eos_id is None and named.eos_token is not None:
         name = named.eos_token if isinstance(named.eos_token, str) else named.eos_token.content
         raise DataError(
-            f"{folder}: tokenizer.json has no token {name!r}, which {TOKENIZER_CONFIG} names as eos_token; name one that "
-            "it has, or copy both files from the same model"
+            f"{folder}: tokenizer.json has no token {name!r}, which {TOKENIZER_CONFIG} names as eos_token; name one "
+            "that it has, or copy both files from the same model"
         )
     candidates: list[int] = [] if eos_id is None else [eos_id]
     for part in texts:

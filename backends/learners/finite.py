@@ -21,6 +21,6 @@ def non_finite(*, loss: float, norm: float, name: str) -> NonFiniteStepError | N
         return None
     return NonFiniteStepError(
         f"{name}: the training has diverged: the loss is {loss} and the gradient norm {norm}, both must be finite; the "
-        "weights were not changed. Lower learner.learning_rate or learner.max_grad_norm, or look at the rewards of this "
-        "batch"
+        "weights were not changed. Lower learner.learning_rate or learner.max_grad_norm, or look at the rewards of "
+        "this batch"
     )

@@ -152,7 +152,14 @@ def check_weights(scenario: Scenario, run_parent: Path) -> None:
 def _missing_weights(folder: Path, key: str) -> list[str]:
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
-        return [] if any(folder.glob("*.safetensors")) else ["model.safetensors"]
+        if any(folder.glob("*.safetensors")):
+            return []
+        if any(folder.glob("pytorch_model*.bin")):
+            raise PreflightError(
+                f"{key}: {folder}: its weights are pickles (pytorch_model.bin), which can run code when they are read; "
+                "load it with transformers and call save_pretrained to write safetensors"
+            )
+        return ["model.safetensors"]
     try:
         shards = set(msgspec.json.decode(index.read_bytes(), type=_WeightIndex).weight_map.values())
     except msgspec.DecodeError as error:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 import pytest
+
 from penstock.backends.models.make import make_model
 from penstock.runtime.cli.app import main
 
@@ -36,7 +37,7 @@ CPU_LIMIT_S = 20.0
 """Far above what a check may take: this is CPU time, of a machine that may be slow."""
 
 
-Files = Mapping[str, str | bytes | None | dict[str, Any]]
+Files = Mapping[str, str | bytes | dict[str, Any] | None]
 
 
 class Mistake(NamedTuple):
@@ -47,7 +48,7 @@ class Mistake(NamedTuple):
     """Words with blanks between; ``RUN`` is a run of the scenario."""
     says: tuple[str, ...]
     """What the message has: where, what was found, what to do."""
-    files: Files = {}
+    files: Files = {}  # noqa: RUF012 - never written to
     """Written over those that are right; None removes one, a mapping changes the keys of a JSON file."""
     code: int = 2
     lines: int = 1
@@ -99,10 +100,6 @@ def check(mistake: Mistake, folder: Path, monkeypatch: pytest.MonkeyPatch, capsy
         main()
     cpu_s = sum(os.times()[:4]) - start_s
     out, err = capsys.readouterr()
-    if os.environ.get("SHOW"):
-        open("/tmp/mi/shown.txt", "a").write(
-            f"## {mistake.name} [{mistake.command}] exit {end.value.code} {cpu_s:.1f}s\n{err or out}\n"
-        )
     message = err or out
     assert end.value.code == mistake.code, message
     for part in mistake.says:

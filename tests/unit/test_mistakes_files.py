@@ -323,7 +323,7 @@ MODELS = (
     Mistake(
         "a config that is no JSON",
         "RUN",
-        ("model.path: ", "config.json: Input data was truncated"),
+        ("model.path: ", "config.json: not the JSON that belongs there: Input data was truncated", "copy it anew"),
         {"model/config.json": "{"},
     ),
     Mistake(
@@ -347,7 +347,7 @@ MODELS = (
     Mistake(
         "weights of pickles only",
         "RUN",
-        ("model.path: ", "missing model.safetensors"),
+        ("model.path: ", "its weights are pickles (pytorch_model.bin)", "save_pretrained"),
         {"model/model.safetensors": None, "model/pytorch_model.bin": "x"},
     ),
     Mistake(
@@ -517,7 +517,12 @@ RUNS = (
         ("mine-1/scenario.yaml: cannot read this scenario",),
         {**RUN, "runs/mine-1/scenario.yaml": None},
     ),
-    Mistake("evaluate before any checkpoint", "evaluate runs/mine-1 --data rows.jsonl", ("runs/mine-1",), RUN),
+    Mistake(
+        "evaluate before any checkpoint",
+        "evaluate runs/mine-1 --data rows.jsonl",
+        ("runs/mine-1: the run has written no checkpoint yet",),
+        RUN,
+    ),
     Mistake(
         "convert of a version that was not kept",
         "convert runs/mine-1 out --version 7",

@@ -41,7 +41,7 @@ from penstock.runtime.observability.recorder import RunFacts, RunRecorder
 from penstock.runtime.observability.summary import machine_facts
 from penstock.runtime.observability.traces import open_traces
 from penstock.runtime.safe_text import terminal_lines
-from penstock.runtime.scenario.evaluation_rules import sets_of
+from penstock.runtime.scenario.evaluation_rules import evaluated_version, sets_of
 from penstock.runtime.wait_graph import WaitBoard
 
 if TYPE_CHECKING:
@@ -144,6 +144,7 @@ class Session:
             machine=machine_facts(),
             report=scenario.observability.report,
             evaluation=sets_of(scenario),
+            first_version=evaluated_version(scenario),
         )
         started_at = datetime.fromtimestamp(self._started_unix_s, UTC).astimezone()
         return RunRecorder(

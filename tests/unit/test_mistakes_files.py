@@ -329,7 +329,7 @@ MODELS = (
     Mistake(
         "a config without sizes",
         "RUN",
-        ("model.path: ", "config.json: Object missing required field `vocab_size`"),
+        ("model.path: ", "config.json: not the JSON that belongs there: Object missing required field `vocab_size`"),
         {"model/config.json": "{}"},
     ),
     Mistake(

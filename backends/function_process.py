@@ -5,6 +5,7 @@ Invariants:
 * The process leads a session of its own: signals of the terminal do not reach it, and killing its group ends what the
   user's functions started as well.
 * It has none of our environment's secrets: see :mod:`penstock.backends.user_environment`.
+* What it prints goes to our log within bounds: see :mod:`penstock.backends.user_output`.
 * Writing never blocks: what the socket does not take follows with :meth:`FunctionProcess.flush`.
 """
 
@@ -21,9 +22,10 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.backends.processes import how_it_ended
 from penstock.backends.user_environment import user_environment
+from penstock.backends.user_output import PassedOutput
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
 
 LENGTH_BYTES: Final = 4
 READ_BYTES: Final = 1 << 16
@@ -60,13 +62,17 @@ class FrameBuffer:
 class FunctionProcess:
     """See the module."""
 
-    def __init__(self, module: str, *arguments: str, variables: Sequence[str] = ()) -> None:
+    def __init__(
+        self, module: str, *arguments: str, variables: Sequence[str] = (), is_silent: bool = False, name: str = ""
+    ) -> None:
         """
         Args:
             module: run as ``python -m MODULE FD … PARENT``, with the number of its end of the socket first and our
                 process id last.
             arguments: between the two.
             variables: of our environment, that it needs beside those that every such process gets.
+            is_silent: what it prints goes nowhere.
+            name: of what it runs, for our log.
         """
         self.is_gone = False
         """It has closed its end: nothing more comes."""
@@ -74,14 +80,27 @@ class FunctionProcess:
         self._outbox = bytearray()
         self.socket, theirs = socket.socketpair()
         self.socket.setblocking(False)
-        with theirs:
+        self._output = None if is_silent else PassedOutput(name or module)
+        output = subprocess.DEVNULL if self._output is None else self._output.descriptor
+        with theirs, self._their_end():
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", module, str(theirs.fileno()), *arguments, str(os.getpid())],
                 stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
                 env=user_environment(variables),
             )
+
+    @contextlib.contextmanager
+    def _their_end(self) -> Generator[None]:
+        """Of the pipe: once it is theirs, we let go of it, or its end would never come."""
+        try:
+            yield
+        finally:
+            if self._output is not None:
+                os.close(self._output.descriptor)
 
     @property
     def pid(self) -> int:
@@ -116,6 +135,8 @@ class FunctionProcess:
             if not data:
                 self.is_gone = True
                 return
+            if self._output is not None:
+                self._output.next_stretch()
             yield from self._inbox.feed(data)
 
     def end(self) -> str:
@@ -126,6 +147,8 @@ class FunctionProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)  # what has begun to exit keeps its own exit code
         self.socket.close()
+        if self._output is not None:
+            self._output.close(EXIT_TIMEOUT_S)
         try:
             words = how_it_ended(self._process.wait(REAP_TIMEOUT_S))
             return f"{words}{OUT_OF_MEMORY}" if has_ended and words.endswith("SIGKILL") else words

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 SMALLEST_SPREAD_NATS: Final = 0.01
 """A place at which a model says less has this spread: rounding is no share of nothing."""
+DIVERGED_NATS: Final = 50.0
+"""A token: far beyond a uniform guess over any vocabulary, which is 12 nats among 150,000 tokens."""
 
 
 def canary_difference(canary: Canary, logprobs: bytes) -> float:
@@ -42,3 +44,18 @@ def canary_difference(canary: Canary, logprobs: bytes) -> float:
         shares.append(math.dist(at_place, there) / max(spread, floor))
     share = sum(shares) / len(shares)
     return share if math.isfinite(share) else math.inf
+
+
+def divergence(canary: Canary) -> str:
+    """What is to be said in place of a difference where the canary shows, by the learner's own numbers, that the policy
+    has blown up: what it found likely when the run began is next to impossible. Empty where it does not."""
+    width = len(tokens_view(canary.tokens))
+    of_text = floats_view(canary.logprobs)[1 :: width + 1]  # of token t + 1 after tokens 0 … t
+    mean = sum(of_text) / len(of_text) if len(of_text) else 0.0
+    if mean > -DIVERGED_NATS:
+        return ""
+    return (
+        f"the policy has diverged: what it found likely at the start has a mean log-prob of {mean:.3g} by the learner "
+        "itself. Begin a new run with a lower learner.learning_rate, with learner.warmup_steps, or with a lower "
+        "learner.max_grad_norm"
+    )

@@ -50,7 +50,7 @@ from penstock.actors.engine_worker.requests import RequestTable
 from penstock.actors.parts import tail
 from penstock.actors.waits import several
 from penstock.messages.base import Metric
-from penstock.messages.canary import canary_difference
+from penstock.messages.canary import canary_difference, divergence
 from penstock.messages.commands import (
     AbortGeneration,
     ApplyWeights,
@@ -520,9 +520,9 @@ class EngineWorker:
         if self.digest != manifest.digest:
             return f"the digest of what was loaded is {self.digest}, that of what was exported {manifest.digest}"
         if self.settings.check_canary and manifest.canary is not None:
-            self.canary_difference = canary_difference(manifest.canary, self.canary_logprobs)
-            if self.canary_difference > self.settings.canary_tolerance:
-                return f"the canary is off by {self.canary_difference:.3g} of its spread"
+            difference = self.canary_difference = canary_difference(manifest.canary, self.canary_logprobs)
+            if difference > self.settings.canary_tolerance:
+                return divergence(manifest.canary) or f"the canary is off by {difference:.3g} of its spread"
         return ""
 
     def _tell_applied(self) -> None:

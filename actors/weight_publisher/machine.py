@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, assert_never, final
 from penstock.actors.weight_publisher.engines import EngineTable, Phase
 from penstock.actors.weight_publisher.exports import ExportTable
 from penstock.messages.base import Metric
-from penstock.messages.canary import canary_difference
+from penstock.messages.canary import canary_difference, divergence
 from penstock.messages.commands import FailRun, ReplaceActor, Send, StartTimer, StopTimer
 from penstock.messages.local import Started, TimerFired
 from penstock.messages.membership import EngineJoined, EngineLost
@@ -285,7 +285,8 @@ class WeightPublisher:
             difference = canary_difference(manifest.canary, event.canary_logprobs)
             if difference > self.settings.canary_tolerance:
                 allowed = self.settings.canary_tolerance
-                return f"its canary is off by {difference:.3g} of its spread, {allowed:g} is allowed"
+                off = f"its canary is off by {difference:.3g} of its spread, {allowed:g} is allowed"
+                return divergence(manifest.canary) or off
         return ""
 
     def _on_wrong(self, engine: EngineState, manifest: WeightManifest, wrong: str) -> None:

@@ -25,7 +25,7 @@ class _AddedToken(Protocol):
     special: bool
 
 
-class _HuggingFaceTokenizer(Protocol):
+class ChatTokenizer(Protocol):
     """The part of a transformers tokenizer that is used."""
 
     chat_template: object
@@ -48,20 +48,21 @@ class ChatTemplate:
     transformers is imported here only: it takes seconds, and a scenario without a template does not need it.
     """
 
-    def __init__(self, folder: Path, arguments: Mapping[str, object] | None = None) -> None:
-        """``arguments``: variables that the template gets where nothing else is said.
+    def __init__(
+        self, folder: Path, arguments: Mapping[str, object] | None = None, tokenizer: ChatTokenizer | None = None
+    ) -> None:
+        """
+        Args:
+            folder: of the checkpoint.
+            arguments: variables that the template gets where nothing else is said.
+            tokenizer: of the folder; None: transformers' is loaded.
 
         Raises:
             DataError: the folder has no template.
         """
-        from transformers import AutoTokenizer
-
-        try:
-            loaded = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-        except (OSError, ValueError) as error:
-            raise DataError(f"{folder}: transformers cannot load the tokenizer: {error}") from error
+        self._folder = folder
+        self._tokenizer = _loaded(folder) if tokenizer is None else tokenizer
         self._arguments = arguments or {}
-        self._tokenizer = cast(_HuggingFaceTokenizer, loaded)
         added = self._tokenizer.added_tokens_decoder.values()
         self._control = ControlTokens((token.content, token.special) for token in added)
         if not self._tokenizer.chat_template:
@@ -103,7 +104,21 @@ class ChatTemplate:
                     **(self._arguments if arguments is None else arguments),
                 )
             )
+        except jinja2.TemplateSyntaxError as error:
+            raise DataError(
+                f"{self._folder}: the chat template is broken at its line {error.lineno}: {error.message}; mend it "
+                "(chat_template.jinja, or chat_template in tokenizer_config.json), or copy that of the model's authors"
+            ) from error
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
             raise BadColumnError(
                 "the chat template refuses the messages", f"the chat template refuses the messages: {error}"
             ) from error
+
+
+def _loaded(folder: Path) -> ChatTokenizer:
+    from transformers import AutoTokenizer
+
+    try:
+        return cast(ChatTokenizer, AutoTokenizer.from_pretrained(str(folder), local_files_only=True))
+    except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
+        raise DataError(f"{folder}: transformers cannot load the tokenizer: {error}") from error

@@ -44,6 +44,7 @@ class _TokenizerConfig(msgspec.Struct):
 class _TextConfig(msgspec.Struct):
     eos_token_id: int | tuple[int, ...] | None = None
     pad_token_id: int | None = None
+    vocab_size: int | None = None
 
 
 class _Config(_TextConfig):
@@ -62,6 +63,12 @@ def read_special_tokens(folder: Path) -> SpecialTokens:
     configs = [_read(folder / name, _Config) for name in (GENERATION_CONFIG, MODEL_CONFIG)]
     texts = [part for config in configs if config for part in (config, config.text_config) if part]
     eos_id = _id_of(tokenizer, named.eos_token)
+    if eos_id is None and named.eos_token is not None:
+        name = named.eos_token if isinstance(named.eos_token, str) else named.eos_token.content
+        raise DataError(
+            f"{folder}: tokenizer.json has no token {name!r}, which {TOKENIZER_CONFIG} names as eos_token; name one "
+            "that it has, or copy both files from the same model"
+        )
     candidates: list[int] = [] if eos_id is None else [eos_id]
     for part in texts:
         candidates.extend(_as_ids(part.eos_token_id))
@@ -74,6 +81,16 @@ def read_special_tokens(folder: Path) -> SpecialTokens:
     pad_ids = [_id_of(tokenizer, named.pad_token), *(part.pad_token_id for part in texts)]
     pad_id = next((i for i in pad_ids if i is not None), stop_ids[0])
     return SpecialTokens(stop_ids[0], stop_ids, pad_id)
+
+
+def vocabulary_size(folder: Path) -> int | None:
+    """Of the model, as its config says; None where it does not.
+
+    Raises:
+        DataError: the config cannot be read.
+    """
+    config = _read(folder / MODEL_CONFIG, _Config)
+    return next((part.vocab_size for part in (config, config and config.text_config) if part and part.vocab_size), None)
 
 
 def _id_of(tokenizer: TextTokenizer, token: str | _Named | None) -> int | None:
@@ -96,4 +113,4 @@ def _read(path: Path, form: type[FormT]) -> FormT | None:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
     except msgspec.MsgspecError as error:
-        raise DataError(f"{path}: {error}") from error
+        raise DataError(f"{path}: not the JSON that belongs there: {error}; copy it anew from its model") from error

@@ -64,6 +64,11 @@ class TextTokenizer:
         """Token ids are below."""
         return self._tokenizer.get_vocab_size(with_added_tokens=True)
 
+    @property
+    def num_own_tokens(self) -> int:
+        """Those of its vocabulary, without what was added to it."""
+        return self._tokenizer.get_vocab_size(with_added_tokens=False)
+
     def token_text(self, token: int) -> str:
         """The name of a token; for a special token the text that stands for it."""
         return self._tokenizer.id_to_token(token) or ""

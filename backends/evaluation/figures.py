@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 
 REWARD_MEAN: Final = "reward_mean"
+VERSIONS: Final = ("version/oldest", "version/newest", "version/mean")
 
 
 class Answer(NamedTuple):
@@ -100,9 +101,8 @@ def figures_of(
     versions = versions_of(answers)
     if versions is not None:
         figures += (
-            Metric("version/oldest", float(versions.oldest)),
-            Metric("version/newest", float(versions.newest)),
-            Metric("version/mean", versions.mean),
+            Metric(name, float(value))
+            for name, value in zip(VERSIONS, (versions.oldest, versions.newest, versions.mean), strict=True)
         )
     return tuple(figures)
 

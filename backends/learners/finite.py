@@ -20,6 +20,7 @@ def non_finite(*, loss: float, norm: float, name: str) -> NonFiniteStepError | N
     if math.isfinite(norm) and math.isfinite(loss):
         return None
     return NonFiniteStepError(
-        f"{name}: the loss is {loss} and the gradient norm {norm}, both must be finite; the weights were not "
-        "changed. Lower learner.learning_rate or learner.max_grad_norm, or look at the rewards of this batch"
+        f"{name}: the training has diverged: the loss is {loss} and the gradient norm {norm}, both must be finite; the "
+        "weights were not changed. Lower learner.learning_rate or learner.max_grad_norm, or look at the rewards of "
+        "this batch"
     )

@@ -4,20 +4,16 @@ format.
 Invariants:
 
 * The same size and seed give the same bytes of weights; torch's global random state is left as it was.
-* The tokenizer has exactly :data:`SYMBOLS`, one id a character, and decoding gives back what was encoded. A
-  character that it does not know is an error, never dropped and never replaced.
 """
 
-# transformers, tokenizers and torch.random are typed in part only:
+# transformers and torch.random are typed in part only:
 # pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 
-import string
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import torch
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     PreTrainedTokenizerFast,
     Qwen3Config,
@@ -26,21 +22,38 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+from penstock.backends.models.characters import (
+    CHARACTERS,
+    CONTEXT_TOKENS,
+    END_ID,
+    END_TOKEN,
+    PAD_ID,
+    PAD_TOKEN,
+    SYMBOLS,
+    character_tokenizer,
+)
 from penstock.backends.models.terminal import quiet_transformers
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-ModelSize = Literal["xs", "s", "m", "moe_xs"]
+__all__ = [
+    "CHARACTERS",
+    "CONTEXT_TOKENS",
+    "END_ID",
+    "END_TOKEN",
+    "PAD_ID",
+    "PAD_TOKEN",
+    "SHAPES",
+    "SYMBOLS",
+    "ExpertShape",
+    "ModelShape",
+    "ModelSize",
+    "character_tokenizer",
+    "make_model",
+]
 
-PAD_TOKEN: Final = "<pad>"
-END_TOKEN: Final = "<eos>"
-PAD_ID: Final = 0
-END_ID: Final = 1
-CONTEXT_TOKENS: Final = 512
-CHARACTERS: Final = string.digits + string.ascii_lowercase + string.ascii_uppercase + " \n=+-*/(),.:;?!"
-SYMBOLS: Final = (PAD_TOKEN, END_TOKEN, *CHARACTERS)
-"""Every symbol of the vocabulary; the place in this tuple is the id."""
+ModelSize = Literal["xs", "s", "m", "moe_xs"]
 
 
 class ExpertShape(NamedTuple):
@@ -89,16 +102,6 @@ def make_model(size: ModelSize, folder: Path, seed: int) -> None:
     with quiet_transformers():
         model.save_pretrained(folder)
     _fast_tokenizer().save_pretrained(str(folder))
-
-
-def character_tokenizer() -> Tokenizer:
-    """A tokenizer with one token a character, no unknown token, and the two special tokens."""
-    vocabulary = {symbol: index for index, symbol in enumerate(SYMBOLS)}
-    tokenizer = Tokenizer(models.WordLevel(vocab=vocabulary))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
-    tokenizer.decoder = decoders.Fuse()
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in (PAD_TOKEN, END_TOKEN)])
-    return tokenizer
 
 
 def _fast_tokenizer() -> PreTrainedTokenizerFast:

@@ -52,6 +52,7 @@ from penstock.backends.rewards.sampling_calls import (
     sample_argument,
     verdict_argument,
 )
+from penstock.backends.rewards.signatures import asked_names
 from penstock.backends.rewards.wire import (
     CallFailed,
     GroupCall,
@@ -148,7 +149,7 @@ def load_function(kind: str, spec: str, launched: Launched | None = None) -> Loa
     if not callable(found):
         raise UserCodeError(f"{path}: {name!r} is {type(found).__name__}, which cannot be called")
     is_async = inspect.iscoroutinefunction(found) or inspect.iscoroutinefunction(type(found).__call__)
-    names = _asked_names(found, kind, spec)
+    names = asked_names(found, kind, spec, NAMES)
     return Loaded(found, names, is_async, path, ASYNC_CONCURRENCY if is_async else 1)
 
 
@@ -164,11 +165,11 @@ def _load_built_in(kind: str, spec: str, launched: Launched | None) -> Loaded:
         from penstock.backends.rewards.options import CodeOptions
 
         tried = CodeReward((launched and launched.function.code) or CodeOptions())
-        return Loaded(tried, _asked_names(tried, kind, spec), True, None, tried.concurrency)
+        return Loaded(tried, asked_names(tried, kind, spec, NAMES), True, None, tried.concurrency)
     from penstock.backends.rewards.builtin import built_in
 
     function = built_in(spec)
-    return Loaded(function, _asked_names(function, kind, spec), False, None)
+    return Loaded(function, asked_names(function, kind, spec, NAMES), False, None)
 
 
 def arguments(call: Call, names: tuple[str, ...]) -> dict[str, object]:
@@ -265,34 +266,6 @@ def weighed(call_id: int, elapsed_s: float, returned: object) -> Judged | Kept:
 
 def _sample_argument(call: SampleCall, name: str) -> object:
     return sample_argument(call.rewarded, name) if name in OF_A_SAMPLE else _reward_argument(call.sample, name)
-
-
-def _asked_names(function: Callable[..., object], kind: str, spec: str) -> tuple[str, ...]:
-    known = NAMES[kind]
-    asked: list[str] = []
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind is parameter.VAR_KEYWORD:
-            return known
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            continue
-        by_name = parameter.kind is not parameter.POSITIONAL_ONLY
-        if parameter.name in known and by_name:
-            asked.append(parameter.name)
-        elif parameter.default is parameter.empty:
-            how = "" if by_name else " by position, and arguments are given by name"
-            raise UserCodeError(
-                f"{spec} asks for {parameter.name!r}{how}; a {kind} function may ask for {', '.join(known)}"
-                f"{_other_kind(parameter.name, kind)}"
-            )
-    return tuple(asked)
-
-
-def _other_kind(name: str, kind: str) -> str:
-    if kind == REWARD and name in NAMES[GROUP_REWARD]:
-        return ". For a function that scores whole groups set reward.per_group: true"
-    if kind == GROUP_REWARD and name in NAMES[REWARD]:
-        return ". For a function that scores one sample set reward.per_group: false"
-    return ""
 
 
 def _reward_argument(call: RewardCall, name: str) -> object:

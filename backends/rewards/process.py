@@ -42,7 +42,7 @@ class WorkerProcess(FunctionProcess):
     """A process that calls one function."""
 
     def __init__(self, kind: str, spec: str, options_json: str, clock: Callable[[], float]) -> None:
-        super().__init__(MODULE, kind, spec, options_json, variables=_variables(options_json))
+        super().__init__(MODULE, kind, spec, options_json, variables=_variables(options_json), name=spec)
         self._clock = clock
         self._progress_s = self.started_at_s = clock()
         self._mean_s: float | None = None

@@ -61,7 +61,7 @@ def main() -> None:
     """Arguments: descriptor of the socket, kind of function, what to load, as JSON the options of a reward function
     (nothing: none), process id of the parent."""
     descriptor, kind, spec, options_json, parent = sys.argv[1:]
-    _stand_alone(int(parent))
+    stand_alone(int(parent))
     os.set_inheritable(int(descriptor), False)  # or what the function starts keeps it open after our death
     connection = socket.socket(fileno=int(descriptor))
     try:
@@ -79,7 +79,8 @@ def main() -> None:
         _serve_in_turn(connection, served)
 
 
-def _stand_alone(parent: int) -> None:
+def stand_alone(parent: int) -> None:
+    """Hear signals again, and die with the thread that started this process, whose id is given."""
     # Actors run with signals blocked, and children inherit that.
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -36,6 +36,7 @@ NUM_COPIES: Final = 3
 
 _ITEM_BYTES: Final = {"float32": 4, "bfloat16": 2}
 _HEADER_BYTES: Final = 8
+_LFS_POINTER: Final = b"version https://git-lfs"
 
 
 Transport = Literal["shared_memory", "disk", "distributed", "tensor", "none"]
@@ -72,6 +73,7 @@ def sites_of(options: EnginesOptions) -> EngineSites:
 
 class _Tensor(msgspec.Struct):
     shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
 
 
 def check_transport(
@@ -235,15 +237,25 @@ def _check_disk(folder: Path, need_bytes: int, need: str) -> str:
 
 
 def _num_elements(path: Path) -> int:
+    size_bytes = path.stat().st_size
     with path.open("rb") as file:
-        length = int.from_bytes(file.read(_HEADER_BYTES), "little")
-        raw = file.read(length) if 0 < length < path.stat().st_size else b""
+        begin = file.read(_HEADER_BYTES)
+        length = int.from_bytes(begin, "little")
+        raw = file.read(length) if 0 < length < size_bytes else b""
+    if begin == _LFS_POINTER[:_HEADER_BYTES]:
+        raise ValueError(f"{path} is a pointer of Git LFS and no weights; fetch them with: git lfs pull")
     try:
         header = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
         header.pop("__metadata__", None)
         tensors = [msgspec.json.decode(entry, type=_Tensor) for entry in header.values()]
     except msgspec.MsgspecError:
-        raise ValueError(f"{path} is no safetensors file, or it was cut short ({path.stat().st_size} bytes)") from None
+        raise ValueError(f"{path} is no safetensors file, or it was cut short ({size_bytes} bytes)") from None
+    described = _HEADER_BYTES + length + max((tensor.data_offsets[1] for tensor in tensors), default=0)
+    if described != size_bytes:
+        raise ValueError(
+            f"{path} was cut short or changed: its header describes {described} bytes, found {size_bytes}; copy or "
+            "download it again"
+        )
     count = 0
     for tensor in tensors:
         num = 1

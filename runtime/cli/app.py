@@ -6,6 +6,7 @@ and SIGTERM. What the user has to change is one message on stderr, never a stack
 
 from __future__ import annotations
 
+import re
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -78,9 +79,17 @@ RunFolder = Annotated[
 ]
 
 
+def _refuse_dashed_keys(words: list[str]) -> None:
+    """Keys with dashes before them, as other systems have them."""
+    for word in words:
+        if found := re.fullmatch(r"--?(\w+(?:\.\w+)+(?:=.*)?)", word, re.DOTALL):
+            raise UserError(f"{word}: keys of a scenario have no dashes before them; write {found[1]}")
+
+
 def main() -> None:
     """The entry point of the ``penstock`` command."""
     try:
+        _refuse_dashed_keys(sys.argv[1:])
         app()
     except UserError as error:
         errors.print(f"[bold red]penstock:[/] {escape(without_credentials(str(error)))}")
@@ -104,9 +113,12 @@ def run(
         bool,
         typer.Option(
             "--dry-run",
-            help="Print the resolved scenario, who runs where, and layout and memory of a Megatron learner; start "
-            "nothing.",
+            help="Print what the scenario sets, who runs where, layout and memory of a Megatron learner, and what this "
+            "machine lacks; start nothing. Exit code 2 if it lacks something.",
         ),
+    ] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="With --dry-run: every key, also those at their defaults.")
     ] = False,
     gpus_per_node: Annotated[
         int | None, typer.Option(min=1, help="With --dry-run: GPUs of a node of the cluster; 8 without it.")
@@ -151,10 +163,11 @@ def run(
     if dry_run:
         from penstock.runtime.cli.dry_run import show_plan
 
-        show_plan(loaded, console, gpus_per_node=gpus_per_node, gpu_gb=gpu_memory)
-        return
-    if gpus_per_node is not None or gpu_memory is not None:
-        raise UserError("--gpus-per-node and --gpu-memory are for --dry-run; a run takes the GPUs that are there")
+        raise typer.Exit(show_plan(loaded, console, gpus_per_node=gpus_per_node, gpu_gb=gpu_memory, is_full=full))
+    if gpus_per_node is not None or gpu_memory is not None or full:
+        raise UserError(
+            "--gpus-per-node, --gpu-memory and --full are for --dry-run; a run takes the GPUs that are there"
+        )
     from penstock.runtime.cli.launch import launch
 
     raise typer.Exit(launch(loaded, scenario, console))
@@ -357,7 +370,11 @@ def evaluate(
     overrides: Overrides = None,
     scenario: Annotated[
         Path | None,
-        typer.Option(help="Says what is evaluated and with which engines; without it that of the model's own run."),
+        typer.Option(
+            help="Says what is evaluated and with which engines; without it that of the model's own run.",
+            callback=_find_scenario,
+            autocompletion=_scenario_names,
+        ),
     ] = None,
     version: Annotated[
         int | None, typer.Option(min=0, help="Of the checkpoint; without it the newest one of the run.")

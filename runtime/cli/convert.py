@@ -9,13 +9,13 @@ Invariants:
 
 from __future__ import annotations
 
-import re
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from penstock.backends.learners.checkpoints.names import CHECKPOINT, CHECKPOINTS
 from penstock.backends.learners.checkpoints.record import (
     RECORD_FILE,
     STATE_FOLDER,
@@ -25,6 +25,7 @@ from penstock.backends.learners.checkpoints.record import (
 )
 from penstock.backends.models.convert import FORMATS, convert_model, format_of, parse_size
 from penstock.backends.models.model_format import DTYPES, ConversionError, ConversionPlan
+from penstock.runtime.cli.runs import RECORD_NAME
 from penstock.runtime.errors import UserError
 from penstock.runtime.observability.texts import count_text
 
@@ -33,10 +34,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rich.console import Console
-
-CHECKPOINTS: Final = "checkpoints"
-
-_VERSION: Final = re.compile(r"version-(?P<version>\d+)(-e(?P<epoch>\d+))?")
 
 
 def convert(
@@ -60,7 +57,11 @@ def convert(
         raise UserError(f"--dtype: expected one of {', '.join(DTYPES)}, got {dtype}")
     folder = model_folder(source, version)
     try:
-        plan = ConversionPlan(dtype, parse_size(max_shard_size))
+        max_bytes = parse_size(max_shard_size)
+    except ConversionError as error:
+        raise UserError(f"--max-shard-size: {error}") from None
+    plan = ConversionPlan(dtype, max_bytes)
+    try:
         _check_record(folder)
         console.print(f"{escape(str(folder))} → {escape(str(target))}")
         with _progress(console) as begun:
@@ -117,7 +118,7 @@ def model_folder(source: Path, version: int | None) -> Path:
             raise UserError(f"{source}: has no checkpoints, so --version {version} names nothing; leave it out")
         if not source.is_dir():
             raise UserError(f"{source}: there is no such folder; expected that of a run, a checkpoint or a model")
-        if checkpoints != source:
+        if checkpoints != source or (source / RECORD_NAME).is_file():
             raise UserError(f"{source}: the run has written no checkpoint yet")
         return source
     wanted = [path for path in found if version is None or found[path][0] == version]
@@ -131,7 +132,7 @@ def _checkpoints_in(folder: Path) -> dict[Path, tuple[int, int]]:
     """Path → version, and epoch of the incarnation that wrote it."""
     if not folder.is_dir():
         return {}
-    matches = ((path, _VERSION.fullmatch(path.name)) for path in folder.iterdir() if path.is_dir())
+    matches = ((path, CHECKPOINT.fullmatch(path.name)) for path in folder.iterdir() if path.is_dir())
     return {path: (int(match["version"]), int(match["epoch"] or 1)) for path, match in matches if match}
 
 

@@ -32,26 +32,36 @@ LEFT_OUT: Final = "left out"
 
 
 def show_plan(
-    scenario: Scenario, console: Console, *, gpus_per_node: int | None = None, gpu_gb: float | None = None
-) -> None:
-    """Print the resolved scenario, and behind it as comments the placement, the layout of a Megatron learner, and what
-    this machine lacks: the whole is a scenario again, but for users and passwords in addresses. It may well be another
-    machine that is to run it, so nothing that is missing here is an error.
+    scenario: Scenario,
+    console: Console,
+    *,
+    gpus_per_node: int | None = None,
+    gpu_gb: float | None = None,
+    is_full: bool = False,
+) -> int:
+    """Print the scenario, and behind it as comments the placement, the layout of a Megatron learner, and what this
+    machine lacks: the whole is a scenario again, but for users and passwords in addresses.
 
     Args:
         scenario: resolved.
         console: where to.
         gpus_per_node: of the cluster that the placement is shown for.
         gpu_gb: memory that the learner's is compared with.
+        is_full: with every key, also those that are left at their defaults.
+
+    Returns:
+        The exit code: 2 where a check of this machine failed.
     """
     with console.status("looking at this machine …"):
-        machine = machine_text(scenario, Path(scenario.run.folder).expanduser().absolute())
+        outcomes = ask_machine(scenario, Path(scenario.run.folder).expanduser().absolute())
         layout = layout_text(scenario, gpus_per_node=gpus_per_node, gpu_gb=gpu_gb)
-    text = without_credentials(dump_scenario(scenario)) + "\n" + placement_text(scenario) + "#\n" + layout + machine
+    resolved = without_credentials(dump_scenario(scenario, is_short=not is_full))
+    text = f"{resolved}\n{placement_text(scenario)}#\n{layout}{machine_text(outcomes)}"
     if console.is_terminal:
         console.print(Syntax(text, "yaml", background_color="default"), soft_wrap=True)
     else:
         console.print(text, markup=False, soft_wrap=True, end="")
+    return 2 if any(outcome.startswith(FAILED) for outcome in outcomes.values()) else 0
 
 
 def layout_text(scenario: Scenario, *, gpus_per_node: int | None = None, gpu_gb: float | None = None) -> str:
@@ -77,18 +87,28 @@ def placement_text(scenario: Scenario) -> str:
     return "".join(f"# {line}".rstrip() + "\n" for line in lines)
 
 
-def machine_text(scenario: Scenario, run_parent: Path) -> str:
-    """Each check of this machine and its outcome, as comment lines."""
+def ask_machine(scenario: Scenario, run_parent: Path) -> dict[str, str]:
+    """Each check of this machine and its outcome."""
     outcomes: dict[str, str] = {}
     for check in machine_checks(scenario, run_parent):
         outcomes[check.subject] = _outcome(check, outcomes)
     if needs_of(scenario):
         outcomes["GPUs"] = _room_for_gpus(scenario)
-    num_failed = sum(outcome.startswith(FAILED) for outcome in outcomes.values())
-    fit = f", which lacks something: {num_failed} of {len(outcomes)} checks failed" if num_failed else ":"
+    return outcomes
+
+
+def machine_text(outcomes: Mapping[str, str]) -> str:
+    """The outcomes as comment lines, those that failed in full at the end."""
+    failed = {subject: outcome for subject, outcome in outcomes.items() if outcome.startswith(FAILED)}
     width = max(map(len, outcomes))
-    lines = [f"this machine{fit}", *(f"{subject.ljust(width)}  {outcome}" for subject, outcome in outcomes.items())]
-    return "".join(f"# {line}\n" for line in lines)
+    lines = ["this machine:"]
+    lines += [
+        f"{subject.ljust(width)}  {FAILED if subject in failed else outcome}" for subject, outcome in outcomes.items()
+    ]
+    if failed:
+        lines += ["", f"{len(failed)} of {len(outcomes)} checks failed:"]
+        lines += [f"{subject}: {outcome.removeprefix(f'{FAILED}: ')}" for subject, outcome in failed.items()]
+    return "".join(f"# {line}".rstrip() + "\n" for line in lines)
 
 
 def _outcome(check: MachineCheck, before: Mapping[str, str]) -> str:
@@ -99,7 +119,7 @@ def _outcome(check: MachineCheck, before: Mapping[str, str]) -> str:
     try:
         check.ask()
     except PreflightError as error:
-        return f"{FAILED}: {error}"
+        return f"{LEFT_OUT if check.is_later else FAILED}: {error}"
     return OK
 
 

@@ -23,7 +23,8 @@ from rich.table import Table
 
 from penstock.backends.evaluation.answers import FOLDER
 from penstock.backends.evaluation.figures import REWARD_MEAN
-from penstock.runtime.cli.convert import CHECKPOINTS, model_folder
+from penstock.backends.learners.checkpoints.names import CHECKPOINTS, version_of
+from penstock.runtime.cli.convert import model_folder
 from penstock.runtime.cli.hub import fetched_model, with_hub
 from penstock.runtime.cli.launch import check, drive, write_scenario
 from penstock.runtime.cli.runs import SCENARIO_NAME, hold_run, make_run_folder
@@ -107,7 +108,9 @@ def evaluate(
     check(scenario, parent, console)
     run_folder = make_run_folder(parent, scenario.run.name)
     write_scenario(run_folder, scenario)
-    console.print(f"evaluating {escape(str(folder))}", soft_wrap=True)
+    version = version_of(folder.name)
+    of_version = "" if version is None else f" (version {version})"
+    console.print(f"evaluating {escape(str(folder))}{of_version}", soft_wrap=True)
     console.print(f"run folder: {escape(str(run_folder))}", soft_wrap=True)
     with hold_run(run_folder):
         exit_code = drive(run_folder, scenario, scenario_file or run_folder / SCENARIO_NAME, console)
@@ -250,6 +253,8 @@ class _Result(msgspec.Struct, frozen=True, kw_only=True):
     """What ``--json`` writes."""
 
     model: str
+    version: int | None
+    """Of the checkpoint; None where the model is none of a run."""
     run: str
     """Folder."""
     datasets: dict[str, dict[str, float]]
@@ -259,7 +264,7 @@ class _Result(msgspec.Struct, frozen=True, kw_only=True):
 def _tell(
     row: EvaluationRow, folder: Path, run_folder: Path, console: Console, *, json_out: Path | None, floors: list[Floor]
 ) -> int:
-    result = _Result(model=str(folder), run=str(run_folder), datasets=row.datasets())
+    result = _Result(model=str(folder), version=version_of(folder.name), run=str(run_folder), datasets=row.datasets())
     encoded = msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n"
     console.print(result_table(row))
     console.print(f"answers: {escape(str(run_folder / FOLDER))}", soft_wrap=True)

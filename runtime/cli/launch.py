@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
+from penstock.backends.learners.checkpoints.names import CHECKPOINTS, version_of
 from penstock.backends.stores.archived_groups import ArchiveError
 from penstock.backends.stores.protocol import LedgerStoreError
 from penstock.backends.stores.recorded_batches import RecordedError
@@ -133,9 +134,19 @@ def drive(
         raise
     finally:
         _close_record(folder, record, exit_code)
-    if exit_code and has_entries(folder):
-        sys.stderr.write(terminal_lines(f"to go on: {resume_command(folder)}\n"))
+    if exit_code:
+        sys.stderr.write(terminal_lines(f"{what_is_left(folder)}\n"))
     return exit_code
+
+
+def what_is_left(folder: Path) -> str:
+    """Of a run that has not come to its end: what is saved, and how to go on."""
+    if not has_entries(folder):
+        return "nothing was recorded yet, so there is nothing to resume: begin anew"
+    saved = ""
+    if not any(version_of(each.name) is not None for each in folder.glob(f"{CHECKPOINTS}/*")):
+        saved = "no checkpoint was written yet: the prompts that were drawn are recorded, the model begins as it was\n"
+    return f"{saved}to go on: {resume_command(folder)}"
 
 
 def _close_record(folder: Path, record: RunRecord, exit_code: int) -> None:

@@ -165,6 +165,8 @@ def read_record(folder: Path) -> RunRecord:
     except FileNotFoundError:
         what = "no such folder" if not folder.exists() else f"not a run's folder: it has no {RECORD_NAME}"
         raise RunFolderError(f"{folder}: {what}") from None
+    except NotADirectoryError:
+        raise RunFolderError(f"{folder}: a file, and not a run's folder") from None
     except (OSError, msgspec.DecodeError) as error:
         raise RunFolderError(f"{file}: cannot read it: {error}") from None
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from penstock.backends.evaluation.figures import REWARD_MEAN, Answer, Answered, figures_of, metric_name
+from penstock.backends.evaluation.figures import REWARD_MEAN, VERSIONS, Answer, Answered, figures_of, metric_name
 from penstock.runtime.observability.jsonl import read_rows
 from penstock.runtime.observability.trackers import METRICS_FILE, is_evaluation_line
 
@@ -88,17 +88,19 @@ def dataset_figures(dataset: EvaluatedDataset, each: EvaluationSet) -> tuple[Met
     )
 
 
-def evaluation_row(finished: EvaluationFinished, sets: Sequence[EvaluationSet], at_s: float) -> EvaluationRow:
-    """The row of an evaluation that was reported."""
+def evaluation_row(
+    finished: EvaluationFinished, sets: Sequence[EvaluationSet], at_s: float, *, first_version: int = 0
+) -> EvaluationRow:
+    """The row of an evaluation that was reported; ``first_version``: of the weights that the run begins with."""
     by_name = {each.name: each for each in sets}
     metrics = {
-        metric_name(dataset.name, figure.name): figure.value
+        metric_name(dataset.name, figure.name): figure.value + first_version * (figure.name in VERSIONS)
         for dataset in finished.datasets
         for figure in dataset_figures(dataset, by_name[dataset.name])
     }
     return EvaluationRow(
         evaluation=finished.number,
-        version=finished.version,
+        version=finished.version + first_version,
         at_s=at_s,
         is_pinned=finished.is_pinned,
         metrics=metrics,

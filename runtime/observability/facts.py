@@ -23,7 +23,7 @@ from penstock.backends.evaluation.sets import EvaluationSet
 from penstock.runtime.observability.jsonl import JsonLinesWriter, read_rows
 from penstock.runtime.observability.summary import MachineFacts, machine_facts
 from penstock.runtime.safe_text import without_credentials
-from penstock.runtime.scenario.evaluation_rules import sets_of
+from penstock.runtime.scenario.evaluation_rules import evaluated_version, sets_of
 
 if TYPE_CHECKING:
     from penstock.runtime.scenario import Scenario
@@ -79,6 +79,8 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Write ``report.html`` at the end."""
     evaluation: tuple[EvaluationSet, ...] = ()
     """What is evaluated."""
+    first_version: int = 0
+    """That the weights have which the run begins with: of a run that only evaluates a checkpoint, the checkpoint's."""
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,6 +119,7 @@ def facts_of(scenario: Scenario, *, command: str) -> RunFacts:
         packages=installed_packages(),
         report=scenario.observability.report,
         evaluation=sets_of(scenario),
+        first_version=evaluated_version(scenario),
     )
 
 

@@ -144,7 +144,8 @@ class RunRecorder:
         """An evaluation is done; of one that is reported again nothing more is written."""
         if finished.number in self._evaluations:
             return
-        row = evaluation_row(finished, self._facts.evaluation, now_s)
+        facts = self._facts
+        row = evaluation_row(finished, facts.evaluation, now_s, first_version=facts.first_version)
         self._evaluations[row.evaluation] = row
         self._steps.append(row)
         if self._metrics is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.backends.data.media import media_columns
@@ -10,6 +11,7 @@ from penstock.backends.data.sources import parse_source
 from penstock.backends.engines.options import kinds
 from penstock.backends.evaluation.options import EvaluationOptions
 from penstock.backends.evaluation.sets import RunSettings, evaluation_sets
+from penstock.backends.learners.checkpoints.names import version_of
 from penstock.backends.rewards.functions_asked import asked_functions
 from penstock.runtime.scenario.data_rules import SEES_MEDIA
 from penstock.runtime.scenario.own_judge_rules import own_judge_rules
@@ -32,6 +34,15 @@ DEFAULTS: KeyPath = (*BLOCK, "defaults")
 def sets_of(scenario: Scenario) -> tuple[EvaluationSet, ...]:
     """The datasets of the scenario's evaluation, each with everything that holds for it."""
     return evaluation_sets(scenario.evaluation, RunSettings(scenario.data, scenario.sampling, scenario.reward))
+
+
+def evaluated_version(scenario: Scenario) -> int:
+    """The version of the checkpoint that a run evaluates which trains nothing; 0 for any other model, and where the run
+    counts versions itself."""
+    path = scenario.model.path
+    if scenario.run.only != "evaluate" or path is None:
+        return 0
+    return version_of(Path(path).name) or 0
 
 
 def evaluation_functions(scenario: Scenario) -> Iterator[tuple[str, str | None]]:

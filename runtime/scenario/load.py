@@ -8,13 +8,15 @@ is wrong is reported, with the place where it was written.
 
 from __future__ import annotations
 
+import copy
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 import yaml
 
+from penstock.backends.learners.options import ObjectiveOptions
 from penstock.runtime.errors import ScenarioError
 from penstock.runtime.scenario.hub_names import is_left_to_the_hub
 from penstock.runtime.scenario.keys import allowed, shape_at, unknown_key
@@ -22,7 +24,7 @@ from penstock.runtime.scenario.objective import fill_objective, name_objective, 
 from penstock.runtime.scenario.paths import PATH_KEYS, absolute, blocks_at
 from penstock.runtime.scenario.resolve import resolve, unresolvable
 from penstock.runtime.scenario.rules import broken_rule
-from penstock.runtime.scenario.source import KeyPath, Plain, Source, dotted, read_source, show
+from penstock.runtime.scenario.source import KeyPath, Place, Plain, Source, dotted, read_source, show
 from penstock.runtime.scenario.structure import Scenario
 
 if TYPE_CHECKING:
@@ -79,9 +81,31 @@ def scenario_from(source: Source) -> Scenario:
     return scenario
 
 
-def dump_scenario(scenario: Scenario) -> str:
-    """The scenario as YAML with every key, which loads to an equal one."""
-    return yaml.safe_dump(msgspec.to_builtins(scenario), sort_keys=False, allow_unicode=True, width=100)
+def dump_scenario(scenario: Scenario, *, is_short: bool = False) -> str:
+    """The scenario as YAML, which loads to an equal one: with every key, or (``is_short``) without those that are left
+    at their defaults."""
+    data: object = msgspec.to_builtins(scenario)
+    if is_short:
+        short = cast("dict[str, Plain]", without_defaults(scenario))
+        again = scenario_from(Source(copy.deepcopy(short), {(): Place("the short form", Path.cwd())}))
+        data = short if again == scenario else data  # a default that depends on another key may be meant as it stands
+    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=100)
+
+
+def without_defaults(value: object) -> object:
+    """A part of a scenario as plain data, without the keys that have their default. (What an objective's name stands
+    for are no defaults: all of its keys stay.)"""
+    if isinstance(value, tuple | list):
+        return [without_defaults(item) for item in cast("Sequence[object]", value)]
+    if not isinstance(value, msgspec.Struct) or isinstance(value, ObjectiveOptions):
+        return msgspec.to_builtins(value)
+    kept: dict[str, object] = {}
+    for field in msgspec.structs.fields(value):
+        found = getattr(value, field.name)
+        default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+        if found != default:
+            kept[field.encode_name] = without_defaults(found)
+    return kept
 
 
 def _decode(source: Source) -> Scenario:

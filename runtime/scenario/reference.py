@@ -34,8 +34,9 @@ key and what is allowed. Every key can be set on the command line as well, over 
 penstock run scenarios/fully_async.yaml staleness.max_staleness=4 run.seed=1
 ```
 
-`penstock run FILE --dry-run` prints the scenario with every default filled in, `penstock schema` the JSON Schema for
-your editor (also in [scenario.schema.json](scenario.schema.json)).
+`penstock run FILE --dry-run` prints what a scenario sets, with `--full` every key, and asks this machine everything
+that a run asks before it starts: what is missing stands at the end, and the exit code is 2. `penstock schema` prints
+the JSON Schema for your editor (also in [scenario.schema.json](scenario.schema.json)).
 
 Numbers and words are read by the YAML 1.2 core schema: `1e-3` is a number, `no` is a string. A relative path in a file
 starts from that file's folder, one on the command line from the current folder; runs are written under `run.folder`

@@ -47,8 +47,8 @@ def unresolvable(staleness: StalenessOptions) -> tuple[KeyPath, str] | None:
         return None
     if not is_user_code(name):
         near = difflib.get_close_matches(name, BUILTIN, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(BUILTIN)}, and file.py:Name"
-        return STALENESS_POLICY, f"no policy is called '{name}'; {hint}"
+        hint = f"did you mean '{near[0]}'? " if near else ""
+        return STALENESS_POLICY, f"no policy is called '{name}'; {hint}there are {', '.join(BUILTIN)}, and file.py:Name"
     for key in ("max_staleness", "update_mode"):
         if getattr(staleness, key) is None:
             return ("staleness", key), "missing; a policy of your own has no default for it"

@@ -57,7 +57,7 @@ class Source:
         key, separator, value = text.partition("=")
         path: KeyPath = tuple(key.strip().split("."))
         if not separator or not all(path):
-            raise ScenarioError(f"{place.text}: expected KEY=VALUE, such as staleness.max_staleness=4")
+            raise ScenarioError(f"{place.text}: expected KEY=VALUE in one word, such as staleness.max_staleness=4")
         block = self.data
         for depth, name in enumerate(path[:-1], start=1):
             inner = block.setdefault(str(name), {})
@@ -136,6 +136,22 @@ for _tag, _pattern in (
     )
 
 
+def _story(error: yaml.MarkedYAMLError, text: str) -> str:
+    """What is wrong, in what, and what mostly lies behind it."""
+    story = error.problem or error.context or "it cannot be read"
+    begun = error.context_mark
+    if error.context and error.problem and begun is not None and "\n" in text.strip():
+        story += f" ({error.context} that begins in line {begun.line + 1})"
+    hints = {
+        "'\\t'": "indent with blanks, not with tabs",
+        "<block end>": "lines of one block begin in the same column",
+        "unknown escape character": "in double quotes a backslash begins an escape: use single quotes",
+        "mapping values are not allowed": "put a text with ': ' in it between quotes",
+    }
+    hint = next((hint for sign, hint in hints.items() if sign in story), "")
+    return f"{story}; {hint}" if hint else story
+
+
 class _Reader:
     """Turns YAML text into plain data and notes the place of every value."""
 
@@ -150,7 +166,7 @@ class _Reader:
             node: yaml.Node | None = yaml.compose(text, _CoreLoader)
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
-            raise ScenarioError(f"{self._at(mark)}: not valid YAML: {error.problem or error.context}") from None
+            raise ScenarioError(f"{self._at(mark)}: not valid YAML: {_story(error, text)}") from None
         except yaml.reader.ReaderError as error:
             at = f"{self._name}:{text.count(chr(10), 0, error.position) + 1}" if self._line_numbers else self._name
             raise ScenarioError(f"{at}: not valid YAML: {error.reason}") from None

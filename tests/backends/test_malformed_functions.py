@@ -22,7 +22,7 @@ from penstock.messages.samples import Completed, InfraError
 from penstock.runtime.contracts.kinds import check_function
 from penstock.runtime.errors import PreflightError, ScenarioError
 from penstock.runtime.scenario import load_scenario
-from penstock.runtime.scenario.preflight import check_user_code
+from penstock.runtime.scenario.function_preflight import check_user_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

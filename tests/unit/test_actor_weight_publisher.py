@@ -10,11 +10,13 @@ from engine_bench import CANARY, canary_logprobs, manifest
 
 from penstock.actors.weight_publisher.machine import WeightPublisher
 from penstock.actors.weight_publisher.settings import WeightPublisherSettings
+from penstock.messages.arrays import pack_floats
 from penstock.messages.commands import FailRun, ReplaceActor, Send, StartTimer, StopTimer
 from penstock.messages.local import Started, TimerFired
 from penstock.messages.membership import EngineJoined, EngineLost
 from penstock.messages.training import NoticeGiven, StepFinished, UpdateMode
 from penstock.messages.weights import (
+    Canary,
     DrainFinished,
     EngineReady,
     PublishFailed,
@@ -489,6 +491,20 @@ def test_a_canary_that_serves_something_else_than_was_exported_announces_nothing
         f"version 0 failed on engine/0 ({why}); no version is served yet, the Learner publishes again"
     )
     assert not commits(commands) + [index for index, _ in stages(commands)], "nobody is given it any more"
+
+
+def test_a_policy_that_has_blown_up_is_called_diverged_and_not_a_fault_of_the_engine() -> None:
+    """After a step with a learning rate of 100, the text that the model found likely at first is impossible to it."""
+    canary = Canary(tokens=CANARY.tokens, logprobs=pack_floats([-5.0, -1e5, -2.0, -1.0, -4.0, -3e5]))
+    bench = PublisherBench()
+    bench.ready(0)
+    bench.hear(WeightsExported(manifest=manifest(1, canary=canary), update_mode=UpdateMode.IN_FLIGHT))
+    bench.fetched(0, 1)
+    cause = drive.one_sent(bench.applied(0, 1, logprobs=canary_logprobs()), PublishFailed, to="learner").cause
+    assert "the policy has diverged" in cause
+    assert "a mean log-prob of -2e+05" in cause
+    assert "a lower learner.learning_rate" in cause
+    assert "canary" not in cause
 
 
 def test_while_a_publish_has_failed_the_last_good_one_is_served_and_staged() -> None:

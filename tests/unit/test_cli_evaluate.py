@@ -13,7 +13,7 @@ from penstock.runtime.cli.app import app
 from penstock.runtime.cli.evaluate import Asked, asked_settings, evaluation_scenario, parse_floor, result_table
 from penstock.runtime.errors import UserError
 from penstock.runtime.observability.evaluations import EvaluationRow
-from penstock.runtime.scenario.evaluation_rules import sets_of
+from penstock.runtime.scenario.evaluation_rules import evaluated_version, sets_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,6 +47,14 @@ def checkpoint(tmp_path: Path) -> Path:
 
 def made(folder: Path, *overrides: str, scenario: Path | None = None, asked: Asked | None = None) -> Scenario:
     return evaluation_scenario(folder, folder, scenario, overrides, asked or Asked())
+
+
+def test_a_checkpoint_s_version_is_known_by_its_folder(checkpoint: Path, tmp_path: Path) -> None:
+    assert evaluated_version(made(checkpoint)) == 5
+    renamed = checkpoint.rename(tmp_path / "version-0000026-e1001")
+    assert evaluated_version(made(renamed, asked=Asked(data=(f"{tmp_path}/rows.jsonl",)))) == 26
+    other = renamed.rename(tmp_path / "mine")
+    assert evaluated_version(made(other, asked=Asked(data=(f"{tmp_path}/rows.jsonl",)))) == 0
 
 
 def test_a_checkpoint_is_evaluated_as_its_run_says_and_not_trained(checkpoint: Path) -> None:

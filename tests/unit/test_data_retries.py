@@ -18,8 +18,8 @@ from penstock.backends.data.recorded_rows import RecordedSettings
 from penstock.backends.evaluation.rows import load_evaluation_rows
 from penstock.runtime.errors import PreflightError, ScenarioError
 from penstock.runtime.scenario import load_scenario
+from penstock.runtime.scenario.data_preflight import check_data
 from penstock.runtime.scenario.evaluation_rules import sets_of
-from penstock.runtime.scenario.preflight import check_data
 
 if TYPE_CHECKING:
     from pathlib import Path

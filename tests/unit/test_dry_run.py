@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from penstock.backends.engines.sglang.environment import has_cuda_gpu
-from penstock.runtime.cli.dry_run import machine_text, show_plan
+from penstock.runtime.cli.dry_run import ask_machine, machine_text, show_plan
 from penstock.runtime.scenario import load_scenario
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
@@ -17,13 +17,8 @@ SHIPPED = sorted((*SCENARIOS.glob("*.yaml"), *SCENARIOS.glob("examples/vlm*.yaml
 
 
 def machine(name: str, *overrides: str) -> dict[str, str]:
-    """Each check and its outcome; the summary is under the empty name."""
-    first, *lines = machine_text(load_scenario(SCENARIOS / f"{name}.yaml", overrides), Path.cwd()).splitlines()
-    outcomes = {"": first.removeprefix("# this machine")}
-    for line in lines:
-        subject, _, outcome = line.removeprefix("# ").partition("  ")
-        outcomes[subject] = outcome.strip()
-    return outcomes
+    """Each check and its outcome."""
+    return ask_machine(load_scenario(SCENARIOS / f"{name}.yaml", overrides), Path.cwd())
 
 
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
@@ -31,11 +26,13 @@ def test_every_shipped_scenario_can_be_planned_here_and_the_plan_is_a_scenario_a
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_ENVS", str(tmp_path))
-    scenario, out = load_scenario(file), StringIO()
-    show_plan(scenario, Console(file=out))
+    scenario = load_scenario(file)
     plan = tmp_path / "plan.yaml"
-    plan.write_text(out.getvalue())
-    assert load_scenario(plan) == scenario
+    for is_full in (True, False):
+        out = StringIO()
+        show_plan(scenario, Console(file=out), is_full=is_full)
+        plan.write_text(out.getvalue())
+        assert load_scenario(plan) == scenario
     assert "\n# prompt_source " in out.getvalue()
     assert "\n# this machine" in out.getvalue()
 
@@ -59,13 +56,17 @@ def test_what_is_missing_is_said_and_what_hangs_on_it_is_left_out(
     assert found["data"].startswith("failed: data.path: there is no file")
     assert found["SGLang's environment"].startswith("failed: engines.backend: sglang: no environment of SGLang")
     assert found["functions of the user"] == "ok"
-    failed = sum(outcome.startswith("failed") for outcome in found.values())
-    assert found[""] == f", which lacks something: {failed} of {len(found) - 1} checks failed"
+    lines = machine_text(found).splitlines()
+    failed = [subject for subject, outcome in found.items() if outcome.startswith("failed")]
+    end = lines.index(f"# {len(failed)} of {len(found)} checks failed:")
+    assert [line.partition(":")[0] for line in lines[end + 1 :]] == [f"# {subject}" for subject in failed]
 
 
 def test_what_is_on_the_hub_is_named_and_not_fetched() -> None:
     found = machine("qwen3_4b_gsm8k_h100")
-    assert found["the hub"].startswith("failed: model.path: Qwen/Qwen3-4B: on the hub, and fetched when the run starts")
+    assert found["the hub"].startswith(
+        "left out: model.path: Qwen/Qwen3-4B: on the hub, and fetched when the run starts"
+    )
     assert found["model.path"] == "left out: it needs the hub"
     assert found["room for weights"] == "left out: it needs model.path"
 
@@ -80,7 +81,6 @@ def test_what_a_cluster_has_cannot_be_asked_here() -> None:
 
 def test_a_machine_that_has_everything_is_said_to_have_it() -> None:
     found = machine("quickstart")
-    assert found.pop("") == ":"
     assert set(found.values()) == {"ok"}
 
 

@@ -34,6 +34,7 @@ FOREIGN = re.compile(
 CATCHES_EVERYTHING = {
     "backends/data/tokenizer.py": "the tokenizers library raises Exception itself",
     "backends/episodes/functions/worker.py": "the user's code may raise anything, and that is how its episode ends",
+    "backends/function_trial.py": "the user's code may raise anything while it loads, and that is what is told of it",
     "backends/user_code.py": "an exception of the user's may not even be able to say what it is",
     "backends/rewards/worker.py": "the user's code may raise anything, and that is its answer",
     "runtime/contracts/checks.py": "the user's code may raise anything, and that is what a contract finds",

@@ -25,8 +25,8 @@ from penstock.backends.learners.objectives.validity import (
 from penstock.backends.learners.options import ObjectiveOptions
 from penstock.backends.user_code import UserCodeError
 from penstock.runtime.errors import PreflightError, ScenarioError
+from penstock.runtime.scenario.function_preflight import check_user_code
 from penstock.runtime.scenario.load import dump_scenario, load_scenario
-from penstock.runtime.scenario.preflight import check_user_code
 from penstock.runtime.scenario.schema import scenario_schema
 
 LOGPROBS = torch.tensor([-0.5, -1.5, -0.5])

@@ -13,6 +13,7 @@ from test_observability_report import FACTS, SCENARIO, Page, finished, step
 
 from penstock.backends.data.options import DataOptions
 from penstock.backends.engines.options import SamplingOptions
+from penstock.backends.evaluation.figures import VERSIONS
 from penstock.backends.evaluation.options import EvaluationDataset, EvaluationOptions, EvaluationSettings
 from penstock.backends.evaluation.sets import RunSettings, evaluation_sets
 from penstock.backends.rewards.options import RewardOptions
@@ -142,6 +143,15 @@ def test_a_dataset_without_any_answer_is_shown_as_that(tmp_path: Path) -> None:
     record(tmp_path, event)
     assert "100.0 %" in render_report(tmp_path)
     assert evaluation_text(evaluation_row(event, SETS, 0.0)) == "evaluation at version 1 · riddles no answer"
+
+
+def test_an_evaluation_of_a_checkpoint_stands_under_the_version_of_the_checkpoint() -> None:
+    """The run itself, which trains nothing, calls what it serves version 0."""
+    row = evaluation_row(evaluated(0, 0, passing=2), SETS, 1.0, first_version=26)
+    assert evaluation_text(row).startswith("evaluation at version 26 · ")
+    plain = evaluation_row(evaluated(0, 0, passing=2), SETS, 1.0)
+    moved = {name for name, value in row.metrics.items() if value != plain.metrics[name]}
+    assert {name.partition("/")[2].partition("/")[2] for name in moved} == set(VERSIONS)
 
 
 def test_the_summary_has_the_first_and_the_last_reward_of_each_dataset(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from penstock.backends.rewards import open_rewards
 from penstock.runtime.errors import PreflightError, ScenarioError
 from penstock.runtime.hosts.virtual.simulate import num_evaluation_prompts
 from penstock.runtime.scenario import dump_scenario, load_scenario
+from penstock.runtime.scenario.data_preflight import check_data
 from penstock.runtime.scenario.evaluation_rules import sets_of
-from penstock.runtime.scenario.preflight import check_data, check_user_code
+from penstock.runtime.scenario.function_preflight import check_user_code
 
 if TYPE_CHECKING:
     from pathlib import Path

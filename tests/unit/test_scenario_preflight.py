@@ -13,17 +13,15 @@ from penstock.backends.models.make import CONTEXT_TOKENS, SHAPES, make_model
 from penstock.backends.weights.preflight import model_size_bytes
 from penstock.runtime.errors import PreflightError
 from penstock.runtime.scenario import Scenario, load_scenario
-from penstock.runtime.scenario.preflight import (
+from penstock.runtime.scenario.checkpoint_preflight import (
     MADE_MODEL_BYTES,
     check_architecture,
     check_checkpoint,
-    check_data,
-    check_devices,
-    check_machine,
-    check_port,
-    check_user_code,
     check_weights,
 )
+from penstock.runtime.scenario.data_preflight import check_data
+from penstock.runtime.scenario.function_preflight import check_user_code
+from penstock.runtime.scenario.preflight import check_devices, check_machine, check_port
 from penstock.runtime.scenario.rules import MADE_CONTEXT_TOKENS
 
 if TYPE_CHECKING:

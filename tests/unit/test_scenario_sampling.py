@@ -9,7 +9,7 @@ import pytest
 from penstock.runtime.errors import PreflightError, ScenarioError
 from penstock.runtime.plan import RunPlan
 from penstock.runtime.scenario import Scenario, load_scenario
-from penstock.runtime.scenario.preflight import check_user_code
+from penstock.runtime.scenario.function_preflight import check_user_code
 from penstock.runtime.wiring import build_machine
 
 if TYPE_CHECKING:

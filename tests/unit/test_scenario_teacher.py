@@ -15,7 +15,7 @@ from penstock.runtime.cli.placement import placement
 from penstock.runtime.errors import PreflightError, ScenarioError
 from penstock.runtime.hosts.ray.placement import NodeGpus, place
 from penstock.runtime.scenario import Scenario, load_scenario
-from penstock.runtime.scenario.preflight import check_teacher
+from penstock.runtime.scenario.checkpoint_preflight import check_teacher
 from penstock.runtime.wiring import actor_names, engine_names
 
 DISTILL = Path(__file__).parents[2] / "scenarios" / "distill.yaml"

@@ -318,4 +318,6 @@ def _decode(path: Path, kind: type[StructT]) -> StructT | None:
     except FileNotFoundError:
         return None
     except msgspec.MsgspecError as error:
-        raise ModelFolderError(f"{path}: {error}") from error
+        raise ModelFolderError(
+            f"{path}: not the JSON that belongs there: {error}; copy it anew from its model"
+        ) from error

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from penstock.backends.durable import publish, sync
 from penstock.backends.learners.checkpoints.channel import CheckpointChannel, WriteRefusedError
+from penstock.backends.learners.checkpoints.names import CHECKPOINT
 from penstock.backends.learners.checkpoints.record import (
     STATE_FOLDER,
     CheckpointRecord,
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
 
 ALONE: Final = CheckpointChannel(SOLO)
 
-_CHECKPOINT: Final = re.compile(r"version-(?P<version>\d+)(-e\d+)?")
 _REFERENCE: Final = re.compile(r"reference(-(?P<version>\d+))?(-e\d+)?")
 _LEFTOVER: Final = re.compile(r"\.(version-\d+|reference(-\d+)?)(-e(?P<epoch>\d+))?\.(?P<kind>partial|deleted)")
 
@@ -145,7 +145,7 @@ class CheckpointFolder:
         the others has: of a version no higher than this the newest stays, as checkpoints from here on may have it."""
         references = {path: int(match["version"] or 0) for path, match in self._matching(_REFERENCE)}
         needed = max((found for found in references.values() if found <= version), default=0)
-        old = [path for path, match in self._matching(_CHECKPOINT) if int(match["version"]) < version]
+        old = [path for path, match in self._matching(CHECKPOINT) if int(match["version"]) < version]
         for path in (*old, *(path for path, found in references.items() if found < needed)):
             deleted = path.with_name(f".{path.name}.deleted")
             try:

@@ -40,7 +40,11 @@
   /** At each place the mean of the last `width` values up to it; null where there is none. */
   function trailingMean(values, width) {
     let sum = 0, count = 0;
-    const take = (value, sign) => { if (value !== null && value !== undefined) { sum += sign * value; count += sign; } };
+    const take = (value, sign) => {
+      if (value === null || value === undefined) return;
+      sum += sign * value;
+      count += sign;
+    };
     return values.map((value, end) => {
       take(value, 1);
       take(values[end - width], -1);
@@ -61,7 +65,9 @@
   class Plot {
     constructor(box) {
       this.chart = JSON.parse(box.querySelector("script").textContent);
-      this.lines = this.chart.lines.map((line, place) => ({ ...line, place, colour: `c${(line.colour ?? place) % NUM_COLOURS}` }));
+      this.lines = this.chart.lines.map(
+        (line, place) => ({ ...line, place, colour: `c${(line.colour ?? place) % NUM_COLOURS}` }),
+      );
       this.hasWholeX = this.lines.every((line) => line.x.every(Number.isInteger));
       this.hidden = new Set();
       this.isLog = false;
@@ -186,7 +192,8 @@
         if (this.hasWholeX && !Number.isInteger(tick)) continue;
         add(this.svg, "text", { x: this.across(tick), y: bottom + 14, "text-anchor": "middle" }, number(tick));
       }
-      add(this.svg, "text", { x: (LEFT + this.width - RIGHT) / 2, y: HEIGHT - 4, "text-anchor": "middle" }, this.chart.x_label);
+      const middle = (LEFT + this.width - RIGHT) / 2;
+      add(this.svg, "text", { x: middle, y: HEIGHT - 4, "text-anchor": "middle" }, this.chart.x_label);
       add(this.svg, "text", { x: LEFT, y: 11 }, this.chart.y_label);
     }
 

@@ -40,7 +40,11 @@
   /** At each place the mean of the last `width` values up to it; null where there is none. */
   function trailingMean(values, width) {
     let sum = 0, count = 0;
-    const take = (value, sign) => { if (value !== null && value !== undefined) { sum += sign * value; count += sign; } };
+    const take = (value, sign) => {
+      if (value === null || value === undefined) return;
+      sum += sign * value;
+      count += sign;
+    };
     return values.map((value, end) => {
       take(value, 1);
       take(values[end - width], -1);
@@ -61,7 +65,9 @@
   class Plot {
     constructor(box) {
       this.chart = JSON.parse(box.querySelector("script").textContent);
-      this.lines = this.chart.lines.map((line, place) => ({ ...line, place, colour: `c${(line.colour ?? place) % NUM_COLOURS}` }));
+      this.lines = this.chart.lines.map(
+        (line, place) => ({ ...line, place, colour: `c${(line.colour ?? place) % NUM_COLOURS}` }),
+      );
       this.hasWholeX = this.lines.every((line) => line.x.every(Number.isInteger));
       this.hidden = new Set();
       this.isLog = false;
@@ -144,11 +150,13 @@
       if (this.x[0] === this.x[1]) this.x = [first - 0.5, last + 0.5];
       let low = this.chart.from_zero && !this.isLog ? 0 : Infinity, high = -Infinity;
       for (const line of this.shown()) {
-        line.y.forEach((value, n) => {
-          if (value === null || line.x[n] < this.x[0] || line.x[n] > this.x[1]) return;
+        line.means = smoothing > 1 && line.is_smoothed !== false ? trailingMean(line.y, smoothing) : null;
+        line.x.forEach((x, n) => {
+          if (line.y[n] === null || x < this.x[0] || x > this.x[1]) return;
           const spread = this.isLog ? 0 : line.spread?.[n] ?? 0;
-          low = Math.min(low, this.scaled(value - spread));
-          high = Math.max(high, this.scaled(value + spread));
+          const mean = line.means?.[n] ?? line.y[n];
+          low = Math.min(low, this.scaled(Math.min(mean, line.y[n] - spread)));
+          high = Math.max(high, this.scaled(Math.max(mean, line.y[n] + spread)));
         });
       }
       if (high < low) [low, high] = [0, 1];
@@ -186,7 +194,8 @@
         if (this.hasWholeX && !Number.isInteger(tick)) continue;
         add(this.svg, "text", { x: this.across(tick), y: bottom + 14, "text-anchor": "middle" }, number(tick));
       }
-      add(this.svg, "text", { x: (LEFT + this.width - RIGHT) / 2, y: HEIGHT - 4, "text-anchor": "middle" }, this.chart.x_label);
+      const middle = (LEFT + this.width - RIGHT) / 2;
+      add(this.svg, "text", { x: middle, y: HEIGHT - 4, "text-anchor": "middle" }, this.chart.x_label);
       add(this.svg, "text", { x: LEFT, y: 11 }, this.chart.y_label);
     }
 
@@ -200,15 +209,14 @@
     }
 
     line(parent, line) {
-      const isSmoothed = smoothing > 1 && line.is_smoothed !== false;
       if (line.spread?.length) {
         const edge = (sign) => line.y.map((y, n) => (y === null ? null : y + sign * (line.spread[n] ?? 0)));
         const there = this.path(line, edge(1)), back = this.path(line, edge(-1), true);
         if (!this.isLog) add(parent, "path", { class: `band ${line.colour}`, d: `${there}${back.replace("M", "L")}Z` });
       }
       const style = `line ${line.colour} ${line.style ?? ""}`;
-      add(parent, "path", { class: isSmoothed ? `${style} faint` : style, d: this.path(line, line.y) });
-      if (isSmoothed) add(parent, "path", { class: style, d: this.path(line, trailingMean(line.y, smoothing)) });
+      add(parent, "path", { class: line.means ? `${style} faint` : style, d: this.path(line, line.y) });
+      if (line.means) add(parent, "path", { class: style, d: this.path(line, line.means) });
       const isGap = (n) => (line.y[n] ?? null) === null;
       line.x.forEach((x, n) => {
         const isAlone = isGap(n - 1) && isGap(n + 1);

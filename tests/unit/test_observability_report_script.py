@@ -101,6 +101,19 @@ def test_dragging_zooms_all_charts_of_an_axis_and_a_double_click_shows_all() -> 
     assert [view.axis for view in all_of_it] == [view.axis for view in before]
 
 
+def test_the_axis_has_room_for_means_of_what_lies_before_the_zoom() -> None:
+    line = line_of("a", STEPS, [100.0, 100.0, *[0.0] * 9])
+    a_fifth = (RIGHT - LEFT) / 5
+    [[view]] = shown(
+        [Chart(title="", note="", lines=[line])],
+        *(["at", 0, "pointerdown", LEFT + a_fifth], ["at", 0, "pointerup", LEFT + 2 * a_fifth]),
+        smoothing=4,
+    )[1:]
+    first = [float(y) for y in re.findall(r"[ML]-?[\d.]+ (-?[\d.]+)", view.lines[1])][2]  # of step 3: a mean of 67
+    assert first > 0
+    assert "60" in view.axis
+
+
 def test_a_click_is_no_drag() -> None:
     before, _, after = shown([chart("a")], ["look"], ["at", 0, "pointerdown", 100], ["at", 0, "pointerup", 104])
     assert after == before

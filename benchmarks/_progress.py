@@ -52,13 +52,16 @@ def wait_for(process: subprocess.Popen[bytes], timeout_s: float, what: str) -> i
         subprocess.TimeoutExpired: it took longer; it was killed.
     """
     began_s = time.monotonic()
-    while True:
-        try:
-            return process.wait(STILL_S)
-        except subprocess.TimeoutExpired:
-            took_s = time.monotonic() - began_s
-            if took_s > timeout_s:
-                process.kill()
-                process.wait(KILLED_S)
-                raise
-            say(f"{what}, for {took_s:.0f} s")
+    try:
+        while True:
+            try:
+                return process.wait(STILL_S)
+            except subprocess.TimeoutExpired:
+                took_s = time.monotonic() - began_s
+                if took_s > timeout_s:
+                    raise
+                say(f"{what}, for {took_s:.0f} s")
+    except BaseException:  # that nobody waits any more, whatever the reason
+        process.kill()
+        process.wait(KILLED_S)
+        raise

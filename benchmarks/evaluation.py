@@ -90,8 +90,8 @@ class Arm(msgspec.Struct, frozen=True, kw_only=True):
         return (self.trained_tokens + self.evaluated_tokens) / self.wall_s
 
 
-WITHOUT: Final = "without evaluations"
-EVALUATING: Final = "with evaluations"
+WITHOUT: Final = "without"
+EVALUATING: Final = "evaluating"
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):

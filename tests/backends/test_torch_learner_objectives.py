@@ -93,7 +93,6 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "distill whitened": {"name": "distill", "opd_kl_coef": 0.5, "whiten": True, "old_logprobs": "recompute"},
     "grpo distilled": {"name": "grpo", "opd_kl_coef": 0.3, "old_logprobs": "interpolate", "kl_coef": 0.1},
     "gkd": {"entropy_coef": 0.02},
-    "forward KL to a teacher": {"name": "gkd", "distill_beta": 0.0, "reduction": "sequence_mean"},
     "reverse KL to a teacher": {"name": "gkd", "distill_beta": 1.0, "kl_coef": 0.1},
     "opsm": {"name": "dapo", "opsm_delta": 0.05},
     "sft": {},
@@ -104,7 +103,6 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "every pair": {"name": "dpo", "dpo_pairs": "all", "dpo_label_smoothing": 0.1},
     "ln_dpo": {"dpo_beta": 2.0},
     "ipo": {},
-    "IPO by means": {"name": "ipo", "dpo_normalize_length": True, "dpo_pairs": "all"},
     "kto": {"desirable_weight": 1.3, "undesirable_weight": 0.8},
     "unbiased KL": {"name": "dapo", "kl_coef": 0.1, "unbiased_kl": True, "kl_estimator": "low_var_kl"},
 }

@@ -165,8 +165,8 @@ class Shell(Expander):
         name = words[0].text
         starts = [index for index, field in enumerate(words) if PurePosixPath(field.text).name in self._programs]
         if starts and name not in ("echo", "printf", "pkill"):
-            texts = (*(field.text for field in words[: starts[0]]), *self.variables)
-            self.launches.append(Launch(tuple(words[starts[0] :]), node.line, self.file.name, " ".join(texts)))
+            around = (*(field.text for field in words[: starts[0]]), *self.variables)
+            self.launches.append(Launch(tuple(words[starts[0] :]), node.line, self.file.name, " ".join(around)))
             return True
         if name.startswith("--") and self.launches:
             text = "the line before lacks its backslash: bash takes this for another command; read as part of the first"

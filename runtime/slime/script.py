@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from penstock.runtime.slime.expansion import Field
 
 _PROGRAMS: Final = ("train.py", "train_async.py")
+_DECISIVE: Final = re.compile(r"\b(?:OPEN_TRAINING|INDEXER|MEGATRON_USE_SGLANG|SLIME_DEEPGEMM)_\w+")
+"""Environment variables that are options of slime: fake quantization, rotary style, kernels of its own."""
 _VARIABLE: Final = re.compile(r"\$\{?\w+\}?")
 """Where a flag has its value already, and only the environment knows the variable, it may stand for further flags."""
 _FLAG: Final = re.compile(r"--([A-Za-z][\w.-]*)(=?)(.*)", re.DOTALL)
@@ -77,6 +79,10 @@ def read_script(path: Path) -> LaunchScript:
     unread += [
         Flag("", ("starts a training too; only the last one of the script is converted",), each.line)
         for each in earlier
+    ]
+    unread += [
+        Flag("", (f"sets {name}, which changes what slime trains, and nothing here reads it",), launch.line)
+        for name in sorted(set(_DECISIVE.findall(launch.surroundings)))
     ]
     program = launch.words[0].text.rpartition("/")[2]
     return LaunchScript(tuple(flags), program, tuple(unread), path)

@@ -41,6 +41,8 @@ class Launch(NamedTuple):
     words: tuple[Field, ...]
     line: int
     file: str
+    surroundings: str = ""
+    """What stands before the program (the environment that Ray is told), and the names of all variables."""
 
 
 class Shell(Expander):
@@ -163,7 +165,8 @@ class Shell(Expander):
         name = words[0].text
         starts = [index for index, field in enumerate(words) if PurePosixPath(field.text).name in self._programs]
         if starts and name not in ("echo", "printf", "pkill"):
-            self.launches.append(Launch(tuple(words[starts[0] :]), node.line, self.file.name))
+            around = (*(field.text for field in words[: starts[0]]), *self.variables)
+            self.launches.append(Launch(tuple(words[starts[0] :]), node.line, self.file.name, " ".join(around)))
             return True
         if name.startswith("--") and self.launches:
             text = "the line before lacks its backslash: bash takes this for another command; read as part of the first"

@@ -131,6 +131,21 @@ def test_the_last_training_of_a_script_counts_and_the_others_are_said(tmp_path: 
     ]
 
 
+@pytest.mark.parametrize(
+    "script",
+    [
+        'J="{\\"env_vars\\": {\\"OPEN_TRAINING_INT4_FAKE_QAT_FLAG\\": \\"1\\"}}"\n'
+        'ray job --env="$J" -- python train.py --x 1\n',
+        "export OPEN_TRAINING_INT4_FAKE_QAT_FLAG=1\n\npython train.py --x 1\n",
+    ],
+)
+def test_options_in_the_environment_are_said(tmp_path: Path, script: str) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(script)
+    (unread,) = read_script(path).unread
+    assert unread.values[0].startswith("sets OPEN_TRAINING_INT4_FAKE_QAT_FLAG, which changes what slime trains")
+
+
 def test_nothing_is_run(tmp_path: Path) -> None:
     path, mark = tmp_path / "run.sh", tmp_path / "mark"
     path.write_text(

@@ -112,6 +112,7 @@ class Instant:
 
     def part(self, before: list[int]) -> Part:
         (ids,) = self._tokenizer.encode([self.said or "a"], special=True)
+        assert isinstance(ids, list)
         everything = [*before, *ids]
         num = len(everything)
         return Part(tokens=pack_tokens(everything), logprobs=pack_floats([-0.5] * num), spans=(VersionSpan(0, num),))

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 with instrumented("penstock.backends.rewards", "penstock.backends.data"):
     from penstock.backends.data.generated import reasoning_gym_rows
-    from penstock.backends.rewards import ifbench_checkers, ifeval_checkers
+    from penstock.backends.rewards import ifbench_checkers, ifeval_checkers, reasoning_gym_checkers
     from penstock.backends.rewards.builtin import built_in, score_in_process
     from penstock.backends.rewards.code_answers import program_of
     from penstock.backends.rewards.code_cases import read_cases, same_output, same_result
@@ -27,11 +27,8 @@ if TYPE_CHECKING:
 
     Check = Callable[[str], object]
 
-GYM: tuple[str, ...] = ()
-if find_spec("reasoning_gym") is not None:  # the extra
-    from penstock.backends.rewards import reasoning_gym_checkers
-
-    GYM = tuple(sorted(reasoning_gym_checkers.CHECKERS))
+GYM = tuple(sorted(reasoning_gym_checkers.CHECKERS)) if find_spec("reasoning_gym") is not None else ()
+"""Where the extra is installed."""
 
 WORDS = (
     " ", "\n", "\t", "\r\n", "\u2003", "\n\n", "a", "b", "A", "B", "yes", "no", "the ", ".", ". ", "?", "!", "…", "*",
@@ -72,8 +69,12 @@ def _gym(name: str) -> Check:
     return lambda text: built_in("reasoning_gym")(response=text, metadata=metadata)
 
 
+def _slope(text: str) -> object:
+    return slope(parsed(text), "x", 0.5)
+
+
 def _formulas(text: str) -> None:
-    for read in (arithmetic, literal, polynomial, lambda each: slope(parsed(each), "x", 0.5)):
+    for read in (arithmetic, literal, polynomial, _slope):
         try:
             read(text)
         except FormulaError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from inspect import signature
+from typing import cast
 
 import pytest
 
@@ -248,7 +249,7 @@ def test_rewards_that_return_dictionaries_have_the_entries_that_are_listed(name:
     given = {"label": "7"} if name == "dapo" else {"metadata": {"instruction_id_list": ["format:no_whitespace"]}}
     found = built_in(name)(response="7", **given)
     assert isinstance(found, dict)
-    assert tuple(found) == KEYS[name]
+    assert tuple(cast("dict[str, float]", found)) == KEYS[name]
 
 
 def test_no_other_reward_returns_a_dictionary() -> None:

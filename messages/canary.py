@@ -2,8 +2,8 @@
 
 At each place of a short text the log-probs of a few tokens are compared. Their difference is told as a share of their
 spread, so that it means the same whether a model says hardly anything yet or is sure of each token: in bfloat16 right
-weights are off by one to three hundredths, a model with two of its matrices swapped by half and more. In nats both
-would be twenty times as large for the one model as for the other.
+weights are off by about a hundredth, a model with two matrices swapped by half and more (`penstock bench canary`). In
+nats both would be several times as large for the one model as for the other.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class WeightsOptions(Options, frozen=True, kw_only=True):
     """Compare log-probs of the first engine with the learner's before the others follow."""
     canary_tolerance: Annotated[float, Meta(gt=0)] | None = None
     """Largest distance of its log-probs from the learner's, as a share of their spread; null: 1e-3 where the embedded
-    engine computes in float32, which rounds to 1e-6, and 0.1 elsewhere: in bfloat16 right weights are off by 0.01 to
-    0.04."""
+    engine computes in float32, which rounds to 1e-6, and 0.1 elsewhere: in bfloat16 right weights are off by about
+    0.01."""
     max_failed_publishes: Annotated[int, Meta(ge=1)] = 3
     """A version whose canary failed so often stops the run."""

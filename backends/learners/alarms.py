@@ -24,6 +24,7 @@ from penstock.backends.learners.objectives.mismatch import (
     TEMPERATURE_SHARE,
     TEMPERATURE_SLOPE,
 )
+from penstock.backends.learners.objectives.validity import LIKELIHOODS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -102,7 +103,9 @@ class Alarms:
             )
 
     def _distance(self, figures: Mapping[str, float], version: int) -> Iterator[str]:
-        ratio = figures.get("train/ess_ratio", 1.0)
+        # A likelihood weighs no token by what drew it.
+        has_ratio = self._options.objective.policy_loss not in LIKELIHOODS
+        ratio = figures.get("train/ess_ratio", 1.0) if has_ratio else 1.0
         was, self._is_far = self._is_far, ratio < SMALLEST_ESS
         if self._is_far and not was:
             objective = self._options.objective

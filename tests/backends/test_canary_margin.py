@@ -1,5 +1,8 @@
 """How far the canary of wrong weights is from what is allowed, and that of right ones."""
 
+# transformers is typed in part only:
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import itertools

@@ -54,6 +54,11 @@ def test_a_batch_that_a_few_tokens_decide_names_what_to_lower() -> None:
     assert found.hear({}, version=6) == ()
 
 
+def test_a_likelihood_has_no_ratio_that_a_few_tokens_could_decide() -> None:
+    found = alarms(policy_loss="likelihood")
+    assert found.hear({"train/ess_ratio": 0.31}, version=4) == ()
+
+
 def test_the_same_is_said_once_until_it_has_been_well() -> None:
     found = alarms()
     said = [len(found.hear({FRESH: nats}, version=v)) for v, nats in enumerate((0.5, 0.5, 1e-6, 0.5, 0.4), start=1)]

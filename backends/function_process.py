@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.backends.processes import how_it_ended
 from penstock.backends.user_environment import user_environment
-from penstock.backends.user_output import PassedOutput
+from penstock.backends.user_output import passed_outputs
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
@@ -80,14 +80,14 @@ class FunctionProcess:
         self._outbox = bytearray()
         self.socket, theirs = socket.socketpair()
         self.socket.setblocking(False)
-        self._output = None if is_silent else PassedOutput(name or module)
-        output = subprocess.DEVNULL if self._output is None else self._output.descriptor
+        self._outputs = () if is_silent else passed_outputs(name or module)
+        streams = [output.descriptor for output in self._outputs] or [subprocess.DEVNULL] * 2
         with theirs, self._their_end():
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", module, str(theirs.fileno()), *arguments, str(os.getpid())],
                 stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
+                stdout=streams[0],
+                stderr=streams[1],
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
                 env=user_environment(variables),
@@ -95,12 +95,12 @@ class FunctionProcess:
 
     @contextlib.contextmanager
     def _their_end(self) -> Generator[None]:
-        """Of the pipe: once it is theirs, we let go of it, or its end would never come."""
+        """Of the pipes: once they are theirs, we let go of them, or their end would never come."""
         try:
             yield
         finally:
-            if self._output is not None:
-                os.close(self._output.descriptor)
+            for output in self._outputs:
+                os.close(output.descriptor)
 
     @property
     def pid(self) -> int:
@@ -135,8 +135,8 @@ class FunctionProcess:
             if not data:
                 self.is_gone = True
                 return
-            if self._output is not None:
-                self._output.next_stretch()
+            for output in self._outputs:
+                output.next_stretch()
             yield from self._inbox.feed(data)
 
     def end(self) -> str:
@@ -147,8 +147,8 @@ class FunctionProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)  # what has begun to exit keeps its own exit code
         self.socket.close()
-        if self._output is not None:
-            self._output.close(EXIT_TIMEOUT_S)
+        for output in self._outputs:
+            output.close(EXIT_TIMEOUT_S)
         try:
             words = how_it_ended(self._process.wait(REAP_TIMEOUT_S))
             return f"{words}{OUT_OF_MEMORY}" if has_ended and words.endswith("SIGKILL") else words

@@ -21,18 +21,23 @@ from typing import Final
 READ_BYTES: Final = 1 << 16
 STRETCH_BYTES: Final = 1 << 14
 TOTAL_BYTES: Final = 1 << 24
-LOG: Final = 2
-"""Our standard error, which is the log of an actor."""
+STREAMS: Final = (1, 2)
+"""Our standard output and error, which are the log of an actor."""
 _SPENT: Final = [0]
 _LOCK: Final = threading.Lock()
 
 
 class PassedOutput:
-    """Of one process. It is given ``descriptor`` as its standard output and error."""
+    """One stream of one process, which is given ``descriptor`` for it."""
 
-    def __init__(self, name: str) -> None:
-        """``name``: of the process, for the line that says what was left out."""
+    def __init__(self, name: str, log: int) -> None:
+        """
+        Args:
+            name: of the process, for the line that says what was left out.
+            log: descriptor that it is passed on to.
+        """
         self._name = name
+        self._log = log
         self._passed = self._left_out = 0
         self._is_new_stretch = False
         self._reads, self.descriptor = os.pipe()
@@ -56,7 +61,7 @@ class PassedOutput:
                     self._passed = 0
                 room = max(0, STRETCH_BYTES - self._passed)
                 self._passed += len(data[:room])
-                self._left_out += len(data) - _write(data[:room], TOTAL_BYTES)
+                self._left_out += len(data) - _write(self._log, data[:room], TOTAL_BYTES)
         self._tell()
 
     def _tell(self) -> None:
@@ -65,15 +70,20 @@ class PassedOutput:
                 f"\n[{self._left_out:,} more bytes that {self._name} printed are left out: {STRETCH_BYTES:,} of a call "
                 f"and {TOTAL_BYTES:,} of a log are kept]\n"
             )
-            _write(line.encode(errors="replace"), TOTAL_BYTES + READ_BYTES)
+            _write(self._log, line.encode(errors="replace"), TOTAL_BYTES + READ_BYTES)
         self._left_out = 0
 
 
-def _write(data: bytes, total_bytes: int) -> int:
+def passed_outputs(name: str) -> tuple[PassedOutput, ...]:
+    """Standard output and standard error of a process of this name."""
+    return tuple(PassedOutput(name, log) for log in STREAMS)
+
+
+def _write(log: int, data: bytes, total_bytes: int) -> int:
     """Write as much as there is room for in the log; how much that was."""
     with _LOCK:
         data = data[: max(0, total_bytes - _SPENT[0])]
         _SPENT[0] += len(data)
         with contextlib.suppress(OSError):  # a full disk, above all
-            os.write(LOG, data)
+            os.write(log, data)
         return len(data)

@@ -26,6 +26,7 @@ from penstock.backends.engines.torch.engine import EngineSettings, TorchEngine
 from penstock.backends.learners.canary import canary_under, choose_canary
 from penstock.backends.learners.torch.model import DTYPES, PackedModel
 from penstock.backends.models.make import ModelSize, make_model
+from penstock.benchmarks._progress import in_turn
 from penstock.messages.arrays import tokens_view
 from penstock.messages.canary import canary_difference
 from penstock.runtime.scenario.resolve import EXACT_CANARY, LOOSE_CANARY
@@ -94,7 +95,8 @@ def main(argv: list[str] | None = None) -> int:
     table = Table(title=f"share of the spread; {EXACT_CANARY:g} is allowed in float32, {LOOSE_CANARY:g} in bfloat16")
     for heading in ("model", "matrices", "dtype", "mistake", "made", "least", "median", "missed"):
         table.add_column(heading, justify="right" if heading in ("made", "least", "median", "missed") else "left")
-    for size, sharpness, dtype in itertools.product(MODELS, SHARPNESS, DTYPES):
+    measured = list(itertools.product(MODELS, SHARPNESS, DTYPES))
+    for size, sharpness, dtype in in_turn(measured, lambda each: f"{each[0]}, matrices × {each[1]:g}, {each[2]}"):
         tolerance = EXACT_CANARY if dtype == "float32" else LOOSE_CANARY
         with tempfile.TemporaryDirectory() as folder:
             found = differences(size, sharpness, dtype, Path(folder))

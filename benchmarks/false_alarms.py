@@ -17,6 +17,7 @@ from rich.table import Table
 from penstock import scenarios
 from penstock.backends.learners.alarms import ALARM
 from penstock.backends.learners.objectives.mismatch import FRESH_DIFFERENCE, MIXED_DIFFERENCE
+from penstock.benchmarks._progress import in_turn
 from penstock.benchmarks._runs import FinishedRun, run
 from penstock.messages.names import LEARNER
 from penstock.messages.weights import PublishFailed
@@ -80,17 +81,17 @@ def main(argv: list[str] | None = None) -> int:
     table = Table(title="right runs")
     for heading in ("scenario", "seed", "compared", "alarms", "failed publishes", "largest, nats", "mixed, nats"):
         table.add_column(heading, justify="left" if heading == "scenario" else "right")
-    for seed in options.seeds:
-        for name in options.scenarios or SCENARIOS:
-            overrides = (*SHORTENED, *SCENARIOS[name], f"run.num_steps={options.steps}", f"run.seed={seed}")
-            with tempfile.TemporaryDirectory() as folder:
-                file = Path(scenarios.__path__[0]) / f"{name}.yaml"
-                heard = heard_in(run(file, overrides, Path(folder) / "runs"))
-            is_false = any((heard.num_alarms, heard.num_failed_publishes, heard.warnings))
-            num_false += is_false
-            console.print(f"{name}, seed {seed}: {'an alarm' if is_false else 'quiet'}", *heard.warnings, markup=False)
-            counts = map(str, (seed, heard.num_compared, heard.num_alarms, heard.num_failed_publishes))
-            table.add_row(name, *counts, f"{heard.largest_nats:.2g}", f"{heard.largest_mixed_nats:.2g}")
+    runs = [(seed, name) for seed in options.seeds for name in options.scenarios or SCENARIOS]
+    for seed, name in in_turn(runs, lambda each: f"{each[1]}, seed {each[0]}"):
+        overrides = (*SHORTENED, *SCENARIOS[name], f"run.num_steps={options.steps}", f"run.seed={seed}")
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(scenarios.__path__[0]) / f"{name}.yaml"
+            heard = heard_in(run(file, overrides, Path(folder) / "runs"))
+        is_false = any((heard.num_alarms, heard.num_failed_publishes, heard.warnings))
+        num_false += is_false
+        console.print(f"{name}, seed {seed}: {'an alarm' if is_false else 'quiet'}", *heard.warnings, markup=False)
+        counts = map(str, (seed, heard.num_compared, heard.num_alarms, heard.num_failed_publishes))
+        table.add_row(name, *counts, f"{heard.largest_nats:.2g}", f"{heard.largest_mixed_nats:.2g}")
     console.print(table, f"{num_false} of {table.row_count} with an alarm")
     return int(num_false > 0)
 

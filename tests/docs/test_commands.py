@@ -20,6 +20,8 @@ from penstock.runtime.scenario.modelled import load_modelled
 SHELL = [block for block in blocks("sh") if "penstock " in block.text]
 REFUSED = {"penstock run quickstart lr=1e-5": "learner.learning_rate"}
 """Calls that a page shows for what is said against them."""
+OF_THE_READER = {"GPUs", "SGLang's environment", "data", "devices", "model.path"}
+"""Checks of a dry run that look at what a reader has, and the machine of a test lacks."""
 TRIED = ("check hook", "convert scenario", "data check", "list", "schema")
 """Commands that are quick and need no run."""
 
@@ -40,6 +42,12 @@ def read(call: Call) -> None:
         load(scenario, overrides)
 
 
+def _is_fine_elsewhere(output: str) -> bool:
+    """Whether all that a dry run found wrong is what the machine of a test lacks."""
+    failed = set(re.findall(r"^# (\S.*?) +failed$", output, re.MULTILINE))
+    return bool(failed) and failed <= OF_THE_READER
+
+
 @pytest.mark.usefixtures("in_readers_folder")
 @pytest.mark.parametrize("block", SHELL, ids=lambda block: block.place)
 def test_the_calls_of_a_block_are_understood(block: Block) -> None:
@@ -50,7 +58,9 @@ def test_the_calls_of_a_block_are_understood(block: Block) -> None:
         read(call)
         if call.command in TRIED or call.params.get("dry_run"):
             result = CliRunner().invoke(app, list(words))
-            assert result.exit_code == 0, f"penstock {' '.join(words)}\n{result.output}\n{result.exception}"
+            is_fine = result.exit_code == 0 or _is_fine_elsewhere(result.output)
+            assert is_fine, f"penstock {' '.join(words)}\n{result.output}\n{result.exception}"
+            )
 
 
 @pytest.mark.usefixtures("in_readers_folder")

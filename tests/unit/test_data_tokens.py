@@ -83,7 +83,7 @@ def test_a_folder_without_an_end_token_is_refused(folder: Path) -> None:
 
 def test_a_damaged_config_is_named(folder: Path) -> None:
     (folder / "generation_config.json").write_text('{"eos_token_id": "two"}')
-    with pytest.raises(DataError, match=r"generation_config\.json: Expected .* got `str`.*eos_token_id"):
+    with pytest.raises(DataError, match=r"generation_config\.json: .*Expected .* got `str`.*eos_token_id"):
         read_special_tokens(folder)
 
 

@@ -104,7 +104,6 @@ BAD_ROWS = (
     BadRow("too long", row(prompt="x" * 100, label="2"), "at most 47 fit"),
     BadRow("no label", row(prompt="a"), "'label' is missing"),
     BadRow("a label that is null", row(prompt="a", label=None), "'label' is null"),
-    BadRow("a label that is a list", row(prompt="a", label=[1]), "data.metadata_keys"),
     BadRow("no metadata", row(prompt="a", label="2"), "'more' is missing", METADATA),
     BadRow("no retries", row(prompt="a", label="2"), "'tries' is missing", RETRIES),
     BadRow("a negative number of retries", tries(-1), NO_RETRIES.format("number", "(-1)"), RETRIES),

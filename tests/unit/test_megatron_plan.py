@@ -91,7 +91,7 @@ engines: 16.4 GB of weights on one GPU each
 
 def test_the_plan_in_the_docs_is_what_is_printed() -> None:
     page = (SCENARIOS.parent / "docs" / "megatron.md").read_text()
-    shown = page.partition("```\nnodes: ")[2].partition("```")[0]
+    shown = page.partition("```text\nnodes: ")[2].partition("```")[0]
     assert len(shown.splitlines()) > 20
     printed = plan("qwen3_30b_a3b_multinode").splitlines()
     assert [line for line in ("nodes: " + shown).splitlines() if line and line not in printed] == []

@@ -64,12 +64,6 @@ ROWS_TABLE = (
     Mistake(
         "a label key that is misspelt", "RUN data.label_key=lable", ("'lable' is missing", "did you mean 'label'?")
     ),
-    Mistake(
-        "labels that are lists",
-        "RUN",
-        ("rows.jsonl:1: ", "'label'", "data.metadata_keys"),
-        rows({**GOOD, "label": ["2"]}),
-    ),
     Mistake("a label that is null", "RUN", ("rows.jsonl:1: 'label' is null",), rows({**GOOD, "label": None})),
     Mistake("an empty prompt", "RUN", ("rows.jsonl:2: 'prompt' is empty",), rows(GOOD, {**GOOD, "prompt": ""})),
     Mistake(

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -19,11 +19,36 @@ from penstock.backends.learners.objectives.validity import needs_reference_point
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from penstock.backends.learners.step import BatchTokens
+    from penstock.backends.learners.options import ObjectiveOptions
     from penstock.backends.learners.updates import Update
 
 
-def step_weights(update: Update, known: BatchTokens) -> tuple[Tensor, Tensor]:
+class KnownBatch(Protocol):
+    """What is known of the batch that a step is part of."""
+
+    @property
+    def options(self) -> ObjectiveOptions: ...
+
+    @property
+    def rewards(self) -> Tensor:
+        """Of each sample ``[S]``."""
+        ...
+
+    @property
+    def group_ids(self) -> Tensor:
+        """Of each sample ``[S]``."""
+        ...
+
+    @property
+    def version(self) -> int:
+        """Of the policy that opened the batch."""
+        ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+
+def step_weights(update: Update, known: KnownBatch) -> tuple[Tensor, Tensor]:
     """The weight of each token of a sample ``[S]``: in the loss, and in a figure. That is a mean over tokens also where
     the loss is a sum over a constant, or what the user says."""
     options, sizes = known.options, torch.from_numpy(update.tokens_per_sample())
@@ -47,7 +72,7 @@ def means_by_loss(update: Update, means: Tensor) -> Tensor:
     return means / totals.clamp(min=torch.finfo(means.dtype).tiny)[is_imitated.long()]
 
 
-def pairs_of(known: BatchTokens, update: Update) -> Tensor | None:
+def pairs_of(known: KnownBatch, update: Update) -> Tensor | None:
     """The pairs of a step, by the numbers that its samples have there; None where the loss is not one of pairs."""
     if not prefers_pairs(known.options):
         return None
@@ -59,7 +84,7 @@ def pairs_of(known: BatchTokens, update: Update) -> Tensor | None:
     return pairs.to(known.device)
 
 
-def judged_of(known: BatchTokens, update: Update, reference_point: Tensor | None) -> Judged | None:
+def judged_of(known: KnownBatch, update: Update, reference_point: Tensor | None) -> Judged | None:
     """What KTO is told of the samples of a step; None for other losses."""
     if not needs_reference_point(known.options):
         return None

@@ -60,7 +60,6 @@ def test_the_calls_of_a_block_are_understood(block: Block) -> None:
             result = CliRunner().invoke(app, list(words))
             is_fine = result.exit_code == 0 or _is_fine_elsewhere(result.output)
             assert is_fine, f"penstock {' '.join(words)}\n{result.output}\n{result.exception}"
-            )
 
 
 @pytest.mark.usefixtures("in_readers_folder")

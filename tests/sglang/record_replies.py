@@ -80,7 +80,12 @@ async def record_endings(rec: Recorder) -> None:
     await rec.record(
         "scored", top={"stream": False, "logprob_start_len": 0, "input_ids": [5, 6, 511, 7]}, max_new_tokens=0
     )
-    probed = {"stream": False, "logprob_start_len": 0, "input_ids": [5, 6, 511], "token_ids_logprob": [5, 6, 511]}
+    probed: dict[str, object] = {
+        "stream": False,
+        "logprob_start_len": 0,
+        "input_ids": [5, 6, 511],
+        "token_ids_logprob": [5, 6, 511],
+    }
     await rec.record("probed", top=probed, max_new_tokens=0)
 
 

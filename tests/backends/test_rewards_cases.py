@@ -122,7 +122,7 @@ DAPO: list[tuple[str, str, int]] = [
 
 @pytest.mark.parametrize(("response", "label", "expected"), DAPO)
 def test_dapo(response: str, label: str, expected: int) -> None:
-    assert dapo_reward(response, label) == {"reward": expected, "acc": (expected + 1) / 2}
+    assert dapo_reward(response, label) == {"score": expected, "acc": (expected + 1) / 2}
 
 
 GPQA: list[tuple[str, str, float]] = [

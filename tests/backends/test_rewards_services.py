@@ -356,8 +356,9 @@ def test_a_judge_is_asked_with_the_template_and_its_verdict_is_the_reward(
         "",
     ]
     values = rewards.values(*(score_of(t, i, label="L", metadata=metadata) for i, t in enumerate(said)))
-    assert values[:4] == [1.0, 0.0, 0.0, 1.0]
-    assert all("no verdict (yes, no)" in str(value) for value in (values[4], values[5], values[7]))
+    assert values[:3] == [1.0, 0.0, 0.0]
+    # The service repeats what follows SAY, which is of the response: that cannot end the judge's thinking.
+    assert all("no verdict (yes, no)" in str(value) for value in (*values[3:6], values[7]))
     assert "ended with 'length'" in str(values[6])
     body = next(body for body in service.bodies if body["messages"][1]["content"].endswith("SAY:yes"))
     assert body["messages"][0] == {"role": "system", "content": "Be fair."}

@@ -59,10 +59,16 @@ def figures_of(event: BatchTrained) -> dict[str, float]:
 
 def plain_logprobs(folder: Path, tokens: Sequence[int]) -> torch.Tensor:
     """Of tokens 1, 2, … under transformers' own attention."""
+    said, ids = plain_distributions(folder, tokens), torch.tensor(list(tokens))
+    return said.gather(1, ids[1:, None])[:, 0]
+
+
+def plain_distributions(folder: Path, tokens: Sequence[int]) -> torch.Tensor:
+    """Log-probs of the whole vocabulary after each token but the last ``[T − 1, V]``, under the same."""
     model = cast("Any", AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager"))
     ids = torch.tensor([list(tokens)])
     with torch.no_grad():
-        return cast("torch.Tensor", model(ids).logits[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0])
+        return cast("torch.Tensor", model(ids).logits[0, :-1].log_softmax(-1))
 
 
 def test_a_step_reports_what_the_batch_was_and_what_it_did(launch: Callable[..., RunningLearner]) -> None:
@@ -198,9 +204,9 @@ def test_published_weights_and_canary_are_those_of_the_model(
     assert all(torch.equal(tensor, expected[name]) for name, tensor in learner.weights.published[0].items())
     canary = learner.weights.canaries[0]
     tokens = list(tokens_view(canary.tokens))
-    assert len(tokens) == 16
+    assert len(tokens) == 32
     own = torch.tensor(list(floats_view(canary.logprobs)))
-    torch.testing.assert_close(own, plain_logprobs(folder, tokens), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(own, plain_distributions(folder, tokens)[:, tokens].flatten(), atol=1e-5, rtol=1e-5)
 
 
 def test_the_canary_keeps_its_tokens_and_follows_the_weights(launch: Callable[..., RunningLearner]) -> None:

@@ -84,7 +84,7 @@ def test_the_size_of_a_checkpoint_follows_the_dtype_it_is_held_in(tmp_path: Path
 def test_a_folder_without_weights_and_a_damaged_file_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"has no \*\.safetensors"):
         model_size_bytes(tmp_path, "float32")
-    (tmp_path / "model.safetensors").write_bytes(b"version https://git-lfs")
+    (tmp_path / "model.safetensors").write_bytes(b"neither weights nor a pointer to them")
     with pytest.raises(ValueError, match=r"model\.safetensors is no safetensors file"):
         model_size_bytes(tmp_path, "float32")
 

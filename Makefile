@@ -36,7 +36,7 @@ test-ray: .venv/.ready-test ## About Ray itself, and runs of `make test` once mo
 	PENSTOCK_TEST_HOST=ray $(PYTEST) $(TWO) -m "(ray or both_hosts) and not slow" tests/integration $(ARGS)
 
 runs: .venv/.ready-test ## Whole runs that train for longer (examples, agents, hooks), learners that die or have ranks
-	$(PYTEST) $(TWO) -m "long_run and not slow" tests/integration tests/examples tests/backends tests/docs $(ARGS)
+	$(PYTEST) $(TWO) -m "long_run and not slow" tests/integration tests/examples tests/backends tests/docs tests/fuzz $(ARGS)
 
 reasoning-gym: .venv/.ready-reasoning-gym ## Add the extra of that name, which takes a C compiler; make test then covers it
 

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+pytestmark = pytest.mark.long_run
+
+
 class Door:
     """What an agent sees."""
 

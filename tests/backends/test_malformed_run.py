@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from penstock.messages.wire import Header
     from penstock.runtime.hosts.virtual.process import Process
 
+pytestmark = pytest.mark.long_run
+
 FUNCTIONS: Final = Path(__file__).parent / "malformed_functions.py"
 RUN_TIMEOUT_S: Final = 120.0
 

@@ -39,6 +39,7 @@ def test_every_fuzzer_is_run() -> None:
     assert sorted(path.stem for path in HERE.glob("fuzz_*.py")) == sorted(NUM_RUNS)
 
 
+@pytest.mark.long_run
 @pytest.mark.parametrize("name", NUM_RUNS)
 def test_a_fuzzer_finds_nothing_in_a_moment(name: str) -> None:
     assert fuzzed(name, "--runs", str(NUM_RUNS[name]), timeout_s=240) >= NUM_RUNS[name]

@@ -125,6 +125,10 @@ def _reward(draw: random.Random) -> Reward:
     return Reward(value=value, components=tuple(Metric(name, components.random()) for name in ("short", "right")))
 
 
+def _likeliest(draw: random.Random, num_tokens: int) -> TopLogprobs:
+    return TopLogprobs(3, _tokens(draw, 3 * num_tokens), _logprobs(draw, 3 * num_tokens))
+
+
 def _part(draw: random.Random, version: int, *, context: bool = False) -> Part:
     num_tokens = draw.randint(2, 20)
     num_old = draw.randint(0, num_tokens)
@@ -135,7 +139,7 @@ def _part(draw: random.Random, version: int, *, context: bool = False) -> Part:
         loss_mask=bytes(draw.randint(0, 3) and 1 for _ in range(num_tokens)) if draw.randint(0, 1) else b"",
         context_tokens=_tokens(draw, 5) if context else b"",
         teacher_logprobs=_logprobs(draw, num_tokens),
-        teacher_top=TopLogprobs(3, _tokens(draw, 3 * num_tokens), _logprobs(draw, 3 * num_tokens)),
+        teacher_top=_likeliest(random.Random(f"likeliest of {num_tokens}, {num_old}"), num_tokens),
     )
 
 

@@ -1,11 +1,10 @@
-"""Which of the arguments that there are a user's function asks for, by its signature."""
+"""Which of the arguments of its kind a reward function, filter or the like asks for; others by their names here."""
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Final
 
-from penstock.backends.user_code import UserCodeError
+from penstock.backends.signatures import declared_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -35,23 +34,7 @@ def asked_names(
     Raises:
         UserCodeError: it needs another.
     """
-    known = names[kind]
-    asked: list[str] = []
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind is parameter.VAR_KEYWORD:
-            return known
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            continue
-        by_name = parameter.kind is not parameter.POSITIONAL_ONLY
-        if parameter.name in known and by_name:
-            asked.append(parameter.name)
-        elif parameter.default is parameter.empty:
-            how = "" if by_name else " by position, and arguments are given by name"
-            raise UserCodeError(
-                f"{spec} asks for {parameter.name!r}{how}; a {kind} function may ask for {', '.join(known)}"
-                f"{_hint(parameter.name, kind, names)}"
-            )
-    return tuple(asked)
+    return declared_names(function, spec, names[kind], f"a {kind} function", lambda asked: _hint(asked, kind, names))
 
 
 def _hint(asked: str, kind: str, names: Mapping[str, tuple[str, ...]]) -> str:

@@ -16,6 +16,7 @@ import asyncio
 import inspect
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
+from penstock.backends.signatures import declared_names
 from penstock.backends.user_code import UserCodeError, load_object, split_spec, text_of
 
 if TYPE_CHECKING:
@@ -65,7 +66,8 @@ def load_function(spec: str, specs: FunctionSpecs) -> PlayFunction:
     is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
     parameters = inspect.signature(function).parameters
     if "response" in parameters:
-        return PlayFunction(_with_feedback(function, _feedback_names(function, spec), is_async=is_async), path)
+        names = declared_names(function, spec, FEEDBACK_NAMES, "a function that answers responses")
+        return PlayFunction(_with_feedback(function, names, is_async=is_async), path)
     _check_play_form(function, spec, is_async=is_async)
     return PlayFunction(cast("Callable[[Play], Awaitable[object]]", function), path)
 
@@ -78,25 +80,6 @@ def _check_play_form(function: Callable[..., object], spec: str, *, is_async: bo
         inspect.signature(function).bind(None)
     except TypeError as error:
         raise UserCodeError(f"{spec} cannot be called with one argument, the play ({error}); {expected}") from None
-
-
-def _feedback_names(function: Callable[..., object], spec: str) -> tuple[str, ...]:
-    asked: list[str] = []
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind is parameter.VAR_KEYWORD:
-            return FEEDBACK_NAMES
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            continue
-        by_name = parameter.kind is not parameter.POSITIONAL_ONLY
-        if parameter.name in FEEDBACK_NAMES and by_name:
-            asked.append(parameter.name)
-        elif parameter.default is parameter.empty:
-            how = "" if by_name else " by position, and arguments are given by name"
-            raise UserCodeError(
-                f"{spec} asks for {parameter.name!r}{how}; a function that answers responses may ask for "
-                f"{', '.join(FEEDBACK_NAMES)}"
-            )
-    return tuple(asked)
 
 
 def _with_feedback(

@@ -59,7 +59,7 @@ test-megatron-0.19: .venv/.ready-test .venv/.ready-megatron .venv/.ready-megatro
 
 nightly: .venv/.ready-test .venv/.ready-reasoning-gym .venv/.ready-megatron ## 100,000 random trials, random properties, mutants, learning curves, all that is slow
 	@failed=0; set -x; \
-	$(BIN)/python -m penstock.runtime.hosts.virtual.fuzz --policy all --trials 33334 --first-seed random \
+	PYTHONPATH=tests/simulation $(BIN)/python -m trials.fuzz --policy all --trials 33334 --first-seed random \
 		--processes 2 --keep tests/simulation/failed_trials.txt || failed=1; \
 	PENSTOCK_HYPOTHESIS=nightly $(PYTEST) -m slow --timeout 3600 -o faulthandler_timeout=3600 $(ARGS) || failed=1; \
 	PENSTOCK_TEST_HOST=ray $(PYTEST) -m "slow and (ray or both_hosts)" $(LONG) tests/integration || failed=1; \

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from penstock.messages.errors import UserFault
+
 
 def choose_device(name: str, key: str) -> torch.device:
     """The device that this key of a scenario names; ``auto`` is the first GPU that this process may see, or the CPU.
 
     Raises:
-        ValueError: it is neither a CPU nor a CUDA device that this process may see.
+        UserFault: it is neither a CPU nor a CUDA device that this process may see.
     """
     num_gpus = torch.cuda.device_count()
     if name == "auto":
@@ -18,7 +20,7 @@ def choose_device(name: str, key: str) -> torch.device:
         return torch.device("cpu")
     kind, _, index = name.partition(":")
     if kind != "cuda" or not (index or "0").isdecimal():
-        raise ValueError(f"{key}: must be auto, cpu, cuda or cuda:N; found {name!r}")
+        raise UserFault(f"{key}: must be auto, cpu, cuda or cuda:N; found {name!r}")
     if int(index or 0) >= num_gpus:
-        raise ValueError(f"{key}: {name} was asked for, and this process may see {num_gpus} GPUs; use auto or cpu")
+        raise UserFault(f"{key}: {name} was asked for, and this process may see {num_gpus} GPUs; use auto or cpu")
     return torch.device("cuda", int(index or 0))

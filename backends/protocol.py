@@ -32,6 +32,36 @@ class Capability(StrEnum):
     CANARY = "canary"
     RETRACT = "retract"
     """Under ``interrupt`` it holds its requests itself and computes them again under the new weights."""
+    GENERATES = "generates"
+    """Real text that follows from a prompt, so episodes can be played with it."""
+    FROM_ROWS = "from_rows"
+    """It answers with the responses that the rows of the dataset hold."""
+    MODELLED = "modelled"
+    """It says how long things take and does nothing; on the virtual clock too."""
+    HOLDS_WEIGHTS = "holds_weights"
+    """They have to be carried to it. Who holds none is asked for no canary."""
+    EXACT = "exact"
+    """In float32 its log-probs are those of the learner but for rounding."""
+    RECORDS_EXPERTS = "records_experts"
+    """It can say which experts of a mixture each token went to."""
+    MEDIA = "media"
+    """It takes images, video and sound."""
+    ANSWERS_JUDGES = "answers_judges"
+    """Questions of a judge beside its samples."""
+    EMBEDDED = "embedded"
+    """It runs in its actor's process, so several, and the learner, can share a GPU."""
+
+
+class Timers(Protocol):
+    """A clock that calls back; simulated parts run on one."""
+
+    def now_s(self) -> float:
+        """Seconds since some fixed moment; never goes back."""
+        ...
+
+    def call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
+        """Call once after the delay; callbacks that fall due together are called in the order of their asking."""
+        ...
 
 
 class Backend(Protocol[CommandT]):

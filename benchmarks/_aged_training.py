@@ -51,8 +51,8 @@ from penstock.messages.local import (
 from penstock.messages.names import LEARNER, PROMPT_SOURCE, SCORER, engine_name
 from penstock.messages.samples import Completed, Group, Prompt, Purpose, Sample, SampleKey, Truncated
 from penstock.messages.training import UpdateMode
-from penstock.runtime.backends import open_backend
-from penstock.runtime.plan import RunPlan
+from penstock.runtime.run.open_backend import open_backend
+from penstock.runtime.run.plan import RunPlan
 from penstock.runtime.scenario import Scenario  # msgspec reads the annotations
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def train_aged(cell: AgedCell, run_folder: Path, on_step: Callable[[TrainedStep]
         on_step: told of each batch when it is trained.
 
     Raises:
-        NonFiniteStepError: the learner found a loss or gradient that is not finite.
+        DivergedError: the learner found a loss or gradient that is not finite.
     """
     began_s = time.process_time()
     with ExitStack() as stack:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from penstock.runtime.errors import UserError
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from asyncio.subprocess import Process
     from collections.abc import AsyncGenerator, Callable
 
-    from penstock.backends.engines.sglang.environment import SglangEnvironment
+    from penstock.backends.engines.served.sglang.environment import SglangEnvironment
 
 RUN_TIMEOUT_S: Final = 900.0
 AS_IT_COMES: Final = "bench_serving, as it comes"
@@ -93,7 +93,7 @@ class BenchServing:
         """Tokens per second.
 
         Raises:
-            UserError: it did not do its work.
+            UserFault: it did not do its work.
         """
         self._num_runs += 1
         output = self._folder / f"{self._num_runs}.jsonl"
@@ -115,11 +115,11 @@ class BenchServing:
             told = await self._process.stdout.readline()
         if told != b"done\n":
             log = (self._folder / "log").read_text()
-            raise UserError(f"bench_serving ended before its work was done: {log[-2000:]}")
+            raise UserFault(f"bench_serving ended before its work was done: {log[-2000:]}")
         # It writes Infinity, which JSON does not have and only the standard library reads.
         result = msgspec.convert(json.loads(output.read_text().splitlines()[-1]), _BenchResult)
         if result.completed != load.num_requests:
-            raise UserError(f"bench_serving completed {result.completed} of {load.num_requests} requests")
+            raise UserFault(f"bench_serving completed {result.completed} of {load.num_requests} requests")
         # Its own count of tokens stops at the last event with text in it; the lengths are forced.
         return load.num_tokens / result.duration
 

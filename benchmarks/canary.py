@@ -21,11 +21,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from penstock.backends.engines.torch.config import read_model_config
-from penstock.backends.engines.torch.engine import EngineSettings, TorchEngine
-from penstock.backends.learners.canary import canary_under, choose_canary
+from penstock.backends.checkpoint.make import ModelSize, make_model
+from penstock.backends.checkpoint.model_config import read_model_config
+from penstock.backends.engines.torch.engine import TorchEngine
+from penstock.backends.engines.torch.engine_settings import EngineSettings
 from penstock.backends.learners.torch.model import DTYPES, PackedModel
-from penstock.backends.models.make import ModelSize, make_model
+from penstock.backends.learners.training.canary import canary_under, choose_canary
 from penstock.benchmarks._progress import in_turn
 from penstock.messages.arrays import tokens_view
 from penstock.messages.canary import canary_difference

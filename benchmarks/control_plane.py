@@ -23,7 +23,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from penstock.backends.stores.sqlite import MEMORY_VARIABLE
+from penstock.backends.ledger.sqlite import MEMORY_VARIABLE
 from penstock.benchmarks._progress import repeated
 from penstock.benchmarks._runs import FinishedRun, run
 from penstock.messages.names import BUFFER

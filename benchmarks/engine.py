@@ -34,13 +34,14 @@ from rich.console import Console
 from rich.table import Table
 from transformers import Qwen3ForCausalLM
 
+from penstock.backends.checkpoint.make import PAD_ID, SYMBOLS, character_tokenizer, make_model
+from penstock.backends.checkpoint.model_config import read_model_config
+from penstock.backends.checkpoint.tensors import CheckpointTensors
+from penstock.backends.checkpoint.terminal import quiet_transformers
 from penstock.backends.data.lines import LinesRow, lines_row
-from penstock.backends.engines.torch.checkpoint import CheckpointTensors
-from penstock.backends.engines.torch.config import read_model_config
-from penstock.backends.engines.torch.engine import EngineSettings, TorchEngine
+from penstock.backends.engines.torch.engine import TorchEngine
+from penstock.backends.engines.torch.engine_settings import EngineSettings
 from penstock.backends.engines.torch.requests import GenerationRequest
-from penstock.backends.models.make import PAD_ID, SYMBOLS, character_tokenizer, make_model
-from penstock.backends.models.terminal import quiet_transformers
 from penstock.benchmarks._progress import in_turn
 from penstock.messages.arrays import pack_tokens
 
@@ -156,7 +157,7 @@ def run(
     with tempfile.TemporaryDirectory() as name, quiet_transformers():
         folder = Path(name)
         make_model(size, folder, seed)
-        generator = cast(_Generator, Qwen3ForCausalLM.from_pretrained(folder))  # pyright: ignore[reportUnknownMemberType]
+        generator = cast("_Generator", Qwen3ForCausalLM.from_pretrained(folder))  # pyright: ignore[reportUnknownMemberType]
         cases = [_measure(workload, folder, generator, repetitions) for workload in workloads]
     report = EngineReport(
         model=size,

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock import scenarios
-from penstock.backends.learners.alarms import ALARM
 from penstock.backends.learners.objectives.mismatch import FRESH_DIFFERENCE, MIXED_DIFFERENCE
+from penstock.backends.learners.training.alarms import ALARM
 from penstock.benchmarks._progress import in_turn
 from penstock.benchmarks._runs import FinishedRun, run
 from penstock.messages.names import LEARNER

@@ -17,10 +17,10 @@ from typing import Final, NamedTuple
 
 from rich.console import Console
 
-from penstock.backends.learners.gang.channel import Channel, Parcel
-from penstock.backends.learners.gang.node_line import NodeLine
-from penstock.backends.learners.gang.node_words import ToRanks, decode_order, encode_node_word
-from penstock.backends.learners.gang.words import Order, decode_launcher_word, encode_word
+from penstock.backends.learners.worker_group.channel import Channel, Parcel
+from penstock.backends.learners.worker_group.node_line import NodeLine
+from penstock.backends.learners.worker_group.node_words import ToRanks, decode_order, encode_node_word
+from penstock.backends.learners.worker_group.words import Order, decode_launcher_word, encode_word
 from penstock.benchmarks._progress import in_turn
 from penstock.messages.arrays import LOGPROB_BYTES, TOKEN_BYTES
 from penstock.messages.commands import Train

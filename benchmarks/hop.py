@@ -28,10 +28,10 @@ from penstock.benchmarks._hop import CALLEE, Callee, Taker, ZmqReceiver, message
 from penstock.benchmarks._progress import repeated
 from penstock.messages.inboxes import BufferWire
 from penstock.messages.wire import InboxDecoder, encode_pack
+from penstock.runtime.hosts.processes.control import Address
+from penstock.runtime.hosts.processes.keys import make_keys
+from penstock.runtime.hosts.processes.links import Links
 from penstock.runtime.hosts.ray.cluster import RayCluster, make_temp_folder, prepare_environment
-from penstock.runtime.hosts.ray.control import Address
-from penstock.runtime.hosts.ray.keys import make_keys
-from penstock.runtime.hosts.ray.links import Links
 
 WINDOW: Final = 32
 ACK_TIMEOUT_MS: Final = 30_000

@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
     import torch
 
-    from penstock.backends.learners.gang.gang import Gang
+    from penstock.backends.checkpoint.make import ModelSize
     from penstock.backends.learners.megatron.build import ParallelModel
     from penstock.backends.learners.megatron.trainable import TrainableModel
     from penstock.backends.learners.options import LearnerOptions
-    from penstock.backends.models.make import ModelSize
+    from penstock.backends.learners.worker_group.gang import Gang
     from penstock.messages.samples import Group
 
 TIMEOUT_S: Final = 900.0
@@ -115,7 +115,7 @@ def _joined(work: Work, device: torch.device) -> Gang:
     import torch
     import torch.distributed as dist
 
-    from penstock.backends.learners.gang.gang import join_gang
+    from penstock.backends.learners.worker_group.gang import join_gang
 
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -131,7 +131,7 @@ def _joined(work: Work, device: torch.device) -> Gang:
 
 
 def _options(work: Work) -> LearnerOptions:
-    from penstock.backends.learners.megatron.options import MegatronOptions
+    from penstock.backends.learners.megatron_options import MegatronOptions
     from penstock.backends.learners.options import LearnerOptions
 
     layout = MegatronOptions(tensor_parallel=work.tensor, pipeline_parallel=work.pipeline)
@@ -242,9 +242,9 @@ def _laid_out(
     import torch
     from megatron.core.packed_seq_params import PackedSeqParams
 
-    from penstock.backends.learners.division import divide_over_ranks
+    from penstock.backends.learners.batch.division import divide_over_ranks
+    from penstock.backends.learners.batch.sequences import read_groups
     from penstock.backends.learners.megatron.packed import pack_share
-    from penstock.backends.learners.sequences import read_groups
 
     batch = read_groups(groups, min_token_version=0)
     division = divide_over_ranks(
@@ -311,7 +311,7 @@ def _row(name: str, learner: Sequence[float], loop: Sequence[float]) -> list[str
 
 def main(arguments: Sequence[str]) -> int:
     """Measure and print."""
-    from penstock.backends.models.make import make_model
+    from penstock.backends.checkpoint.make import make_model
 
     parser = argparse.ArgumentParser(prog="penstock bench megatron", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", choices=("xs", "s", "m"), default="m", help="of the quickstart's")

@@ -32,14 +32,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from penstock.backends.checkpoint.make import make_model
+from penstock.backends.checkpoint.terminal import quiet_transformers
 from penstock.backends.data.dataset import load_dataset
-from penstock.backends.learners.finite import NonFiniteStepError
 from penstock.backends.learners.objectives.presets import PRESETS, objective
 from penstock.backends.learners.objectives.validity import needs_rollout_logprobs
-from penstock.backends.models.make import make_model
-from penstock.backends.models.terminal import quiet_transformers
 from penstock.benchmarks._aged_training import AgedCell, TrainedStep, train_aged, warm_started
-from penstock.runtime.errors import UserError
+from penstock.messages.errors import DivergedError, UserFault
 from penstock.runtime.scenario import load_scenario
 
 if TYPE_CHECKING:
@@ -150,7 +149,7 @@ def study(
     """Train the cells that are missing in ``folder``, and report on all of them.
 
     Raises:
-        UserError: the folder holds cells of other settings.
+        UserFault: the folder holds cells of other settings.
     """
     torch.set_num_threads(1)
     wanted = [(preset, seed) for seed in seeds for preset in presets]
@@ -240,7 +239,7 @@ def _trained(
     error, cpu_s = "", 0.0
     try:
         cpu_s = train_aged(cell, run_folder, on_step)
-    except NonFiniteStepError as failure:
+    except DivergedError as failure:
         error = str(failure)
     shutil.rmtree(run_folder, ignore_errors=True)
     return Cell(
@@ -305,14 +304,14 @@ def _cell_file(folder: Path, preset: str, seed: int) -> Path:
 def _kept(folder: Path, preset: str, seed: int, settings: Settings) -> Cell | None:
     """
     Raises:
-        UserError: a cell of this name was made under other settings.
+        UserFault: a cell of this name was made under other settings.
     """
     file = _cell_file(folder, preset, seed)
     if not file.is_file():
         return None
     cell = msgspec.json.decode(file.read_bytes(), type=Cell)
     if cell.settings != settings or cell.needs != NEEDS.get(preset, {}):
-        raise UserError(
+        raise UserFault(
             f"{file} was made with {cell.settings} {cell.needs}, and this study has {settings} "
             f"{NEEDS.get(preset, {})}; name another --folder, or remove the file"
         )

@@ -31,7 +31,7 @@ from penstock.messages.samples import Completed, Group, Part, Prompt, Reward, Sa
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.backends.models.make import ModelSize
+    from penstock.backends.checkpoint.make import ModelSize
 
 GROUPS: Final = 32
 SAMPLES: Final = 8
@@ -96,11 +96,10 @@ def train(work: Work) -> Spent:
     import torch
     import torch.distributed as dist
 
-    from penstock.backends.learners.gang.gang import alone_on, join_gang
     from penstock.backends.learners.options import LearnerOptions
-    from penstock.backends.learners.torch.model import PackedModel
-    from penstock.backends.learners.torch.parallel import parallelize
+    from penstock.backends.learners.torch.sharded_load import load_divided
     from penstock.backends.learners.torch.trainer import PolicyTrainer
+    from penstock.backends.learners.worker_group.gang import alone_on, join_gang
 
     torch.set_num_threads(1)
     device = torch.device("cpu")
@@ -118,8 +117,7 @@ def train(work: Work) -> Spent:
     options = LearnerOptions(
         parallel="fsdp" if work.layout == "fsdp" else "ddp", max_tokens_per_micro_batch=work.max_tokens
     )
-    model = PackedModel.load(Path(work.folder), dtype="float32", device=device)
-    parallelize(model, gang, options)
+    model = load_divided(Path(work.folder), gang, options, dtype="float32")
     trainer = PolicyTrainer(
         model,
         options,
@@ -150,7 +148,7 @@ def measure(layout: Layout, num_ranks: int, folder: str, *, num_batches: int, ma
 
 def main(arguments: Sequence[str]) -> int:
     """Measure and print."""
-    from penstock.backends.models.make import make_model
+    from penstock.backends.checkpoint.make import make_model
 
     parser = argparse.ArgumentParser(prog="penstock bench ranks", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", choices=("xs", "s", "m"), default="m")

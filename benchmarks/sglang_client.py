@@ -33,18 +33,18 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from penstock.backends.engines.sglang.control import SglangControl
-from penstock.backends.engines.sglang.environment import device_name, find_environment
-from penstock.backends.engines.sglang.generate import GenerateCall, SglangGenerator
-from penstock.backends.engines.sglang.http import SglangHttp
-from penstock.backends.engines.sglang.server import SglangServer
-from penstock.backends.engines.sglang.server_options import command_line, defaults, merged
-from penstock.backends.engines.sglang.settings import ServerSettings
-from penstock.backends.models.make import make_model
+from penstock.backends.checkpoint.make import make_model
+from penstock.backends.engines.served.sglang.control import SglangControl
+from penstock.backends.engines.served.sglang.environment import device_name, find_environment
+from penstock.backends.engines.served.sglang.generate import GenerateCall, SglangGenerator
+from penstock.backends.engines.served.sglang.http import SglangHttp
+from penstock.backends.engines.served.sglang.server import SglangServer
+from penstock.backends.engines.served.sglang.server_options import command_line, defaults, merged
+from penstock.backends.engines.served.sglang.settings import ServerSettings
 from penstock.benchmarks._bench_serving import RUN_TIMEOUT_S, WAYS, WITH_LOGPROBS, Load, Target, bench_serving
 from penstock.benchmarks._progress import in_turn
 from penstock.messages.arrays import pack_tokens
-from penstock.runtime.errors import UserError
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Coroutine
@@ -112,8 +112,7 @@ async def run(load: Load, *, repetitions: int, target: Target | None = None, see
     """Drive a server in turns; without a target, one of a made model that is started for it.
 
     Raises:
-        UserError: a client did not do its work.
-        SglangEnvironmentError: there is no environment with SGLang.
+        UserFault: a client did not do its work, or there is no environment with SGLang.
     """
     if target is not None:
         return await _measure(target, load, repetitions, seed)
@@ -247,7 +246,7 @@ async def _drive(generator: SglangGenerator, load: Load, vocab_size: int, seed: 
         async with open_requests:
             generated = await generator.generate(call, lambda _: None)
         if len(generated.tokens) != 4 * num_tokens:
-            raise UserError(f"request {call.rid} ended as {generated.end}: {generated.detail}")
+            raise UserFault(f"request {call.rid} ended as {generated.end}: {generated.detail}")
         return num_tokens
 
     begun = time.perf_counter()
@@ -310,7 +309,7 @@ def main(argv: list[str] | None = None) -> int:
     target = None
     if options.url:
         if options.model is None or not options.pid:
-            raise UserError(
+            raise UserFault(
                 "--url needs --model, the folder of the model that the server serves, and --pid, its process"
             )
         key = os.environ.get("SGLANG_ADMIN_API_KEY", "")

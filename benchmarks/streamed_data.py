@@ -22,11 +22,11 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.actors.prompt_source.order import PromptOrder
+from penstock.backends.checkpoint.make import make_model
 from penstock.backends.data.backend import DatasetBackend
 from penstock.backends.data.dataset import load_dataset
 from penstock.backends.data.options import DataOptions
 from penstock.backends.data.streamed import StreamedRows
-from penstock.backends.models.make import make_model
 from penstock.benchmarks._progress import in_turn
 from penstock.messages.base import Value
 from penstock.messages.commands import FetchPrompts, PromptRequest

@@ -23,8 +23,12 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """One block of a scenario: strict, so that a misspelt key is an error and not a default."""
 
 
+OptionValue = bool | int | float | str | list[bool | int | float | str] | None
+"""Of an option that is passed through to a part that other packages bring, or to a server."""
+
+
 class Delivery(StrEnum):
-    """What the runtime promises for an event; see ``docs/architecture.md`` and :mod:`penstock.runtime.delivery`."""
+    """What the runtime promises for an event; see ``docs/architecture.md``; :mod:`penstock.runtime.shell.delivery`."""
 
     DATA = "data"
     """Kept by the sender until it is settled, sent again when overdue, handled once per key."""

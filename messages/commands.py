@@ -54,6 +54,8 @@ class FailRun(Command, frozen=True):
     """Ask the supervisor to stop the run, with this story: it cannot or must not go on."""
 
     story: str
+    has_diverged: bool = False
+    """So has the training: with the same options it would again."""
 
 
 # --- of the PromptSource's backend ----------------------------------------------------------------------------

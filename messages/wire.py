@@ -18,7 +18,7 @@ FORMAT: Final = 1
 EventT = TypeVar("EventT", bound=Event)
 
 
-class WireError(ValueError):
+class WireError(RuntimeError):
     """A frame or an event in it cannot be read. It is counted, logged and dropped."""
 
 

@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, assert_never
 from penstock.actors.buffer.accounts import Accounts, SettledGroups
 from penstock.actors.buffer.evaluating import Evaluations
 from penstock.actors.buffer.failures import Failures
+from penstock.actors.buffer.goals import Replay
 from penstock.actors.buffer.grants import Grants, groups_of
 from penstock.actors.buffer.histories import Rejections, RowHistory
 from penstock.actors.buffer.policies import builtin_policy
 from penstock.actors.buffer.table import GroupTable, Status, TrackedGroup
+from penstock.messages.errors import UserFault
 from penstock.messages.evaluation import EvaluationOpened, GroupEvaluated
 from penstock.messages.ledger import (
     BatchesFixed,
@@ -48,10 +50,6 @@ if TYPE_CHECKING:
     from penstock.messages.samples import Group, Sample
 
 
-class OtherRunError(ValueError):
-    """The ledger is that of a run with another seed, dataset or shape."""
-
-
 class Books:
     """Grants, groups, batches, versions and checkpoints of one run."""
 
@@ -64,6 +62,7 @@ class Books:
         """``row_of``: see :class:`~penstock.actors.buffer.histories.RowHistory`."""
         self.settings = settings
         self.policy = policy
+        self.goal = settings.goal
         self.identity: RunRecorded | None = None
         self.version = 0
         """Batches trained."""
@@ -73,8 +72,6 @@ class Books:
         self.accounts = Accounts(settings.samples_per_group)
         self.grants = Grants(num_prompts=settings.num_prompts, max_requeues=settings.max_requeues)
         self.open_lease: BatchLeased | None = None
-        self.fixed: dict[int, BatchLeased] | None = None
-        """Every batch by version, in a run that trains what another one recorded."""
         self.leases: dict[int, BatchLeased] = {}
         self.checkpoints: list[CheckpointRecorded] = []
         """Those that the run can be resumed from, the newest last."""
@@ -93,9 +90,8 @@ class Books:
 
     @property
     def num_steps(self) -> int:
-        """Batches to train: of a run with fixed ones at most those."""
-        wanted = self.settings.num_steps
-        return wanted if self.fixed is None else min(wanted, len(self.fixed))
+        """Batches to train."""
+        return self.goal.num_steps(self.settings.num_steps)
 
     @property
     def is_exhausted(self) -> bool:
@@ -111,7 +107,7 @@ class Books:
         """Whether the evaluation that is open, if one is, can go on.
 
         Raises:
-            OtherRunError: the scenario evaluates on something else than when it was opened.
+            UserFault: the scenario evaluates on something else than when it was opened.
         """
         open_one, schedule = self.evaluations.open, self.settings.evaluation
         if open_one is not None and (schedule is None or schedule.datasets != open_one.datasets):
@@ -119,7 +115,7 @@ class Books:
                 f"{shape.name} ({shape.num_rows} rows, {shape.samples_per_prompt} samples each)"
                 for shape in open_one.datasets
             )
-            raise OtherRunError(
+            raise UserFault(
                 f"the evaluation of version {open_one.version} was begun on {begun} and is not done; the scenario "
                 "evaluates on something else. Take the datasets that it was begun with, and change them once it is done"
             )
@@ -128,15 +124,16 @@ class Books:
         """Enter one record.
 
         Raises:
-            OtherRunError: the first entry says that this is the ledger of another run.
+            UserFault: the first entry says that this is the ledger of another run.
         """
+        self.table.steps.cause = type(entry)
         match entry:
             case GroupsGranted():
                 self._grant(entry)
             case GroupRecorded():
                 self.table.admit(entry)
                 self.settled.add(entry.group_id)
-                self.rejections.admitted(entry, is_collecting=self.settings.collects is not None)
+                self.rejections.admitted(entry)
                 self.failures.admitted(entry)
                 self.history.admitted(self.table.tracked(entry.group_id), entry)
             case GroupClosed():
@@ -145,7 +142,6 @@ class Books:
                 self.failures.noted(entry.ends)
             case BatchLeased():
                 self.table.lease(entry.group_ids)
-                self.rejections.batch_formed()
                 self.open_lease = self.leases[entry.version] = entry
             case RowsRecorded():
                 for row in entry.rows:
@@ -170,7 +166,7 @@ class Books:
             case RunRecorded():
                 self._identify(entry)
             case BatchesFixed():
-                self.fixed = {lease.version: lease for lease in entry.batches}
+                self.goal = Replay(entry.batches)
             case EvaluationOpened():
                 self.evaluations.opened(entry.evaluation)
                 self.accounts.evaluation_opened(entry.evaluation.num_samples)
@@ -181,13 +177,15 @@ class Books:
                 self.settled.add(entry.group_id)
             case _:
                 assert_never(entry)
+        if isinstance(entry, self.goal.progress):
+            self.rejections.num_since_progress = 0
 
     def _identify(self, entry: RunRecorded) -> None:
         expected = self.settings.identity
         if expected is not None and expected != entry:
             names = [name for name in entry.__struct_fields__ if getattr(entry, name) != getattr(expected, name)]
             found = ", ".join(f"{name} {getattr(expected, name)} (was {getattr(entry, name)})" for name in names)
-            raise OtherRunError(
+            raise UserFault(
                 f"the run cannot go on with {found}: its group ids would mean other prompts. Take the scenario and the "
                 f"dataset that it was begun with, or begin a new run"
             )

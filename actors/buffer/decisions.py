@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from msgspec.structs import replace
-
 from penstock.actors.buffer.batching import expired, form_batch
 from penstock.actors.buffer.grants import groups_of
 from penstock.actors.buffer.pacing import bound, num_grantable
@@ -36,7 +34,7 @@ def bound_of(books: Books) -> int:
 
 def next_grants(books: Books, target: AutoTarget) -> list[GroupsGranted]:
     """The grants that may be made now."""
-    if books.announced is None or books.fixed is not None:
+    if books.announced is None:
         return []
     number = num_grantable(
         limit=_limit(books, target),
@@ -46,8 +44,7 @@ def next_grants(books: Books, target: AutoTarget) -> list[GroupsGranted]:
         num_left=books.grants.num_left,
         settings=books.settings.pacing,
     )
-    if books.settings.collects is not None:
-        number = min(number, max(0, books.settings.collects - books.table.num_outstanding))
+    number = books.goal.num_grantable(books, number)
     eta = books.policy.max_staleness
     spans = books.grants.next_spans(number, min_version=books.announced, deadline_version=books.announced + eta)
     return [GroupsGranted(span=span, total=span.first_group + span.num_groups, max_staleness=eta) for span in spans]
@@ -68,11 +65,8 @@ def _limit(books: Books, target: AutoTarget) -> int:
     return min(int(wanted * pacing.over_sampling), bound_of(books))
 
 
-def next_lease(books: Books) -> BatchLeased | None:
-    """The batch that makes the next version; None when no allowed one exists."""
-    if books.fixed is not None:
-        fixed = books.fixed.get(books.version + 1)
-        return None if fixed is None else replace(fixed, is_last=fixed.version == books.num_steps)
+def formed_lease(books: Books) -> BatchLeased | None:
+    """The batch of ready groups that makes the next version; None when no allowed one exists."""
     pacing = books.settings.pacing
     formed = form_batch(books.table, books.policy, pacing, version=books.version, is_exhausted=books.is_exhausted)
     if formed is None:
@@ -112,7 +106,7 @@ def is_kept(books: Books, event: GroupRejected) -> bool:
     after, size = books.settings.keep_after_batches, books.settings.groups_per_batch
     if after is None or event.group is None:
         return False
-    if books.rejections.num_since_batch >= after * size:
+    if books.rejections.num_since_progress >= after * size:
         return True
     return books.is_exhausted and books.table.num_unleased <= size
 
@@ -124,8 +118,8 @@ def closing(books: Books, tracked: TrackedGroup, state: TerminalState, cause: st
 
 
 def expiring(books: Books) -> list[GroupClosed]:
-    """The entries for the groups that can no longer be trained in time. A fixed batch was formed in time."""
-    if books.fixed is not None:
+    """The entries for the groups that can no longer be trained in time."""
+    if not books.goal.keeps_deadlines:
         return []
     expiry, found = expired(
         books.table, books.policy, books.settings.pacing, version=books.version, taken_at=books.taken_at

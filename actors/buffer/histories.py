@@ -35,27 +35,21 @@ class Rejections:
     """Groups that were turned away or kept in spite of it, by cause."""
 
     def __init__(self) -> None:
-        self.num_since_batch = 0
-        """Turned away since the last batch was formed, or, where groups are only collected, since the last of them."""
+        self.num_since_progress = 0
+        """Turned away since the run last came nearer to its goal."""
         self._rejected: Counter[str] = Counter()
         self._kept: Counter[str] = Counter()
 
     def closed(self, entry: GroupClosed) -> None:
         """A group ended otherwise than by training."""
         if entry.rejected_cause:
-            self.num_since_batch += 1
+            self.num_since_progress += 1
             self._rejected[entry.rejected_cause] += 1
 
-    def admitted(self, entry: GroupRecorded, *, is_collecting: bool) -> None:
-        """A group was admitted; ``is_collecting``: and that is all that is wanted of it."""
-        if is_collecting:
-            self.num_since_batch = 0
+    def admitted(self, entry: GroupRecorded) -> None:
+        """A group was admitted."""
         if entry.kept_cause:
             self._kept[entry.kept_cause] += 1
-
-    def batch_formed(self) -> None:
-        """What is turned away from here on counts anew."""
-        self.num_since_batch = 0
 
     def metrics(self) -> tuple[Metric, ...]:
         """Totals of the run, in groups; of the most frequent causes first."""

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from penstock.messages.base import Value
+from penstock.messages.errors import UserFault
 from penstock.messages.training import OnStale, UpdateMode
 
 if TYPE_CHECKING:
@@ -136,22 +137,17 @@ BUILTIN: Mapping[str, PolicyDefaults] = MappingProxyType(
 )
 
 
-class UnknownPolicyError(ValueError):
-    """No built-in policy has this name."""
-
-
 def builtin_policy(name: str, *, max_staleness: int, update_mode: UpdateMode, on_stale: OnStale) -> StalenessPolicy:
     """A built-in policy by name.
 
     Raises:
-        UnknownPolicyError: there is none of this name.
-        ValueError: the policy cannot be told this staleness.
+        UserFault: there is none of this name, or it cannot be told this staleness.
     """
     defaults = BUILTIN.get(name)
     if defaults is None:
-        raise UnknownPolicyError(f"no policy is called {name!r}; there are {', '.join(BUILTIN)}, or file.py:Name")
+        raise UserFault(f"no policy is called {name!r}; there are {', '.join(BUILTIN)}, or file.py:Name")
     if defaults.fixed_staleness and max_staleness != defaults.max_staleness:
-        raise ValueError(f"{name} has a max_staleness of {defaults.max_staleness}, got {max_staleness}")
+        raise UserFault(f"{name} has a max_staleness of {defaults.max_staleness}, got {max_staleness}")
     return defaults.policy(max_staleness=max_staleness, update_mode=update_mode, on_stale=on_stale)
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from penstock.messages.base import Metric
 from penstock.messages.samples import SampleEnd, SampleKey, TerminalState
-from penstock.messages.training import StepReported
+from penstock.messages.training import StepFinished, StepReported
 
 if TYPE_CHECKING:
+    from penstock.actors.buffer.books import Books
     from penstock.actors.buffer.table import TrackedGroup
     from penstock.messages.samples import Group
-    from penstock.messages.training import Balance, StepFinished
+    from penstock.messages.training import Balance
 
 
 def closed_ends(
@@ -71,6 +74,43 @@ def step_report(
         response_lengths=tuple(sample.num_tokens for group in groups for sample in group.samples),
         balance=balance,
     )
+
+
+def trained_report(books: Books, groups: tuple[Group, ...], receipt: StepFinished, target: int) -> StepReported:
+    """Of a step that has just been recorded; ``target``: groups that may be outstanding."""
+    gauges = (
+        Metric("buffer/ready_groups", books.table.num_ready),
+        Metric("buffer/outstanding_groups", books.table.num_outstanding),
+        Metric("buffer/target_outstanding", target),
+        Metric("buffer/announced_lag", receipt.version - (books.announced or 0)),
+        *books.rejections.metrics(),
+    )
+    return step_report(
+        groups,
+        receipt,
+        gauges,
+        num_steps=books.num_steps,
+        balance=books.accounts.balance(),
+        masks_old=books.settings.mask_old_tokens,
+    )
+
+
+def collected_report(books: Books, wanted: int) -> StepReported | None:
+    """As many of the groups that are collected as a batch has, as if they were one; None between two of these."""
+    size, ids = books.settings.groups_per_batch, books.table.ready_ids()
+    if len(ids) % size and len(ids) < wanted:
+        return None
+    number = -(-len(ids) // size)
+    newest = ids[(number - 1) * size :]
+    none_trained = StepFinished(version=number, group_ids=newest, num_trained_tokens=0, max_staleness=0)
+    report = step_report(
+        tuple(map(books.payload, newest)),
+        none_trained,
+        books.rejections.metrics(),
+        num_steps=-(-wanted // size),
+        balance=books.accounts.balance(),
+    )
+    return replace(report, staleness_counts=())
 
 
 def _rewards(groups: tuple[Group, ...]) -> tuple[Metric, ...]:

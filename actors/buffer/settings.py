@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.actors.buffer.evaluating import EvaluationSchedule
+from penstock.actors.buffer.goals import Goal, Train
 from penstock.actors.buffer.pacing import PacingSettings
 from penstock.messages.base import Value
 from penstock.messages.ledger import RunRecorded
@@ -33,8 +34,8 @@ class BufferSettings(Value, frozen=True, kw_only=True):
     keep_checkpoints: int = 1
     keep_samples: bool = False
     """Archive trained samples before their payloads go."""
-    collects: int | None = None
-    """Groups to collect and not to train; None: batches are trained. 0: the run only evaluates."""
+    goal: Goal = Train()
+    """Of the scenario; that of a ledger which begins with the batches of another run takes its place."""
     evaluation: EvaluationSchedule | None = None
     """None: nothing is evaluated."""
     identity: RunRecorded | None = None

@@ -1,8 +1,5 @@
 """The Buffer's table of outstanding groups, with the counts by deadline that selection needs.
 
-A group is GRANTED until it is admitted, READY until it is in a batch, LEASED until its batch is trained; then it leaves
-the table. It may also leave from GRANTED or READY, when it is rejected, cancelled or stale.
-
 Invariants: every count equals what counting the groups gives; a record is there for READY and LEASED groups only.
 """
 
@@ -15,12 +12,14 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock.actors.buffer.policies import RankedGroup
+from penstock.actors.transitions import Steps
 from penstock.messages.flow import GroupRow
-from penstock.messages.ledger import GroupRecorded
+from penstock.messages.ledger import BatchLeased, GroupClosed, GroupRecorded, GroupsGranted, StepRecorded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from penstock.actors.transitions import Transitions
 
 NEVER_OLD: Final = 1 << 62
 
@@ -28,9 +27,21 @@ NEVER_OLD: Final = 1 << 62
 class Status(Enum):
     """How far an outstanding group has come."""
 
-    GRANTED = 0
-    READY = 1
-    LEASED = 2
+    GRANTED = "granted"
+    READY = "ready"
+    """It has come in."""
+    LEASED = "leased"
+    """It is in the batch that is out."""
+
+
+GROUP: Final[Transitions] = {
+    (None, GroupsGranted): (Status.GRANTED,),
+    (Status.GRANTED, GroupRecorded): (Status.READY,),
+    (Status.GRANTED, GroupClosed): (None,),
+    (Status.READY, BatchLeased): (Status.LEASED,),
+    (Status.READY, GroupClosed): (None,),
+    (Status.LEASED, StepRecorded): (None,),
+}
 
 
 class TrackedGroup(msgspec.Struct):
@@ -57,12 +68,14 @@ class GroupTable:
         self._unleased: Counter[int] = Counter()
         self._ready_deadlines: Counter[int] = Counter()
         self._num_leased = 0
+        self.steps = Steps(GROUP)
 
     # --- moves ------------------------------------------------------------------------------------------------
 
     def grant(self, tracked: TrackedGroup) -> None:
         """A group enters."""
         self._groups[tracked.group_id] = tracked
+        self.steps.take(None, tracked.status)
         self._unleased[tracked.deadline] += 1
 
     def admit(self, record: GroupRecorded) -> None:
@@ -73,7 +86,8 @@ class GroupTable:
         _decrement(self._unleased, tracked.deadline)
         self._unleased[deadline] += 1
         self._ready_deadlines[deadline] += 1
-        tracked.status, tracked.record, tracked.deadline = Status.READY, record, deadline
+        self._turn(tracked, Status.READY)
+        tracked.record, tracked.deadline = record, deadline
         num_tokens = sum(note.num_tokens for note in record.samples)
         self._ready[record.group_id] = RankedGroup(
             group_id=record.group_id, deadline_version=deadline, num_tokens=num_tokens
@@ -85,17 +99,22 @@ class GroupTable:
             tracked = self._groups[group_id]
             assert tracked.status is Status.READY
             self._leave(tracked)
-            tracked.status = Status.LEASED
+            self._turn(tracked, Status.LEASED)
             self._num_leased += 1
 
     def remove(self, group_id: int) -> TrackedGroup:
         """A group leaves, from whatever status."""
         tracked = self._groups.pop(group_id)
+        self.steps.take(tracked.status, None)
         if tracked.status is Status.LEASED:
             self._num_leased -= 1
         else:
             self._leave(tracked)
         return tracked
+
+    def _turn(self, tracked: TrackedGroup, status: Status) -> None:
+        self.steps.take(tracked.status, status)
+        tracked.status = status
 
     def _leave(self, tracked: TrackedGroup) -> None:
         _decrement(self._unleased, tracked.deadline)
@@ -117,6 +136,10 @@ class GroupTable:
 
     def ready_groups(self) -> list[RankedGroup]:
         return list(self._ready.values())
+
+    def ready_ids(self) -> tuple[int, ...]:
+        """In the order in which they came."""
+        return tuple(self._ready)
 
     @property
     def num_outstanding(self) -> int:
@@ -170,6 +193,7 @@ class GroupTable:
 
     def validate(self) -> None:
         """Assert the invariants."""
+        self.steps.validate()
         unleased = Counter(t.deadline for t in self._groups.values() if t.status is not Status.LEASED)
         ready = Counter(t.deadline for t in self._groups.values() if t.status is Status.READY)
         assert unleased == self._unleased, (unleased, self._unleased)

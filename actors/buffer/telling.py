@@ -16,7 +16,8 @@ from penstock.messages.commands import Send, StartTimer
 from penstock.messages.evaluation import EvaluationDue
 from penstock.messages.flow import DemandGranted, SamplesSettled
 from penstock.messages.membership import HeldLease, LeaseStage
-from penstock.messages.names import FILTER, PROMPT_SOURCE, SCORER
+from penstock.messages.names import FILTER, PROMPT_SOURCE, SCORER, SUPERVISOR
+from penstock.messages.training import FailuresCounted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,6 +38,7 @@ class Telling:
         self.num_known_outcomes = 0
         """That PromptSource has said it knows."""
         self._untold: list[tuple[SampleKey, ...]] = []
+        self._num_failures_told = 0
 
     def leases(self) -> tuple[HeldLease, ...]:
         """The samples that came in since settlements were last told."""
@@ -61,6 +63,14 @@ class Telling:
         event = SamplesSettled(settled=self._books.settled.snapshot())
         keepers = (PROMPT_SOURCE, SCORER, FILTER, *self._books.settings.engines)
         return [Send(keeper, event) for keeper in keepers]
+
+    def failures(self) -> list[AnyCommand]:
+        """Tell people how many samples have failed, and why, if there are more than they know of."""
+        failures = self._books.failures
+        if failures.num_samples == self._num_failures_told:
+            return []
+        self._num_failures_told = failures.num_samples
+        return [Send(SUPERVISOR, FailuresCounted(counts=failures.counts(), num_samples=failures.num_samples))]
 
     def evaluation(self) -> list[AnyCommand]:
         """Tell PromptSource which evaluation is open; it hears what is settled too."""

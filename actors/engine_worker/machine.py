@@ -18,17 +18,7 @@ Invariants:
   swap to.
 * A sample leaves once: as ``SampleGenerated``, or as a failure that PromptSource hears of, or cancelled by settlement.
 
-| state | leaves it |
-|---|---|
-| ``closed`` (shares devices) | a turn of the engines → ``starting`` |
-| ``starting`` | ``EngineOpened`` → ``serving`` |
-| ``serving`` | a commit of staged weights → ``draining``, ``interrupting`` or ``applying`` |
-| ``draining``, ``interrupting`` | the last running request ends → ``applying`` |
-| ``applying`` | ``WeightsSwapped`` → ``serving``, or ``spoilt`` when digest or canary are wrong |
-| ``spoilt`` | a commit of other weights, when nothing runs any more → ``applying`` |
-| any of these but ``starting`` and ``applying`` | a turn of the learner, when nothing runs any more → ``sleeping`` |
-| ``sleeping`` | ``EngineSlept`` → ``asleep`` |
-| ``asleep`` | a commit of staged weights, in a turn of the engines → ``applying`` |
+How it comes from state to state stands in ``phases.py``.
 
 | waits for | who ends it |
 |---|---|
@@ -43,28 +33,23 @@ Invariants:
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import TYPE_CHECKING, Final, assert_never, final
+from typing import TYPE_CHECKING, assert_never, final
 
-from penstock.actors.engine_worker.requests import RequestTable
+from penstock.actors.engine_worker.looks import engine_activity, engine_waits
+from penstock.actors.engine_worker.phases import BUSY, ENGINE, HOLDING_NOTHING, REQUEST, Phase
+from penstock.actors.engine_worker.requests import RequestTable, closed
+from penstock.actors.engine_worker.weights import Weights
 from penstock.actors.parts import tail
-from penstock.actors.waits import several
+from penstock.actors.transitions import Steps
 from penstock.messages.base import Metric
-from penstock.messages.canary import canary_difference, divergence
 from penstock.messages.commands import (
     AbortGeneration,
-    ApplyWeights,
-    FetchWeights,
-    Generate,
     InterruptGenerations,
     OpenEngine,
     Send,
     SleepEngine,
 )
 from penstock.messages.flow import (
-    GenerationClosed,
-    GenerationProgressed,
-    SampleGenerated,
     SampleIssued,
     SampleRevoked,
     SamplesSettled,
@@ -80,17 +65,12 @@ from penstock.messages.local import (
     WeightsSwapped,
 )
 from penstock.messages.names import LEARNER, PROMPT_SOURCE, SCORER, SUPERVISOR, WEIGHT_PUBLISHER
-from penstock.messages.samples import Cancelled, InfraError, Part, Sample
+from penstock.messages.samples import Cancelled, InfraError, Part
 from penstock.messages.training import Activity, DeviceTurned, DeviceYielded, Holder, NoticeGiven, UpdateMode
-from penstock.messages.waits import OWN_BACKEND, Wait
 from penstock.messages.weights import (
-    DrainFinished,
     EngineOpening,
     EngineReady,
-    WeightManifest,
-    WeightsApplied,
     WeightsCommitted,
-    WeightsFetched,
     WeightsStaged,
 )
 
@@ -101,27 +81,7 @@ if TYPE_CHECKING:
     from penstock.messages.commands import AnyCommand
     from penstock.messages.inboxes import EngineWorkerEvent
     from penstock.messages.membership import HeldLease
-    from penstock.messages.samples import ModelOutcome
-
-
-class Phase(StrEnum):
-    """State of the engine."""
-
-    CLOSED = "closed"
-    STARTING = "starting"
-    SERVING = "serving"
-    DRAINING = "draining"
-    INTERRUPTING = "interrupting"
-    APPLYING = "applying"
-    SPOILT = "spoilt"
-    SLEEPING = "sleeping"
-    ASLEEP = "asleep"
-
-
-BUSY: Final = (Phase.STARTING, Phase.APPLYING, Phase.SLEEPING)
-"""The backend does something that cannot be broken off."""
-HOLDING_NOTHING: Final = (Phase.CLOSED, Phase.SLEEPING, Phase.ASLEEP)
-"""No device memory, or not for long."""
+    from penstock.messages.waits import Wait
 
 
 @final
@@ -132,22 +92,9 @@ class EngineWorker:
         self.settings = settings
         self.phase = Phase.CLOSED if settings.takes_turns else Phase.STARTING
         self.num_slots = 0
-        self.version = -1
-        self.served: WeightManifest | None = None
-        self.digest = ""
-        """Of what the engine loaded, as it computed it."""
-        self.canary_logprobs = b""
-        """Of the canary of what it serves."""
-        self.canary_difference = 0.0
-        """See :func:`penstock.messages.canary.canary_difference`."""
-        self._layout = self._checksum = ""
-        self.requests = RequestTable()
-        self._fetching: WeightManifest | None = None
-        self._staged: WeightManifest | None = None
-        self._wanted: WeightManifest | None = None
-        """Staged by the publisher while another fetch was running."""
-        self._commit: WeightsCommitted | None = None
-        self.applying: WeightManifest | None = None
+        self.weights = Weights(settings)
+        self._steps = Steps({**ENGINE, **REQUEST})
+        self.requests = RequestTable(self._steps)
         self._turned: DeviceTurned | None = None
         """Whose turn it is, as far as is known here."""
         self._has_yielded = False
@@ -166,19 +113,7 @@ class EngineWorker:
     @property
     def activity(self) -> Activity:
         """What the engine's time is spent on."""
-        if self.phase is Phase.STARTING:
-            return Activity.STARTING
-        if self.phase in HOLDING_NOTHING and not self._is_our_turn:
-            return Activity.ASLEEP
-        if self.phase is Phase.SPOILT:
-            return Activity.WAITING_FOR_WEIGHTS
-        if self.requests.num_running:
-            return Activity.WORKING
-        if self.phase is Phase.APPLYING:
-            return Activity.APPLYING_WEIGHTS
-        if self.requests.num_waiting or self.version < 0 or self.phase is Phase.ASLEEP:
-            return Activity.WAITING_FOR_WEIGHTS
-        return Activity.WAITING_FOR_DEMAND
+        return engine_activity(self.phase, self.requests, self.weights, is_our_turn=self._is_our_turn)
 
     @property
     def occupancy(self) -> float:
@@ -191,37 +126,21 @@ class EngineWorker:
 
     def waits(self) -> tuple[Wait, ...]:
         """The backend's answers, and the weights that waiting requests need."""
-        waits: list[Wait] = []
-        if self.phase is Phase.STARTING:
-            waits.append(Wait("start of", "the engine", OWN_BACKEND))
-        elif self.phase is Phase.SPOILT:
-            waits.append(Wait("other weights than", "the wrong ones", WEIGHT_PUBLISHER))
-        elif self.phase is Phase.SLEEPING:
-            waits.append(Wait("sleep of", "the engine", OWN_BACKEND))
-        elif self.phase in HOLDING_NOTHING and not self._is_our_turn:
-            waits.append(Wait("turn on", "the device", LEARNER))
-        elif self.phase is Phase.ASLEEP:
-            waits.append(Wait("weights for", "the engine that sleeps", WEIGHT_PUBLISHER))
-        for doing, manifest in (("fetched weights of", self._fetching), ("swapped weights of", self.applying)):
-            if manifest is not None:
-                waits.append(Wait(doing, f"version {manifest.version}", OWN_BACKEND))
-        waits += several("tokens of", OWN_BACKEND, [(r.key, r.num_tokens) for r in self.requests.running()])
-        lacking = sorted({r.issued.min_version for r in self.requests.waiting() if r.issued.min_version > self.version})
-        waits += several("weights of", WEIGHT_PUBLISHER, [(f"version {version}", 0) for version in lacking])
-        return tuple(waits)
+        return tuple(engine_waits(self.phase, self.requests, self.weights, is_our_turn=self._is_our_turn))
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
         """Beside the gauges of the backend."""
         return (
             Metric("engine/bad_version_tokens", self.num_spoilt_tokens),
-            Metric("engine/canary_difference", self.canary_difference),
+            Metric("engine/canary_difference", self.weights.canary_difference),
         )
 
     # --- events -----------------------------------------------------------------------------------------------
 
     def handle(self, event: EngineWorkerEvent) -> list[AnyCommand]:
         """Take one event; see :class:`penstock.actors.machine.Machine`."""
+        self._steps.cause = type(event)
         match event:
             case SampleIssued():
                 self._on_issued(event)
@@ -235,11 +154,11 @@ class EngineWorker:
                 for request in self.requests.settle(event.settled):
                     self._abort(request)
             case WeightsStaged():
-                self._on_staged(event.manifest)
+                self._out += self.weights.ask(event.manifest)
             case WeightsStagedLocally():
-                self._on_fetched(event)
+                self._out += self.weights.fetched(event)
             case WeightsCommitted():
-                self._on_commit(event)
+                self._out += self.weights.committed(event)
             case WeightsSwapped():
                 self._on_swapped(event)
             case EngineOpened():
@@ -248,7 +167,7 @@ class EngineWorker:
                 self._turned, self._has_yielded = event, False
             case EngineSlept():
                 if self.phase is Phase.SLEEPING:
-                    self.phase = Phase.ASLEEP
+                    self._turn(Phase.ASLEEP)
             case Started():
                 if self.phase is Phase.STARTING:
                     self._out.append(OpenEngine())
@@ -265,10 +184,15 @@ class EngineWorker:
     def _send(self, to: str, event: Event) -> None:
         self._out.append(Send(to, event))
 
+    def _turn(self, phase: Phase) -> None:
+        self._steps.take(self.phase, phase)
+        self.phase = phase
+
     def _on_opened(self, num_slots: int) -> None:
         if self.phase is not Phase.STARTING:
             return
-        self.phase, self.num_slots = Phase.SERVING, num_slots
+        self.num_slots = num_slots
+        self._turn(Phase.SERVING)
         ready = EngineReady(engine=self.settings.name, engine_epoch=self.settings.epoch, num_slots=num_slots)
         self._send(PROMPT_SOURCE, ready)
         self._send(WEIGHT_PUBLISHER, ready)
@@ -288,7 +212,7 @@ class EngineWorker:
         name, epoch = self.settings.name, self.settings.epoch
         if self._is_our_turn:
             if self.phase is Phase.CLOSED:
-                self.phase = Phase.STARTING
+                self._turn(Phase.STARTING)
                 self._send(WEIGHT_PUBLISHER, EngineOpening(engine=name, engine_epoch=epoch))
                 self._out.append(OpenEngine())
         elif self.phase in (Phase.CLOSED, Phase.ASLEEP):
@@ -296,7 +220,7 @@ class EngineWorker:
                 self._has_yielded = True
                 self._send(LEARNER, DeviceYielded(engine=name, engine_epoch=epoch, turn=self._turned.turn))
         elif self.phase not in BUSY and not self.requests.num_running:
-            self.phase = Phase.SLEEPING
+            self._turn(Phase.SLEEPING)
             self._out.append(SleepEngine())
         elif self.phase in (Phase.SERVING, Phase.DRAINING):
             self._interrupt_evaluation()
@@ -304,7 +228,7 @@ class EngineWorker:
     def _interrupt_evaluation(self) -> None:
         """If nothing else runs any more."""
         if self.requests.runs_only_evaluation:
-            self.phase = Phase.INTERRUPTING
+            self._turn(Phase.INTERRUPTING)
             self._out.append(InterruptGenerations())
 
     # --- requests ---------------------------------------------------------------------------------------------
@@ -325,19 +249,7 @@ class EngineWorker:
         num_places = self.num_slots - self.requests.num_running
         if self.phase is not Phase.SERVING or not self._is_our_turn or num_places <= 0 or not self.requests.num_waiting:
             return
-        for request in self.requests.take(num_places, self.version):
-            issued = request.issued
-            self._out.append(
-                Generate(
-                    key=issued.key,
-                    attempt=issued.attempt,
-                    purpose=issued.purpose,
-                    prompt=issued.prompt,
-                    seed=issued.seed,
-                    deadline_version=issued.deadline_version,
-                    prefix=request.prefix,
-                )
-            )
+        self._out.extend(request.generate() for request in self.requests.take(num_places, self.weights.version))
 
     def _on_advanced(self, event: GenerationAdvanced) -> None:
         request = self.requests.current(event.key, event.attempt)
@@ -346,16 +258,7 @@ class EngineWorker:
         self._report(request, event.from_token, event.chunk)
 
     def _report(self, request: Request, from_token: int, chunk: Part) -> None:
-        request.reported(from_token, chunk)
-        progressed = GenerationProgressed(
-            engine=self.settings.name,
-            key=request.issued.key,
-            attempt=request.issued.attempt,
-            from_token=from_token,
-            chunk=chunk,
-            num_tokens=request.num_tokens,
-        )
-        self._send(PROMPT_SOURCE, progressed)
+        self._send(PROMPT_SOURCE, request.reported(from_token, chunk, self.settings.name))
 
     def _on_ended(self, event: GenerationEnded) -> None:
         request = self.requests.current(event.key, event.attempt)
@@ -373,35 +276,12 @@ class EngineWorker:
                     self._report(request, request.num_tokens, tail(event.part, request.num_tokens))
             case InfraError():
                 self.requests.fail(request, event.part.num_tokens)
-                self._close(event)
+                self._send(PROMPT_SOURCE, closed(event, self.settings.name))
             case _:
                 self.requests.end(request)
-                self._pass_on(request.issued, event.parts or (event.part,), event.outcome)
-                self._close(event)
-
-    def _pass_on(self, issued: SampleIssued, parts: tuple[Part, ...], outcome: ModelOutcome) -> None:
-        sample = Sample(
-            key=issued.key,
-            attempt=issued.attempt,
-            engine=self.settings.name,
-            parts=parts,
-            outcome=outcome,
-            loss=issued.prompt.loss,
-        )
-        generated = SampleGenerated(
-            sample=sample, group_size=issued.group_size, purpose=issued.purpose, prompt=issued.prompt
-        )
-        self._send(SCORER, generated)
-
-    def _close(self, event: GenerationEnded) -> None:
-        closed = GenerationClosed(
-            engine=self.settings.name,
-            key=event.key,
-            attempt=event.attempt,
-            outcome=event.outcome,
-            num_tokens=event.part.num_tokens,
-        )
-        self._send(PROMPT_SOURCE, closed)
+                parts = event.parts or (event.part,)
+                self._send(SCORER, request.generated(parts, event.outcome, self.settings.name))
+                self._send(PROMPT_SOURCE, closed(event, self.settings.name))
 
     def _abort(self, request: Request | None) -> None:
         if request is not None and request.is_running:
@@ -409,141 +289,58 @@ class EngineWorker:
 
     # --- weights ----------------------------------------------------------------------------------------------
 
-    def _on_staged(self, manifest: WeightManifest) -> None:
-        if self.served is not None and (
-            manifest.publish <= self.served.publish or manifest.version < self.served.version
-        ):
-            self._tell_applied()
-        elif self.applying is not None and (
-            manifest.publish <= self.applying.publish or manifest.version < self.applying.version
-        ):
-            pass  # answered when the swap is done
-        elif self._staged is not None and self._staged.publish == manifest.publish:
-            self._tell_fetched(manifest, self._staged.digest, "")
-        elif self._fetching is None:
-            self._fetch(manifest)
-        else:  # the publisher knows best: also an older one, when the newer has failed elsewhere
-            self._wanted = None if self._fetching.publish == manifest.publish else manifest
-
-    def _fetch(self, manifest: WeightManifest) -> None:
-        self._fetching, self._wanted = manifest, None
-        self._out.append(FetchWeights(manifest))
-
-    def _on_fetched(self, event: WeightsStagedLocally) -> None:
-        manifest = self._fetching
-        if manifest is None or manifest.publish != event.publish:
-            return
-        self._fetching = None
-        error = event.error
-        if not error and event.digest != manifest.digest:
-            error = f"the weights fetched have the digest {event.digest}, those exported {manifest.digest}"
-        if not error:
-            self._staged = manifest
-        self._tell_fetched(manifest, event.digest, error)
-        if self._wanted is not None:
-            self._fetch(self._wanted)
-
-    def _tell_fetched(self, manifest: WeightManifest, digest: str, error: str) -> None:
-        fetched = WeightsFetched(
-            engine=self.settings.name,
-            engine_epoch=self.settings.epoch,
-            version=manifest.version,
-            publish=manifest.publish,
-            digest=digest,
-            error=error,
-        )
-        self._send(WEIGHT_PUBLISHER, fetched)
-
-    def _on_commit(self, event: WeightsCommitted) -> None:
-        if self.served is not None and event.publish <= self.served.publish:
-            self._tell_applied()
-        elif self._staged is not None and self._staged.publish == event.publish:
-            self._commit = event
-        # Otherwise it was meant for the incarnation before this one: this one has not said that it fetched them.
-
     def _begin_swap(self) -> None:
         """Go on with a commit whose weights are staged: drain or interrupt if need be, then apply."""
-        commit, staged = self._commit, self._staged
-        if commit is None or staged is None or staged.publish != commit.publish or not self._is_our_turn:
+        commit = self.weights.due
+        if commit is None or not self._is_our_turn:
             return
-        if staged.version < self.version:  # staged before the swap to what is served now; engines do not go back
-            self._commit = self._staged = None
-            self._tell_applied()
+        if self.weights.would_go_back:
+            self._out.append(self.weights.drop())
             return
         if self.phase is Phase.SERVING and self.requests.num_running:
             match commit.update_mode:
                 case UpdateMode.DRAIN:
-                    self.phase = Phase.DRAINING
+                    self._turn(Phase.DRAINING)
                 case UpdateMode.INTERRUPT if not self.settings.retracts:
-                    self.phase = Phase.INTERRUPTING
+                    self._turn(Phase.INTERRUPTING)
                     self._out.append(InterruptGenerations())
                 case UpdateMode.INTERRUPT | UpdateMode.IN_FLIGHT:
-                    self._apply(staged, commit)
+                    self._apply()
                     return
         if self.phase is Phase.DRAINING:
             self._interrupt_evaluation()
         if self.phase not in (*BUSY, Phase.CLOSED) and not self.requests.num_running:
-            drained = DrainFinished(
-                engine=self.settings.name,
-                engine_epoch=self.settings.epoch,
-                version=commit.version,
-                publish=commit.publish,
-            )
-            self._send(WEIGHT_PUBLISHER, drained)
-            self._apply(staged, commit)
+            self._out.append(self.weights.drained(commit))
+            self._apply()
 
-    def _apply(self, manifest: WeightManifest, commit: WeightsCommitted) -> None:
-        self.phase, self.applying = Phase.APPLYING, manifest
-        self._commit = self._staged = None
-        self._out.append(ApplyWeights(manifest, commit.update_mode))
+    def _apply(self) -> None:
+        self._turn(Phase.APPLYING)
+        self._out.append(self.weights.begin())
 
     def _on_swapped(self, event: WeightsSwapped) -> None:
-        manifest = self.applying
-        if manifest is None or manifest.publish != event.publish:
+        if self.weights.applying is None or self.weights.applying.publish != event.publish:
             return
-        self.phase, self.served, self.applying = Phase.SERVING, manifest, None
-        self.version, self.digest, self.canary_logprobs = event.version, event.digest, event.canary_logprobs
-        self._layout, self._checksum = event.layout, event.checksum
-        wrong = self._what_is_wrong(manifest)
-        self._tell_applied()
+        wrong = self.weights.swapped(event)
+        self._out.append(self.weights.applied())
         if wrong:
             self._spoil(f"version {event.version}: {wrong}; nothing is passed on")
+        else:
+            self._turn(Phase.SERVING)
 
     def _spoil(self, text: str) -> None:
-        """Give up what was loaded: it counts as never served, so that the version before it may be loaded again."""
-        self.phase, self.served, self.version = Phase.SPOILT, None, -1
+        """Give up what was loaded."""
+        self._turn(Phase.SPOILT)
+        self.weights.forget_served()
         self._send(SUPERVISOR, NoticeGiven(name=self.settings.name, text=text))
         if self.requests.num_running:
             self._out.append(InterruptGenerations())
 
-    def _what_is_wrong(self, manifest: WeightManifest) -> str:
-        if self.digest != manifest.digest:
-            return f"the digest of what was loaded is {self.digest}, that of what was exported {manifest.digest}"
-        if self.settings.check_canary and manifest.canary is not None:
-            difference = self.canary_difference = canary_difference(manifest.canary, self.canary_logprobs)
-            if difference > self.settings.canary_tolerance:
-                return divergence(manifest.canary) or f"the canary is off by {difference:.3g} of its spread"
-        return ""
-
-    def _tell_applied(self) -> None:
-        served = self.served
-        applied = WeightsApplied(
-            engine=self.settings.name,
-            engine_epoch=self.settings.epoch,
-            version=self.version,
-            publish=-1 if served is None else served.publish,
-            digest=self.digest,
-            canary_logprobs=self.canary_logprobs,
-            layout=self._layout,
-            checksum=self._checksum,
-        )
-        self._send(WEIGHT_PUBLISHER, applied)
-
     def validate(self) -> None:
         """Assert the invariants."""
         self.requests.validate()
+        self._steps.validate()
         num_running = self.requests.num_running
         assert num_running <= self.num_slots
-        assert (self.phase is Phase.APPLYING) == (self.applying is not None)
+        assert (self.phase is Phase.APPLYING) == (self.weights.applying is not None)
         assert self.phase not in (Phase.STARTING, *HOLDING_NOTHING) or not num_running
         assert self.settings.takes_turns or self.phase not in HOLDING_NOTHING

@@ -17,15 +17,19 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from penstock.actors.engine_worker.phases import RequestState
 from penstock.actors.parts import join
 from penstock.actors.settled import KnownSettled
-from penstock.messages.flow import SampleIssued
+from penstock.messages.commands import Generate
+from penstock.messages.flow import GenerationClosed, GenerationProgressed, SampleGenerated, SampleIssued
 from penstock.messages.membership import HeldLease, LeaseStage
-from penstock.messages.samples import Part, is_evaluation
+from penstock.messages.samples import Part, Sample, is_evaluation
 
 if TYPE_CHECKING:
+    from penstock.actors.transitions import Steps
     from penstock.messages.flow import SettledState
-    from penstock.messages.samples import SampleKey
+    from penstock.messages.local import GenerationEnded
+    from penstock.messages.samples import ModelOutcome, SampleKey
 
 
 class Request(msgspec.Struct):
@@ -37,17 +41,58 @@ class Request(msgspec.Struct):
     """That PromptSource knows of."""
     chunks: list[Part]
     """They, in order, as they came."""
-    is_running: bool = False
+    state: RequestState = RequestState.WAITING
+    """The last one that it had here."""
 
     @property
     def key(self) -> SampleKey:
         return self.issued.key
 
-    def reported(self, from_token: int, chunk: Part) -> None:
-        """PromptSource is told of these tokens."""
+    @property
+    def is_running(self) -> bool:
+        return self.state is RequestState.RUNNING
+
+    def generate(self) -> Generate:
+        """What the engine is asked for."""
+        issued = self.issued
+        return Generate(
+            key=issued.key,
+            attempt=issued.attempt,
+            purpose=issued.purpose,
+            prompt=issued.prompt,
+            seed=issued.seed,
+            deadline_version=issued.deadline_version,
+            prefix=self.prefix,
+        )
+
+    def generated(self, parts: tuple[Part, ...], outcome: ModelOutcome, engine: str) -> SampleGenerated:
+        """What the Scorer hears when it is complete."""
+        issued = self.issued
+        sample = Sample(
+            key=issued.key,
+            attempt=issued.attempt,
+            engine=engine,
+            parts=parts,
+            outcome=outcome,
+            loss=issued.prompt.loss,
+        )
+        return SampleGenerated(
+            sample=sample, group_size=issued.group_size, purpose=issued.purpose, prompt=issued.prompt
+        )
+
+    def reported(self, from_token: int, chunk: Part, engine: str) -> GenerationProgressed:
+        """What PromptSource is told of these tokens."""
         assert from_token == self.num_tokens, f"{self.key}: tokens from {from_token} on, {self.num_tokens} are known"
         self.num_tokens += chunk.num_tokens
         self.chunks.append(chunk)
+        return GenerationProgressed(
+            engine=engine,
+            key=self.key,
+            attempt=self.issued.attempt,
+            from_token=from_token,
+            chunk=chunk,
+            num_tokens=self.num_tokens,
+        )
 
     def response(self) -> Part | None:
         """What PromptSource was told of, as one part."""
@@ -58,10 +103,22 @@ class Request(msgspec.Struct):
         return self.chunks[0]
 
 
+def closed(event: GenerationEnded, engine: str) -> GenerationClosed:
+    """What PromptSource is told of a request that is over."""
+    return GenerationClosed(
+        engine=engine,
+        key=event.key,
+        attempt=event.attempt,
+        outcome=event.outcome,
+        num_tokens=event.part.num_tokens,
+    )
+
+
 class RequestTable:
     """All requests of one engine by key."""
 
-    def __init__(self) -> None:
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
         self._requests: dict[SampleKey, Request] = {}
         self._waiting: OrderedDict[SampleKey, None] = OrderedDict()
         self._running: set[SampleKey] = set()
@@ -91,6 +148,7 @@ class RequestTable:
         num_tokens = 0 if prefix is None else prefix.num_tokens
         self._requests[key] = Request(issued, prefix, num_tokens, [] if prefix is None else [prefix])
         self._waiting[key] = None
+        self._steps.take(None, RequestState.WAITING)
         self._keys.setdefault(key.group_id, {})[key] = None
 
     def take(self, num_places: int, version: int) -> list[Request]:
@@ -101,33 +159,45 @@ class RequestTable:
             del self._waiting[key]
             self._run(key)
             request = self._requests[key]
-            request.is_running = True
+            self._turn(request, RequestState.RUNNING)
             taken.append(request)
         return taken
 
     def interrupt(self, request: Request, part: Part | None) -> None:
         """It goes on from here: what is trained before those that have not begun, what is evaluated after them."""
         self._stand(request.key)
-        request.is_running, request.prefix = False, part
+        self._turn(request, RequestState.WAITING)
+        request.prefix = part
         self._waiting[request.key] = None
         self._waiting.move_to_end(request.key, last=is_evaluation(request.key.group_id))
 
-    def end(self, request: Request) -> None:
+    def end(self, request: Request, state: RequestState = RequestState.ENDED) -> None:
         """This attempt is over here."""
-        self.remove(request.key)
+        self._take_out(request.key)
+        self._turn(request, state)
         self._ended[request.key] = request.issued.attempt
 
     def fail(self, request: Request, num_tokens: int) -> None:
         """It is, without a response, and PromptSource decides what next."""
-        self.end(request)
+        self.end(request, RequestState.FAILED)
         self._failed[request.key] = HeldLease(request.key, request.issued.attempt, LeaseStage.FAILED, num_tokens)
 
     def remove(self, key: SampleKey) -> Request | None:
-        """A request leaves, if it is here."""
+        """A request leaves, if it is here, in the state that it was in."""
+        request = self._take_out(key)
+        if request is not None:
+            self._steps.take(request.state, None)
+        return request
+
+    def _take_out(self, key: SampleKey) -> Request | None:
         self._waiting.pop(key, None)
         if key in self._running:
             self._stand(key)
         return self._requests.pop(key, None)
+
+    def _turn(self, request: Request, state: RequestState) -> None:
+        self._steps.take(request.state, state)
+        request.state = state
 
     def _run(self, key: SampleKey) -> None:
         self._running.add(key)

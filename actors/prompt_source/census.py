@@ -38,12 +38,12 @@ class Census:
         """Epoch by name; None for one that is lost and whose successor is waited for."""
         self._answers: dict[str, LeasesHeld] = {}
 
-    def open(self, members: dict[str, int], awaited: set[str]) -> None:
+    def open(self, members: dict[str, int], awaited: tuple[str, ...]) -> None:
         """Start a new round; ``awaited`` are those without whom it cannot end, even when they are not there now."""
         self.round += 1
         self.is_open = True
         self._answers = {}
-        self._asked = {**dict.fromkeys(awaited - members.keys()), **members}
+        self._asked = {**dict.fromkeys(name for name in awaited if name not in members), **members}
 
     def joined(self, name: str, epoch: int) -> None:
         """A keeper that returned meanwhile is asked too."""

@@ -13,9 +13,6 @@ Invariants:
 * Where a run has teachers, a sample for its objective goes on when both its reward and a teacher's log-probs are there.
   It fails with the first of the two that cannot be had.
 
-State: the samples being scored, and where a function scores groups, which samples of each group have come. A sample
-leaves it with its reward and, where a teacher was asked, its ``TeacherAnswered``; or when its group is settled.
-
 | waits for | who ends it |
 |---|---|
 | a reward | the backend, which ends each call at ``timeout_s``; when it answers nothing for longer, a sweep |
@@ -30,16 +27,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, assert_never, final
 
-import msgspec
-from msgspec.structs import replace
-
 from penstock.actors.first_failures import FirstFailures
 from penstock.actors.scorer.group_scoring import GroupScoring
+from penstock.actors.scorer.pending import NO_ANSWER, SUPERSEDED, Pending, asked_together, unanswered
 from penstock.actors.scorer.reward_alarms import RewardAlarms
 from penstock.actors.scorer.teachers import Teachers, Verdict
 from penstock.actors.settled import KnownSettled
 from penstock.actors.waits import several
-from penstock.messages.commands import Score, ScoreGroup, Send, StartTimer
+from penstock.messages.commands import Send, StartTimer
 from penstock.messages.flow import (
     PlacesGivenUp,
     SampleFailed,
@@ -53,7 +48,6 @@ from penstock.messages.membership import ActorLost, ActorReturned, HeldLease, Le
 from penstock.messages.names import FILTER, PROMPT_SOURCE, SCORER, SUPERVISOR
 from penstock.messages.samples import Loss, Purpose, Reward, SampleKey
 from penstock.messages.teaching import GivenTokens, TeacherAnswered
-from penstock.messages.top_logprobs import TopLogprobs
 from penstock.messages.training import NoticeGiven
 from penstock.messages.waits import OWN_BACKEND, Wait
 from penstock.messages.weights import EngineReady
@@ -68,22 +62,6 @@ if TYPE_CHECKING:
 
 SWEEP_TIMER: Final = "sweep"
 TEACHER_TIMER: Final = "teacher"
-SUPERSEDED: Final = "it had failed to be scored before, and its replacement is there"
-NO_ANSWER: Final = "the reward backend did not answer"
-
-
-class Pending(msgspec.Struct):
-    """One sample being scored."""
-
-    event: SampleGenerated
-    num_tries: int
-    sweep: int
-    reward: Reward | None
-    """None: it is being computed."""
-    teacher_logprobs: tuple[bytes, ...] | None
-    """Of each part, none where no teacher is needed; None: a teacher is to say them."""
-    teacher_top: tuple[TopLogprobs, ...] = ()
-    """Of each part, or none."""
 
 
 @final
@@ -207,8 +185,7 @@ class Scorer:
 
     def _score(self, item: Pending) -> None:
         item.sweep = self._sweep
-        event = item.event
-        self._out.append(Score(sample=event.sample, prompt=event.prompt, timeout_s=self.settings.timeout_s))
+        self._out.append(item.asked(self.settings.timeout_s))
 
     def _on_judged(self, item: Pending, reward: Reward | None, reason: str) -> None:
         if reward is not None:
@@ -261,9 +238,8 @@ class Scorer:
 
     def _score_group(self, group: HeldGroup, indices: tuple[int, ...]) -> None:
         group.asked, group.sweep = indices, self._sweep
-        events = [self.pending[SampleKey(group.group_id, index)].event for index in indices]
-        samples = tuple(event.sample for event in events)
-        self._out.append(ScoreGroup(samples=samples, prompt=events[0].prompt, timeout_s=self.settings.timeout_s))
+        items = [self.pending[SampleKey(group.group_id, index)] for index in indices]
+        self._out.append(asked_together(items, self.settings.timeout_s))
 
     def _on_group_scored(self, event: GroupScored) -> None:
         group = self.held.groups.get(event.group_id)
@@ -314,33 +290,18 @@ class Scorer:
 
     def _complete(self, item: Pending) -> None:
         """Send the sample on when nothing is missing any more."""
-        if item.reward is None or item.teacher_logprobs is None:
-            return
-        event, sample = item.event, item.event.sample
-        del self.pending[sample.key]
-        parts = sample.parts
-        if item.teacher_logprobs:
-            said = zip(parts, item.teacher_logprobs, item.teacher_top or [None] * len(parts), strict=True)
-            parts = tuple(replace(part, teacher_logprobs=logprobs, teacher_top=top) for part, logprobs, top in said)
-        self._pass_on(event, replace(sample, outcome=replace(sample.outcome, reward=item.reward), parts=parts))
+        if item.is_whole:
+            del self.pending[item.event.sample.key]
+            self._pass_on(item.event, item.whole())
 
     def _fail(self, item: Pending, reason: str) -> None:
-        event, sample = item.event, item.event.sample
-        del self.pending[sample.key]
-        self.teachers.forget(sample.key)
-        failed = ScoringFailed(
-            key=sample.key,
-            attempt=sample.attempt,
-            group_size=event.group_size,
-            purpose=event.purpose,
-            prompt=event.prompt,
-            reason=reason,
-            num_tokens=sample.num_tokens,
-            sample=sample,
-        )
+        key = item.event.sample.key
+        del self.pending[key]
+        self.teachers.forget(key)
+        failed = item.failed(reason)
         self._out.append(Send(FILTER, failed))
         self._note_failed(failed)
-        if item.reward is None and event.purpose is Purpose.TRAIN:
+        if item.reward is None and failed.purpose is Purpose.TRAIN:
             self._say(self.alarms.failed())
 
     def _pass_on(self, event: SampleGenerated, sample: Sample) -> None:
@@ -372,21 +333,8 @@ class Scorer:
             for item in [item for item in unjudged if item.sweep < self._sweep - 1]:
                 self._on_judged(item, None, NO_ANSWER)
             for group in self.held.overdue(self._sweep - 1):
-                self._on_group_scored(self._unanswered(group))
+                self._on_group_scored(unanswered(group, self.pending))
         self._start_sweep()
-
-    def _unanswered(self, group: HeldGroup) -> GroupScored:
-        items = [(index, self.pending.get(SampleKey(group.group_id, index))) for index in group.asked]
-        judged = tuple(
-            SampleJudged(
-                key=SampleKey(group.group_id, index),
-                attempt=0 if item is None else item.event.sample.attempt,
-                reward=None,
-                reason=NO_ANSWER,
-            )
-            for index, item in items
-        )
-        return GroupScored(group_id=group.group_id, samples=judged)
 
     def validate(self) -> None:
         """Assert the invariants."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from penstock.actors.transitions import Steps
+from penstock.actors.weight_publisher.phases import ENGINE, Phase
 from penstock.messages.weights import WeightsExported
 
 if TYPE_CHECKING:
@@ -20,17 +21,6 @@ if TYPE_CHECKING:
 
 ROUNDING: Final = 1e-9
 """0.55 · 20 is a little more than 11 in floating point."""
-
-
-class Phase(StrEnum):
-    """What the publisher waits for from one engine."""
-
-    STARTING = "starting"
-    IDLE = "idle"
-    STAGING = "staging"
-    STAGED = "staged"
-    COMMITTING = "committing"
-    QUARANTINED = "quarantined"
 
 
 class EngineState(msgspec.Struct):
@@ -74,6 +64,7 @@ class EngineTable:
 
     def __init__(self) -> None:
         self.by_name: dict[str, EngineState] = {}
+        self.steps = Steps(ENGINE)
         self.num_moving = 0
         self._num_ready = 0
         self._num_serving: Counter[int] = Counter()
@@ -90,19 +81,27 @@ class EngineTable:
         """Those that serve, or will."""
         return [engine for engine in self.by_name.values() if engine.is_ready]
 
+    def publishes(self) -> set[int]:
+        """Those that any engine serves or takes."""
+        engines = self.by_name.values()
+        return {e.publish for e in engines} | {e.target.manifest.publish for e in engines if e.target is not None}
+
     def join(self, name: str, epoch: int) -> None:
         """A new incarnation, which is starting."""
         assert name not in self.by_name
         self.by_name[name] = EngineState(name, epoch)
+        self.steps.take(None, Phase.STARTING)
 
     def drop(self, engine: EngineState) -> None:
         """It is gone."""
         self._count(engine, -1)
         del self.by_name[engine.name]
+        self.steps.take(engine.phase, None)
 
     def turn(self, engine: EngineState, phase: Phase, target: WeightsExported | None = None) -> None:
         """The only way in which an engine changes its phase."""
         self._count(engine, -1)
+        self.steps.take(engine.phase, phase)
         engine.phase, engine.target = phase, target
         self._count(engine, 1)
 
@@ -132,6 +131,7 @@ class EngineTable:
 
     def validate(self) -> None:
         """Assert the invariants."""
+        self.steps.validate()
         for engine in self.by_name.values():
             assert engine.is_moving == (engine.phase in (Phase.STAGING, Phase.STAGED, Phase.COMMITTING)), engine
         ready = self.ready()

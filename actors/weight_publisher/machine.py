@@ -6,23 +6,13 @@ Invariants:
   with it or this one is the canary (there is one canary for each publish). An engine without weights is none where
   others have some, and is given only what has passed: what it waited for might never be taken by any other, when the
   one that should have is replaced and goes on with something newer.
-* The announced version never goes down. It is served by ``announce_fraction`` of the engines that are ready.
 * An engine that is late or wrong is handed to the supervisor once and takes part in nothing until it has returned.
 * A publish that the canary, or two engines one after the other, found wrong has failed: no engine is given it any more.
   Until the Learner has published again the best that an engine has passed is served, by the canary as well, which
   loads it again. Too many in a row end the run.
 * An engine that is wrong with what another has passed, or twice in a row, is itself at fault and replaced.
 
-Phases of an engine:
-
-| phase | leaves it |
-|---|---|
-| ``starting`` | ``EngineReady`` → ``idle``; too late → ``quarantined`` |
-| ``idle`` | there are newer weights than it serves → ``staging`` |
-| ``staging`` | ``WeightsFetched`` → ``staged``; on an error again ``staging``, or ``quarantined`` |
-| ``staged`` | the canary has passed, or it is the canary → ``committing`` |
-| ``committing`` | ``WeightsApplied`` → ``idle``, or ``quarantined`` when they are wrong and the engine is at fault |
-| ``quarantined`` | ``EngineLost`` and ``EngineJoined``: a new incarnation starts over |
+How an engine comes from phase to phase stands in ``phases.py``.
 
 | waits for | who ends it |
 |---|---|
@@ -37,23 +27,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, assert_never, final
 
-from penstock.actors.weight_publisher.engines import EngineTable, Phase
+from penstock.actors.weight_publisher.announcing import Announcing
+from penstock.actors.weight_publisher.canaries import Canaries
+from penstock.actors.weight_publisher.engines import EngineTable
 from penstock.actors.weight_publisher.exports import ExportTable
+from penstock.actors.weight_publisher.phases import Phase
+from penstock.actors.weight_publisher.waiting import publisher_waits
 from penstock.messages.base import Metric
-from penstock.messages.canary import canary_difference, divergence
+from penstock.messages.canary import divergence
 from penstock.messages.commands import FailRun, ReplaceActor, Send, StartTimer, StopTimer
 from penstock.messages.local import Started, TimerFired
 from penstock.messages.membership import EngineJoined, EngineLost
-from penstock.messages.names import BUFFER, LEARNER, PROMPT_SOURCE, SUPERVISOR, WEIGHT_PUBLISHER
+from penstock.messages.names import LEARNER, SUPERVISOR, WEIGHT_PUBLISHER
 from penstock.messages.training import NoticeGiven, StepFinished, UpdateMode
-from penstock.messages.waits import Wait
 from penstock.messages.weights import (
     DrainFinished,
     EngineOpening,
     EngineReady,
     PublishFailed,
-    ServingEngine,
-    VersionAnnounced,
     WeightManifest,
     WeightsApplied,
     WeightsCommitted,
@@ -67,6 +58,7 @@ if TYPE_CHECKING:
     from penstock.actors.weight_publisher.settings import WeightPublisherSettings
     from penstock.messages.commands import AnyCommand
     from penstock.messages.inboxes import WeightPublisherEvent
+    from penstock.messages.waits import Wait
 
 
 @final
@@ -77,18 +69,13 @@ class WeightPublisher:
         self.settings = settings
         self.engines = EngineTable()
         self.exports = ExportTable()
-        self.announced = -1
+        self._announcing = Announcing(self.engines, settings.announce_fraction)
         self.learner_version = 0
         self.num_failed_publishes = 0
         self.num_quarantines = 0
-        self._canaries: dict[int, str] = {}
-        self._suspects: set[str] = set()
-        """Engines that publishes failed on since the last that passed: it may be them, so another goes first."""
-        self._told: VersionAnnounced | None = None
+        self.canaries = Canaries(settings, self.engines, self.exports)
         self._touched: dict[str, None] = {}
         """Engines that may have something to do next."""
-        self._serving_changed = False
-        """Since PromptSource was told."""
         self._out: list[AnyCommand] = []
 
     @property
@@ -96,33 +83,18 @@ class WeightPublisher:
         """For people."""
         return "idle" if all(e.phase is Phase.IDLE for e in self.engines.by_name.values()) else "publishing"
 
+    @property
+    def announced(self) -> int:
+        """The newest version that was announced; −1: none."""
+        return self._announcing.version
+
     def leases(self) -> tuple[()]:
         """The publisher holds no samples."""
         return ()
 
     def waits(self) -> tuple[Wait, ...]:
         """Engines on their way, and a publish for those that have nothing to take."""
-        waits: list[Wait] = []
-        for engine in self.engines.by_name.values():
-            if engine.phase is Phase.QUARANTINED:
-                waits.append(Wait("replacement of", engine.name, SUPERVISOR))
-            elif engine.phase is Phase.STARTING:
-                waits.append(Wait("start of", engine.name, engine.name))
-            elif engine.target is not None:
-                waits.append(self._wait_for(engine, engine.target.manifest))
-        newest = self.exports.newest
-        if newest is None or self.exports.has_failed(newest.manifest.publish):
-            version = 0 if newest is None else newest.manifest.version
-            waits.append(Wait("publish of", f"version {version}", LEARNER))
-        return tuple(waits)
-
-    def _wait_for(self, engine: EngineState, manifest: WeightManifest) -> Wait:
-        subject = f"version {manifest.version}"
-        if engine.phase is Phase.STAGED:
-            return Wait("canary of", subject, self._canaries.get(manifest.publish, engine.name))
-        return Wait(
-            "fetched weights of" if engine.phase is Phase.STAGING else "swapped weights of", subject, engine.name
-        )
+        return tuple(publisher_waits(self.engines, self.exports, self.canaries))
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
@@ -134,6 +106,7 @@ class WeightPublisher:
 
     def handle(self, event: WeightPublisherEvent) -> list[AnyCommand]:
         """Take one event; see :class:`penstock.actors.machine.Machine`."""
+        self.engines.steps.cause = type(event)
         match event:
             case WeightsExported():
                 self._on_exported(event)
@@ -169,7 +142,7 @@ class WeightPublisher:
             case _:
                 assert_never(event)
         self._advance()
-        self._announce()
+        self._out.extend(self._announcing.advance())
         out, self._out = self._out, []
         return out
 
@@ -195,19 +168,18 @@ class WeightPublisher:
 
     def _drop(self, engine: EngineState) -> None:
         self.engines.drop(engine)
-        self._serving_changed = True
+        self._announcing.serving_changed = True
         self._out.append(StopTimer(engine.name))
         self._free_canary(engine.name)
 
     def _free_canary(self, name: str) -> None:
-        """Whoever waited for this engine to go first need not."""
-        self._canaries = {publish: canary for publish, canary in self._canaries.items() if canary != name}
+        self.canaries.free(name)
         self._touch_all()
 
     def _on_exported(self, event: WeightsExported) -> None:
         if self.exports.add(event):
             self._touch_all()
-            self._forget_old()
+            self.exports.forget_old(self.engines.publishes())
 
     def _on_fetched(self, event: WeightsFetched) -> None:
         engine = self.engines.live(event.engine, event.engine_epoch)
@@ -252,17 +224,17 @@ class WeightPublisher:
         if engine.takes(event.publish):  # also while it is staging: it has served them before this publisher was there
             self._out.append(StopTimer(engine.name))
             self._turn(engine, Phase.IDLE)
-        wrong = self._what_is_wrong(export.manifest, event)
+        wrong = self.canaries.what_is_wrong(export.manifest, event)
         if wrong:
             self._on_wrong(engine, export.manifest, wrong)
             return
         self.engines.serves(engine, event.version, event.publish)
-        self._serving_changed = True
+        self._announcing.serving_changed = True
         self.exports.loads(event.publish, event.layout, event.checksum)
         if self.exports.passes(event.publish):
-            self._suspects.clear()
+            self.canaries.suspects.clear()
             self._touch_all()
-        self._canaries.pop(event.publish, None)
+        self.canaries.done(event.publish)
 
     def _on_unknown(self, engine: EngineState, event: WeightsApplied) -> None:
         """Served since before this publisher was there: it is not known to be whole, so nothing builds on it. But the
@@ -272,30 +244,13 @@ class WeightPublisher:
             self._out.append(StopTimer(engine.name))
             self._turn(engine, Phase.IDLE)
 
-    def _what_is_wrong(self, manifest: WeightManifest, event: WeightsApplied) -> str:
-        if event.digest != manifest.digest:
-            return f"it loaded the digest {event.digest}, {manifest.digest} was exported"
-        others = self.exports.checksum_of(event.publish, event.layout)
-        if others not in ("", event.checksum):
-            return (
-                f"what it loaded has the checksum {event.checksum}, on engines that are laid out alike it is {others}"
-            )
-        has_weights = event.engine not in self.settings.weightless
-        if self.settings.check_canary and has_weights and manifest.canary is not None:
-            difference = canary_difference(manifest.canary, event.canary_logprobs)
-            if difference > self.settings.canary_tolerance:
-                allowed = self.settings.canary_tolerance
-                off = f"its canary is off by {difference:.3g} of its spread, {allowed:g} is allowed"
-                return divergence(manifest.canary) or off
-        return ""
-
     def _on_wrong(self, engine: EngineState, manifest: WeightManifest, wrong: str) -> None:
         has_passed = self.exports.has_passed(manifest.publish)
-        if has_passed or engine.name in self._suspects:
+        if has_passed or engine.name in self.canaries.suspects:
             self._quarantine(engine, f"version {manifest.version}: {wrong}")
         else:
             self.engines.serves(engine, -1, -1)
-            self._serving_changed = True
+            self._announcing.serving_changed = True
             self._free_canary(engine.name)
         if not has_passed:
             self._on_failed(engine, manifest, wrong)
@@ -307,13 +262,14 @@ class WeightPublisher:
             return
         exports.fails(manifest.publish)
         exports.num_failed_in_a_row += 1
-        self._suspects.add(engine.name)
+        self.canaries.suspects.add(engine.name)
         self.num_failed_publishes += 1
         self._give_back(manifest.publish)
         num_failed = exports.num_failed_in_a_row
         if num_failed >= self.settings.max_failed_publishes:
             last = f"the last, version {version}, on {engine.name}: {wrong}"
-            self._out.append(FailRun(f"{num_failed} publishes in a row failed, {last}"))
+            has_diverged = manifest.canary is not None and bool(divergence(manifest.canary))
+            self._out.append(FailRun(f"{num_failed} publishes in a row failed, {last}", has_diverged))
             return
         best = exports.best()
         served = "no version is served yet" if best is None else f"version {best.manifest.version} is served again"
@@ -345,7 +301,7 @@ class WeightPublisher:
     def _quarantine(self, engine: EngineState, cause: str) -> None:
         self._turn(engine, Phase.QUARANTINED)
         self.num_quarantines += 1
-        self._serving_changed = True
+        self._announcing.serving_changed = True
         self._out.append(StopTimer(engine.name))
         self._free_canary(engine.name)
         self._out.append(ReplaceActor(engine.name, engine.epoch, cause))
@@ -369,7 +325,7 @@ class WeightPublisher:
 
     def _commit(self, engine: EngineState, export: WeightsExported) -> None:
         manifest = export.manifest
-        if not self.exports.has_passed(manifest.publish) and not self._is_canary(engine, manifest.publish):
+        if not self.canaries.may_commit(engine, manifest.publish):
             return  # another engine goes first
         self._turn(engine, Phase.COMMITTING, export)
         committed = WeightsCommitted(version=manifest.version, publish=manifest.publish, update_mode=export.update_mode)
@@ -378,57 +334,17 @@ class WeightPublisher:
         self._out.append(Send(engine.name, committed))
         self._out.append(StartTimer(engine.name, timeout_s))
 
-    def _is_canary(self, engine: EngineState, publish: int) -> bool:
-        if not self._can_go_first(engine):
-            return False
-        is_suspect = publish not in self._canaries and engine.name in self._suspects
-        others = (other for other in self.engines.ready() if self._can_go_first(other))
-        if is_suspect and any(other.name not in self._suspects for other in others):
-            return False
-        return self._canaries.setdefault(publish, engine.name) == engine.name
-
-    def _can_go_first(self, engine: EngineState) -> bool:
-        """Whether it may be a canary: what has no weights proves nothing of them."""
-        return not self.settings.has_models or engine.name not in self.settings.weightless
-
     def _next_for(self, engine: EngineState) -> WeightsExported | None:
-        return self.exports.next_for(engine, goes_first=self._can_go_first(engine))
-
-    def _announce(self) -> None:
-        """Announce the newest version that enough engines serve. PromptSource also hears who serves what once no engine
-        is on its way: with a thousand engines it would otherwise hear of each of a thousand swaps."""
-        newest = self.engines.served_by(self.settings.announce_fraction)
-        is_new = newest > self.announced
-        if not is_new and (self.engines.num_moving or not self._serving_changed or self.announced < 0):
-            return
-        self._serving_changed = False
-        self.announced = max(self.announced, newest)
-        ready = self.engines.ready()
-        event = VersionAnnounced(
-            version=self.announced,
-            publish=max((e.publish for e in ready if e.version <= self.announced), default=-1),
-            serving=tuple(ServingEngine(e.name, e.version) for e in ready if e.version >= 0),
-        )
-        if event != self._told and event.serving:
-            self._told = event
-            self._out.append(Send(PROMPT_SOURCE, event))
-            if is_new:
-                self._out.extend((Send(BUFFER, event), Send(LEARNER, event)))
-
-    def _forget_old(self) -> None:
-        used = {e.publish for e in self.engines.by_name.values()}
-        used |= {e.target.manifest.publish for e in self.engines.by_name.values() if e.target is not None}
-        self.exports.forget_old(used)
+        return self.exports.next_for(engine, goes_first=self.canaries.can_go_first(engine))
 
     def validate(self) -> None:
         """Assert the invariants."""
         self.engines.validate()
         self.exports.validate()
+        self.canaries.validate()
         for engine in self.engines.by_name.values():
             if engine.phase is Phase.COMMITTING and engine.target is not None:
                 publish = engine.target.manifest.publish
-                assert self.exports.has_passed(publish) or self._canaries.get(publish) == engine.name, engine
+                assert self.exports.has_passed(publish) or self.canaries.of(publish) == engine.name, engine
         for engine in self.engines.by_name.values():
             assert engine.target is None or not self.exports.has_failed(engine.target.manifest.publish), engine
-        for publish, canary in self._canaries.items():
-            assert canary in self.engines.by_name, (publish, canary)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
-from msgspec import Meta
+from msgspec import Meta, field
 
-from penstock.messages.base import Options
+from penstock.messages.base import Options, OptionValue
 
 
 class WeightsOptions(Options, frozen=True, kw_only=True):
     """How new weights reach the engines."""
 
-    transport: Literal["auto", "shared_memory", "disk", "distributed", "tensor"] = "auto"
+    transport: str = "auto"
     """``shared_memory``: embedded engines on the learner's machine. ``disk``: any engine; SGLang servers load it in the
     background. ``distributed``: sent to SGLang servers by a process group each. ``tensor``: to SGLang servers on the
     learner's machine, as handles of GPU memory. ``auto``: one of the first two."""
+    options: dict[str, OptionValue] = field(default_factory=dict[str, OptionValue])
+    """Of a transport that another package brings, as that says (docs/extending.md)."""
     bucket_size_bytes: Annotated[int, Meta(ge=1 << 20)] = 256 << 20
     """So much is sent to an SGLang server at a time under ``distributed`` and ``tensor``."""
     names_function: str | None = None

@@ -119,6 +119,6 @@ def _loaded(folder: Path) -> ChatTokenizer:
     from transformers import AutoTokenizer
 
     try:
-        return cast(ChatTokenizer, AutoTokenizer.from_pretrained(str(folder), local_files_only=True))
+        return cast("ChatTokenizer", AutoTokenizer.from_pretrained(str(folder), local_files_only=True))
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         raise DataError(f"{folder}: transformers cannot load the tokenizer: {error}") from error

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from penstock.messages.errors import UserFault
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -19,7 +21,7 @@ LONG_PROMPT: Final = "the prompt is too long"
 """The kind of a row that has no other fault."""
 
 
-class DataError(ValueError):
+class DataError(UserFault):
     """A dataset, or a tokenizer beside it, that cannot be used. The message says where and what to do."""
 
 

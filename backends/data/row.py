@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, cast
 import msgspec
 
 from penstock.backends.data.problems import DataError, RowProblem
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,7 +31,7 @@ class RawRow(NamedTuple):
     """What reward functions get in any case, besides the columns that the scenario names."""
 
 
-class BadColumnError(ValueError):
+class BadColumnError(UserFault):
     """A column that is missing or not what it should be; ``kind`` is for counting."""
 
     def __init__(self, kind: str, message: str) -> None:

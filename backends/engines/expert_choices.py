@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 
+from penstock.messages.errors import UserFault
 from penstock.messages.samples import ExpertChoices
 
 if TYPE_CHECKING:
@@ -36,13 +37,13 @@ def read_expert_shape(model_folder: Path) -> ExpertShape:
     """As ``config.json`` says it.
 
     Raises:
-        ValueError: the model has no experts.
+        UserFault: the model has no experts.
     """
     file = model_folder / "config.json"
     config = msgspec.json.decode(file.read_bytes(), type=_Config)
     num_experts = config.num_experts or config.num_local_experts or config.n_routed_experts
     if not (num_experts and config.num_experts_per_tok and config.num_hidden_layers):
-        raise ValueError(f"engines.record_experts is true, and the model of {file} has no experts; set it to false")
+        raise UserFault(f"engines.record_experts is true, and the model of {file} has no experts; set it to false")
     return ExpertShape(config.num_hidden_layers, config.num_experts_per_tok, num_experts)
 
 

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta, field
 
 from penstock.messages.base import Options
+from penstock.messages.base import OptionValue as OptionValue
 
 
 class SamplingOptions(Options, frozen=True, kw_only=True):
@@ -58,16 +59,13 @@ class LatencyOptions(Options, frozen=True, kw_only=True):
     """To take it again, before weights are applied."""
 
 
-OptionValue = bool | int | float | str | list[bool | int | float | str] | None
-"""Of an option that is passed through to a server."""
-
 HttpUrl = Annotated[str, Meta(pattern=r"^https?://[^/\s]+$")]
 
 
 class EngineGroupOptions(Options, frozen=True, kw_only=True):
     """Engines of one kind."""
 
-    backend: Literal["torch", "sglang", "recorded", "simulated"] = "torch"
+    backend: str = "torch"
     """``recorded`` generates nothing: it answers with the responses that the rows of the dataset hold
     (``data.recorded``)."""
     count: Annotated[int, Meta(ge=1, le=65536)] = 1
@@ -80,6 +78,8 @@ class EngineGroupOptions(Options, frozen=True, kw_only=True):
     """Of each engine, on a CPU."""
     sglang: dict[str, OptionValue] = field(default_factory=dict[str, OptionValue])
     """Options of the SGLang server, by its own names: ``tp_size: 2``, ``mem_fraction_static: 0.8``."""
+    options: dict[str, OptionValue] = field(default_factory=dict[str, OptionValue])
+    """Of an engine that another package brings, as that says (docs/extending.md)."""
     addresses: tuple[HttpUrl, ...] = ()
     """SGLang servers that run already, one for each engine: ``http://10.0.0.7:30000``. Empty: they are started here."""
     router: HttpUrl | None = None

@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from penstock.backends.engines.options import HttpUrl, OptionValue
+from penstock.backends.engines.options import HttpUrl
 
 # msgspec reads the annotation:
 from penstock.backends.learners.options import WarmStartOptions
-from penstock.messages.base import Options
+from penstock.messages.base import Options, OptionValue
 
 Seconds = Annotated[float, Meta(gt=0)]
 
@@ -45,7 +45,7 @@ class TeacherOptions(Options, frozen=True, kw_only=True):
 
     model: TeacherModelOptions = TeacherModelOptions()
     """Its weights never change."""
-    backend: Literal["torch", "sglang", "simulated"] = "torch"
+    backend: str = "torch"
     """`torch`: the embedded engine; `sglang`: stock servers; `simulated`: beside simulated engines, and only there."""
     count: Annotated[int, Meta(ge=1, le=1024)] = 1
     """Teachers, which are asked in turn."""

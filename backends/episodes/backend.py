@@ -26,13 +26,21 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from penstock.backends.draws import mixed
+from penstock.backends.episodes.episode import (
+    ABORTED,
+    INTERRUPTED,
+    MAX_PAUSE_S,
+    TURN_SEED,
+    Dialogue,
+    EpisodePhase,
+    ModelTurn,
+    PlayedEpisode,
+)
 from penstock.backends.episodes.protocol import EpisodeOverError
-from penstock.backends.episodes.transcript import Transcript, cut
-from penstock.messages.arrays import TOKEN_BYTES
+from penstock.backends.episodes.transcript import cut
 from penstock.messages.commands import AbortGeneration, ApplyWeights, Generate, InterruptGenerations
 from penstock.messages.local import GenerationAdvanced, GenerationEnded, WeightsSwapped
 from penstock.messages.samples import Cancelled, Completed, InfraError, Part, Prompt, SavePoint, StopReason, Truncated
@@ -47,116 +55,6 @@ if TYPE_CHECKING:
     from penstock.messages.local import LocalEvent
     from penstock.messages.samples import Outcome, SampleKey
 
-MAX_PAUSE_S: Final = 3600.0
-INTERRUPTED: Final = Cancelled(cause="interrupted")
-ABORTED: Final = Cancelled(cause="aborted")
-_TURN_SEED: Final = 0x7E57
-
-
-class _Phase(Enum):
-    RUNNING = "running"
-    """The actor waits for its end."""
-    PAUSING = "pausing"
-    """An interrupt was ordered, and its turn has not ended yet."""
-    PAUSED = "paused"
-    """The actor was told that it is interrupted."""
-    ENDING = "ending"
-    """Its outcome is known, and its turn has not ended yet."""
-    OVER = "over"
-
-
-class _Turn:
-    """One turn of the model: one generation, or several where it was interrupted."""
-
-    def __init__(self, request: TurnRequest, transcript: Transcript, begin_in_all: int) -> None:
-        self.request = request
-        self.transcript = transcript
-        """Of its conversation."""
-        self.begin = transcript.num_tokens
-        """Where it begins there."""
-        self.begin_in_all = begin_in_all
-        """Where it begins in the response."""
-        self.attempt = -1
-        """Of its generation; −1 while none runs."""
-        self.cut_as: Outcome | None = None
-        """It has all the tokens that it shall have, and so ends: what the engine still makes of it is thrown away."""
-
-
-class _Conversation:
-    """One sequence of tokens that the model goes on from."""
-
-    def __init__(self, prompt: bytes) -> None:
-        self.transcript = Transcript(prompt)
-        self.num_turns = 0
-
-
-class _Episode:
-    """See :class:`~penstock.backends.episodes.protocol.Episode`. All its state belongs to the backend's lock."""
-
-    def __init__(self, backend: EpisodeBackend, issued: Generate) -> None:
-        self.backend = backend
-        self.issued = issued
-        self.all = Transcript(issued.prompt.tokens)
-        """Everything that was said, in the order in which it was: what the actor hears of."""
-        self.conversations: dict[int, _Conversation] = {}
-        self.phase = _Phase.RUNNING
-        self.turn: _Turn | None = None
-        self.num_turns = 0
-        self.num_told = 0
-        """Tokens that the actor knows of."""
-        self.outcome: Outcome | None = None
-        """Once it is known."""
-        self.paused_at_s = 0.0
-
-    @property
-    def num_context_tokens(self) -> int:
-        return len(self.so_far()) // TOKEN_BYTES
-
-    @property
-    def num_response_tokens(self) -> int:
-        return self.all.num_tokens
-
-    @property
-    def num_model_tokens(self) -> int:
-        return self.all.num_model_tokens
-
-    @property
-    def is_paused(self) -> bool:
-        return self.phase in (_Phase.PAUSED, _Phase.PAUSING)
-
-    def so_far(self, conversation: int = 0) -> bytes:
-        with self.backend.lock:
-            known = self.conversations.get(conversation)
-            return known.transcript.so_far() if known else self.issued.prompt.tokens if not conversation else b""
-
-    def num_turns_of(self, conversation: int) -> int:
-        with self.backend.lock:
-            known = self.conversations.get(conversation)
-            return known.num_turns if known else 0
-
-    def parts(self) -> tuple[Part, ...]:
-        """One for each conversation in which the model said something."""
-        found = [self.conversations[number].transcript.whole() for number in sorted(self.conversations)]
-        return tuple(part for part in found if part.num_tokens)
-
-    def begin_turn(self, request: TurnRequest) -> None:
-        self.backend.begin_turn(self, request)
-
-    def saved(self, state: bytes) -> None:
-        self.backend.saved(self, state)
-
-    def end(self, outcome: EpisodeOutcome) -> None:
-        self.backend.end(self, outcome)
-
-    def restore(self, prefix: Part, num_turns: int) -> None:
-        """Go on after this part, in the only conversation."""
-        conversation = self.conversations[0] = _Conversation(self.issued.prompt.tokens)
-        for transcript in (conversation.transcript, self.all):
-            transcript.begin_with(prefix.context_tokens or self.issued.prompt.tokens)
-            transcript.add_known(prefix)
-        conversation.num_turns = self.num_turns = num_turns
-        self.num_told = prefix.num_tokens
-
 
 class EpisodeBackend:
     """See the module."""
@@ -167,8 +65,8 @@ class EpisodeBackend:
         self._inner = inner
         self._driver = driver
         self._now_s = now_s
-        self._episodes: dict[SampleKey, _Episode] = {}
-        self._turns: dict[int, _Episode] = {}
+        self._episodes: dict[SampleKey, PlayedEpisode] = {}
+        self._turns: dict[int, PlayedEpisode] = {}
         """Episodes by the attempt of their running generation."""
         self._attempts = itertools.count()
         self._is_swapping = False
@@ -224,14 +122,14 @@ class EpisodeBackend:
             outcome = InfraError(detail="the session of this sample is gone with its engine")
             self._answer(command, outcome, prefix)
             return
-        episode = self._episodes[command.key] = _Episode(self, command)
+        episode = self._episodes[command.key] = PlayedEpisode(self, command)
         if prefix is not None and point is not None:
             episode.restore(prefix, point.num_turns)
         self._driver.opened(episode)
 
-    def _resume(self, episode: _Episode, num_kept: int) -> None:
-        assert episode.phase is _Phase.PAUSED, f"{episode.issued.key} was asked for twice"
-        episode.phase = _Phase.RUNNING
+    def _resume(self, episode: PlayedEpisode, num_kept: int) -> None:
+        assert episode.phase is EpisodePhase.PAUSED, f"{episode.issued.key} was asked for twice"
+        episode.phase = EpisodePhase.RUNNING
         if num_kept < episode.num_told:  # what was put before a turn that has begun in the pause it has not heard of
             reason = "its last tokens were made by weights that turned out wrong"
             self._take_away(episode, InfraError(detail=reason), reason)
@@ -248,24 +146,24 @@ class EpisodeBackend:
         if episode is not None and episode.issued.attempt == command.attempt:
             self._take_away(episode, ABORTED, "its sample is not needed any more")
 
-    def _take_away(self, episode: _Episode, outcome: Outcome, reason: str) -> None:
+    def _take_away(self, episode: PlayedEpisode, outcome: Outcome, reason: str) -> None:
         if episode.outcome is None:
             self._driver.closed(episode, reason)
         self._set_outcome(episode, outcome)
-        if episode.phase is _Phase.PAUSED:
+        if episode.phase is EpisodePhase.PAUSED:
             self._forget(episode)
 
     def _on_interrupt(self, command: InterruptGenerations) -> None:
         for episode in self._episodes.values():
-            if episode.phase is _Phase.RUNNING and _runs(episode.turn):
-                episode.phase = _Phase.PAUSING
+            if episode.phase is EpisodePhase.RUNNING and _runs(episode.turn):
+                episode.phase = EpisodePhase.PAUSING
         self._inner.execute(command)
         for episode in list(self._episodes.values()):
-            if episode.phase is _Phase.RUNNING:
+            if episode.phase is EpisodePhase.RUNNING:
                 self._pause(episode)
 
-    def _pause(self, episode: _Episode) -> None:
-        episode.phase, episode.paused_at_s = _Phase.PAUSED, self._now_s()
+    def _pause(self, episode: PlayedEpisode) -> None:
+        episode.phase, episode.paused_at_s = EpisodePhase.PAUSED, self._now_s()
         part = episode.all.whole()
         episode.num_told = part.num_tokens
         self._answer(episode.issued, INTERRUPTED, part)
@@ -273,39 +171,38 @@ class EpisodeBackend:
     def _forget_left_behind(self) -> None:
         """A paused episode whose sample was settled is never asked for again, and nobody says so."""
         limit_s = self._now_s() - MAX_PAUSE_S
-        for episode in [e for e in self._episodes.values() if e.phase is _Phase.PAUSED and e.paused_at_s < limit_s]:
+        paused = [each for each in self._episodes.values() if each.phase is EpisodePhase.PAUSED]
+        for episode in [each for each in paused if each.paused_at_s < limit_s]:
             self._take_away(episode, ABORTED, "its sample is not needed any more")
 
     # --- what the driver asks for -----------------------------------------------------------------------------
 
-    def begin_turn(self, episode: _Episode, request: TurnRequest) -> None:
+    def begin_turn(self, episode: PlayedEpisode, request: TurnRequest) -> None:
         """See :class:`~penstock.backends.episodes.protocol.Episode`."""
         with self.lock:
-            if episode.outcome is not None or episode.phase is _Phase.OVER:
+            if episode.outcome is not None or episode.phase is EpisodePhase.OVER:
                 raise EpisodeOverError("the episode is over")
             assert episode.turn is None, "one turn at a time"
             self._put_before(episode, request)
             transcript = episode.conversations[request.conversation].transcript
             episode.num_turns += 1
-            episode.turn = _Turn(request, transcript, episode.all.num_tokens)
-            if episode.phase is _Phase.RUNNING:
+            episode.turn = ModelTurn(request, transcript, episode.all.num_tokens)
+            if episode.phase is EpisodePhase.RUNNING:
                 self._run_turn(episode, episode.turn)
 
-    def saved(self, episode: _Episode, state: bytes) -> None:
+    def saved(self, episode: PlayedEpisode, state: bytes) -> None:
         """See :class:`~penstock.backends.episodes.protocol.Episode`."""
         with self.lock:
-            if episode.phase is not _Phase.RUNNING or episode.turn is not None or len(episode.conversations) != 1:
+            if episode.phase is not EpisodePhase.RUNNING or episode.turn is not None or len(episode.conversations) != 1:
                 return
             self._tell(episode)
             issued, num_tokens = episode.issued, episode.all.num_tokens
             chunk = Part(save_point=SavePoint(num_tokens, episode.num_turns, state))
             self._emit(GenerationAdvanced(key=issued.key, attempt=issued.attempt, from_token=num_tokens, chunk=chunk))
 
-    def _put_before(self, episode: _Episode, request: TurnRequest) -> None:
+    def _put_before(self, episode: PlayedEpisode, request: TurnRequest) -> None:
         """What the model is to see before it answers."""
-        conversation = episode.conversations.setdefault(
-            request.conversation, _Conversation(episode.issued.prompt.tokens)
-        )
+        conversation = episode.conversations.setdefault(request.conversation, Dialogue(episode.issued.prompt.tokens))
         transcript, is_first = conversation.transcript, not conversation.num_turns
         conversation.num_turns += 1
         if is_first:
@@ -317,27 +214,27 @@ class EpisodeBackend:
             episode.all.add_foreign(request.tokens)
         transcript.add_foreign(request.tokens)
 
-    def end(self, episode: _Episode, outcome: EpisodeOutcome) -> None:
+    def end(self, episode: PlayedEpisode, outcome: EpisodeOutcome) -> None:
         """See :class:`~penstock.backends.episodes.protocol.Episode`."""
         with self.lock:
             if episode.outcome is None:
                 self._set_outcome(episode, outcome)
 
-    def _set_outcome(self, episode: _Episode, outcome: Outcome) -> None:
+    def _set_outcome(self, episode: PlayedEpisode, outcome: Outcome) -> None:
         """The episode ends with this as soon as its turn has, and while it is paused not before it is resumed."""
-        if episode.phase is _Phase.OVER:
+        if episode.phase is EpisodePhase.OVER:
             return
         episode.outcome = outcome
         turn = episode.turn
         if turn is not None and _runs(turn):
-            episode.phase = _Phase.ENDING
+            episode.phase = EpisodePhase.ENDING
             self._inner.execute(AbortGeneration(episode.issued.key, turn.attempt))
-        elif episode.phase is _Phase.RUNNING:
+        elif episode.phase is EpisodePhase.RUNNING:
             self._finish(episode, outcome)
 
     # --- turns ------------------------------------------------------------------------------------------------
 
-    def _run_turn(self, episode: _Episode, turn: _Turn) -> None:
+    def _run_turn(self, episode: PlayedEpisode, turn: ModelTurn) -> None:
         if self._is_swapping:
             return
         issued, transcript = episode.issued, turn.transcript
@@ -354,7 +251,7 @@ class EpisodeBackend:
                     row=issued.prompt.row, epoch=issued.prompt.epoch, tokens=before, dataset=issued.prompt.dataset
                 ),
                 # The numbers of the sample's own stream would come again in every turn.
-                seed=mixed(issued.seed, _TURN_SEED, episode.num_turns) >> 1 if episode.num_turns > 1 else issued.seed,
+                seed=mixed(issued.seed, TURN_SEED, episode.num_turns) >> 1 if episode.num_turns > 1 else issued.seed,
                 deadline_version=issued.deadline_version,
                 prefix=cut(made, 0) if made.num_tokens else None,
                 max_new_tokens=turn.request.max_new_tokens,
@@ -375,7 +272,7 @@ class EpisodeBackend:
             if isinstance(event, GenerationAdvanced):
                 self._take_tokens(episode, episode.turn, event.chunk)
                 self._tell(episode)
-                if episode.turn.cut_as is not None and episode.phase is not _Phase.ENDING:
+                if episode.turn.cut_as is not None and episode.phase is not EpisodePhase.ENDING:
                     self._inner.execute(AbortGeneration(event.key, event.attempt))
             else:
                 self._on_turn_ended(episode, episode.turn, event)
@@ -383,10 +280,10 @@ class EpisodeBackend:
     def _run_held_turns(self) -> None:
         self._is_swapping = False
         for episode in self._episodes.values():
-            if episode.phase is _Phase.RUNNING and episode.turn is not None and not _runs(episode.turn):
+            if episode.phase is EpisodePhase.RUNNING and episode.turn is not None and not _runs(episode.turn):
                 self._run_turn(episode, episode.turn)
 
-    def _take_tokens(self, episode: _Episode, turn: _Turn, new: Part) -> None:
+    def _take_tokens(self, episode: PlayedEpisode, turn: ModelTurn, new: Part) -> None:
         """Take over what the turn gained, up to where it is to end."""
         if turn.cut_as is not None:
             return
@@ -402,15 +299,15 @@ class EpisodeBackend:
         if new.num_tokens and episode.outcome is None:
             turn.request.listener.advanced(new)
 
-    def _tell(self, episode: _Episode) -> None:
+    def _tell(self, episode: PlayedEpisode) -> None:
         """Tell the actor of the tokens that it does not know."""
-        if episode.phase is _Phase.RUNNING and episode.all.num_tokens > episode.num_told:
+        if episode.phase is EpisodePhase.RUNNING and episode.all.num_tokens > episode.num_told:
             chunk, begin = episode.all.slice(episode.num_told), episode.num_told
             episode.num_told = episode.all.num_tokens
             issued = episode.issued
             self._emit(GenerationAdvanced(key=issued.key, attempt=issued.attempt, from_token=begin, chunk=chunk))
 
-    def _on_turn_ended(self, episode: _Episode, turn: _Turn, event: GenerationEnded) -> None:
+    def _on_turn_ended(self, episode: PlayedEpisode, turn: ModelTurn, event: GenerationEnded) -> None:
         del self._turns[turn.attempt]
         turn.attempt = -1
         num_taken = turn.transcript.num_tokens - turn.begin
@@ -429,10 +326,10 @@ class EpisodeBackend:
             episode.turn = None
             self._tell(episode)
             turn.request.listener.ended(turn.transcript.slice(turn.begin), outcome)
-            if episode.phase is _Phase.PAUSING:
+            if episode.phase is EpisodePhase.PAUSING:
                 self._pause(episode)
 
-    def _finish(self, episode: _Episode, outcome: Outcome) -> None:
+    def _finish(self, episode: PlayedEpisode, outcome: Outcome) -> None:
         if (turn := episode.turn) is not None:  # cut off now, or in a pause: nobody has heard the end of it
             turn.transcript.mask_from(turn.begin)
             episode.all.mask_from(turn.begin_in_all)
@@ -442,9 +339,9 @@ class EpisodeBackend:
         self._forget(episode)
         self._answer(episode.issued, outcome, part, parts if len(parts) > 1 else ())
 
-    def _forget(self, episode: _Episode) -> None:
+    def _forget(self, episode: PlayedEpisode) -> None:
         turn, episode.turn = episode.turn, None
-        episode.phase = _Phase.OVER
+        episode.phase = EpisodePhase.OVER
         if self._episodes.get(episode.issued.key) is episode:
             del self._episodes[episode.issued.key]
         if turn is not None:
@@ -455,5 +352,5 @@ class EpisodeBackend:
         self._emit(GenerationEnded(key=issued.key, attempt=issued.attempt, outcome=outcome, part=part, parts=parts))
 
 
-def _runs(turn: _Turn | None) -> bool:
+def _runs(turn: ModelTurn | None) -> bool:
     return turn is not None and turn.attempt >= 0

@@ -30,11 +30,11 @@ MARK: Final = f"reply{secrets.token_hex(8)}"
 ADVICE: Final = "a session is one conversation, to which requests only append; for another one open another session"
 
 
-class ConversationError(ValueError):
+class ConversationError(Exception):
     """A request does not go on from what there is. (HTTP 409)"""
 
 
-class MalformedError(ValueError):
+class MalformedError(Exception):
     """A request cannot be made into tokens. (HTTP 400)"""
 
 

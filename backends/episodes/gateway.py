@@ -39,8 +39,9 @@ from penstock.backends.episodes.registry import (
 from penstock.backends.episodes.server import GatewayServer
 from penstock.backends.episodes.sessions import Rules, Session
 from penstock.backends.episodes.table import SessionTable
-from penstock.backends.http_server import listen
+from penstock.backends.processes.http_server import listen
 from penstock.messages.base import Metric, Value
+from penstock.messages.errors import UserFault
 from penstock.messages.names import engine_index
 from penstock.messages.samples import InfraError
 
@@ -56,10 +57,6 @@ if TYPE_CHECKING:
 ArgumentTs = TypeVarTuple("ArgumentTs")
 SHUTDOWN_S: Final = 1.0
 """For answers that are being written when the server closes."""
-
-
-class GatewayError(ValueError):
-    """The gateway cannot be opened as the scenario says."""
 
 
 class GatewaySettings(Value, frozen=True, kw_only=True):
@@ -174,7 +171,7 @@ class GatewayEpisodes:
             listener = await listen(self._server.app(host), host, 0, shutdown_s=SHUTDOWN_S)
         except OSError as error:
             why = "is no address of this machine" if error.errno == errno.EADDRNOTAVAIL else f"cannot be used ({error})"
-            raise GatewayError(f"episode.host: {host} {why}; use 127.0.0.1, or 0.0.0.0 for every one") from None
+            raise UserFault(f"episode.host: {host} {why}; use 127.0.0.1, or 0.0.0.0 for every one") from None
         try:
             address = self._address_at(listener.port)
             write_address(folder, address)

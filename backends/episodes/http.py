@@ -14,7 +14,7 @@ from aiohttp import web
 from penstock.backends.episodes.api import ErrorBody, ErrorReply
 from penstock.backends.episodes.dialogue import ConversationError, MalformedError
 from penstock.backends.episodes.sessions import GoneError, LimitError
-from penstock.backends.http_server import RequestError, check_token
+from penstock.backends.processes.http_server import RequestError, check_token
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -28,7 +28,7 @@ from penstock.backends.episodes.api import (
 from penstock.backends.episodes.http import answer_errors, check_key, json_response
 from penstock.backends.episodes.replies import EpisodeEndedError, Replies
 from penstock.backends.episodes.sessions import ignored_fields
-from penstock.backends.http_server import BOUNDS, RequestError, application, decoded
+from penstock.backends.processes.http_server import BOUNDS, RequestError, application, decoded
 from penstock.messages.base import Metric
 from penstock.messages.samples import Completed, InfraError, PolicyError, Reward, StopReason, Truncated
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from penstock.backends.episodes.sessions import Rules, Session
     from penstock.backends.episodes.table import SessionTable
     from penstock.backends.episodes.turns import TurnRun
-    from penstock.backends.http_server import Bounds
+    from penstock.backends.processes.http_server import Bounds
 
 
 MAX_WAIT_S: Final = 600.0

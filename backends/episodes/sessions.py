@@ -48,12 +48,15 @@ class GoneError(Exception):
     """The session is over. (HTTP 410)"""
 
 
-class LimitError(ValueError):
+class LimitError(Exception):
     """The conversation has reached a limit of the scenario. (HTTP 400)"""
 
     def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
+        super().__init__(code, message)
         self.code = code
+
+    def __str__(self) -> str:
+        return str(self.args[1])
 
 
 class Rules(NamedTuple):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Meta
+from msgspec import Meta, field
 
 # msgspec reads the annotations:
-from penstock.backends.learners.megatron.options import MegatronOptions
-from penstock.backends.learners.objectives.names import (
+from penstock.backends.learners.megatron_options import MegatronOptions
+from penstock.backends.learners.objective_names import (
     Correction,
     CriticPlace,
     Estimator,
@@ -22,7 +22,7 @@ from penstock.backends.learners.objectives.names import (
     PolicyLoss,
     Reduction,
 )
-from penstock.messages.base import Options
+from penstock.messages.base import Options, OptionValue
 
 Unit = Annotated[float, Meta(ge=0, le=1)]
 NonNegative = Annotated[float, Meta(ge=0)]
@@ -239,7 +239,7 @@ class SimulatedLearnerOptions(Options, frozen=True, kw_only=True):
 class LearnerOptions(Options, frozen=True, kw_only=True):
     """How batches are trained."""
 
-    backend: Literal["torch", "megatron", "simulated"] = "torch"
+    backend: str = "torch"
     """``torch``: any size that fits into one GPU, or over several with `parallel`; ``megatron``: megatron-core, for
     models that need tensor, pipeline or expert parallelism; ``simulated``: trains nothing, for the virtual clock."""
     groups_per_batch: Annotated[int, Meta(ge=1)] = 32
@@ -312,5 +312,7 @@ class LearnerOptions(Options, frozen=True, kw_only=True):
     """A step that lasts longer ends the learner; another one takes its place."""
     megatron: MegatronOptions = MegatronOptions()
     """Of the backend `megatron`."""
+    options: dict[str, OptionValue] = field(default_factory=dict[str, OptionValue])
+    """Of a learner that another package brings, as that says (docs/extending.md)."""
     simulated: SimulatedLearnerOptions = SimulatedLearnerOptions()
     """How long things take under the backend `simulated`."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.backends.data.lines import lines_reward
 from penstock.backends.rewards.boxes import boxed_answers
 from penstock.backends.rewards.functions import NoRewardError
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -41,7 +42,7 @@ def built_in(name: str) -> Callable[..., object]:
     """One of :data:`IN_WORKERS` or :data:`BOXED`; imports what it needs.
 
     Raises:
-        ValueError: there is no such function.
+        UserFault: there is no such function.
     """
     if name == "boxed_math":
         from penstock.backends.rewards.math_answers import boxed_math_reward
@@ -68,7 +69,7 @@ def built_in(name: str) -> Callable[..., object]:
 
             return reasoning_gym_reward
         case _:
-            raise ValueError(f"reward function: expected one of {', '.join((*IN_WORKERS, *BOXED))}, got {name!r}")
+            raise UserFault(f"reward function: expected one of {', '.join((*IN_WORKERS, *BOXED))}, got {name!r}")
 
 
 def _of_box(function: Callable[..., object]) -> Callable[..., object]:

@@ -19,16 +19,16 @@ import re
 import time
 from typing import TYPE_CHECKING, Final
 
+from penstock.backends.processes.sandbox.sandbox import Sandbox, SandboxLimits
+from penstock.backends.processes.sandbox.warded import SandboxFailedError
+from penstock.backends.processes.user_code import UserCodeError
 from penstock.backends.rewards.code_cases import read_cases, same_output, same_result
 from penstock.backends.rewards.functions import NoRewardError
-from penstock.backends.sandbox.sandbox import Sandbox, SandboxLimits
-from penstock.backends.sandbox.warded import SandboxFailedError
-from penstock.backends.user_code import UserCodeError
 
 if TYPE_CHECKING:
+    from penstock.backends.processes.sandbox.warded import ProgramRun
     from penstock.backends.rewards.code_cases import Case
     from penstock.backends.rewards.options import CodeOptions
-    from penstock.backends.sandbox.warded import ProgramRun
 
 THOUGHT_END: Final = "</think>"
 MAX_PROGRAM_CHARACTERS: Final = 1 << 17

@@ -30,14 +30,15 @@ from penstock.backends.rewards.sources import Counts, Question, open_source
 from penstock.backends.rewards.wire import CallFailed, GroupJudged, Judged
 from penstock.messages.base import Metric
 from penstock.messages.commands import Score
+from penstock.messages.errors import UserFault
 from penstock.messages.local import GroupScored, SampleJudged
 from penstock.messages.samples import Reward, Sample
 
 if TYPE_CHECKING:
+    from penstock.backends.engines.surroundings import Surroundings
     from penstock.backends.protocol import Emit, Fail
     from penstock.backends.rewards.functions_asked import AskedFunctions
     from penstock.backends.rewards.sources import Source
-    from penstock.backends.rewards.surroundings import Surroundings
     from penstock.backends.rewards.trades import ResponseText
     from penstock.backends.rewards.wire import Answer
     from penstock.messages.commands import ScoreGroup
@@ -77,10 +78,6 @@ class _Asked(msgspec.Struct):
     asked_at_s: float
 
 
-class UnknownFunctionError(ValueError):
-    """A row names a function that the scenario does not have."""
-
-
 class Rewards:
     """See the module."""
 
@@ -111,7 +108,7 @@ class Rewards:
         is_group = not isinstance(command, Score)
         try:
             asks = self._asks(command.prompt)
-        except UnknownFunctionError as error:
+        except UserFault as error:
             failed: list[Result | None] = [CallFailed(0, 0.0, str(error))] * len(samples)
             self._say(_event(Job(samples, is_group, (), [failed])))
             return
@@ -142,7 +139,7 @@ class Rewards:
         found = self._by_name.get(name) if isinstance(name, str) else None
         if found is None:
             known = ", ".join(self._by_name)
-            raise UnknownFunctionError(
+            raise UserFault(
                 f"row {prompt.row} names {str(name)[:80]!r} as its reward function (reward.function_key: {key}); "
                 f"reward.functions has {known or 'none'}"
             )

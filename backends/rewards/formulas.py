@@ -33,7 +33,7 @@ _NO_FORMULA: Final = re.compile(r"[^\w\s+\-*/().,]|__|[-+\s(]{200}", re.ASCII)
 _NAME: Final = re.compile(r"[A-Za-z]\w{0,7}", re.ASCII)
 
 
-class FormulaError(ValueError):
+class FormulaError(Exception):
     """The text is no formula of this kind, or one beyond the bounds."""
 
 

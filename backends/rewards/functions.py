@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import msgspec
 
+from penstock.backends.processes.user_code import UserCodeError, load_object, split_spec
 from penstock.backends.rewards.sampling_calls import (
     HOOK,
     OF_A_GROUP,
@@ -63,7 +64,6 @@ from penstock.backends.rewards.wire import (
     SampleCall,
     ShowCall,
 )
-from penstock.backends.user_code import UserCodeError, load_object, split_spec
 from penstock.messages.arrays import tokens_view
 from penstock.messages.samples import Group
 
@@ -71,8 +71,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from penstock.backends.rewards.surroundings import Launched
-    from penstock.backends.rewards.wire import Call
+    from penstock.backends.rewards.wire import Call, Launched
 
 REWARD: Final = "reward"
 GROUP_REWARD: Final = "group reward"
@@ -118,7 +117,7 @@ ASYNC_CONCURRENCY: Final = 64
 MAX_SHOWN_CHARACTERS: Final = 80
 
 
-class NoRewardError(ValueError):
+class NoRewardError(Exception):
     """There can be no reward for this sample; the message is the whole reason."""
 
 

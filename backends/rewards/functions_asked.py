@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec.structs import replace
 
+from penstock.backends.processes.user_code import UserCodeError, split_spec
 from penstock.backends.rewards.functions import NAMES, REWARD, SAMPLE_LISTS
 from penstock.backends.rewards.options import FunctionOptions
-from penstock.backends.user_code import UserCodeError, split_spec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -12,13 +12,13 @@ from __future__ import annotations
 import difflib
 from typing import TYPE_CHECKING, Final
 
+from penstock.backends.engines.surroundings import Surroundings
+from penstock.backends.processes.user_code import UserCodeError, split_spec
 from penstock.backends.rewards.builtin import BUILT_IN
 from penstock.backends.rewards.combine import Rewards
 from penstock.backends.rewards.functions_asked import asked_functions
 from penstock.backends.rewards.pool import WorkerPool
-from penstock.backends.rewards.surroundings import Surroundings
 from penstock.backends.rewards.trades import FilterTrade, ResponseText
-from penstock.backends.user_code import UserCodeError, split_spec
 from penstock.messages.base import Metric
 from penstock.messages.commands import JudgeGroup
 from penstock.messages.local import GroupJudged, LocalEvent
@@ -26,9 +26,9 @@ from penstock.messages.local import GroupJudged, LocalEvent
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from penstock.backends.ledger.kept_samples import SampleKeeper
     from penstock.backends.protocol import Backend, Emit, Fail
     from penstock.backends.rewards.options import RewardOptions
-    from penstock.backends.stores.kept_samples import SampleKeeper
     from penstock.messages.commands import FilterCommand, Score, ScoreGroup
 
 FILTER_TIMEOUT_S: Final = 30.0
@@ -40,7 +40,7 @@ def open_rewards(
     """The backend that scores samples as the scenario says.
 
     Raises:
-        ValueError: there is no such reward function, or no such file.
+        UserFault: there is no such reward function, or no such file.
     """
     surroundings = surroundings or Surroundings()
     asked = asked_functions(options, max_response_tokens=surroundings.max_response_tokens)
@@ -56,7 +56,7 @@ def open_filter(
     """The backend that asks the user's filter; without one it keeps every group.
 
     Raises:
-        ValueError: there is no such file.
+        UserFault: there is no such file.
     """
     if function is None:
         return KeepEveryGroup()
@@ -74,7 +74,7 @@ def open_filters(
     """The backend that asks every function of a user's that the Filter has.
 
     Raises:
-        ValueError: there is no such file.
+        UserFault: there is no such file.
     """
     from penstock.backends.rewards.sampling import (
         FilterFunctions,

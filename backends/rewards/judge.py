@@ -20,16 +20,16 @@ from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 
+from penstock.backends.engines.run_endpoints import RunEndpoints
+from penstock.backends.processes.user_code import UserCodeError
 from penstock.backends.rewards.functions import NoRewardError
-from penstock.backends.rewards.run_endpoints import RunEndpoints
 from penstock.backends.rewards.service_client import Endpoint, ServiceClient
-from penstock.backends.user_code import UserCodeError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from penstock.backends.engines.surroundings import Surroundings
     from penstock.backends.rewards.service_options import JudgeOptions
-    from penstock.backends.rewards.surroundings import Surroundings
 
 CHAT: Final = "/chat/completions"
 THOUGHT_END: Final = "</think>"

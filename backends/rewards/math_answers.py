@@ -66,7 +66,7 @@ class _MathVerify(Protocol):
     def verify(self, gold: object, target: object, *, timeout_seconds: int | None) -> bool: ...
 
 
-_LIBRARY: Final = cast(_MathVerify, math_verify)
+_LIBRARY: Final = cast("_MathVerify", math_verify)
 
 
 def math_reward(response: str, label: str, truncated: bool) -> float:

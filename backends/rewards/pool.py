@@ -25,9 +25,9 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
+from penstock.backends.processes.user_code import UserCodeError
 from penstock.backends.rewards.process import WorkerProcess
 from penstock.backends.rewards.wire import CallFailed, LoadFailed, Ready
-from penstock.backends.user_code import UserCodeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from penstock.backends.function_process import FunctionProcess
-from penstock.backends.rewards.surroundings import Launched
-from penstock.backends.rewards.wire import SAID, encoded
+from penstock.backends.processes.function_process import FunctionProcess
+from penstock.backends.rewards.wire import SAID, Launched, encoded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -19,10 +19,10 @@ from functools import cache
 from typing import TYPE_CHECKING, Final, cast
 
 from penstock.backends.data.generated import unmarked
+from penstock.backends.processes.user_code import told
 from penstock.backends.rewards.functions import NoRewardError
 from penstock.backends.rewards.reasoning_gym_checkers import CHECKERS, PREPARED
 from penstock.backends.rewards.reasoning_gym_scan import evaluates
-from penstock.backends.user_code import told
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,9 +19,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final, cast
 
+from penstock.backends.processes.user_code import UserCodeError
 from penstock.backends.rewards.functions import NAMES, REWARD, SAMPLE_LISTS, NoRewardError
 from penstock.backends.rewards.service_client import Endpoint, ServiceClient
-from penstock.backends.user_code import UserCodeError
 
 if TYPE_CHECKING:
     from penstock.backends.rewards.service_options import RemoteOptions

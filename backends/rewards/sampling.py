@@ -43,10 +43,10 @@ from penstock.messages.local import DroppedSample, SamplesJudged
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from penstock.backends.ledger.kept_samples import SampleKeeper
     from penstock.backends.protocol import Backend, Emit, Fail
     from penstock.backends.rewards.trades import ResponseText
     from penstock.backends.rewards.wire import Answer
-    from penstock.backends.stores.kept_samples import SampleKeeper
     from penstock.messages.commands import FilterCommand
     from penstock.messages.samples import Prompt, Sample
 

@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import aiohttp
 import msgspec
 
+from penstock.backends.processes.user_code import UserCodeError
 from penstock.backends.rewards.breaker import Breaker, BreakerOpenError
 from penstock.backends.rewards.functions import NoRewardError
-from penstock.backends.user_code import UserCodeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from penstock.backends.processes.user_code import UserCodeError
 from penstock.backends.rewards.functions import GROUP_REWARD
-from penstock.backends.user_code import UserCodeError
 
 if TYPE_CHECKING:
-    from penstock.backends.rewards.surroundings import Launched
+    from penstock.backends.rewards.wire import Launched
 
 
 class Service(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from penstock.backends.signatures import declared_names
+from penstock.backends.processes.signatures import declared_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

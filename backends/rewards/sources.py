@@ -20,14 +20,13 @@ from penstock.backends.rewards.functions import GROUP_REWARD, REWARD, SAMPLE_LIS
 from penstock.backends.rewards.functions_asked import LENGTH_PENALTY
 from penstock.backends.rewards.length import length_penalty
 from penstock.backends.rewards.pool import WorkerPool
-from penstock.backends.rewards.surroundings import Launched
 from penstock.backends.rewards.trades import reward_call, written_tokens
-from penstock.backends.rewards.wire import CallFailed, GroupCall, Judged
+from penstock.backends.rewards.wire import CallFailed, GroupCall, Judged, Launched
 
 if TYPE_CHECKING:
+    from penstock.backends.engines.surroundings import Surroundings
     from penstock.backends.protocol import Fail
     from penstock.backends.rewards.options import FunctionOptions
-    from penstock.backends.rewards.surroundings import Surroundings
     from penstock.backends.rewards.trades import ResponseText
     from penstock.backends.rewards.wire import Answer, RewardCall
     from penstock.messages.samples import Prompt, Sample

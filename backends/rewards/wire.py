@@ -9,11 +9,20 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from penstock.backends.function_process import framed
+from penstock.backends.engines.surroundings import Surroundings
+from penstock.backends.processes.function_process import framed
+from penstock.backends.rewards.options import FunctionOptions
 from penstock.backends.rewards.sampling_calls import PriorityCall, RewardedCall, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+
+class Launched(msgspec.Struct, frozen=True, kw_only=True):
+    """What the process of a reward function is told."""
+
+    function: FunctionOptions
+    surroundings: Surroundings
 
 
 class RewardCall(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import msgspec
 
-from penstock.backends.function_process import FrameBuffer
+from penstock.backends.processes.function_process import FrameBuffer
+from penstock.backends.processes.user_code import defined_at, described, named, told
+from penstock.backends.processes.user_loop import run_beside_functions
 from penstock.backends.rewards.functions import (
     FILTER,
     NoRewardError,
@@ -33,10 +35,8 @@ from penstock.backends.rewards.functions import (
     weighed,
 )
 from penstock.backends.rewards.sampling_calls import HOOK, PRIORITY, SAMPLE_FILTER
-from penstock.backends.rewards.surroundings import Launched
-from penstock.backends.rewards.wire import CALLS, CallFailed, GroupCall, Kept, LoadFailed, Ready, frame
-from penstock.backends.user_code import UserCodeError, defined_at, described, named, told
-from penstock.backends.user_loop import run_beside_functions
+from penstock.backends.rewards.wire import CALLS, CallFailed, GroupCall, Kept, Launched, LoadFailed, Ready, frame
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -68,7 +68,7 @@ def main() -> None:
         launched = msgspec.json.decode(options_json, type=Launched) if options_json else None
         loaded = load_function(kind, spec, launched)
     except BaseException as error:  # foreign code may raise anything while it is set up
-        message = str(error) if isinstance(error, UserCodeError) else f"{spec}: {told(error)}"
+        message = str(error) if isinstance(error, UserFault) else f"{spec}: {told(error)}"
         connection.sendall(frame([LoadFailed(message)]))
         return
     connection.sendall(frame([Ready(loaded.names, loaded.concurrency, is_async=loaded.is_async)]))

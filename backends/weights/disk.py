@@ -23,6 +23,7 @@ from penstock.backends.weights.digest import PlacedDigest
 from penstock.backends.weights.fetched import MappedWeights, check_size, checked_digest
 from penstock.backends.weights.keeping import released, superseded
 from penstock.backends.weights.protocol import WeightExportError, WeightFetchError
+from penstock.backends.weights.spec import DISK
 from penstock.backends.weights.stream import placed_tensors, planned
 from penstock.backends.weights.tensor_file import parse_layout, tensor_bytes, tensor_views
 from penstock.messages.weights import WeightManifest
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from penstock.backends.weights.tensor_file import Layout
     from penstock.messages.weights import Canary
 
-DISK: Final = "disk"
 FILE_NAME: Final = "model.safetensors"
 WRITE_BYTES: Final = 64 << 20
 

@@ -5,15 +5,14 @@ Versions are announced as ever, since engines that answer from rows stamp what t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from penstock.backends.weights.spec import NONE
 from penstock.messages.weights import WeightManifest
 
 if TYPE_CHECKING:
     from penstock.backends.weights.stream import AnyWeights
     from penstock.messages.weights import Canary
-
-NONE: Final = "none"
 
 
 class NothingExporter:

@@ -21,11 +21,6 @@ from penstock.messages.base import Value
 if TYPE_CHECKING:
     from penstock.messages.weights import WeightManifest
 
-DISTRIBUTED: Final = "distributed"
-TENSOR: Final = "tensor"
-PUSHED: Final = frozenset({DISTRIBUTED, TENSOR})
-"""Transports without a copy that an engine could map or read by itself."""
-
 MAX_REQUEST_BYTES: Final = 8 << 20
 """Of one frame that a service takes, also from whoever has not shown the key yet; it cuts the connection of a peer that
 announces more. A ``Pack`` of 50,000 tensors is smaller."""

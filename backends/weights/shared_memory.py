@@ -18,7 +18,7 @@ import contextlib
 import mmap
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from penstock.backends.weights.digest import PlacedDigest
 from penstock.backends.weights.fetched import MappedWeights, check_size, checked_digest
@@ -33,6 +33,7 @@ from penstock.backends.weights.segments import (
     segments_of,
 )
 from penstock.backends.weights.segments import sweep as sweep
+from penstock.backends.weights.spec import SHARED_MEMORY
 from penstock.backends.weights.stream import placed_tensors, planned
 from penstock.backends.weights.tensor_file import parse_layout, placed_view, tensor_views
 from penstock.messages.weights import WeightManifest
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
     from penstock.backends.weights.stream import AnyWeights
     from penstock.backends.weights.tensor_file import Layout
     from penstock.messages.weights import Canary
-
-SHARED_MEMORY: Final = "shared_memory"
 
 
 class SharedMemoryExporter:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from penstock.backends.weights.tensor_file import lay_out
 
@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     import torch
 
     from penstock.backends.weights.tensor_file import Layout, Placed
+
+
+BUCKET_BYTES: Final = 256 * 2**20
+"""Of weights that a learner's ranks bring together at once."""
 
 
 class WeightStream(Protocol):

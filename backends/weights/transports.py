@@ -7,21 +7,20 @@
 | ``distributed`` | by a process group of learner and server | SGLang servers anywhere; embedded engines pull |
 | ``tensor`` | in a call: as handles of GPU memory, by value on a CPU | SGLang servers beside the learner; others pull |
 | ``none`` | nothing | engines that hold no weights |
+
+Other packages bring more: :mod:`penstock.backends.registry`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from penstock.backends.weights.disk import DISK, DiskExporter, fetch_disk
-from penstock.backends.weights.nothing import NothingExporter
+from penstock.backends.registry import PartError
 from penstock.backends.weights.protocol import WeightFetchError
-from penstock.backends.weights.pulled import fetch_pushed
-from penstock.backends.weights.pushing import PushExporter
-from penstock.backends.weights.service_messages import DISTRIBUTED, TENSOR
-from penstock.backends.weights.shared_memory import SHARED_MEMORY, SharedMemoryExporter, fetch_shared_memory
+from penstock.backends.weights.spec import TRANSPORTS, ExportContext
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from penstock.backends.weights.protocol import FetchedWeights, WeightExporter, WeightFetcher
@@ -29,16 +28,17 @@ if TYPE_CHECKING:
 
 
 def open_exporter(
-    transport: Literal["shared_memory", "disk", "distributed", "tensor", "none"],
+    transport: str,
     *,
     run_id: str,
     learner_epoch: int,
     folder: Path,
     host: str = "127.0.0.1",
+    options: Mapping[str, object] | None = None,
 ) -> WeightExporter:
     """The learner's end.
 
-    ``auto`` is no transport: :func:`~penstock.backends.weights.preflight.check_transport` decides it before.
+    ``auto`` is no transport: :func:`~penstock.backends.engines.transport_preflight.check_transport` decides it before.
 
     Args:
         transport: Its name.
@@ -46,20 +46,16 @@ def open_exporter(
         learner_epoch: Of this incarnation.
         folder: Where ``disk`` writes.
         host: This machine's address as the engines see it, for the transports that push.
+        options: ``weights.options``.
 
     Raises:
+        PartError: there is no such transport.
         ValueError: the run id cannot be part of a file name.
         WeightExportError: the folder, or the address, cannot be used.
     """
-    match transport:
-        case "shared_memory":
-            return SharedMemoryExporter(run_id, learner_epoch)
-        case "disk":
-            return DiskExporter(folder, learner_epoch)
-        case "distributed" | "tensor":
-            return PushExporter(transport, learner_epoch, host)
-        case "none":
-            return NothingExporter(learner_epoch)
+    return TRANSPORTS.spec(transport).open_exporter(
+        ExportContext(run_id=run_id, learner_epoch=learner_epoch, folder=folder, host=host, options=options or {})
+    )
 
 
 def open_fetcher() -> WeightFetcher:
@@ -72,13 +68,8 @@ class ManifestFetcher:
 
     def fetch(self, manifest: WeightManifest) -> FetchedWeights:
         """See :class:`~penstock.backends.weights.protocol.WeightFetcher`."""
-        match manifest.transport:
-            case "shared_memory":
-                return fetch_shared_memory(manifest)
-            case "disk":
-                return fetch_disk(manifest)
-            case "distributed" | "tensor":
-                return fetch_pushed(manifest)
-            case other:
-                known = ", ".join((SHARED_MEMORY, DISK, DISTRIBUTED, TENSOR))
-                raise WeightFetchError(f"this engine knows the transports {known}; the manifest names {other!r}")
+        try:
+            spec = TRANSPORTS.spec(manifest.transport)
+        except PartError as error:
+            raise WeightFetchError(f"this engine cannot fetch version {manifest.version}: {error}") from None
+        return spec.fetch(manifest)

@@ -9,7 +9,7 @@ penstock chaos ── controller ── penstock run ── driver ── actors
 Invariants:
 
 * The run is the one that ``penstock run`` makes, in processes of its own. The only part of it that knows of chaos is
-  the announcement of an inbox (:mod:`penstock.runtime.chaos.rerouting`), and that only with a variable set.
+  the announcement of an inbox (:mod:`penstock.runtime.hosts.processes.rerouting`), and that only with a variable set.
 * Only processes of the run are ever signalled (:mod:`penstock.runtime.chaos.watch`).
 * The same seed draws the same faults at the same progress; what the machine makes of them differs each time.
 """

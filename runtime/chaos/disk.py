@@ -12,7 +12,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Final
 
-from penstock.runtime.errors import PreflightError
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,14 +29,14 @@ def enter_namespace(arguments: Sequence[str]) -> None:
     """Become ``python arguments`` in a mount namespace of its own; returns when this process has one already.
 
     Raises:
-        PreflightError: the kernel does not let this user have one.
+        UserFault: the kernel does not let this user have one.
     """
     if NAMESPACE_VARIABLE in os.environ:
         return
     unshare = ["unshare", "--mount", *([] if os.getuid() == 0 else ["--map-root-user"])]
     found = shutil.which("unshare")
     if found is None or subprocess.run([*unshare, "true"], capture_output=True, timeout=_TIMEOUT_S).returncode != 0:
-        raise PreflightError(
+        raise UserFault(
             "disk_full needs a mount namespace of its own, and `unshare --mount true` fails here; leave this fault "
             "out, or run as root"
         )
@@ -50,14 +50,14 @@ class SmallDisk:
     def __init__(self, folder: Path) -> None:
         """
         Raises:
-            PreflightError: it cannot be mounted.
+            UserFault: it cannot be mounted.
         """
         assert NAMESPACE_VARIABLE in os.environ, "a mount here would be seen by everybody"
         folder.mkdir(parents=True, exist_ok=True)
         command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m", "none", str(folder)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S)
         if done.returncode != 0:
-            raise PreflightError(f"disk_full: {folder}: cannot mount a small disk: {done.stderr.strip()}")
+            raise UserFault(f"disk_full: {folder}: cannot mount a small disk: {done.stderr.strip()}")
         self._filler = folder / _FILLER
 
     def fill(self) -> None:

@@ -2,7 +2,7 @@
 
 Invariants:
 
-* What the virtual host can do too has the same name here (:class:`penstock.runtime.hosts.virtual.faults.FaultKind`).
+* What the virtual host can do too has the same name here (:class:`trials.faults.FaultKind`).
 * A moment is progress of the run, the share of its steps that is recorded, and not time. So a slow machine gets the
   faults of a fast one.
 
@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from penstock.messages.errors import UserFault
 from penstock.messages.names import LEARNER, is_engine
-from penstock.runtime.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -166,7 +166,7 @@ def plan_faults(
         last_reward: progress by which those of rewards have to come, see :func:`last_reward_progress`.
 
     Raises:
-        UserError: one cannot be read, or names nobody.
+        UserFault: one cannot be read, or names nobody.
     """
     rng = random.Random(seed)
     ranks = [f"{RANK_PREFIX}{rank}" for rank in range(num_ranks if num_ranks > 1 else 0)]
@@ -233,12 +233,12 @@ def rank_of(target: str) -> int:
 def _read(text: str, names: Sequence[str], ranks: Sequence[str]) -> _Wanted:
     found = _FORM.fullmatch(text.strip())
     if found is None:
-        raise UserError(
+        raise UserFault(
             f"--faults: cannot read '{text}'; write KIND:TARGET, such as kill:engine/0, stop:buffer@0.5+2 or "
             "drop:scorer>filter=0.3"
         )
     if found["kind"] not in set(ChaosKind):
-        raise UserError(f"--faults: there is no '{found['kind']}'; there are {', '.join(ChaosKind)}")
+        raise UserFault(f"--faults: there is no '{found['kind']}'; there are {', '.join(ChaosKind)}")
     kind, target, peer = ChaosKind(found["kind"]), found["target"] or "", found["peer"] or ""
     _check_ends(text, kind, target, peer, (*names, *ranks) if kind in PROCESS_FAULTS else names)
     return _Wanted(
@@ -255,13 +255,13 @@ def _check_ends(text: str, kind: ChaosKind, target: str, peer: str, names: Seque
     is_link, is_process = kind in LINK_FAULTS, kind in PROCESS_FAULTS
     if is_link != bool(peer) or (is_link or is_process) != bool(target):
         need = "a sender and a receiver (scorer>filter)" if is_link else "an actor" if is_process else "no target"
-        raise UserError(f"--faults: '{text}': {kind} takes {need}")
+        raise UserFault(f"--faults: '{text}': {kind} takes {need}")
     allowed = {*names, ANY} | ({DRIVER} if is_process and kind is not ChaosKind.SLOW else set[str]())
     for end in filter(None, (target, peer)):
         if end not in allowed:
-            raise UserError(f"--faults: '{text}': the run has no '{end}'; it has {', '.join(sorted(allowed))}")
+            raise UserFault(f"--faults: '{text}': the run has no '{end}'; it has {', '.join(sorted(allowed))}")
     if target and target == peer != ANY:
-        raise UserError(f"--faults: '{text}': {target} does not send anything to itself")
+        raise UserFault(f"--faults: '{text}': {target} does not send anything to itself")
 
 
 def _number(text: str, digits: str | None, *, at_most: float | None = None) -> float | None:
@@ -270,7 +270,7 @@ def _number(text: str, digits: str | None, *, at_most: float | None = None) -> f
     try:
         number = float(digits)
     except ValueError:
-        raise UserError(f"--faults: '{text}': {digits} is not a number") from None
+        raise UserFault(f"--faults: '{text}': {digits} is not a number") from None
     if at_most is not None and number > at_most:
-        raise UserError(f"--faults: '{text}': {digits} is a share and cannot be above {at_most:g}")
+        raise UserFault(f"--faults: '{text}': {digits} is a share and cannot be above {at_most:g}")
     return number

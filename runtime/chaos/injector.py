@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final, assert_never
 import msgspec
 
 from penstock.runtime.chaos.faults import DRIVER, LINK_FAULTS, ChaosFault, ChaosKind
-from penstock.runtime.hosts.ray.processes import kill
+from penstock.runtime.hosts.processes.descendants import kill
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

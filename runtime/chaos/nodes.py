@@ -12,9 +12,9 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.runtime.errors import PreflightError
+from penstock.messages.errors import UserFault
+from penstock.runtime.hosts.processes.descendants import be_subreaper, descendants_of, facts_of, kill, kill_descendants
 from penstock.runtime.hosts.ray.cluster import make_temp_folder
-from penstock.runtime.hosts.ray.processes import be_subreaper, descendants_of, facts_of, kill, kill_descendants
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,7 +50,7 @@ class TwoNodes:
         self.address = self._process.stdout.readline().strip()
         if not self.address:
             self.__exit__(None, None, None)
-            raise PreflightError("node_loss needs two Ray nodes, and they could not be started on this machine")
+            raise UserFault("node_loss needs two Ray nodes, and they could not be started on this machine")
         return self
 
     def __exit__(

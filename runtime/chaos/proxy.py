@@ -32,15 +32,15 @@ import zmq
 
 from penstock.messages.wire import Header
 from penstock.runtime.chaos.faults import ChaosKind
-from penstock.runtime.hosts.ray.links import Links
-from penstock.runtime.hosts.ray.wakeup import Wakeup
+from penstock.runtime.hosts.processes.links import Links
+from penstock.runtime.hosts.processes.wakeup import Wakeup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from concurrent.futures import Future
 
-    from penstock.runtime.hosts.ray.control import Address
-    from penstock.runtime.hosts.ray.keys import KeyPair
+    from penstock.runtime.hosts.processes.control import Address
+    from penstock.runtime.hosts.processes.keys import KeyPair
 
 CHUNK_BYTES: Final = 65536
 MAX_FRAMES_A_TURN: Final = 256

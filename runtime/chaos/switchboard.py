@@ -14,8 +14,8 @@ import msgspec
 
 from penstock.runtime.chaos.faults import ChaosKind
 from penstock.runtime.chaos.proxy import ByteProxies, FrameProxy, LinkTable
-from penstock.runtime.chaos.rerouting import Rerouted, read_all
-from penstock.runtime.hosts.ray.control import Address
+from penstock.runtime.hosts.processes.control import Address
+from penstock.runtime.hosts.processes.rerouting import Rerouted, read_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from penstock.backends.stores.audit import audit_ledger
-from penstock.backends.stores.protocol import LedgerStoreError
-from penstock.backends.stores.tables import LEDGER_FILE
+from penstock.backends.ledger.audit import audit_ledger
+from penstock.backends.ledger.protocol import LedgerStoreError
+from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.evaluation import GroupEvaluated
 from penstock.messages.ledger import GroupClosed, GroupRecorded, LedgerEntry, StepRecorded
 from penstock.messages.names import is_engine

@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from penstock.backends.learners.gang.rank_process import RANK_VARIABLE
+from penstock.backends.learners.worker_group.rank_process import RANK_VARIABLE
 from penstock.messages.names import LEARNER
 from penstock.runtime.chaos.faults import DRIVER, is_rank, rank_of
-from penstock.runtime.hosts.ray.driver import DRIVER_LOG
-from penstock.runtime.hosts.ray.job import RUN_ID_VARIABLE
-from penstock.runtime.hosts.ray.processes import descendants_of, environment_of, facts_of, is_running, kill
+from penstock.runtime.hosts.driver.main import DRIVER_LOG
+from penstock.runtime.hosts.processes.descendants import descendants_of, environment_of, facts_of, is_running, kill
+from penstock.runtime.hosts.processes.job import RUN_ID_VARIABLE
 from penstock.runtime.observability.trackers import METRICS_FILE, is_evaluation_line
 
 if TYPE_CHECKING:

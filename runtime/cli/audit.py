@@ -8,12 +8,8 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from penstock.backends.stores.audit import audit_ledger
-from penstock.backends.stores.protocol import LedgerStoreError
-from penstock.backends.stores.tables import LEDGER_FILE
 from penstock.messages.samples import TerminalState
-from penstock.runtime.cli.runs import read_record
-from penstock.runtime.errors import RunFolderError
+from penstock.runtime.launch.runs import audit_run
 from penstock.runtime.observability.summary import read_summary
 from penstock.runtime.observability.texts import NOTHING, count_text
 
@@ -23,7 +19,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from penstock.backends.stores.audit import AuditReport
+    from penstock.backends.ledger.audit import AuditReport
     from penstock.messages.training import CauseCount
 
 MAX_SHOWN: Final = 50
@@ -35,12 +31,9 @@ def show_audit(folder: Path, console: Console) -> int:
     """Audit the ledger of a run and print what it comes to; 0 when everything agrees, 1 when something does not.
 
     Raises:
-        RunFolderError: the folder has no ledger, or it cannot be read.
+        UserFault: the folder has no ledger, or it cannot be read.
     """
-    try:
-        report = audit_ledger(ledger_file(folder))
-    except LedgerStoreError as error:
-        raise RunFolderError(str(error)) from None
+    report = audit_run(folder)
     console.print(f"[bold]{escape(str(folder))}[/]  {report.num_entries:,} entries\n")
     console.print(_balance_table(report))
     console.print(_waste_table(report, folder))
@@ -57,19 +50,6 @@ def show_audit(folder: Path, console: Console) -> int:
         console.print(f"  … and {hidden:,} more")
     console.print(f"[bold red]{len(report.findings):,} disagreements[/]")
     return 1
-
-
-def ledger_file(folder: Path) -> Path:
-    """The ledger in a run's folder.
-
-    Raises:
-        RunFolderError: there is none.
-    """
-    file = folder / LEDGER_FILE
-    if not file.is_file():
-        read_record(folder)  # says so when this is no run at all
-        raise RunFolderError(f"{folder}: the run has no {LEDGER_FILE}; its Buffer has not started yet")
-    return file
 
 
 def _balance_table(report: AuditReport) -> Table:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock import benchmarks
-from penstock.runtime.errors import UserError
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,12 +41,12 @@ def run_benchmark(name: str, arguments: Sequence[str]) -> int:
     """Run one benchmark; its exit code.
 
     Raises:
-        UserError: there is none of this name.
+        UserFault: there is none of this name.
     """
     names = tuple(benchmark_docs())
     if name not in names:
         near = difflib.get_close_matches(name, names, n=1)
         hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(names) or 'none yet'}"
-        raise UserError(f"no benchmark is called '{name}'; {hint}")
+        raise UserFault(f"no benchmark is called '{name}'; {hint}")
     module = importlib.import_module(f"penstock.benchmarks.{name}")
     return int(module.main(list(arguments)))

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Final
 from rich.markup import escape
 from rich.table import Table
 
+from penstock.backends.engines.spec import are_modelled
+from penstock.messages.errors import UserFault
 from penstock.runtime.chaos.faults import (
     LINK_FAULTS,
     REWARD_FAULTS,
@@ -22,8 +24,7 @@ from penstock.runtime.chaos.faults import (
 from penstock.runtime.chaos.injector import Injector, Tools
 from penstock.runtime.chaos.verdict import judge
 from penstock.runtime.chaos.watch import WatchedRun
-from penstock.runtime.errors import PreflightError, ScenarioError
-from penstock.runtime.wiring import actor_names
+from penstock.runtime.run.wiring import actor_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +52,7 @@ def run_chaos(
     """Run a scenario with these faults; 0 when the verdict is clean, otherwise 1.
 
     Raises:
-        UserError: something that the faults need is missing here.
+        UserFault: something that the faults need is missing here.
     """
     verdict = play(scenario, scenario_path, overrides, faults, seed=seed, timeout_s=timeout_s, console=console)
     show_verdict(verdict, console)
@@ -64,7 +65,7 @@ def planned_faults(
     """See :func:`~penstock.runtime.chaos.faults.plan_faults`; of a run of this scenario.
 
     Raises:
-        UserError: as there.
+        UserFault: as there.
     """
     return plan_faults(
         texts,
@@ -90,7 +91,7 @@ def play(
     """The same, without a word about the verdict.
 
     Raises:
-        UserError: something that the faults need is missing here, or the run refused to start.
+        UserFault: something that the faults need is missing here, or the run refused to start.
     """
     kinds = {fault.kind for fault in faults}
     _check(kinds, scenario)
@@ -112,7 +113,7 @@ def play(
         if not in_time:
             run.end()  # so that its files are whole when they are read
         if not run.has_folder:
-            raise PreflightError(f"the run did not start: {run.output.strip() or 'it said nothing'}")
+            raise UserFault(f"the run did not start: {run.output.strip() or 'it said nothing'}")
         board = tools.switchboard
         verdict = judge(
             run,
@@ -132,15 +133,15 @@ def play(
 def _check(kinds: set[ChaosKind], scenario: Scenario) -> None:
     """The scenario has what these faults are done to."""
     rewards = sorted(kinds & REWARD_FAULTS)
-    if rewards and scenario.engines.backend == "simulated":
-        raise ScenarioError(
+    if rewards and are_modelled(scenario.engines):
+        raise UserFault(
             f"--faults: {rewards[0]}: with simulated engines the rewards are simulated too, and no reward function is "
             "called; take a scenario with real ones"
         )
     if ChaosKind.NODE_LOSS in kinds and scenario.runtime.host != "ray":
-        raise ScenarioError("--faults: node_loss takes a Ray node away; set runtime.host=ray")
+        raise UserFault("--faults: node_loss takes a Ray node away; set runtime.host=ray")
     if ChaosKind.NODE_LOSS in kinds and scenario.runtime.ray_address is not None:
-        raise ScenarioError(
+        raise UserFault(
             "--faults: node_loss starts two Ray nodes of its own; leave runtime.ray_address out of the scenario"
         )
 
@@ -150,7 +151,7 @@ def _make_parent(scenario: Scenario) -> Path:
     try:
         stem.mkdir(mode=0o700, parents=True)
     except OSError as error:
-        raise PreflightError(f"{stem}: cannot create the folder for the run: {error.strerror}") from None
+        raise UserFault(f"{stem}: cannot create the folder for the run: {error.strerror}") from None
     return stem
 
 
@@ -169,7 +170,7 @@ def _open_tools(
 
     switchboard, orders, disk, nodes = None, None, None, None
     if kinds & LINK_FAULTS:
-        from penstock.runtime.chaos.rerouting import SOCKET_VARIABLE
+        from penstock.runtime.hosts.processes.rerouting import SOCKET_VARIABLE
 
         switchboard = stack.enter_context(Switchboard(seed=seed, pid_of=lambda name: (run.find(name) or (None,))[0]))
         environment[SOCKET_VARIABLE] = str(switchboard.path)

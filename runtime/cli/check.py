@@ -9,9 +9,9 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from penstock.backends.user_code import UserCodeError, split_spec
+from penstock.backends.processes.user_code import split_spec
+from penstock.messages.errors import UserFault
 from penstock.runtime.contracts.kinds import KINDS, OTHER_NAMES, check_function
-from penstock.runtime.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,21 +25,18 @@ def check_hook(spec: str, kind: str, console: Console, *, timeout_s: float, rewa
     """Check it, and show what came of that; the exit code.
 
     Raises:
-        UserError: there is no such kind, or no such file; a key is given of what is no reward.
+        UserFault: there is no such kind, or no such file; a key is given of what is no reward.
     """
     known = OTHER_NAMES.get(kind, kind)
     if known not in KINDS:
         near = difflib.get_close_matches(kind, [*KINDS, *OTHER_NAMES], n=1)
         hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(KINDS)}"
-        raise UserError(f"--as {kind}: no function is of this kind; {hint}")
+        raise UserFault(f"--as {kind}: no function is of this kind; {hint}")
     if ":" not in spec:
-        raise UserError(f"{spec!r}: expected file.py:function, as in rewards/mine.py:score")
-    try:
-        split_spec(spec)
-    except UserCodeError as error:
-        raise UserError(str(error)) from None
+        raise UserFault(f"{spec!r}: expected file.py:function, as in rewards/mine.py:score")
+    split_spec(spec)
     if reward_key is not None and known not in ("reward", "group_reward"):
-        raise UserError(f"--reward-key {reward_key}: a function of kind {known} returns no dictionary with a reward")
+        raise UserFault(f"--reward-key {reward_key}: a function of kind {known} returns no dictionary with a reward")
     findings = check_function(spec, known, timeout_s=timeout_s, reward_key=reward_key)
     console.print(f"{escape(spec)} as [bold]{known}[/] ({KINDS[known].key}): {KINDS[known].is_of}", soft_wrap=True)
     console.print(_table(findings))

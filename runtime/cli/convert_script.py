@@ -19,7 +19,7 @@ def convert_script(script: Path, console: Console, *, is_check: bool) -> int:
     """Print the scenario; or only its notes, and the verdict as the last line. The exit code: 1 for another job.
 
     Raises:
-        UserError: the script cannot be read.
+        UserFault: the script cannot be read.
     """
     converted = to_scenario(read_script(script), script.stem)
     if not is_check:

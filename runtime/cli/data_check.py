@@ -22,13 +22,13 @@ from rich.table import Table
 
 from penstock.backends.data.dataset import Dataset
 from penstock.backends.data.mixture import named_sources
-from penstock.backends.data.problems import DataError
 from penstock.backends.data.streamed import StreamedRows
+from penstock.backends.learners.spec import is_modelled
 from penstock.messages.arrays import tokens_view
-from penstock.runtime.cli.hub import with_hub
-from penstock.runtime.errors import UserError
+from penstock.messages.errors import UserFault
+from penstock.runtime.launch.hub import with_hub
 from penstock.runtime.observability.texts import count_text
-from penstock.runtime.rows import read_dataset, read_evaluation, row_notices
+from penstock.runtime.run.rows import read_dataset, read_evaluation, row_notices
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
@@ -68,19 +68,16 @@ def check_data(scenario: Scenario, console: Console, *, num_shown: int) -> int:
     """Read all rows, and show what came of them and the first prompts; the exit code.
 
     Raises:
-        UserError: the rows cannot be used; the message says which and why.
+        UserFault: the rows cannot be used; the message says which and why.
     """
-    if scenario.learner.backend == "simulated":
-        raise UserError("the scenario is simulated: it has a number of rows and no data to check")
+    if is_modelled(scenario.learner):
+        raise UserFault("the scenario is simulated: it has a number of rows and no data to check")
     scenario = with_hub(scenario, console)
     with _tokenizer_folder(scenario) as folder:
-        try:
-            with console.status("reading the rows …") as status:
-                rows = read_dataset(scenario, folder, tell=status.update)
-                notices = row_notices(scenario, folder, rows)
-                evaluated = read_evaluation(scenario, folder)
-        except DataError as error:
-            raise UserError(str(error)) from None
+        with console.status("reading the rows …") as status:
+            rows = read_dataset(scenario, folder, tell=status.update)
+            notices = row_notices(scenario, folder, rows)
+            evaluated = read_evaluation(scenario, folder)
         console.print(_overview(scenario, rows, notices))
         if len(rows.sources) > 1:
             console.print(_sources(scenario, rows))
@@ -200,8 +197,8 @@ def _tokenizer_folder(scenario: Scenario) -> Generator[Path]:
         yield Path(scenario.model.path)
         return
     assert scenario.model.make is not None, "a scenario's rules ask for one of them"
-    from penstock.backends.models.make import make_model
-    from penstock.backends.models.terminal import quiet_transformers
+    from penstock.backends.checkpoint.make import make_model
+    from penstock.backends.checkpoint.terminal import quiet_transformers
 
     with tempfile.TemporaryDirectory(prefix="penstock-data-") as folder:
         with quiet_transformers():

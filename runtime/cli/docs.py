@@ -6,12 +6,14 @@ import sys
 from pathlib import Path
 
 from penstock.runtime.cli.catalogue import events_catalogue
+from penstock.runtime.cli.state_machines import state_machines
 from penstock.runtime.scenario.reference import scenario_reference
 from penstock.runtime.scenario.schema import schema_text
 
 GENERATED = {
     "events.md": events_catalogue,
     "scenarios.md": scenario_reference,
+    "state_machines.md": state_machines,
     "scenario.schema.json": schema_text,
 }
 """File name and what writes it."""

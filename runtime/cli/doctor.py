@@ -16,8 +16,7 @@ import psutil
 from rich.markup import escape
 from rich.table import Table
 
-from penstock.backends.engines.sglang.environment import (
-    SglangEnvironmentError,
+from penstock.backends.engines.served.sglang.environment import (
     build_command,
     default_folder,
     device_name,
@@ -26,9 +25,10 @@ from penstock.backends.engines.sglang.environment import (
     num_cuda_gpus,
     read_mark,
 )
-from penstock.backends.engines.sglang.environment_build import check_import
+from penstock.backends.engines.served.sglang.environment_build import check_import
 from penstock.backends.learners.megatron.config_fields import MEGATRON_VERSION
-from penstock.runtime.scenario.megatron_preflight import (
+from penstock.messages.errors import UserFault
+from penstock.runtime.preflight.megatron import (
     INSTALL,
     INSTALL_LAYERS,
     has_transformer_engine,
@@ -135,7 +135,7 @@ def check_sglang(*, is_cpu: bool | None = None) -> Finding:
         if read_mark(folder) is None:
             return Finding("SGLang", "absent", f"no environment at {folder} (optional)", fix)
         versions = check_import(find_environment(folder, is_cpu=is_cpu))
-    except SglangEnvironmentError as error:
+    except UserFault as error:
         return Finding("SGLang", "bad", str(error), fix)
     gpus = f", {versions.num_gpus} GPUs" if versions.num_gpus else ""
     found = f"{versions.sglang} for {device_name(is_cpu=is_cpu)} with torch {versions.torch}{gpus}, {folder}"

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from rich.syntax import Syntax
 
-from penstock.backends.engines.sglang.environment import num_cuda_gpus
 from penstock.runtime.cli.megatron_plan import megatron_text
 from penstock.runtime.cli.node_plan import node_text, plan_nodes
 from penstock.runtime.cli.placement import placement
 from penstock.runtime.cli.tables import aligned
-from penstock.runtime.errors import PreflightError
-from penstock.runtime.hosts.ray.placement import NodeGpus, needs_of, place
+from penstock.runtime.launch.machine import FAILED, ask_machine
+from penstock.runtime.run.placement import needs_of
 from penstock.runtime.safe_text import without_credentials
 from penstock.runtime.scenario import dump_scenario
-from penstock.runtime.scenario.preflight import machine_checks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,11 +22,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from penstock.runtime.scenario import Scenario
-    from penstock.runtime.scenario.preflight import MachineCheck
-
-OK: Final = "ok"
-FAILED: Final = "failed"
-LEFT_OUT: Final = "left out"
 
 
 def show_plan(
@@ -87,16 +80,6 @@ def placement_text(scenario: Scenario) -> str:
     return "".join(f"# {line}".rstrip() + "\n" for line in lines)
 
 
-def ask_machine(scenario: Scenario, run_parent: Path) -> dict[str, str]:
-    """Each check of this machine and its outcome."""
-    outcomes: dict[str, str] = {}
-    for check in machine_checks(scenario, run_parent):
-        outcomes[check.subject] = _outcome(check, outcomes)
-    if needs_of(scenario):
-        outcomes["GPUs"] = _room_for_gpus(scenario)
-    return outcomes
-
-
 def machine_text(outcomes: Mapping[str, str]) -> str:
     """The outcomes as comment lines, those that failed in full at the end."""
     failed = {subject: outcome for subject, outcome in outcomes.items() if outcome.startswith(FAILED)}
@@ -109,29 +92,6 @@ def machine_text(outcomes: Mapping[str, str]) -> str:
         lines += ["", f"{len(failed)} of {len(outcomes)} checks failed:"]
         lines += [f"{subject}: {outcome.removeprefix(f'{FAILED}: ')}" for subject, outcome in failed.items()]
     return "".join(f"# {line}".rstrip() + "\n" for line in lines)
-
-
-def _outcome(check: MachineCheck, before: Mapping[str, str]) -> str:
-    if check.is_elsewhere:
-        return f"{LEFT_OUT}: it is for the machines of the cluster"
-    if check.needs and before[check.needs] != OK:
-        return f"{LEFT_OUT}: it needs {check.needs}"
-    try:
-        check.ask()
-    except PreflightError as error:
-        return f"{LEFT_OUT if check.is_later else FAILED}: {error}"
-    return OK
-
-
-def _room_for_gpus(scenario: Scenario) -> str:
-    """Whether those of this machine suffice."""
-    if scenario.runtime.ray_address is not None:
-        return f"{LEFT_OUT}: they are those of the cluster"
-    try:
-        place(scenario, [NodeGpus("this machine", num_cuda_gpus())])
-    except PreflightError as error:
-        return f"{FAILED}: {error}"
-    return OK
 
 
 def _gpus(scenario: Scenario) -> str:

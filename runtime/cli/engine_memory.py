@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from penstock.backends.engines.options import engine_groups
-from penstock.backends.engines.sglang.size import EngineSizeError, engine_size
+from penstock.backends.engines.spec import ENGINES
 from penstock.backends.learners.megatron.memory import WEIGHT_BYTES
 from penstock.backends.learners.megatron.weight_map import parameters_of
+from penstock.messages.errors import UserFault
 from penstock.runtime.cli.tables import bytes_text
 
 if TYPE_CHECKING:
@@ -52,12 +53,14 @@ def engine_lines(scenario: Scenario, architecture: Architecture, gpu_gb: float |
 
 def _num_gpus(group: EngineGroupOptions) -> int | None:
     """Of an engine; None where its GPUs do not share the weights evenly, or where it has none that we start."""
-    if group.backend != "sglang" or group.addresses or group.device == "cpu" or any(k in group.sglang for k in COPIES):
+    spec = ENGINES.spec(group.backend)
+    if "sglang" not in spec.keys or group.device == "cpu" or any(key in group.sglang for key in COPIES):
         return None
     try:
-        return engine_size(group.sglang).num_gpus
-    except EngineSizeError:
+        size = spec.size(group)
+    except UserFault:
         return None
+    return None if size is None else size.num_gpus
 
 
 def _cache_numbers(architecture: Architecture, num_gpus: int) -> float:

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
-from penstock.backends.engines.sglang.environment import SglangEnvironmentError, device_name
-from penstock.backends.engines.sglang.environment_build import Progress, build_environment
-from penstock.runtime.errors import UserError
+from penstock.backends.engines.served.sglang.environment import device_name
+from penstock.backends.engines.served.sglang.environment_build import Progress, build_environment
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,7 +22,7 @@ def build_sglang(
     """Build it unless it is ready, showing what is being installed and for how long.
 
     Raises:
-        UserError: it cannot be built.
+        UserFault: it cannot be built.
     """
     began_s = time.monotonic()
     said = ""
@@ -39,10 +38,7 @@ def build_sglang(
                 console.print(f"{what} …", markup=False, soft_wrap=True)
             said = what
 
-        try:
-            built = build_environment(folder=folder, stand_ins=stand_ins, python=python, recreate=recreate, report=show)
-        except SglangEnvironmentError as error:
-            raise UserError(str(error)) from None
+        built = build_environment(folder=folder, stand_ins=stand_ins, python=python, recreate=recreate, report=show)
     environment = built.environment
     what = f"SGLang {environment.version} for {device_name(is_cpu=environment.is_cpu)}"
     how = "was ready" if built.was_ready else f"is ready after {time.monotonic() - began_s:.0f} s"

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from rich.markup import escape
 
 from penstock.backends.episodes.registry import run_token
-from penstock.backends.http_server import listen
-from penstock.runtime.cli.runs import SCENARIO_NAME, is_alive, read_record
-from penstock.runtime.errors import UserError
+from penstock.backends.processes.http_server import listen
+from penstock.messages.errors import UserFault
 from penstock.runtime.gateway.door import FrontDoor
+from penstock.runtime.launch.runs import SCENARIO_NAME, is_alive, process_handle, read_record
 from penstock.runtime.scenario import load_scenario
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from penstock.runtime.cli.runs import RunRecord
+    from penstock.runtime.launch.runs import RunRecord
 
 EXAMPLE: Final = """\
   session = requests.post("{url}/sessions", headers={{"Authorization": "Bearer {token}"}}).json()
@@ -32,14 +31,14 @@ def serve_gateway(folder: Path, host: str, port: int, console: Console) -> int:
     """Serve until the run has ended.
 
     Raises:
-        UserError: the run has no gateway, is over, or the port cannot be had.
+        UserFault: the run has no gateway, is over, or the port cannot be had.
     """
     record = read_record(folder)
     if not is_alive(record):
-        raise UserError(f"{folder}: its process has ended, so there is nobody to talk to; resume it first")
+        raise UserFault(f"{folder}: its process has ended, so there is nobody to talk to; resume it first")
     scenario = load_scenario(folder / SCENARIO_NAME, [])
     if scenario.episode.kind != "gateway":
-        raise UserError(
+        raise UserFault(
             f"{folder}: its samples are no sessions (episode.kind: {scenario.episode.kind}); start the run with "
             "episode.kind=gateway"
         )
@@ -53,7 +52,7 @@ async def _serve(folder: Path, host: str, port: int, console: Console) -> None:
     try:
         listener = await listen(FrontDoor(folder, token).app(host), host, port)
     except OSError as error:
-        raise UserError(f"--host {host} --port {port}: cannot listen there: {error.strerror}") from None
+        raise UserFault(f"--host {host} --port {port}: cannot listen there: {error.strerror}") from None
     try:
         url = f"http://{host}:{listener.port}"
         console.print(f"agents of {escape(folder.name)} come to  {url}", soft_wrap=True)
@@ -67,16 +66,13 @@ async def _serve(folder: Path, host: str, port: int, console: Console) -> None:
 
 async def _end_of(record: RunRecord) -> None:
     """Wait for the end of the run's process, which the kernel tells."""
-    try:
-        handle = os.pidfd_open(record.pid)
-    except ProcessLookupError:
-        return
-    ended = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    loop.add_reader(handle, ended.set)
-    try:
-        if is_alive(record):  # asked while the handle keeps the pid from meaning another process
+    with process_handle(record) as handle:
+        if handle is None:
+            return
+        ended = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        loop.add_reader(handle, ended.set)
+        try:
             await ended.wait()
-    finally:
-        loop.remove_reader(handle)
-        os.close(handle)
+        finally:
+            loop.remove_reader(handle)

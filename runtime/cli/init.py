@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import yaml
 from rich.markup import escape
 
-from penstock.runtime.errors import UserError
+from penstock.messages.errors import UserFault
 from penstock.runtime.safe_text import terminal_lines
 from penstock.runtime.scenario import load_scenario
 from penstock.runtime.scenario.paths import is_user_code
@@ -39,10 +39,10 @@ def write_new_scenario(file: Path, wanted: Wanted, console: Console) -> None:
     """Write a scenario that loads, with the schema beside it, and say what comes next.
 
     Raises:
-        UserError: a file of this name is there, or what is wanted makes no scenario; nothing is written then.
+        UserFault: a file of this name is there, or what is wanted makes no scenario; nothing is written then.
     """
     if file.exists():
-        raise UserError(f"{file}: is there already; name another file, or remove it")
+        raise UserFault(f"{file}: is there already; name another file, or remove it")
     text = shipped_scenarios()[TEMPLATE].read_text(encoding="utf-8")
     text = text[text.index("\nrun:") :]  # what leads it is about the template
     for block, key, value in (
@@ -62,9 +62,9 @@ def write_new_scenario(file: Path, wanted: Wanted, console: Console) -> None:
         (file.parent / SCHEMA).write_text(schema_text(), encoding="utf-8")
         scratch.rename(file)
     except OSError as error:
-        raise UserError(f"{file}: cannot be written: {(error.strerror or str(error)).lower()}") from None
-    except UserError as error:
-        raise UserError(str(error).replace(str(scratch), str(file))) from None
+        raise UserFault(f"{file}: cannot be written: {(error.strerror or str(error)).lower()}") from None
+    except UserFault as error:
+        raise UserFault(str(error).replace(str(scratch), str(file))) from None
     finally:
         scratch.unlink(missing_ok=True)
     shown = escape(terminal_lines(str(file)))

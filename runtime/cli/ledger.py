@@ -13,11 +13,11 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from penstock.backends.stores.protocol import LedgerStoreError
-from penstock.backends.stores.sqlite import SqliteReader, open_read_only
-from penstock.backends.stores.tables import TABLES, VIEWS
-from penstock.runtime.cli.audit import ledger_file
-from penstock.runtime.errors import RunFolderError, UserError
+from penstock.backends.ledger.protocol import LedgerStoreError
+from penstock.backends.ledger.sqlite import SqliteReader, open_read_only
+from penstock.backends.ledger.tables import TABLES, VIEWS
+from penstock.messages.errors import UserFault
+from penstock.runtime.launch.runs import ledger_file
 from penstock.runtime.safe_text import terminal_lines
 
 if TYPE_CHECKING:
@@ -34,28 +34,27 @@ def ask_ledger(folder: Path, sql: str, console: Console, *, as_csv: bool, timeou
     """Print what a query gives.
 
     Raises:
-        UserError: the query is wrong, would write, or takes longer than ``timeout_s``.
-        RunFolderError: the folder has no ledger, or it cannot be read.
+        UserFault: the query is wrong, would write, or takes longer than ``timeout_s``; or there is no ledger to read.
     """
     file = ledger_file(folder)
     try:
         SqliteReader(file).close()  # says what is wrong with a ledger of another penstock
         database = open_read_only(file)
     except (LedgerStoreError, sqlite3.Error) as error:
-        raise RunFolderError(f"{file}: {error}" if isinstance(error, sqlite3.Error) else str(error)) from None
+        raise UserFault(f"{file}: {error}" if isinstance(error, sqlite3.Error) else str(error)) from None
     deadline_s = time.monotonic() + timeout_s
     database.set_progress_handler(lambda: time.monotonic() > deadline_s, INSTRUCTIONS_A_CHECK)
     try:
         answer = database.execute(sql)
         if answer.description is None:
-            raise UserError(f"the statement gives no rows: {sql!r}. Ask with SELECT; the ledger is opened to be read")
+            raise UserFault(f"the statement gives no rows: {sql!r}. Ask with SELECT; the ledger is opened to be read")
         names = [column[0] for column in answer.description]
         if as_csv:
             _write_csv(names, answer)
         else:
             _show(names, answer, console)
     except (sqlite3.Error, sqlite3.Warning) as error:
-        raise UserError(_story(error, timeout_s)) from None
+        raise UserFault(_story(error, timeout_s)) from None
     finally:
         database.close()
 

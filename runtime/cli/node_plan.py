@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.backends.engines.sglang.environment import num_cuda_gpus
+from penstock.backends.engines.served.sglang.environment import num_cuda_gpus
+from penstock.messages.errors import UserFault
 from penstock.messages.names import LEARNER
 from penstock.runtime.cli.tables import aligned
-from penstock.runtime.errors import PreflightError
-from penstock.runtime.hosts.ray.placement import NodeGpus, Placement, needs_of, place
+from penstock.runtime.run.placement import NodeGpus, Placement, needs_of, place
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.runtime.hosts.ray.placement import Block
+    from penstock.runtime.run.placement import Block
     from penstock.runtime.scenario import Scenario
 
 DEFAULT_GPUS_PER_NODE: Final = 8
@@ -56,7 +56,7 @@ def plan_nodes(scenario: Scenario, gpus_per_node: int | None = None) -> NodePlan
         nodes = [NodeGpus(str(node), per_node) for node in range(num_nodes)]
         try:
             return NodePlan(place(scenario, nodes), num_nodes, per_node)
-        except PreflightError as error:
+        except UserFault as error:
             refusal = refusal or str(error)
     return NodePlan(Placement(), fewest, per_node, refusal)
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.backends.engines.options import engine_groups
-from penstock.backends.engines.sglang.size import engine_size
+from penstock.backends.engines.spec import ENGINES
+from penstock.backends.protocol import Capability
 from penstock.messages.names import (
     BUFFER,
     FILTER,
@@ -94,8 +95,9 @@ def _teachers(scenario: Scenario) -> Iterator[Placed]:
 def _gpus(group: EngineGroupOptions) -> str:
     if group.addresses:
         return ", running already"
-    if group.backend != "sglang" or group.device == "cpu":
+    spec = ENGINES.spec(group.backend)
+    size = None if group.device == "cpu" or Capability.EMBEDDED in spec.capabilities else spec.size(group)
+    if size is None:
         return ""
-    size = engine_size(group.sglang)
     over = f" over {size.node_counts[0]} nodes" if size.node_counts[0] > 1 else ""
     return f", {size.num_gpus} GPU{'s' * (size.num_gpus > 1)} each{over}"

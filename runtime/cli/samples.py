@@ -8,9 +8,9 @@ from rich.markup import escape
 from rich.rule import Rule
 from rich.text import Text
 
-from penstock.backends.stores.kept_samples import clipped
-from penstock.runtime.cli.runs import read_record
-from penstock.runtime.errors import UserError
+from penstock.backends.ledger.kept_samples import clipped
+from penstock.messages.errors import UserFault
+from penstock.runtime.launch.runs import read_record
 from penstock.runtime.observability.samples import chosen_samples, shown_samples
 from penstock.runtime.safe_text import terminal_lines, terminal_text
 
@@ -40,13 +40,12 @@ def show_samples(
     """Print them.
 
     Raises:
-        RunFolderError: the folder holds no run, or its samples cannot be read.
-        UserError: the run has kept none.
+        UserFault: the folder holds no run, the run has kept no samples, or they cannot be read.
     """
     read_record(folder)
     samples = shown_samples(folder)
     if not samples:
-        raise UserError(
+        raise UserFault(
             f"{folder}: no samples are kept. Nothing has come to its end yet, or observability.samples is 0"
         )
     found = chosen_samples(samples, step=step, failed=failed, dropped=dropped, worst=worst, grep=grep)

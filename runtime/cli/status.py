@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.padding import Padding
 
-from penstock.runtime.cli.launch import resume_command
-from penstock.runtime.cli.runs import is_alive, read_record
-from penstock.runtime.errors import RunFolderError
-from penstock.runtime.hosts.ray.processes import is_stopped
+from penstock.runtime.hosts.processes.descendants import is_stopped
+from penstock.runtime.launch.launch import begin_again, resume_command
+from penstock.runtime.launch.runs import SCENARIO_NAME, is_alive, read_record
+from penstock.runtime.launch.status import state_of
 from penstock.runtime.observability.figures import CURSORS, REWARD
-from penstock.runtime.observability.jsonl import BadLineError
 from penstock.runtime.observability.samples import reason_counts
 from penstock.runtime.observability.summary import read_summary
 from penstock.runtime.observability.summary_view import failures_table
 from penstock.runtime.observability.trackers import read_steps
 from penstock.runtime.safe_text import terminal_lines
+from penstock.runtime.scenario import load_scenario
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from penstock.runtime.cli.runs import RunRecord
+    from penstock.runtime.launch.runs import RunRecord
 
 
 def show_status(folder: Path, console: Console) -> int:
     """Print it; 0 for a run that is alive or completed, 1 for one that failed, was stopped or vanished.
 
     Raises:
-        RunFolderError: the folder holds no run.
+        UserFault: the folder holds no run.
     """
     record = read_record(folder)
     alive = is_alive(record)
@@ -51,8 +51,11 @@ def show_status(folder: Path, console: Console) -> int:
             f"  to look at them: {escape(shlex.join(('penstock', 'samples', str(folder))))} --failed", soft_wrap=True
         )
     if not alive and record.state != "completed":
-        console.print(f"  to go on: {escape(resume_command(folder.absolute()))}", soft_wrap=True)
-    return 0 if record.state == "completed" or (record.state == "running" and alive) else 1
+        text = f"to go on: {resume_command(folder.absolute())}"
+        if record.state == "diverged":
+            text = begin_again(folder.absolute(), load_scenario(folder / SCENARIO_NAME))
+        console.print(f"  {escape(text)}", soft_wrap=True)
+    return 0 if state_of(record) in ("running", "completed") else 1
 
 
 def _state(record: RunRecord, *, alive: bool) -> str:
@@ -75,10 +78,7 @@ def _earlier(record: RunRecord) -> str:
 
 
 def _progress(folder: Path, *, is_running: bool) -> Iterator[str]:
-    try:
-        steps, summary = read_steps(folder), None if is_running else read_summary(folder)
-    except BadLineError as error:
-        raise RunFolderError(str(error)) from None
+    steps, summary = read_steps(folder), None if is_running else read_summary(folder)
     if not steps:
         yield "no step yet"
         if summary is not None:

@@ -25,7 +25,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from penstock.backends.user_code import UserCodeError, described, split_spec
+from penstock.backends.processes.user_code import described, split_spec
+from penstock.backends.rewards.functions import NoRewardError
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -42,14 +44,6 @@ class Finding(NamedTuple):
     state: State
     story: str = ""
     """What was found and what is expected, with file and line where there is one."""
-
-
-class ContractError(ValueError):
-    """What a check found wrong, where it is not what the run itself would say."""
-
-
-class CallTimeoutError(ValueError):
-    """A call took longer than its deadline."""
 
 
 class Checks:
@@ -85,7 +79,7 @@ class Checks:
         return True
 
     def _story(self, error: BaseException) -> str:
-        if isinstance(error, (UserCodeError, ContractError)) or type(error).__module__.startswith("penstock."):
+        if isinstance(error, (UserFault, NoRewardError)):
             place = (
                 described(error, self.path).rpartition(" (")[2] if self.path.name in described(error, self.path) else ""
             )
@@ -99,7 +93,7 @@ def deadline(timeout_s: float) -> Generator[None]:
     """Ends what runs in it, on the main thread."""
 
     def ring(number: int, frame: FrameType | None) -> None:
-        raise CallTimeoutError(f"took longer than {timeout_s:g} s")
+        raise UserFault(f"took longer than {timeout_s:g} s")
 
     before = signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, timeout_s)
@@ -114,22 +108,22 @@ def unchanged(given: ResultT, call: Callable[[ResultT], object]) -> object:
     """What a call returned that may not change what it is given.
 
     Raises:
-        ContractError: it did.
+        UserFault: it did.
     """
     before = copy.deepcopy(given)
     returned = call(given)
     if not same(before, given):
-        raise ContractError("changed what it was given; work on a copy")
+        raise UserFault("changed what it was given; work on a copy")
     return returned
 
 
 def check_same(one: object, other: object) -> None:
     """
     Raises:
-        ContractError: two calls with the same arguments returned different things.
+        UserFault: two calls with the same arguments returned different things.
     """
     if not same(one, other):
-        raise ContractError(
+        raise UserFault(
             "returned different things when it was called twice with the same arguments; ranks and resumed runs need "
             "the same, so make it a function of what it is given"
         )

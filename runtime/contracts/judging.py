@@ -43,8 +43,9 @@ from penstock.backends.rewards.wire import (
     ShowCall,
 )
 from penstock.messages.arrays import pack_tokens
+from penstock.messages.errors import UserFault
 from penstock.runtime.contracts.cases import cases, texts
-from penstock.runtime.contracts.checks import ContractError, check_same, unchanged
+from penstock.runtime.contracts.checks import check_same, unchanged
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,7 +101,7 @@ def check_group_reward(checks: Checks) -> None:
                 found = group_judged(call, 0.0, returned, checks.reward_key)
                 for each in found.samples:
                     if isinstance(each, CallFailed):
-                        raise ContractError(each.reason)
+                        raise UserFault(each.reason)
                 return found
 
             note = _answered(loaded, call, read)[1] or note
@@ -215,7 +216,7 @@ def _answered(loaded: Loaded, call: Call, read: Callable[[object], object]) -> t
     again = read(ask(arguments(call, loaded.names)))
     try:
         check_same(first, again)
-    except ContractError:
+    except UserFault:
         return first, "returned something else when it was called again; a run that is resumed is then another one"
     return first, f"took {elapsed_s:.1f} s" if elapsed_s > SLOW_S else None
 

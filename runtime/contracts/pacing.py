@@ -6,9 +6,10 @@ from itertools import product
 from typing import TYPE_CHECKING, cast
 
 from penstock.actors.buffer.policies import BufferState, RankedGroup, StalenessPolicy
-from penstock.backends.user_code import load_object
+from penstock.backends.processes.user_code import load_object
+from penstock.messages.errors import UserFault
 from penstock.messages.training import OnStale
-from penstock.runtime.contracts.checks import ContractError, check_same
+from penstock.runtime.contracts.checks import check_same
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +25,7 @@ def check_policy(checks: Checks) -> None:
     def build() -> None:
         make = cast("Callable[..., StalenessPolicy]", load_object(checks.spec))
         if not isinstance(make, type):
-            raise ContractError(f"is {type(make).__name__}; expected a class")
+            raise UserFault(f"is {type(make).__name__}; expected a class")
         built.append(make(max_staleness=2, update_mode=_mode(), on_stale=OnStale.WAIT))
 
     if not checks.run("it is built from max_staleness, update_mode and on_stale", build):
@@ -45,7 +46,7 @@ def _check_kept(policy: StalenessPolicy) -> None:
     for name, wanted in (("max_staleness", 2), ("update_mode", _mode()), ("on_stale", OnStale.WAIT)):
         found = getattr(policy, name, None)
         if found != wanted:
-            raise ContractError(f"was built with {name} {wanted!r} and has {found!r}")
+            raise UserFault(f"was built with {name} {wanted!r} and has {found!r}")
 
 
 def _check_targets(policy: StalenessPolicy) -> str | None:
@@ -61,11 +62,11 @@ def _check_targets(policy: StalenessPolicy) -> str | None:
         )
         found = cast("object", policy.target(state))
         if isinstance(found, bool) or not isinstance(found, int) or found < 0:
-            raise ContractError(f"target({state}) returned {found!r}; expected a whole number from 0 on")
+            raise UserFault(f"target({state}) returned {found!r}; expected a whole number from 0 on")
         check_same(found, policy.target(state))
         never_more = never_more and found <= 0
     if never_more:
-        raise ContractError("target is 0 in every state, so nothing would ever be generated")
+        raise UserFault("target is 0 in every state, so nothing would ever be generated")
     return None
 
 
@@ -79,7 +80,7 @@ def _check_ranks(policy: StalenessPolicy) -> None:
         returned = cast("object", policy.rank(group))
         parts = cast("tuple[object, ...]", returned) if isinstance(returned, tuple) else None
         if parts is None or not all(isinstance(part, int) for part in parts):
-            raise ContractError(f"rank({group}) returned {returned!r}; expected a tuple of whole numbers")
+            raise UserFault(f"rank({group}) returned {returned!r}; expected a tuple of whole numbers")
         check_same(parts, policy.rank(group))
         ranks.append(cast("tuple[int, ...]", parts))
     sorted(ranks)

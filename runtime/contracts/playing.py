@@ -28,7 +28,7 @@ from penstock.backends.episodes.functions.wire import FunctionSpecs
 from penstock.backends.episodes.interfaces import Task
 from penstock.backends.episodes.play import Play
 from penstock.backends.episodes.playing import Answer, PlayRules
-from penstock.runtime.contracts.checks import ContractError
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -99,12 +99,12 @@ def _check_played(function: PlayFunction, script: Script, task: Task, words: _Wo
     model = _Model(script, words)
     ended = asyncio.run(_played(function, task, words, model, timeout_s))
     if ended.outcome == "infra_error":
-        raise ContractError(
+        raise UserFault(
             f"ended with infra_error: {ended.detail}; the sample would be tried again and then lost. Catch what the "
             "model can cause, or raise EpisodePolicyError"
         )
     if not model.num_turns:
-        raise ContractError("ended without a single turn of the model, so there is nothing to train")
+        raise UserFault("ended without a single turn of the model, so there is nothing to train")
     if ended.outcome == "policy_error":
         return f"policy_error: {ended.detail}"
     return None

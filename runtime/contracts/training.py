@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Final, cast
 import numpy as np
 import torch
 
-from penstock.backends.hooks.batches import (
+from penstock.backends.learners.batch.sequences import read_groups
+from penstock.backends.learners.batch.updates import whole_batch
+from penstock.backends.learners.hooks.batches import (
     CONVERSION,
     POSTPROCESS,
     ROLLOUT_LOG,
@@ -22,9 +24,14 @@ from penstock.backends.hooks.batches import (
     checked_sequence,
     rewarded_groups,
 )
-from penstock.backends.hooks.calling import Hook, checked_tensor
-from penstock.backends.hooks.objective import ADVANTAGE, IMPORTANCE, REDUCTION, checked_importance, checked_weights
-from penstock.backends.hooks.protocols import (
+from penstock.backends.learners.hooks.objective import (
+    ADVANTAGE,
+    IMPORTANCE,
+    REDUCTION,
+    checked_importance,
+    checked_weights,
+)
+from penstock.backends.learners.hooks.protocols import (
     AdvantageInput,
     ConversionInput,
     GroupRewards,
@@ -33,21 +40,21 @@ from penstock.backends.hooks.protocols import (
     RolloutLog,
     StepLog,
 )
-from penstock.backends.hooks.weight_names import NAMES, new_names
-from penstock.backends.learners.metrics import batch_metrics
 from penstock.backends.learners.objectives.open import user_objective
 from penstock.backends.learners.objectives.presets import objective
-from penstock.backends.learners.sequences import read_groups
-from penstock.backends.learners.step import BatchTokens, Opening, Scores, StepTokens
-from penstock.backends.learners.updates import whole_batch
+from penstock.backends.learners.training.metrics import batch_metrics
+from penstock.backends.learners.training.step import BatchTokens, Opening, Scores, StepTokens
+from penstock.backends.processes.hook_calling import Hook, checked_tensor
+from penstock.backends.weights.renamed import NAMES, new_names
+from penstock.messages.errors import UserFault
 from penstock.runtime.contracts.cases import VERSION, cases
-from penstock.runtime.contracts.checks import ContractError, check_same, unchanged
+from penstock.runtime.contracts.checks import check_same, unchanged
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from penstock.backends.learners.batch.sequences import TrainBatch
     from penstock.backends.learners.objectives.protocol import PolicyTokens
-    from penstock.backends.learners.sequences import TrainBatch
     from penstock.messages.samples import Group
     from penstock.runtime.contracts.cases import Case
     from penstock.runtime.contracts.checks import Checks
@@ -111,7 +118,7 @@ def check_reduction(checks: Checks) -> None:
             lambda each: hook(each, OPTIONS), given, lambda returned: checked_weights(hook, returned, len(sizes))
         )
         if not bool((cast("torch.Tensor", found) * sizes).sum() > 0):
-            raise ContractError("gave every token the weight 0, so nothing is learnt")
+            raise UserFault("gave every token the weight 0, so nothing is learnt")
 
     _each_case(checks, check)
 
@@ -158,7 +165,7 @@ def check_loss(checks: Checks) -> None:
             now = tokens._replace(logprobs=tokens.logprobs.detach(), entropy=tokens.entropy.detach())
             unchanged((kept, now), lambda _: None)
             if not all(map(_equal, kept, now)):
-                raise ContractError("changed what it was given; work on a copy")
+                raise UserFault("changed what it was given; work on a copy")
             found.append(_gradient(tokens))
             found.append(terms.loss.detach())
         check_same(found[:2], found[2:])
@@ -232,7 +239,7 @@ def _names_apart(hook: Hook[object]) -> dict[str, str]:
     together = new_names(hook, WEIGHT_NAMES)
     apart = {name: new_names(hook, [name])[name] for name in reversed(WEIGHT_NAMES)}
     if together != {name: apart[name] for name in WEIGHT_NAMES}:
-        raise ContractError("gave a weight another name when others came before it; make it a function of the name")
+        raise UserFault("gave a weight another name when others came before it; make it a function of the name")
     return together
 
 
@@ -287,9 +294,9 @@ def _policy_tokens(groups: tuple[Group, ...], *, distance: float) -> PolicyToken
 def _gradient(tokens: PolicyTokens) -> torch.Tensor:
     gradient = tokens.logprobs.grad
     if gradient is None:
-        raise ContractError("gave a loss that does not depend on tokens.logprobs; nothing would be learnt")
+        raise UserFault("gave a loss that does not depend on tokens.logprobs; nothing would be learnt")
     if not bool(gradient.isfinite().all()):
-        raise ContractError("gave a loss whose gradient with respect to tokens.logprobs is not finite")
+        raise UserFault("gave a loss whose gradient with respect to tokens.logprobs is not finite")
     return gradient.clone()
 
 

@@ -28,7 +28,7 @@ from penstock.backends.episodes.api import GatewayStatus, SessionAsked, SessionT
 from penstock.backends.episodes.http import answer_errors, check_key, json_response
 from penstock.backends.episodes.registry import read_addresses
 from penstock.backends.episodes.server import MAX_WAIT_S
-from penstock.backends.http_server import BOUNDS, RequestError, application, decoded
+from penstock.backends.processes.http_server import BOUNDS, RequestError, application, decoded
 from penstock.messages.names import engine_name
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from aiohttp.typedefs import Handler
 
     from penstock.backends.episodes.registry import GatewayAddress
-    from penstock.backends.http_server import Bounds
+    from penstock.backends.processes.http_server import Bounds
 
 FORWARD_TIMEOUT_S: Final = 3600.0
 CONNECT_TIMEOUT_S: Final = 10.0

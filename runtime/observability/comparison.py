@@ -51,7 +51,7 @@ def write_comparison(run_folders: Sequence[Path], path: Path) -> Path:
     """Write a page that compares runs, in the order in which they are named; returns its path.
 
     Raises:
-        UserError: a file of a run is missing or damaged; the message names it.
+        UserFault: a file of a run is missing or damaged; the message names it.
         OSError: the page cannot be written.
     """
     runs = [_read(folder) for folder in run_folders]

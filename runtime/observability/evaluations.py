@@ -111,7 +111,7 @@ def read_evaluations(run_folder: Path) -> list[EvaluationRow]:
     """The evaluations of a run by number; none if there were none.
 
     Raises:
-        BadLineError: the file is damaged.
+        UserFault: the file is damaged.
     """
     path = run_folder / METRICS_FILE
     if not path.exists():

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from penstock.messages.commands import AnyCommand
     from penstock.messages.wire import Header
     from penstock.runtime.observability.trackers import EventLog
-    from penstock.runtime.shell import Observer
+    from penstock.runtime.shell.shell import Observer
 
 
 class EventObserver:
-    """Implements ``penstock.runtime.shell.Observer`` for one incarnation of an actor."""
+    """Implements ``penstock.runtime.shell.shell.Observer`` for one incarnation of an actor."""
 
     def __init__(
         self, log: EventLog, *, name: str, epoch: int, now_s: Callable[[], float], inner: Observer | None = None

@@ -98,6 +98,11 @@ class GitState(NamedTuple):
     is_dirty: bool = False
 
 
+def steps_to_train(scenario: Scenario) -> int:
+    """0 for a run that only evaluates, or only generates."""
+    return 0 if scenario.run.only in ("evaluate", "rollout") else scenario.run.num_steps
+
+
 def facts_of(scenario: Scenario, *, command: str) -> RunFacts:
     """The facts of a run of this scenario that this process starts in its working folder, now."""
     run, staleness, engines, learner = scenario.run, scenario.staleness, scenario.engines, scenario.learner
@@ -108,7 +113,7 @@ def facts_of(scenario: Scenario, *, command: str) -> RunFacts:
         seed=run.seed,
         policy=staleness.policy,
         staleness_bound=staleness.max_staleness or 0,
-        num_steps=run.num_steps,
+        num_steps=steps_to_train(scenario),
         progress_tokens=engines.progress_tokens,
         machine=machine_facts(),
         model=model_name(scenario.model.path or "") or f"{scenario.model.make}, made with the run's seed",
@@ -179,7 +184,7 @@ def read_starts(run_folder: Path) -> list[Start]:
     """The starts of a run, oldest first; none in a folder of before they were written.
 
     Raises:
-        BadLineError: the file is damaged.
+        UserFault: the file is damaged.
     """
     path = run_folder / STARTS_FILE
     return list(read_rows(path, Start)) if path.exists() else []

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
-from penstock.runtime.errors import RunFolderError
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,10 +26,6 @@ LINES_PER_WRITE: Final = 256
 _TAIL_BYTES: Final = 64 * 1024
 
 _encoder: Final = msgspec.json.Encoder()
-
-
-class BadLineError(RunFolderError):
-    """A line of a file in a run's folder is not what it should be."""
 
 
 class JsonLinesWriter:
@@ -109,7 +105,7 @@ def read_rows(path: Path, row_type: type[RowT], *, is_row: Callable[[bytes], boo
 
     Raises:
         FileNotFoundError: there is no such file.
-        BadLineError: a line before a torn last one is no such row.
+        UserFault: a line before a torn last one is no such row.
     """
     decoder = msgspec.json.Decoder(row_type)
     with path.open("rb") as file:
@@ -121,4 +117,4 @@ def read_rows(path: Path, row_type: type[RowT], *, is_row: Callable[[bytes], boo
             try:
                 yield decoder.decode(line)
             except msgspec.DecodeError as error:
-                raise BadLineError(f"{path}, line {number}: {error}") from error
+                raise UserFault(f"{path}, line {number}: {error}") from error

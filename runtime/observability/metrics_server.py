@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 from prometheus_client.exposition import choose_encoder
 
-from penstock.backends.http_server import BOUNDS, RequestError, application, check_token, is_loopback, listen
-from penstock.runtime.errors import PreflightError
+from penstock.backends.processes.http_server import BOUNDS, RequestError, application, check_token, is_loopback, listen
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,21 +37,13 @@ if TYPE_CHECKING:
     from aiohttp.typedefs import Handler
     from prometheus_client import CollectorRegistry
 
-    from penstock.backends.http_server import Bounds
+    from penstock.backends.processes.http_server import Bounds
 
 METRICS_HOST: Final = "127.0.0.1"
 TOKEN_FILE: Final = "metrics.token"
 """In the run's folder, where a token is needed."""
 _LISTEN_S: Final = 30.0
 _STOP_S: Final = 2.0
-
-
-class MetricsPortError(PreflightError):
-    """``observability.metrics_port`` cannot be served."""
-
-
-class PortInUseError(MetricsPortError):
-    """Another process serves this port."""
 
 
 class MetricsServer:
@@ -137,20 +129,19 @@ def serve_metrics(
         bounds: of the server.
 
     Raises:
-        PortInUseError: somebody else listens there.
-        MetricsPortError: the port cannot be used for another reason.
+        UserFault: somebody else listens there, or the port cannot be used for another reason.
     """
     assert token is not None or is_loopback(host), f"/metrics on {host} without a token"
     try:
         return MetricsServer(registry, host, port, token, bounds)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise PortInUseError(
+            raise UserFault(
                 f"observability.metrics_port: port {port} on {host} is in use by another process; choose another "
                 "port, or 0 for any free one"
             ) from error
         why = os.strerror(error.errno) if error.errno else str(error)
-        raise MetricsPortError(
+        raise UserFault(
             f"observability.metrics_port: cannot listen on port {port} on {host} ({why}); choose another port, or 0 "
             "for any free one"
         ) from error

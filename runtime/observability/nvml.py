@@ -157,7 +157,7 @@ def read_gpus(run_folder: Path) -> dict[int, list[GpuRow]]:
     """The samples of a run by GPU, in order of time; none if there was no GPU.
 
     Raises:
-        BadLineError: the file is damaged.
+        UserFault: the file is damaged.
     """
     path = run_folder / GPU_FILE
     gpus: dict[int, list[GpuRow]] = {}

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock import __version__
-from penstock.backends.stores.kept_samples import read_kept
+from penstock.backends.ledger.kept_samples import read_kept
 from penstock.runtime.observability.evaluations import evaluation_row, outcomes_of, read_evaluations
 from penstock.runtime.observability.facts import Start, write_start
 from penstock.runtime.observability.figures import RunFigures, mean
@@ -37,7 +37,7 @@ from penstock.runtime.observability.trackers import METRICS_FILE, ActivityLog, M
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.backends.stores.kept_samples import KeptSample
+    from penstock.backends.ledger.kept_samples import KeptSample
     from penstock.messages.evaluation import EvaluationFinished
     from penstock.messages.training import ActorReported, FailuresCounted, RunFinished, StepReported
     from penstock.runtime.observability.evaluations import EvaluationRow
@@ -74,7 +74,7 @@ class RunRecorder:
             resumes: go on with the figures and files that an earlier drive of this run left.
 
         Raises:
-            RunFolderError: what it left is damaged.
+            UserFault: what it left is damaged.
         """
         self.figures = RunFigures(progress_tokens=facts.progress_tokens)
         self._folder = run_folder

@@ -71,7 +71,7 @@ def write_report(run_folder: Path, *, is_running: bool = False) -> Path:
         is_running: it has not ended yet.
 
     Raises:
-        RunFolderError: a file of the run is damaged; the message names it.
+        UserFault: a file of the run is damaged; the message names it.
         OSError: the report cannot be written.
     """
     return write_page(run_folder / REPORT_FILE, render_report(run_folder, is_running=is_running))
@@ -81,7 +81,7 @@ def render_report(run_folder: Path, *, is_running: bool = False) -> str:
     """The report of a run as HTML; arguments as for :func:`write_report`.
 
     Raises:
-        RunFolderError: a file of the run is damaged; the message names it.
+        UserFault: a file of the run is damaged; the message names it.
     """
     summary = None if is_running else read_summary(run_folder)
     steps = read_steps(run_folder)
@@ -140,9 +140,10 @@ def fact_rows(folder: str, starts: Sequence[Start], summary: RunSummary | None) 
         }
     if summary is not None:
         outcome = "completed" if summary.completed else "not completed"
+        reached = f" at version {summary.version:,} of {summary.num_steps:,}" if summary.num_steps else ""
         rows |= {
             "started": summary.started_at,
-            "outcome": f"{outcome} at version {summary.version:,} of {summary.num_steps:,}",
+            "outcome": f"{outcome}{reached}",
             "duration": f"{duration_text(summary.wall_s)}, of it {duration_text(summary.training_s)} training",
             "checkpoint": summary.checkpoint or "none",
             "CPU time": ", ".join(f"{cost.name} {duration_text(cost.cpu_s)}" for cost in summary.costs),

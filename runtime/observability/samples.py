@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from penstock.backends.stores.kept_samples import KeptSample, clipped, read_kept
-from penstock.backends.stores.sqlite import open_read_only
-from penstock.backends.stores.tables import LEDGER_FILE
+from penstock.backends.ledger.kept_samples import KeptSample, clipped, read_kept
+from penstock.backends.ledger.sqlite import open_read_only
+from penstock.backends.ledger.tables import LEDGER_FILE
+from penstock.messages.errors import UserFault
 from penstock.messages.reasons import ReasonCount
 from penstock.messages.samples import TerminalState, group_name
-from penstock.runtime.errors import RunFolderError
 from penstock.runtime.observability.texts import number_text
 from penstock.runtime.safe_text import terminal_text
 
@@ -72,13 +72,13 @@ def shown_samples(run_folder: Path) -> list[ShownSample]:
     """Every sample that the run has kept, newest first.
 
     Raises:
-        RunFolderError: its files cannot be read.
+        UserFault: its files cannot be read.
     """
     try:
         kept = read_kept(run_folder)
         return list(_with_fates(run_folder / LEDGER_FILE, kept))
     except (sqlite3.Error, msgspec.DecodeError) as error:
-        raise RunFolderError(f"{run_folder}: its samples cannot be read: {error}") from None
+        raise UserFault(f"{run_folder}: its samples cannot be read: {error}") from None
 
 
 def _with_fates(ledger: Path, kept: Sequence[KeptSample]) -> Iterable[ShownSample]:
@@ -143,7 +143,7 @@ def reason_counts(folder: Path) -> list[ReasonCount]:
     """Why samples of this run failed, most frequent first, as far as its ledger knows by now.
 
     Raises:
-        RunFolderError: the ledger cannot be read.
+        UserFault: the ledger cannot be read.
     """
     file = folder / LEDGER_FILE
     if not file.is_file():
@@ -154,7 +154,7 @@ def reason_counts(folder: Path) -> list[ReasonCount]:
                 return []  # an older penstock wrote it
             rows = database.execute("SELECT cause, kind, example, num_samples FROM reason_counts").fetchall()
     except sqlite3.Error as error:
-        raise RunFolderError(f"{file}: {error}") from None
+        raise UserFault(f"{file}: {error}") from None
     return [ReasonCount(cause=row[0], kind=row[1], example=row[2], num_samples=row[3]) for row in rows]
 
 

@@ -24,7 +24,7 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
 
-from penstock.runtime.errors import ScenarioError
+from penstock.messages.errors import UserFault
 from penstock.runtime.observability.jsonl import JsonLinesWriter
 
 if TYPE_CHECKING:
@@ -103,13 +103,13 @@ def otlp_exporter(endpoint: str) -> SpanExporter:
         endpoint: a base URL such as ``http://collector:4318``, or one that ends in ``/v1/traces``.
 
     Raises:
-        ScenarioError: the endpoint is no HTTP URL.
+        UserFault: the endpoint is no HTTP URL.
     """
     # Imported here because it costs 50 ms and most runs have no collector.
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
     if not endpoint.startswith(("http://", "https://")):
-        raise ScenarioError(
+        raise UserFault(
             f"observability.otlp_endpoint must be an http:// or https:// URL such as http://localhost:4318, "
             f"got {endpoint!r}"
         )

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from penstock.messages.errors import UserFault
 from penstock.messages.reasons import ReasonCount
 from penstock.messages.samples import TerminalState
 from penstock.messages.training import Balance
-from penstock.runtime.errors import RunFolderError
 from penstock.runtime.observability.evaluations import DatasetOutcome
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     """Batches trained."""
     num_steps: int
-    """Batches that were to be trained."""
+    """Batches that were to be trained; 0 of a run that trains nothing."""
 
     wall_s: float
     """From the start of the driver to the end."""
@@ -177,7 +177,7 @@ def set_summary_aside(run_folder: Path) -> RunSummary | None:
     """The summary of the last drive that wrote one, from here on under ``summary-<k>.json``; None when there is none.
 
     Raises:
-        RunFolderError: the file is no summary.
+        UserFault: the file is no summary.
     """
     path, number = run_folder / SUMMARY_FILE, 0
     while _aside(run_folder, number).exists():
@@ -192,7 +192,7 @@ def read_summary(run_folder: Path) -> RunSummary | None:
     """The summary of a run; None when the run was cut off before it could write one.
 
     Raises:
-        RunFolderError: the file is no summary.
+        UserFault: the file is no summary.
     """
     path = run_folder / SUMMARY_FILE
     return _decode(path) if path.exists() else None
@@ -206,4 +206,4 @@ def _decode(path: Path) -> RunSummary:
     try:
         return msgspec.json.decode(path.read_bytes(), type=RunSummary)
     except msgspec.DecodeError as error:
-        raise RunFolderError(f"{path} is no summary of a run: {error}") from error
+        raise UserFault(f"{path} is no summary of a run: {error}") from error

@@ -51,8 +51,11 @@ def summary_panel(summary: RunSummary) -> Panel:
 
 def _facts(summary: RunSummary) -> Table:
     table = _grid()
-    steps = f"{summary.version:,} of {summary.num_steps:,}"
-    table.add_row("steps", f"{steps} in {duration_text(summary.training_s)} ({duration_text(summary.wall_s)} in all)")
+    times = f"{duration_text(summary.training_s)} ({duration_text(summary.wall_s)} in all)"
+    if summary.num_steps:
+        table.add_row("steps", f"{summary.version:,} of {summary.num_steps:,} in {times}")
+    else:
+        table.add_row("took", times)
     if summary.last10_reward is not None:
         rewards = f"first ten {fixed(summary.first10_reward, 3)} → last ten [bold]{fixed(summary.last10_reward, 3)}[/]"
         table.add_row("reward", rewards)

@@ -119,12 +119,13 @@ def tiles(summary: RunSummary | None, steps: Sequence[StepRow]) -> list[Tile]:
         Tile(label=each.name, value=fixed(each.last, 3), detail=f"mean reward at version {each.last_version}")
         for each in summary.evaluations[:MAX_EVALUATED]
     ]
+    planned = f"of {summary.num_steps:,}"
     return [
         *_course(steps),
         *evaluated,
-        Tile(label="steps", value=f"{summary.version:,}", detail=f"of {summary.num_steps:,}"),
+        *([Tile(label="steps", value=f"{summary.version:,}", detail=planned)] if summary.num_steps else []),
         Tile(
-            label="training",
+            label="training" if summary.num_steps else "duration",
             value=duration_text(summary.training_s),
             detail=f"{duration_text(summary.wall_s)} in all",
         ),

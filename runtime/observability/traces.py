@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from penstock.runtime.errors import RunFolderError
-from penstock.runtime.observability.jsonl import BadLineError
+from penstock.messages.errors import UserFault
 from penstock.runtime.observability.spans import (
     SALT_BYTES,
     AttributeValue,
@@ -28,10 +27,6 @@ if TYPE_CHECKING:
 
 TRACES_FOLDER: Final = "traces"
 SALT_FILE: Final = "salt"
-
-
-class NoTraceError(RunFolderError):
-    """The run's folder has no such trace."""
 
 
 class SpanRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +57,7 @@ def open_traces(run_folder: Path) -> bytes:
     """Make the folder for traces; returns the run's salt (16 bytes), that of an earlier start if there was one.
 
     Raises:
-        RunFolderError: the file with the salt is damaged.
+        UserFault: the file with the salt is damaged.
     """
     path = run_folder / TRACES_FOLDER / SALT_FILE
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -83,12 +78,11 @@ def read_trace(run_folder: Path, group_id: int, index: int) -> list[SpanRow]:
     """All spans of one sample, of all actors, by their start.
 
     Raises:
-        NoTraceError: the run was not traced, or this sample was not (or not sampled).
-        BadLineError: a file of spans is damaged.
+        UserFault: the run was not traced, or this sample was not (or not sampled), or a file of spans is damaged.
     """
     rows = read_spans(run_folder, trace_id_of(run_salt(run_folder), group_id, index))
     if not rows:
-        raise NoTraceError(
+        raise UserFault(
             f"there is no trace of sample {group_id}/{index} in {run_folder / TRACES_FOLDER}: it was never issued, or "
             "observability.trace_fraction left it out"
         )
@@ -99,8 +93,7 @@ def read_step(run_folder: Path, version: int) -> list[SpanRow]:
     """All spans of the step that made this version and of the version's way to the engines, by their start.
 
     Raises:
-        NoTraceError: the run was not traced, or has no such step.
-        BadLineError: a file of spans is damaged.
+        UserFault: the run was not traced, or has no such step, or a file of spans is damaged.
     """
     salt = run_salt(run_folder)
     rows = [
@@ -108,7 +101,7 @@ def read_step(run_folder: Path, version: int) -> list[SpanRow]:
         *read_spans(run_folder, version_trace_id(salt, version)),
     ]
     if not rows:
-        raise NoTraceError(f"there is no trace of step {version} in {run_folder / TRACES_FOLDER}")
+        raise UserFault(f"there is no trace of step {version} in {run_folder / TRACES_FOLDER}")
     return sorted(rows, key=_order)
 
 
@@ -116,7 +109,7 @@ def read_spans(run_folder: Path, trace_id: bytes) -> list[SpanRow]:
     """All spans of one trace, of all actors, by their start; none if there is no such trace.
 
     Raises:
-        BadLineError: a file of spans is damaged.
+        UserFault: a file of spans is damaged.
     """
     rows = [
         row for path in sorted((run_folder / TRACES_FOLDER).glob("*.jsonl")) for row in _spans_in(path, trace_id.hex())
@@ -128,12 +121,11 @@ def run_salt(run_folder: Path) -> bytes:
     """The salt of a run that was traced, 16 bytes.
 
     Raises:
-        NoTraceError: the run was not traced.
-        RunFolderError: the file with the salt is damaged.
+        UserFault: the run was not traced, or the file with the salt is damaged.
     """
     path = run_folder / TRACES_FOLDER / SALT_FILE
     if not path.exists():
-        raise NoTraceError(f"{run_folder} has no traces; was it run with observability.tracing: true?")
+        raise UserFault(f"{run_folder} has no traces; was it run with observability.tracing: true?")
     return _read_salt(path)
 
 
@@ -144,7 +136,7 @@ def _read_salt(path: Path) -> bytes:
     except ValueError:
         salt = b""
     if len(salt) != SALT_BYTES:
-        raise RunFolderError(f"{path} must hold {SALT_BYTES} bytes in hexadecimal, got {text[:80]!r}")
+        raise UserFault(f"{path} must hold {SALT_BYTES} bytes in hexadecimal, got {text[:80]!r}")
     return salt
 
 
@@ -222,7 +214,7 @@ def _spans_in(path: Path, trace_id: str) -> Iterator[SpanRow]:
             try:
                 data = _decoder.decode(line)
             except msgspec.DecodeError as error:
-                raise BadLineError(f"{path}, line {number}: {error}") from error
+                raise UserFault(f"{path}, line {number}: {error}") from error
             for batch in data.resource_spans:
                 yield from _rows(batch, trace_id)
 

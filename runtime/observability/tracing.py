@@ -32,7 +32,7 @@ _SPAN: Final = slice(16, 24)
 
 
 class TraceObserver:
-    """Implements ``penstock.runtime.shell.Observer`` for one incarnation of an actor."""
+    """Implements ``penstock.runtime.shell.shell.Observer`` for one incarnation of an actor."""
 
     def __init__(
         self,

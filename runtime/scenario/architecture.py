@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from penstock.backends.learners.megatron.architecture import ArchitectureError, decode_architecture
+from penstock.messages.errors import UserFault
 from penstock.runtime.scenario.paths import MODEL_CONFIG, MODEL_MAKE, MODEL_PATH
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Found(NamedTuple):
     """Of the scenario, that led there."""
 
 
-class UnreadableModelError(ValueError):
+class UnreadableModelError(UserFault):
     """A model whose architecture cannot be told, with the key of the scenario that names it."""
 
     def __init__(self, key: KeyPath, text: str) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from penstock.backends.data.media import media_columns
 from penstock.backends.data.mixture import named_sources
 from penstock.backends.data.problems import DataError
 from penstock.backends.data.row import retries_problem
 from penstock.backends.data.sources import COMPRESSED_SUFFIXES, parse_source
-from penstock.backends.engines.options import kinds
+from penstock.backends.engines.spec import engines_that, some_can, unable
+from penstock.backends.protocol import Capability
 from penstock.runtime.scenario.paths import (
     DATA_PATH,
     MADE_DATA,
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
     from penstock.runtime.scenario.source import KeyPath
     from penstock.runtime.scenario.structure import Scenario
 
-SEES_MEDIA: Final = frozenset({"sglang"})
-"""Engines that take what is no text."""
-
 
 def data_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
     """The key to change, and what is wrong with it."""
@@ -43,7 +41,7 @@ def data_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
         yield from _media(s, source)
     yield from _stream(s)
     yield from _retries(s)
-    if s.data.sources and "recorded" in kinds(s.engines):
+    if s.data.sources and some_can(s.engines, Capability.FROM_ROWS):
         yield (
             ("data", "sources"),
             "engines that answer from rows know those of one file; put the rows into one and name it in data.path",
@@ -114,9 +112,7 @@ def _media(s: Scenario, source: NamedSource) -> Iterator[tuple[KeyPath, str]]:
     key = ("data", "multimodal_keys")
     if not source.options.chat_template:
         yield key, "where images, videos and sounds stand is the chat template's to say; set data.chat_template: true"
-    blind = sorted(kinds(s.engines) - SEES_MEDIA)
-    if blind:
-        yield key, f"engines of the backend {blind[0]} take text only; set engines.backend: sglang, or remove it"
+    yield from media_rules(s, key)
     if s.episode.kind != "single":
         yield key, "an episode's turns are text only; set episode.kind: single, or remove it"
     if s.run.only != "rollout":
@@ -125,6 +121,13 @@ def _media(s: Scenario, source: NamedSource) -> Iterator[tuple[KeyPath, str]]:
             "no learner computes log-probs of a prompt with images, sound or video, and without these they would be "
             "those of another prompt; collect samples with run.only: rollout, or remove it",
         )
+
+
+def media_rules(s: Scenario, key: KeyPath) -> Iterator[tuple[KeyPath, str]]:
+    """Engines that do not take what the key asks for. (Also of an evaluation.)"""
+    for blind in unable(s.engines, Capability.MEDIA)[:1]:
+        seeing = " or ".join(engines_that(Capability.MEDIA))
+        yield key, f"engines of the backend {blind} take text only; set engines.backend: {seeing}, or remove it"
 
 
 def _retries(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
@@ -143,7 +146,7 @@ def _stream(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
     if not s.data.stream:
         return
     key = ("data", "stream")
-    if "recorded" in kinds(s.engines):
+    if some_can(s.engines, Capability.FROM_ROWS):
         yield key, "engines that answer from rows keep them in memory; set it to false"
     for source in named_sources(s.data):
         path = parse_source(source.path).path

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from typing import TYPE_CHECKING, Final
 
-from penstock.backends.engines.options import kinds
+from penstock.backends.engines.spec import are_modelled
 from penstock.backends.episodes.functions.loading import MULTI_TURN
 from penstock.messages.training import UpdateMode
 from penstock.runtime.scenario.evaluation_rules import sets_of
@@ -27,7 +27,7 @@ def episode_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
     if episode.kind == "single":
         yield from _function_rules(s)
         return
-    if "simulated" in kinds(s.engines):
+    if are_modelled(s.engines):
         yield (
             ("episode", "kind"),
             "a simulated engine has no model to talk to; use torch or sglang engines",

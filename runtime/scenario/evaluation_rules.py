@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 from penstock.backends.data.media import media_columns
 from penstock.backends.data.problems import DataError
 from penstock.backends.data.sources import parse_source
-from penstock.backends.engines.options import kinds
+from penstock.backends.engines.spec import all_can
 from penstock.backends.evaluation.options import EvaluationOptions
 from penstock.backends.evaluation.sets import RunSettings, evaluation_sets
 from penstock.backends.learners.checkpoints.names import version_of
+from penstock.backends.protocol import Capability
 from penstock.backends.rewards.functions_asked import asked_functions
-from penstock.runtime.scenario.data_rules import SEES_MEDIA
+from penstock.runtime.scenario.data_rules import media_rules
 from penstock.runtime.scenario.own_judge_rules import own_judge_rules
 from penstock.runtime.scenario.paths import is_user_code
 from penstock.runtime.scenario.reward_names import reward_problem
@@ -65,7 +66,7 @@ def evaluation_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
             if getattr(evaluation, key) != getattr(EvaluationOptions(), key):
                 yield (*BLOCK, key), "has no effect without evaluation.datasets; name a dataset there, or remove it"
         return
-    if kinds(s.engines) == frozenset({"recorded"}):
+    if all_can(s.engines, Capability.FROM_ROWS):
         yield (
             DATASETS,
             "engines of the backend recorded answer with what rows hold and generate nothing, so there is nothing to "
@@ -129,9 +130,7 @@ def _set_rules(s: Scenario, index: int, each: EvaluationSet) -> Iterator[tuple[K
 def _media(s: Scenario, each: EvaluationSet, key: KeyPath) -> Iterator[tuple[KeyPath, str]]:
     if not each.data.chat_template:
         yield key, "where images, videos and sounds stand is the chat template's to say; set chat_template: true"
-    blind = sorted(kinds(s.engines) - SEES_MEDIA)
-    if blind:
-        yield key, f"engines of the backend {blind[0]} take text only; set engines.backend: sglang, or remove it"
+    yield from media_rules(s, key)
 
 
 def _lengths(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import reduce
 from typing import TYPE_CHECKING
 
+from penstock.backends.learners.spec import is_modelled
 from penstock.runtime.scenario.paths import HOOKS, is_user_code
 
 if TYPE_CHECKING:
@@ -29,5 +30,5 @@ def hook_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
     for key, value in hooks_of(s).items():
         if not is_user_code(value):
             yield key, f"must be file.py:function; found '{value}'"
-        if s.learner.backend == "simulated":
+        if is_modelled(s.learner):
             yield key, "a simulated learner trains nothing and calls no function; remove it, or set learner.backend"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import inspect
+import re
 import textwrap
 from functools import cache
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ import msgspec
 from msgspec import inspect as shapes
 
 from penstock.messages.base import Options
+from penstock.runtime.scenario.source import show
 from penstock.runtime.scenario.structure import Scenario
 from penstock.runtime.scenario.terms import known_elsewhere
 
@@ -20,6 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from penstock.runtime.scenario.source import KeyPath, Plain
+
+
+_MISSING = re.compile(r"missing required field `(?P<field>\w+)`")
+_AT = re.compile(r" - at `\$(?P<path>.*)`$")
+_STEP = re.compile(r"\.(?P<key>\w+)|\[(?P<index>\d+)\]")
 
 
 @cache
@@ -30,9 +37,9 @@ def shape_of(struct: type[msgspec.Struct]) -> shapes.StructType:
     return shape
 
 
-def shape_at(path: KeyPath) -> shapes.Type:
-    """The type that the scenario wants at ``path``; the path must consist of known keys and list indices."""
-    shape: shapes.Type = shape_of(Scenario)
+def shape_at(path: KeyPath, struct: type[msgspec.Struct] = Scenario) -> shapes.Type:
+    """The type that a block wants at ``path``; the path must consist of known keys and list indices."""
+    shape: shapes.Type = shape_of(struct)
     for part in path:
         block = _block(shape)
         if block is not None:
@@ -93,6 +100,28 @@ def allowed(shape: shapes.Type) -> str:
             return "a block of keys"
         case _:
             raise TypeError(f"no words for {shape}: extend allowed()")
+
+
+def misfit(error: msgspec.ValidationError, data: Plain, struct: type[msgspec.Struct]) -> tuple[KeyPath, str]:
+    """The key of ``data`` that does not fit the struct, and what it may be."""
+    at = _AT.search(str(error))
+    steps = _STEP.finditer(at["path"]) if at else ()
+    path: KeyPath = tuple(int(step["index"]) if step["index"] else step["key"] for step in steps)
+    if missing := _MISSING.search(str(error)):
+        return (*path, missing["field"]), "missing; it has no default"
+    return path, f"must be {allowed(shape_at(path, struct))}; found {show(_value_at(data, path))}"
+
+
+def _value_at(data: Plain, path: KeyPath) -> Plain:
+    for part in path:
+        match data, part:
+            case dict(), str():
+                data = data[part]
+            case list(), int():
+                data = data[part]
+            case _:
+                raise KeyError(path)
+    return data
 
 
 @cache

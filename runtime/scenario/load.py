@@ -9,7 +9,6 @@ is wrong is reported, with the place where it was written.
 from __future__ import annotations
 
 import copy
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -17,22 +16,19 @@ import msgspec
 import yaml
 
 from penstock.backends.learners.options import ObjectiveOptions
-from penstock.runtime.errors import ScenarioError
+from penstock.messages.errors import UserFault
 from penstock.runtime.scenario.hub_names import is_left_to_the_hub
-from penstock.runtime.scenario.keys import allowed, shape_at, unknown_key
+from penstock.runtime.scenario.keys import misfit, unknown_key
 from penstock.runtime.scenario.objective import fill_objective, name_objective, with_objective
+from penstock.runtime.scenario.part_names import unknown_part
 from penstock.runtime.scenario.paths import PATH_KEYS, absolute, blocks_at
 from penstock.runtime.scenario.resolve import resolve, unresolvable
 from penstock.runtime.scenario.rules import broken_rule
-from penstock.runtime.scenario.source import KeyPath, Place, Plain, Source, dotted, read_source, show
+from penstock.runtime.scenario.source import Place, Plain, Source, dotted, read_source
 from penstock.runtime.scenario.structure import Scenario
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-_MISSING = re.compile(r"missing required field `(?P<field>\w+)`")
-_AT = re.compile(r" - at `\$(?P<path>.*)`$")
-_STEP = re.compile(r"\.(?P<key>\w+)|\[(?P<index>\d+)\]")
 
 
 def load_scenario(file: Path, overrides: Sequence[str] = ()) -> Scenario:
@@ -41,7 +37,7 @@ def load_scenario(file: Path, overrides: Sequence[str] = ()) -> Scenario:
     Relative paths in the file start from the file's folder, those in overrides from the current one.
 
     Raises:
-        ScenarioError: with file, line and key of the first thing that is wrong.
+        UserFault: with file, line and key of the first thing that is wrong.
     """
     return scenario_from(overridden_source(read_source(file), overrides))
 
@@ -50,7 +46,7 @@ def overridden_source(source: Source, overrides: Sequence[str]) -> Source:
     """The same source with these keys set over it.
 
     Raises:
-        ScenarioError: an override that cannot be read.
+        UserFault: an override that cannot be read.
     """
     name_objective(source)
     for text in overrides:
@@ -63,21 +59,21 @@ def scenario_from(source: Source) -> Scenario:
     """Check and resolve what was read.
 
     Raises:
-        ScenarioError: as ``load_scenario``.
+        UserFault: as ``load_scenario``.
     """
     name_objective(source)
     if found := unknown_key(source.data):
         path, hint = found
-        raise ScenarioError(f"{source.place(path).text}: {dotted(path)}: {hint}")
+        raise UserFault(f"{source.place(path).text}: {dotted(path)}: {hint}")
     fill_objective(source.data)
     scenario = _make_paths_absolute(_decode(source), source)
-    broken = unresolvable(scenario.staleness)
+    broken = unknown_part(scenario) or unresolvable(scenario.staleness)
     if broken is None:
         scenario = with_objective(resolve(scenario))
         broken = broken_rule(scenario)
     if broken is not None:
         path, text = broken
-        raise ScenarioError(f"{source.place(path).text}: {dotted(path)}: {text}")
+        raise UserFault(f"{source.place(path).text}: {dotted(path)}: {text}")
     return scenario
 
 
@@ -112,31 +108,9 @@ def _decode(source: Source) -> Scenario:
     try:
         return msgspec.convert(source.data, Scenario, strict=True)
     except msgspec.ValidationError as error:
-        path = _path_of(str(error))
-        place = source.place(path).text
-        if missing := _MISSING.search(str(error)):
-            path = (*path, missing["field"])
-            raise ScenarioError(f"{place}: {dotted(path)}: missing; it has no default") from None
-        found = show(_value_at(source.data, path))
-        raise ScenarioError(f"{place}: {dotted(path)}: must be {allowed(shape_at(path))}; found {found}") from None
-
-
-def _path_of(message: str) -> KeyPath:
-    at = _AT.search(message)
-    steps = _STEP.finditer(at["path"]) if at else ()
-    return tuple(int(step["index"]) if step["index"] else step["key"] for step in steps)
-
-
-def _value_at(data: Plain, path: KeyPath) -> Plain:
-    for part in path:
-        match data, part:
-            case dict(), str():
-                data = data[part]
-            case list(), int():
-                data = data[part]
-            case _:
-                raise KeyError(path)
-    return data
+        path, text = misfit(error, source.data, Scenario)
+        at = path[:-1] if text.startswith("missing") else path
+        raise UserFault(f"{source.place(at).text}: {dotted(path)}: {text}") from None
 
 
 def _make_paths_absolute(scenario: Scenario, source: Source) -> Scenario:

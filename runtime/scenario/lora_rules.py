@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.backends.learners.spec import is_modelled
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -15,7 +17,7 @@ def lora_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
     """Rules that are broken: the key to change, and the reason."""
     if s.learner.lora is None:
         return
-    if s.learner.backend == "simulated":
+    if is_modelled(s.learner):
         yield ("learner", "lora"), "a simulated learner has no weights to adapt; remove the block"
     if s.learner.objective.critic == "own":
         yield (

@@ -10,12 +10,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from penstock.backends.learners.megatron.architecture import ArchitectureError
-from penstock.backends.learners.megatron.config_fields import ConfigFieldError, MegatronOptionError, check_config_fields
+from penstock.backends.learners.megatron.config_fields import ConfigFieldError, check_config_fields
 from penstock.backends.learners.megatron.layout import LayoutError, check_layout, layout_of
 from penstock.backends.learners.megatron.moe_options import check_experts, given_losses
 from penstock.backends.learners.megatron.offload_options import check_cpu_offload, check_sleep
-from penstock.backends.learners.megatron.options import MegatronOptions
+from penstock.backends.learners.megatron_options import MegatronOptions
 from penstock.backends.learners.options import LearnerOptions
+from penstock.messages.errors import UserFault
 from penstock.runtime.scenario.architecture import UnreadableModelError, find_architecture
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def _fields(s: Scenario) -> Iterator[Broken]:
             check_sleep(options)
     except ConfigFieldError as error:
         yield (*KEY, error.section, error.name), error.text
-    except MegatronOptionError as error:
+    except UserFault as error:
         yield KEY, str(error)
 
 

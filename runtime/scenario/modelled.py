@@ -11,27 +11,31 @@ from penstock.runtime.scenario.source import read_source
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.runtime.scenario.source import Plain
+    from penstock.runtime.scenario.source import Plain, Source
     from penstock.runtime.scenario.structure import Scenario
 
 REAL_ONLY: Final = {
-    "engines": ("addresses", "router", "sglang"),
-    "learner": ("lora", "megatron", "num_ranks", "warm_start"),
+    "engines": ("addresses", "options", "router", "sglang"),
+    "learner": ("lora", "megatron", "num_ranks", "options", "warm_start"),
     "teacher": ("addresses", "sglang"),
 }
 """Of each block that is modelled: the keys that a model has no use for. None decides about the order of events."""
 
 
 def load_modelled(file: Path, overrides: Sequence[str] = ()) -> tuple[Scenario, list[str]]:
-    """As ``load_scenario``, for a simulation.
+    """As ``load_scenario``, for a simulation; see :func:`modelled_from`."""
+    return modelled_from(overridden_source(read_source(file), overrides))
+
+
+def modelled_from(source: Source) -> tuple[Scenario, list[str]]:
+    """Check and resolve what was read, for a simulation.
 
     Returns:
         The scenario, and the keys whose values are not those of the file and the overrides.
 
     Raises:
-        ScenarioError: as ``load_scenario``.
+        UserFault: as ``load_scenario``.
     """
-    source = overridden_source(read_source(file), overrides)
     changed: list[str] = []
     for name, keys in REAL_ONLY.items():
         block = source.data.get(name, None if name == "teacher" else {})

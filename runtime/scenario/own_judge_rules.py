@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from penstock.backends.engines.judging.drawing import question_of
-from penstock.backends.engines.options import kinds
+from penstock.backends.engines.options import engine_groups
+from penstock.backends.engines.spec import ENGINES, are_modelled, capabilities_of, engines_that
+from penstock.backends.episodes.judge_endpoint.judge_sampling import question_of
+from penstock.backends.protocol import Capability
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,15 +17,12 @@ if TYPE_CHECKING:
     from penstock.runtime.scenario.source import KeyPath
     from penstock.runtime.scenario.structure import Scenario
 
-ANSWERING: Final = frozenset({"torch", "sglang"})
-"""Backends of engines that a judge can ask."""
-
 
 def own_judge_rules(s: Scenario, path: KeyPath, judge: JudgeOptions) -> Iterator[tuple[KeyPath, str]]:
     """The key to change, and what is wrong with it. ``path``: of the judge's block."""
     if judge.engine == "self":
         yield from _policy(s, path, judge)
-    if judge.engine == "teacher" and (s.teacher is None or s.teacher.backend != "sglang"):
+    if judge.engine == "teacher" and not _teacher_answers(s):
         yield (
             (*path, "engine"),
             "there is no teacher on an SGLang server, and an embedded one only scores; add the block teacher with "
@@ -30,28 +30,36 @@ def own_judge_rules(s: Scenario, path: KeyPath, judge: JudgeOptions) -> Iterator
         )
 
 
+def _teacher_answers(s: Scenario) -> bool:
+    spec = None if s.teacher is None else ENGINES.spec(s.teacher.backend).teacher
+    return spec is not None and spec.answers_judges
+
+
 def _policy(s: Scenario, path: KeyPath, judge: JudgeOptions) -> Iterator[tuple[KeyPath, str]]:
-    if kinds(s.engines) == frozenset({"simulated"}):
+    if are_modelled(s.engines):
         return  # their rewards are made up as well, and nobody asks
-    answering = kinds(s.engines) - {"recorded"}
-    if not answering or not answering <= ANSWERING:
+    each = map(capabilities_of, engine_groups(s.engines))
+    abilities = [can for can in each if Capability.FROM_ROWS not in can]
+    are_embedded = [Capability.EMBEDDED in can for can in abilities]
+    if not abilities or not all(Capability.ANSWERS_JUDGES in can for can in abilities):
+        answering = " and ".join(engines_that(Capability.ANSWERS_JUDGES))
         yield (
             (*path, "engine"),
-            "engines of the backends torch and sglang answer a judge, and this scenario has none or others; set "
-            "engines.backend to one of the two, or give the url of another server",
+            f"engines of the backends {answering} answer a judge, and this scenario has none or others; set "
+            "engines.backend to one of these, or give the url of another server",
         )
-    elif s.engines.placement == "colocate" and "sglang" in answering:
+    elif s.engines.placement == "colocate" and not all(are_embedded):
         yield (
             (*path, "engine"),
-            "a colocated SGLang server sleeps while the learner trains, and a judge's question is lost then; place "
+            "a colocated server sleeps while the learner trains, and a judge's question is lost then; place "
             "them apart, take engines.backend: torch, or give the url of another server",
         )
-    if "torch" not in answering:
+    if not any(are_embedded):
         return
     try:
         question = question_of(judge)
-    except ValueError as error:
-        yield (*path, "body"), f"an engine of the backend torch does not serve what the judge asks for: {error}"
+    except UserFault as error:
+        yield (*path, "body"), f"an embedded engine does not serve what the judge asks for: {error}"
         return
     if question.max_tokens >= s.model.max_context:
         yield (

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.backends.engines.sglang.size import EngineSizeError, engine_size
+from penstock.backends.engines.spec import ENGINES, ONE_GPU
+from penstock.backends.learners.spec import is_modelled
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,7 +20,7 @@ def rank_rules(s: Scenario) -> Iterator[Broken]:
     learner, key = s.learner, ("learner", "num_ranks")
     if learner.num_ranks == 1:
         return
-    if learner.backend == "simulated":
+    if is_modelled(learner):
         yield key, "a simulated learner is not divided; set learner.simulated.step_s to what that many ranks would take"
         return
     if learner.device not in ("auto", "cpu", "cuda"):
@@ -41,8 +43,8 @@ def _colocated(s: Scenario) -> Iterator[Broken]:
     """The ranks are put on the first of the engine's GPUs."""
     engines, num_ranks = s.engines, s.learner.num_ranks
     try:
-        num_gpus = engine_size(engines.sglang).num_gpus if engines.backend == "sglang" else 1
-    except EngineSizeError:
+        num_gpus = (ENGINES.spec(engines.backend).size(engines) or ONE_GPU).num_gpus
+    except UserFault:
         return  # another rule's to say
     if num_gpus < num_ranks:
         yield (

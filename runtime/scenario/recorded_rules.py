@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from penstock.backends.data.options import RecordedOptions
 from penstock.backends.data.recorded_rows import RecordedSettings
-from penstock.backends.engines.options import kinds
+from penstock.backends.engines.spec import all_can, capabilities_of, some_can
 from penstock.backends.learners.objectives.validity import (
     IMITATION,
     compares_rewards,
@@ -14,6 +14,8 @@ from penstock.backends.learners.objectives.validity import (
     needs_rollout_logprobs,
     prefers_pairs,
 )
+from penstock.backends.learners.spec import is_modelled
+from penstock.backends.protocol import Capability
 from penstock.runtime.scenario.paths import OBJECTIVE, OBJECTIVE_NAME
 
 if TYPE_CHECKING:
@@ -22,20 +24,18 @@ if TYPE_CHECKING:
     from penstock.runtime.scenario.source import KeyPath
     from penstock.runtime.scenario.structure import Scenario
 
-BACKEND = "recorded"
 _NEEDS_ENGINES = "engines.backend: recorded, or a block of that backend under engines.more"
 
 
 def recorded_settings(scenario: Scenario) -> RecordedSettings | None:
     """What the readers of the dataset have to know; None where no engine answers from rows."""
-    backends = kinds(scenario.engines)
-    if BACKEND not in backends:
+    if not some_can(scenario.engines, Capability.FROM_ROWS):
         return None
     objective = scenario.learner.objective
     return RecordedSettings(
         group_size=scenario.sampling.samples_per_group,
         max_response_tokens=scenario.sampling.max_response_tokens,
-        are_all_recorded=backends == frozenset({BACKEND}),
+        are_all_recorded=all_can(scenario.engines, Capability.FROM_ROWS),
         imitates=objective.name == IMITATION,
         prefers_pairs=prefers_pairs(objective),
         ratio_objective=objective.name if needs_rollout_logprobs(objective) else "",
@@ -44,7 +44,7 @@ def recorded_settings(scenario: Scenario) -> RecordedSettings | None:
 
 def recorded_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
     """The key to change, and what is wrong with it."""
-    if s.learner.backend == "simulated":
+    if is_modelled(s.learner):
         return
     objective, settings = s.learner.objective, recorded_settings(s)
     if settings is None:
@@ -76,7 +76,7 @@ def _engines(s: Scenario, settings: RecordedSettings) -> Iterator[tuple[KeyPath,
         )
     if settings.are_all_recorded and s.episode.kind != "single":
         yield ("episode", "kind"), "responses of rows are given as they are, with no conversation; set it to single"
-    if s.engines.placement == "colocate" and s.engines.backend == BACKEND:
+    if s.engines.placement == "colocate" and Capability.FROM_ROWS in capabilities_of(s.engines):
         yield ("engines", "placement"), "engines that answer from rows have no device to share; remove it"
     if recorded.logprobs_key is None and s.sampling.temperature != 1.0:
         yield (

@@ -13,6 +13,7 @@ from msgspec import NODEFAULT
 from msgspec import inspect as shapes
 
 from penstock.runtime.scenario.keys import allowed, block_paths, field_docs, shape_of
+from penstock.runtime.scenario.part_names import choice_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -47,6 +48,9 @@ others hold is shown once; their rows lead there.
 """
 
 
+BROUGHT = "one that [another package](extending.md) brings"
+
+
 def scenario_reference() -> str:
     """The page as Markdown. A kind of block that stands in several places is shown at the shortest of their paths."""
     places: dict[type[msgspec.Struct], KeyPath] = {}
@@ -59,7 +63,7 @@ def scenario_reference() -> str:
 
 def _section(path: KeyPath, struct: type[msgspec.Struct], places: Places) -> str:
     docs = field_docs(struct)
-    rows = [_row(field, docs.get(field.name, ""), places) for field in shape_of(struct).fields]
+    rows = [_row(struct, field, docs.get(field.name, ""), places) for field in shape_of(struct).fields]
     level = "#" * (1 + len(path))
     intro = _marked(inspect.cleandoc(struct.__doc__ or ""))
     table = "| key | allowed | default | meaning |\n|---|---|---|---|\n" + "".join(rows)
@@ -70,8 +74,10 @@ def _title(path: KeyPath) -> str:
     return ".".join(map(str, path))
 
 
-def _row(field: shapes.Field, doc: str, places: Places) -> str:
-    cells = (f"`{field.encode_name}`", _allowed(field.type, places), _default(field), _marked(doc))
+def _row(struct: type, field: shapes.Field, doc: str, places: Places) -> str:
+    choice = choice_at(struct, field.name)
+    words = _allowed(field.type, places) if choice is None else f"{_choices(choice.builtin())}, or {BROUGHT}"
+    cells = (f"`{field.encode_name}`", words, _default(field), _marked(doc))
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 
 

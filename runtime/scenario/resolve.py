@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock.actors.buffer.policies import BUILTIN
-from penstock.backends.engines.options import kinds
+from penstock.backends.engines.spec import all_can
 from penstock.backends.learners.objectives.validity import learns_from_equals
-from penstock.runtime.errors import ScenarioError
+from penstock.backends.protocol import Capability
+from penstock.messages.errors import UserFault
 from penstock.runtime.scenario.paths import STALENESS_POLICY, is_user_code
 
 if TYPE_CHECKING:
@@ -60,18 +61,18 @@ def resolve(scenario: Scenario) -> Scenario:
     ``weights.canary_tolerance`` given, not null.
 
     Raises:
-        ScenarioError: no such policy, or one that cannot be what the block says.
+        UserFault: no such policy, or one that cannot be what the block says.
     """
     staleness = scenario.staleness
     if problem := unresolvable(staleness):
         path, text = problem
-        raise ScenarioError(f"{'.'.join(map(str, path))}: {text}")
+        raise UserFault(f"{'.'.join(map(str, path))}: {text}")
     if scenario.filter.drop_zero_spread is None:
         drops = not learns_from_equals(scenario.learner.objective)
         chosen = msgspec.structs.replace(scenario.filter, drop_zero_spread=drops)
         scenario = msgspec.structs.replace(scenario, filter=chosen)
     if scenario.weights.canary_tolerance is None:
-        is_exact = scenario.model.dtype == "float32" and "sglang" not in kinds(scenario.engines)
+        is_exact = scenario.model.dtype == "float32" and all_can(scenario.engines, Capability.EXACT)
         tolerance = EXACT_CANARY if is_exact else LOOSE_CANARY
         told = msgspec.structs.replace(scenario.weights, canary_tolerance=tolerance)
         scenario = msgspec.structs.replace(scenario, weights=told)

@@ -11,13 +11,7 @@ import re
 from typing import TYPE_CHECKING
 
 from penstock.backends.engines.options import engine_groups
-from penstock.backends.engines.sglang.server_options import (
-    ServerOptionError,
-    check_server_options,
-    deterministic_attention_backends,
-    supports_seeded_sampling,
-)
-from penstock.backends.engines.sglang.size import EngineSizeError, engine_size
+from penstock.backends.engines.spec import ENGINES, are_modelled, capabilities_of
 from penstock.backends.learners.objectives.validity import (
     IMITATION,
     compares_rewards,
@@ -26,23 +20,25 @@ from penstock.backends.learners.objectives.validity import (
     needs_reference_point,
     objective_problem,
 )
+from penstock.backends.learners.spec import is_modelled
 from penstock.backends.protocol import Capability
+from penstock.backends.weights.spec import AUTO
 from penstock.messages.training import UpdateMode
-from penstock.runtime.options import ObservabilityOptions
-from penstock.runtime.scenario.capabilities import ENGINE_CAPABILITIES, lacking
+from penstock.runtime.scenario.capabilities import lacking
 from penstock.runtime.scenario.data_rules import data_rules
 from penstock.runtime.scenario.episode_rules import episode_rules
 from penstock.runtime.scenario.evaluation_rules import evaluation_rules
 from penstock.runtime.scenario.hook_rules import hook_rules
 from penstock.runtime.scenario.lora_rules import lora_rules
 from penstock.runtime.scenario.megatron_rules import megatron_rules
+from penstock.runtime.scenario.part_names import engine_keys, part_rules_of
 from penstock.runtime.scenario.part_rules import part_rules
 from penstock.runtime.scenario.paths import FILTER_FUNCTION, OBJECTIVE, is_user_code
 from penstock.runtime.scenario.rank_rules import rank_rules
 from penstock.runtime.scenario.recorded_rules import recorded_rules
 from penstock.runtime.scenario.reward_rules import reward_rules
+from penstock.runtime.scenario.run_options import ObservabilityOptions
 from penstock.runtime.scenario.sampling_rules import sampling_rules
-from penstock.runtime.scenario.source import dotted
 from penstock.runtime.scenario.teacher_rules import teacher_rules
 
 if TYPE_CHECKING:
@@ -86,8 +82,8 @@ def _functions(s: Scenario) -> Iterator[Broken]:
 
 
 def _model(s: Scenario) -> Iterator[Broken]:
-    simulated = [group.backend == "simulated" for group in engine_groups(s.engines)]
-    simulated.append(s.learner.backend == "simulated")
+    simulated = [Capability.MODELLED in capabilities_of(group) for group in engine_groups(s.engines)]
+    simulated.append(is_modelled(s.learner))
     if any(simulated) != all(simulated):
         yield (
             ("engines", "backend"),
@@ -203,7 +199,7 @@ def _objective(s: Scenario) -> Iterator[Broken]:
             "is never trained; set it below run.num_steps",
         )
     compares = compares_rewards(options) and options.advantage_function is None
-    if samples < 2 and compares and s.learner.backend != "simulated":
+    if samples < 2 and compares and not is_modelled(s.learner):
         yield (
             ("sampling", "samples_per_group"),
             f"learner.objective: {options.name} compares the samples of a group, and with one there is nothing to "
@@ -211,65 +207,23 @@ def _objective(s: Scenario) -> Iterator[Broken]:
         )
 
 
-def _capabilities(s: Scenario) -> Iterator[Broken]:
+def _engines(s: Scenario) -> Iterator[Broken]:
+    """What each kind of engine has to say against its block, and what it cannot do."""
     for path, group in _engine_groups(s):
-        can = ENGINE_CAPABILITIES[group.backend]
-        if group.backend == "sglang" and s.engines.seeded_sampling:
-            if not supports_seeded_sampling(group.sglang, is_cpu=group.device == "cpu"):
-                yield (
-                    ("engines", "seeded_sampling"),
-                    "an SGLang server draws by a sample's seed only on a GPU, with enable_deterministic_inference and "
-                    f"an attention backend that can ({', '.join(deterministic_attention_backends())}); set these under "
-                    f"{dotted(path)}.sglang, or seeded_sampling to false",
-                )
-            can |= {Capability.SEEDED_SAMPLING}
-        if group.backend == "recorded":
-            can |= {Capability.CANARY}  # none is asked of it: it has no weights
-        yield from lacking(s, path, group.backend, can)
+        yield from engine_keys(path, group)
+        yield from ENGINES.spec(group.backend).rules(path, group, s.engines)
+        yield from lacking(s, path, group.backend, capabilities_of(group))
 
 
-def _recorded_experts(s: Scenario) -> Iterator[Broken]:
-    if not s.engines.record_experts:
-        return
-    for path, group in _engine_groups(s):
-        if group.backend not in ("torch", "sglang"):
-            yield ("engines", "record_experts"), f"{group.backend} engines cannot say it; set it to false"
-        elif group.backend == "sglang" and group.device == "cpu":
-            yield (
-                ("engines", "record_experts"),
-                f"an SGLang server does not start with it on a CPU, as {dotted(path)}.device says; set it to false",
-            )
-
-
-def _server_options(s: Scenario) -> Iterator[Broken]:
-    for path, group in _engine_groups(s):
-        try:
-            check_server_options(group.sglang)
-        except ServerOptionError as error:
-            yield (*path, "sglang", error.key), error.text
-
-
-def _external(s: Scenario) -> Iterator[Broken]:
-    for path, group in _engine_groups(s):
-        key = "sglang" if group.sglang else "addresses" if group.addresses else "router"
-        if group.backend != "sglang" and (group.sglang or group.addresses or group.router):
-            yield (*path, key), f"has no effect with {group.backend} engines; set backend: sglang or remove it"
-        if group.router is not None and not group.addresses:
-            yield (*path, "router"), "the servers behind the router are needed as well; list them under addresses"
-        wanted = 1 if group.router is not None else len(group.addresses)
-        if group.addresses and group.count != wanted:
-            why = "the servers behind one router are one engine" if group.router else f"there are {wanted} addresses"
-            yield (*path, "count"), f"{why}; set it to {wanted}, found {group.count}"
-        if group.addresses and group.sglang:
-            yield (*path, "sglang"), "servers that run already have their options; remove it, or the addresses"
+def _transport(s: Scenario) -> Iterator[Broken]:
+    wanted = s.weights.transport
+    for _, group in _engine_groups(s):
+        taken = ENGINES.spec(group.backend).transports
+        if wanted != AUTO and taken is not None and wanted not in taken:
+            yield ("weights", "transport"), f"{group.backend} engines take {', '.join(taken)}; found '{wanted}'"
 
 
 def _placement(s: Scenario) -> Iterator[Broken]:
-    for path, group in _engine_groups(s):
-        try:
-            engine_size(group.sglang)
-        except EngineSizeError as error:
-            yield (*path, "sglang"), str(error)
     staleness = s.staleness
     if s.engines.placement == "colocate" and (staleness.max_staleness or staleness.update_mode is not UpdateMode.DRAIN):
         yield (
@@ -290,16 +244,11 @@ def _colocation(s: Scenario) -> Iterator[Broken]:
             "placement",
         )
     devices = {engines.device, learner.device}
-    if engines.backend != "simulated" and not engines.more and len(devices) > 1 and "auto" not in devices:
+    if not are_modelled(engines) and not engines.more and len(devices) > 1 and "auto" not in devices:
         yield (
             ("engines", "placement"),
             f"the engines are on {engines.device} and the learner on {learner.device}, so they share nothing; give "
             "both the same device, or take another placement",
-        )
-    if engines.sglang.get("enable_memory_saver") is False:
-        yield (
-            ("engines", "sglang", "enable_memory_saver"),
-            "a colocated server has to give its GPU memory up while the learner trains; remove it, it is set to true",
         )
 
 
@@ -340,7 +289,7 @@ def _metrics(s: Scenario) -> Iterator[Broken]:
 def _without_effect(s: Scenario) -> Iterator[Broken]:
     if s.observability.otlp_endpoint is not None and not s.observability.tracing:
         yield ("observability", "otlp_endpoint"), "has no effect with observability.tracing=false; remove one of them"
-    if s.learner.warm_start is not None and s.learner.backend == "simulated":
+    if s.learner.warm_start is not None and is_modelled(s.learner):
         yield ("learner", "warm_start"), "a simulated learner has no weights to warm up; remove the block"
 
 
@@ -359,10 +308,9 @@ RULES: tuple[Callable[[Scenario], Iterator[Broken]], ...] = (
     megatron_rules,
     lora_rules,
     rank_rules,
-    _server_options,
-    _capabilities,
-    _recorded_experts,
-    _external,
+    _engines,
+    part_rules_of,
+    _transport,
     _placement,
     _timing,
     _metrics,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.backends.learners.objectives.validity import compares_rewards
+from penstock.backends.learners.spec import is_modelled
 from penstock.runtime.scenario.paths import (
     FILTER_HOOK,
     FILTER_SAMPLE_FUNCTION,
@@ -54,7 +55,7 @@ def _drops(s: Scenario) -> Iterator[Broken]:
             ("filter", "drop_samples"),
             "has no effect without filter.sample_function, which says what is dropped; set it, or remove this key",
         )
-    elif s.learner.backend != "simulated" and not compares_rewards(s.learner.objective):
+    elif not is_modelled(s.learner) and not compares_rewards(s.learner.objective):
         yield (
             ("filter", "drop_samples"),
             f"{s.learner.objective.name} takes no mean over a group, so nothing can count in one; set it to "

@@ -10,6 +10,7 @@ import msgspec
 
 from penstock.backends.learners.options import LearnerOptions
 from penstock.runtime.scenario.keys import block_paths, field_docs
+from penstock.runtime.scenario.part_names import CHOICES
 from penstock.runtime.scenario.paths import OBJECTIVE
 from penstock.runtime.scenario.structure import Scenario
 
@@ -25,6 +26,10 @@ def scenario_schema() -> dict[str, Any]:
         definition["description"] = inspect.cleandoc(struct.__doc__ or "")
         for key, text in field_docs(struct).items():
             definition["properties"][key]["description"] = text
+    for choice in CHOICES:  # names that other packages bring are good as well
+        for struct in (choice.struct, *choice.struct.__subclasses__()):
+            named = definitions[struct.__name__]["properties"][choice.key]
+            named["anyOf"] = [{"enum": list(choice.builtin())}, {"type": named.pop("type")}]
     # One word is short for a block with that name.
     objective = definitions[LearnerOptions.__name__]["properties"][OBJECTIVE[-1]]
     reference = objective.pop("$ref")

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
 
-from penstock.runtime.errors import ScenarioError
+from penstock.messages.errors import UserFault
 
 FOLDER: Final = Path(__file__).resolve().parents[2] / "scenarios"
 EXAMPLES: Final = "examples"
@@ -22,7 +22,7 @@ def find_scenario(given: Path) -> Path:
     """The file that is meant: the one of this path, or else the shipped one of this name.
 
     Raises:
-        ScenarioError: there is neither.
+        UserFault: there is neither.
     """
     if given.exists() and not given.is_dir():
         return given
@@ -31,14 +31,14 @@ def find_scenario(given: Path) -> Path:
     if given.suffix == "" and given.parent in (Path(), Path(EXAMPLES)) and name in shipped:
         return shipped[name]
     if name in shipped:
-        raise ScenarioError(f"{given}: no such file; the scenario that comes with Penstock is run by name: {name}")
+        raise UserFault(f"{given}: no such file; the scenario that comes with Penstock is run by name: {name}")
     if given.is_dir():
-        raise ScenarioError(f"{given}: a folder, and no scenario; name the YAML file")
+        raise UserFault(f"{given}: a folder, and no scenario; name the YAML file")
     close = ", ".join(get_close_matches(name, shipped, n=3))
     if given.suffix:
         hint = f"; with Penstock comes {close}" if close else ""
-        raise ScenarioError(f"{given}: cannot read this scenario: no such file or directory{hint}")
-    raise ScenarioError(
+        raise UserFault(f"{given}: cannot read this scenario: no such file or directory{hint}")
+    raise UserFault(
         f"{given}: no such file, and no scenario of this name comes with Penstock; "
         f"there are {close or ', '.join(shipped)}"
     )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 import yaml
 
-from penstock.runtime.errors import ScenarioError
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,21 +50,21 @@ class Source:
         """Set one value from ``key.path=value``; the value is read as YAML.
 
         Raises:
-            ScenarioError: no ``=``, an empty key, a value that is not YAML, or a path through something that is
+            UserFault: no ``=``, an empty key, a value that is not YAML, or a path through something that is
                 no block.
         """
         place = Place(f"override '{text}'", folder)
         key, separator, value = text.partition("=")
         path: KeyPath = tuple(key.strip().split("."))
         if not separator or not all(path):
-            raise ScenarioError(f"{place.text}: expected KEY=VALUE in one word, such as staleness.max_staleness=4")
+            raise UserFault(f"{place.text}: expected KEY=VALUE in one word, such as staleness.max_staleness=4")
         block = self.data
         for depth, name in enumerate(path[:-1], start=1):
             inner = block.setdefault(str(name), {})
             if inner is None:  # `warm_start: null` in the file, `warm_start.path=…` on the command line
                 inner = block[str(name)] = {}
             if not isinstance(inner, dict):
-                raise ScenarioError(f"{place.text}: {dotted(path[:depth])} is no block, it is {show(inner)}")
+                raise UserFault(f"{place.text}: {dotted(path[:depth])} is no block, it is {show(inner)}")
             self._places.setdefault(path[:depth], place)
             block = inner
         reader = _Reader(place.text, folder, line_numbers=False)
@@ -76,20 +76,20 @@ def read_source(file: Path) -> Source:
     """Read a scenario file.
 
     Raises:
-        ScenarioError: it cannot be read, or is not the YAML of one mapping.
+        UserFault: it cannot be read, or is not the YAML of one mapping.
     """
     try:
         if file.stat().st_size > MAX_FILE_BYTES:
-            raise ScenarioError(f"{file}: larger than {MAX_FILE_BYTES} bytes, so this is no scenario")
+            raise UserFault(f"{file}: larger than {MAX_FILE_BYTES} bytes, so this is no scenario")
         text = file.read_text(encoding="utf-8")
     except OSError as error:
-        raise ScenarioError(f"{file}: cannot read this scenario: {(error.strerror or str(error)).lower()}") from None
+        raise UserFault(f"{file}: cannot read this scenario: {(error.strerror or str(error)).lower()}") from None
     except UnicodeDecodeError as error:
-        raise ScenarioError(f"{file}: not UTF-8 text (byte {error.start}), so this is no scenario") from None
+        raise UserFault(f"{file}: not UTF-8 text (byte {error.start}), so this is no scenario") from None
     reader = _Reader(str(file), file.resolve().parent, line_numbers=True)
     data = reader.read(text, ())
     if not isinstance(data, dict):
-        raise ScenarioError(f"{file}:1: a scenario is a mapping of blocks (run:, data:, …), found {show(data)}")
+        raise UserFault(f"{file}:1: a scenario is a mapping of blocks (run:, data:, …), found {show(data)}")
     return Source(data, reader.places)
 
 
@@ -109,7 +109,7 @@ def show(value: object) -> str:
         case dict():
             return "a block"
         case list():
-            text = f"[{', '.join(map(show, cast(list[object], value)))}]"
+            text = f"[{', '.join(map(show, cast('list[object]', value)))}]"
             return text if len(text) <= 60 else "a list"
         case str():
             text = repr(value)
@@ -166,10 +166,10 @@ class _Reader:
             node: yaml.Node | None = yaml.compose(text, _CoreLoader)
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
-            raise ScenarioError(f"{self._at(mark)}: not valid YAML: {_story(error, text)}") from None
+            raise UserFault(f"{self._at(mark)}: not valid YAML: {_story(error, text)}") from None
         except yaml.reader.ReaderError as error:
             at = f"{self._name}:{text.count(chr(10), 0, error.position) + 1}" if self._line_numbers else self._name
-            raise ScenarioError(f"{at}: not valid YAML: {error.reason}") from None
+            raise UserFault(f"{at}: not valid YAML: {error.reason}") from None
         if node is None:
             self.places[path] = Place(self._name, self._folder)
             return None
@@ -177,10 +177,10 @@ class _Reader:
 
     def _plain(self, node: yaml.Node, path: KeyPath, seen: set[int]) -> Plain:
         if id(node) in seen:
-            raise ScenarioError(f"{self._at(node.start_mark)}: anchors and aliases are not used in scenarios")
+            raise UserFault(f"{self._at(node.start_mark)}: anchors and aliases are not used in scenarios")
         seen.add(id(node))
         if len(path) > MAX_DEPTH:
-            raise ScenarioError(f"{self._at(node.start_mark)}: nested more than {MAX_DEPTH} deep")
+            raise UserFault(f"{self._at(node.start_mark)}: nested more than {MAX_DEPTH} deep")
         self.places.setdefault(path, Place(self._at(node.start_mark), self._folder))
         match node:
             case yaml.MappingNode(tag="tag:yaml.org,2002:map"):
@@ -190,17 +190,17 @@ class _Reader:
             case yaml.ScalarNode():
                 return self._scalar(node)
             case _:
-                raise ScenarioError(f"{self._at(node.start_mark)}: YAML tags such as {node.tag} are not used here")
+                raise UserFault(f"{self._at(node.start_mark)}: YAML tags such as {node.tag} are not used here")
 
     def _mapping(self, node: yaml.MappingNode, path: KeyPath, seen: set[int]) -> dict[str, Plain]:
         mapping: dict[str, Plain] = {}
         for key_node, value_node in node.value:
             at = self._at(key_node.start_mark)
             if not isinstance(key_node, yaml.ScalarNode):
-                raise ScenarioError(f"{at}: a key must be a word, found a list or a block")
+                raise UserFault(f"{at}: a key must be a word, found a list or a block")
             key = str(key_node.value)
             if key in mapping:
-                raise ScenarioError(f"{at}: {dotted((*path, key))}: this key was given before")
+                raise UserFault(f"{at}: {dotted((*path, key))}: this key was given before")
             self.places[(*path, key)] = Place(at, self._folder)
             mapping[key] = self._plain(value_node, (*path, key), seen)
         return mapping
@@ -215,11 +215,11 @@ class _Reader:
             return int(value)
         if node.tag == _FLOAT:
             if math.isinf(number := float(value)):
-                raise ScenarioError(f"{self._at(node.start_mark)}: {value} is too large a number")
+                raise UserFault(f"{self._at(node.start_mark)}: {value} is too large a number")
             return number
         if node.tag == _STR:
             return value
-        raise ScenarioError(f"{self._at(node.start_mark)}: YAML tags such as {node.tag} are not used here")
+        raise UserFault(f"{self._at(node.start_mark)}: YAML tags such as {node.tag} are not used here")
 
     def _at(self, mark: yaml.Mark | None) -> str:
         return f"{self._name}:{mark.line + 1}" if self._line_numbers and mark is not None else self._name

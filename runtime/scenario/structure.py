@@ -6,16 +6,16 @@ from penstock.actors.buffer.options import StalenessOptions
 from penstock.actors.filter.options import FilterOptions
 from penstock.actors.prompt_source.options import PromptSourceOptions
 from penstock.actors.weight_publisher.options import WeightsOptions
+from penstock.backends.checkpoint.options import ModelOptions
 from penstock.backends.data.options import DataOptions
 from penstock.backends.engines.options import EnginesOptions, SamplingOptions
 from penstock.backends.engines.teacher_options import TeacherOptions
 from penstock.backends.episodes.options import EpisodeOptions
 from penstock.backends.evaluation.options import EvaluationOptions
 from penstock.backends.learners.options import LearnerOptions
-from penstock.backends.models.options import ModelOptions
 from penstock.backends.rewards.options import RewardOptions
 from penstock.messages.base import Options
-from penstock.runtime.options import ObservabilityOptions, RunOptions, RuntimeOptions
+from penstock.runtime.scenario.run_options import ObservabilityOptions, RunOptions, RuntimeOptions
 
 
 class Scenario(Options, frozen=True, kw_only=True):

@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from penstock.backends.engines.options import kinds
-from penstock.backends.engines.sglang.server_options import ServerOptionError, check_server_options
-from penstock.backends.engines.sglang.size import EngineSizeError, engine_size
+from penstock.backends.engines.spec import ENGINES, are_modelled
 from penstock.backends.learners.objectives.validity import is_user_objective, needs_teacher_top
+from penstock.backends.learners.spec import is_modelled
+from penstock.backends.protocol import Capability
+from penstock.runtime.scenario.part_names import engine_keys
 from penstock.runtime.scenario.paths import OBJECTIVE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from penstock.backends.engines.spec import EngineSpec, TeacherSpec
     from penstock.backends.engines.teacher_options import TeacherOptions
     from penstock.runtime.scenario.source import KeyPath
     from penstock.runtime.scenario.structure import Scenario
@@ -28,13 +30,13 @@ def teacher_rules(s: Scenario) -> Iterator[Broken]:
     """The rules that this scenario breaks."""
     teacher = s.teacher
     if teacher is None:
-        if s.learner.objective.opd_kl_coef and s.learner.backend != "simulated" and s.run.only != "learner":
+        if s.learner.objective.opd_kl_coef and not is_modelled(s.learner) and s.run.only != "learner":
             yield (
                 (*OBJECTIVE, "opd_kl_coef"),
                 "the distance to a teacher is asked for, and there is none; add a block teacher: with its model, or "
                 "set it to 0",
             )
-        if needs_teacher_top(s.learner.objective) and s.learner.backend != "simulated" and s.run.only != "learner":
+        if needs_teacher_top(s.learner.objective) and not is_modelled(s.learner) and s.run.only != "learner":
             yield (
                 (*OBJECTIVE, "policy_loss"),
                 "the distance to a teacher's distribution is asked for, and there is no teacher; add a block teacher: "
@@ -42,16 +44,16 @@ def teacher_rules(s: Scenario) -> Iterator[Broken]:
             )
         return
     yield from _backend(s, teacher)
-    if teacher.backend != "simulated":
+    if not _is_modelled(teacher):
         yield from _model(s, teacher)
         yield from _objective(s, teacher)
-    yield from _servers(teacher)
+    yield from engine_keys((TEACHER,), teacher)
+    yield from _spec(teacher).rules((TEACHER,), teacher)
 
 
 def _backend(s: Scenario, teacher: TeacherOptions) -> Iterator[Broken]:
-    are_simulated = kinds(s.engines) == frozenset({"simulated"})
-    if are_simulated != (teacher.backend == "simulated"):
-        wanted = "simulated" if are_simulated else "torch or sglang"
+    if are_modelled(s.engines) != _is_modelled(teacher):
+        wanted = " or ".join(ENGINES.having(lambda spec: _fits(spec, is_modelled=are_modelled(s.engines))))
         yield (
             (TEACHER, "backend"),
             f"a simulated teacher says nothing of real tokens, nor a real one of simulated ones; set it to {wanted}",
@@ -94,7 +96,7 @@ def _objective(s: Scenario, teacher: TeacherOptions) -> Iterator[Broken]:
             if wants_top
             else f"has no effect with policy_loss: {objective.policy_loss}; remove it, or set learner.objective: gkd",
         )
-    if teacher.top_logprobs and teacher.backend == "sglang":
+    if teacher.top_logprobs and not _spec(teacher).has_likeliest:
         yield (TEACHER, "backend"), "likeliest tokens come from an embedded teacher only; set it to torch"
     if not objective.opd_kl_coef and not wants_top and not is_user_objective(objective.name):
         yield (
@@ -102,32 +104,30 @@ def _objective(s: Scenario, teacher: TeacherOptions) -> Iterator[Broken]:
             "has no effect with learner.objective.opd_kl_coef: 0; set that, or learner.objective: distill, or remove "
             "the block",
         )
-    if teacher.backend == "sglang" and s.sampling.temperature != 1.0:
+    only = _spec(teacher).temperature
+    if only is not None and s.sampling.temperature != only:
+        others = " or ".join(ENGINES.having(_has_any_temperature))
+        asked = f"{s.sampling.temperature:g}; set that to {only:g}"
         yield (
             (TEACHER, "backend"),
-            "an SGLang server gives log-probs of a prompt at temperature 1 only, and student and teacher are compared "
-            f"at sampling.temperature, which is {s.sampling.temperature:g}; set that to 1, or teacher.backend: torch",
+            f"teachers of the backend {teacher.backend} give log-probs of a prompt at temperature {only:g} only, and "
+            f"student and teacher are compared at sampling.temperature, which is {asked}, or teacher.backend: {others}",
         )
 
 
-def _servers(teacher: TeacherOptions) -> Iterator[Broken]:
-    key = "sglang" if teacher.sglang else "addresses"
-    if teacher.backend != "sglang" and (teacher.sglang or teacher.addresses):
-        yield (TEACHER, key), f"has no effect with a {teacher.backend} teacher; set backend: sglang or remove it"
-    if teacher.addresses and teacher.count != len(teacher.addresses):
-        yield (
-            (TEACHER, "count"),
-            f"there are {len(teacher.addresses)} addresses; set it to {len(teacher.addresses)}, found {teacher.count}",
-        )
-    if teacher.addresses and teacher.sglang:
-        yield (TEACHER, "sglang"), "servers that run already have their options; remove it, or the addresses"
-    try:
-        check_server_options(teacher.sglang)
-        num_nodes = engine_size(teacher.sglang).node_counts[0]
-    except ServerOptionError as error:
-        yield (TEACHER, "sglang", error.key), error.text
-    except EngineSizeError as error:
-        yield (TEACHER, "sglang"), str(error)
-    else:
-        if num_nodes > 1:
-            yield (TEACHER, "sglang"), "a teacher's server lies on one node; remove nnodes"
+def _spec(teacher: TeacherOptions) -> TeacherSpec:
+    spec = ENGINES.spec(teacher.backend).teacher
+    assert spec is not None, "its name was looked at before"
+    return spec
+
+
+def _is_modelled(teacher: TeacherOptions) -> bool:
+    return Capability.MODELLED in ENGINES.spec(teacher.backend).capabilities
+
+
+def _has_any_temperature(spec: EngineSpec) -> bool:
+    return _fits(spec, is_modelled=False) and spec.teacher is not None and spec.teacher.temperature is None
+
+
+def _fits(spec: EngineSpec, *, is_modelled: bool) -> bool:
+    return spec.teacher is not None and (Capability.MODELLED in spec.capabilities) == is_modelled

@@ -17,14 +17,10 @@ import msgspec
 import yaml
 
 from penstock.backends.engines.options import OptionValue
-from penstock.backends.engines.sglang.server_options import ServerOptionError, check_server_options
-from penstock.backends.learners.megatron.config_fields import (
-    MegatronOptionError,
-    Section,
-    check_config_fields,
-    fields_of,
-)
-from penstock.backends.learners.megatron.options import MegatronOptions
+from penstock.backends.engines.served.sglang.server_options import ServerOptionError, check_server_options
+from penstock.backends.learners.megatron.config_fields import Section, check_config_fields, fields_of
+from penstock.backends.learners.megatron_options import MegatronOptions
+from penstock.messages.errors import UserFault
 from penstock.runtime.safe_text import terminal_text
 from penstock.runtime.slime.effective import apply_config_file, leave_without_effect
 from penstock.runtime.slime.evaluation import evaluation_block
@@ -226,7 +222,7 @@ def _is_field_of_megatron(writer: Writer, flag: Flag) -> bool:
             try:
                 given = msgspec.convert({section: {name: value}}, MegatronOptions)
                 check_config_fields(given, is_cpu=False)
-            except (MegatronOptionError, msgspec.ValidationError) as error:
+            except (UserFault, msgspec.ValidationError) as error:
                 writer.leave(flag, str(error))
             else:
                 writer.set(f"learner.megatron.{section}.{name}", value)

@@ -9,7 +9,7 @@ from collections.abc import MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.runtime.errors import UserError
+from penstock.messages.errors import UserFault
 from penstock.runtime.slime.arithmetic import evaluate
 from penstock.runtime.slime.shell_lexer import Word, closing
 
@@ -54,10 +54,10 @@ class Expander(ABC):
     def set(self, name: str, value: Field | list[Field]) -> None:
         """
         Raises:
-            UserError: it has become too long.
+            UserFault: it has become too long.
         """
         if len(value if isinstance(value, list) else value.text) > MAX_CHARACTERS:
-            raise UserError(f"{self.file}: the value of {name} has more than {MAX_CHARACTERS:,} characters or elements")
+            raise UserFault(f"{self.file}: the value of {name} has more than {MAX_CHARACTERS:,} characters or elements")
         self.variables[name] = value
 
     def found(self, name: str) -> Path | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.runtime.errors import UserError
+from penstock.messages.errors import UserFault
 from penstock.runtime.slime.shell import Shell
 
 if TYPE_CHECKING:
@@ -58,23 +58,23 @@ class LaunchScript(NamedTuple):
 def read_script(path: Path) -> LaunchScript:
     """
     Raises:
-        UserError: the file cannot be read, is no shell script, or starts no training.
+        UserFault: the file cannot be read, is no shell script, or starts no training.
     """
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from None
+        raise UserFault(f"{path} cannot be read: {error}") from None
     shell = Shell(path, _PROGRAMS)
     try:
         shell.run(text, path)
     except RecursionError:
-        raise UserError(f"{path}: brackets are nested too deep to be read") from None
+        raise UserFault(f"{path}: brackets are nested too deep to be read") from None
     if not shell.launches:
-        raise UserError(f"{path}: no command in it starts slime's {' or '.join(_PROGRAMS)}")
+        raise UserFault(f"{path}: no command in it starts slime's {' or '.join(_PROGRAMS)}")
     *earlier, launch = shell.launches
     flags = _flags(launch.words[1:], path.name)
     if not flags:
-        raise UserError(f"{path}:{launch.line}: there is not one --flag behind {launch.words[0].text}")
+        raise UserFault(f"{path}:{launch.line}: there is not one --flag behind {launch.words[0].text}")
     unread = [Flag("", (each.text,), each.line, _elsewhere(each.file, path.name)) for each in shell.problems]
     unread += [
         Flag("", ("starts a training too; only the last one of the script is converted",), each.line)

@@ -17,7 +17,7 @@ import re
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.runtime.errors import UserError
+from penstock.messages.errors import UserFault
 from penstock.runtime.slime.arithmetic import evaluate
 from penstock.runtime.slime.expansion import Expander, Field
 from penstock.runtime.slime.shell_lexer import Word
@@ -66,12 +66,12 @@ class Shell(Expander):
         """Go through a script, or one that it sources.
 
         Raises:
-            UserError: it cannot be read, or does not end.
+            UserFault: it cannot be read, or does not end.
         """
         outer, self.file = self.file, path
         self._depth += 1
         if self._depth > MAX_DEPTH:
-            raise UserError(f"{path}: scripts source one another more than {MAX_DEPTH} deep")
+            raise UserFault(f"{path}: scripts source one another more than {MAX_DEPTH} deep")
         self._all(parse(text, str(path)))
         self._depth -= 1
         self.file = outer
@@ -86,7 +86,7 @@ class Shell(Expander):
         """Whether it succeeds; None: nobody knows."""
         self._num_steps += 1
         if self._num_steps > MAX_STEPS:
-            raise UserError(f"{self.file}:{node.line}: more than {MAX_STEPS:,} steps; is there a loop without an end?")
+            raise UserFault(f"{self.file}:{node.line}: more than {MAX_STEPS:,} steps; is there a loop without an end?")
         match node:
             case Simple():
                 return self._simple(node)
@@ -219,7 +219,7 @@ class Shell(Expander):
         """What commands would print; None where one is not followed. Their assignments are their own.
 
         Raises:
-            UserError: they cannot be read.
+            UserFault: they cannot be read.
         """
         kept = dict(self.variables), self.folder, self._printed
         self._printed = []
@@ -267,7 +267,7 @@ class Shell(Expander):
         try:
             self.run(path.read_text(), path)
         except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{path} (sourced in {self.file}:{line}) cannot be read: {error}") from None
+            raise UserFault(f"{path} (sourced in {self.file}:{line}) cannot be read: {error}") from None
 
     def _test(self, words: list[str]) -> bool | None:
         match words:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Final, Literal, NamedTuple
 
-from penstock.runtime.errors import UserError
+from penstock.messages.errors import UserFault
 
 ASSIGNS: Final = re.compile(r"([A-Za-z_]\w*)(?:\[([^\]]*)\])?(\+?)=", re.DOTALL)
 _HERE: Final = re.compile(r"<<(-?)\s*(['\"\\]?)(\w+)['\"]?")
@@ -140,7 +140,7 @@ class Lexer:
         else:
             return at + 1
         if end <= 0:
-            raise UserError(f"{self._name}:{line}: a quotation or a bracket that begins here never ends")
+            raise UserFault(f"{self._name}:{line}: a quotation or a bracket that begins here never ends")
         return end
 
     def _elements(self, line: int) -> tuple[Word, ...]:
@@ -150,7 +150,7 @@ class Lexer:
                 words.append(Word(token.text, token.line))
             elif token.text == ")":
                 return tuple(words)
-        raise UserError(f"{self._name}:{line}: an array that begins here never ends")
+        raise UserFault(f"{self._name}:{line}: an array that begins here never ends")
 
     def _skip_blanks(self) -> None:
         text = self._text
@@ -160,7 +160,7 @@ class Lexer:
             elif text.startswith("\\\n", self._at):
                 self._advance(self._at + 2)
                 if self._at >= len(text):
-                    raise UserError(
+                    raise UserFault(
                         f"{self._name}:{self._line - 1}: a line that goes on at the end of the file never ends"
                     )
             elif text[self._at] == "#":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-from penstock.runtime.errors import UserError
+from penstock.messages.errors import UserFault
 from penstock.runtime.slime.shell_lexer import ASSIGNS, Lexer, Word
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def parse(text: str, name: str, *, first_line: int = 1) -> tuple[Node, ...]:
         first_line: the number of its first line.
 
     Raises:
-        UserError: it is no script that can be read.
+        UserFault: it is no script that can be read.
     """
     return _Parser(Lexer(text, name, first_line).tokens(), name).whole()
 
@@ -115,7 +115,7 @@ class _Parser:
         return self._tokens[self._at].kind == "end"
 
     def _refuse(self, line: int, text: str) -> None:
-        raise UserError(f"{self._name}:{line}: {text}")
+        raise UserFault(f"{self._name}:{line}: {text}")
 
     def _take(self, text: str, opened: str, line: int) -> None:
         """The next token, which must be this one."""

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-from penstock.runtime.errors import ScenarioError
+from penstock.messages.errors import UserFault
 from penstock.runtime.scenario.load import load_scenario
 
 if TYPE_CHECKING:
@@ -48,6 +48,6 @@ def _refusal(text: str) -> str:
         path.write_text(text)
         try:
             load_scenario(path)
-        except ScenarioError as error:
+        except UserFault as error:
             return str(error).replace(f"{path}:", "line ")
     return ""

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import msgspec
 
+from penstock.backends.checkpoint.options import ModelOptions
 from penstock.backends.data.options import DataOptions
 from penstock.backends.engines.options import EnginesOptions, SamplingOptions
 from penstock.backends.learners.objectives.presets import PRESETS
 from penstock.backends.learners.options import LearnerOptions
-from penstock.backends.models.options import ModelOptions
 
 if TYPE_CHECKING:
     from penstock.runtime.slime.mapping import Plain

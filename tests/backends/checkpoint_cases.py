@@ -16,25 +16,27 @@ import torch
 from learner_cases import make_groups
 
 from penstock.backends.learners.checkpoints.channel import CheckpointChannel
-from penstock.backends.learners.checkpoints.folder import CheckpointFolder, CheckpointWriteError
+from penstock.backends.learners.checkpoints.folder import CheckpointFolder
 from penstock.backends.learners.checkpoints.record import STATE_FOLDER, read_record
 from penstock.backends.learners.checkpoints.state import load_state
 from penstock.backends.learners.objectives.presets import objective
 from penstock.backends.learners.options import LearnerOptions
-from penstock.backends.learners.torch.model import PackedModel
-from penstock.backends.learners.torch.parallel import parallelize, replica, whole
+from penstock.backends.learners.torch.parallel import replica, whole
+from penstock.backends.learners.torch.sharded_load import load_divided
 from penstock.backends.learners.torch.snapshot import restore_random_state, take_snapshot
 from penstock.backends.learners.torch.trainer import PolicyTrainer
 from penstock.backends.learners.torch.worker import LearnerSetup, TorchWorker
+from penstock.messages.errors import UserFault
 from penstock.messages.local import BatchTrained, CheckpointWritten
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from penstock.backends.learners.gang.gang import Gang
-    from penstock.backends.learners.gang.words import LearnerAnswer
+    from penstock.backends.learners.torch.model import PackedModel
     from penstock.backends.learners.torch.snapshot import LearnerSnapshot
+    from penstock.backends.learners.worker_group.gang import Gang
+    from penstock.backends.learners.worker_group.words import LearnerAnswer
     from penstock.messages.base import Metric
     from penstock.messages.commands import LearnerCommand
 
@@ -94,12 +96,10 @@ def open_rank(
     gang: Gang, folder: Path, division: Division, dtype: str, *, reference_folder: Path | None = None
 ) -> Learner:
     options = LearnerOptions(learning_rate=1e-2, parallel=division.parallel, objective=CRITIC)
-    model = PackedModel.load(folder, dtype=dtype, device=gang.device)
-    parallelize(model, gang, options)
+    model = load_divided(folder, gang, options, dtype=dtype)
     reference = replica(model, gang, options)
     if reference_folder is not None:
-        reference = PackedModel.load(reference_folder, dtype=dtype, device=gang.device)
-        parallelize(reference, gang, options)
+        reference = load_divided(reference_folder, gang, options, dtype=dtype)
     trainer = PolicyTrainer(
         model, options, temperature=1.0, num_steps=9, reference=reference, check_stop=lambda: None, gang=gang
     )
@@ -161,7 +161,7 @@ def save_where_one_rank_may_not_write(gang: Gang, source: Path, folder: Path, *,
     try:
         if gang.rank == refusing:
             resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, hard))
-        with pytest.raises(CheckpointWriteError) as refused:
+        with pytest.raises(UserFault) as refused:
             checkpoints.write(learner.snapshot(2))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -15,7 +15,7 @@ from penstock.backends.learners.objectives.protocol import ObjectiveTerms
 if TYPE_CHECKING:
     from penstock.actors.buffer.policies import BufferState, RankedGroup
     from penstock.backends.episodes.play import Play
-    from penstock.backends.hooks.protocols import AdvantageInput, GroupRewards
+    from penstock.backends.learners.hooks.protocols import AdvantageInput, GroupRewards
     from penstock.backends.learners.objectives.protocol import PolicyTokens
     from penstock.backends.learners.options import ObjectiveOptions
     from penstock.backends.rewards.sampling_calls import PromptHistory

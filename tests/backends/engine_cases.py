@@ -20,13 +20,14 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from penstock.backends.engines.torch.checkpoint import CheckpointTensors
-from penstock.backends.engines.torch.config import read_model_config
-from penstock.backends.engines.torch.engine import EngineSettings, TorchEngine
+from penstock.backends.checkpoint.checkpoint_names import CheckpointNames
+from penstock.backends.checkpoint.make import END_ID, SYMBOLS, character_tokenizer
+from penstock.backends.checkpoint.model_config import read_model_config
+from penstock.backends.checkpoint.tensors import CheckpointTensors
+from penstock.backends.checkpoint.terminal import quiet_transformers
+from penstock.backends.engines.torch.engine import TorchEngine
+from penstock.backends.engines.torch.engine_settings import EngineSettings
 from penstock.backends.engines.torch.requests import Advanced, Ended, GenerationRequest
-from penstock.backends.models.checkpoint_names import CheckpointNames
-from penstock.backends.models.make import END_ID, SYMBOLS, character_tokenizer
-from penstock.backends.models.terminal import quiet_transformers
 from penstock.messages.arrays import floats_view, pack_floats, pack_tokens, tokens_view
 from penstock.messages.samples import Part, VersionSpan
 from penstock.messages.weights import Canary
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from penstock.backends.engines.torch.engine import OtherDrawing
+    from penstock.backends.engines.torch.engine_settings import OtherDrawing
     from penstock.backends.engines.torch.sampling import Sampler
     from penstock.backends.engines.torch.stopping import StopStrings
 
@@ -198,7 +199,7 @@ def reference_canary(model: PreTrainedModel, tokens: list[int]) -> Canary:
 
 def _reference_rows(model: PreTrainedModel, tokens: list[int], temperature: float) -> torch.Tensor:
     with torch.no_grad():
-        logits = cast(torch.Tensor, model(torch.tensor([tokens])).logits)[0, :-1].float() / temperature
+        logits = cast("torch.Tensor", model(torch.tensor([tokens])).logits)[0, :-1].float() / temperature
     return torch.log_softmax(logits, -1)
 
 
@@ -245,7 +246,7 @@ def run_all(engine: TorchEngine, requests: Iterable[GenerationRequest]) -> dict[
     ended = [early for wanted in requests if (early := engine.submit(wanted)) is not None]
     while engine.num_running or engine.num_queued:
         ended += engine.step().ended
-    return {cast(int, end.tag): end for end in ended}
+    return {cast("int", end.tag): end for end in ended}
 
 
 def run_steps(engine: TorchEngine, num_steps: int) -> tuple[list[Ended], list[Advanced]]:

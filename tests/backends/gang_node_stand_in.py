@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.backends.learners.gang import node_main, rank_process
+from penstock.backends.learners.worker_group import node_main, rank_process
 
 if __name__ == "__main__":
     rank_process.RANK_MODULE = "gang_stand_in"  # type: ignore[misc]  # pyright: ignore[reportConstantRedefinition]

@@ -9,8 +9,8 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.backends.guardian import Exited, GuardianJob, LogLine, Started, decode_word, start_guardian
-from penstock.backends.remote_ranks import RankEnded, RemoteRankError
+from penstock.backends.processes.guardian import Exited, GuardianJob, LogLine, Started, decode_word, start_guardian
+from penstock.backends.processes.remote_ranks import RankEnded, RemoteRankError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ LOOPBACK = "127.0.0.1"
 
 
 class LocalNodes:
-    """A :class:`~penstock.backends.remote_ranks.RemoteRanks` with a guardian for each command."""
+    """A :class:`~penstock.backends.processes.remote_ranks.RemoteRanks` with a guardian for each command."""
 
     host = LOOPBACK
 

@@ -23,8 +23,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Final
 
-from penstock.backends.learners.gang.channel import Channel
-from penstock.backends.learners.gang.words import (
+from penstock.backends.learners.worker_group.channel import Channel
+from penstock.backends.learners.worker_group.words import (
     Answered,
     FailureKind,
     Finish,
@@ -46,7 +46,7 @@ from penstock.messages.commands import OpenLearner, SaveCheckpoint, Train
 from penstock.messages.local import BatchTrained, CheckpointWritten, LearnerOpened
 
 if TYPE_CHECKING:
-    from penstock.backends.learners.gang.words import LauncherWord, LearnerAnswer, Word
+    from penstock.backends.learners.worker_group.words import LauncherWord, LearnerAnswer, Word
 
 BEAT_S: Final = 0.2
 
@@ -121,6 +121,8 @@ class StandIn:
                 self.fail(FailureKind.PEER_LOST, "RuntimeError", "gloo: connection closed by peer")
             case "user":
                 self.fail(FailureKind.USERS, "CheckpointError", "expected another dtype")
+            case "diverge":
+                self.fail(FailureKind.DIVERGED, "DivergedError", "the loss is nan")
             case "disk":
                 self.fail(FailureKind.DISK_FULL, "OSError", "no space")
             case "crash":

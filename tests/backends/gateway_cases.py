@@ -19,7 +19,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from penstock.backends.models.terminal import quiet_transformers
+from penstock.backends.checkpoint.terminal import quiet_transformers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from penstock.backends.hooks.protocols import ImportanceWeights
+from penstock.backends.learners.hooks.protocols import ImportanceWeights
 from penstock.backends.learners.objectives.protocol import ObjectiveTerms
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from penstock.backends.hooks.protocols import (
+    from penstock.backends.learners.batch.sequences import TrainSequence
+    from penstock.backends.learners.hooks.protocols import (
         AdvantageInput,
         ConversionInput,
         GroupRewards,
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     )
     from penstock.backends.learners.objectives.protocol import PolicyTokens
     from penstock.backends.learners.options import ObjectiveOptions
-    from penstock.backends.learners.sequences import TrainSequence
 
 # --- as Penstock itself -----------------------------------------------------------------------------------------------
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, TypeVar
 
+from penstock.backends.checkpoint.make import END_ID, SYMBOLS, character_tokenizer
 from penstock.backends.learners.options import LearnerOptions
 from penstock.backends.learners.torch.factory import open_torch_learner
-from penstock.backends.models.make import END_ID, SYMBOLS, character_tokenizer
 from penstock.messages.arrays import pack_floats, pack_tokens
 from penstock.messages.commands import LearnerCommand, Train
 from penstock.messages.local import LocalEvent

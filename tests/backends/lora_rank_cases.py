@@ -12,8 +12,10 @@ from learner_cases import make_groups
 
 from penstock.backends.learners.options import LearnerOptions, LoraOptions, ObjectiveOptions
 from penstock.backends.learners.torch.model import PackedModel
-from penstock.backends.learners.torch.parallel import full_tensors, parallelize, replica, whole
+from penstock.backends.learners.torch.parallel import parallelize, replica, whole
+from penstock.backends.learners.torch.publishing import GatheredWeights
 from penstock.backends.learners.torch.reference import frozen, new_reference, refresh
+from penstock.backends.learners.torch.sharded_load import load_divided
 from penstock.backends.learners.torch.trainer import PolicyTrainer
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from penstock.backends.learners.gang.gang import Gang
+    from penstock.backends.learners.worker_group.gang import Gang
 
 Parallel = Literal["fsdp", "ddp"]
 
@@ -37,9 +39,7 @@ def train_adapters(gang: Gang, folder: Path, parallel: Parallel, dtype: str) -> 
     )
     assert options.lora is not None
     torch.manual_seed(7)
-    model = PackedModel.load(folder, dtype=dtype, device=gang.device)
-    model.adapt(options.lora)
-    parallelize(model, gang, options)
+    model = load_divided(folder, gang, options, dtype=dtype, lora=options.lora)
     trainer = PolicyTrainer(
         model,
         options,
@@ -53,7 +53,12 @@ def train_adapters(gang: Gang, folder: Path, parallel: Parallel, dtype: str) -> 
     for version in (1, 2, 3):
         result = trainer.train(make_groups(), version=version, min_token_version=0)
         divergences.append({metric.name: metric.value for metric in result.metrics}["train/kl_loss"])
-    return {name: tensor.clone() for name, tensor in full_tensors(model)}, divergences
+    merged = {name: whole(tensor, model.dtype).clone() for name, tensor in model.weights()}
+    published = dict(GatheredWeights(model, gang).tensors())
+    if gang.is_first:
+        assert published.keys() == merged.keys()
+        assert all(torch.equal(published[name], merged[name]) for name in merged)
+    return merged, divergences
 
 
 def refresh_divided(gang: Gang, folder: Path, parallel: Parallel) -> bool:

@@ -12,22 +12,21 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.backends.stores.sqlite import SqliteStore, open_ledger
-from penstock.backends.stores.tables import LEDGER_FILE
+from penstock.backends.ledger.sqlite import SqliteStore, open_ledger
+from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.names import BUFFER
-from penstock.runtime.hosts.ray.job import DriverJob
-from penstock.runtime.hosts.ray.prepare import prepare
+from penstock.runtime.hosts.processes.job import DriverJob
+from penstock.runtime.hosts.processes.prepare import prepare
 from penstock.runtime.hosts.virtual.host import HostSettings, VirtualHost
 from penstock.runtime.hosts.virtual.process import Player
-from penstock.runtime.wiring import actor_names, build_machine, hears, inbox_union, open_backend
+from penstock.runtime.run.wiring import actor_names, build_machine, hears, inbox_union, open_backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from penstock.backends.protocol import Backend, Emit, Fail
-    from penstock.backends.stores.protocol import LedgerStore
-    from penstock.backends.timers import Timers
+    from penstock.backends.ledger.protocol import LedgerStore
+    from penstock.backends.protocol import Backend, Emit, Fail, Timers
     from penstock.messages.base import Metric
     from penstock.messages.commands import BackendCommand
     from penstock.runtime.hosts.virtual.host import Ending

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 import torch
 import torch.distributed as dist
 
-from penstock.backends.learners.gang.gang import Gang, alone_on, join_gang
+from penstock.backends.learners.worker_group.gang import Gang, alone_on, join_gang
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

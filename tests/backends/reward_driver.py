@@ -17,9 +17,9 @@ from penstock.messages.samples import Completed, Part, Prompt, Sample, SampleKey
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from penstock.backends.engines.surroundings import Surroundings
     from penstock.backends.protocol import Backend
     from penstock.backends.rewards.options import RewardOptions
-    from penstock.backends.rewards.surroundings import Surroundings
     from penstock.messages.local import LocalEvent
 
 WAIT_S = 60.0

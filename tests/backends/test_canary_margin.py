@@ -12,8 +12,8 @@ import pytest
 import torch
 from engine_cases import make_case, open_engine, weights_of
 
-from penstock.backends.learners.canary import canary_under, choose_canary
 from penstock.backends.learners.torch.model import PackedModel
+from penstock.backends.learners.training.canary import canary_under, choose_canary
 from penstock.messages.arrays import pack_floats, pack_tokens, tokens_view
 from penstock.messages.canary import canary_difference
 from penstock.messages.weights import Canary

@@ -9,9 +9,9 @@ import pytest
 from episode_functions_bench import END, MAX_CONTEXT, MAX_NEW, FunctionBench
 
 from penstock.actors.prompt_source.leases import Lease
+from penstock.backends.checkpoint.make import make_model
 from penstock.backends.episodes.functions import driver
 from penstock.backends.episodes.options import EpisodeOptions
-from penstock.backends.models.make import make_model
 from penstock.messages.arrays import floats_view, tokens_view
 from penstock.messages.base import Metric
 from penstock.messages.commands import AbortGeneration, InterruptGenerations

@@ -10,11 +10,11 @@ import gateway_cases as cases
 import pytest
 from episode_functions_bench import END, FunctionBench
 
+from penstock.backends.checkpoint.make import make_model
 from penstock.backends.episodes.functions.opening import specs_of
 from penstock.backends.episodes.functions.trial import check_loads
 from penstock.backends.episodes.options import EpisodeOptions
-from penstock.backends.models.make import make_model
-from penstock.backends.user_code import UserCodeError
+from penstock.backends.processes.user_code import UserCodeError
 from penstock.messages.arrays import tokens_view
 from penstock.messages.base import Metric
 from penstock.messages.samples import Completed, InfraError, PolicyError, Reward, StopReason, Truncated

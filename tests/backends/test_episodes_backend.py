@@ -9,7 +9,8 @@ import pytest
 
 from penstock.actors.engine_worker.machine import EngineWorker
 from penstock.actors.engine_worker.settings import EngineWorkerSettings
-from penstock.backends.episodes.backend import MAX_PAUSE_S, EpisodeBackend
+from penstock.backends.episodes.backend import EpisodeBackend
+from penstock.backends.episodes.episode import MAX_PAUSE_S
 from penstock.backends.episodes.protocol import EpisodeOverError, TurnRequest
 from penstock.messages.arrays import floats_view, pack_floats, pack_tokens, tokens_view
 from penstock.messages.base import Command, Event, Metric

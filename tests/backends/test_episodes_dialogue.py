@@ -15,13 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
+from penstock.backends.checkpoint.make import END_ID, END_TOKEN, PAD_TOKEN, character_tokenizer
 from penstock.backends.data.chat import ChatTemplate
 from penstock.backends.data.tokenizer import TextTokenizer
 from penstock.backends.episodes.api import ChatMessage, FunctionCall, ToolCall
 from penstock.backends.episodes.dialogue import ChatDialogue, ConversationError, MalformedError, TextDialogue
 from penstock.backends.episodes.stops import StopWatch, before_stop, settled_text
 from penstock.backends.episodes.tool_calls import ParsedCall, parse_tool_calls
-from penstock.backends.models.make import END_ID, END_TOKEN, PAD_TOKEN, character_tokenizer
 from penstock.messages.arrays import pack_floats, pack_tokens
 from penstock.messages.samples import Part, VersionSpan
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.backends.learners.gang.interfaces import GLOO_VARIABLE, NCCL_VARIABLE, interface_of, meet_over
-from penstock.backends.learners.gang.node_line import MAX_FIRST_BYTES, NONCE_BYTES, LineClosedError, NodeLine
+from penstock.backends.learners.worker_group.interfaces import GLOO_VARIABLE, NCCL_VARIABLE, interface_of, meet_over
+from penstock.backends.learners.worker_group.node_line import MAX_FIRST_BYTES, NONCE_BYTES, LineClosedError, NodeLine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,12 +18,13 @@ from gang_nodes import LocalNodes
 from learner_cases import make_groups, train_command
 from test_learner_gang import WAIT_S, Gang, orders_in
 
-from penstock.backends.learners.gang import other_nodes, rank_process
-from penstock.backends.learners.gang.channel import INLINE_BYTES
-from penstock.backends.learners.gang.ending import GangError, GangInputError
-from penstock.backends.learners.gang.other_nodes import SECRET_VARIABLE, FurtherNodes
-from penstock.backends.processes import environment_of, marked_processes
+from penstock.backends.learners.worker_group import other_nodes, rank_process
+from penstock.backends.learners.worker_group.channel import INLINE_BYTES
+from penstock.backends.learners.worker_group.ending import GangError
+from penstock.backends.learners.worker_group.other_nodes import SECRET_VARIABLE, FurtherNodes
+from penstock.backends.processes.process_facts import environment_of, marked_processes
 from penstock.messages.commands import OpenLearner, SaveCheckpoint
+from penstock.messages.errors import UserFault
 from penstock.messages.local import BatchTrained, CheckpointWritten, LearnerOpened
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def test_no_rank_is_told_the_secret_of_the_line(launch: Callable[..., Gang], tmp
         ("kill:3", GangError, ("rank 3 (process ", " on 127.0.0.1) was killed by SIGKILL", "about to die")),
         ("kill:1", GangError, ("rank 1 (process ", ") was killed by SIGKILL", "about to die")),
         ("blame:3", GangError, ("rank 3", "SIGKILL")),
-        ("user:2", GangInputError, ("expected another dtype",)),
+        ("user:2", UserFault, ("expected another dtype",)),
         ("disk:2", OSError, ("no space",)),
         ("crash:3", GangError, ("rank 3", "failed: KeyError: 'x'. The end of its log")),
     ],
@@ -179,7 +180,7 @@ def test_a_run_folder_that_a_node_does_not_share_is_the_users_to_mend(
             mark.unlink()
 
     error = launch(nodes=LocalNodes(before=hide)).next()
-    assert type(error) is GangInputError
+    assert type(error) is UserFault
     assert "run.folder: " in str(error)
     assert "put it on a file system that all nodes share" in str(error)
 
@@ -236,8 +237,8 @@ def test_no_rank_of_another_node_outlives_the_launcher_or_its_silence(number: si
     program = textwrap.dedent("""
         import sys
         from pathlib import Path
-        from penstock.backends.learners.gang import other_nodes, rank_process
-        from penstock.backends.learners.gang.other_nodes import FurtherNodes
+        from penstock.backends.learners.worker_group import other_nodes, rank_process
+        from penstock.backends.learners.worker_group.other_nodes import FurtherNodes
         from test_learner_gang import Gang
         from gang_nodes import LooseNodes
         from penstock.messages.commands import OpenLearner

@@ -11,11 +11,12 @@ import pytest
 from gang_nodes import LocalNodes
 from learner_cases import train_command
 
-from penstock.backends.learners.gang.open import open_gang_learner
-from penstock.backends.learners.gang.other_nodes import FurtherNodes
-from penstock.backends.learners.gang.plan import ExportPlan
+from penstock.backends.checkpoint.make import make_model
 from penstock.backends.learners.options import LearnerOptions
-from penstock.backends.models.make import make_model
+from penstock.backends.learners.torch.spec import RANK
+from penstock.backends.learners.worker_group.open import open_gang_learner
+from penstock.backends.learners.worker_group.other_nodes import FurtherNodes
+from penstock.backends.learners.worker_group.plan import ExportPlan
 from penstock.messages.commands import OpenLearner, SaveCheckpoint
 from penstock.messages.local import BatchTrained, CheckpointWritten, LearnerOpened, LocalEvent
 
@@ -30,6 +31,7 @@ WAIT_S = 180.0
 def trained(folder: Path, further: FurtherNodes | None) -> tuple[bytes, float]:
     """The weights after two batches, and the loss of the last one."""
     backend = open_gang_learner(
+        rank=RANK,
         model_folder=folder.parent / "model",
         checkpoints_folder=folder / "checkpoints",
         options=LearnerOptions(num_ranks=2, learning_rate=1e-3, device="cpu"),

@@ -18,7 +18,7 @@ from gateway_bench import ASKED, TOOLS, WAIT_S, BenchFactory, GatewayBench, hold
 
 from penstock.backends.data.options import DataOptions
 from penstock.backends.engines.options import SamplingOptions
-from penstock.backends.episodes.gateway import GatewayEpisodes, GatewayError, GatewaySettings
+from penstock.backends.episodes.gateway import GatewayEpisodes, GatewaySettings
 from penstock.backends.episodes.options import EpisodeOptions
 from penstock.backends.episodes.registry import log_file, read_addresses
 from penstock.messages.arrays import floats_view, tokens_view
@@ -28,6 +28,7 @@ from penstock.messages.commands import (
     Generate,
     InterruptGenerations,
 )
+from penstock.messages.errors import UserFault
 from penstock.messages.local import WeightsSwapped
 from penstock.messages.samples import (
     Cancelled,
@@ -446,7 +447,7 @@ def test_an_address_that_is_not_this_machines_is_refused(model: Path, tmp_path: 
     gateway = GatewayEpisodes(settings)
     failures: list[BaseException] = []
     gateway.start(failures.append)
-    with pytest.raises(GatewayError, match=r"episode\.host: 192\.0\.2\.1 is no address"):
+    with pytest.raises(UserFault, match=r"episode\.host: 192\.0\.2\.1 is no address"):
         gateway.address.result(WAIT_S)
     gateway.close(WAIT_S)
     assert len(failures) == 1

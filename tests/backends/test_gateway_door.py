@@ -17,7 +17,7 @@ import pytest
 from gateway_bench import ASKED, TOOLS, WAIT_S, BenchFactory, GatewayBench, hold_conversation
 
 from penstock.backends.episodes.api import SessionTaken
-from penstock.backends.http_server import listen
+from penstock.backends.processes.http_server import listen
 from penstock.runtime.gateway.door import SESSION_HEADER, FrontDoor
 
 if TYPE_CHECKING:

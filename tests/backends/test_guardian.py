@@ -13,8 +13,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from penstock.backends.guardian import Exited, GuardianJob, GuardianWord, LogLine, Started, decode_word, start_guardian
-from penstock.backends.processes import environment_of, kill, marked_processes
+from penstock.backends.processes.guardian import (
+    Exited,
+    GuardianJob,
+    GuardianWord,
+    LogLine,
+    Started,
+    decode_word,
+    start_guardian,
+)
+from penstock.backends.processes.process_facts import environment_of, kill, marked_processes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Generator
@@ -42,7 +50,7 @@ sleep()
 """A server with an orphan in a session of its own and a child that is stopped."""
 LAUNCHER = """
 import os, signal, sys
-from penstock.backends.guardian import GuardianJob, start_guardian
+from penstock.backends.processes.guardian import GuardianJob, start_guardian
 guardian = start_guardian(GuardianJob((sys.argv[1], "-I", "-S", "-c", sys.argv[2]), os.getpid(), sys.argv[3], 1000),
                           dict(os.environ))
 for line in guardian.stdout:

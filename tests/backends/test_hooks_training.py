@@ -18,21 +18,21 @@ from learner_cases import HeldWeights, make_groups
 from rank_cases import Ranks, open_ranks
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from penstock.backends.hooks.calling import Hook, HookError
-from penstock.backends.hooks.weight_names import RenamingExporter
-from penstock.backends.learners.gang.gang import SOLO
 from penstock.backends.learners.objectives.presets import objective
 from penstock.backends.learners.options import LearnerOptions
 from penstock.backends.learners.torch.model import PackedModel
-from penstock.backends.learners.torch.parallel import gathered, parallelize
+from penstock.backends.learners.torch.parallel import parallelize, whole
 from penstock.backends.learners.torch.trainer import PolicyTrainer
-from penstock.backends.user_code import UserCodeError
+from penstock.backends.learners.worker_group.gang import SOLO
+from penstock.backends.processes.hook_calling import Hook
+from penstock.backends.processes.user_code import UserCodeError
+from penstock.backends.weights.renamed import RenamingExporter
 from penstock.messages.weights import Canary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.backends.learners.gang.gang import Gang
+    from penstock.backends.learners.worker_group.gang import Gang
 
 AutoModel: Any = AutoModelForCausalLM  # transformers' factories have no types
 HOOKS = Path(__file__).parent / "hook_examples.py"
@@ -60,7 +60,7 @@ def train(gang: Gang, folder: Path, keys: dict[str, Any], hooks: dict[str, str],
     )
     result = trainer.train(make_groups(), version=2, min_token_version=0)
     figures = {metric.name: metric.value for metric in result.metrics if not metric.name.startswith("perf/")}
-    weights = {name: tensor.clone() for name, tensor in gathered(model, is_wanted=True).items()}
+    weights = {name: whole(tensor).clone() for name, tensor in model.weights()}
     return Trained(figures, weights, result.num_masked_tokens)
 
 
@@ -185,7 +185,7 @@ def test_what_is_wrong_with_a_function_is_told_with_key_file_and_line(
     folder: Path, key: str, name: str, story: str
 ) -> None:
     keys = DECOUPLED if key == "importance_function" else {"name": "grpo"}
-    with pytest.raises(HookError, match=story) as caught:
+    with pytest.raises(UserCodeError, match=story) as caught:
         train(SOLO, folder, keys, {key: name})
     assert f"{key}: {name}" in str(caught.value)
     assert "hook_examples.py:" in str(caught.value)
@@ -196,7 +196,7 @@ def test_what_is_wrong_with_a_function_is_told_with_key_file_and_line(
     [("nan_loss", "returned a loss of"), ("raising", "raised KeyError"), ("too_short", "returned Tensor; expected")],
 )
 def test_a_wrong_loss_is_told_with_file_and_line(folder: Path, name: str, story: str) -> None:
-    with pytest.raises(HookError, match=story) as caught:
+    with pytest.raises(UserCodeError, match=story) as caught:
         train(SOLO, folder, {"name": f"{HOOKS}:{name}"}, {})
     assert "hook_examples.py:" in str(caught.value)
 
@@ -205,7 +205,7 @@ def test_a_function_that_interrupts_is_told_where_no_ctrl_c_comes() -> None:
     hook: Hook[object] = Hook(f"{HOOKS}:interrupting", "learner.advantage_function")
     with ThreadPoolExecutor(1) as thread:
         error = thread.submit(hook).exception()
-    assert isinstance(error, HookError)
+    assert isinstance(error, UserCodeError)
     assert re.search(r"interrupting raised KeyboardInterrupt \(hook_examples.py:\d+\)$", str(error))
     with pytest.raises(KeyboardInterrupt):
         hook()
@@ -213,7 +213,7 @@ def test_a_function_that_interrupts_is_told_where_no_ctrl_c_comes() -> None:
 
 def failure(gang: Gang, folder: Path, keys: dict[str, Any], hooks: dict[str, str]) -> str:
     """What ended a step."""
-    with pytest.raises(HookError) as caught:
+    with pytest.raises(UserCodeError) as caught:
         train(gang, folder, keys, hooks, size=16)
     return str(caught.value)
 
@@ -248,7 +248,7 @@ def test_weights_reach_engines_under_the_names_of_the_user() -> None:
     assert {name: tensor.tolist() for name, tensor in held.published[0].items()} == {
         "policy.a": [1.0, 1.0], "policy.b": [0.0],
     }  # fmt: skip
-    with pytest.raises(HookError, match=r"returned 'weight' for 'b' and for 'a'; every weight needs its own name"):
+    with pytest.raises(UserCodeError, match=r"returned 'weight' for 'b' and for 'a'; every weight needs its own name"):
         RenamingExporter(held, f"{HOOKS}:one_name").export(
             {"a": torch.ones(2), "b": torch.zeros(1)}, version=1, publish=1, canary=canary
         )

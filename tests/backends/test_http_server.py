@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.backends.episodes.http import answer_errors, check_key, json_response
-from penstock.backends.http_server import MAX_DEPTH, Bounds, application, decoded, listen
+from penstock.backends.processes.http_server import MAX_DEPTH, Bounds, application, decoded, listen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -29,16 +29,16 @@ from reward_driver import RewardDriver, score_of, write_tokenizer
 
 from penstock.backends.data.options import DataOptions
 from penstock.backends.data.tokenizer import TextTokenizer
-from penstock.backends.engines.judging.backend import QUESTION, Asked, JudgingEngine
-from penstock.backends.engines.judging.drawing import drawings_of
-from penstock.backends.engines.judging.server import JudgeServer
-from penstock.backends.engines.judging.settings import JudgingSettings
 from penstock.backends.engines.options import EnginesOptions, SamplingOptions
-from penstock.backends.engines.torch import open_torch_engine
+from penstock.backends.engines.run_endpoints import FOLDER, RunEndpoints, write_endpoint
+from penstock.backends.engines.surroundings import Surroundings
+from penstock.backends.engines.torch.opening import open_torch_engine
+from penstock.backends.episodes.judge_endpoint.backend import QUESTION, Asked, JudgingEngine
+from penstock.backends.episodes.judge_endpoint.judge_sampling import drawings_of
+from penstock.backends.episodes.judge_endpoint.server import JudgeServer
+from penstock.backends.episodes.judge_endpoint.settings import JudgingSettings
 from penstock.backends.rewards.options import RewardOptions
-from penstock.backends.rewards.run_endpoints import FOLDER, RunEndpoints, write_endpoint
 from penstock.backends.rewards.service_options import JudgeOptions
-from penstock.backends.rewards.surroundings import Surroundings
 from penstock.backends.weights.transports import open_exporter, open_fetcher
 from penstock.messages.arrays import pack_floats, pack_tokens
 from penstock.messages.commands import (

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 import yaml
 from one_process_run import OneProcessRun
 
-from penstock.backends.engines.judging.backend import JudgingEngine
-from penstock.backends.rewards.run_endpoints import FOLDER
-from penstock.backends.stores.audit import audit_ledger
+from penstock.backends.engines.run_endpoints import FOLDER
+from penstock.backends.episodes.judge_endpoint.backend import JudgingEngine
+from penstock.backends.ledger.audit import audit_ledger
 from penstock.runtime.scenario import load_scenario
 
 if TYPE_CHECKING:

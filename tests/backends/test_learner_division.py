@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from penstock.backends.learners.division import divide_over_ranks, micro_batch_cost, sequence_cost
-from penstock.backends.learners.packing import split_into_micro_batches
-from penstock.backends.learners.sequences import TrainSequence, demonstration_sequence
+from penstock.backends.learners.batch.division import divide_over_ranks, micro_batch_cost, sequence_cost
+from penstock.backends.learners.batch.packing import split_into_micro_batches
+from penstock.backends.learners.batch.sequences import TrainSequence, demonstration_sequence
 
 HIDDEN = 64
 

@@ -13,7 +13,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, DeepseekV3Config, GPT2Config, Qwen3Config, Qwen3MoeConfig
 
-from penstock.backends.learners.flops import (
+from penstock.backends.learners.batch.sequences import TrainSequence, demonstration_sequence
+from penstock.backends.learners.torch.speed import shape_of
+from penstock.backends.learners.training.flops import (
     BFLOAT16_PEAKS_TFLOPS,
     Matrices,
     ModelShape,
@@ -24,8 +26,6 @@ from penstock.backends.learners.flops import (
     peak_tflops,
     training_flops,
 )
-from penstock.backends.learners.sequences import TrainSequence, demonstration_sequence
-from penstock.backends.learners.torch.speed import shape_of
 
 LENGTH = 24
 SMALL: dict[str, Any] = {

@@ -16,23 +16,25 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from learner_cases import make_groups, train_command
 
-from penstock.backends.learners.gang import backend as gang_backend
-from penstock.backends.learners.gang import rank_process
-from penstock.backends.learners.gang.channel import INLINE_BYTES
-from penstock.backends.learners.gang.ending import GangError, GangInputError
-from penstock.backends.learners.gang.open import open_gang_learner
-from penstock.backends.learners.gang.plan import ExportPlan
 from penstock.backends.learners.options import LearnerOptions
-from penstock.backends.processes import marked_processes
+from penstock.backends.learners.torch.spec import RANK
+from penstock.backends.learners.worker_group import backend as gang_backend
+from penstock.backends.learners.worker_group import rank_process
+from penstock.backends.learners.worker_group.channel import INLINE_BYTES
+from penstock.backends.learners.worker_group.ending import GangError
+from penstock.backends.learners.worker_group.open import open_gang_learner
+from penstock.backends.learners.worker_group.plan import ExportPlan
+from penstock.backends.processes.process_facts import marked_processes
 from penstock.messages.base import Metric
 from penstock.messages.commands import OpenLearner, SaveCheckpoint
+from penstock.messages.errors import DivergedError, UserFault
 from penstock.messages.local import BatchTrained, CheckpointWritten, LearnerOpened, LocalEvent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from penstock.backends.learners.gang.other_nodes import FurtherNodes
+    from penstock.backends.learners.worker_group.other_nodes import FurtherNodes
 
 WAIT_S: Final = 30.0
 MARK: Final = "PENSTOCK_TEST_GANG"
@@ -54,6 +56,7 @@ class Gang:
     ) -> None:
         self.folder = folder
         self.backend = open_gang_learner(
+            rank=RANK,
             model_folder=folder,
             checkpoints_folder=folder,
             options=LearnerOptions(num_ranks=num_ranks, rank_timeout_s=rank_timeout_s),
@@ -181,7 +184,8 @@ def test_a_rank_that_others_have_overtaken_is_waited_for_no_longer_than_the_limi
 @pytest.mark.parametrize(
     ("fate", "kind", "words"),
     [
-        ("user:1", GangInputError, "expected another dtype"),
+        ("user:1", UserFault, "expected another dtype"),
+        ("diverge:0", DivergedError, "the loss is nan"),
         ("disk:0", OSError, "no space"),
         ("crash:1", GangError, "failed: KeyError: 'x'. The end of its log"),
     ],
@@ -242,7 +246,7 @@ def test_no_rank_outlives_a_launcher_that_is_killed(tmp_path: Path) -> None:
     program = textwrap.dedent("""
         import sys
         from pathlib import Path
-        from penstock.backends.learners.gang import rank_process
+        from penstock.backends.learners.worker_group import rank_process
         from test_learner_gang import Gang
         from penstock.messages.commands import OpenLearner
         rank_process.RANK_MODULE = "gang_stand_in"

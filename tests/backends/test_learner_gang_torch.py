@@ -15,10 +15,11 @@ import torch
 from learner_cases import train_command
 from safetensors.torch import load_file
 
-from penstock.backends.learners.gang.open import open_gang_learner
-from penstock.backends.learners.gang.plan import ExportPlan
+from penstock.backends.checkpoint.make import make_model
 from penstock.backends.learners.options import LearnerOptions
-from penstock.backends.models.make import make_model
+from penstock.backends.learners.torch.spec import RANK
+from penstock.backends.learners.worker_group.open import open_gang_learner
+from penstock.backends.learners.worker_group.plan import ExportPlan
 from penstock.backends.weights.segments import segments_of, sweep
 from penstock.backends.weights.transports import open_fetcher
 from penstock.messages.commands import (
@@ -57,6 +58,7 @@ def test_what_two_ranks_have_trained_is_published_and_saved(
     run_id = f"gang{uuid.uuid4().hex[:12]}"
     make_model("xs", tmp_path / "model", seed=0)
     backend = open_gang_learner(
+        rank=RANK,
         model_folder=tmp_path / "model",
         checkpoints_folder=tmp_path / "checkpoints",
         options=LearnerOptions(num_ranks=2, learning_rate=1e-3, device="cpu"),

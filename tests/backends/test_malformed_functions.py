@@ -14,15 +14,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from reward_driver import CHARACTERS, RewardDriver, score_of, write_tokenizer
 
+from penstock.backends.checkpoint.make import make_model
 from penstock.backends.episodes.options import EpisodeOptions
-from penstock.backends.models.make import make_model
+from penstock.backends.processes.user_code import UserCodeError
 from penstock.backends.rewards.options import RewardOptions
-from penstock.backends.user_code import UserCodeError
+from penstock.messages.errors import UserFault
 from penstock.messages.samples import Completed, InfraError
 from penstock.runtime.contracts.kinds import check_function
-from penstock.runtime.errors import PreflightError, ScenarioError
+from penstock.runtime.preflight.functions import check_user_code
 from penstock.runtime.scenario import load_scenario
-from penstock.runtime.scenario.function_preflight import check_user_code
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -293,7 +293,7 @@ def test_a_name_that_is_not_there_is_told_before_a_run(tmp_path: Path, key: str,
     (tmp_path / "folder.py").mkdir()
     path = tmp_path / "scenario.yaml"
     path.write_text("run: {name: x}\ndata: {path: 'lines:4'}\nmodel: {make: xs}\n")
-    with pytest.raises((PreflightError, ScenarioError)) as caught:
+    with pytest.raises(UserFault) as caught:
         check_user_code(load_scenario(path, [f"{key}={tmp_path}/{spec}"]))
     assert key.split(".")[0] in str(caught.value)
     assert spec.partition(":")[0] in str(caught.value)

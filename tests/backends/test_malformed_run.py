@@ -14,14 +14,14 @@ import pytest
 import yaml
 from one_process_run import OneProcessRun
 
-from penstock.backends.stores.audit import audit_ledger
+from penstock.backends.ledger.audit import audit_ledger
 from penstock.messages.ledger import StepRecorded
 from penstock.runtime.scenario import load_scenario
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.backends.stores.audit import AuditReport
+    from penstock.backends.ledger.audit import AuditReport
     from penstock.messages.base import Event
     from penstock.messages.commands import AnyCommand
     from penstock.messages.ledger import LedgerEntry

@@ -23,14 +23,15 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from penstock.backends.engines.torch.checkpoint import CheckpointTensors
-from penstock.backends.models.checkpoint_names import CheckpointNames
-from penstock.backends.models.convert import convert_model, parse_size
-from penstock.backends.models.examine import examine_model
-from penstock.backends.models.make import make_model
-from penstock.backends.models.model_format import ConversionError, ConversionPlan
-from penstock.backends.models.terminal import quiet_transformers
-from penstock.backends.models.weight_files import INDEX_FILE, SINGLE_FILE, WeightFileError, WeightFiles
+from penstock.backends.checkpoint.checkpoint_names import CheckpointNames
+from penstock.backends.checkpoint.examine import examine_model
+from penstock.backends.checkpoint.make import make_model
+from penstock.backends.checkpoint.model_format import ConversionPlan
+from penstock.backends.checkpoint.tensors import CheckpointTensors
+from penstock.backends.checkpoint.terminal import quiet_transformers
+from penstock.backends.checkpoint.weight_files import INDEX_FILE, SINGLE_FILE, WeightFileError, WeightFiles
+from penstock.backends.learners.convert_model import convert_model, parse_size
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -168,7 +169,7 @@ def test_another_dtype_rounds_each_weight_once_and_is_in_the_config(made: Path, 
 
 def test_nothing_is_overwritten_and_nothing_half_is_left(made: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
-    with pytest.raises(ConversionError, match="mine is there already, and nothing is overwritten"):
+    with pytest.raises(UserFault, match="mine is there already, and nothing is overwritten"):
         convert(made, tmp_path / "mine")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
@@ -194,7 +195,7 @@ def test_what_is_on_disk_is_compared_with_what_was_meant(
         path.write_bytes(data)
 
     monkeypatch.setattr(WeightFiles, "finish", spoil)
-    with pytest.raises(ConversionError, match="is not on disk as it was written"):
+    with pytest.raises(UserFault, match="is not on disk as it was written"):
         convert(made, tmp_path / "model", ConversionPlan(dtype=None, max_file_bytes=10**9))
     assert not list(tmp_path.iterdir())
 
@@ -202,7 +203,7 @@ def test_what_is_on_disk_is_compared_with_what_was_meant(
 def test_a_size_is_a_number_with_a_unit() -> None:
     assert [parse_size(text) for text in ("5GB", "512 MiB", "1.5kb", "10")] == [5 * 10**9, 512 << 20, 1500, 10]
     for text in ("", "0GB", "5 elephants", "-1GB"):
-        with pytest.raises(ConversionError, match="is no size; expected a number above 0 with one of KB"):
+        with pytest.raises(UserFault, match="is no size; expected a number above 0 with one of KB"):
             parse_size(text)
 
 
@@ -246,7 +247,7 @@ def test_missing_and_misshapen_weights_are_named(folder: Path) -> None:
     assert len(problems) == 2
     assert "lacks 1 weight (model.norm.weight) of Qwen3ForCausalLM" in problems[0]
     assert "model.layers.0.mlp.up_proj.weight has shape [3, 64], and config.json says [192, 64]" in problems[1]
-    with pytest.raises(ConversionError, match="lacks 1 weight"):
+    with pytest.raises(UserFault, match="lacks 1 weight"):
         convert(folder, folder.with_name("new"))
 
 

@@ -15,11 +15,12 @@ from learner_cases import open_learner
 from rich.console import Console
 from safetensors.torch import load_file
 
-from penstock.backends.models.make import make_model
+from penstock.backends.checkpoint.make import make_model
 from penstock.messages.commands import OpenLearner, SaveCheckpoint
+from penstock.messages.errors import UserFault
 from penstock.messages.local import CheckpointWritten, LearnerOpened
-from penstock.runtime.cli.convert import convert, model_folder, show_problems
-from penstock.runtime.errors import UserError
+from penstock.runtime.cli.convert import convert, show_problems
+from penstock.runtime.launch.runs import model_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,7 +79,7 @@ def test_a_checkpoint_that_is_not_as_it_was_written_is_refused(checkpoint: Path,
     data = file.read_bytes()
     try:
         file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-        with pytest.raises(UserError, match=r"model\.safetensors is damaged"):
+        with pytest.raises(UserFault, match=r"model\.safetensors is damaged"):
             said(checkpoint, tmp_path / "out")
         code, story = looked_at(checkpoint)
         assert code == 1
@@ -99,23 +100,23 @@ def test_the_newest_checkpoint_of_the_newest_incarnation_is_meant(tmp_path: Path
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
     assert model_folder(tmp_path, None).name == "version-0000010-e12"
     assert model_folder(tmp_path / "checkpoints", 2).name == "version-0000002"
-    with pytest.raises(UserError, match="has no checkpoint of version 3; there are 2, 10"):
+    with pytest.raises(UserFault, match="has no checkpoint of version 3; there are 2, 10"):
         model_folder(tmp_path, 3)
 
 
 def test_what_names_no_model_is_refused_in_one_sentence(tmp_path: Path, checkpoint: Path) -> None:
     (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    with pytest.raises(UserError, match="the run has written no checkpoint yet"):
+    with pytest.raises(UserFault, match="the run has written no checkpoint yet"):
         model_folder(tmp_path / "run", None)
-    with pytest.raises(UserError, match="there is no such folder"):
+    with pytest.raises(UserFault, match="there is no such folder"):
         model_folder(tmp_path / "nothing", None)
-    with pytest.raises(UserError, match="has no checkpoints, so --version 3 names nothing"):
+    with pytest.raises(UserFault, match="has no checkpoints, so --version 3 names nothing"):
         model_folder(checkpoint, 3)
-    with pytest.raises(UserError, match="--dtype: expected one of float32, bfloat16, float16, got int4"):
+    with pytest.raises(UserFault, match="--dtype: expected one of float32, bfloat16, float16, got int4"):
         said(checkpoint, tmp_path / "out", dtype="int4")
-    with pytest.raises(UserError, match="'big' is no size"):
+    with pytest.raises(UserFault, match="'big' is no size"):
         said(checkpoint, tmp_path / "out", size="big")
-    with pytest.raises(UserError, match="--format: expected one of huggingface, megatron, got gguf"):
+    with pytest.raises(UserFault, match="--format: expected one of huggingface, megatron, got gguf"):
         said(checkpoint, tmp_path / "out", target_format="gguf")
-    with pytest.raises(UserError, match=r"no config\.json there"):
+    with pytest.raises(UserFault, match=r"no config\.json there"):
         said(tmp_path, tmp_path / "out")

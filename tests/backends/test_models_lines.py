@@ -7,8 +7,8 @@ import string
 
 import pytest
 
+from penstock.backends.checkpoint.make import character_tokenizer
 from penstock.backends.data.lines import LinesRow, lines_demonstration, lines_reward, lines_row, noisy_answer
-from penstock.backends.models.make import character_tokenizer
 
 ROWS = [lines_row(0, index) for index in range(3_000)]
 

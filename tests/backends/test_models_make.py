@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from penstock.backends.models.make import CHARACTERS, END_ID, PAD_ID, SHAPES, character_tokenizer, make_model
+from penstock.backends.checkpoint.make import CHARACTERS, END_ID, PAD_ID, SHAPES, character_tokenizer, make_model
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 import torch
 
-from penstock.backends.engines.torch.checkpoint import CheckpointTensors
+from penstock.backends.checkpoint.make import make_model
+from penstock.backends.checkpoint.model_format import ConversionPlan
+from penstock.backends.checkpoint.tensors import CheckpointTensors
 from penstock.backends.learners.checkpoints.folder import ALONE
+from penstock.backends.learners.convert_model import FORMATS, MEGATRON, convert_model, format_of
 from penstock.backends.learners.megatron.dist_format import DistReader
 from penstock.backends.learners.megatron.dist_writer import WrittenPart, write_parts
-from penstock.backends.models.convert import FORMATS, MEGATRON, convert_model, format_of
-from penstock.backends.models.make import make_model
-from penstock.backends.models.model_format import ConversionError, ConversionPlan
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -136,7 +137,7 @@ def test_what_is_wrong_with_a_checkpoint_is_said(made: Path, converted: Path, tm
     (broken / "config.json").write_text(json.dumps(config))
     file = next((broken / "policy").glob("*.distcp"))
     file.write_bytes(file.read_bytes()[: math.floor(0.7 * file.stat().st_size)])
-    with pytest.raises(ConversionError, match="cannot be read"):
+    with pytest.raises(UserFault, match="cannot be read"):
         convert(broken, tmp_path / "back", "huggingface")
     assert not (tmp_path / "back").exists()
     assert format_of(made) == "huggingface"
@@ -146,6 +147,6 @@ def test_a_family_without_a_table_is_refused(made: Path, tmp_path: Path) -> None
     other = shutil.copytree(made, tmp_path / "other")
     config: dict[str, Any] = json.loads((other / "config.json").read_text())
     (other / "config.json").write_text(json.dumps(config | {"attention_bias": True, "use_sliding_window": True}))
-    with pytest.raises(ConversionError):
+    with pytest.raises(UserFault):
         convert(other, tmp_path / "megatron", MEGATRON)
     assert not (tmp_path / "megatron").exists()

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from penstock.benchmarks._aged_training import TrainedStep
 from penstock.benchmarks.objectives import Cell, Settings, markdown, report_on, study
-from penstock.runtime.errors import UserError
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,5 +62,5 @@ def test_a_study_keeps_its_cells_goes_on_and_repeats_itself(tmp_path: Path) -> N
     again = (folder / "cells" / "dapo-0.json").read_bytes()
     kept, repeated = (msgspec.json.decode(data, type=Cell) for data in (first, again))
     assert repeated.steps == kept.steps
-    with pytest.raises(UserError, match="name another --folder"):
+    with pytest.raises(UserFault, match="name another --folder"):
         study(folder, msgspec.structs.replace(TINY, age=2), ["dapo"], [0], QUIET)

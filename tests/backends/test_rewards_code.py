@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from penstock.backends.processes.sandbox.warded import SandboxFailedError
+from penstock.backends.processes.user_code import UserCodeError
 from penstock.backends.rewards import code_answers
 from penstock.backends.rewards.code_answers import CodeReward, program_of
 from penstock.backends.rewards.code_cases import read_cases, same_output, same_result
 from penstock.backends.rewards.functions import NoRewardError
 from penstock.backends.rewards.functions_asked import asked_functions
 from penstock.backends.rewards.options import CodeOptions, RewardOptions
-from penstock.backends.sandbox.sandbox import SandboxUnavailableError
-from penstock.backends.sandbox.warded import SandboxFailedError
-from penstock.backends.user_code import UserCodeError
-from penstock.runtime.errors import PreflightError
+from penstock.messages.errors import UserFault
+from penstock.runtime.preflight.rewards import check_rewards
 from penstock.runtime.scenario.load import load_scenario
-from penstock.runtime.scenario.reward_preflight import check_rewards
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -161,7 +160,7 @@ def test_a_machine_that_shuts_nothing_in_is_told_before_the_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def refused(*_: object, **__: object) -> object:
-        raise SandboxUnavailableError("programs of the model cannot be shut in on this machine")
+        raise UserFault("programs of the model cannot be shut in on this machine")
 
     file = tmp_path / "example.yaml"
     file.write_text("run: {name: example}\ndata: {path: 'lines:9'}\nmodel: {make: xs}\nreward: {function: code}\n")
@@ -169,7 +168,7 @@ def test_a_machine_that_shuts_nothing_in_is_told_before_the_run(
     monkeypatch.setattr(code_answers, "Sandbox", refused)
     with pytest.raises(UserCodeError, match="cannot be shut in"):
         CodeReward(OPTIONS)
-    with pytest.raises(PreflightError, match=r"^reward\.code: programs of the model cannot be shut in"):
+    with pytest.raises(UserFault, match=r"^reward\.code: programs of the model cannot be shut in"):
         check_rewards(load_scenario(file, []))
 
 

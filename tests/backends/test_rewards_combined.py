@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 from reward_driver import RewardDriver, group_of, score_of, write_tokenizer
 
+from penstock.backends.engines.surroundings import Surroundings
+from penstock.backends.processes.user_code import UserCodeError
 from penstock.backends.rewards.functions_asked import asks_for_groups, longest_timeout_s, scores_groups
 from penstock.backends.rewards.options import (
     ComponentOptions,
@@ -17,8 +19,6 @@ from penstock.backends.rewards.options import (
     RewardOptions,
 )
 from penstock.backends.rewards.service_options import JudgeOptions
-from penstock.backends.rewards.surroundings import Surroundings
-from penstock.backends.user_code import UserCodeError
 from penstock.messages.base import Metric
 from penstock.messages.samples import Reward
 

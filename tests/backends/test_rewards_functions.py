@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
+from penstock.backends.processes.user_code import UserCodeError
 from penstock.backends.rewards import open_rewards
 from penstock.backends.rewards.options import RewardOptions
-from penstock.backends.user_code import UserCodeError
 from penstock.messages.arrays import pack_floats, pack_tokens
 from penstock.messages.base import Metric
 from penstock.messages.commands import Score

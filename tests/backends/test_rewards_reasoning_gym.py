@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from penstock.messages.errors import UserFault
+
 pytest.importorskip("reasoning_gym")
 from reasoning_gym import create_dataset
 from reasoning_gym.factory import DATASETS
@@ -22,9 +24,8 @@ from penstock.backends.rewards.functions import NoRewardError
 from penstock.backends.rewards.reasoning_gym_answers import unsafe_task
 from penstock.backends.rewards.reasoning_gym_checkers import CHECKERS, PREPARED, integration
 from penstock.backends.rewards.reasoning_gym_scan import evaluates
-from penstock.runtime.errors import PreflightError
+from penstock.runtime.preflight.rewards import check_rewards
 from penstock.runtime.scenario.load import load_scenario
-from penstock.runtime.scenario.reward_preflight import check_rewards
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -221,7 +222,7 @@ def test_a_task_that_evaluates_and_has_no_checker_of_ours_is_refused(
     file.write_text("run: {name: example}\ndata: {path: 'reasoning_gym:evaluating:9'}\nmodel: {make: xs}\n")
     check_rewards(load_scenario(file, ["reward.function=f1"]))
     for function in ("reasoning_gym", "boxed_reasoning_gym"):
-        with pytest.raises(PreflightError, match=r"^data\.path: answers of reasoning-gym's task 'evaluating' cannot"):
+        with pytest.raises(UserFault, match=r"^data\.path: answers of reasoning-gym's task 'evaluating' cannot"):
             check_rewards(load_scenario(file, [f"reward.function={function}"]))
 
 

@@ -12,10 +12,10 @@ import pytest
 from aiohttp import web
 from reward_driver import RewardDriver, group_of, score_of, write_tokenizer
 
+from penstock.backends.engines.surroundings import Surroundings
+from penstock.backends.processes.user_code import UserCodeError
 from penstock.backends.rewards.options import RewardOptions
 from penstock.backends.rewards.service_options import JudgeOptions, RemoteOptions
-from penstock.backends.rewards.surroundings import Surroundings
-from penstock.backends.user_code import UserCodeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -412,7 +412,7 @@ def test_a_judge_can_be_the_runs_own_engine(
 def test_servers_that_the_run_has_started_are_found_when_they_are_there(
     service: Service, driver: Callable[..., RewardDriver], tmp_path: Path
 ) -> None:
-    from penstock.backends.rewards.run_endpoints import write_endpoint
+    from penstock.backends.engines.run_endpoints import write_endpoint
 
     path = template(tmp_path, "SAY:{{response}}")
     options = judge(service, url=None, engine="self", template=path, num_retries=0, timeout_s=10.0)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import yaml
 from one_process_run import OneProcessRun
 
-from penstock.backends.stores.audit import audit_ledger
+from penstock.backends.ledger.audit import audit_ledger
 from penstock.runtime.scenario import load_scenario
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ import msgspec
 import pytest
 from reward_driver import prompt_of, sample_of, write_tokenizer
 
-from penstock.backends.data.choosing import ChoosingPrompts
 from penstock.backends.data.row_chooser import ChoosingSettings
+from penstock.backends.processes.user_code import UserCodeError
 from penstock.backends.rewards import open_filters
+from penstock.backends.rewards.row_choosing import ChoosingPrompts
 from penstock.backends.rewards.sampling import PriorityFunction
 from penstock.backends.rewards.sampling_calls import PromptHistory
-from penstock.backends.user_code import UserCodeError
 from penstock.messages.base import Metric
 from penstock.messages.commands import ChooseRows, JudgeGroup, JudgeSamples, ShowGroup, StreamPlace
 from penstock.messages.flow import RowOutcome

@@ -12,11 +12,12 @@ import torch
 from learner_cases import make_groups
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+from penstock.backends.checkpoint.make import SYMBOLS
+from penstock.backends.learners.batch.sequences import read_groups
 from penstock.backends.learners.options import LearnerOptions, ObjectiveOptions
-from penstock.backends.learners.sequences import read_groups
 from penstock.backends.learners.torch.model import PackedModel
 from penstock.backends.learners.torch.trainer import PolicyTrainer
-from penstock.backends.models.make import SYMBOLS
+from penstock.messages.errors import UserFault
 from penstock.messages.samples import CountedSample, Group, Sample, SampleEnd, TerminalState, VersionSpan
 
 if TYPE_CHECKING:
@@ -121,5 +122,5 @@ def test_the_bound_of_the_batch_masks_as_well() -> None:
 
 @pytest.mark.parametrize("reward", [float("nan"), float("inf")])
 def test_a_reward_that_is_no_number_is_named_with_its_sample(reward: float) -> None:
-    with pytest.raises(ValueError, match=r"with a reward of (nan|inf), which must be finite; mend the reward function"):
+    with pytest.raises(UserFault, match=r"with a reward of (nan|inf), which must be finite; mend the reward function"):
         read_groups(make_groups(((1.0, reward),)), min_token_version=0)

@@ -18,17 +18,18 @@ import pytest
 
 from penstock.backends.episodes.interfaces import EpisodeInfraError, ToolError
 from penstock.backends.episodes.tools import PythonTool
-from penstock.backends.processes import descendants_of, facts_of
-from penstock.backends.sandbox import kernel, warded
-from penstock.backends.sandbox.sandbox import Sandbox, SandboxLimits, SandboxUnavailableError
-from penstock.backends.sandbox.syscalls import LAST_REVIEWED
-from penstock.backends.sandbox.warded import KeptOutput, SandboxFailedError
+from penstock.backends.processes.process_facts import descendants_of, facts_of
+from penstock.backends.processes.sandbox import kernel, warded
+from penstock.backends.processes.sandbox.sandbox import Sandbox, SandboxLimits
+from penstock.backends.processes.sandbox.syscalls import LAST_REVIEWED
+from penstock.backends.processes.sandbox.warded import KeptOutput, SandboxFailedError
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from penstock.backends.sandbox.sandbox import Isolation
-    from penstock.backends.sandbox.warded import ProgramRun
+    from penstock.backends.processes.sandbox.sandbox import Isolation
+    from penstock.backends.processes.sandbox.warded import ProgramRun
 
 LIMITS = SandboxLimits(wall_s=60.0, cpu_s=1, memory_bytes=256 << 20, disk_bytes=1 << 20, output_bytes=4096)
 PROTECTING: tuple[Isolation, ...] = ("namespaces", "filter")
@@ -54,7 +55,7 @@ def _command_of(pid: int) -> str:
 def sandbox(request: pytest.FixtureRequest) -> Sandbox:
     try:
         return Sandbox(LIMITS, isolation=request.param, max_running=2)
-    except SandboxUnavailableError as error:  # a machine that has only one of the two
+    except UserFault as error:  # a machine that has only one of the two
         pytest.skip(str(error))
 
 
@@ -429,7 +430,7 @@ def test_a_cancelled_run_leaves_nothing(sandbox: Sandbox) -> None:
 def test_nothing_outlives_a_caller_that_is_killed(isolation: str) -> None:
     script = f"""
 import asyncio
-from penstock.backends.sandbox.sandbox import Sandbox
+from penstock.backends.processes.sandbox.sandbox import Sandbox
 sandbox = Sandbox(isolation={isolation!r})
 print("began", flush=True)
 asyncio.run(sandbox.run("import time; time.sleep(1000)"))
@@ -470,10 +471,10 @@ def test_many_run_side_by_side_within_their_places(sandbox: Sandbox) -> None:
 def test_an_isolation_that_is_not_there_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     for version, said in ((0, "has no Landlock"), *((old, f"has version {old} of Landlock") for old in range(1, 6))):
         monkeypatch.setattr(kernel, "landlock_version", lambda version=version: version)
-        with pytest.raises(SandboxUnavailableError, match=rf"{said}.*6 is needed.*Allow user namespaces \(sysctl"):
+        with pytest.raises(UserFault, match=rf"{said}.*6 is needed.*Allow user namespaces \(sysctl"):
             Sandbox(LIMITS, isolation="filter")
     monkeypatch.undo()
-    with pytest.raises(SandboxUnavailableError, match="one process"):
+    with pytest.raises(UserFault, match="one process"):
         Sandbox(SandboxLimits(may_start_processes=True), isolation="filter")
 
 
@@ -522,7 +523,7 @@ def test_an_interpreter_that_is_not_there_is_no_result(tmp_path: Path) -> None:
     broken = tmp_path / "python"
     broken.write_text("#!/bin/false\n")
     broken.chmod(0o755)
-    with pytest.raises(SandboxUnavailableError, match="namespaces"):
+    with pytest.raises(UserFault, match="namespaces"):
         Sandbox(LIMITS, python=str(broken))
 
 
@@ -532,8 +533,8 @@ def test_a_user_who_is_not_root_has_the_same_protection(tmp_path: Path) -> None:
         pytest.skip("needs root to become somebody else, and an interpreter that everybody can read")
     script = textwrap.dedent("""
         import os, sys
-        from penstock.backends.sandbox.warded import WardedRun
-        from penstock.backends.sandbox.warden import WardenJob
+        from penstock.backends.processes.sandbox.warded import WardedRun
+        from penstock.backends.processes.sandbox.warden import WardenJob
         READABLE = ("/lib", "/lib64", "/usr/lib", "/usr/bin", "/etc/ld.so.cache")
         for isolation in ("namespaces", "filter"):
             job = WardenJob(os.getpid(), isolation, "import os; print(os.getuid()); open('/etc/passwd')", sys.argv[1],

@@ -24,15 +24,15 @@ from sglang_replay import (
     status,
 )
 
-from penstock.backends.engines.sglang.assembler import Chunk, EndReason, Failure, Generated, VersionTokens
-from penstock.backends.engines.sglang.generate import (
+from penstock.backends.engines.served.sglang.assembler import Chunk, EndReason, Failure, Generated, VersionTokens
+from penstock.backends.engines.served.sglang.generate import (
     LINGER_S,
     BadTokenError,
     GenerateCall,
     RetryPolicy,
     SglangGenerator,
 )
-from penstock.backends.engines.sglang.http import (
+from penstock.backends.engines.served.sglang.http import (
     BadReply,
     ConnectFailed,
     CutOff,
@@ -367,7 +367,7 @@ def test_a_cut_after_the_last_event_does_no_harm() -> None:
 
 
 def test_a_deadline_aborts_at_the_server_and_keeps_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.backends.engines.sglang.generate.ABORT_GRACE_S", SHORT_S)
+    monkeypatch.setattr("penstock.backends.engines.served.sglang.generate.ABORT_GRACE_S", SHORT_S)
     pieces = recording("incremental_length").events
     generated, server = run(generate(stalled(*pieces[:2]), call=call_of(deadline_s=SHORT_S)))
     assert (generated.end, generated.failure) == (EndReason.FAILED, Failure.TIMED_OUT)
@@ -764,7 +764,7 @@ def test_an_error_repeats_the_words_of_the_server(body: bytes, words: str) -> No
 
 
 def test_an_endless_event_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.backends.engines.sglang.http.MAX_EVENT_BYTES", 100)
+    monkeypatch.setattr("penstock.backends.engines.served.sglang.http.MAX_EVENT_BYTES", 100)
     splitter = EventSplitter()
     assert splitter.feed(b"data: " + b"x" * 90) == []
     assert splitter.error is None

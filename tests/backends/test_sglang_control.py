@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from sglang_replay import ReplayServer, replay
 
-from penstock.backends.engines.sglang.control import (
+from penstock.backends.engines.served.sglang.control import (
     CacheNotFlushed,
     GroupMember,
     NoOpenSession,
@@ -17,7 +17,7 @@ from penstock.backends.engines.sglang.control import (
     SessionAlreadyOpen,
     SglangControl,
 )
-from penstock.backends.engines.sglang.http import BadReply, Refused, ServerError, SglangError, SglangHttp
+from penstock.backends.engines.served.sglang.http import BadReply, Refused, ServerError, SglangError, SglangHttp
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

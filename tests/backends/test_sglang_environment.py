@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.backends.engines.sglang import environment as places
-from penstock.backends.engines.sglang.environment import (
+from penstock.backends.engines.served.sglang import environment as places
+from penstock.backends.engines.served.sglang.environment import (
     SGLANG_VERSION,
-    SglangEnvironmentError,
     build_command,
     default_folder,
     find_environment,
@@ -24,7 +23,8 @@ from penstock.backends.engines.sglang.environment import (
     pins,
     read_mark,
 )
-from penstock.backends.engines.sglang.environment_build import Progress, build_environment
+from penstock.backends.engines.served.sglang.environment_build import Progress, build_environment
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -106,20 +106,20 @@ def test_an_environment_is_ready_once_the_server_could_be_imported(wheels: Path,
 
     lock = places.lock_file(is_cpu=True)
     lock.write_text(lock.read_text().replace("torch==2.13.0+cpu", "torch==2.99.0+cpu"))
-    with pytest.raises(SglangEnvironmentError, match=r"was built for another version of Penstock; build it anew with:"):
+    with pytest.raises(UserFault, match=r"was built for another version of Penstock; build it anew with:"):
         find_environment(is_cpu=True)
-    with pytest.raises(SglangEnvironmentError, match=r"pip finds no torch for the CPU: .*PIP_EXTRA_INDEX_URL"):
+    with pytest.raises(UserFault, match=r"pip finds no torch for the CPU: .*PIP_EXTRA_INDEX_URL"):
         build_environment(stand_ins=stand_ins)
-    with pytest.raises(SglangEnvironmentError, match=r"is not whole: its building was cut off or goes on"):
+    with pytest.raises(UserFault, match=r"is not whole: its building was cut off or goes on"):
         find_environment(is_cpu=True)
 
 
 @pytest.mark.sglang
 def test_torch_for_cuda_is_not_taken_for_the_cpu(wheels: Path, stand_ins: Path) -> None:
     make_wheel(wheels, "torch", "2.13.0+cpu", {"torch/__init__.py": TORCH.format(cuda="13.0")})
-    with pytest.raises(SglangEnvironmentError, match=r"torch 2\.13\.0\+cpu .* is a build for CUDA, not for the CPU"):
+    with pytest.raises(UserFault, match=r"torch 2\.13\.0\+cpu .* is a build for CUDA, not for the CPU"):
         build_environment(stand_ins=stand_ins)
-    with pytest.raises(SglangEnvironmentError, match="is not whole"):
+    with pytest.raises(UserFault, match="is not whole"):
         find_environment(is_cpu=True)
 
 
@@ -135,8 +135,8 @@ def test_a_build_that_is_killed_is_never_ready_and_the_next_waits_until_its_inst
     (locks / "cpu.txt").write_text(lock_text + f"-r {gate}\n")
     program = f"""
         from pathlib import Path
-        from penstock.backends.engines.sglang import environment
-        from penstock.backends.engines.sglang.environment_build import build_environment
+        from penstock.backends.engines.served.sglang import environment
+        from penstock.backends.engines.served.sglang.environment_build import build_environment
         environment._LOCKS = Path({str(locks)!r})
         build_environment(stand_ins=Path({str(stand_ins)!r}), report=lambda step: print(step.text, flush=True))
     """
@@ -149,7 +149,7 @@ def test_a_build_that_is_killed_is_never_ready_and_the_next_waits_until_its_inst
     builder.communicate(timeout=60)
     writer = gate.open("w")  # as soon as the installer reads
     (locks / "cpu.txt").write_text(lock_text)
-    with pytest.raises(SglangEnvironmentError, match="is not whole"):
+    with pytest.raises(UserFault, match="is not whole"):
         find_environment(is_cpu=True)
     seen: list[str] = []
 
@@ -166,14 +166,14 @@ def test_nothing_that_is_not_ours_is_overwritten(wheels: Path, stand_ins: Path, 
     folder = tmp_path / "precious"
     folder.mkdir()
     (folder / "thesis.txt").write_text("three years")
-    with pytest.raises(SglangEnvironmentError, match=r"there is something else at this place.*choose another"):
+    with pytest.raises(UserFault, match=r"there is something else at this place.*choose another"):
         build_environment(folder=folder, stand_ins=stand_ins, recreate=True)
     assert (folder / "thesis.txt").read_text() == "three years"
 
 
 @pytest.mark.skipif(has_cuda_gpu(), reason="this machine has a GPU")
 def test_without_a_gpu_the_builder_says_what_is_missing(wheels: Path) -> None:
-    with pytest.raises(SglangEnvironmentError, match=r"has no NVIDIA GPU.*--stand-ins tests/sglang/stand_ins"):
+    with pytest.raises(UserFault, match=r"has no NVIDIA GPU.*--stand-ins tests/sglang/stand_ins"):
         build_environment()
     assert read_mark(default_folder(is_cpu=True)) is None
 
@@ -181,16 +181,16 @@ def test_without_a_gpu_the_builder_says_what_is_missing(wheels: Path) -> None:
 def test_what_cannot_be_used_is_refused_with_what_to_do(
     wheels: Path, stand_ins: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(SglangEnvironmentError, match=r"no environment .* for CUDA at .*: penstock env sglang$"):
+    with pytest.raises(UserFault, match=r"no environment .* for CUDA at .*: penstock env sglang$"):
         find_environment(is_cpu=False)
-    with pytest.raises(SglangEnvironmentError, match=rf"--folder {tmp_path}/here --stand-ins tests/sglang/stand_ins$"):
+    with pytest.raises(UserFault, match=rf"--folder {tmp_path}/here --stand-ins tests/sglang/stand_ins$"):
         find_environment(tmp_path / "here", is_cpu=True)
-    with pytest.raises(SglangEnvironmentError, match="no Python module in it"):
+    with pytest.raises(UserFault, match="no Python module in it"):
         build_environment(stand_ins=wheels)
-    with pytest.raises(SglangEnvironmentError, match="is no Python that can make virtual environments"):
+    with pytest.raises(UserFault, match="is no Python that can make virtual environments"):
         build_environment(stand_ins=stand_ins, python=tmp_path / "python")
     (tmp_path / "a_file").write_text("")
-    with pytest.raises(SglangEnvironmentError, match=r"a_file.*: not a directory; the environment needs a place"):
+    with pytest.raises(UserFault, match=r"a_file.*: not a directory; the environment needs a place"):
         build_environment(stand_ins=stand_ins, folder=tmp_path / "a_file" / "envs" / "cpu")
     monkeypatch.delenv("PENSTOCK_ENVS")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from penstock.backends.engines.sglang.health import Check, HealthChange, HealthLimits, HealthState
-from penstock.backends.engines.sglang.http import SglangHttp
-from penstock.backends.engines.sglang.prober import STALL_S, Prober
+from penstock.backends.engines.served.sglang.health import Check, HealthChange, HealthLimits, HealthState
+from penstock.backends.engines.served.sglang.http import SglangHttp
+from penstock.backends.engines.served.sglang.prober import STALL_S, Prober
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, ParamSpec
 
 import pytest
 
-from penstock.backends.engines.sglang.processes import end_marked, how_it_ended
-from penstock.backends.engines.sglang.server import ServerStartError, SglangServer
-from penstock.backends.engines.sglang.settings import SERVER_VARIABLE, ServerSettings
-from penstock.backends.processes import environment_of, is_running, marked_processes
+from penstock.backends.engines.served.sglang.processes import end_marked, how_it_ended
+from penstock.backends.engines.served.sglang.server import ServerStartError, SglangServer
+from penstock.backends.engines.served.sglang.settings import SERVER_VARIABLE, ServerSettings
+from penstock.backends.processes.process_facts import environment_of, is_running, marked_processes
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -215,9 +216,9 @@ async def test_a_launch_ends_the_earlier_server_of_its_owner_and_no_other(
 @in_loop
 async def test_what_is_missing_is_named_before_anything_is_started(settings: Callable[[str], ServerSettings]) -> None:
     given = settings(READY)
-    with pytest.raises(ServerStartError, match="interpreter /no/python is not there"):
+    with pytest.raises(UserFault, match="interpreter /no/python is not there"):
         await SglangServer.launch(replace(given, python=Path("/no/python")))
-    with pytest.raises(ServerStartError, match="model folder /no/model is not there"):
+    with pytest.raises(UserFault, match="model folder /no/model is not there"):
         await SglangServer.launch(replace(given, model_folder=Path("/no/model")))
 
 

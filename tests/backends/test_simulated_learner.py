@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock.backends.learners.options import SimulatedLearnerOptions
-from penstock.backends.learners.simulated import SimulatedLearner
+from penstock.backends.simulated.learner import SimulatedLearner
 from penstock.messages.commands import DeleteCheckpoints, OpenLearner, SaveCheckpoint
 from penstock.messages.local import CheckpointWritten, LearnerOpened, LocalEvent
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 import torch
 
-from penstock.backends.hooks.protocols import GroupRewards
+from penstock.backends.learners.hooks.protocols import GroupRewards
 from penstock.backends.learners.objectives.presets import objective
-from penstock.backends.user_code import load_object
+from penstock.backends.processes.user_code import load_object
 from penstock.runtime.contracts.cases import cases, texts
 from penstock.runtime.contracts.kinds import KINDS, check_function
 from penstock.runtime.scenario import load_scenario

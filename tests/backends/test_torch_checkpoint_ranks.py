@@ -24,12 +24,12 @@ from learner_cases import make_groups, train_command
 from rank_cases import CPU, Ranks, open_ranks
 from transformers import AutoModelForCausalLM
 
+from penstock.backends.checkpoint.make import make_model
 from penstock.backends.learners.checkpoints.folder import CheckpointFolder
 from penstock.backends.learners.checkpoints.record import STATE_FOLDER, read_record
 from penstock.backends.learners.checkpoints.state import load_state
-from penstock.backends.learners.gang.gang import SOLO, alone_on
 from penstock.backends.learners.torch.model import CheckpointError
-from penstock.backends.models.make import make_model
+from penstock.backends.learners.worker_group.gang import SOLO, alone_on
 from penstock.messages.commands import LearnerCommand, OpenLearner, SaveCheckpoint
 
 if TYPE_CHECKING:

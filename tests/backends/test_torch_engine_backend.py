@@ -26,7 +26,7 @@ from engine_cases import (
 )
 
 from penstock.backends.engines.options import EnginesOptions, SamplingOptions
-from penstock.backends.engines.torch import open_torch_engine
+from penstock.backends.engines.torch.opening import open_torch_engine
 from penstock.backends.weights.segments import SHARED_FOLDER
 from penstock.backends.weights.transports import open_exporter, open_fetcher
 from penstock.messages.arrays import floats_view, pack_tokens
@@ -39,6 +39,7 @@ from penstock.messages.commands import (
     InterruptGenerations,
     OpenEngine,
 )
+from penstock.messages.errors import UserFault
 from penstock.messages.local import (
     EngineOpened,
     GenerationAdvanced,
@@ -455,7 +456,7 @@ def test_closing_ends_requests_in_the_middle(case: Case, open_bench: BenchFactor
 def test_options_that_cannot_be_served_are_refused(
     case: Case, device: str, stop_token_ids: tuple[int, ...], dtype: str, max_context: int, message: str
 ) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserFault, match=message):
         open_torch_engine(
             model_folder=case.folder,
             options=EnginesOptions(device=device),

@@ -25,12 +25,13 @@ from engine_cases import (
 )
 from transformers import DynamicCache
 
+from penstock.backends.checkpoint.make import END_ID, character_tokenizer
 from penstock.backends.engines.torch.requests import RequestError
 from penstock.backends.engines.torch.sampling import Sampler
 from penstock.backends.engines.torch.slots import MIN_ROWS
 from penstock.backends.engines.torch.stopping import EndReason, StopStrings
-from penstock.backends.models.make import END_ID, character_tokenizer
 from penstock.messages.arrays import pack_tokens, tokens_view
+from penstock.messages.errors import UserFault
 from penstock.messages.samples import Part, VersionSpan
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def mixed() -> list[GenerationRequest]:
 def alone(case: Case, mixed: list[GenerationRequest]) -> dict[int, Ended]:
     """Each request of ``mixed`` with an engine of its own."""
     engine = open_engine(case, num_slots=1)
-    return {cast(int, wanted.tag): run_all(engine, [wanted])[cast(int, wanted.tag)] for wanted in mixed}
+    return {cast("int", wanted.tag): run_all(engine, [wanted])[cast("int", wanted.tag)] for wanted in mixed}
 
 
 def _rows_are_independent() -> bool:
@@ -104,7 +105,7 @@ def test_responses_have_the_logprobs_of_transformers(
     case: Case, mixed: list[GenerationRequest], alone: dict[int, Ended]
 ) -> None:
     for wanted in mixed:
-        end = alone[cast(int, wanted.tag)]
+        end = alone[cast("int", wanted.tag)]
         assert end.part.num_tokens == wanted.max_new_tokens
         assert largest_error(case, tokens_view(wanted.prompt).tolist(), end.part) < TOLERANCE
 
@@ -121,7 +122,7 @@ def test_requests_that_arrive_while_others_run_are_not_different(
         ended += engine.step().ended
     assert len(ended) == len(mixed)
     for end in ended:
-        _assert_same(end, alone[cast(int, end.tag)])
+        _assert_same(end, alone[cast("int", end.tag)])
 
 
 def test_a_freed_slot_takes_the_next_request(case: Case) -> None:
@@ -131,7 +132,7 @@ def test_a_freed_slot_takes_the_next_request(case: Case) -> None:
     running: list[int] = []
     order: list[int] = []
     while engine.num_running or engine.num_queued:
-        order += [cast(int, end.tag) for end in engine.step().ended]
+        order += [cast("int", end.tag) for end in engine.step().ended]
         running.append(engine.num_running)
     assert order == [0, 2, 3, 1]
     assert max(running) == 2
@@ -169,7 +170,7 @@ def test_a_continued_response_is_the_uninterrupted_one(
 ) -> None:
     draw = random.Random(1)
     continued = [
-        replace(wanted, prefix=_cut(alone[cast(int, wanted.tag)].part, draw.randrange(wanted.max_new_tokens)))
+        replace(wanted, prefix=_cut(alone[cast("int", wanted.tag)].part, draw.randrange(wanted.max_new_tokens)))
         for wanted in mixed
     ]
     is_exact = _rows_are_independent()
@@ -249,11 +250,13 @@ def test_an_interrupt_ends_all_and_what_it_gives_can_be_continued(case: Case) ->
     for each in wanted:
         engine.submit(each)
     run_steps(engine, 11)
-    ended = {cast(int, end.tag): end for end in engine.interrupt()}
+    ended = {cast("int", end.tag): end for end in engine.interrupt()}
     assert [ended[tag].part.num_tokens for tag in range(6)] == [11] * 4 + [0] * 2
     assert {end.reason for end in ended.values()} == {EndReason.INTERRUPTED}
     assert (engine.num_running, engine.num_queued) == (0, 0)
-    for tag, end in run_all(engine, [replace(each, prefix=ended[cast(int, each.tag)].part) for each in wanted]).items():
+    for tag, end in run_all(
+        engine, [replace(each, prefix=ended[cast("int", each.tag)].part) for each in wanted]
+    ).items():
         _assert_same(end, alone[tag])
 
 
@@ -338,7 +341,7 @@ def test_a_stop_string_ends_the_response_with_the_token_that_completes_it(case: 
 
 
 def test_an_empty_stop_string_is_refused() -> None:
-    with pytest.raises(ValueError, match="must not contain an empty string"):
+    with pytest.raises(UserFault, match="must not contain an empty string"):
         StopStrings(["x", ""], character_tokenizer())
 
 
@@ -354,8 +357,8 @@ def test_progress_is_reported_in_steps_without_holes(case: Case) -> None:
     while engine.num_running or engine.num_queued:
         tick = engine.step()
         for report in tick.advanced:
-            chunks[cast(int, report.tag)].append((report.from_token, report.chunk))
-        ended |= {cast(int, end.tag): end for end in tick.ended}
+            chunks[cast("int", report.tag)].append((report.from_token, report.chunk))
+        ended |= {cast("int", end.tag): end for end in tick.ended}
     for tag, reports in chunks.items():
         begin = 5 if tag == 3 else 0
         assert [(start, chunk.num_tokens) for start, chunk in reports] == [(begin + 8 * k, 8) for k in range(3)]
@@ -429,7 +432,7 @@ def test_any_schedule_ends_each_request_once_with_the_tokens_of_its_weights(
 
     def take(ends: Sequence[Ended]) -> None:
         for end in ends:
-            tag = cast(int, end.tag)
+            tag = cast("int", end.tag)
             assert tag not in ended
             if end.reason is EndReason.INTERRUPTED:
                 waiting.append(replace(mixed[tag], prefix=end.part))

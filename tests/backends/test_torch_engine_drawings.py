@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from engine_cases import Case, logprobs_of, make_case, open_engine, random_tokens, request, run_all, tokens_of
 
-from penstock.backends.engines.torch.engine import OtherDrawing
+from penstock.backends.checkpoint.make import SYMBOLS, character_tokenizer
+from penstock.backends.engines.torch.engine_settings import OtherDrawing
 from penstock.backends.engines.torch.sampling import Sampler
 from penstock.backends.engines.torch.stopping import EndReason, StopStrings
-from penstock.backends.models.make import SYMBOLS, character_tokenizer
 
 GREEDY = OtherDrawing(sampler=Sampler(temperature=0), stop_token_ids=frozenset(), stop_strings=None)
 ANY_END = OtherDrawing(

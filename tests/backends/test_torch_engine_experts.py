@@ -30,10 +30,10 @@ from engine_cases import (
 )
 from transformers import AutoModelForCausalLM
 
-from penstock.backends.engines.torch.config import ModelFolderError, read_model_config
+from penstock.backends.checkpoint.model_config import read_model_config
 from penstock.backends.engines.torch.slots import MIN_ROWS
-from penstock.backends.engines.torch.weights import WeightMismatchError
 from penstock.messages.arrays import tokens_view
+from penstock.messages.errors import UserFault
 from penstock.messages.samples import Part, VersionSpan
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def mixed() -> list[GenerationRequest]:
 @pytest.fixture(scope="module")
 def alone(case: Case, mixed: list[GenerationRequest]) -> dict[int, Ended]:
     engine = open_engine(case, num_slots=1)
-    return {cast(int, wanted.tag): run_all(engine, [wanted])[cast(int, wanted.tag)] for wanted in mixed}
+    return {cast("int", wanted.tag): run_all(engine, [wanted])[cast("int", wanted.tag)] for wanted in mixed}
 
 
 def _rows_are_independent() -> bool:
@@ -104,7 +104,7 @@ def test_a_continued_response_is_the_uninterrupted_one(
 ) -> None:
     draw = random.Random(1)
     continued = [
-        replace(wanted, prefix=_cut(alone[cast(int, wanted.tag)].part, draw.randrange(wanted.max_new_tokens)))
+        replace(wanted, prefix=_cut(alone[cast("int", wanted.tag)].part, draw.randrange(wanted.max_new_tokens)))
         for wanted in mixed
     ]
     for tag, end in run_all(open_engine(case, num_slots=16), continued).items():
@@ -127,10 +127,10 @@ def test_ended_responses_say_which_experts_their_tokens_went_to(
     continued = [
         replace(wanted, tag=tag + 100, prefix=_cut(ended[tag].part, len(half[tag])))
         for wanted in mixed
-        if wanted.max_new_tokens > len(half[tag := cast(int, wanted.tag)])
+        if wanted.max_new_tokens > len(half[tag := cast("int", wanted.tag)])
     ]
     ended |= run_all(engine, continued)
-    prompts = {cast(int, wanted.tag): list(tokens_view(wanted.prompt)) for wanted in mixed}
+    prompts = {cast("int", wanted.tag): list(tokens_view(wanted.prompt)) for wanted in mixed}
     for tag, end in ended.items():
         _check_experts(case, prompts[tag % 100], end.part)
 
@@ -163,7 +163,7 @@ def _check_experts(case: Case, prompt: list[int], part: Part) -> None:
 
 
 def test_a_model_without_experts_has_none_to_record(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="record_experts is true, and the model has no experts"):
+    with pytest.raises(UserFault, match="record_experts is true, and the model has no experts"):
         open_engine(make_case("qwen3_tied", tmp_path / "model"), records_experts=True)
 
 
@@ -214,7 +214,7 @@ def test_weights_of_other_experts_change_nothing(moe: Case) -> None:
         (weights | {expert: torch.zeros(25, 48)}, rf"{expert}: expected shape \[24, 48\] .* found \[25, 48\]"),
         (fused, r"lack .*experts\.0\.down_proj.* and have unknown model\.layers\.0\.mlp\.experts\.down_proj"),
     ):
-        with pytest.raises(WeightMismatchError, match=message):
+        with pytest.raises(UserFault, match=message):
             engine.load(wrong, version=1)
     assert engine.version == 0
     assert torch.equal(engine.score(tokens), before)
@@ -244,7 +244,7 @@ def _edit_config(folder: Path, **changes: object) -> None:
 )
 def test_a_mixture_that_is_not_understood_is_refused(moe: Case, changes: dict[str, object], message: str) -> None:
     _edit_config(moe.folder, **changes)
-    with pytest.raises(ModelFolderError, match=message):
+    with pytest.raises(UserFault, match=message):
         read_model_config(moe.folder)
 
 

@@ -25,15 +25,18 @@ from engine_cases import (
     weights_of,
 )
 
+from penstock.backends.checkpoint.make import END_ID
+from penstock.backends.checkpoint.model_config import read_end_token_ids, read_model_config
+from penstock.backends.checkpoint.tensors import INDEX_FILE, SINGLE_FILE, CheckpointTensors
 from penstock.backends.engines.torch.attention import FreshAttention, RaggedRows
 from penstock.backends.engines.torch.cache import KeyValueCache
-from penstock.backends.engines.torch.checkpoint import INDEX_FILE, SINGLE_FILE, CheckpointTensors
-from penstock.backends.engines.torch.config import ModelFolderError, read_end_token_ids, read_model_config
-from penstock.backends.engines.torch.engine import EngineSettings, TorchEngine
+from penstock.backends.engines.torch.engine import TorchEngine
+from penstock.backends.engines.torch.engine_settings import EngineSettings
 from penstock.backends.engines.torch.model import DecoderModel, Rows
+from penstock.backends.engines.torch.requests import RequestError
 from penstock.backends.engines.torch.sampling import Sampler
-from penstock.backends.engines.torch.weights import FusedWeights, WeightMismatchError
-from penstock.backends.models.make import END_ID
+from penstock.backends.engines.torch.weights import FusedWeights
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -134,7 +137,7 @@ def test_opening_reads_no_weights(qwen: Case) -> None:
     (qwen.folder / SINGLE_FILE).unlink()
     engine = TorchEngine(read_model_config(qwen.folder), EngineSettings(num_slots=2))
     assert engine.version is None
-    with pytest.raises(ValueError, match="no weights"):
+    with pytest.raises(RequestError, match="no weights"):
         engine.submit(request(0, [2, 3], 4))
 
 
@@ -159,7 +162,7 @@ def _edit_config(folder: Path, **changes: object) -> None:
 )
 def test_a_config_that_is_not_understood_is_refused(qwen: Case, changes: dict[str, object], message: str) -> None:
     _edit_config(qwen.folder, **changes)
-    with pytest.raises(ModelFolderError, match=message):
+    with pytest.raises(UserFault, match=message):
         read_model_config(qwen.folder)
 
 
@@ -174,13 +177,13 @@ def test_older_configs_with_rope_at_the_top_are_read(tmp_path: Path) -> None:
 
 
 def test_missing_files_are_named(qwen: Case, tmp_path: Path) -> None:
-    with pytest.raises(ModelFolderError, match="does not exist"):
+    with pytest.raises(UserFault, match="does not exist"):
         read_model_config(tmp_path / "nowhere")
     (qwen.folder / SINGLE_FILE).unlink()
-    with pytest.raises(ModelFolderError, match=r"has neither model\.safetensors nor"):
+    with pytest.raises(UserFault, match=r"has neither model\.safetensors nor"):
         CheckpointTensors(qwen.folder)
     (qwen.folder / "config.json").unlink()
-    with pytest.raises(ModelFolderError, match=r"no config\.json"):
+    with pytest.raises(UserFault, match=r"no config\.json"):
         read_model_config(qwen.folder)
 
 
@@ -190,15 +193,15 @@ def test_broken_shards_are_named(tmp_path: Path) -> None:
     shard = folder / sorted(set(index["weight_map"].values()))[0]
     whole = shard.read_bytes()
     shard.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ModelFolderError, match=f"{shard.name} is no whole safetensors file"):
+    with pytest.raises(UserFault, match=f"{shard.name} is no whole safetensors file"):
         CheckpointTensors(folder)
     shard.unlink()
-    with pytest.raises(ModelFolderError, match=f"lacks {shard.name}"):
+    with pytest.raises(UserFault, match=f"lacks {shard.name}"):
         CheckpointTensors(folder)
     shard.write_bytes(whole)
     index["weight_map"]["model.extra"] = shard.name
     (folder / INDEX_FILE).write_text(json.dumps(index))
-    with pytest.raises(ModelFolderError, match=r"lacks model\.extra"):
+    with pytest.raises(UserFault, match=r"lacks model\.extra"):
         CheckpointTensors(folder)
 
 
@@ -213,7 +216,7 @@ def test_weights_of_another_model_change_nothing(qwen: Case) -> None:
         (weights | {"model.layers.0.self_attn.sinks": torch.zeros(3)}, "unknown .*sinks"),
         (misshaped, r"model\.norm\.weight: expected shape \[40\] .* found \[3\]"),
     ):
-        with pytest.raises(WeightMismatchError, match=message):
+        with pytest.raises(UserFault, match=message):
             engine.load(wrong, version=1)
     assert engine.version == 0
     assert torch.equal(engine.score(tokens), before)
@@ -227,13 +230,13 @@ def test_end_tokens_come_from_generation_config_and_tokenizer(qwen: Case) -> Non
     (qwen.folder / "generation_config.json").unlink()
     assert read_end_token_ids(qwen.folder) == {END_ID}
     (qwen.folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>"}))
-    with pytest.raises(ModelFolderError, match=r"does not know the eos_token '<\|end\|>'"):
+    with pytest.raises(UserFault, match=r"does not know the eos_token '<\|end\|>'"):
         read_end_token_ids(qwen.folder)
 
 
 def test_limits_beyond_the_model_are_refused(qwen: Case) -> None:
     config = read_model_config(qwen.folder)
-    with pytest.raises(ValueError, match=f"max_context must be at most .* {CONTEXT}, got {CONTEXT + 1}"):
+    with pytest.raises(UserFault, match=f"max_context must be at most .* {CONTEXT}, got {CONTEXT + 1}"):
         TorchEngine(config, EngineSettings(max_context=CONTEXT + 1))
-    with pytest.raises(ValueError, match=r"stop_token_ids must be below .* got \[79\]"):
+    with pytest.raises(UserFault, match=r"stop_token_ids must be below .* got \[79\]"):
         TorchEngine(config, EngineSettings(stop_token_ids=frozenset({79})))

@@ -23,11 +23,11 @@ from engine_cases import (
 )
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from penstock.backends.checkpoint.make import character_tokenizer
 from penstock.backends.engines.options import EnginesOptions, SamplingOptions
-from penstock.backends.engines.torch import open_torch_engine
+from penstock.backends.engines.torch.opening import open_torch_engine
 from penstock.backends.engines.torch.sampling import Sampler
 from penstock.backends.engines.torch.stopping import EndReason, StopStrings, StopStringWatch
-from penstock.backends.models.make import character_tokenizer
 from penstock.backends.weights.transports import open_exporter, open_fetcher
 from penstock.messages.arrays import pack_floats, pack_tokens
 from penstock.messages.commands import ApplyWeights, FetchWeights, Generate, OpenEngine

@@ -13,15 +13,15 @@ import pytest
 import torch
 from torch.nn import functional
 
-from penstock.backends.learners.packing import pack
-from penstock.backends.learners.sequences import demonstration_sequence
+from penstock.backends.learners.batch.packing import pack
+from penstock.backends.learners.batch.sequences import demonstration_sequence
 from penstock.backends.learners.torch import attention
 from penstock.backends.learners.torch.attention import PackedRows, has_uneven_kernel, packed_attention
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from penstock.backends.learners.packing import PackedTokens
+    from penstock.backends.learners.batch.packing import PackedTokens
 
 CPU = torch.device("cpu")
 HEADS, KEY_HEADS, SIZE = 4, 2, 16

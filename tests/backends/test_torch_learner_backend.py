@@ -13,9 +13,9 @@ import torch
 from learner_cases import RunningLearner, demonstrations, make_groups, open_learner, train_command
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from penstock.backends.checkpoint.make import make_model
 from penstock.backends.devices import choose_device
 from penstock.backends.learners.options import LearnerOptions, ObjectiveOptions, WarmStartOptions
-from penstock.backends.models.make import make_model
 from penstock.messages.arrays import floats_view, tokens_view
 from penstock.messages.commands import (
     LearnerCommand,
@@ -24,6 +24,7 @@ from penstock.messages.commands import (
     ReleaseWeights,
     SaveCheckpoint,
 )
+from penstock.messages.errors import UserFault
 from penstock.messages.local import BatchTrained, CheckpointWritten, LearnerOpened, WeightsPublished
 from penstock.messages.samples import Completed, Group, Sample, SampleKey
 
@@ -185,7 +186,7 @@ def test_warm_start_learns_the_demonstrations_and_reports_progress(launch: Calla
 
 
 def test_warm_start_and_demonstrations_go_together(launch: Callable[..., RunningLearner]) -> None:
-    with pytest.raises(ValueError, match="has no rows"):
+    with pytest.raises(UserFault, match="has no rows"):
         launch(LearnerOptions(warm_start=WarmStartOptions(path="lines:0")), demonstrations=[])
     with pytest.raises(ValueError, match="not set"):
         launch(demonstrations=demonstrations())
@@ -313,7 +314,7 @@ def test_bfloat16_computes_nearly_what_float32_does(launch: Callable[..., Runnin
 
 def test_a_device_that_is_not_there_is_refused() -> None:
     assert choose_device("cpu", "learner.device") == torch.device("cpu")
-    with pytest.raises(ValueError, match="this process may see"):
+    with pytest.raises(UserFault, match="this process may see"):
         choose_device("cuda:99", "learner.device")
-    with pytest.raises(ValueError, match=r"learner\.device: must be auto, cpu, cuda or cuda:N; found 'tpu'"):
+    with pytest.raises(UserFault, match=r"learner\.device: must be auto, cpu, cuda or cuda:N; found 'tpu'"):
         choose_device("tpu", "learner.device")

@@ -13,18 +13,19 @@ import msgspec
 import pytest
 import torch
 
+from penstock.backends.checkpoint.make import make_model
+from penstock.backends.learners.batch.segments import Segments
+from penstock.backends.learners.batch.sequences import read_groups
 from penstock.backends.learners.objectives.advantages import whitened
 from penstock.backends.learners.objectives.objective import advantages_need_policy
 from penstock.backends.learners.objectives.presets import objective
-from penstock.backends.learners.objectives.segments import Segments
 from penstock.backends.learners.objectives.token_advantages import RewardedSamples, token_estimates
 from penstock.backends.learners.objectives.validity import objective_problem
 from penstock.backends.learners.options import LearnerOptions
-from penstock.backends.learners.sequences import read_groups
 from penstock.backends.learners.torch.model import PackedModel
 from penstock.backends.learners.torch.trainer import PolicyTrainer
-from penstock.backends.models.make import make_model
 from penstock.messages.arrays import floats_view, pack_floats, pack_tokens
+from penstock.messages.errors import UserFault
 from penstock.messages.samples import Completed, Group, Loss, Part, Prompt, Reward, Sample, SampleKey, VersionSpan
 
 TOKENS = ([10, 11, 12, 1], [13, 14, 1])
@@ -102,9 +103,9 @@ def test_the_policy_is_asked_before_the_first_step_only_where_the_engine_does_no
 
 
 def test_a_batch_without_a_teachers_word_is_refused(model: PackedModel) -> None:
-    with pytest.raises(ValueError, match="came without the log-probs of a teacher"):
+    with pytest.raises(UserFault, match="came without the log-probs of a teacher"):
         figures_of(model, (group(taught=False),))
-    with pytest.raises(ValueError, match="came without the log-probs of a teacher"):
+    with pytest.raises(UserFault, match="came without the log-probs of a teacher"):
         figures_of(model, (group(), group(taught=False)))
 
 

@@ -16,9 +16,10 @@ from learner_cases import RunningLearner, open_learner, train_command
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig, PreTrainedConfig, Qwen3Config, Qwen3MoeConfig
 
-from penstock.backends.engines.torch.checkpoint import CheckpointTensors
-from penstock.backends.engines.torch.config import read_model_config
-from penstock.backends.engines.torch.engine import EngineSettings, TorchEngine
+from penstock.backends.checkpoint.model_config import read_model_config
+from penstock.backends.checkpoint.tensors import CheckpointTensors
+from penstock.backends.engines.torch.engine import TorchEngine
+from penstock.backends.engines.torch.engine_settings import EngineSettings
 from penstock.backends.learners.options import LearnerOptions
 from penstock.backends.learners.torch.model import PackedModel
 from penstock.messages.arrays import floats_view, tokens_view

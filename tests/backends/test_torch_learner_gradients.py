@@ -26,9 +26,9 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from penstock.backends.learners.batch.packing import pack
+from penstock.backends.learners.batch.sequences import read_groups
 from penstock.backends.learners.options import LearnerOptions, ObjectiveOptions
-from penstock.backends.learners.packing import pack
-from penstock.backends.learners.sequences import read_groups
 from penstock.backends.learners.torch.model import CheckpointError, PackedModel
 from penstock.backends.learners.torch.trainer import PolicyTrainer
 from penstock.messages.arrays import floats_view, pack_floats, pack_tokens, tokens_view

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 import pytest
 
+from penstock.backends.checkpoint.make import END_ID, character_tokenizer, make_model
 from penstock.backends.data.lines import LinesRow, lines_demonstration, lines_reward, lines_row
 from penstock.backends.engines.options import EnginesOptions, SamplingOptions
 from penstock.backends.engines.torch.opening import open_torch_engine
 from penstock.backends.learners.objectives.presets import objective
 from penstock.backends.learners.options import LearnerOptions, LoraOptions, WarmStartOptions
 from penstock.backends.learners.torch.factory import open_torch_learner
-from penstock.backends.models.make import END_ID, character_tokenizer, make_model
 from penstock.backends.weights.transports import open_exporter, open_fetcher
 from penstock.messages.arrays import floats_view, pack_tokens, tokens_view
 from penstock.messages.commands import (

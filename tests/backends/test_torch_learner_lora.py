@@ -16,11 +16,12 @@ from learner_cases import RunningLearner, open_learner, train_command
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
+from penstock.backends.checkpoint.make import make_model
+from penstock.backends.checkpoint.terminal import quiet_transformers
 from penstock.backends.learners.options import LearnerOptions, LoraOptions, ObjectiveOptions
-from penstock.backends.learners.torch.lora import Adapters, LoraError
-from penstock.backends.models.make import make_model
-from penstock.backends.models.terminal import quiet_transformers
+from penstock.backends.learners.torch.lora import Adapters
 from penstock.messages.commands import OpenLearner, PublishWeights, SaveCheckpoint
+from penstock.messages.errors import UserFault
 from penstock.messages.local import BatchTrained, CheckpointWritten, LearnerOpened, WeightsPublished
 
 if TYPE_CHECKING:
@@ -123,9 +124,9 @@ def test_adapters_are_taken_over_whole_or_refused(model_folder: Path) -> None:
     adapters, others = moved(Adapters(first, LoraOptions(rank=4))), Adapters(second, LoraOptions(rank=4))
     others.restore(adapters.state())
     assert torch.equal(logits(first), logits(second))
-    with pytest.raises(LoraError, match=r"rank 4 makes 28 matrices, .*\[4, 64\], and the checkpoint has none"):
+    with pytest.raises(UserFault, match=r"rank 4 makes 28 matrices, .*\[4, 64\], and the checkpoint has none"):
         others.restore({})
-    with pytest.raises(LoraError, match=r"of shape \[8, 64\]; resume with the learner.lora"):
+    with pytest.raises(UserFault, match=r"of shape \[8, 64\]; resume with the learner.lora"):
         others.restore(Adapters(loaded(model_folder), LoraOptions(rank=8)).state())
 
 
@@ -133,7 +134,7 @@ def test_targets_are_found_by_the_end_of_their_name_or_refused(model_folder: Pat
     adapters = Adapters(loaded(model_folder), LoraOptions(target_modules=("q_proj", "self_attn.v_proj")))
     assert len(adapters.state()) == 2 * 2 * 2
     with pytest.raises(
-        LoraError, match=r"lm_head is no matrix of Qwen3ForCausalLM between .* there are q_proj, k_proj"
+        UserFault, match=r"lm_head is no matrix of Qwen3ForCausalLM between .* there are q_proj, k_proj"
     ):
         Adapters(loaded(model_folder), LoraOptions(target_modules=("lm_head",)))
 

@@ -9,9 +9,9 @@ import torch
 from lora_rank_cases import Parallel, refresh_divided, train_adapters
 from rank_cases import Ranks, open_ranks
 
+from penstock.backends.checkpoint.make import make_model
+from penstock.backends.checkpoint.terminal import quiet_transformers
 from penstock.backends.learners.torch.model import PackedModel
-from penstock.backends.models.make import make_model
-from penstock.backends.models.terminal import quiet_transformers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

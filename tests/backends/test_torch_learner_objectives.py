@@ -19,15 +19,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 
+from penstock.backends.learners.batch.packing import split_into_micro_batches
+from penstock.backends.learners.batch.sequences import read_groups
 from penstock.backends.learners.objectives.presets import PRESETS, objective
 from penstock.backends.learners.objectives.validity import needs_reference, objective_problem
 from penstock.backends.learners.options import LearnerOptions, ObjectiveOptions
-from penstock.backends.learners.packing import split_into_micro_batches
-from penstock.backends.learners.sequences import read_groups
 from penstock.backends.learners.torch.model import PackedModel
 from penstock.backends.learners.torch.trainer import PolicyTrainer
 from penstock.messages.arrays import floats_view, pack_floats, pack_tokens, tokens_view
 from penstock.messages.base import Metric
+from penstock.messages.errors import UserFault
 from penstock.messages.samples import Completed, Group, Loss, Part, Prompt, Reward, Sample, SampleKey, VersionSpan
 from penstock.messages.top_logprobs import TopLogprobs
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from penstock.backends.learners.batch_trainer import StepResult
+    from penstock.backends.learners.training.batch_trainer import StepResult
 
 AutoModel: Any = AutoModelForCausalLM  # transformers' factories have no types
 CPU = torch.device("cpu")
@@ -47,6 +48,8 @@ WITHOUT_RATIO = ("likelihood", "divergence", "dpo", "kto")
 VERSION = 6
 """Of the policy that opens the step; tokens are made by versions 3 to 6."""
 NUM_BATCHES = 4
+NUM_QUICK = 2
+"""Of them are computed by the formulas and in other micro-batches; nightly ten and fifty others are."""
 NUM_TOP = 3
 
 MIS_FIGURES = (
@@ -594,7 +597,7 @@ def distance(actual: Gradient, expected: Gradient) -> float:
 @pytest.mark.parametrize("case", OBJECTIVES)
 def test_loss_and_gradient_are_those_of_the_formula_on_single_sequences(case: str, models: Models) -> None:
     options = options_of(case)
-    for groups in models.batches:
+    for groups in models.batches[:NUM_QUICK]:
         figures, gradient = packed_step(models, options, groups, max_tokens=64)
         loss, expected = plain_step(models, options, groups)
         assert figures["train/loss"] == pytest.approx(loss, abs=1e-6, rel=1e-5)
@@ -604,7 +607,7 @@ def test_loss_and_gradient_are_those_of_the_formula_on_single_sequences(case: st
 @pytest.mark.parametrize("case", OBJECTIVES)
 def test_loss_gradient_and_figures_do_not_depend_on_micro_batches(case: str, models: Models) -> None:
     options = options_of(case)
-    for groups in models.batches:
+    for groups in models.batches[:NUM_QUICK]:
         sequences = read_groups(groups, min_token_version=0).sequences
         counts = [len(split_into_micro_batches(sequences, size)) for size in (16, 64, 4096)]
         assert counts[0] > counts[1] > counts[2] == 1
@@ -620,7 +623,7 @@ def test_a_batch_without_the_likeliest_tokens_is_refused_with_what_to_set(models
     sample, *rest = first.samples
     parts = tuple(msgspec.structs.replace(part, teacher_top=None) for part in sample.parts)
     without = msgspec.structs.replace(first, samples=(msgspec.structs.replace(sample, parts=parts), *rest))
-    with pytest.raises(ValueError, match=r"samples of this batch came without; set teacher\.top_logprobs"):
+    with pytest.raises(UserFault, match=r"samples of this batch came without; set teacher\.top_logprobs"):
         packed_step(models, options_of("gkd"), (without, *others), max_tokens=64)
 
 
@@ -659,6 +662,17 @@ def test_a_step_of_both_kinds_is_the_sum_of_both_losses_under_one_denominator(ca
         assert figures["train/loss"] == pytest.approx(float(loss.detach()), abs=1e-6, rel=1e-5)
         assert figures["train/sft_loss"] == pytest.approx(float(nll.detach()) / num_given, rel=1e-5)
         assert distance(gradient, expected) < 5e-6
+
+
+@pytest.mark.slow
+def test_ten_batches_of_each_objective_are_those_of_the_formula(models: Models) -> None:
+    for seed in range(200, 210):
+        groups = make_groups(seed, models.plain)
+        for case in OBJECTIVES:
+            figures, gradient = packed_step(models, options_of(case), groups, max_tokens=64)
+            loss, expected = plain_step(models, options_of(case), groups)
+            assert figures["train/loss"] == pytest.approx(loss, abs=1e-6, rel=1e-5), (case, seed)
+            assert distance(gradient, expected) < 5e-6, (case, seed)
 
 
 @pytest.mark.slow

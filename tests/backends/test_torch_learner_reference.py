@@ -13,10 +13,10 @@ import torch
 from learner_cases import RunningLearner, make_groups, open_learner, train_command
 from safetensors.torch import load_file
 
+from penstock.backends.checkpoint.make import make_model
+from penstock.backends.checkpoint.terminal import quiet_transformers
 from penstock.backends.learners.checkpoints.record import read_record
 from penstock.backends.learners.options import LearnerOptions, ObjectiveOptions
-from penstock.backends.models.make import make_model
-from penstock.backends.models.terminal import quiet_transformers
 from penstock.messages.commands import DeleteCheckpoints, OpenLearner, SaveCheckpoint, SleepLearner, WakeLearner
 from penstock.messages.local import BatchTrained, CheckpointWritten, LearnerOpened, LearnerSlept, LearnerWoken
 

@@ -25,14 +25,14 @@ from learner_cases import RunningLearner, demonstrations, make_groups, open_lear
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from penstock.backends.learners.checkpoints.folder import CheckpointFolder, CheckpointWriteError
+from penstock.backends.checkpoint.make import make_model
+from penstock.backends.learners.checkpoints.folder import CheckpointFolder
 from penstock.backends.learners.checkpoints.record import RECORD_FILE, STATE_FOLDER, read_record, write_record
 from penstock.backends.learners.checkpoints.state import load_state
 from penstock.backends.learners.objectives.presets import objective
 from penstock.backends.learners.options import LearnerOptions, ObjectiveOptions, WarmStartOptions
 from penstock.backends.learners.torch.factory import open_torch_learner
 from penstock.backends.learners.torch.model import CheckpointError
-from penstock.backends.models.make import make_model
 from penstock.backends.weights.protocol import WeightFetchError
 from penstock.backends.weights.transports import open_exporter, open_fetcher
 from penstock.messages.commands import (
@@ -43,6 +43,7 @@ from penstock.messages.commands import (
     SaveCheckpoint,
     Train,
 )
+from penstock.messages.errors import UserFault
 from penstock.messages.local import BatchTrained, CheckpointWritten, LearnerOpened, WeightsPublished
 
 if TYPE_CHECKING:
@@ -507,7 +508,7 @@ def test_a_disk_that_refuses_is_named_with_the_bytes_and_the_older_checkpoint_st
     train(learner, 2, 2)
     with largest_file(size_bytes):
         error = learner.error(SaveCheckpoint(version=2))
-    assert isinstance(error, CheckpointWriteError)
+    assert isinstance(error, UserFault)
     assert f"{tmp_path / 'version-0000002'}: the checkpoint (" in str(error)
     assert "bytes) cannot be written: " in str(error)
     assert "File too large" in str(error)
@@ -524,7 +525,7 @@ KILL_AT = """
     from pathlib import Path
     import torch
     from penstock.backends.learners.options import LearnerOptions
-    from penstock.backends.learners.gang.gang import SOLO
+    from penstock.backends.learners.worker_group.gang import SOLO
     from penstock.backends.learners.checkpoints.folder import CheckpointFolder
     from penstock.backends.learners.torch.model import PackedModel
     from penstock.backends.learners.torch.snapshot import take_snapshot

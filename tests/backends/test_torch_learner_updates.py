@@ -32,12 +32,12 @@ from test_torch_learner_objectives import (
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 
 from penstock.backends.device_memory import ParkedMemory
+from penstock.backends.learners.batch.sequences import read_groups
+from penstock.backends.learners.batch.updates import divide_batch
 from penstock.backends.learners.objectives.presets import objective
 from penstock.backends.learners.options import LearnerOptions
-from penstock.backends.learners.sequences import read_groups
 from penstock.backends.learners.torch.model import PackedModel
 from penstock.backends.learners.torch.trainer import PolicyTrainer
-from penstock.backends.learners.updates import divide_batch
 from penstock.messages.arrays import tokens_view
 
 if TYPE_CHECKING:

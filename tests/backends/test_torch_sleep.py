@@ -11,9 +11,9 @@ import pytest
 from engine_cases import largest_error, make_case, open_engine, random_tokens, request, run_all, weights_of
 from test_torch_learner_resume import CASES, assert_same_bits, save, train
 
+from penstock.backends.checkpoint.make import make_model
 from penstock.backends.engines.torch.requests import RequestError
-from penstock.backends.learners import command_worker
-from penstock.backends.models.make import make_model
+from penstock.backends.learners.training import command_worker
 from penstock.messages.commands import OpenLearner, PublishWeights, SleepLearner, Train, WakeLearner
 from penstock.messages.local import LearnerOpened, LearnerSlept, LearnerWoken, WeightsPublished
 

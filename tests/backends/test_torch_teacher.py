@@ -14,11 +14,11 @@ import torch
 from engine_cases import MODELS, VOCAB_SIZE, Case, make_case, random_tokens, reference_logprobs
 
 from penstock.backends.engines.teacher_options import TeacherModelOptions, TeacherOptions
-from penstock.backends.engines.torch.config import ModelFolderError
 from penstock.backends.engines.torch.scoring import Text, TextScorer
 from penstock.backends.engines.torch.teacher import open_torch_teacher
 from penstock.messages.arrays import floats_view, pack_tokens
 from penstock.messages.commands import ComputeLogprobs, OpenEngine
+from penstock.messages.errors import UserFault
 from penstock.messages.local import EngineOpened, LocalEvent, LogprobsComputed
 from penstock.messages.samples import SampleKey
 from penstock.messages.teaching import GivenTokens
@@ -82,12 +82,12 @@ def test_the_likeliest_tokens_are_those_of_transformers(case: Case) -> None:
     wanted = torch.log_softmax(logits / 0.7, -1).topk(4, dim=-1)
     assert (one.top_logprobs - wanted.values).abs().max() < TOLERANCE
     assert (one.top_ids == wanted.indices).float().mean() > 0.99
-    with pytest.raises(ValueError, match=r"teacher\.top_logprobs: 1000000 is more than"):
+    with pytest.raises(UserFault, match=r"teacher\.top_logprobs: 1000000 is more than"):
         scorer_of(case.folder, num_top=1_000_000)
 
 
 def test_a_teacher_that_was_made_for_shorter_texts_is_refused(case: Case) -> None:
-    with pytest.raises(ValueError, match=r"takes at most 1536 tokens, and model\.max_context is 2000"):
+    with pytest.raises(UserFault, match=r"takes at most 1536 tokens, and model\.max_context is 2000"):
         scorer_of(case.folder, max_context=2000)
 
 
@@ -184,4 +184,4 @@ def test_a_folder_without_a_model_ends_the_teacher_with_the_story(tmp_path: Path
     bench.teacher.execute(OpenEngine())
     error = bench.said.get(timeout=WAIT_S)
     bench.teacher.close(WAIT_S)
-    assert isinstance(error, ModelFolderError)
+    assert isinstance(error, UserFault)

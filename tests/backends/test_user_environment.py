@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from penstock.backends.engines.surroundings import Surroundings
 from penstock.backends.episodes.functions.process import PlayerProcess
-from penstock.backends.processes import environment_of
+from penstock.backends.processes.process_facts import environment_of
+from penstock.backends.processes.user_environment import pass_variables, user_environment
 from penstock.backends.rewards.options import FunctionOptions
 from penstock.backends.rewards.process import WorkerProcess
 from penstock.backends.rewards.service_options import JudgeOptions, RemoteOptions
-from penstock.backends.rewards.surroundings import Launched, Surroundings
-from penstock.backends.user_environment import pass_variables, user_environment
+from penstock.backends.rewards.wire import Launched
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.backends.function_process import FunctionProcess
+    from penstock.backends.processes.function_process import FunctionProcess
 
 import msgspec
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.backends import user_output
-from penstock.backends.function_process import FunctionProcess
-from penstock.backends.function_trial import NamedFunction, check_loads
+from penstock.backends.processes import user_output
+from penstock.backends.processes.function_process import FunctionProcess
+from penstock.backends.processes.user_code import UserCodeError
 from penstock.backends.rewards.functions import REWARD
 from penstock.backends.rewards.process import WorkerProcess
 from penstock.backends.rewards.wire import RewardCall
-from penstock.backends.user_code import UserCodeError
+from penstock.runtime.preflight.function_trial import NamedFunction, check_loads
 
 if TYPE_CHECKING:
     from pathlib import Path

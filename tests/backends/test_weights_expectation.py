@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from penstock.backends.models.make import make_model
+from penstock.backends.checkpoint.make import make_model
 from penstock.backends.weights.buckets import plan_buckets
 from penstock.backends.weights.expectation import (
     TensorSpec,

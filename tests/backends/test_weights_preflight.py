@@ -12,16 +12,16 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from penstock.backends.weights.digest import PIECE_BYTES, PlacedDigest, StreamDigest, digest_of
-from penstock.backends.weights.preflight import (
+from penstock.backends.engines.transport_preflight import (
     EngineSites,
-    TransportUnfitError,
     check_libraries,
     check_transport,
-    in_units,
     model_size_bytes,
 )
+from penstock.backends.weights.builtin import in_units
+from penstock.backends.weights.digest import PIECE_BYTES, PlacedDigest, StreamDigest, digest_of
 from penstock.backends.weights.service_messages import Libraries
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,7 +44,7 @@ def test_auto_falls_back_to_disk_and_says_why(tmp_path: Path) -> None:
 
 
 def test_too_little_shared_memory_says_what_there_is_what_is_needed_and_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(TransportUnfitError) as caught:
+    with pytest.raises(UserFault) as caught:
         check_transport("shared_memory", size_bytes=HUGE_BYTES, folder=tmp_path, num_copies=2)
     message = str(caught.value)
     assert "/dev/shm has " in message
@@ -54,18 +54,18 @@ def test_too_little_shared_memory_says_what_there_is_what_is_needed_and_what_to_
 
 
 def test_a_full_disk_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TransportUnfitError, match=r"the disk of .* has .* free, and 3 copies"):
+    with pytest.raises(UserFault, match=r"the disk of .* has .* free, and 3 copies"):
         check_transport("disk", size_bytes=HUGE_BYTES, folder=tmp_path)
 
 
 def test_auto_names_both_reasons_when_neither_works(tmp_path: Path) -> None:
-    with pytest.raises(TransportUnfitError, match=r"neither way: /dev/shm has .*; and the disk of"):
+    with pytest.raises(UserFault, match=r"neither way: /dev/shm has .*; and the disk of"):
         check_transport("auto", size_bytes=HUGE_BYTES, folder=tmp_path)
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(TransportUnfitError, match=r"cannot be written to .*/file/weights .*run\.folder"):
+    with pytest.raises(UserFault, match=r"cannot be written to .*/file/weights .*run\.folder"):
         check_transport("disk", size_bytes=SMALL_BYTES, folder=tmp_path / "file" / "weights")
 
 
@@ -82,10 +82,10 @@ def test_the_size_of_a_checkpoint_follows_the_dtype_it_is_held_in(tmp_path: Path
 
 
 def test_a_folder_without_weights_and_a_damaged_file_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"has no \*\.safetensors"):
+    with pytest.raises(UserFault, match=r"has no \*\.safetensors"):
         model_size_bytes(tmp_path, "float32")
     (tmp_path / "model.safetensors").write_bytes(b"neither weights nor a pointer to them")
-    with pytest.raises(ValueError, match=r"model\.safetensors is no safetensors file"):
+    with pytest.raises(UserFault, match=r"model\.safetensors is no safetensors file"):
         model_size_bytes(tmp_path, "float32")
 
 
@@ -114,7 +114,7 @@ def test_sizes_are_readable() -> None:
 
 def test_preflight_and_sweep_import_no_torch() -> None:
     program = (
-        "import sys, penstock.backends.weights.preflight, penstock.backends.weights.segments; "
+        "import sys, penstock.backends.engines.transport_preflight, penstock.backends.weights.segments; "
         "print('torch' in sys.modules)"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
@@ -123,18 +123,18 @@ def test_preflight_and_sweep_import_no_torch() -> None:
 
 # --- transports that push, and SGLang servers ---------------------------------------------------------------------
 
-SERVERS = EngineSites(frozenset({"sglang"}))
+SERVERS = EngineSites()
 
 
 @pytest.mark.parametrize("wanted", ["distributed", "tensor"])
 def test_what_pushes_needs_memory_of_the_process(wanted: Literal["distributed", "tensor"], tmp_path: Path) -> None:
     assert check_transport(wanted, size_bytes=1000, folder=tmp_path, engines=SERVERS).transport == wanted
-    with pytest.raises(TransportUnfitError, match=f"weights.transport is {wanted}, .* set weights.transport: disk"):
+    with pytest.raises(UserFault, match=f"weights.transport is {wanted}, .* set weights.transport: disk"):
         check_transport(wanted, size_bytes=1 << 50, folder=tmp_path, engines=SERVERS)
 
 
 def test_auto_takes_the_disk_when_a_server_is_on_another_machine(tmp_path: Path) -> None:
-    elsewhere = EngineSites(frozenset({"sglang", "torch"}), ("http://127.0.0.1:1", "http://10.0.0.7:30000"))
+    elsewhere = EngineSites(addresses=("http://127.0.0.1:1", "http://10.0.0.7:30000"))
     choice = check_transport("auto", size_bytes=1000, folder=tmp_path, engines=elsewhere)
     assert choice.transport == "disk"
     assert "http://10.0.0.7:30000 is on another machine and cannot read shared memory" in choice.reason
@@ -142,29 +142,29 @@ def test_auto_takes_the_disk_when_a_server_is_on_another_machine(tmp_path: Path)
 
 
 def test_shared_memory_for_a_server_elsewhere_is_refused_with_what_to_set(tmp_path: Path) -> None:
-    elsewhere = EngineSites(frozenset({"sglang"}), ("http://10.0.0.7:30000",))
-    with pytest.raises(TransportUnfitError, match=r"cannot read shared memory. Set weights.transport: disk"):
+    elsewhere = EngineSites(addresses=("http://10.0.0.7:30000",))
+    with pytest.raises(UserFault, match=r"cannot read shared memory. Set weights.transport: disk"):
         check_transport("shared_memory", size_bytes=1000, folder=tmp_path, engines=elsewhere)
 
 
 @pytest.mark.parametrize("address", ["http://10.0.0.7:30000", "http://gpu-1:30000", "http://[fe80::1]:30000"])
 def test_tensors_for_a_server_elsewhere_are_refused(tmp_path: Path, address: str) -> None:
-    elsewhere = EngineSites(frozenset({"sglang"}), (address,))
-    with pytest.raises(TransportUnfitError, match="not on the loopback"):
+    elsewhere = EngineSites(addresses=(address,))
+    with pytest.raises(UserFault, match="not on the loopback"):
         check_transport("tensor", size_bytes=1000, folder=tmp_path, engines=elsewhere)
     assert check_transport("distributed", size_bytes=1000, folder=tmp_path, engines=elsewhere)
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:30000", "http://localhost:30000", "http://[::1]:30000"])
 def test_tensors_for_a_server_on_the_loopback_are_carried(tmp_path: Path, address: str) -> None:
-    here = EngineSites(frozenset({"sglang"}), (address,))
+    here = EngineSites(addresses=(address,))
     assert check_transport("tensor", size_bytes=1000, folder=tmp_path, engines=here).transport == "tensor"
 
 
 def test_two_versions_of_nccl_are_refused_and_two_of_torch_are_told_of() -> None:
     ours = Libraries(torch="2.13.0+cu130", nccl="2.29.7")
     assert not check_libraries(ours, Libraries(torch="2.13.0", nccl="2.29.7"), "nccl")
-    with pytest.raises(TransportUnfitError, match=r"the learner has 2.29.7, the server 2.30.1"):
+    with pytest.raises(UserFault, match=r"the learner has 2.29.7, the server 2.30.1"):
         check_libraries(ours, Libraries(torch="2.13.0", nccl="2.30.1"), "nccl")
     assert not check_libraries(ours, Libraries(torch="2.13.0", nccl="2.30.1"), "gloo")
     assert "2.14.1" in check_libraries(ours, Libraries(torch="2.14.1", nccl="2.29.7"), "nccl")

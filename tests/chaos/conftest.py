@@ -6,4 +6,8 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "integration")]  # the harness beside the tests, and that of real runs
+sys.path[:0] = [
+    str(HERE),
+    str(HERE.parent / "integration"),
+    str(HERE.parent / "simulation"),
+]  # the harness beside the tests, and that of real runs

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from trials.faults import FaultKind
 
+from penstock.messages.errors import UserFault
 from penstock.runtime.chaos.faults import (
     FIRST_PROGRESS,
     LAST_PROGRESS,
@@ -25,8 +27,6 @@ from penstock.runtime.chaos.rewards import (
     MisbehavingError,
 )
 from penstock.runtime.chaos.throughput import Throughput
-from penstock.runtime.errors import UserError
-from penstock.runtime.hosts.virtual.faults import FaultKind
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -97,9 +97,9 @@ def test_a_rank_of_the_learner_is_hit_only_where_one_is_named() -> None:
     drawn = plan_faults(["kill:*"], num_faults=40, seed=0, names=NAMES, num_ranks=2)
     assert not [fault for fault in drawn if fault.target.startswith("learner/")]
     for text in ("kill:learner/2", "cut:learner/1>buffer"):
-        with pytest.raises(UserError, match="the run has no 'learner/"):
+        with pytest.raises(UserFault, match="the run has no 'learner/"):
             plan_faults([text], num_faults=None, seed=0, names=NAMES, num_ranks=2)
-    with pytest.raises(UserError, match="the run has no 'learner/0'"):
+    with pytest.raises(UserFault, match="the run has no 'learner/0'"):
         plan("kill:learner/0")
 
 
@@ -121,7 +121,7 @@ def test_a_rank_of_the_learner_is_hit_only_where_one_is_named() -> None:
     ],
 )
 def test_a_fault_that_makes_no_sense_is_refused_with_the_reason(text: str, told: str) -> None:
-    with pytest.raises(UserError, match=f"^--faults: .*{told}"):
+    with pytest.raises(UserFault, match=f"^--faults: .*{told}"):
         plan(text)
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 from chaos_run import ChaosRun
 
+from penstock.messages.errors import UserFault
 from penstock.runtime.chaos.faults import LINK_FAULTS, ChaosKind
-from penstock.runtime.errors import UserError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,6 +46,6 @@ def test_a_reward_function_that_misbehaves_costs_time_and_no_sample(tmp_path: Pa
 
 
 def test_a_modelled_run_has_no_reward_function_that_could_misbehave(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"reward_nan.*simulated"):
+    with pytest.raises(UserFault, match=r"reward_nan.*simulated"):
         ChaosRun(tmp_path, "modelled.yaml", ("reward_nan",), seed=1)
     assert not list(tmp_path.iterdir()), "nothing was started"

@@ -12,8 +12,8 @@ import pytest
 from chaos_run import HERE, TIMEOUT_S, ChaosRun
 from host_harness import HOST
 
-from penstock.backends.stores.audit import audit_ledger
-from penstock.backends.stores.tables import LEDGER_FILE
+from penstock.backends.ledger.audit import audit_ledger
+from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.runtime.chaos.verdict import CHAOS_FILE, Verdict
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ from penstock.messages.names import FILTER, SCORER
 from penstock.messages.training import StopAsked
 from penstock.messages.wire import Envelope, Header, InboxDecoder, WireError, encode_pack
 from penstock.runtime.chaos.faults import ChaosKind
-from penstock.runtime.chaos.rerouting import SOCKET_VARIABLE, announced_address
 from penstock.runtime.chaos.switchboard import Switchboard
-from penstock.runtime.hosts.ray.boot import Boot
-from penstock.runtime.hosts.ray.control import Address
-from penstock.runtime.hosts.ray.keys import make_keys
-from penstock.runtime.hosts.ray.links import Links
+from penstock.runtime.hosts.processes.boot import Boot
+from penstock.runtime.hosts.processes.control import Address
+from penstock.runtime.hosts.processes.keys import make_keys
+from penstock.runtime.hosts.processes.links import Links
+from penstock.runtime.hosts.processes.rerouting import SOCKET_VARIABLE, announced_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

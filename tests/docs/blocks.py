@@ -18,8 +18,8 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 
 HOUSE = Path(__file__).parents[2]
-LANGUAGES = ("json", "python", "sh", "sql", "text", "yaml")
-"""``text`` is what a program prints, a formula or a picture: there is nothing in it to try."""
+LANGUAGES = ("json", "mermaid", "python", "sh", "sql", "text", "yaml")
+"""``text`` is what a program prints, a formula or a picture, ``mermaid`` a drawing: there is nothing in it to try."""
 _NOTE = re.compile(r"<!-- (?P<kind>not run|as|over): (?P<rest>.*?) -->\s*", re.DOTALL)
 
 
@@ -43,7 +43,7 @@ class Block:
 
 def pages() -> list[Path]:
     """What users and contributors read."""
-    return [HOUSE / "README.md", HOUSE / "CONTRIBUTING.md", *sorted((HOUSE / "docs").glob("*.md"))]
+    return [HOUSE / "README.md", HOUSE / "CONTRIBUTING.md", *sorted((HOUSE / "docs").rglob("*.md"))]
 
 
 @cache

@@ -60,7 +60,7 @@ def parse(words: tuple[str, ...], *, is_whole: bool = True) -> Call:
 
     Raises:
         ValueError: there is no such command, option or benchmark.
-        UserError: there is no such scenario.
+        UserFault: there is no such scenario.
         Exception: click's own, of whatever else is wrong with a whole one.
     """
     command: Any = _root()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from blocks import HOUSE, blocks
 
-from penstock.runtime.cli.runs import SCENARIO_NAME, close_record, open_record
+from penstock.runtime.launch.runs import SCENARIO_NAME, close_record, open_record
 from penstock.runtime.scenario import dump_scenario, load_scenario
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def filled_in(text: str, run: Path | None = None) -> str:
 
 def make_folder(folder: Path) -> Path:
     """A model, rows, documents, functions and scenarios, named as in the pages."""
-    from penstock.backends.models.make import make_model  # here, as torch is slow to import and few tests want it
+    from penstock.backends.checkpoint.make import make_model  # here, as torch is slow to import and few tests want it
 
     (folder / "scenarios").mkdir()
     for file in (HOUSE / "scenarios").iterdir():

@@ -11,9 +11,9 @@ from calls import Call, calls_in, commands, parse
 from reader import RUN_OF, filled_in
 from typer.testing import CliRunner
 
+from penstock.messages.errors import UserFault
 from penstock.runtime.cli.app import app
-from penstock.runtime.cli.resume import overridden
-from penstock.runtime.errors import UserError
+from penstock.runtime.launch.resume import overridden
 from penstock.runtime.scenario import load_scenario
 from penstock.runtime.scenario.modelled import load_modelled
 
@@ -30,7 +30,7 @@ def read(call: Call) -> None:
     """Read the scenario that a call names, with its overrides, as the command would.
 
     Raises:
-        UserError: something is wrong with them.
+        UserFault: something is wrong with them.
     """
     scenario, overrides = call.params.get("scenario"), call.params.get("overrides") or ()
     if call.command == "resume":
@@ -75,7 +75,7 @@ def test_the_calls_in_running_text_are_understood(page: str) -> None:
 def test_what_a_page_shows_as_refused_is_refused(text: str, said: str) -> None:
     assert text in {code for _, code in inline_code()}
     (words,) = calls_in(text)
-    with pytest.raises(UserError, match=re.escape(said)):
+    with pytest.raises(UserFault, match=re.escape(said)):
         read(parse(words))
 
 

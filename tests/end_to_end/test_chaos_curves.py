@@ -14,8 +14,8 @@ from penstock.runtime.chaos.verdict import CHAOS_FILE
 from penstock.runtime.cli.chaos import play
 from penstock.runtime.observability.figures import REWARD
 from penstock.runtime.observability.trackers import read_steps
+from penstock.runtime.run.wiring import actor_names
 from penstock.runtime.scenario import load_scenario
-from penstock.runtime.wiring import actor_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

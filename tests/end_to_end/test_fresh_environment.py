@@ -103,7 +103,7 @@ def test_every_command_of_the_readme_works(clone: Path) -> None:
 def make_user_files(clone: Path) -> None:
     """What ``model.path=my/model data.path=my/rows.jsonl reward.function=my.py:reward`` names."""
     make = (
-        "from pathlib import Path; from penstock.backends.models.make import make_model; "
+        "from pathlib import Path; from penstock.backends.checkpoint.make import make_model; "
         "make_model('xs', Path('my/model'), seed=3)"
     )
     shell(clone, f".venv/bin/python -c {shlex.quote(make)}")

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from penstock.backends.weights.segments import segments_of
-from penstock.runtime.cli.runs import read_record
+from penstock.runtime.launch.runs import read_record
 from penstock.runtime.observability.summary import read_summary
 from penstock.runtime.observability.trackers import read_steps
 

@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 from live_run import SCENARIOS, LiveRun
 
-from penstock.backends.evaluation.answers import answers_file
-from penstock.backends.stores.audit import audit_ledger
-from penstock.backends.stores.tables import LEDGER_FILE
+from penstock.backends.ledger.audit import audit_ledger
+from penstock.backends.ledger.evaluation_answers import answers_file
+from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.runtime.observability.evaluations import read_evaluations
 from penstock.runtime.observability.trackers import read_steps
 

@@ -14,8 +14,8 @@ import pytest
 from live_run import LiveRun
 from safetensors.torch import load_file
 
-from penstock.backends.stores.audit import audit_ledger
-from penstock.backends.stores.tables import LEDGER_FILE
+from penstock.backends.ledger.audit import audit_ledger
+from penstock.backends.ledger.tables import LEDGER_FILE
 
 if TYPE_CHECKING:
     from pathlib import Path

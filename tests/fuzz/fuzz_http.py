@@ -24,20 +24,22 @@ sys.path.append(str(Path(__file__).parents[1] / "backends"))
 import gateway_cases as cases
 from prometheus_client import CollectorRegistry, Counter
 
-with instrumented("penstock.backends.episodes", "penstock.backends.http_server", "penstock.backends.engines.judging"):
+with instrumented(
+    "penstock.backends.episodes", "penstock.backends.processes.http_server", "penstock.backends.episodes.judge_endpoint"
+):
     from penstock.backends.data.options import DataOptions
-    from penstock.backends.engines.judging.drawing import Question
-    from penstock.backends.engines.judging.server import ROUTE, JudgeServer
-    from penstock.backends.engines.judging.settings import JudgingSettings
     from penstock.backends.engines.options import SamplingOptions
+    from penstock.backends.engines.run_endpoints import RunEndpoints
+    from penstock.backends.engines.surroundings import Surroundings
     from penstock.backends.episodes import server as gateway_server
     from penstock.backends.episodes.backend import EpisodeBackend
     from penstock.backends.episodes.gateway import GatewayEpisodes, GatewaySettings
+    from penstock.backends.episodes.judge_endpoint.judge_sampling import Question
+    from penstock.backends.episodes.judge_endpoint.server import ROUTE, JudgeServer
+    from penstock.backends.episodes.judge_endpoint.settings import JudgingSettings
     from penstock.backends.episodes.options import EpisodeOptions
     from penstock.backends.episodes.registry import run_token
-    from penstock.backends.http_server import listen
-    from penstock.backends.rewards.run_endpoints import RunEndpoints
-    from penstock.backends.rewards.surroundings import Surroundings
+    from penstock.backends.processes.http_server import listen
     from penstock.runtime.gateway import door as front_door
     from penstock.runtime.gateway.door import FrontDoor
     from penstock.runtime.observability.metrics_server import serve_metrics
@@ -51,7 +53,7 @@ from penstock.messages.samples import Completed, Part, Prompt, Purpose, SampleKe
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.backends.engines.judging.backend import Asked
+    from penstock.backends.episodes.judge_endpoint.backend import Asked
     from penstock.backends.protocol import Emit, Fail
     from penstock.messages.base import Metric
     from penstock.messages.commands import EngineCommand

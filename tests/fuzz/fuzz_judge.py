@@ -9,10 +9,10 @@ import re
 from fuzzing import Draw, fuzz, in_time, instrumented
 
 with instrumented("penstock.backends.rewards"):
+    from penstock.backends.engines.surroundings import Surroundings
     from penstock.backends.rewards.functions import NoRewardError
     from penstock.backends.rewards.judge import DEFAULT_TEMPLATE, JudgeReward, VerdictParser, filled
     from penstock.backends.rewards.service_options import JudgeOptions
-    from penstock.backends.rewards.surroundings import Surroundings
 
 URL = "http://127.0.0.1:9/v1"
 OPTIONS = (

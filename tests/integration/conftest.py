@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from host_echo import RunPlan
 
-    from penstock.runtime.hosts.ray.ports import ProcessHost
+    from penstock.runtime.hosts.processes.ports import ProcessHost
 
 
 @pytest.fixture(scope="session")

@@ -15,13 +15,15 @@ import os
 import resource
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import numpy as np
 
+from penstock.messages.arrays import ArrayLengthError
 from penstock.messages.base import Event, Metric
 from penstock.messages.commands import FailRun, Record, ReplaceActor, Send, StartTimer
+from penstock.messages.errors import DivergedError, UserFault
 from penstock.messages.flow import GroupAdmitted, SampleGenerated, SampleScored, SamplesSettled, SettledState
 from penstock.messages.inboxes import (
     BufferWire,
@@ -48,14 +50,12 @@ from penstock.messages.samples import (
     VersionSpan,
 )
 from penstock.messages.training import Activity, Balance, CauseCount, RunFinished, StepReported, StopAsked
-from penstock.runtime.errors import PreflightError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from penstock.backends.protocol import Emit, Fail
-    from penstock.backends.stores.protocol import LedgerStore
-    from penstock.backends.timers import Timers
+    from penstock.backends.ledger.protocol import LedgerStore
+    from penstock.backends.protocol import Emit, Fail, Timers
     from penstock.messages.commands import AnyCommand
     from penstock.messages.ledger import LedgerEntry
     from penstock.messages.membership import HeldLease
@@ -75,6 +75,8 @@ class RunPlan(msgspec.Struct, frozen=True, kw_only=True):
     num_tokens: int = 64
     crash: str = ""
     """This actor raises at its start."""
+    crash_kind: Literal["RuntimeError", "ValueError", "ArrayLengthError", "DivergedError"] = "RuntimeError"
+    """What it raises."""
     user_error: str = ""
     """This actor finds something that the user has to mend."""
     story: str = "data.path: rows.jsonl:3: not a JSON object, found '['"
@@ -121,7 +123,9 @@ class EchoMachine:
 
     def handle(self, event: Event, /) -> list[AnyCommand]:
         if isinstance(event, Started) and self.plan.crash == self.name:
-            raise RuntimeError(f"{self.name} was told to crash\nand this is a second line")
+            kinds = (RuntimeError, ValueError, ArrayLengthError, DivergedError)
+            kind = next(each for each in kinds if each.__name__ == self.plan.crash_kind)
+            raise kind(f"{self.name} was told to crash\nand this is a second line")
         return self.react(event)
 
     def react(self, event: Event) -> list[AnyCommand]:
@@ -286,7 +290,7 @@ UNIONS: dict[Role, Any] = {
 
 def build_machine(name: str, plan: RunPlan, *, epoch: int, records: Iterable[LedgerEntry] = ()) -> EchoMachine:
     if plan.user_error == name:
-        raise PreflightError(plan.story)
+        raise UserFault(plan.story)
     if name == ENGINE:
         return EchoEngine(name, plan)  # further engines are idle
     if name == BUFFER:

@@ -15,16 +15,16 @@ import msgspec
 from penstock.messages.names import SUPERVISOR
 from penstock.runtime.hosts.local.warm import EVERY_ACTOR
 from penstock.runtime.hosts.local.yard import LocalHost
-from penstock.runtime.hosts.ray.boot import Boot
+from penstock.runtime.hosts.processes.boot import Boot
+from penstock.runtime.hosts.processes.control import Address
+from penstock.runtime.hosts.processes.descendants import is_running
+from penstock.runtime.hosts.processes.keys import KeyPair, make_keys
+from penstock.runtime.hosts.processes.links import Links
+from penstock.runtime.hosts.processes.ports import Outcome, SupervisorSettings
+from penstock.runtime.hosts.processes.signals import Signals
+from penstock.runtime.hosts.processes.supervisor import Supervisor
 from penstock.runtime.hosts.ray.cluster import RayHost, make_temp_folder
-from penstock.runtime.hosts.ray.control import Address
-from penstock.runtime.hosts.ray.keys import KeyPair, make_keys
-from penstock.runtime.hosts.ray.links import Links
-from penstock.runtime.hosts.ray.placement import Placement
-from penstock.runtime.hosts.ray.ports import Outcome, SupervisorSettings
-from penstock.runtime.hosts.ray.processes import is_running
-from penstock.runtime.hosts.ray.signals import Signals
-from penstock.runtime.hosts.ray.supervisor import Supervisor
+from penstock.runtime.run.placement import Placement
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from penstock.messages.evaluation import EvaluationFinished
     from penstock.messages.training import ActorReported, FailuresCounted, StepReported
     from penstock.messages.waits import WaitsReported
-    from penstock.runtime.hosts.ray.control import ProcessStarted
-    from penstock.runtime.hosts.ray.incarnations import Incarnation
-    from penstock.runtime.hosts.ray.ports import ProcessHost, Yard
+    from penstock.runtime.hosts.processes.control import ProcessStarted
+    from penstock.runtime.hosts.processes.incarnations import Incarnation
+    from penstock.runtime.hosts.processes.ports import ProcessHost, Yard
 
 RUN_TIMEOUT_S = 120.0
 

@@ -11,9 +11,9 @@ from host_harness import HOST
 
 from penstock.backends.engines.options import num_engines
 from penstock.messages.names import engine_name
+from penstock.runtime.hosts.driver.launcher import launch
+from penstock.runtime.hosts.processes.job import DriverJob
 from penstock.runtime.hosts.ray.cluster import make_temp_folder
-from penstock.runtime.hosts.ray.job import DriverJob
-from penstock.runtime.hosts.ray.launcher import launch
 from penstock.runtime.scenario import Scenario
 
 SCENARIO: dict[str, dict[str, object]] = {

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.runtime.hosts.ray.job import RUN_ID_VARIABLE
-from penstock.runtime.hosts.ray.processes import facts_of
+from penstock.runtime.hosts.processes.descendants import facts_of
+from penstock.runtime.hosts.processes.job import RUN_ID_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable

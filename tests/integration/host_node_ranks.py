@@ -12,12 +12,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from penstock.backends.processes import is_running, start_ticks_of
-from penstock.backends.remote_ranks import RankEnded, RemoteRankError
+from penstock.backends.processes.process_facts import is_running, start_ticks_of
+from penstock.backends.processes.remote_ranks import RankEnded, RemoteRankError
 from penstock.runtime.hosts.ray.cluster import RayCluster, make_temp_folder, prepare_environment
 from penstock.runtime.hosts.ray.groups import PlacementGroups
 from penstock.runtime.hosts.ray.node_ranks import RayRemoteRanks
-from penstock.runtime.hosts.ray.placement import Block, Placement
+from penstock.runtime.run.placement import Block, Placement
 
 DEADLINE_S = 60.0
 RANK = """

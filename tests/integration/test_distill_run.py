@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 from live_run import LiveRun
 
-from penstock.backends.stores.audit import audit_ledger
-from penstock.backends.stores.tables import LEDGER_FILE
+from penstock.backends.ledger.audit import audit_ledger
+from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.runtime.observability.trackers import read_activity, read_steps
 
 if TYPE_CHECKING:

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import pytest
 from live_run import SCENARIOS, LiveRun
 
-from penstock.backends.stores.audit import audit_ledger
+from penstock.backends.ledger.audit import audit_ledger
 from penstock.runtime.observability.evaluations import read_evaluations
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.backends.stores.audit import AuditReport
+    from penstock.backends.ledger.audit import AuditReport
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -13,8 +13,8 @@ from host_echo import NAMES, RunPlan
 from host_harness import HOST
 from host_launched import END_DEADLINE_S, Launched, environment_of
 
-from penstock.runtime.hosts.ray.launcher import NO_BYTECODE_VARIABLE
-from penstock.runtime.hosts.ray.processes import start_ticks_of
+from penstock.runtime.hosts.driver.launcher import NO_BYTECODE_VARIABLE
+from penstock.runtime.hosts.processes.descendants import start_ticks_of
 from penstock.runtime.observability.summary import read_summary
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def test_a_run_that_completes(launched: Callable[..., Launched]) -> None:
 def test_a_signal_stops_the_run_cleanly(launched: Callable[..., Launched], target: str, number: signal.Signals) -> None:
     run = launched(ENDLESS)
     run.wait_for_steps()
-    os.kill(run.process.pid if target == "launcher" else run.pid_of("hosts.ray.driver"), number)
+    os.kill(run.process.pid if target == "launcher" else run.pid_of("hosts.driver.main"), number)
     assert run.end() == (128 + number, f"penstock: stopped by {number.name}\n")
     run.assert_nothing_is_left()
     summary = read_summary(run.folder)
@@ -67,7 +67,7 @@ def test_a_signal_stops_the_run_cleanly(launched: Callable[..., Launched], targe
 def test_a_supervisor_that_was_stopped_itself_blames_nobody(launched: Callable[..., Launched]) -> None:
     run = launched(ENDLESS, '{"runtime": {"heartbeat_s": 0.2, "heartbeat_timeout_s": 10}}')
     run.wait_for_steps()
-    driver = run.pid_of("hosts.ray.driver")
+    driver = run.pid_of("hosts.driver.main")
     os.kill(driver, signal.SIGSTOP)
     time.sleep(12.0)  # longer than every deadline that it watches
     os.kill(driver, signal.SIGCONT)
@@ -101,7 +101,7 @@ def test_a_signal_while_the_host_starts(launched: Callable[..., Launched]) -> No
 def test_the_driver_is_killed(launched: Callable[..., Launched]) -> None:
     run = launched(ENDLESS)
     run.wait_for_steps()
-    os.kill(run.pid_of("hosts.ray.driver"), signal.SIGKILL)
+    os.kill(run.pid_of("hosts.driver.main"), signal.SIGKILL)
     log = run.folder / "logs" / "driver.log"
     story = f"penstock: the driver was killed by SIGKILL; {log} may say why\n"
     assert run.end() == (128 + signal.SIGKILL, story)

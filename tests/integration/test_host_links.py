@@ -11,10 +11,10 @@ import pytest
 import zmq
 
 from penstock.messages.names import SCORER
-from penstock.runtime.hosts.ray.control import Address
-from penstock.runtime.hosts.ray.keys import KeyPair, make_keys
-from penstock.runtime.hosts.ray.links import PIECE_BYTES, LineState, Links
-from penstock.runtime.hosts.ray.wakeup import Wakeup
+from penstock.runtime.hosts.processes.control import Address
+from penstock.runtime.hosts.processes.keys import KeyPair, make_keys
+from penstock.runtime.hosts.processes.links import PIECE_BYTES, LineState, Links
+from penstock.runtime.hosts.processes.wakeup import Wakeup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

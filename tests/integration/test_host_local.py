@@ -12,16 +12,16 @@ import pytest
 from host_echo import ENGINE, NAMES, RunPlan
 from host_harness import EchoRun, start_host
 
-from penstock.backends.processes import environment_of
+from penstock.backends.processes.process_facts import environment_of
+from penstock.messages.errors import UserFault
 from penstock.messages.names import LEARNER, SCORER
-from penstock.runtime.errors import PreflightError
 from penstock.runtime.hosts.local.warm import modules_of
 from penstock.runtime.hosts.local.wire import ChildKind
 from penstock.runtime.hosts.local.yard import LocalHost, devices_of
-from penstock.runtime.hosts.ray.job import DriverJob
-from penstock.runtime.hosts.ray.placement import Block, Placement
-from penstock.runtime.hosts.ray.ports import OutcomeKind
-from penstock.runtime.hosts.ray.preparation import PreparationError
+from penstock.runtime.hosts.processes.job import DriverJob
+from penstock.runtime.hosts.processes.ports import OutcomeKind
+from penstock.runtime.hosts.processes.prepare_process import PreparationError
+from penstock.runtime.run.placement import Block, Placement
 from penstock.runtime.scenario import load_scenario
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def test_a_thread_before_the_fork_ends_the_host_by_name(capfd: pytest.CaptureFix
 
 def test_a_job_that_cannot_be_prepared_says_what_to_mend(local: LocalHost, tmp_path: Path) -> None:
     phases: list[str] = []
-    with pytest.raises(PreflightError, match=r"rows\.jsonl"):
+    with pytest.raises(UserFault, match=r"rows\.jsonl"):
         local.prepare(job_of(tmp_path)).finish(phases.append)
     assert phases[0] == "making the model"
 
@@ -127,7 +127,7 @@ def test_a_preparation_that_dies_is_told(local: LocalHost, tmp_path: Path) -> No
 
 
 def test_nothing_that_the_zygote_imports_starts_a_thread(tmp_path: Path) -> None:
-    modules = modules_of(job_of(tmp_path).scenario, "penstock.runtime.wiring")
+    modules = modules_of(job_of(tmp_path).scenario, "penstock.runtime.run.wiring")
     code = (
         "import importlib, os, sys\n"
         f"for module in {modules!r}: importlib.import_module(module)\n"

@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import host_echo
 import pytest
 from host_echo import ENGINE, RunPlan
 from host_harness import EchoRun, wait_for_the_end_of
 
-from penstock.backends.stores.sqlite import SqliteReader, SqliteStore
-from penstock.backends.stores.tables import LEDGER_FILE
+from penstock.backends.ledger.sqlite import SqliteReader, SqliteStore
+from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.ledger import GroupRecorded
 from penstock.messages.names import BUFFER, FILTER, LEARNER, PROMPT_SOURCE, SCORER, SUPERVISOR
-from penstock.runtime.hosts.ray.boot import EndKind
-from penstock.runtime.hosts.ray.placement import Placement
-from penstock.runtime.hosts.ray.ports import OutcomeKind
+from penstock.runtime.hosts.driver.main import exit_code_of
+from penstock.runtime.hosts.processes.boot import EndKind
+from penstock.runtime.hosts.processes.ports import OutcomeKind
+from penstock.runtime.run.placement import Placement
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.runtime.hosts.ray.control import ProcessStarted
-    from penstock.runtime.hosts.ray.ports import ProcessHost, Yard
+    from penstock.runtime.hosts.processes.control import ProcessStarted
+    from penstock.runtime.hosts.processes.ports import ProcessHost, Yard
 
 
 class Blow:
@@ -232,8 +233,27 @@ def test_past_the_restart_limit_the_run_stops_with_the_story(host: ProcessHost, 
 def test_what_the_user_has_to_mend_stops_the_run_at_once(host: ProcessHost, tmp_path: Path) -> None:
     run = EchoRun(host, tmp_path, RunPlan(user_error=PROMPT_SOURCE))
     outcome = run.play()
-    assert outcome.kind is OutcomeKind.USER_ERROR
+    assert (outcome.kind, exit_code_of(outcome)) == (OutcomeKind.USER_ERROR, 2)
     assert outcome.story == "data.path: rows.jsonl:3: not a JSON object, found '['"
+    assert run.witness.losses == []
+
+
+@pytest.mark.parametrize("kind", ["ValueError", "ArrayLengthError"])
+def test_a_mistake_of_ours_has_the_actor_replaced_whatever_its_class(
+    host: ProcessHost, tmp_path: Path, kind: Literal["ValueError", "ArrayLengthError"]
+) -> None:
+    run = EchoRun(host, tmp_path, RunPlan(crash=SCORER, crash_kind=kind), max_restarts=1)
+    outcome = run.play()
+    assert outcome.kind is OutcomeKind.FAILED
+    assert f"{kind}: scorer was told to crash (logs/scorer-2.log has the traceback)" in outcome.story
+    assert [name for name, _ in run.witness.losses] == [SCORER] * 2
+
+
+def test_an_actor_that_has_diverged_is_not_replaced(host: ProcessHost, tmp_path: Path) -> None:
+    run = EchoRun(host, tmp_path, RunPlan(crash=LEARNER, crash_kind="DivergedError"))
+    outcome = run.play()
+    assert (outcome.kind, exit_code_of(outcome)) == (OutcomeKind.DIVERGED, 2)
+    assert outcome.story == "learner was told to crash\nand this is a second line"
     assert run.witness.losses == []
 
 
@@ -291,6 +311,7 @@ def test_ends_of_processes_are_told_apart() -> None:
         "dismissed",
         "crashed",
         "user_error",
+        "diverged",
         "disk_full",
         "ledger_failed",
         "superseded",

@@ -13,18 +13,18 @@ from host_harness import EchoRun
 from penstock.messages.flow import SampleGenerated
 from penstock.messages.names import BUFFER, FILTER, SCORER
 from penstock.messages.wire import Envelope, Header, encode_pack
+from penstock.runtime.hosts.processes.control import DirectoryChanged, EndAsked
+from penstock.runtime.hosts.processes.keys import make_keys
+from penstock.runtime.hosts.processes.links import Links
+from penstock.runtime.hosts.processes.ports import OutcomeKind
 from penstock.runtime.hosts.ray.cluster import RayHost
-from penstock.runtime.hosts.ray.control import DirectoryChanged, EndAsked
-from penstock.runtime.hosts.ray.keys import make_keys
-from penstock.runtime.hosts.ray.links import Links
-from penstock.runtime.hosts.ray.ports import OutcomeKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from penstock.runtime.hosts.ray.control import Address
-    from penstock.runtime.hosts.ray.ports import ProcessHost
+    from penstock.runtime.hosts.processes.control import Address
+    from penstock.runtime.hosts.processes.ports import ProcessHost
 
 
 GENERATED = SampleGenerated(sample=sample_of(0, 8), group_size=1, prompt=prompt_of(0))

@@ -13,8 +13,8 @@ import pytest
 from live_run import SCENARIOS, LiveRun
 from small_hub import COMMIT, SmallHub
 
-from penstock.backends.models.make import make_model
-from penstock.runtime.cli.runs import SCENARIO_NAME
+from penstock.backends.checkpoint.make import make_model
+from penstock.runtime.launch.runs import SCENARIO_NAME
 from penstock.runtime.scenario import load_scenario
 
 if TYPE_CHECKING:

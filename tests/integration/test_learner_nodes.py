@@ -11,8 +11,8 @@ from host_two_nodes import two_nodes
 from live_run import LiveRun
 from test_rank_runs import is_alive, ranks_of
 
-from penstock.backends.stores.audit import audit_ledger
-from penstock.backends.stores.tables import LEDGER_FILE
+from penstock.backends.ledger.audit import audit_ledger
+from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.names import LEARNER
 from penstock.runtime.observability.trackers import read_steps
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 from live_run import LiveRun
 
-from penstock.backends.processes import environment_of, is_running, start_ticks_of
-from penstock.backends.stores.audit import audit_ledger
-from penstock.backends.stores.tables import LEDGER_FILE
+from penstock.backends.ledger.audit import audit_ledger
+from penstock.backends.ledger.tables import LEDGER_FILE
+from penstock.backends.processes.process_facts import environment_of, is_running, start_ticks_of
 from penstock.messages.names import LEARNER
 from penstock.runtime.observability.trackers import read_steps
 

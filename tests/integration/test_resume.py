@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 import pytest
 from live_run import LiveRun
 
-from penstock.backends.stores.audit import audit_ledger
-from penstock.backends.stores.sqlite import SqliteReader
-from penstock.backends.stores.tables import LEDGER_FILE
+from penstock.backends.ledger.audit import audit_ledger
+from penstock.backends.ledger.sqlite import SqliteReader
+from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.backends.weights.segments import segments_of
 from penstock.messages.ledger import CheckpointRecorded, StepRecorded
-from penstock.runtime.cli.runs import read_record
-from penstock.runtime.hosts.ray.leftovers import processes_of
-from penstock.runtime.hosts.ray.processes import is_running
+from penstock.runtime.hosts.processes.descendants import is_running
+from penstock.runtime.hosts.processes.leftovers import processes_of
+from penstock.runtime.launch.runs import read_record
 from penstock.runtime.observability.summary import read_summary
 from penstock.runtime.observability.trackers import event_file, read_activity, read_events, read_steps
 
@@ -105,7 +105,7 @@ def driver_of(folder: Path) -> int:
     (pid,) = [
         pid
         for pid in processes_of(folder.name, folder)
-        if b"penstock.runtime.hosts.ray.driver" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        if b"penstock.runtime.hosts.driver.main" in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]
     return pid
 

@@ -23,9 +23,9 @@ from hypothesis import strategies as st
 from penstock.messages.flow import SampleGenerated
 from penstock.messages.names import BUFFER, FILTER, LEARNER, PROMPT_SOURCE, SCORER, SUPERVISOR
 from penstock.messages.wire import Envelope, Header, InboxDecoder, WireError, encode_pack
-from penstock.runtime.hosts.ray.control import Address, DirectoryChanged, ProcessControl
-from penstock.runtime.hosts.ray.links import Links
-from penstock.runtime.hosts.ray.ports import OutcomeKind
+from penstock.runtime.hosts.processes.control import Address, DirectoryChanged, ProcessControl
+from penstock.runtime.hosts.processes.links import Links
+from penstock.runtime.hosts.processes.ports import OutcomeKind
 from penstock.runtime.observability.metrics_server import TOKEN_FILE
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from host_launched import Launched
 
     from penstock.messages.base import Event
-    from penstock.runtime.hosts.ray.ports import ProcessHost
+    from penstock.runtime.hosts.processes.ports import ProcessHost
 
 
 ENDLESS = RunPlan(num_groups=10_000_000)

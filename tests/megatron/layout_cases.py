@@ -14,7 +14,7 @@ from penstock.backends.learners.megatron.build import as_objects, close_groups, 
 from penstock.backends.learners.megatron.layout import Layout
 from penstock.backends.learners.megatron.memory import estimate_memory
 from penstock.backends.learners.megatron.model_config import ddp_fields, optimizer_fields
-from penstock.backends.learners.megatron.options import MegatronOptions
+from penstock.backends.learners.megatron_options import MegatronOptions
 
 state: Any = parallel_state
 

@@ -16,8 +16,8 @@ from penstock.backends.learners.megatron.trainable import TrainableModel
 if TYPE_CHECKING:
     import torch
 
+    from penstock.backends.learners.batch.sequences import TrainSequence
     from penstock.backends.learners.megatron.vocabulary import VocabularyScores
-    from penstock.backends.learners.sequences import TrainSequence
 
 
 def balanced(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import training_plan as plan
 
-from penstock.backends.learners.sequences import TrainSequence, demonstration_sequence
+from penstock.backends.learners.batch.sequences import TrainSequence, demonstration_sequence
 
 NUM_STEPS = 2
 NUM_EXPERTS = 8

@@ -16,16 +16,16 @@ import training_plan as plan
 from weight_cases import CPU, gathered
 
 from penstock.backends.learners.checkpoints.record import CheckpointError
-from penstock.backends.learners.gang.gang import Gang
 from penstock.backends.learners.megatron import checkpoint_snapshot
 from penstock.backends.learners.megatron.architecture import read_architecture
 from penstock.backends.learners.megatron.build import build_model, close_groups, open_groups
 from penstock.backends.learners.megatron.checkpoint import POLICY, LearnerFacts, MegatronCheckpoints, read_weights
 from penstock.backends.learners.megatron.layout import layout_of
 from penstock.backends.learners.megatron.load import load_weights
-from penstock.backends.learners.megatron.options import MegatronOptions
 from penstock.backends.learners.megatron.trainable import TrainableModel
+from penstock.backends.learners.megatron_options import MegatronOptions
 from penstock.backends.learners.options import LearnerOptions
+from penstock.backends.learners.worker_group.gang import Gang
 
 if TYPE_CHECKING:
     from penstock.backends.learners.megatron.build import ParallelModel

@@ -14,12 +14,12 @@ from ranks import Ranks
 
 from penstock.backends.learners.checkpoints.folder import CheckpointFolder
 from penstock.backends.learners.checkpoints.record import CheckpointError, read_record
-from penstock.backends.learners.gang.gang import SOLO
 from penstock.backends.learners.megatron.dist_format import METADATA_FILE, DistReader
 from penstock.backends.learners.options import LearnerOptions
 from penstock.backends.learners.torch.model import PackedModel
 from penstock.backends.learners.torch.snapshot import take_snapshot
 from penstock.backends.learners.torch.trainer import PolicyTrainer
+from penstock.backends.learners.worker_group.gang import SOLO
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 from safetensors.torch import load_file
 
-from penstock.backends.models.make import make_model
-from penstock.backends.models.tokenizer_files import copy_tokenizer
+from penstock.backends.checkpoint.make import make_model
+from penstock.backends.checkpoint.tokenizer_files import copy_tokenizer
 from penstock.runtime.cli.convert import convert, show_problems
 
 if TYPE_CHECKING:

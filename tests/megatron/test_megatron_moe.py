@@ -17,7 +17,7 @@ import training_plan as plan
 from tiny_families import load_tiny
 from torch.nn import functional
 
-from penstock.backends.models.checkpoint_names import CheckpointNames
+from penstock.backends.checkpoint.checkpoint_names import CheckpointNames
 
 if TYPE_CHECKING:
     from collections.abc import Callable

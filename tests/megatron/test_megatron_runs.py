@@ -17,26 +17,28 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from penstock.messages.errors import UserFault
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 
 from live_run import LiveRun
 
 from penstock.backends.data.demonstrations import load_demonstrations
-from penstock.backends.engines.sglang.environment import SglangEnvironmentError, find_environment
+from penstock.backends.engines.served.sglang.environment import find_environment
 from penstock.backends.learners.options import WarmStartOptions
 from penstock.backends.learners.torch.made_teacher import make_teacher
-from penstock.backends.processes import environment_of, is_running, start_ticks_of
-from penstock.backends.stores.audit import audit_ledger
-from penstock.backends.stores.tables import LEDGER_FILE
+from penstock.backends.ledger.audit import audit_ledger
+from penstock.backends.ledger.tables import LEDGER_FILE
+from penstock.backends.processes.process_facts import environment_of, is_running, start_ticks_of
 from penstock.messages.names import LEARNER
 from penstock.runtime.chaos.faults import plan_faults
 from penstock.runtime.cli.chaos import play
 from penstock.runtime.observability.trackers import read_run_events, read_steps
+from penstock.runtime.run.wiring import actor_names
 from penstock.runtime.scenario import load_scenario
-from penstock.runtime.wiring import actor_names
 
 if TYPE_CHECKING:
-    from penstock.backends.models.make import ModelSize
+    from penstock.backends.checkpoint.make import ModelSize
     from penstock.runtime.observability.summary import RunSummary
     from penstock.runtime.observability.trackers import StepRow
 
@@ -158,7 +160,7 @@ def servers() -> None:
     """SGLang's environment for the CPU is there."""
     try:
         assert find_environment(is_cpu=True).is_cpu
-    except SglangEnvironmentError as error:
+    except UserFault as error:
         pytest.fail(str(error), pytrace=False)
 
 

@@ -14,7 +14,7 @@ import torch
 import training_plan as plan
 from tiny_families import load_tiny
 
-from penstock.backends.models.checkpoint_names import CheckpointNames
+from penstock.backends.checkpoint.checkpoint_names import CheckpointNames
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,16 +15,17 @@ import pytest
 import torch
 import trainer_plan as plan
 
-from penstock.backends.learners.canary import canary_under, choose_canary
-from penstock.backends.learners.gang.open import open_gang_learner
-from penstock.backends.learners.gang.plan import ExportPlan
+from penstock.backends.learners.batch.sequences import demonstration_sequence
+from penstock.backends.learners.megatron.spec import RANK
 from penstock.backends.learners.objectives.presets import objective
 from penstock.backends.learners.options import WarmStartOptions
-from penstock.backends.learners.sequences import demonstration_sequence
 from penstock.backends.learners.torch.model import PackedModel
 from penstock.backends.learners.torch.reference import new_reference, refresh
 from penstock.backends.learners.torch.trainer import PolicyTrainer
 from penstock.backends.learners.torch.warm_start import warm_start
+from penstock.backends.learners.training.canary import canary_under, choose_canary
+from penstock.backends.learners.worker_group.open import open_gang_learner
+from penstock.backends.learners.worker_group.plan import ExportPlan
 from penstock.backends.weights.segments import segments_of, sweep
 from penstock.backends.weights.transports import open_fetcher
 from penstock.messages.arrays import floats_view
@@ -84,6 +85,7 @@ class RunningGang:
         self._run_id = f"mega{uuid.uuid4().hex[:12]}"
         self._events: SimpleQueue[LocalEvent | BaseException] = SimpleQueue()
         self.backend = open_gang_learner(
+            rank=RANK,
             model_folder=model,
             checkpoints_folder=folder / "checkpoints",
             options=options_of(megatron),

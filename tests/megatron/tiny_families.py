@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers
 
-from penstock.backends.models.terminal import quiet_transformers
+from penstock.backends.checkpoint.terminal import quiet_transformers
 
 if TYPE_CHECKING:
     from pathlib import Path

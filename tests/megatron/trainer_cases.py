@@ -17,8 +17,7 @@ import trainer_plan as plan
 import training_plan
 from weight_cases import CPU, gathered, opened
 
-from penstock.backends.learners.finite import NonFiniteStepError
-from penstock.backends.learners.gang.gang import Gang
+from penstock.backends.learners.batch.sequences import read_groups
 from penstock.backends.learners.megatron.build import ParallelModel, build_model, close_groups
 from penstock.backends.learners.megatron.critic import open_critic
 from penstock.backends.learners.megatron.reference import copy_weights, frozen
@@ -26,7 +25,8 @@ from penstock.backends.learners.megatron.trainable import TrainableModel
 from penstock.backends.learners.megatron.trainer import MegatronTrainer
 from penstock.backends.learners.objectives.validity import is_user_objective, needs_reference
 from penstock.backends.learners.options import LearnerOptions
-from penstock.backends.learners.sequences import read_groups
+from penstock.backends.learners.worker_group.gang import Gang
+from penstock.messages.errors import DivergedError
 from penstock.messages.samples import Group
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def after_a_bad_step(rank: int, folder: str, keys: dict[str, Any], num_ranks: in
             before = named_weights(model, rank)
             try:
                 trainable.step(own, lambda _, scores: scores.logprobs.sum() * math.nan, learning_rate=1e-3)
-            except NonFiniteStepError as error:
+            except DivergedError as error:
                 story = str(error)
             trainable.gather_weights()
             after = named_weights(model, rank)

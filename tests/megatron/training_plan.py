@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from penstock.backends.learners.sequences import TrainSequence, demonstration_sequence
+from penstock.backends.learners.batch.sequences import TrainSequence, demonstration_sequence
 
 NUM_STEPS = 3
 NUM_MICRO_BATCHES = 4

@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from penstock.backends.learners.batch.sequences import TrainSequence, demonstration_sequence
 from penstock.backends.learners.megatron.architecture import read_architecture
 from penstock.backends.learners.megatron.build import ParallelModel, build_model, close_groups, open_groups
 from penstock.backends.learners.megatron.gather import WeightGatherer
 from penstock.backends.learners.megatron.layout import layout_of
 from penstock.backends.learners.megatron.load import load_weights
-from penstock.backends.learners.megatron.options import MegatronOptions
 from penstock.backends.learners.megatron.schedule import MicroBatchRunner
-from penstock.backends.learners.sequences import TrainSequence, demonstration_sequence
+from penstock.backends.learners.megatron_options import MegatronOptions
 
 if TYPE_CHECKING:
     from penstock.backends.learners.megatron.model_config import Precision

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
 import torch
 
+from penstock.backends.checkpoint.checkpoint_names import CheckpointNames
+from penstock.backends.data.options import DataOptions
 from penstock.backends.engines.options import EnginesOptions, SamplingOptions
-from penstock.backends.models.checkpoint_names import CheckpointNames
-from penstock.backends.weights.transports import open_exporter, open_fetcher
+from penstock.backends.engines.spec import ENGINES, EngineContext
+from penstock.backends.weights.transports import open_exporter
 from penstock.messages.arrays import pack_floats, pack_tokens, tokens_view
 from penstock.messages.commands import (
     AbortGeneration,
@@ -41,9 +43,8 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from penstock.backends.protocol import Backend
     from penstock.backends.weights.protocol import WeightExporter
-    from penstock.messages.commands import EngineCommand
+    from penstock.messages.base import OptionValue
     from penstock.messages.weights import WeightManifest
 
 START_S = 240.0
@@ -73,7 +74,9 @@ class EngineBench:
         self.kind = kind
         self.model_folder = model_folder
         sampling = sampling or SamplingOptions(max_response_tokens=MAX_RESPONSE)
-        self.engine = _open(kind, model_folder, folder, sampling, by_dataset, options, dtype)
+        self.engine = ENGINES.spec(kind).open(
+            context_of(kind, model_folder, folder, sampling, by_dataset=by_dataset, options=options, dtype=dtype)
+        )
         self.exporter: WeightExporter = open_exporter(
             transport, run_id="conformance", learner_epoch=1, folder=folder / "weights"
         )
@@ -190,53 +193,45 @@ class EngineBench:
         return event
 
 
-def _open(
+def context_of(
     kind: str,
     model_folder: Path,
     folder: Path,
     sampling: SamplingOptions,
-    by_dataset: Sequence[SamplingOptions],
-    options: EnginesOptions | None,
-    dtype: str,
-) -> Backend[EngineCommand]:
-    if kind == "torch":
-        from penstock.backends.engines.torch import open_torch_engine
-
-        return open_torch_engine(
-            model_folder=model_folder,
-            options=options or EnginesOptions(slots=NUM_SLOTS, device="cpu", progress_tokens=PROGRESS_TOKENS),
-            sampling=sampling,
-            max_context=MAX_CONTEXT,
-            dtype=dtype,
-            fetcher=open_fetcher(),
-            by_dataset=by_dataset,
-        )
-    from penstock.backends.engines.sglang.create import open_sglang_engine
-
-    launched = EnginesOptions(
-        backend="sglang",
+    *,
+    by_dataset: Sequence[SamplingOptions] = (),
+    options: EnginesOptions | None = None,
+    dtype: str = "float32",
+) -> EngineContext:
+    """What such an engine is opened with."""
+    sglang: dict[str, OptionValue] = {
+        "max_total_tokens": 16384,
+        "mem_fraction_static": 0.2,
+        "log_level_http": "info",  # each call is in its log, in order
+        "uvicorn_access_log_exclude_prefixes": ["/ready"],
+    }
+    usual = EnginesOptions(
+        backend=kind,
         slots=NUM_SLOTS,
         device="cpu",
         progress_tokens=PROGRESS_TOKENS,
         start_timeout_s=START_S,
-        sglang={
-            "max_total_tokens": 16384,
-            "mem_fraction_static": 0.2,
-            "log_level_http": "info",  # each call is in its log, in order
-            "uvicorn_access_log_exclude_prefixes": ["/ready"],
-        },
+        sglang=sglang if kind == "sglang" else {},
     )
-    return open_sglang_engine(
+    return EngineContext(
         name="engine/0",
         place=0,
+        epoch=0,
         model_folder=model_folder,
         run_folder=folder,
-        options=options or launched,
+        options=options or usual,
         sampling=sampling,
+        by_dataset=by_dataset,
+        data=DataOptions(),
         max_context=MAX_CONTEXT,
         dtype=dtype,
+        seed=0,
         bucket_size_bytes=1 << 20,
-        by_dataset=by_dataset,
     )
 
 
@@ -276,7 +271,7 @@ def _reference_rows(model: PreTrainedModel, tokens: list[int], temperature: floa
     exact = copy.deepcopy(model).double()
     exact.set_experts_implementation("eager")  # the grouped products have no float64
     with torch.no_grad():
-        logits = cast(torch.Tensor, exact(torch.tensor([tokens])).logits)[0, :-1].double() / temperature
+        logits = cast("torch.Tensor", exact(torch.tensor([tokens])).logits)[0, :-1].double() / temperature
     return torch.log_softmax(logits, -1)
 
 

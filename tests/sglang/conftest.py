@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from penstock.messages.errors import UserFault
+
 sys.path.insert(0, str(Path(__file__).parent))  # the helpers beside the tests
 
 from running_server import RunningServer, run_server
 from served_engines import ENGINES, Served
 from tiny_models import Architecture, make_tiny_model
 
-from penstock.backends.engines.sglang.environment import SglangEnvironment, SglangEnvironmentError, find_environment
-from penstock.backends.engines.sglang.settings import RUN_VARIABLES
+from penstock.backends.engines.served.sglang.environment import SglangEnvironment, find_environment
+from penstock.backends.engines.served.sglang.settings import RUN_VARIABLES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -64,7 +66,7 @@ def environment() -> SglangEnvironment:
     """Stock SGLang for the CPU."""
     try:
         return find_environment(is_cpu=True)
-    except SglangEnvironmentError as error:
+    except UserFault as error:
         pytest.fail(str(error), pytrace=False)
 
 

@@ -2,7 +2,7 @@
 
 Runs with the Python of SGLang's environment, where Penstock is not installed::
 
-    PYTHON tests/sglang/list_server_options.py > backends/engines/sglang/server_options.json
+    PYTHON tests/sglang/list_server_options.py > backends/engines/served/sglang/server_options.json
 
 Names, types, choices and defaults are facts of the server's interface; its help texts are left out.
 """

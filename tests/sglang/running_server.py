@@ -9,16 +9,16 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-from penstock.backends.engines.sglang.server import SglangServer
-from penstock.backends.engines.sglang.server_options import command_line, defaults, merged
-from penstock.backends.engines.sglang.settings import ServerSettings
+from penstock.backends.engines.served.sglang.server import SglangServer
+from penstock.backends.engines.served.sglang.server_options import command_line, defaults, merged
+from penstock.backends.engines.served.sglang.settings import ServerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Generator
     from pathlib import Path
 
     from penstock.backends.engines.options import OptionValue
-    from penstock.backends.engines.sglang.environment import SglangEnvironment
+    from penstock.backends.engines.served.sglang.environment import SglangEnvironment
 
 Result = TypeVar("Result")
 

@@ -17,10 +17,16 @@ import torch
 from tiny_models import VOCAB_SIZE
 from transformers import AutoModelForCausalLM
 
-from penstock.backends.engines.sglang.assembler import Chunk, EndReason, Failure, Generated
-from penstock.backends.engines.sglang.control import Loads, NoOpenSession, PauseMode, SessionAlreadyOpen, SglangControl
-from penstock.backends.engines.sglang.generate import GenerateCall, SglangGenerator
-from penstock.backends.engines.sglang.http import SglangHttp
+from penstock.backends.engines.served.sglang.assembler import Chunk, EndReason, Failure, Generated
+from penstock.backends.engines.served.sglang.control import (
+    Loads,
+    NoOpenSession,
+    PauseMode,
+    SessionAlreadyOpen,
+    SglangControl,
+)
+from penstock.backends.engines.served.sglang.generate import GenerateCall, SglangGenerator
+from penstock.backends.engines.served.sglang.http import SglangHttp
 from penstock.messages.arrays import floats_view, pack_tokens, tokens_view
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from penstock.benchmarks.sglang_client import PENSTOCK, run
 if TYPE_CHECKING:
     from running_server import RunningServer
 
-    from penstock.backends.engines.sglang.environment import SglangEnvironment
+    from penstock.backends.engines.served.sglang.environment import SglangEnvironment
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 

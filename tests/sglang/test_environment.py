@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.backends.engines.sglang.environment import SGLANG_VERSION, find_environment, pins
-from penstock.backends.engines.sglang.environment_build import build_environment
-from penstock.backends.engines.sglang.reserved_options import RESERVED
-from penstock.backends.engines.sglang.server_options import (
+from penstock.backends.engines.served.sglang.environment import SGLANG_VERSION, find_environment, pins
+from penstock.backends.engines.served.sglang.environment_build import build_environment
+from penstock.backends.engines.served.sglang.reserved_options import RESERVED
+from penstock.backends.engines.served.sglang.server_options import (
     PLACED,
     ServerOption,
     check_server_options,
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from running_server import RunningServer
 
     from penstock.backends.engines.options import OptionValue
-    from penstock.backends.engines.sglang.environment import SglangEnvironment
+    from penstock.backends.engines.served.sglang.environment import SglangEnvironment
 
 pytestmark = pytest.mark.sglang
 
 HERE = Path(__file__).parent
-LIST = HERE.parents[1] / "backends" / "engines" / "sglang" / "server_options.json"
+LIST = HERE.parents[1] / "backends" / "engines" / "served" / "sglang" / "server_options.json"
 
 PARSE = """
 import argparse, json, sys

@@ -16,10 +16,11 @@ from conformance_bench import EngineBench, response_logprobs, tokens_of
 from transformers import AutoModelForCausalLM
 
 from penstock.backends.engines.options import EnginesOptions
-from penstock.backends.engines.sglang.control import PauseMode, SglangControl
-from penstock.backends.engines.sglang.http import SglangHttp
-from penstock.backends.engines.sglang.opening import ADMIN_KEY_VARIABLE, UnfitServerError
+from penstock.backends.engines.served.sglang.control import PauseMode, SglangControl
+from penstock.backends.engines.served.sglang.http import SglangHttp
+from penstock.backends.engines.served.sglang.opening import ADMIN_KEY_VARIABLE
 from penstock.messages.arrays import floats_view
+from penstock.messages.errors import UserFault
 from penstock.messages.local import WeightsSwapped
 from penstock.messages.samples import Cancelled
 from penstock.messages.training import UpdateMode
@@ -143,7 +144,7 @@ def test_requests_of_a_worker_that_died_are_aborted_by_the_one_that_takes_over(
 def test_a_server_of_another_kind_is_refused_with_the_differences(
     attach: Callable[..., EngineBench], tiny_model: Callable[..., Path]
 ) -> None:
-    with pytest.raises(UnfitServerError) as refused:
+    with pytest.raises(UserFault) as refused:
         attach(tiny_model("llama"), dtype="bfloat16")
     assert "it runs Qwen3ForCausalLM, and the scenario's model is LlamaForCausalLM" in str(refused.value)
     assert "its --dtype is float32, and model.dtype is bfloat16" in str(refused.value)

@@ -14,15 +14,16 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from penstock.backends.engines.sglang.http import CutOff, Refused, SglangHttp
-from penstock.backends.engines.sglang.router import FLAGS, RouterError, await_router
+from penstock.backends.engines.served.sglang.http import CutOff, Refused, SglangHttp
+from penstock.backends.engines.served.sglang.router import FLAGS, await_router
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 
     from running_server import RunningServer
 
-    from penstock.backends.engines.sglang.environment import SglangEnvironment
+    from penstock.backends.engines.served.sglang.environment import SglangEnvironment
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300)]
 
@@ -133,7 +134,7 @@ def test_a_router_that_lacks_a_server_is_refused_when_the_time_is_over(start_rou
             first, second = found
             router = start_router(first)
             await asked(router, first)
-            with pytest.raises(RouterError, match=f"not ready after 1 s: it does not know {second}.*--disable-retries"):
+            with pytest.raises(UserFault, match=f"not ready after 1 s: it does not know {second}.*--disable-retries"):
                 await asked(router, first, second, timeout_s=1.0)
 
     run(test)
@@ -145,7 +146,7 @@ def test_a_router_that_knows_a_server_which_nobody_updates_is_refused_at_once(
     async def test() -> None:
         async with workers(2) as found:
             first, second = found
-            with pytest.raises(RouterError, match=f"also sends requests to {second}"):
+            with pytest.raises(UserFault, match=f"also sends requests to {second}"):
                 await asked(start_router(first, second), first)
 
     run(test)
@@ -154,7 +155,7 @@ def test_a_router_that_knows_a_server_which_nobody_updates_is_refused_at_once(
 def test_a_server_that_answers_nothing_but_is_no_router_is_refused_at_once() -> None:
     async def test() -> None:
         async with workers(1) as found:
-            with pytest.raises(RouterError, match="is no sglang-router"):
+            with pytest.raises(UserFault, match="is no sglang-router"):
                 await asked(*found, *found)
 
     run(test)
@@ -186,7 +187,7 @@ async def until_refused(router: str, address: str) -> None:
         async with asyncio.timeout(READY_S):
             while True:
                 await asked(router, address, timeout_s=0.5)
-    except RouterError as error:
+    except UserFault as error:
         assert "unhealthy" in str(error) or "503" in str(error), error  # noqa: PT017 - raised in one of many rounds
 
 

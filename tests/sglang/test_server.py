@@ -18,12 +18,12 @@ import aiohttp
 import pytest
 from running_server import settings_for
 
-from penstock.backends.engines.sglang.health import HealthChange, HealthLimits, HealthState
-from penstock.backends.engines.sglang.http import SglangHttp
-from penstock.backends.engines.sglang.prober import Prober
-from penstock.backends.engines.sglang.processes import Watch
-from penstock.backends.engines.sglang.server import ServerStartError, SglangServer
-from penstock.backends.processes import is_running, marked_processes
+from penstock.backends.engines.served.sglang.health import HealthChange, HealthLimits, HealthState
+from penstock.backends.engines.served.sglang.http import SglangHttp
+from penstock.backends.engines.served.sglang.prober import Prober
+from penstock.backends.engines.served.sglang.processes import Watch
+from penstock.backends.engines.served.sglang.server import ServerStartError, SglangServer
+from penstock.backends.processes.process_facts import is_running, marked_processes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from running_server import RunningServer
 
-    from penstock.backends.engines.sglang.environment import SglangEnvironment
+    from penstock.backends.engines.served.sglang.environment import SglangEnvironment
 
 pytestmark = pytest.mark.sglang
 Parameters = ParamSpec("Parameters")
@@ -42,8 +42,8 @@ LIMITS = HealthLimits(suspect_after_s=1.0, dead_after_s=6.0, cold_dead_after_s=6
 WORKER = """
 import asyncio, json, sys
 from pathlib import Path
-from penstock.backends.engines.sglang.server import SglangServer
-from penstock.backends.engines.sglang.settings import ServerSettings
+from penstock.backends.engines.served.sglang.server import SglangServer
+from penstock.backends.engines.served.sglang.settings import ServerSettings
 
 async def main():
     fields = json.loads(sys.argv[1])

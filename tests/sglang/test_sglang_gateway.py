@@ -16,7 +16,8 @@ from gateway_bench import GatewayBench, hold_conversation
 
 from penstock.backends.data.options import DataOptions
 from penstock.backends.engines.options import EnginesOptions, SamplingOptions
-from penstock.backends.engines.sglang.create import open_sglang_engine
+from penstock.backends.engines.served.sglang.create import open_sglang_engine
+from penstock.backends.engines.spec import EngineContext
 from penstock.backends.episodes.options import EpisodeOptions
 from penstock.messages.arrays import floats_view, tokens_view
 from penstock.messages.commands import ApplyWeights
@@ -27,7 +28,7 @@ from penstock.messages.training import UpdateMode
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from penstock.backends.engines.sglang.environment import SglangEnvironment
+    from penstock.backends.engines.served.sglang.environment import SglangEnvironment
     from penstock.backends.protocol import Backend
     from penstock.messages.commands import EngineCommand, Generate
 
@@ -46,15 +47,20 @@ def engine_of(model: Path, folder: Path, sampling: SamplingOptions) -> Backend[E
         sglang={"max_total_tokens": 8192, "mem_fraction_static": 0.2},
     )
     return open_sglang_engine(
-        name="engine/0",
-        place=0,
-        model_folder=model,
-        run_folder=folder,
-        options=options,
-        sampling=sampling,
-        max_context=512,
-        dtype="float32",
-        bucket_size_bytes=1 << 20,
+        EngineContext(
+            name="engine/0",
+            place=0,
+            epoch=0,
+            model_folder=model,
+            run_folder=folder,
+            options=options,
+            sampling=sampling,
+            data=DataOptions(),
+            max_context=512,
+            dtype="float32",
+            seed=0,
+            bucket_size_bytes=1 << 20,
+        )
     )
 
 

@@ -16,16 +16,16 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 
 from live_run import LiveRun
 
-from penstock.backends.engines.sglang.settings import OWNER_VARIABLE
-from penstock.backends.processes import marked_processes, title_of
-from penstock.backends.stores.audit import audit_ledger
-from penstock.backends.stores.sqlite import SqliteReader
-from penstock.backends.stores.tables import LEDGER_FILE
+from penstock.backends.engines.served.sglang.settings import OWNER_VARIABLE
+from penstock.backends.ledger.audit import audit_ledger
+from penstock.backends.ledger.sqlite import SqliteReader
+from penstock.backends.ledger.tables import LEDGER_FILE
+from penstock.backends.processes.process_facts import marked_processes, title_of
 from penstock.messages.ledger import BatchLeased
 from penstock.runtime.observability.trackers import read_run_events, read_steps
 
 if TYPE_CHECKING:
-    from penstock.backends.engines.sglang.environment import SglangEnvironment
+    from penstock.backends.engines.served.sglang.environment import SglangEnvironment
     from penstock.messages.samples import Group
 
 pytestmark = [pytest.mark.sglang, pytest.mark.ray]

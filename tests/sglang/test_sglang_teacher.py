@@ -14,8 +14,8 @@ import torch
 from tiny_models import CONTEXT_TOKENS, VOCAB_SIZE
 from transformers import AutoModelForCausalLM
 
-from penstock.backends.engines.sglang.opening import ADMIN_KEY_VARIABLE
-from penstock.backends.engines.sglang.teacher import longest_sample, open_sglang_teacher
+from penstock.backends.engines.served.sglang.opening import ADMIN_KEY_VARIABLE
+from penstock.backends.engines.served.sglang.teacher import longest_sample, open_sglang_teacher
 from penstock.backends.engines.teacher_options import TeacherModelOptions, TeacherOptions
 from penstock.messages.arrays import floats_view, pack_tokens
 from penstock.messages.commands import ComputeLogprobs, OpenEngine

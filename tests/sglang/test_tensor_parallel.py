@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from running_server import settings_for
 
-from penstock.backends.engines.sglang.server import SglangServer
+from penstock.backends.engines.served.sglang.server import SglangServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from running_server import RunningServer
 
-    from penstock.backends.engines.sglang.environment import SglangEnvironment
-    from penstock.backends.engines.sglang.settings import ServerSettings
+    from penstock.backends.engines.served.sglang.environment import SglangEnvironment
+    from penstock.backends.engines.served.sglang.settings import ServerSettings
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 WAIT_S = 120.0

@@ -16,15 +16,15 @@ import torch
 from running_server import run_server
 from safetensors.torch import load_file
 
-from penstock.backends.engines.sglang.bucket_push import PushError, ServerGroup, ServerRanks, push_tensors
-from penstock.backends.engines.sglang.bucket_source import open_source
-from penstock.backends.engines.sglang.control import PauseMode, SglangControl
-from penstock.backends.engines.sglang.http import Refused, SglangHttp
-from penstock.backends.processes import is_running, marked_processes
+from penstock.backends.engines.served.sglang.bucket_push import PushError, ServerGroup, ServerRanks, push_tensors
+from penstock.backends.engines.served.sglang.bucket_source import open_source
+from penstock.backends.engines.served.sglang.control import PauseMode, SglangControl
+from penstock.backends.engines.served.sglang.http import Refused, SglangHttp
+from penstock.backends.processes.process_facts import is_running, marked_processes
 from penstock.backends.weights.expectation import UnfitWeightsError, check_tensors, expect_model, read_table
-from penstock.backends.weights.preflight import TransportUnfitError
 from penstock.backends.weights.protocol import WeightFetchError
 from penstock.backends.weights.pushing import PushExporter
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from running_server import RunningServer
 
-    from penstock.backends.engines.sglang.environment import SglangEnvironment
-    from penstock.backends.engines.sglang.server import ServerEnd
+    from penstock.backends.engines.served.sglang.environment import SglangEnvironment
+    from penstock.backends.engines.served.sglang.server import ServerEnd
     from penstock.messages.weights import WeightManifest
 
 pytestmark = pytest.mark.sglang
@@ -221,7 +221,7 @@ def test_tensors_are_sent_to_no_other_machine(
     async def update() -> None:
         async with paused(server) as control:
             source = await open_source(export(exporter, tiny_model(seed=1)))
-            with pytest.raises(TransportUnfitError, match="not on the loopback"):
+            with pytest.raises(UserFault, match="not on the loopback"):
                 await push_tensors(
                     control, "http://10.0.0.7:30000", RANKS, source, expect_model(server.model_folder),
                     bucket_size_bytes=ONE_BUCKET, flush=True, timeout_s=TIMEOUT_S,

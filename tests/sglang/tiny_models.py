@@ -24,7 +24,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from penstock.backends.models.terminal import quiet_transformers
+from penstock.backends.checkpoint.terminal import quiet_transformers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

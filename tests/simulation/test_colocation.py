@@ -9,17 +9,17 @@ from unittest.mock import patch
 
 import msgspec
 import pytest
+from trials.device_watch import DeviceWatch
+from trials.draws import draw_trial
+from trials.faults import Fault, FaultKind
+from trials.fuzz import TrialRun, run_trial
+from trials.trial import Trial
 
 from penstock.actors.engine_worker.machine import EngineWorker
 from penstock.actors.learner.machine import Learner
 from penstock.actors.learner.turns import Turns
 from penstock.messages.training import Activity, Holder, UpdateMode
 from penstock.runtime.hosts.virtual.accounting import RunAccounts
-from penstock.runtime.hosts.virtual.device_watch import DeviceWatch
-from penstock.runtime.hosts.virtual.faults import Fault, FaultKind
-from penstock.runtime.hosts.virtual.fuzz import TrialRun, run_trial
-from penstock.runtime.hosts.virtual.trial_draws import draw_trial
-from penstock.runtime.hosts.virtual.trials import Trial
 from penstock.runtime.observability.figures import RunFigures
 
 if TYPE_CHECKING:

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from trials.faults import Fault, FaultKind
+from trials.fuzz import TrialRun
+from trials.trial import EvaluationTrial, Trial
 
-from penstock.backends.stores.audit import audit_ledger
-from penstock.backends.stores.sqlite import SqliteStore
+from penstock.backends.ledger.audit import audit_ledger
+from penstock.backends.ledger.sqlite import SqliteStore
 from penstock.messages.evaluation import EvaluationOpened, GroupEvaluated
 from penstock.messages.ledger import RunRecorded, StepRecorded
 from penstock.messages.names import BUFFER, FILTER, LEARNER, PROMPT_SOURCE, SCORER, WEIGHT_PUBLISHER
 from penstock.messages.samples import TerminalState
 from penstock.messages.training import UpdateMode
-from penstock.runtime.hosts.virtual.faults import Fault, FaultKind
-from penstock.runtime.hosts.virtual.fuzz import TrialRun
-from penstock.runtime.hosts.virtual.trials import EvaluationTrial, Trial
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from trials.faults import Fault, FaultKind
+from trials.fuzz import TrialRun
+from trials.trial import EvaluationTrial, Trial
 
 from penstock.backends.engines.options import LatencyOptions
-from penstock.backends.rewards.simulated import JudgingModel
+from penstock.backends.simulated.rewards import JudgingModel
 from penstock.messages.commands import Score, ScoreGroup
 from penstock.messages.flow import SampleFailed
 from penstock.messages.names import BUFFER, FILTER, PROMPT_SOURCE, SCORER
 from penstock.messages.samples import TerminalState, is_evaluation
 from penstock.messages.training import UpdateMode
-from penstock.runtime.hosts.virtual.faults import Fault, FaultKind
-from penstock.runtime.hosts.virtual.fuzz import TrialRun
-from penstock.runtime.hosts.virtual.trials import EvaluationTrial, Trial
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,14 +9,14 @@ from __future__ import annotations
 from unittest.mock import patch
 
 import pytest
+from trials.faults import Fault, FaultKind
+from trials.fuzz import TrialRun
+from trials.trial import Trial
 
 from penstock.actors.buffer import batching
 from penstock.backends.engines.options import LatencyOptions
 from penstock.backends.learners.options import SimulatedLearnerOptions
 from penstock.messages.training import UpdateMode
-from penstock.runtime.hosts.virtual.faults import Fault, FaultKind
-from penstock.runtime.hosts.virtual.fuzz import TrialRun
-from penstock.runtime.hosts.virtual.trials import Trial
 
 
 def counterexample() -> Trial:

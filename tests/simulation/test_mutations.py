@@ -15,31 +15,33 @@ from unittest.mock import patch
 
 import msgspec
 import pytest
+from trials import fuzz
+from trials.draws import draw_trial
+from trials.faults import Fault, FaultKind
+from trials.fuzz import run_trial
+from trials.trial import Trial
 
 from penstock.actors.buffer import batching, decisions, pacing, selection
 from penstock.actors.buffer.accounts import Accounts, SettledGroups
 from penstock.actors.buffer.books import recorded
+from penstock.actors.buffer.goals import Goal
 from penstock.actors.buffer.learner_side import LearnerSide
 from penstock.actors.buffer.machine import Buffer
+from penstock.actors.buffer.run_state import RunState
 from penstock.actors.filter.assembly import Assembly
 from penstock.actors.filter.machine import Filter
 from penstock.actors.learner.machine import Learner
 from penstock.actors.parts import head
 from penstock.actors.prompt_source import leases
+from penstock.actors.prompt_source.issuing import Issuing
 from penstock.actors.prompt_source.leases import Lease
-from penstock.actors.prompt_source.machine import PromptSource
 from penstock.actors.prompt_source.order import PromptOrder, mix
-from penstock.backends.stores.memory import MemoryStore
+from penstock.backends.ledger.memory import MemoryStore
 from penstock.messages.commands import Record
 from penstock.messages.flow import GroupAdmitted, ScoringFailed
 from penstock.messages.ledger import BatchLeased, GroupsGranted, PayloadsReleased, StepRecorded
 from penstock.messages.training import CheckpointNamed, StepFinished, UpdateMode
-from penstock.runtime.delivery import Delivery
-from penstock.runtime.hosts.virtual import fuzz
-from penstock.runtime.hosts.virtual.faults import Fault, FaultKind
-from penstock.runtime.hosts.virtual.fuzz import run_trial
-from penstock.runtime.hosts.virtual.trial_draws import draw_trial
-from penstock.runtime.hosts.virtual.trials import Trial
+from penstock.runtime.shell.delivery import Delivery
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -77,7 +79,7 @@ def admits_twice() -> AbstractContextManager[Any]:
         if isinstance(event, GroupAdmitted):
             tracked = self.books.table.get(event.group.group_id)
             if tracked is not None and tracked.record is not None:
-                self._out.append(Record((recorded(event.group, tracked.deadline),)))
+                self._keeper.out.append(Record((recorded(event.group, tracked.deadline),)))
         return handle(self, event)
 
     def accepts_all(self: Delivery, event: Event) -> bool:
@@ -148,7 +150,7 @@ def swallows_a_failure() -> AbstractContextManager[Any]:
 
 def turns_failure_into_zero_tokens() -> AbstractContextManager[Any]:
     """What is given up is forgotten instead of being closed."""
-    return patch.object(PromptSource, "_give_up", lambda self, group, lease, reason: None)
+    return patch.object(Issuing, "give_up", lambda self, group, lease, reason: None)
 
 
 def two_writers() -> AbstractContextManager[Any]:
@@ -235,15 +237,8 @@ def believes_that_the_learner_is_level() -> AbstractContextManager[Any]:
 
 
 def ends_without_the_last_checkpoint() -> AbstractContextManager[Any]:
-    def hasty(self: Buffer) -> None:
-        if self._phase == "ending":
-            self._phase = "ended"
-            self._finish("done", completed=True)
-
-    return _both(
-        patch.object(Buffer, "_finish_if_saved", hasty),
-        patch.object(Buffer, "_demand_checkpoint", lambda self: self._finish_if_saved()),
-    )
+    """Nothing of what was trained counts as unsaved."""
+    return patch.object(Goal, "is_saved", lambda self, books: True)
 
 
 def never_publishes_off_the_grid() -> AbstractContextManager[Any]:
@@ -252,12 +247,12 @@ def never_publishes_off_the_grid() -> AbstractContextManager[Any]:
 
     def opened(self: Learner, version: int) -> None:
         on_opened(self, version)
-        self.published_version = version
+        self.publishing.version = version
 
     def on_the_grid(self: Learner, event: Any) -> None:
         on_trained(self, event)
-        is_due = self.version - self.published_version >= self.settings.publish_every
-        self._must_publish = is_due
+        is_due = self.version - self.publishing.version >= self.settings.publish_every
+        self.publishing.is_due = is_due
 
     return _both(patch.object(Learner, "_on_opened", opened), patch.object(Learner, "_on_trained", on_the_grid))
 
@@ -265,10 +260,10 @@ def never_publishes_off_the_grid() -> AbstractContextManager[Any]:
 def releases_what_an_older_checkpoint_needs() -> AbstractContextManager[Any]:
     """Payloads go with the newest checkpoint, although older ones are kept."""
 
-    def eager(self: Buffer) -> None:
-        self._note(PayloadsReleased(through_version=self.books.checkpoint_version))
+    def eager(self: RunState) -> None:
+        self._keeper.note(PayloadsReleased(through_version=self._books.checkpoint_version))
 
-    return patch.object(Buffer, "_release", eager)
+    return patch.object(RunState, "_release", eager)
 
 
 def records_receipts_again() -> AbstractContextManager[Any]:
@@ -280,7 +275,7 @@ def records_receipts_again() -> AbstractContextManager[Any]:
             entry = StepRecorded(
                 version=event.version, group_ids=event.group_ids, num_trained_tokens=1, max_staleness=0
             )
-            self._out.append(Record((entry,)))
+            self._keeper.out.append(Record((entry,)))
         on_step(self, event)
 
     return patch.object(Buffer, "_on_step", twice)

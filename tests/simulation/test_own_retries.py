@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from trials.faults import Fault, FaultKind
+from trials.fuzz import TrialRun
+from trials.trial import EvaluationTrial, Trial
 
 from penstock.backends.engines.options import LatencyOptions
 from penstock.messages.commands import Send
 from penstock.messages.flow import SampleFailed, SampleIssued
 from penstock.messages.names import BUFFER, PROMPT_SOURCE
 from penstock.messages.training import UpdateMode
-from penstock.runtime.hosts.virtual.faults import Fault, FaultKind
-from penstock.runtime.hosts.virtual.fuzz import TrialRun
-from penstock.runtime.hosts.virtual.trials import EvaluationTrial, Trial
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from trials.faults import Fault, FaultKind
+from trials.fuzz import TrialRun
+from trials.trial import Trial
 
 from penstock.messages.commands import Send
 from penstock.messages.flow import SampleGenerated
@@ -12,14 +15,11 @@ from penstock.messages.local import WeightsSwapped
 from penstock.messages.names import LEARNER
 from penstock.messages.training import NoticeGiven, UpdateMode
 from penstock.messages.weights import PublishFailed, VersionAnnounced, WeightsExported
-from penstock.runtime.hosts.virtual.faults import Fault, FaultKind
-from penstock.runtime.hosts.virtual.fuzz import TrialRun
-from penstock.runtime.hosts.virtual.trials import Trial
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.backends.engines.simulated import SimulatedEngine
+    from penstock.backends.simulated.engine import SimulatedEngine
     from penstock.messages.base import Event
     from penstock.messages.commands import AnyCommand
     from penstock.messages.ledger import LedgerEntry

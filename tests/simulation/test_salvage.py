@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import pytest
+from trials.faults import Fault, FaultKind
+from trials.fuzz import TrialRun
+from trials.trial import Trial
 
 from penstock.actors.prompt_source.machine import PromptSource
 from penstock.backends.engines.options import LatencyOptions
@@ -14,14 +17,11 @@ from penstock.messages.flow import SampleGenerated, SampleIssued
 from penstock.messages.membership import LeasesHeld
 from penstock.messages.names import PROMPT_SOURCE, is_engine
 from penstock.messages.training import NoticeGiven, UpdateMode
-from penstock.runtime.hosts.virtual.faults import Fault, FaultKind
-from penstock.runtime.hosts.virtual.fuzz import TrialRun
-from penstock.runtime.hosts.virtual.trials import Trial
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.backends.engines.simulated import SimulatedEngine
+    from penstock.backends.simulated.engine import SimulatedEngine
     from penstock.messages.base import Event
     from penstock.messages.commands import AnyCommand
     from penstock.messages.ledger import LedgerEntry
@@ -110,7 +110,7 @@ def test_what_a_killed_engine_had_reported_is_not_made_again(at_s: float) -> Non
     run, watch = ran(trial(Fault(at_s=at_s, kind=FaultKind.KILL, target="engine/0")))
     saved = sum(issued.prefix.num_tokens for issued in again(watch) if issued.prefix is not None)
     assert saved > 0
-    assert source_of(run).num_salvaged_tokens == saved
+    assert source_of(run).issuing.num_salvaged_tokens == saved
     assert any(f"{saved:,} tokens saved" in notice.text for notice in watch.notices)
 
 

@@ -8,12 +8,15 @@ from unittest.mock import patch
 
 import msgspec
 import pytest
+from trials.faults import Fault, FaultKind
+from trials.fuzz import TrialRun
+from trials.trial import RowChoice, Trial
 
 from penstock.actors.buffer import machine
 from penstock.actors.prompt_source.options import ReplayOptions
-from penstock.backends.rewards.simulated import JudgingModel
-from penstock.backends.stores.audit_books import AuditBooks
-from penstock.backends.stores.memory import MemoryStore
+from penstock.backends.ledger.audit_books import AuditBooks
+from penstock.backends.ledger.memory import MemoryStore
+from penstock.backends.simulated.rewards import JudgingModel
 from penstock.messages.ledger import (
     BatchLeased,
     GroupClosed,
@@ -25,9 +28,6 @@ from penstock.messages.ledger import (
 from penstock.messages.names import BUFFER, FILTER, PROMPT_SOURCE
 from penstock.messages.samples import TerminalState
 from penstock.messages.training import OnStale, UpdateMode
-from penstock.runtime.hosts.virtual.faults import Fault, FaultKind
-from penstock.runtime.hosts.virtual.fuzz import TrialRun
-from penstock.runtime.hosts.virtual.trials import RowChoice, Trial
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,12 +11,13 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from penstock.messages.errors import UserFault
 from penstock.messages.training import Activity
-from penstock.runtime.errors import RunFolderError, ScenarioError
-from penstock.runtime.hosts.virtual.simulate import Simulation, num_rows, simulate_scenario
+from penstock.runtime.hosts.virtual.simulate import Simulation, simulate_scenario
 from penstock.runtime.observability.shares import Shares
 from penstock.runtime.observability.summary import read_summary
 from penstock.runtime.observability.trackers import read_activity, read_run_events, read_steps
+from penstock.runtime.run.modelled_rows import num_rows
 from penstock.runtime.scenario import load_scenario
 from penstock.runtime.scenario.modelled import load_modelled
 
@@ -90,7 +91,7 @@ def test_folder_has_what_a_real_run_leaves(tmp_path: Path) -> None:
 
 def test_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("")
-    with pytest.raises(RunFolderError, match="not empty"):
+    with pytest.raises(UserFault, match="not empty"):
         simulate(scenario(), folder=tmp_path)
 
 
@@ -147,7 +148,7 @@ def test_rows_of_made_data_are_known_and_those_of_files_are_not_needed() -> None
     assert num_rows(scenario("data.path=lines:500")) == 500
     one = scenario("data.num_epochs=1")
     files = msgspec.structs.replace(one, data=msgspec.structs.replace(one.data, path="rows.jsonl"))
-    with pytest.raises(ScenarioError, match=r"data\.path=lines:N for rows\.jsonl"):
+    with pytest.raises(UserFault, match=r"data\.path=lines:N for rows\.jsonl"):
         num_rows(files)
 
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from penstock.backends.draws import mixed, normal, uniform
 from penstock.backends.engines.options import EnginesOptions, LatencyOptions
-from penstock.backends.engines.simulated import SimulatedEngine
 from penstock.backends.learners.options import SimulatedLearnerOptions
-from penstock.backends.learners.simulated import SimulatedLearner, canary_logprobs
-from penstock.backends.rewards.simulated import JudgingModel, SimulatedJudge, SimulatedPrompts, SimulatedScorer
-from penstock.backends.timers import ThreadTimers
+from penstock.backends.simulated.engine import SimulatedEngine
+from penstock.backends.simulated.learner import SimulatedLearner, canary_logprobs
+from penstock.backends.simulated.rewards import JudgingModel, SimulatedJudge, SimulatedPrompts, SimulatedScorer
+from penstock.backends.simulated.timers import ThreadTimers
 from penstock.messages.arrays import tokens_view
 from penstock.messages.base import Event
 from penstock.messages.canary import canary_difference

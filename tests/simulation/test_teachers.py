@@ -10,6 +10,10 @@ from unittest.mock import patch
 
 import msgspec
 import pytest
+from trials.draws import draw_trial
+from trials.faults import Fault, FaultKind
+from trials.fuzz import StalledError, TrialRun, failures, run_trial
+from trials.trial import Trial
 
 from penstock.actors.scorer.machine import Scorer
 from penstock.actors.scorer.teachers import Teachers, Verdict
@@ -17,10 +21,6 @@ from penstock.backends.engines.teacher_options import TeacherLatencyOptions
 from penstock.messages.samples import TerminalState
 from penstock.messages.teaching import GivenTokens
 from penstock.messages.training import UpdateMode
-from penstock.runtime.hosts.virtual.faults import Fault, FaultKind
-from penstock.runtime.hosts.virtual.fuzz import StalledError, TrialRun, failures, run_trial
-from penstock.runtime.hosts.virtual.trial_draws import draw_trial
-from penstock.runtime.hosts.virtual.trials import Trial
 
 if TYPE_CHECKING:
     from penstock.messages.commands import AnyCommand

@@ -1,6 +1,6 @@
 """Thousands of random runs for each policy, with every knob and every fault, under the oracle.
 
-``python -m penstock.runtime.hosts.virtual.fuzz --policy sync --trials 1 --first-seed N`` runs a failing one alone.
+``PYTHONPATH=tests/simulation python -m trials.fuzz --policy sync --trials 1 --first-seed N`` runs a failing one alone.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trials.draws import draw_trial
+from trials.fuzz import StalledError, failures, rules_of, run_trial
+from trials.oracle import Oracle
+from trials.trial import Trial
 
 from penstock.actors.buffer.accounts import Accounts
 from penstock.actors.buffer.machine import Buffer
 from penstock.actors.filter.assembly import Assembly
 from penstock.actors.learner.machine import Learner
 from penstock.messages.training import OnStale, UpdateMode
-from penstock.runtime.hosts.virtual.fuzz import StalledError, failures, rules_of, run_trial
 from penstock.runtime.hosts.virtual.host import VirtualHost
-from penstock.runtime.hosts.virtual.oracle import Oracle
-from penstock.runtime.hosts.virtual.trial_draws import draw_trial
-from penstock.runtime.hosts.virtual.trials import Trial
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -69,13 +69,18 @@ def test_same_seed_gives_the_same_run_event_for_event(policy: str, seed: int) ->
 
 def test_run_does_not_depend_on_the_hash_seed_of_the_process() -> None:
     code = (
-        "from penstock.runtime.hosts.virtual.fuzz import run_trial\n"
-        "from penstock.runtime.hosts.virtual.trial_draws import draw_trial\n"
-        "print([run_trial(draw_trial('fully_async', seed)).digest for seed in range(12)])"
+        "from trials.fuzz import run_trial\n"
+        "from trials.draws import draw_trial\n"
+        "print([run_trial(draw_trial('fully_async', seed)).digest for seed in range(12)])\n"
+        "print([run_trial(draw_trial('sync', seed)).digest for seed in range(18, 24)])"
     )
     outputs = {
         subprocess.run(
-            [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+            [sys.executable, "-c", code],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": str(Path(__file__).parent)},
+            capture_output=True,
+            text=True,
+            check=True,
         ).stdout
         for seed in ("1", "2")
     }

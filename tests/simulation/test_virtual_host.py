@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from trials.faults import Fault, FaultKind, inject
 
 from penstock.messages.commands import FailRun, JudgeGroup, Record, ReplaceActor, Send, StartTimer
 from penstock.messages.ledger import VersionRecorded
@@ -13,7 +14,6 @@ from penstock.messages.names import FILTER, SCORER
 from penstock.messages.samples import Group, Prompt
 from penstock.messages.training import CheckpointSaved, NoticeGiven
 from penstock.runtime.hosts.virtual.event_digest import EventDigest
-from penstock.runtime.hosts.virtual.faults import Fault, FaultKind, inject
 from penstock.runtime.hosts.virtual.host import HostSettings, VirtualHost
 from penstock.runtime.hosts.virtual.links import LinkModel
 from penstock.runtime.hosts.virtual.process import Player, Process, Status
@@ -22,9 +22,8 @@ from penstock.runtime.hosts.virtual.supervisor import SupervisionModel
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.backends.protocol import Emit, Fail
-    from penstock.backends.stores.protocol import LedgerStore
-    from penstock.backends.timers import Timers
+    from penstock.backends.ledger.protocol import LedgerStore
+    from penstock.backends.protocol import Emit, Fail, Timers
     from penstock.messages.base import Event, Metric
     from penstock.messages.commands import AnyCommand, FilterCommand
     from penstock.messages.ledger import LedgerEntry

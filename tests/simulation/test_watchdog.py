@@ -6,22 +6,22 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import pytest
+from trials.draws import draw_trial
+from trials.faults import Fault, FaultKind
+from trials.fuzz import TrialRun
+from trials.trial import OVERDUE_AFTER_S, Trial
 
 from penstock.backends.learners.options import SimulatedLearnerOptions
 from penstock.messages.names import BUFFER, FILTER, PROMPT_SOURCE, SCORER
 from penstock.messages.training import UpdateMode
 from penstock.messages.waits import WaitsReported
-from penstock.runtime.hosts.virtual.faults import Fault, FaultKind
-from penstock.runtime.hosts.virtual.fuzz import TrialRun
 from penstock.runtime.hosts.virtual.links import LinkModel
-from penstock.runtime.hosts.virtual.trial_draws import draw_trial
-from penstock.runtime.hosts.virtual.trials import OVERDUE_AFTER_S, Trial
-from penstock.runtime.wait_graph import wait_graph
+from penstock.runtime.observability.wait_graph import wait_graph
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.backends.engines.simulated import SimulatedEngine
+    from penstock.backends.simulated.engine import SimulatedEngine
     from penstock.messages.base import Event
     from penstock.messages.commands import AnyCommand
     from penstock.messages.ledger import LedgerEntry

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import actor_driver as drive
 
+from penstock.actors.buffer.goals import Train
 from penstock.actors.buffer.machine import Buffer
 from penstock.actors.buffer.pacing import PacingSettings
 from penstock.actors.buffer.policies import BuiltinPolicy, RankedGroup, builtin_policy
@@ -22,6 +23,7 @@ from penstock.messages.training import (
 from penstock.messages.weights import ServingEngine, VersionAnnounced
 
 if TYPE_CHECKING:
+    from penstock.actors.buffer.goals import Goal
     from penstock.actors.buffer.policies import StalenessPolicy
     from penstock.messages.base import Event
     from penstock.messages.commands import AnyCommand
@@ -57,6 +59,7 @@ class Bench:
         stop_after_failures: int = 0,
         on_stale: OnStale = OnStale.WAIT,
         policy: StalenessPolicy | None = None,
+        goal: Goal = Train(),  # noqa: B008 - it is frozen
     ) -> None:
         pacing = PacingSettings(
             num_steps=num_steps,
@@ -75,6 +78,7 @@ class Bench:
             max_requeues=max_requeues,
             max_rejected_batches=max_rejected_batches,
             stop_after_failures=stop_after_failures,
+            goal=goal,
         )
         chosen = policy or builtin_policy(
             "fully_async", max_staleness=eta, update_mode=UpdateMode.IN_FLIGHT, on_stale=on_stale

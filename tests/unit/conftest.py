@@ -1,8 +1,9 @@
-"""Makes the modules beside the unit tests importable: pytest's importlib mode leaves their folder off the path."""
+"""Makes the modules beside the unit tests, and the random trials, importable: pytest's importlib mode leaves their
+folders off the path."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "simulation")]

@@ -137,7 +137,7 @@ class EngineBench:
 
     def swap(self, *, digest: str | None = None, canary_logprobs: bytes = CANARY.logprobs) -> list[AnyCommand]:
         """The backend has done the swap that it was asked for."""
-        applying = self.worker.applying
+        applying = self.worker.weights.applying
         assert applying is not None
         return self.hear(
             WeightsSwapped(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import psutil
 import pytest
 
-from penstock.backends.models.make import make_model
+from penstock.backends.checkpoint.make import make_model
 from penstock.runtime.cli.app import main
 
 if TYPE_CHECKING:
@@ -88,8 +88,8 @@ def check(mistake: Mistake, folder: Path, monkeypatch: pytest.MonkeyPatch, capsy
     """Make it, and look at what the user sees."""
     before = set(folder.rglob("*"))
     children = {child.pid for child in psutil.Process().children(recursive=True)}
-    for module in ("launch", "resume", "evaluate"):
-        monkeypatch.setattr(f"penstock.runtime.cli.{module}.drive", _never)
+    for module in ("launch", "resume"):
+        monkeypatch.setattr(f"penstock.runtime.launch.{module}.drive", _never)
     monkeypatch.chdir(folder)
     monkeypatch.setenv("COLUMNS", "100000")
     monkeypatch.setenv("TERM", "dumb")

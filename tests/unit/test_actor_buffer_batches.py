@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import actor_driver as drive
 import pytest
 from buffer_bench import NUM_SAMPLES, Bench, LatestFirst, announced, ends, states_of
 
+from penstock.actors.buffer.books import recorded
+from penstock.actors.buffer.machine import Buffer
 from penstock.actors.buffer.telling import SETTLE_TIMER
 from penstock.messages.commands import FailRun, Record, Send, StartTimer
-from penstock.messages.flow import GroupAdmitted, GroupRejected, SamplesSettled, SettledState
+from penstock.messages.flow import GrantSpan, GroupAdmitted, GroupRejected, SamplesSettled, SettledState
 from penstock.messages.ledger import (
+    BatchesFixed,
     BatchLeased,
     GroupClosed,
     GroupRecorded,
+    GroupsGranted,
     StepRecorded,
+    VersionRecorded,
 )
-from penstock.messages.local import TimerFired
+from penstock.messages.local import Started, TimerFired
 from penstock.messages.samples import TerminalState
 from penstock.messages.training import (
     BatchReady,
+    LearnerReady,
+    OnStale,
     StepFinished,
     StepReported,
     UpdateMode,
 )
+
+if TYPE_CHECKING:
+    from penstock.messages.ledger import LedgerEntry
 
 
 def leased(version: int, *group_ids: int) -> BatchLeased:
@@ -242,3 +254,34 @@ def test_with_over_sampling_the_surplus_is_what_exceeds_the_multiplied_bound() -
     bench.admit(2)
     assert bench.batch() == (2, 3)
     assert states_of(bench)["cancelled", "surplus"] == 2 * NUM_SAMPLES
+
+
+# --- batches that are fixed beforehand --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_steps", [2, 99])
+def test_where_batches_are_fixed_nothing_more_is_granted_and_nothing_expires(num_steps: int) -> None:
+    """A run that trains what another one has recorded: the bound was kept there, under versions that are no more."""
+    bench = Bench(eta=9, num_steps=num_steps, on_stale=OnStale.DROP)
+    batches = tuple(
+        BatchLeased(version=v, group_ids=(2 * v - 2, 2 * v - 1), max_staleness=9, update_mode=UpdateMode.DRAIN)
+        for v in (1, 2, 3)
+    )
+    entries: list[LedgerEntry] = [
+        BatchesFixed(batches=batches, source="runs/first"),
+        VersionRecorded(version=0),
+        GroupsGranted(span=GrantSpan(0, 6, 0, 0, 0), total=6, max_staleness=9),
+        *(recorded(drive.group(group_id, (0, 4)), 0) for group_id in range(6)),
+    ]
+    bench.driver = drive.Driver(Buffer(bench.buffer.settings, bench.buffer.policy, entries))
+    commands = bench.hear(Started(epoch=0), LearnerReady(epoch=0, version=0))
+    assert drive.one_sent(commands, BatchReady).version == 1
+    while bench.open_batch is not None:
+        commands += bench.train()
+    num_trained = min(num_steps, len(batches))
+    assert [step.version for step in drive.recorded(commands, StepRecorded)] == list(range(1, num_trained + 1))
+    assert drive.recorded(commands, GroupsGranted) == []
+    left = [group_id for group_id in range(6) if group_id >= 2 * num_trained]
+    closed = drive.recorded(commands, GroupClosed)
+    assert [entry.group_id for entry in closed] == left, "past its deadline, and trained all the same"
+    assert {(end.state, end.cause) for entry in closed for end in entry.ended} <= {(TerminalState.CANCELLED, "run_end")}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import actor_driver as drive
-import msgspec
 from buffer_bench import Bench
 
+from penstock.actors.buffer.goals import Collect
 from penstock.messages.commands import ArchiveGroups, FailRun
 from penstock.messages.local import SamplesArchived
 from penstock.messages.training import BatchReady, CheckpointSaved, RunFinished, StepReported, StopAsked
@@ -13,11 +13,7 @@ from penstock.messages.training import BatchReady, CheckpointSaved, RunFinished,
 
 def collecting(num_groups: int, **fields: int) -> Bench:
     """A Buffer that wants so many groups, two of which would be a batch; version 0 is served."""
-    bench = Bench(eta=9, num_steps=9, **fields)  # type: ignore[arg-type]
-    bench.buffer.settings = bench.buffer.books.settings = msgspec.structs.replace(
-        bench.buffer.settings, collects=num_groups
-    )
-    return bench.started()
+    return Bench(eta=9, num_steps=9, goal=Collect(num_groups), **fields).started()  # type: ignore[arg-type]
 
 
 def test_as_many_groups_are_granted_as_are_wanted_and_none_is_trained() -> None:

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from buffer_bench import Bench, announced
 
-from penstock.actors.buffer.books import OtherRunError
 from penstock.actors.buffer.machine import Buffer
 from penstock.messages.commands import ArchiveSamples, FailRun, FetchBatch, Record, Send
+from penstock.messages.errors import UserFault
 from penstock.messages.flow import DemandGranted, SamplesSettled
 from penstock.messages.ledger import (
     BatchLeased,
@@ -182,7 +182,7 @@ def test_a_ledger_of_another_run_is_refused_by_name() -> None:
     run = run_to(0)
     run.entries.insert(0, identity(100))
     assert run.restarted(identity=identity(100)).books.identity == identity(100)
-    with pytest.raises(OtherRunError, match=r"num_rows 99 \(was 100\)"):
+    with pytest.raises(UserFault, match=r"num_rows 99 \(was 100\)"):
         run.restarted(identity=identity(99))
 
 
@@ -264,6 +264,30 @@ def test_a_learner_that_is_ahead_of_the_offer_moves_the_cursor_with_its_receipt(
     assert driver.machine.learner.is_level
 
 
+def test_a_new_buffer_offers_no_batch_that_the_checkpoint_covers() -> None:
+    """What the Learner repeats to it is the version that it loaded when it started, which may be long ago."""
+    run = run_to(4)
+    run.bench.hear(CheckpointSaved(version=2, path="c2"))
+    driver = drive.Driver(run.restarted())
+    assert driver.hear(Started(epoch=1), LearnerReady(epoch=0, version=0))[-1] == FetchBatch(3, (4, 5))
+
+
+def test_a_checkpoint_that_is_heard_of_late_moves_the_offer_past_it() -> None:
+    run = run_to(4)
+    driver = drive.Driver(run.restarted())
+    assert driver.hear(Started(epoch=1), LearnerReady(epoch=0, version=0))[-1] == FetchBatch(1, (0, 1))
+    assert driver.hear(CheckpointSaved(version=3, path="c3"))[-1] == FetchBatch(4, (6, 7))
+
+
+def test_a_learner_that_stands_ahead_of_the_ledger_stops_the_run() -> None:
+    """It has trained what nobody has recorded: nothing that is offered to it could make that good."""
+    run = run_to(2)
+    commands = run.bench.hear(LearnerReady(epoch=1, version=-1), LearnerReady(epoch=1, version=3))
+    assert drive.one(commands, FailRun).story == "the Learner stands at version 3, and the ledger at 2"
+    assert not drive.one_sent(commands, RunFinished).completed
+    assert drive.sent(commands, BatchReady) == []
+
+
 # --- checkpoints and what they cover ----------------------------------------------------------------------------------
 
 
@@ -291,7 +315,8 @@ def test_the_learner_hears_which_checkpoints_may_go_after_the_new_one_is_recorde
 def test_samples_are_archived_before_their_payloads_go_and_before_the_run_ends() -> None:
     run = run_to(2, num_steps=2)
     bench = run.bench
-    bench.buffer.settings = msgspec.structs.replace(bench.buffer.settings, keep_samples=True)
+    settings = msgspec.structs.replace(bench.buffer.settings, keep_samples=True)
+    bench.buffer.settings = bench.buffer.books.settings = settings
     commands = bench.hear(CheckpointSaved(version=2, path="c2"))
     assert ArchiveSamples(1, 2) in commands
     assert drive.recorded(commands, PayloadsReleased) == []
@@ -304,7 +329,8 @@ def test_samples_are_archived_before_their_payloads_go_and_before_the_run_ends()
 def test_one_archive_at_a_time_so_that_none_reads_what_the_end_of_another_has_released() -> None:
     run = run_to(3, num_steps=4)
     bench = run.bench
-    bench.buffer.settings = msgspec.structs.replace(bench.buffer.settings, keep_samples=True)
+    settings = msgspec.structs.replace(bench.buffer.settings, keep_samples=True)
+    bench.buffer.settings = bench.buffer.books.settings = settings
     asked: list[ArchiveSamples] = []
     for version in (1, 2, 3):
         commands = bench.hear(CheckpointSaved(version=version, path=f"c{version}"))
@@ -316,3 +342,18 @@ def test_one_archive_at_a_time_so_that_none_reads_what_the_end_of_another_has_re
     commands = bench.hear(SamplesArchived(last_version=3))
     assert [command for command in commands if isinstance(command, ArchiveSamples)] == []
     assert drive.recorded(commands, PayloadsReleased) == [PayloadsReleased(through_version=3)]
+
+
+def test_a_buffer_that_takes_anothers_place_archives_what_that_one_had_not_released() -> None:
+    """Whether the archive that was asked for was written is not known; what was not released can be read again."""
+    run = run_to(2)
+    settings = msgspec.structs.replace(run.bench.buffer.settings, keep_samples=True)
+    run.bench.buffer.settings = run.bench.buffer.books.settings = settings
+    assert ArchiveSamples(1, 2) in run.bench.hear(CheckpointSaved(version=2, path="c2"))
+    run.bench.train_in_order()
+    driver = drive.Driver(run.restarted())
+    driver.hear(Started(epoch=1), LearnerReady(epoch=0, version=3))
+    assert ArchiveSamples(1, 3) in driver.hear(CheckpointSaved(version=3, path="c3"))
+    assert drive.recorded(driver.hear(SamplesArchived(last_version=3)), PayloadsReleased) == [
+        PayloadsReleased(through_version=3)
+    ]

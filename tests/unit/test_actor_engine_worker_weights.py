@@ -353,5 +353,5 @@ def test_an_engine_does_not_go_back_to_weights_that_are_staged_around_its_swap(i
         bench.hear(fetched)
     commands = [*bench.swap(), *bench.hear(committed)]
     assert applied(commands) == []
-    assert bench.worker.version == 2
+    assert bench.worker.weights.version == 2
     assert {event.version for event in drive.sent(commands, WeightsApplied)} == {2}

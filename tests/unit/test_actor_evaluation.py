@@ -11,8 +11,8 @@ from buffer_bench import Bench, announced
 from engine_bench import EngineBench, applied, manifest, submitted
 from source_bench import SourceBench, keys
 
-from penstock.actors.buffer.books import OtherRunError
 from penstock.actors.buffer.evaluating import EvaluationSchedule
+from penstock.actors.buffer.goals import Evaluate
 from penstock.actors.buffer.machine import Buffer
 from penstock.actors.filter.machine import Filter
 from penstock.actors.filter.settings import FilterSettings
@@ -21,6 +21,7 @@ from penstock.actors.learner.settings import LearnerSettings
 from penstock.actors.prompt_source.queues import Queues
 from penstock.actors.settled import KnownSettled
 from penstock.messages.commands import FetchPrompts, InterruptGenerations, PublishWeights, Record
+from penstock.messages.errors import UserFault
 from penstock.messages.evaluation import (
     Evaluation,
     EvaluationDue,
@@ -210,11 +211,27 @@ def test_a_buffer_that_takes_anothers_place_goes_on_with_the_open_evaluation() -
     assert drive.sent(third.hear(Started(epoch=2)), EvaluationFinished) == [finished]
 
 
+def test_a_buffer_that_takes_anothers_place_demands_the_publish_again() -> None:
+    """The Learner may never have heard of it, and nothing else would make engines serve a version off the grid."""
+    bench = evaluating(every=2)
+    commands = bench.hear(Started(epoch=0), LearnerReady(epoch=0, version=0), announced(0))
+    while bench.buffer.version < 2:
+        if bench.open_batch is not None:
+            commands += bench.train()
+        else:
+            waiting = (t.group_id for t in bench.buffer.books.table.outstanding() if t.record is None)
+            commands += bench.admit(next(waiting))
+    assert drive.one_sent(commands, PublishDemanded) == PublishDemanded(version=2)
+    successor = drive.Driver(rebuilt(bench, commands))
+    said = successor.hear(Started(epoch=1), LearnerReady(epoch=0, version=2))
+    assert drive.one_sent(said, PublishDemanded, to="learner") == PublishDemanded(version=2)
+
+
 def test_an_open_evaluation_cannot_go_on_with_other_datasets() -> None:
     bench = evaluating(before_first=True)
     commands = bench.hear(Started(epoch=0), announced(0), LearnerReady(epoch=0, version=0))
     fewer = EvaluationSchedule(before_first=True, datasets=SHAPES[:1])
-    with pytest.raises(OtherRunError, match=r"version 0 was begun on easy \(2 rows, 2 samples each\), hard"):
+    with pytest.raises(UserFault, match=r"version 0 was begun on easy \(2 rows, 2 samples each\), hard"):
         rebuilt(bench, commands, evaluation=fewer)
 
 
@@ -234,7 +251,8 @@ def test_a_token_older_than_the_version_stops_the_run() -> None:
 
 def test_a_run_that_only_evaluates_ends_with_its_evaluation() -> None:
     bench = evaluating(before_first=True)
-    bench.driver = drive.Driver(Buffer(msgspec.structs.replace(bench.buffer.settings, collects=0), bench.buffer.policy))
+    settings = msgspec.structs.replace(bench.buffer.settings, goal=Evaluate())
+    bench.driver = drive.Driver(Buffer(settings, bench.buffer.policy))
     assert open_versions(bench.hear(Started(epoch=0), LearnerReady(epoch=0, version=0), announced(0))) == [0]
     assert bench.granted == 0
     finished = drive.one_sent(evaluate(bench, E0, E1, E2), RunFinished)
@@ -477,6 +495,15 @@ def test_a_version_that_is_demanded_is_published_off_the_grid_and_be_it_the_last
     assert not drive.every(driver.hear(trained), PublishWeights)
     assert [p.version for p in drive.every(driver.hear(PublishDemanded(version=1)), PublishWeights)] == [1]
     assert not drive.every(driver.hear(published(1), PublishDemanded(version=1)), PublishWeights)
+
+
+def test_a_demand_that_comes_late_is_met_by_a_later_version() -> None:
+    driver = learner(publish_every=9)
+    driver.hear(published(0), msgspec.structs.replace(last_batch(1), is_last=False))
+    driver.hear(BatchTrained(version=1, num_trained_tokens=1, num_masked_tokens=0, metrics=()))
+    driver.hear(msgspec.structs.replace(last_batch(2), is_last=False))
+    driver.hear(BatchTrained(version=2, num_trained_tokens=1, num_masked_tokens=0, metrics=()))
+    assert [p.version for p in drive.every(driver.hear(PublishDemanded(version=1)), PublishWeights)] == [2]
 
 
 def test_a_demand_is_met_when_the_version_is_reached_again() -> None:

@@ -8,7 +8,9 @@ import actor_driver as drive
 import pytest
 from engine_bench import manifest
 
-from penstock.actors.learner.machine import DEADLINE, PUBLISHES_PER_EPOCH, SAVE_DEADLINE, Learner
+from penstock.actors.learner.machine import DEADLINE, Learner
+from penstock.actors.learner.publishing import PUBLISHES_PER_EPOCH
+from penstock.actors.learner.saving import SAVE_DEADLINE
 from penstock.actors.learner.settings import LearnerSettings
 from penstock.messages.base import Metric
 from penstock.messages.commands import (
@@ -397,6 +399,10 @@ def test_a_demand_of_a_later_version_outlives_a_checkpoint_of_an_earlier_one() -
     assert drive.one(bench.step(2), SaveCheckpoint) == SaveCheckpoint(2)
     bench.hear(CheckpointWritten(version=2, path="c2"))
     assert drive.one(bench.step(3), SaveCheckpoint) == SaveCheckpoint(3)
+    bench.hear(CheckpointWritten(version=3, path="c3"))
+    bench.step(4)
+    bench.hear(CheckpointWritten(version=4, path="c4"))
+    assert drive.every(bench.step(5), SaveCheckpoint) == [], "it was met"
 
 
 def test_a_demand_made_while_a_batch_is_trained_saves_the_version_that_comes_of_it() -> None:

@@ -255,7 +255,7 @@ def test_a_failure_of_an_earlier_attempt_changes_nothing() -> None:
     bench.grant(1)
     bench.failed("engine/0", FIRST)
     assert bench.failed("engine/0", FIRST, attempt=0) == []
-    assert bench.source.num_reissued == 1
+    assert bench.source.issuing.num_reissued == 1
 
 
 def test_a_failure_after_the_sample_has_left_its_engine_changes_nothing() -> None:

@@ -57,7 +57,7 @@ def test_what_an_engine_told_a_replacement_goes_on_elsewhere_when_it_dies() -> N
     bench.loses("engine/0")
     again = drive.one_sent(bench.answers(), SampleIssued, to="engine/1")
     assert (again.attempt, again.prefix) == (3, made)
-    assert bench.source.num_salvaged_tokens == 7
+    assert bench.source.issuing.num_salvaged_tokens == 7
 
 
 def test_a_conversation_that_nobody_can_restore_starts_over() -> None:
@@ -67,10 +67,10 @@ def test_a_conversation_that_nobody_can_restore_starts_over() -> None:
     bench.loses("engine/0")
     again = drive.one_sent(bench.answers(), SampleIssued, to="engine/1")
     assert (again.attempt, again.prefix) == (1, None)
-    assert (bench.source.num_salvaged_tokens, bench.source.num_lost_tokens) == (0, 5)
+    assert (bench.source.issuing.num_salvaged_tokens, bench.source.issuing.num_lost_tokens) == (0, 5)
     bench.progressed("engine/1", FIRST, 0, drive.part((1, 3)), attempt=1)
     bench.loses("engine/1")
-    assert bench.source.num_salvaged_tokens == 0
+    assert bench.source.issuing.num_salvaged_tokens == 0
 
 
 def test_reports_between_the_answer_and_the_grant_are_joined_to_the_prefix() -> None:

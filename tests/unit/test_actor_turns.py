@@ -18,6 +18,7 @@ from penstock.actors.weight_publisher.settings import WeightPublisherSettings
 from penstock.messages.commands import (
     AbortGeneration,
     ApplyWeights,
+    InterruptGenerations,
     OpenEngine,
     OpenLearner,
     PublishWeights,
@@ -43,7 +44,7 @@ from penstock.messages.local import (
     WeightsPublished,
 )
 from penstock.messages.membership import EngineJoined, EngineLost
-from penstock.messages.samples import SampleKey
+from penstock.messages.samples import SampleKey, evaluation_group_id
 from penstock.messages.training import (
     Activity,
     CheckpointDemanded,
@@ -352,6 +353,16 @@ def test_what_runs_ends_first_and_what_waits_or_comes_in_is_not_begun() -> None:
     bench.stage(1)
     bench.commit(1)
     assert submitted(bench.swap()) == [1]
+
+
+def test_what_is_evaluated_is_interrupted_when_nothing_else_runs_any_more() -> None:
+    bench = Sharing().serving(num_slots=2)
+    evaluated = evaluation_group_id(0)
+    bench.issue(evaluated)
+    bench.issue(0)
+    assert bench.turned(Holder.LEARNER) == []
+    assert drive.one(bench.end(0), InterruptGenerations)
+    assert drive.one(bench.interrupted(evaluated, drive.part((0, 2))), SleepEngine)
 
 
 def test_a_request_that_is_revoked_does_not_keep_the_engine_awake() -> None:

@@ -334,6 +334,22 @@ def test_the_announced_version_never_goes_down() -> None:
     assert bench.publisher.announced == 1
 
 
+def test_it_does_not_go_down_either_where_fewer_serve_it_than_were_needed() -> None:
+    """The newer weights went with their Learner, so an engine that came anew serves the older ones."""
+    bench = PublisherBench(announce_fraction=1.0)
+    bench.ready(0)
+    bench.export(5)
+    bench.takes(5, 0)
+    bench.export(1_000_000, version=3)
+    bench.ready(1)
+    for _ in range(3):
+        bench.fetched(1, 5, error="gone")
+    bench.fetched(1, 1_000_000, version=3)
+    told = drive.sent(bench.applied(1, 1_000_000, version=3), VersionAnnounced)
+    assert [event.version for event in told] == [5]
+    assert told[0].serving == (ServingEngine("engine/0", 5), ServingEngine("engine/1", 3))
+
+
 def test_the_loss_of_a_late_engine_may_complete_the_quorum() -> None:
     bench = PublisherBench(announce_fraction=1.0)
     bench.ready(0, 1)
@@ -496,6 +512,11 @@ def test_a_canary_that_serves_something_else_than_was_exported_announces_nothing
 def test_a_policy_that_has_blown_up_is_called_diverged_and_not_a_fault_of_the_engine() -> None:
     """After a step with a learning rate of 100, the text that the model found likely at first is impossible to it."""
     canary = Canary(tokens=CANARY.tokens, logprobs=pack_floats([-5.0, -1e5, -2.0, -1.0, -4.0, -3e5]))
+    first = PublisherBench(max_failed_publishes=1)
+    first.ready(0)
+    first.hear(WeightsExported(manifest=manifest(1, canary=canary), update_mode=UpdateMode.IN_FLIGHT))
+    first.fetched(0, 1)
+    assert drive.one(first.applied(0, 1, logprobs=canary_logprobs()), FailRun).has_diverged
     bench = PublisherBench()
     bench.ready(0)
     bench.hear(WeightsExported(manifest=manifest(1, canary=canary), update_mode=UpdateMode.IN_FLIGHT))
@@ -553,6 +574,24 @@ def test_engines_that_are_laid_out_alike_must_have_loaded_the_same() -> None:
     assert drive.every(bench.applied(2, 0, layout="2 ranks", checksum="a"), ReplaceActor) == []
     cause = drive.one(bench.applied(3, 0, layout="2 ranks", checksum="c"), ReplaceActor).cause
     assert cause == "version 0: what it loaded has the checksum c, on engines that are laid out alike it is a"
+
+
+def test_weights_that_another_learner_made_again_are_compared_with_that_publish_only() -> None:
+    """A GPU derives a version anew with other last bits, so neither digest nor checksum is that of the first time."""
+    bench = PublisherBench()
+    bench.ready(0, 1)
+    bench.export(5)
+    bench.fetched(0, 5)
+    bench.applied(0, 5, layout="2 ranks", checksum="a")
+    bench.export(1_000_000, version=5)
+    bench.fetched(0, 1_000_000, version=5)
+    commands = bench.applied(0, 1_000_000, version=5, layout="2 ranks", checksum="b")
+    assert replaced(commands) == []
+    assert drive.sent(commands, PublishFailed) == []
+    bench.fetched(1, 5)
+    bench.fetched(1, 1_000_000, version=5)
+    commands = bench.applied(1, 1_000_000, version=5, layout="2 ranks", checksum="a")
+    assert replaced(commands) == [("engine/1", 0)], "that of the other publish is wrong in this one"
 
 
 def test_an_engine_that_is_wrong_twice_in_a_row_is_replaced_though_the_publish_may_be_at_fault() -> None:
@@ -628,8 +667,11 @@ def test_publishes_that_fail_one_after_the_other_stop_the_run() -> None:
     assert drive.every(bench.applied(0, 0, digest="bad"), FailRun) == []
     bench.export(1, version=0)
     bench.fetched(1, 1)
-    story = drive.one(bench.applied(1, 1, digest="worse"), FailRun).story
-    assert story.startswith("2 publishes in a row failed, the last, version 0, on engine/1: it loaded the digest worse")
+    failed = drive.one(bench.applied(1, 1, digest="worse"), FailRun)
+    assert not failed.has_diverged
+    assert failed.story.startswith(
+        "2 publishes in a row failed, the last, version 0, on engine/1: it loaded the digest worse"
+    )
 
 
 def test_a_publish_that_passes_between_two_that_fail_lets_the_run_go_on() -> None:

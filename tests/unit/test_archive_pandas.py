@@ -15,9 +15,9 @@ import pytest
 from pyarrow import parquet
 
 from penstock.actors.buffer.books import recorded
-from penstock.backends.stores.archive import COLUMNS, archive_samples
-from penstock.backends.stores.archived_groups import read_archived
-from penstock.backends.stores.sqlite import SqliteStore
+from penstock.backends.ledger.archive import COLUMNS, archive_samples
+from penstock.backends.ledger.archived_groups import read_archived
+from penstock.backends.ledger.sqlite import SqliteStore
 from penstock.messages.arrays import pack_floats, pack_tokens
 from penstock.messages.base import Metric
 from penstock.messages.ledger import StepRecorded, VersionRecorded

@@ -17,14 +17,17 @@ import ledger_entries as make
 import msgspec
 import pytest
 from rich.console import Console
+from trials.draws import draw_trial
+from trials.fuzz import TrialRun
 from typer.testing import CliRunner
 
-from penstock.backends.stores.audit import AuditReport, audit_ledger
-from penstock.backends.stores.audit_books import AuditBooks
-from penstock.backends.stores.memory import MemoryStore
-from penstock.backends.stores.protocol import LedgerStoreError
-from penstock.backends.stores.sqlite import SqliteStore
-from penstock.backends.stores.tables import LEDGER_FILE
+from penstock.backends.ledger.audit import AuditReport, audit_ledger
+from penstock.backends.ledger.audit_books import AuditBooks
+from penstock.backends.ledger.memory import MemoryStore
+from penstock.backends.ledger.protocol import LedgerStoreError
+from penstock.backends.ledger.sqlite import SqliteStore
+from penstock.backends.ledger.tables import LEDGER_FILE
+from penstock.messages.errors import UserFault
 from penstock.messages.evaluation import GroupEvaluated
 from penstock.messages.flow import GrantSpan, GroupRow
 from penstock.messages.ledger import (
@@ -40,10 +43,7 @@ from penstock.messages.samples import TerminalState
 from penstock.messages.training import CauseCount
 from penstock.runtime.cli.app import app
 from penstock.runtime.cli.audit import show_audit
-from penstock.runtime.cli.runs import open_record
-from penstock.runtime.errors import RunFolderError
-from penstock.runtime.hosts.virtual.fuzz import TrialRun
-from penstock.runtime.hosts.virtual.trial_draws import draw_trial
+from penstock.runtime.launch.runs import open_record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -503,7 +503,7 @@ COMMIT_RUN = """
     import sys
     from pathlib import Path
     import ledger_entries as make
-    from penstock.backends.stores.sqlite import SqliteStore
+    from penstock.backends.ledger.sqlite import SqliteStore
     from penstock.messages.ledger import CheckpointRecorded, PayloadsReleased, VersionRecorded
     store = SqliteStore(Path(sys.argv[1]))
     store.claim(1)
@@ -573,12 +573,12 @@ def test_the_command_names_what_disagrees_and_fails(tmp_path: Path) -> None:
 
 
 def test_a_run_without_a_ledger_is_the_users_to_mend(tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError, match="no such folder"):
+    with pytest.raises(UserFault, match="no such folder"):
         shown(tmp_path / "nowhere")
-    with pytest.raises(RunFolderError, match="not a run's folder"):
+    with pytest.raises(UserFault, match="not a run's folder"):
         shown(tmp_path)
     open_record(tmp_path, "x")
-    with pytest.raises(RunFolderError, match=r"the run has no ledger\.sqlite"):
+    with pytest.raises(UserFault, match=r"the run has no ledger\.sqlite"):
         shown(tmp_path)
 
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 from typer.testing import CliRunner
 
+from penstock.messages.errors import UserFault
 from penstock.runtime.cli.app import app
 from penstock.runtime.cli.data_check import histogram
-from penstock.runtime.errors import UserError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +28,7 @@ def check(folder: Path, *rows: object, options: str = "skip_bad_rows: false", ar
     scenario = folder / "scenario.yaml"
     scenario.write_text(SCENARIO.format(rows=path, options=options))
     result = CliRunner().invoke(app, ["data", "check", str(scenario), *arguments], env={"COLUMNS": "200"})
-    if isinstance(result.exception, UserError):
+    if isinstance(result.exception, UserFault):
         raise result.exception
     assert result.exit_code == 0, result.output
     return result.output
@@ -69,7 +69,7 @@ def test_prompts_that_leave_too_little_room_are_counted(tmp_path: Path) -> None:
 
 
 def test_a_bad_row_is_one_sentence_with_its_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"rows.jsonl:2: 'label' is missing"):
+    with pytest.raises(UserFault, match=r"rows.jsonl:2: 'label' is missing"):
         check(tmp_path, {"prompt": "1+1=", "label": "2"}, {"prompt": "x"})
 
 

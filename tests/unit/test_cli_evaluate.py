@@ -9,9 +9,10 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from penstock.messages.errors import UserFault
 from penstock.runtime.cli.app import app
-from penstock.runtime.cli.evaluate import Asked, asked_settings, evaluation_scenario, parse_floor, result_table
-from penstock.runtime.errors import UserError
+from penstock.runtime.cli.evaluate import asked_settings, parse_floor, result_table
+from penstock.runtime.launch.evaluate import Asked, evaluation_scenario
 from penstock.runtime.observability.evaluations import EvaluationRow
 from penstock.runtime.scenario.evaluation_rules import evaluated_version, sets_of
 
@@ -79,13 +80,13 @@ def test_options_count_for_every_dataset_over_what_it_says(checkpoint: Path) -> 
 
 def test_datasets_can_be_picked_by_name(checkpoint: Path) -> None:
     assert [each.name for each in sets_of(made(checkpoint, asked=Asked(only=("riddles",))))] == ["riddles"]
-    with pytest.raises(UserError, match="there is no 'poems' in the scenario; there are sums, riddles"):
+    with pytest.raises(UserFault, match="there is no 'poems' in the scenario; there are sums, riddles"):
         made(checkpoint, asked=Asked(only=("poems",)))
 
 
 def test_a_model_alone_needs_rows_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match="nothing to evaluate on: name rows with --data"):
+    with pytest.raises(UserFault, match="nothing to evaluate on: name rows with --data"):
         made(tmp_path)
     scenario = made(tmp_path, "engines.count=2", asked=Asked(data=("my rows.test.jsonl.gz@[:5]", "g=h.parquet")))
     assert [(each.name, each.data.path) for each in sets_of(scenario)] == [
@@ -110,18 +111,18 @@ def test_a_simulated_scenario_has_nothing_to_evaluate(tmp_path: Path) -> None:
     file.write_text(
         "run: {name: x}\ndata: {path: lines:8}\nengines: {backend: simulated}\nlearner: {backend: simulated}\n"
     )
-    with pytest.raises(UserError, match="the scenario is simulated"):
+    with pytest.raises(UserFault, match="the scenario is simulated"):
         made(tmp_path, scenario=file, asked=Asked(data=("lines:4",)))
 
 
 @pytest.mark.parametrize("text", ["gsm8k", "gsm8k=0.4", "gsm8k/pass@1=high", "/pass@1=1"])
 def test_a_floor_that_says_nothing_is_refused(text: str) -> None:
-    with pytest.raises(UserError, match="expected DATASET/FIGURE=VALUE"):
+    with pytest.raises(UserFault, match="expected DATASET/FIGURE=VALUE"):
         parse_floor(text)
 
 
 def test_what_k_may_be() -> None:
-    with pytest.raises(UserError, match="--k 1;8: expected whole numbers with commas"):
+    with pytest.raises(UserFault, match="--k 1;8: expected whole numbers with commas"):
         asked_settings(k="1;8", temperature=None, max_response_tokens=None, reward=None)
 
 
@@ -139,7 +140,7 @@ def test_the_table_has_a_column_for_each_dataset() -> None:
 
 def test_a_model_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["evaluate", str(tmp_path / "nowhere"), "--data", "lines:4"])
-    assert isinstance(result.exception, UserError)
+    assert isinstance(result.exception, UserFault)
     assert "there is no such folder" in str(result.exception)
 
 

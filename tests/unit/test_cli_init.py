@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from penstock.messages.errors import UserFault
 from penstock.runtime.cli.app import app
 from penstock.runtime.cli.init import SCHEMA, Wanted, write_new_scenario
-from penstock.runtime.errors import UserError
 from penstock.runtime.scenario import load_scenario
 
 WANTED = Wanted("Qwen/Qwen3-0.6B", "rows.jsonl", "mine.py:reward", "one_step_off", "sglang")
@@ -52,7 +52,7 @@ def test_the_scenario_has_what_was_asked_for_with_paths_as_its_folder_sees_them(
     ],
 )
 def test_what_makes_no_scenario_is_refused_and_leaves_nothing(wanted: Wanted, said: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=said) as caught:
+    with pytest.raises(UserFault, match=said) as caught:
         written(tmp_path / "scenario.yaml", wanted)
     assert f".{'scenario.yaml'}." not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
@@ -60,7 +60,7 @@ def test_what_makes_no_scenario_is_refused_and_leaves_nothing(wanted: Wanted, sa
 
 def test_a_file_that_is_there_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "scenario.yaml").write_text("mine")
-    with pytest.raises(UserError, match="is there already"):
+    with pytest.raises(UserFault, match="is there already"):
         written(tmp_path / "scenario.yaml")
     assert (tmp_path / "scenario.yaml").read_text() == "mine"
 
@@ -68,7 +68,7 @@ def test_a_file_that_is_there_is_left_alone(tmp_path: Path) -> None:
 def test_without_a_terminal_what_is_needed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(app, ["init", "--model", "my/model"])
-    assert isinstance(result.exception, UserError)
+    assert isinstance(result.exception, UserFault)
     assert str(result.exception).startswith("--data is needed")
     assert CliRunner().invoke(app, ["init", "--model", "my/model", "--data", "lines:9"]).exit_code == 0
     assert load_scenario(tmp_path / "scenario.yaml").reward.function == "math"

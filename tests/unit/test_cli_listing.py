@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from penstock.runtime.cli.listing import show_runs
-from penstock.runtime.cli.runs import RECORD_NAME, RunRecord, close_record, open_record
+from penstock.runtime.launch.runs import RECORD_NAME, RunRecord, close_record, open_record
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,17 +10,18 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from penstock.backends.stores.archive import archive_groups
-from penstock.backends.stores.sqlite import SqliteStore
-from penstock.backends.stores.tables import LEDGER_FILE
+from penstock.backends.ledger.archive import archive_groups
+from penstock.backends.ledger.sqlite import SqliteStore
+from penstock.backends.ledger.tables import LEDGER_FILE
+from penstock.messages.errors import UserFault
 from penstock.messages.ledger import VersionRecorded
 from penstock.runtime.cli.app import app
-from penstock.runtime.cli.launch import claim_drive, has_entries
-from penstock.runtime.cli.parts import recorded_batches, show_collected
-from penstock.runtime.cli.runs import close_record, open_record
-from penstock.runtime.errors import RunFolderError, ScenarioError, UserError
+from penstock.runtime.cli.collected import show_collected
+from penstock.runtime.launch.launch import claim_drive, has_entries
+from penstock.runtime.launch.parts import recorded_batches
+from penstock.runtime.launch.runs import close_record, open_record
+from penstock.runtime.run.wiring import actor_names
 from penstock.runtime.scenario import load_scenario
-from penstock.runtime.wiring import actor_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -59,7 +60,7 @@ def source(tmp_path: Path) -> Path:
 
 def refusal(scenario: Path, source: Path, *overrides: str) -> str:
     loaded = load_scenario(scenario, ["run.only=learner", f"run.batches_from={source}", *overrides])
-    with pytest.raises(RunFolderError) as error, recorded_batches(loaded, Console(file=StringIO())):
+    with pytest.raises(UserFault) as error, recorded_batches(loaded, Console(file=StringIO())):
         pass
     return str(error.value)
 
@@ -75,7 +76,7 @@ def refusal(scenario: Path, source: Path, *overrides: str) -> str:
     ],
 )
 def test_keys_of_a_part_go_together(scenario: Path, overrides: list[str], said: str) -> None:
-    with pytest.raises(ScenarioError, match=said):
+    with pytest.raises(UserFault, match=said):
         load_scenario(scenario, overrides)
 
 
@@ -113,7 +114,7 @@ def test_groups_of_another_size_are_refused(scenario: Path, source: Path) -> Non
 
 def test_a_part_is_not_simulated(scenario: Path) -> None:
     result = CliRunner().invoke(app, ["simulate", str(scenario), "run.only=rollout"])
-    assert isinstance(result.exception, UserError)
+    assert isinstance(result.exception, UserFault)
     assert "a part of a run is not simulated" in str(result.exception)
 
 

@@ -15,18 +15,18 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from penstock.backends.stores.protocol import StaleEpochError
-from penstock.backends.stores.sqlite import SqliteStore
-from penstock.backends.stores.tables import LEDGER_FILE
+from penstock.backends.ledger.protocol import StaleEpochError
+from penstock.backends.ledger.sqlite import SqliteStore
+from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.backends.weights.segments import SHARED_FOLDER, segment_name
+from penstock.messages.errors import UserFault
 from penstock.messages.ledger import BatchLeased, StepRecorded
 from penstock.messages.training import UpdateMode
-from penstock.runtime.cli.launch import claim_drive, has_entries, resume_command
-from penstock.runtime.cli.resume import num_begun, overridden, resume
-from penstock.runtime.cli.runs import close_record, hold_run, open_record, read_record, start_ticks
-from penstock.runtime.errors import RunFolderError, ScenarioError
-from penstock.runtime.hosts.ray.job import RUN_FOLDER_VARIABLE, RUN_ID_VARIABLE
-from penstock.runtime.hosts.ray.leftovers import clear_leftovers, end_process, processes_of
+from penstock.runtime.hosts.processes.job import RUN_FOLDER_VARIABLE, RUN_ID_VARIABLE
+from penstock.runtime.hosts.processes.leftovers import clear_leftovers, end_process, processes_of
+from penstock.runtime.launch.launch import claim_drive, has_entries, resume_command
+from penstock.runtime.launch.resume import num_begun, overridden, resume
+from penstock.runtime.launch.runs import close_record, hold_run, open_record, read_record, start_ticks
 from penstock.runtime.scenario import load_scenario
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def folder(tmp_path: Path) -> Path:
 
 def refused(folder: Path, *overrides: str) -> str:
     """Why the run is not resumed."""
-    with pytest.raises((RunFolderError, ScenarioError)) as caught:
+    with pytest.raises(UserFault) as caught:
         resume(folder, overrides, Console(file=StringIO()))
     return str(caught.value)
 
@@ -167,7 +167,7 @@ def test_a_run_that_is_alive_is_refused_with_what_to_type(folder: Path) -> None:
 
 
 def test_a_run_that_another_process_is_about_to_drive_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.runtime.cli.resume.TAKE_OVER_S", 0.05)
+    monkeypatch.setattr("penstock.runtime.launch.resume.TAKE_OVER_S", 0.05)
     with hold_run(folder):
         assert "another penstock drives this run" in refused(folder)
 
@@ -176,7 +176,7 @@ def test_the_lock_goes_with_the_process_that_holds_it(folder: Path) -> None:
     code = f"""
 import sys
 from pathlib import Path
-from penstock.runtime.cli.runs import hold_run
+from penstock.runtime.launch.runs import hold_run
 with hold_run(Path({str(folder)!r})):
     print("held", flush=True)
     input()
@@ -185,7 +185,7 @@ with hold_run(Path({str(folder)!r})):
     assert holder.stdout is not None
     assert holder.stdin is not None
     assert holder.stdout.readline() == b"held\n"
-    with pytest.raises(RunFolderError, match="another penstock"), hold_run(folder):
+    with pytest.raises(UserFault, match="another penstock"), hold_run(folder):
         pass
     holder.kill()
     with hold_run(folder, timeout_s=10.0):
@@ -198,7 +198,7 @@ with hold_run(Path({str(folder)!r})):
 def test_a_completed_run_says_so(folder: Path) -> None:
     close_record(folder, open_record(folder, "example"), 0)
     out = StringIO()
-    assert resume(folder, (), Console(file=out, width=200)) == 0
+    assert resume(folder, (), Console(file=out, width=200)).exit_code == 0
     assert "completed; to train more, raise run.num_steps" in out.getvalue()
 
 
@@ -214,7 +214,7 @@ def test_a_drive_claims_the_ledger_above_all_epochs_of_those_before_it(folder: P
 
 def test_a_ledger_that_cannot_be_opened_is_refused(folder: Path) -> None:
     (folder / LEDGER_FILE).write_bytes(b"this is no database" * 1000)
-    with pytest.raises(RunFolderError, match=LEDGER_FILE):
+    with pytest.raises(UserFault, match=LEDGER_FILE):
         claim_drive(folder)
 
 
@@ -302,13 +302,13 @@ def test_a_pid_that_means_another_process_is_not_ended() -> None:
 
 
 def test_a_suspended_process_that_drives_a_run_is_ended(folder: Path) -> None:
-    from penstock.runtime.cli.resume import _take_from  # pyright: ignore[reportPrivateUsage]
+    from penstock.runtime.launch.resume import _take_from  # pyright: ignore[reportPrivateUsage]
 
     with child() as driver:
         ticks = start_ticks(driver.pid)
         assert ticks is not None
         record = msgspec.structs.replace(open_record(folder, "example"), pid=driver.pid, start_ticks=ticks)
-        with pytest.raises(RunFolderError, match="is running"):
+        with pytest.raises(UserFault, match="is running"):
             _take_from(folder, record)
         os.kill(driver.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, driver.pid, os.WSTOPPED)

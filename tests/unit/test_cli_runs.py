@@ -13,8 +13,10 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from penstock.messages.errors import UserFault
 from penstock.messages.training import Balance, CauseCount
-from penstock.runtime.cli.runs import (
+from penstock.runtime.cli.status import duration, show_status
+from penstock.runtime.launch.runs import (
     RunRecord,
     close_record,
     is_alive,
@@ -25,8 +27,6 @@ from penstock.runtime.cli.runs import (
     start_ticks,
     stop_run,
 )
-from penstock.runtime.cli.status import duration, show_status
-from penstock.runtime.errors import RunFolderError
 from penstock.runtime.observability.figures import REWARD
 from penstock.runtime.observability.trackers import MetricsLog, StepRow
 
@@ -153,7 +153,7 @@ def test_only_its_user_can_look_into_the_folder_of_a_run(tmp_path: Path) -> None
 def test_a_place_where_no_folder_can_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for parent in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(RunFolderError, match="cannot create the run's folder: not a directory"):
+        with pytest.raises(UserFault, match="cannot create the run's folder: not a directory"):
             make_run_folder(parent, "x")
 
 
@@ -166,12 +166,12 @@ def test_the_newest_run_is_the_one_that_was_begun_last(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_holds_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError, match="no such folder"):
+    with pytest.raises(UserFault, match="no such folder"):
         read_record(tmp_path / "absent")
-    with pytest.raises(RunFolderError, match=r"it has no run\.json"):
+    with pytest.raises(UserFault, match=r"it has no run\.json"):
         read_record(tmp_path)
     (tmp_path / "run.json").write_text("{")
-    with pytest.raises(RunFolderError, match="cannot read it"):
+    with pytest.raises(UserFault, match="cannot read it"):
         read_record(tmp_path)
 
 
@@ -196,7 +196,7 @@ def test_status_shows_how_far_a_run_is_and_whether_its_ledger_balances(tmp_path:
     assert "step 3 of 20, reward 0.250, mean staleness 0.50" in text
     assert "30 samples issued, 6 in the system: balanced" in text
     (tmp_path / "metrics.jsonl").write_text("{\n{\n")
-    with pytest.raises(RunFolderError, match=r"metrics\.jsonl"):
+    with pytest.raises(UserFault, match=r"metrics\.jsonl"):
         status_of(tmp_path)
 
 

@@ -17,7 +17,7 @@ from data_cases import SPECIAL, make_tokenizer, write_lines
 from penstock.backends.data.dataset import load_dataset
 from penstock.backends.data.options import DataOptions, MediaKeys
 from penstock.backends.data.problems import DataError
-from penstock.backends.engines.sglang.media import media_fields
+from penstock.backends.engines.served.sglang.media import media_fields
 from penstock.messages.arrays import tokens_view
 from penstock.messages.samples import Media, Prompt
 

@@ -16,8 +16,8 @@ from penstock.backends.data.dataset import load_dataset
 from penstock.backends.data.duplicates import duplicates_in, duplicates_text, rows_in_both
 from penstock.backends.data.mixture import MAX_PERIOD, shares_of
 from penstock.backends.data.options import DataOptions, SourceOptions
+from penstock.messages.errors import UserFault
 from penstock.messages.rows import RowSource
-from penstock.runtime.errors import ScenarioError
 from penstock.runtime.scenario import load_scenario
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ HEAD = "run: {name: x}\nmodel: {make: xs}\n"
 def test_what_does_not_fit_is_refused_with_its_key(tmp_path: Path, data: str, message: str) -> None:
     path = tmp_path / "scenario.yaml"
     path.write_text(f"{HEAD}data: {data}\n")
-    with pytest.raises(ScenarioError, match=message):
+    with pytest.raises(UserFault, match=message):
         load_scenario(path)
 
 

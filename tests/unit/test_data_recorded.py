@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from penstock.backends.checkpoint.make import END_ID, END_TOKEN, SYMBOLS, character_tokenizer
 from penstock.backends.data.dataset import load_dataset
 from penstock.backends.data.options import DataOptions
 from penstock.backends.data.problems import DataError
 from penstock.backends.data.recorded_rows import RecordedSettings
-from penstock.backends.models.make import END_ID, END_TOKEN, SYMBOLS, character_tokenizer
 from penstock.messages.arrays import floats_view, tokens_view
 from penstock.messages.samples import Loss, Reward
 

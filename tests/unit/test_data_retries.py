@@ -16,9 +16,9 @@ from penstock.backends.data.options import DataOptions, SourceOptions
 from penstock.backends.data.problems import DataError
 from penstock.backends.data.recorded_rows import RecordedSettings
 from penstock.backends.evaluation.rows import load_evaluation_rows
-from penstock.runtime.errors import PreflightError, ScenarioError
+from penstock.messages.errors import UserFault
+from penstock.runtime.preflight.rows import check_data
 from penstock.runtime.scenario import load_scenario
-from penstock.runtime.scenario.data_preflight import check_data
 from penstock.runtime.scenario.evaluation_rules import sets_of
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def written(tmp_path: Path, *tries: object, data: str, evaluation: str = "max_pr
 def test_a_scenario_that_cannot_mean_it_is_refused_with_what_to_do(
     tmp_path: Path, data: str, evaluation: str, key: str, said: str
 ) -> None:
-    with pytest.raises(ScenarioError) as caught:
+    with pytest.raises(UserFault) as caught:
         load_scenario(written(tmp_path, data=data, evaluation=evaluation))
     assert f": {key}: " in str(caught.value)
     assert said in str(caught.value)
@@ -127,7 +127,7 @@ def test_a_scenario_that_cannot_mean_it_is_refused_with_what_to_do(
 
 def test_what_rows_say_is_looked_at_before_the_run(tmp_path: Path) -> None:
     scenario = load_scenario(written(tmp_path, 3, 0, -2, data="metadata_keys: [tries]"))
-    with pytest.raises(PreflightError, match=r"data.path: .*rows.jsonl:3: 'tries' is a number \(-2\)"):
+    with pytest.raises(UserFault, match=r"data.path: .*rows.jsonl:3: 'tries' is a number \(-2\)"):
         check_data(scenario)
 
 

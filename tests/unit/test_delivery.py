@@ -35,7 +35,7 @@ from penstock.messages.samples import (
     VersionSpan,
 )
 from penstock.messages.weights import VersionAnnounced
-from penstock.runtime.delivery import MAX_BACKOFF, Delivery, Outgoing
+from penstock.runtime.shell.delivery import MAX_BACKOFF, Delivery, Outgoing
 
 if TYPE_CHECKING:
     from penstock.messages.base import Event

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from penstock.backends.engines.sglang.environment import has_cuda_gpu
-from penstock.runtime.cli.dry_run import ask_machine, machine_text, show_plan
+from penstock.backends.engines.served.sglang.environment import has_cuda_gpu
+from penstock.runtime.cli.dry_run import machine_text, show_plan
+from penstock.runtime.launch.machine import ask_machine
 from penstock.runtime.scenario import load_scenario
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
+from penstock.backends.checkpoint.make import make_model
 from penstock.backends.data.problems import DataError
-from penstock.backends.evaluation.answers import AnswerFiles, AnswerRow, answer_rows, answers_file
-from penstock.backends.models.make import make_model
+from penstock.backends.ledger.evaluation_answers import AnswerFiles, AnswerRow, answer_rows, answers_file
 from penstock.messages.arrays import pack_floats, pack_tokens
 from penstock.messages.base import Metric
 from penstock.messages.commands import KeepAnswers

@@ -7,10 +7,10 @@ import pytest
 from penstock.messages.membership import ActorEpoch
 from penstock.messages.names import BUFFER, LEARNER, SCORER
 from penstock.messages.training import Activity, ActivitySpan, ActorReported
-from penstock.runtime.hosts.ray.boot import log_name
-from penstock.runtime.hosts.ray.control import Address, ProcessBeat, ProcessStarted
-from penstock.runtime.hosts.ray.directory import Directory
-from penstock.runtime.hosts.ray.incarnations import (
+from penstock.runtime.hosts.processes.control import Address, ProcessBeat, ProcessStarted
+from penstock.runtime.hosts.processes.descendants import ProcessFacts, facts_of, is_running, start_ticks_of
+from penstock.runtime.hosts.processes.directory import Directory
+from penstock.runtime.hosts.processes.incarnations import (
     GONE_GRACE_S,
     IMPORT_SILENCE_S,
     LINE_GRACE_S,
@@ -18,8 +18,8 @@ from penstock.runtime.hosts.ray.incarnations import (
     STOPPED_GRACE_S,
     Incarnation,
 )
-from penstock.runtime.hosts.ray.processes import ProcessFacts, facts_of, is_running, start_ticks_of
-from penstock.runtime.hosts.ray.restarts import MAX_PAUSE_S, Restarts
+from penstock.runtime.run.plan import log_name
+from penstock.runtime.shell.restarts import MAX_PAUSE_S, Restarts
 
 TIMEOUT_S = 10.0
 TICKS = 77

@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import tomllib
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 HOUSE = Path(__file__).parents[2]
 PACKAGES = ("actors", "backends", "benchmarks", "messages", "runtime", "scenarios")
+MODULES = ("api.py",)
+"""That are linked and packed as the packages are."""
 MAY_IMPORT = {
     "messages": {"messages"},
     "actors": {"actors", "messages"},
@@ -34,13 +37,13 @@ FOREIGN = re.compile(
 CATCHES_EVERYTHING = {
     "backends/data/tokenizer.py": "the tokenizers library raises Exception itself",
     "backends/episodes/functions/worker.py": "the user's code may raise anything, and that is how its episode ends",
-    "backends/function_trial.py": "the user's code may raise anything while it loads, and that is what is told of it",
-    "backends/user_code.py": "an exception of the user's may not even be able to say what it is",
+    "runtime/preflight/function_trial.py": "the user's code may raise anything while it loads: that is what is told",
+    "backends/processes/user_code.py": "an exception of the user's may not even be able to say what it is",
     "backends/rewards/worker.py": "the user's code may raise anything, and that is its answer",
     "runtime/contracts/checks.py": "the user's code may raise anything, and that is what a contract finds",
     "runtime/contracts/playing.py": "the user's code may raise anything, and that is how its episode ends",
-    "runtime/hosts/ray/driver.py": "the edge of a process: the launcher tells where the story is",
-    "runtime/hosts/ray/process.py": "the edge of a process: whatever it is, the supervisor hears the story",
+    "runtime/hosts/driver/main.py": "the edge of a process: the launcher tells where the story is",
+    "runtime/hosts/processes/actor_process.py": "the edge of a process: whatever it is, the supervisor hears the story",
 }
 """Where a broad handler that neither raises nor hands the error on has a reason."""
 
@@ -64,8 +67,13 @@ def tracked_files() -> list[Path]:
     return [file for line in listed.stdout.splitlines() if (file := HOUSE / line).is_file() and not file.is_symlink()]
 
 
-def imports(file: Path) -> Iterator[tuple[int, str]]:
-    """Line and full name of everything that a file imports, also inside functions."""
+@cache
+def imports(file: Path) -> tuple[tuple[int, str], ...]:
+    """Line and full name of everything that a file imports, also inside functions; read once for all tests."""
+    return tuple(_imports(file))
+
+
+def _imports(file: Path) -> Iterator[tuple[int, str]]:
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
@@ -130,12 +138,13 @@ def test_every_package_is_linked_and_packed() -> None:
     links = {link.name: link for link in (HOUSE / "src" / "penstock").iterdir() if link.is_symlink()}
     for name, link in links.items():
         assert link.readlink() == Path("../..") / name
-        assert (link / "__init__.py").is_file()
+        assert (link / "__init__.py").is_file() or link.suffix == ".py"
     pyproject = tomllib.loads((HOUSE / "pyproject.toml").read_text())
     packed = pyproject["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
-    assert packed == {name: f"penstock/{name}" for name in PACKAGES}
+    assert packed == {name: f"penstock/{name}" for name in links}
     top_level = {file.parent.name for file in HOUSE.glob("*/__init__.py")}
-    assert set(links) == set(PACKAGES) == top_level
+    assert top_level == set(PACKAGES)
+    assert set(links) == {*PACKAGES, *MODULES}
 
 
 @pytest.mark.parametrize("folder", PACKAGES)
@@ -222,7 +231,7 @@ def test_the_rule_for_handlers_sees_a_violation() -> None:
 SERVER_WORDS = re.compile(
     r"\bweb\.(?:Application|AppRunner|TCPSite|run_app)\(|\bwsgiref\b|\bhttp\.server\b|\bmake_wsgi_app\b|\buvicorn\.run\("
 )
-SERVERS = {"backends/http_server.py"}
+SERVERS = {"backends/processes/http_server.py"}
 """Where the bounds of every HTTP server are."""
 
 

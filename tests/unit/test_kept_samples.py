@@ -11,10 +11,10 @@ from rich.console import Console
 
 from penstock.actors.filter.machine import Filter
 from penstock.actors.filter.settings import FilterSettings
-from penstock.backends.stores import kept_samples as module
-from penstock.backends.stores.kept_samples import SAMPLES_FILE, SampleKeeper, clipped, kept_samples, read_kept
-from penstock.backends.stores.sqlite import SqliteStore
-from penstock.backends.stores.tables import LEDGER_FILE
+from penstock.backends.ledger import kept_samples as module
+from penstock.backends.ledger.kept_samples import SAMPLES_FILE, SampleKeeper, clipped, kept_samples, read_kept
+from penstock.backends.ledger.sqlite import SqliteStore
+from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.base import Metric
 from penstock.messages.commands import KeepSamples
 from penstock.messages.flow import SampleFailed, SampleScored, ScoringFailed

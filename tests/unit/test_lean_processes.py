@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from penstock.messages.names import Role
-from penstock.runtime.plan import RunPlan
+from penstock.runtime.run.plan import RunPlan
 from penstock.runtime.scenario import Scenario
 from penstock.runtime.scenario.resolve import resolve
 
@@ -42,12 +42,12 @@ ask(get_command(app.app), [])
 ACTOR = """
 import sys
 from pathlib import Path
-import penstock.runtime.hosts.ray.process
-from penstock.backends.stores.sqlite import open_ledger
-from penstock.runtime.hosts.ray.boot import load_wiring
+import penstock.runtime.hosts.processes.actor_process
+from penstock.backends.ledger.sqlite import open_ledger
+from penstock.runtime.hosts.processes.boot import load_wiring
 import msgspec
 
-wiring = load_wiring("penstock.runtime.wiring")
+wiring = load_wiring("penstock.runtime.run.wiring")
 plan = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=wiring.RunPlan)
 name = sys.argv[1]
 wiring.inbox_union(name)

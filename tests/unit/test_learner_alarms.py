@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.backends.learners.alarms import Alarms
 from penstock.backends.learners.options import LearnerOptions, ObjectiveOptions
+from penstock.backends.learners.training.alarms import Alarms
 
 FRESH = "train/fresh_logprob_abs_diff"
 

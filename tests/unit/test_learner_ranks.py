@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from penstock.backends.learners.gang.backend import GangLearnerBackend
+from penstock.backends.learners.worker_group.backend import GangLearnerBackend
+from penstock.messages.errors import UserFault
 from penstock.messages.names import LEARNER
-from penstock.runtime.backends import open_backend
 from penstock.runtime.cli.dry_run import placement_text
-from penstock.runtime.errors import PreflightError
-from penstock.runtime.hosts.ray.placement import Block, NodeGpus, place
-from penstock.runtime.plan import RunPlan
+from penstock.runtime.run.open_backend import open_backend
+from penstock.runtime.run.placement import Block, NodeGpus, place
+from penstock.runtime.run.plan import RunPlan
 from penstock.runtime.scenario import Scenario, broken_rule
 from penstock.runtime.scenario.resolve import resolve
 
@@ -79,7 +79,7 @@ def test_ranks_that_do_not_fit_on_a_node_are_refused_with_the_number_that_would(
     num_gpus: tuple[int, ...], said: str
 ) -> None:
     engines = sglang(1) if num_gpus == (0, 1) else {}
-    with pytest.raises(PreflightError) as raised:
+    with pytest.raises(UserFault) as raised:
         place(scenario({"num_ranks": 3}, engines), nodes(*num_gpus))
     assert said in str(raised.value)
 
@@ -91,7 +91,7 @@ def test_colocated_ranks_use_the_first_gpus_of_the_engine() -> None:
 
 
 def test_more_ranks_than_the_engine_that_they_are_with_has_gpus_are_refused() -> None:
-    with pytest.raises(PreflightError, match="has 1 on a node, and each of 2 ranks needs one of its own"):
+    with pytest.raises(UserFault, match="has 1 on a node, and each of 2 ranks needs one of its own"):
         place(scenario({"num_ranks": 2}, {"placement": "colocate"}), nodes(4))
     crowded = scenario({"num_ranks": 4, "device": "cuda"}, sglang(2, placement="colocate"))
     found = broken_rule(crowded)

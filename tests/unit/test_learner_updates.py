@@ -8,6 +8,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from penstock.backends.learners.batch.sequences import TrainBatch, TrainSequence, demonstration_sequence
+from penstock.backends.learners.batch.updates import Update, divide_batch
 from penstock.backends.learners.objectives.figures import BatchFigures
 from penstock.backends.learners.objectives.mismatch import (
     FRESH_COUNT,
@@ -20,8 +22,6 @@ from penstock.backends.learners.objectives.mismatch import (
     TEMPERATURE_SLOPE,
 )
 from penstock.backends.learners.objectives.objective import SQUARE_SUM, TOKEN_SUM, WEIGHT_SUM
-from penstock.backends.learners.sequences import TrainBatch, TrainSequence, demonstration_sequence
-from penstock.backends.learners.updates import Update, divide_batch
 
 
 def make_batch(draw: random.Random, *, num_groups: int) -> TrainBatch:

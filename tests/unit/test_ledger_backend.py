@@ -11,10 +11,10 @@ import ledger_entries as make
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.backends.stores.backend import LedgerBackend
-from penstock.backends.stores.memory import MemoryStore
-from penstock.backends.stores.protocol import LedgerStoreError
-from penstock.backends.stores.sqlite import SqliteReader, SqliteStore
+from penstock.backends.ledger.backend import LedgerBackend
+from penstock.backends.ledger.memory import MemoryStore
+from penstock.backends.ledger.protocol import LedgerStoreError
+from penstock.backends.ledger.sqlite import SqliteReader, SqliteStore
 from penstock.messages.commands import ArchiveSamples, FetchBatch
 from penstock.messages.ledger import GroupRecorded, PayloadsReleased, VersionRecorded
 from penstock.messages.local import BatchFetched, SamplesArchived
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
     from pathlib import Path
 
-    from penstock.backends.stores.protocol import LedgerStore
+    from penstock.backends.ledger.protocol import LedgerStore
     from penstock.messages.ledger import LedgerEntry
     from penstock.messages.local import LocalEvent
     from penstock.messages.samples import Group
@@ -208,7 +208,7 @@ def test_the_archive_reads_while_the_buffer_goes_on_writing(tmp_path: Path, list
 
 
 def test_the_buffer_starts_without_what_only_the_archive_needs() -> None:
-    program = "import sys, penstock.backends.stores.backend; print({'numpy', 'pyarrow'} & set(sys.modules))"
+    program = "import sys, penstock.backends.ledger.backend; print({'numpy', 'pyarrow'} & set(sys.modules))"
     said = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=TIMEOUT_S, check=True
     )

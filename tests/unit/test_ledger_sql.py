@@ -12,13 +12,13 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from penstock.backends.stores.archive import COLUMNS
-from penstock.backends.stores.sqlite import SqliteStore, open_read_only
-from penstock.backends.stores.tables import LEDGER_FILE, TABLES, VIEWS, tables_markdown
+from penstock.backends.ledger.archive import COLUMNS
+from penstock.backends.ledger.sqlite import SqliteStore, open_read_only
+from penstock.backends.ledger.tables import LEDGER_FILE, TABLES, VIEWS, tables_markdown
+from penstock.messages.errors import UserFault
 from penstock.messages.ledger import VersionRecorded
 from penstock.runtime.cli.app import app
 from penstock.runtime.cli.ledger import ask_ledger
-from penstock.runtime.errors import RunFolderError, UserError
 
 PAGE = Path(__file__).parents[2] / "docs" / "ledger.md"
 
@@ -42,7 +42,7 @@ def answer(folder: Path, sql: str) -> list[list[str]]:
 
 
 def refused(folder: Path, sql: str, *, timeout_s: float = 60.0) -> str:
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserFault) as caught:
         ask_ledger(folder, sql, Console(file=io.StringIO()), as_csv=False, timeout_s=timeout_s)
     return str(caught.value)
 
@@ -118,7 +118,7 @@ def test_a_ledger_of_another_penstock_is_named(store: SqliteStore, tmp_path: Pat
     database = sqlite3.connect(tmp_path / LEDGER_FILE)
     database.execute("PRAGMA user_version = 99")
     database.close()
-    with pytest.raises(RunFolderError, match="a newer penstock wrote this ledger"):
+    with pytest.raises(UserFault, match="a newer penstock wrote this ledger"):
         ask_ledger(tmp_path, "SELECT 1", Console(file=io.StringIO()), as_csv=False, timeout_s=60)
 
 

@@ -12,8 +12,8 @@ from penstock.backends.learners.megatron.architecture import Architecture, Archi
 from penstock.backends.learners.megatron.layout import LayoutError, check_layout, layout_of
 from penstock.backends.learners.megatron.memory import estimate_memory
 from penstock.backends.learners.megatron.model_config import Fields, transformer_fields
-from penstock.backends.learners.megatron.options import MegatronOptions
 from penstock.backends.learners.megatron.weight_map import parameters_of
+from penstock.backends.learners.megatron_options import MegatronOptions
 
 DEEPSEEK_V3: dict[str, Any] = {
     "model_type": "deepseek_v3", "vocab_size": 129280, "hidden_size": 7168, "intermediate_size": 18432,

@@ -16,7 +16,6 @@ from penstock.backends.learners.megatron.architecture import (
 from penstock.backends.learners.megatron.config_fields import (
     MEGATRON_VERSION,
     ConfigFieldError,
-    MegatronOptionError,
     check_config_fields,
     pinned_version,
 )
@@ -24,8 +23,9 @@ from penstock.backends.learners.megatron.families import Form
 from penstock.backends.learners.megatron.forms import Division, blocks, part_shape
 from penstock.backends.learners.megatron.layout import Layout, LayoutError, check_layout, layout_of
 from penstock.backends.learners.megatron.memory import estimate_memory
-from penstock.backends.learners.megatron.options import MegatronOptions
 from penstock.backends.learners.megatron.weight_map import padded_vocab_size, parameters_of
+from penstock.backends.learners.megatron_options import MegatronOptions
+from penstock.messages.errors import UserFault
 
 QWEN3_8B: dict[str, Any] = {
     "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 12288,
@@ -182,7 +182,7 @@ def test_the_nearest_layout_of_many_ranks_is_found_quickly() -> None:
     ],
 )
 def test_what_megatron_core_would_not_take_is_refused_with_what_to_do(keys: dict[str, Any], text: str) -> None:
-    with pytest.raises(MegatronOptionError) as raised:
+    with pytest.raises(UserFault) as raised:
         check_config_fields(MegatronOptions(**keys), is_cpu=True)
     assert text in str(raised.value)
 

@@ -8,10 +8,10 @@ import pytest
 
 from penstock.backends.learners.megatron.config_fields import ConfigFieldError
 from penstock.backends.learners.megatron.moe_options import check_experts, given_losses
-from penstock.backends.learners.megatron.options import MegatronOptions
+from penstock.backends.learners.megatron_options import MegatronOptions
 
 if TYPE_CHECKING:
-    from penstock.backends.learners.megatron.options import ConfigValue
+    from penstock.backends.learners.megatron_options import ConfigValue
 
 KIND, COEFFICIENT = "moe_router_load_balancing_type", "moe_aux_loss_coeff"
 

@@ -17,7 +17,7 @@ from penstock.backends.learners.megatron.offload_options import (
     offloaded_fraction,
     offloads_main_weights,
 )
-from penstock.backends.learners.megatron.options import MegatronOptions
+from penstock.backends.learners.megatron_options import MegatronOptions
 
 HALF: dict[str, Any] = {"optimizer_cpu_offload": True, "optimizer_offload_fraction": 0.5}
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from penstock.backends.learners.megatron.layout import Layout, layout_of
+from penstock.messages.errors import UserFault
 from penstock.runtime.cli.dry_run import layout_text
 from penstock.runtime.cli.node_plan import plan_nodes
 from penstock.runtime.cli.tables import bytes_text, count_text, listed
-from penstock.runtime.errors import ScenarioError
 from penstock.runtime.scenario import load_scenario
 from penstock.runtime.scenario.architecture import find_architecture
 
@@ -161,7 +161,7 @@ def test_a_model_of_which_nothing_is_here_is_said_to_be_unknown() -> None:
 
 
 def test_an_impossible_layout_is_refused_with_the_reason_and_the_nearest() -> None:
-    with pytest.raises(ScenarioError) as refused:
+    with pytest.raises(UserFault) as refused:
         load_scenario(SCENARIOS / "qwen3_30b_a3b_multinode.yaml", ["learner.megatron.pipeline_parallel=5"])
     assert str(refused.value).endswith(
         "qwen3_30b_a3b_multinode.yaml:27: learner.megatron: tensor_parallel 4 × pipeline_parallel 5 × "

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from penstock.backends.checkpoint.make import SHAPES, make_model
 from penstock.backends.learners.megatron.architecture import read_architecture
-from penstock.backends.learners.megatron.stages import StageError, layers_of_pieces, layers_of_stages
-from penstock.backends.models.make import SHAPES, make_model
-from penstock.runtime.errors import PreflightError, ScenarioError
-from penstock.runtime.scenario import Scenario, broken_rule, load_scenario, megatron_preflight
+from penstock.backends.learners.megatron.stages import layers_of_pieces, layers_of_stages
+from penstock.messages.errors import UserFault
+from penstock.runtime.preflight import megatron as megatron_preflight
+from penstock.runtime.preflight.megatron import check_megatron
+from penstock.runtime.scenario import Scenario, broken_rule, load_scenario
 from penstock.runtime.scenario.architecture import MADE_CONFIGS, find_architecture
-from penstock.runtime.scenario.megatron_preflight import check_megatron
 from penstock.runtime.scenario.resolve import resolve
 
 if TYPE_CHECKING:
@@ -191,7 +192,7 @@ def test_an_error_names_file_and_line(tmp_path: Path) -> None:
         "run: {name: x}\ndata: {path: 'lines:9'}\nmodel: {make: xs}\nlearner:\n  backend: megatron\n"
         "  device: cpu\n  megatron:\n    pipeline_parallel: 3\n"
     )
-    with pytest.raises(ScenarioError, match=r"x\.yaml:7: learner\.megatron: .* does not divide 1 ranks"):
+    with pytest.raises(UserFault, match=r"x\.yaml:7: learner\.megatron: .* does not divide 1 ranks"):
         load_scenario(file)
 
 
@@ -210,7 +211,7 @@ def test_scenarios_are_checked_without_torch_or_megatron_core() -> None:
 
 def test_without_the_extra_the_command_that_installs_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(megatron_preflight, "installed_version", lambda: None)
-    with pytest.raises(PreflightError, match=r'megatron-core is not installed .*pip install -e "\.\[megatron\]"'):
+    with pytest.raises(UserFault, match=r'megatron-core is not installed .*pip install -e "\.\[megatron\]"'):
         check_megatron(scenario())
 
 
@@ -219,13 +220,13 @@ def test_what_gloo_gets_wrong_is_refused_where_auto_ends_on_a_cpu(monkeypatch: p
     assert broken_rule(wrong) is None, "there may be GPUs"
     monkeypatch.setattr(megatron_preflight, "installed_version", lambda: "0.16.1")
     monkeypatch.setattr(megatron_preflight, "has_cuda_gpu", lambda: False)
-    with pytest.raises(PreflightError, match="batch_p2p_comm: must be false on a CPU"):
+    with pytest.raises(UserFault, match="batch_p2p_comm: must be false on a CPU"):
         check_megatron(wrong)
     monkeypatch.setattr(megatron_preflight, "has_cuda_gpu", lambda: True)
     monkeypatch.setattr(megatron_preflight, "has_transformer_engine", lambda: True)
     check_megatron(wrong)
     monkeypatch.setattr(megatron_preflight, "has_transformer_engine", lambda: False)
-    with pytest.raises(PreflightError, match="Transformer Engine, which is not installed"):
+    with pytest.raises(UserFault, match="Transformer Engine, which is not installed"):
         check_megatron(wrong)
 
 
@@ -288,7 +289,7 @@ def test_layers_are_divided_as_the_fields_say(
 def test_layers_that_cannot_be_divided_so_are_refused(
     num_layers: int, stages: int, pieces: int, fields: dict[str, Any], said: str
 ) -> None:
-    with pytest.raises(StageError, match=said):
+    with pytest.raises(UserFault, match=said):
         layers_of_pieces(num_layers, num_stages=stages, pieces_per_stage=pieces, fields=fields)
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.messages.membership import ActorEpoch, ActorLost, ActorReturned, EngineJoined, EngineLost
-from penstock.runtime.membership import Membership
+from penstock.runtime.shell.membership import Membership
 
 NEWS = st.lists(st.tuples(st.sampled_from(("lost", "returned")), st.integers(0, 4)), max_size=30)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from penstock.backends.learners.batch.segments import Segments
 from penstock.backends.learners.objectives import correction, policy_loss
 from penstock.backends.learners.objectives.advantages import (
     discounted_returns,
@@ -35,7 +36,6 @@ from penstock.backends.learners.objectives.logprobs import other_logprobs, token
 from penstock.backends.learners.objectives.mismatch import mis_metrics
 from penstock.backends.learners.objectives.preference import pair_loss
 from penstock.backends.learners.objectives.reduction import reduction_weights
-from penstock.backends.learners.objectives.segments import Segments
 from penstock.backends.learners.objectives.values import clipped_value_loss
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from penstock.backends.learners.objectives.names import Level, MisMode
+    from penstock.backends.learners.objective_names import Level, MisMode
 
 gradcheck: Any = torch.autograd.gradcheck  # has no types
 SEQUENCES = Segments(torch.tensor([0, 2, 0, 2, 0, 1]), 3)

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from penstock.backends.learners.batch.segments import Segments
 from penstock.backends.learners.objectives.objective import checked_terms, couples_tokens, policy_objective
 from penstock.backends.learners.objectives.open import open_objective
 from penstock.backends.learners.objectives.presets import PRESETS, objective
 from penstock.backends.learners.objectives.protocol import ObjectiveTerms, PolicyTokens
-from penstock.backends.learners.objectives.segments import Segments
 from penstock.backends.learners.objectives.token_advantages import RewardedSamples, token_estimates
 from penstock.backends.learners.objectives.validity import (
     learns_from_equals,
@@ -23,9 +23,9 @@ from penstock.backends.learners.objectives.validity import (
     prefers_pairs,
 )
 from penstock.backends.learners.options import ObjectiveOptions
-from penstock.backends.user_code import UserCodeError
-from penstock.runtime.errors import PreflightError, ScenarioError
-from penstock.runtime.scenario.function_preflight import check_user_code
+from penstock.backends.processes.user_code import UserCodeError
+from penstock.messages.errors import UserFault
+from penstock.runtime.preflight.functions import check_user_code
 from penstock.runtime.scenario.load import dump_scenario, load_scenario
 from penstock.runtime.scenario.schema import scenario_schema
 
@@ -175,7 +175,7 @@ def test_what_makes_no_sense_is_refused_with_key_and_remedy(keys: dict[str, Any]
     assert problem is not None
     assert problem[0] == key
     assert re.search(story, problem[1])
-    with pytest.raises(ValueError, match=rf"learner\.objective\.{key}: "):
+    with pytest.raises(UserFault, match=rf"learner\.objective\.{key}: "):
         open_objective(options)
 
 
@@ -184,7 +184,7 @@ def test_a_recomputed_policy_is_one_to_measure_from_with_several_steps_a_batch(k
     options = objective(**keys, old_logprobs="recompute")
     assert objective_problem(options, num_steps=2) is None
     assert objective_problem(options) is not None
-    with pytest.raises(ValueError, match="one optimizer step a batch"):
+    with pytest.raises(UserFault, match="one optimizer step a batch"):
         open_objective(options)
     open_objective(options, num_steps=2)
 
@@ -264,7 +264,7 @@ def test_old_tokens_without_any_bound_are_refused_unless_asked_for(
     loaded(scenario_file, text + "staleness: {policy: sync}\n")
     late = text + "staleness: {policy: fully_async}\n"
     if is_refused:
-        with pytest.raises(ScenarioError, match=r"allow_unbounded: tokens of up to \d+ policies ago"):
+        with pytest.raises(UserFault, match=r"allow_unbounded: tokens of up to \d+ policies ago"):
             loaded(scenario_file, late)
     else:
         loaded(scenario_file, late)
@@ -379,12 +379,12 @@ def test_the_weights_of_components_are_those_of_the_reward_unless_set(scenario_f
 
 
 def test_components_that_nobody_gives_are_told_before_anything_starts(scenario_file: Path) -> None:
-    with pytest.raises(ScenarioError, match=r"component_weights: estimator: gdpo needs the components of the reward"):
+    with pytest.raises(UserFault, match=r"component_weights: estimator: gdpo needs the components of the reward"):
         loaded(scenario_file, "learner: {objective: gdpo}\n")
     wrong = "learner: {objective: {name: gdpo, component_weights: {rihgt: 1}}}\n"
-    with pytest.raises(ScenarioError, match=r"no component 'rihgt'; reward.components has right, short"):
+    with pytest.raises(UserFault, match=r"no component 'rihgt'; reward.components has right, short"):
         loaded(scenario_file, wrong, COMPONENTS)
-    with pytest.raises(ValueError, match=r"component_weights: estimator: gdpo needs it"):
+    with pytest.raises(UserFault, match=r"component_weights: estimator: gdpo needs it"):
         open_objective(objective("gdpo"))
 
 
@@ -416,10 +416,10 @@ def test_an_objective_of_the_users_own_is_found_beside_the_scenario(scenario_fil
 
 def test_a_missing_objective_of_the_users_own_is_told_before_anything_starts(scenario_file: Path) -> None:
     scenario = load_scenario(scenario_file, [f"learner.objective={scenario_file.parent / 'mine.py'}:loss"])
-    with pytest.raises(PreflightError, match=r"learner\.objective: .*there is no file"):
+    with pytest.raises(UserFault, match=r"learner\.objective: .*there is no file"):
         check_user_code(scenario)
     (scenario_file.parent / "mine.py").write_text("def lose(tokens, options): ...")
-    with pytest.raises(PreflightError, match="defines no 'loss'; it has lose"):
+    with pytest.raises(UserFault, match="defines no 'loss'; it has lose"):
         check_user_code(scenario)
 
 
@@ -449,7 +449,7 @@ def test_a_missing_objective_of_the_users_own_is_told_before_anything_starts(sce
 def test_a_scenario_with_a_wrong_objective_is_refused_with_its_place(
     scenario_file: Path, text: str, story: str
 ) -> None:
-    with pytest.raises(ScenarioError, match=story):
+    with pytest.raises(UserFault, match=story):
         loaded(scenario_file, text)
 
 

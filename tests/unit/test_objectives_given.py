@@ -12,17 +12,17 @@ import pytest
 import torch
 from torch.nn import functional
 
-from penstock.backends.learners.mismatched import mismatched, reference_point
+from penstock.backends.learners.batch.segments import Segments
+from penstock.backends.learners.batch.sequences import TrainSequence, demonstration_sequence
+from penstock.backends.learners.batch.updates import Update
 from penstock.backends.learners.objectives.objective import finished, policy_objective
 from penstock.backends.learners.objectives.open import open_objective
 from penstock.backends.learners.objectives.preference import preference_pairs
 from penstock.backends.learners.objectives.presets import objective
 from penstock.backends.learners.objectives.protocol import Judged, PolicyTokens
-from penstock.backends.learners.objectives.segments import Segments
 from penstock.backends.learners.objectives.token_advantages import RewardedSamples, token_advantages
-from penstock.backends.learners.sequences import TrainSequence, demonstration_sequence
-from penstock.backends.learners.step import Scores
-from penstock.backends.learners.updates import Update
+from penstock.backends.learners.training.mismatched import mismatched, reference_point
+from penstock.backends.learners.training.step import Scores
 
 SAMPLE_OF = torch.tensor([0, 0, 1, 2, 2, 2, 3])
 """Of seven tokens."""

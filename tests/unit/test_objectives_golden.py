@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from penstock.backends.learners.metrics import pass_at_k
+from penstock.backends.learners.batch.segments import Segments
 from penstock.backends.learners.objectives.advantages import (
     generalized_advantages,
     group_normalized_advantages,
@@ -23,11 +23,11 @@ from penstock.backends.learners.objectives.correction import (
 from penstock.backends.learners.objectives.kl import k3_kl, kl_estimate
 from penstock.backends.learners.objectives.logprobs import token_entropy, token_logprobs
 from penstock.backends.learners.objectives.policy_loss import cispo_loss, clipped_policy_loss, sequence_logprobs
-from penstock.backends.learners.objectives.segments import Segments
 from penstock.backends.learners.objectives.values import clipped_value_loss
+from penstock.backends.learners.training.metrics import pass_at_k
 
 if TYPE_CHECKING:
-    from penstock.backends.learners.objectives.names import KlEstimator
+    from penstock.backends.learners.objective_names import KlEstimator
 
 OLD = torch.full((5,), -1.0)
 NEW = torch.tensor([-0.5, -1.5, -0.5, -1.5, 0.6])

@@ -10,6 +10,7 @@ from penstock.backends.learners.objectives.knobs import BOUNDS, TRIED
 from penstock.backends.learners.objectives.open import open_objective
 from penstock.backends.learners.objectives.presets import PRESETS, objective
 from penstock.backends.learners.options import ObjectiveOptions
+from penstock.messages.errors import UserFault
 
 RECOMPUTED = {"old_logprobs": "recompute"}
 
@@ -30,7 +31,7 @@ RECOMPUTED = {"old_logprobs": "recompute"}
     ],
 )
 def test_a_key_that_moves_nothing_is_refused_by_its_name(keys: dict[str, Any], dead: str) -> None:
-    with pytest.raises(ValueError, match=rf"learner\.objective\.{dead}: changes neither the loss nor its gradient"):
+    with pytest.raises(UserFault, match=rf"learner\.objective\.{dead}: changes neither the loss nor its gradient"):
         open_objective(objective(**keys))
 
 

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.backends.learners.components import component_rewards
+from penstock.backends.learners.batch.components import component_rewards
+from penstock.backends.learners.batch.segments import Segments
 from penstock.backends.learners.objectives.advantages import (
     decoupled_advantages,
     generalized_advantages,
@@ -27,9 +28,9 @@ from penstock.backends.learners.objectives.policy_loss import geometric_mean_los
 from penstock.backends.learners.objectives.presets import objective
 from penstock.backends.learners.objectives.protocol import PolicyTokens
 from penstock.backends.learners.objectives.reduction import reduction_weights
-from penstock.backends.learners.objectives.segments import Segments
 from penstock.backends.learners.objectives.token_advantages import RewardedSamples, token_estimates
 from penstock.messages.base import Metric
+from penstock.messages.errors import UserFault
 from penstock.messages.samples import Completed, CountedSample, Group, Loss, Prompt, Reward, Sample, SampleKey
 
 if TYPE_CHECKING:
@@ -221,7 +222,7 @@ def test_the_expected_gradient_of_maxrl_is_that_of_the_logarithm_to_order_n_less
 
 
 def test_maxrl_refuses_a_negative_reward() -> None:
-    with pytest.raises(ValueError, match=r"no reward may be negative; found -0\.5"):
+    with pytest.raises(UserFault, match=r"no reward may be negative; found -0\.5"):
         mean_normalized_advantages(torch.tensor([1.0, -0.5]), torch.tensor([0, 0]))
 
 
@@ -324,7 +325,7 @@ def test_components_are_read_by_name_in_the_order_of_the_batch() -> None:
     ],
 )
 def test_a_reward_without_a_component_is_told_by_sample_and_name(group: Group, story: str) -> None:
-    with pytest.raises(ValueError, match=rf"learner\.objective\.component_weights: the component {story}"):
+    with pytest.raises(UserFault, match=rf"learner\.objective\.component_weights: the component {story}"):
         component_rewards([group], ["a"])
 
 

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.backends.learners.batch.segments import Segments
 from penstock.backends.learners.objectives.advantages import (
     discounted_returns,
     generalized_advantages,
@@ -20,7 +21,6 @@ from penstock.backends.learners.objectives.advantages import (
 )
 from penstock.backends.learners.objectives.presets import objective
 from penstock.backends.learners.objectives.scan import reverse_recurrence
-from penstock.backends.learners.objectives.segments import Segments
 from penstock.backends.learners.objectives.token_advantages import RewardedSamples, token_estimates
 
 if TYPE_CHECKING:

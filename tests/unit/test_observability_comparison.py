@@ -11,8 +11,8 @@ from test_observability_report import FACTS, SCRIPT, Page, finished, policy, run
 from typer.testing import CliRunner
 
 from penstock.messages.base import Metric
+from penstock.messages.errors import UserFault
 from penstock.runtime.cli.app import app
-from penstock.runtime.errors import ScenarioError
 from penstock.runtime.observability.comparison import write_comparison
 from penstock.runtime.observability.evaluations import EvaluationRow
 from penstock.runtime.observability.recorder import RunRecorder
@@ -82,7 +82,7 @@ def test_evaluations_are_compared_by_dataset_and_figure(folders: tuple[Path, Pat
 
 def test_a_run_without_a_scenario_is_named(folders: tuple[Path, Path, Path], tmp_path: Path) -> None:
     (folders[1] / "scenario.yaml").unlink()
-    with pytest.raises(ScenarioError, match=r"short/scenario\.yaml: cannot read"):
+    with pytest.raises(UserFault, match=r"short/scenario\.yaml: cannot read"):
         write_comparison(folders, tmp_path / "c.html")
 
 

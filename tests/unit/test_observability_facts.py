@@ -20,6 +20,7 @@ from penstock.runtime.observability.facts import (
     git_state,
     installed_packages,
     model_name,
+    steps_to_train,
 )
 from penstock.runtime.scenario import load_scenario
 
@@ -122,3 +123,5 @@ def test_the_facts_of_a_scenario(git: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert (found.scenario, found.policy, found.staleness_bound) == ("quickstart", "fully_async", 2)
     assert found.backends == "engines 2 × torch on cpu; learner 2 × torch on auto"
     assert found.model == "s, made with the run's seed"
+    assert found.num_steps == scenario.run.num_steps > 0
+    assert steps_to_train(load_scenario(SCENARIOS / "quickstart.yaml", ["run.only=rollout"])) == 0

@@ -36,6 +36,7 @@ from penstock.messages.training import (
 from penstock.runtime.observability.live import LiveView
 from penstock.runtime.observability.live_state import LiveState
 from penstock.runtime.observability.live_view import draw
+from penstock.runtime.observability.report import fact_rows
 from penstock.runtime.observability.summary import ActorRestarts, MachineFacts, RunSummary, TokenWaste
 from penstock.runtime.observability.summary_view import show_summary
 from penstock.runtime.observability.terminal import DetachedConsole
@@ -46,6 +47,7 @@ from penstock.runtime.observability.texts import (
     number_text,
     short_count,
     sparkline,
+    tiles,
 )
 
 if TYPE_CHECKING:
@@ -301,6 +303,17 @@ def test_markup_in_what_others_say_is_text() -> None:
     with view:
         view.note("[red]engine/0[/] said [/nonsense]")
     assert "[red]engine/0[/] said [/nonsense]" in output.getvalue()
+
+
+def test_a_run_that_trains_nothing_has_no_steps_to_tell_of() -> None:
+    told = msgspec.structs.replace(summary(), version=0, num_steps=0)
+    output = io.StringIO()
+    show_summary(told, Console(file=output, width=100))
+    assert "took" in output.getvalue()
+    assert "steps" not in output.getvalue()
+    assert dict(fact_rows("runs/x", (), told))["outcome"] == "completed"
+    assert dict(fact_rows("runs/x", (), summary()))["outcome"] == "completed at version 80 of 80"
+    assert "steps" not in {tile.label for tile in tiles(told, ())}
 
 
 def test_the_end_is_a_summary() -> None:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.backends.http_server import is_loopback
+from penstock.backends.processes.http_server import is_loopback
 from penstock.messages.base import Metric
+from penstock.messages.errors import UserFault
 from penstock.messages.reasons import ReasonCount
 from penstock.messages.training import (
     Activity,
@@ -22,15 +23,8 @@ from penstock.messages.training import (
     FailuresCounted,
     StepReported,
 )
-from penstock.runtime.errors import UserError
 from penstock.runtime.observability.metrics import MAX_REASONS, RunMetrics
-from penstock.runtime.observability.metrics_server import (
-    TOKEN_FILE,
-    MetricsPortError,
-    PortInUseError,
-    serve_metrics,
-    write_token,
-)
+from penstock.runtime.observability.metrics_server import TOKEN_FILE, serve_metrics, write_token
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -184,9 +178,9 @@ def test_a_port_in_use_is_one_clear_error(metrics: RunMetrics) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(PortInUseError) as caught:
+        with pytest.raises(UserFault) as caught:
             serve_metrics(port, metrics.registry)
-    assert isinstance(caught.value, UserError)
+    assert isinstance(caught.value, UserFault)
     assert str(caught.value) == (
         f"observability.metrics_port: port {port} on 127.0.0.1 is in use by another process; choose another port, or "
         "0 for any free one"
@@ -194,7 +188,7 @@ def test_a_port_in_use_is_one_clear_error(metrics: RunMetrics) -> None:
 
 
 def test_an_address_that_is_not_ours_is_a_clear_error(metrics: RunMetrics) -> None:
-    with pytest.raises(MetricsPortError, match=r"cannot listen on port 0 on 192\.0\.2\.1 \(.+\); choose another port"):
+    with pytest.raises(UserFault, match=r"cannot listen on port 0 on 192\.0\.2\.1 \(.+\); choose another port"):
         serve_metrics(0, metrics.registry, host="192.0.2.1", token="t")
 
 

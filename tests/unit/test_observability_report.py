@@ -16,10 +16,11 @@ import msgspec
 import pytest
 
 from penstock import __version__
-from penstock.backends.stores import kept_samples
-from penstock.backends.stores.kept_samples import SampleKeeper
+from penstock.backends.ledger import kept_samples
+from penstock.backends.ledger.kept_samples import SampleKeeper
 from penstock.messages.base import Metric
 from penstock.messages.commands import KeepSamples
+from penstock.messages.errors import UserFault
 from penstock.messages.reasons import ReasonCount
 from penstock.messages.samples import Completed, Group, Part, Prompt, Reward, Sample, SampleKey
 from penstock.messages.training import (
@@ -32,12 +33,11 @@ from penstock.messages.training import (
     RunFinished,
     StepReported,
 )
-from penstock.runtime.errors import RunFolderError
 from penstock.runtime.observability import page
 from penstock.runtime.observability.charts import MAX_POINTS, Chart, line_of
 from penstock.runtime.observability.facts import Package, RunFacts, read_starts
 from penstock.runtime.observability.figures import RunFigures, RunningTotal
-from penstock.runtime.observability.jsonl import BadLineError, JsonLinesWriter
+from penstock.runtime.observability.jsonl import JsonLinesWriter
 from penstock.runtime.observability.metrics import RunMetrics
 from penstock.runtime.observability.nvml import GPU_FILE, GpuRow
 from penstock.runtime.observability.recorder import RunRecorder
@@ -363,7 +363,7 @@ def test_the_machine_is_described() -> None:
 def test_a_damaged_summary_is_named(tmp_path: Path) -> None:
     assert read_summary(tmp_path) is None
     (tmp_path / "summary.json").write_text('{"scenario": 3}')
-    with pytest.raises(RunFolderError, match=r"summary\.json is no summary of a run: Expected `str`, got `int`"):
+    with pytest.raises(UserFault, match=r"summary\.json is no summary of a run: Expected `str`, got `int`"):
         read_summary(tmp_path)
 
 
@@ -645,7 +645,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     run(tmp_path, 3, None)
     lines = (tmp_path / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     (tmp_path / "metrics.jsonl").write_bytes(lines[0] + b'{"version": "x"}\n' + lines[2])
-    with pytest.raises(BadLineError, match=r"metrics\.jsonl, line 2: "):
+    with pytest.raises(UserFault, match=r"metrics\.jsonl, line 2: "):
         write_report(tmp_path)
 
 

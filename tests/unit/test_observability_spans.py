@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from penstock.runtime.errors import RunFolderError, ScenarioError
-from penstock.runtime.observability.jsonl import BadLineError
+from penstock.messages.errors import UserFault
 from penstock.runtime.observability.span_export import (
     FileSpanExporter,
     SpanExporterThread,
@@ -32,7 +31,7 @@ from penstock.runtime.observability.spans import (
     trace_id_of,
     version_trace_id,
 )
-from penstock.runtime.observability.traces import NoTraceError, open_traces, read_step, read_trace, span_file
+from penstock.runtime.observability.traces import open_traces, read_step, read_trace, span_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -286,7 +285,7 @@ def test_a_collector_that_hangs_costs_only_its_own_spans(tmp_path: Path) -> None
 
 
 def test_an_endpoint_that_is_no_url_is_refused() -> None:
-    with pytest.raises(ScenarioError, match=r"observability\.otlp_endpoint must be an http:// or https:// URL"):
+    with pytest.raises(UserFault, match=r"observability\.otlp_endpoint must be an http:// or https:// URL"):
         otlp_exporter("localhost:4318")
 
 
@@ -330,7 +329,7 @@ def test_a_step_is_read_with_the_version_that_it_makes(tmp_path: Path) -> None:
     recorder.record_root(step_trace_id(salt, 5), "step", 30, 40)
     write(tmp_path, "learner", 1, recorder)
     assert [(row.name, row.start_ns) for row in read_step(tmp_path, 4)] == [("step", 10), ("version", 20)]
-    with pytest.raises(NoTraceError, match="no trace of step 6"):
+    with pytest.raises(UserFault, match="no trace of step 6"):
         read_step(tmp_path, 6)
 
 
@@ -344,7 +343,7 @@ def test_a_batch_that_a_kill_tore_off_is_passed_over(tmp_path: Path) -> None:
     path.write_bytes(whole + whole[: len(whole) // 2])
     assert [row.name for row in read_trace(tmp_path, 0, 0)] == ["issue"]
     path.write_bytes(whole[:-5] + b"\n" + whole)
-    with pytest.raises(BadLineError, match=r"prompt_source-1\.jsonl, line 1:"):
+    with pytest.raises(UserFault, match=r"prompt_source-1\.jsonl, line 1:"):
         read_trace(tmp_path, 0, 0)
 
 
@@ -354,13 +353,13 @@ def test_a_run_keeps_its_salt_when_it_is_resumed(tmp_path: Path) -> None:
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
-    with pytest.raises(NoTraceError, match=r"has no traces; was it run with observability\.tracing: true\?"):
+    with pytest.raises(UserFault, match=r"has no traces; was it run with observability\.tracing: true\?"):
         read_trace(tmp_path, 0, 0)
     open_traces(tmp_path)
-    with pytest.raises(NoTraceError, match="no trace of sample 0/1"):
+    with pytest.raises(UserFault, match="no trace of sample 0/1"):
         read_trace(tmp_path, 0, 1)
     (tmp_path / "traces" / "salt").write_text("12\n")
-    with pytest.raises(RunFolderError, match="must hold 16 bytes in hexadecimal, got '12'"):
+    with pytest.raises(UserFault, match="must hold 16 bytes in hexadecimal, got '12'"):
         read_trace(tmp_path, 0, 0)
 
 

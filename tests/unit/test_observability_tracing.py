@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from penstock.messages.base import Event
     from penstock.messages.commands import AnyCommand
     from penstock.runtime.observability.spans import SpanTuple
-    from penstock.runtime.shell import Observer
+    from penstock.runtime.shell.shell import Observer
 
 SALT = bytes(range(16))
 KEY = SampleKey(12, 3)

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.messages.base import Metric
+from penstock.messages.errors import UserFault
 from penstock.messages.training import Activity, ActivitySpan, ActorReported, Balance, CauseCount, StepReported
-from penstock.runtime.observability.jsonl import BadLineError, JsonLinesWriter, read_rows
+from penstock.runtime.observability.jsonl import JsonLinesWriter, read_rows
 from penstock.runtime.observability.trackers import (
     ActivityLog,
     EventLog,
@@ -95,7 +96,7 @@ def test_a_long_torn_tail_is_cut_off_too(tmp_path: Path) -> None:
 def test_a_bad_line_names_its_place(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('"good"\n17\n"good"\n')
-    with pytest.raises(BadLineError, match=r"rows\.jsonl, line 2: Expected `str`, got `int`"):
+    with pytest.raises(UserFault, match=r"rows\.jsonl, line 2: Expected `str`, got `int`"):
         list(read_rows(path, str))
 
 

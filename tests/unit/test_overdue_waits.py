@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from penstock.messages.waits import OWN_BACKEND, OverdueWait, Wait, WaitsReported
-from penstock.runtime.wait_graph import WaitBoard, wait_graph
-from penstock.runtime.watchdog import Watchdog
+from penstock.runtime.observability.wait_graph import WaitBoard, wait_graph
+from penstock.runtime.shell.watchdog import Watchdog
 
 SAMPLE = Wait("sample", "12/3", "engine/1", 40)
 

@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.backends.engines.sglang.size import EngineSizeError, engine_size
+from penstock.backends.engines.served.sglang.size import engine_size
+from penstock.messages.errors import UserFault
 from penstock.messages.names import LEARNER, engine_name
 from penstock.runtime.cli.dry_run import placement_text
-from penstock.runtime.errors import PreflightError
-from penstock.runtime.hosts.ray.placement import Block, NodeGpus, Placement, colocated, has_nodes_of_its_own, place
+from penstock.runtime.run.placement import Block, NodeGpus, Placement, colocated, has_nodes_of_its_own, place
 from penstock.runtime.scenario import Scenario
 from penstock.runtime.scenario.resolve import resolve
 
@@ -78,7 +78,7 @@ def test_an_engine_is_divided_only_over_nodes_that_its_ranks_divide_over(
     ],
 )
 def test_sizes_that_no_server_can_have_are_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(EngineSizeError, match=said):
+    with pytest.raises(UserFault, match=said):
         engine_size(options)
 
 
@@ -108,7 +108,7 @@ def test_who_names_its_device_or_needs_none_is_given_none() -> None:
 def test_a_cluster_without_gpus_is_enough_for_those_that_take_them_where_there_are_some() -> None:
     assert place(scenario({}), nodes(0)).blocks == ()
     assert place(scenario(sglang(1, 2)), nodes()).blocks == ()
-    with pytest.raises(PreflightError, match=r"No GPU is free in the cluster.*set engines.device=cpu"):
+    with pytest.raises(UserFault, match=r"No GPU is free in the cluster.*set engines.device=cpu"):
         place(scenario({"device": "cuda"}), nodes(0))
 
 
@@ -151,7 +151,7 @@ def test_a_learner_that_fits_on_no_node_has_as_many_ranks_on_each_of_as_few_as_p
     assert placed(16, 8, 8) == Block((LEARNER,), 8, ("node0", "node1"))
     assert placed(16, 8, 7, 6, 5) == Block((LEARNER,), 4, ("node3", "node2", "node1", "node0"))
     assert placed(64, *[8] * 9).node_ids == tuple(f"node{index}" for index in range(8))
-    with pytest.raises(PreflightError, match=r"learner asked for 6 GPUs\. 7 are free, 5 \+ 2 .*learner.num_ranks=5"):
+    with pytest.raises(UserFault, match=r"learner asked for 6 GPUs\. 7 are free, 5 \+ 2 .*learner.num_ranks=5"):
         placed(6, 5, 2)
 
 
@@ -159,7 +159,7 @@ def test_the_ranks_of_a_tensor_parallel_group_are_on_one_node() -> None:
     learner = {"backend": "megatron", "num_ranks": 16, "megatron": {"tensor_parallel": 8}}
     made = scenario({"device": "cpu"}, learner=learner)
     assert place(made, nodes(8, 8)).blocks == (Block((LEARNER,), 8, ("node0", "node1")),)
-    with pytest.raises(PreflightError, match=r"all of a tensor-parallel group are on one; .*learner.num_ranks=8"):
+    with pytest.raises(UserFault, match=r"all of a tensor-parallel group are on one; .*learner.num_ranks=8"):
         place(made, nodes(8, 4, 4))
 
 
@@ -168,7 +168,7 @@ def test_a_colocated_learner_stays_on_the_first_node_of_its_engine() -> None:
     assert place(together, nodes(2, 2)).blocks == (Block(("engine/0", LEARNER), 2, ("node0", "node1")),)
     assert not has_nodes_of_its_own(together)
     assert has_nodes_of_its_own(scenario({"placement": "colocate", "device": "cpu"}, learner={"num_ranks": 2}))
-    with pytest.raises(PreflightError, match="the GPUs of engine/0, which has 2 on a node, and each of 4 ranks"):
+    with pytest.raises(UserFault, match="the GPUs of engine/0, which has 2 on a node, and each of 4 ranks"):
         place(scenario({"placement": "colocate", **sglang(1, 4, nnodes=2)}, learner={"num_ranks": 4}), nodes(2, 2))
 
 
@@ -222,7 +222,7 @@ def test_a_colocated_learner_is_on_the_gpus_of_the_first_engine_that_has_some() 
 def test_what_the_cluster_cannot_give_is_refused_with_the_nearest_that_it_can(
     engines: dict[str, Any], num_gpus: tuple[int, ...], said: str
 ) -> None:
-    with pytest.raises(PreflightError) as refused:
+    with pytest.raises(UserFault) as refused:
         place(scenario(engines), nodes(*num_gpus))
     assert str(refused.value) == said
 

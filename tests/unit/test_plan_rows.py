@@ -9,17 +9,17 @@ import pytest
 
 from penstock.actors.buffer.machine import Buffer
 from penstock.actors.prompt_source.machine import PromptSource
-from penstock.backends.stores.sqlite import SqliteStore
-from penstock.backends.stores.tables import LEDGER_FILE
+from penstock.backends.ledger.sqlite import SqliteStore
+from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.commands import Record
+from penstock.messages.errors import UserFault
 from penstock.messages.flow import GroupRow
 from penstock.messages.ledger import RowsRecorded, VersionRecorded
 from penstock.messages.local import Started
-from penstock.runtime.choosing import choosing_settings, has_recorded_rows
-from penstock.runtime.errors import RunFolderError
-from penstock.runtime.plan import RunPlan
+from penstock.runtime.run.choosing import choosing_settings, has_recorded_rows
+from penstock.runtime.run.plan import RunPlan
+from penstock.runtime.run.wiring import build_machine
 from penstock.runtime.scenario import load_scenario
-from penstock.runtime.wiring import build_machine
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,7 +58,7 @@ def test_a_ledger_says_whether_rows_were_chosen(tmp_path: Path) -> None:
 
 def test_a_ledger_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / LEDGER_FILE).write_bytes(b"this is no database" * 1000)
-    with pytest.raises(RunFolderError, match=LEDGER_FILE):
+    with pytest.raises(UserFault, match=LEDGER_FILE):
         has_recorded_rows(tmp_path)
 
 

@@ -11,15 +11,8 @@ from penstock.actors.buffer.accounts import Accounts, SettledGroups
 from penstock.actors.buffer.books import note_of
 from penstock.actors.buffer.grants import Grants
 from penstock.actors.buffer.pacing import AutoTarget, PacingSettings, bound, num_grantable
-from penstock.actors.buffer.policies import (
-    BUILTIN,
-    BufferState,
-    RankedGroup,
-    UnknownPolicyError,
-    builtin_policy,
-    ranked,
-    refusal,
-)
+from penstock.actors.buffer.policies import BUILTIN, BufferState, RankedGroup, builtin_policy, ranked, refusal
+from penstock.messages.errors import UserFault
 from penstock.messages.flow import GrantSpan
 from penstock.messages.samples import SampleEnd, SampleKey, TerminalState
 from penstock.messages.training import OnStale, PolicyChanged, UpdateMode
@@ -65,12 +58,12 @@ def test_fully_async_prefers_the_earliest_deadline_then_issue_order() -> None:
 
 @pytest.mark.parametrize(("name", "eta"), [("sync", 1), ("one_step_off", 0), ("one_step_off", 2)])
 def test_a_policy_that_is_its_staleness_cannot_be_told_another(name: str, eta: int) -> None:
-    with pytest.raises(ValueError, match=f"{name} has a max_staleness of .*, got {eta}"):
+    with pytest.raises(UserFault, match=f"{name} has a max_staleness of .*, got {eta}"):
         builtin_policy(name, max_staleness=eta, update_mode=UpdateMode.DRAIN, on_stale=OnStale.WAIT)
 
 
 def test_an_unknown_policy_is_refused_with_the_names_that_there_are() -> None:
-    with pytest.raises(UnknownPolicyError, match="'sink'; there are sync, one_step_off, fully_async"):
+    with pytest.raises(UserFault, match="'sink'; there are sync, one_step_off, fully_async"):
         builtin_policy("sink", max_staleness=0, update_mode=UpdateMode.DRAIN, on_stale=OnStale.WAIT)
 
 

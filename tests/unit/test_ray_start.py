@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 PROGRAM = """
 import sys
 from pathlib import Path
-from penstock.runtime.hosts.ray.cluster import RayCluster, RayStartError, prepare_environment
+from penstock.runtime.hosts.ray.cluster import RayCluster, UserFault, prepare_environment
 
 prepare_environment(None)
 import ray
@@ -25,7 +25,7 @@ def late(**_):
 ray.init = late
 try:
     RayCluster(address=None, temp_folder=Path(sys.argv[1]))
-except RayStartError as error:
+except UserFault as error:
     print(error)
 """
 

@@ -12,15 +12,16 @@ from penstock.actors.buffer.machine import Buffer
 from penstock.actors.buffer.pacing import PacingSettings
 from penstock.actors.buffer.policies import builtin_policy
 from penstock.actors.buffer.settings import BufferSettings
-from penstock.backends.stores.archive import archive_groups, archive_samples
-from penstock.backends.stores.archived_groups import ArchiveError, read_archived
-from penstock.backends.stores.audit import audit_ledger
-from penstock.backends.stores.recorded_batches import RecordedBatches, RecordedError
-from penstock.backends.stores.sqlite import SqliteStore
-from penstock.backends.stores.tables import LEDGER_FILE
+from penstock.backends.ledger.archive import archive_groups, archive_samples
+from penstock.backends.ledger.archived_groups import read_archived
+from penstock.backends.ledger.audit import audit_ledger
+from penstock.backends.ledger.recorded_batches import RecordedBatches
+from penstock.backends.ledger.sqlite import SqliteStore
+from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.arrays import pack_floats, pack_tokens
 from penstock.messages.base import Metric
 from penstock.messages.commands import FetchBatch, Record, Send
+from penstock.messages.errors import UserFault
 from penstock.messages.ledger import BatchesFixed, GroupRecorded, PayloadsReleased, VersionRecorded
 from penstock.messages.local import BatchFetched, Started
 from penstock.messages.samples import (
@@ -213,7 +214,7 @@ def test_samples_that_the_ledger_has_let_go_of_are_read_from_the_files_that_kept
 
 def test_samples_that_are_gone_are_named_with_what_would_have_kept_them(tmp_path: Path) -> None:
     written(tmp_path / "source", make.whole_run()).close()
-    with pytest.raises(RecordedError, match=r"the samples of batch 1 are gone: .* --keep-samples"):
+    with pytest.raises(UserFault, match=r"the samples of batch 1 are gone: .* --keep-samples"):
         RecordedBatches(tmp_path / "source", num_steps=9, groups_per_batch=2)
 
 
@@ -236,14 +237,14 @@ def test_a_token_that_the_model_does_not_know_is_named(tmp_path: Path) -> None:
         if vocab_size == 9:
             assert len(list(recorded.entries())) > 1
         else:
-            with pytest.raises(RecordedError, match=r"group 0 has the token 8, .* knows 8: .* another tokenizer"):
+            with pytest.raises(UserFault, match=r"group 0 has the token 8, .* knows 8: .* another tokenizer"):
                 list(recorded.entries())
         recorded.close()
 
 
 def test_batches_keep_their_size(tmp_path: Path) -> None:
     written(tmp_path / "source", whole_run()).close()
-    with pytest.raises(RecordedError, match=r"groups_per_batch is 3, .* have 2 groups; .* set it to 2"):
+    with pytest.raises(UserFault, match=r"groups_per_batch is 3, .* have 2 groups; .* set it to 2"):
         RecordedBatches(tmp_path / "source", num_steps=9, groups_per_batch=3)
 
 
@@ -257,7 +258,7 @@ def test_batches_keep_their_size(tmp_path: Path) -> None:
 )
 def test_a_run_without_batches_of_its_own_is_refused(entries: list[LedgerEntry], why: str, tmp_path: Path) -> None:
     written(tmp_path / "source", entries).close()
-    with pytest.raises(RecordedError, match=why):
+    with pytest.raises(UserFault, match=why):
         RecordedBatches(tmp_path / "source", num_steps=9, groups_per_batch=2)
 
 
@@ -324,5 +325,5 @@ def test_only_the_versions_that_are_asked_for_are_read(tmp_path: Path) -> None:
 def test_what_is_no_file_of_samples_is_an_error_that_names_it(tmp_path: Path) -> None:
     file = tmp_path / "steps-0000001-0000002.parquet"
     file.write_bytes(b"PAR1 nothing")
-    with pytest.raises(ArchiveError, match=r"steps-0000001-0000002.parquet: no file of samples"):
+    with pytest.raises(UserFault, match=r"steps-0000001-0000002.parquet: no file of samples"):
         list(read_archived(file))

@@ -18,13 +18,14 @@ from penstock.actors.scorer.machine import Scorer
 from penstock.actors.scorer.settings import ScorerSettings
 from penstock.actors.weight_publisher.machine import WeightPublisher
 from penstock.actors.weight_publisher.settings import WeightPublisherSettings
+from penstock.backends.checkpoint.make import END_ID, END_TOKEN, character_tokenizer
 from penstock.backends.data.options import DataOptions, RecordedOptions
 from penstock.backends.data.recorded_rows import RecordedSettings
-from penstock.backends.engines.recorded.opening import CAPABILITIES, open_recorded_engine
-from penstock.backends.models.make import END_ID, END_TOKEN, character_tokenizer
+from penstock.backends.engines.recorded.opening import open_recorded_engine
 from penstock.backends.weights.nothing import NothingExporter
 from penstock.messages.arrays import tokens_view
 from penstock.messages.commands import ApplyWeights, FetchWeights, Generate, OpenEngine, Score, Send
+from penstock.messages.errors import UserFault
 from penstock.messages.flow import GroupAdmitted, SampleGenerated, SampleIssued, SampleScored
 from penstock.messages.local import (
     EngineOpened,
@@ -48,9 +49,7 @@ from penstock.messages.weights import (
     WeightsFetched,
     WeightsStaged,
 )
-from penstock.runtime.errors import ScenarioError
 from penstock.runtime.scenario import load_scenario
-from penstock.runtime.scenario.capabilities import ENGINE_CAPABILITIES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -147,10 +146,6 @@ def test_before_any_version_nothing_can_be_answered(
 ) -> None:
     with pytest.raises(RuntimeError, match="before any version was served"):
         engine[0].execute(generate(0))
-
-
-def test_the_table_of_capabilities_says_what_the_engine_says() -> None:
-    assert ENGINE_CAPABILITIES["recorded"] == CAPABILITIES
 
 
 # --- the way of a sample ------------------------------------------------------------------------------------------
@@ -337,5 +332,5 @@ def test_what_makes_no_sense_is_refused_with_the_reason(
     tmp_path: Path, text: str, overrides: tuple[str, ...], story: str
 ) -> None:
     (tmp_path / "s.yaml").write_text(BASE + text)
-    with pytest.raises(ScenarioError, match=story.replace("(", r"\(")):
+    with pytest.raises(UserFault, match=story.replace("(", r"\(")):
         load_scenario(tmp_path / "s.yaml", overrides)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from ledger_entries import sample
 
-from penstock.backends.learners.metrics import REPETITION_TOKENS, ends_in_repetition
+from penstock.backends.learners.training.metrics import REPETITION_TOKENS, ends_in_repetition
 from penstock.messages.arrays import pack_floats, pack_tokens
 from penstock.messages.samples import VersionSpan
 

@@ -11,10 +11,10 @@ import pytest
 
 from penstock.backends.engines.options import group_of, num_engines, num_slots, options_of
 from penstock.backends.protocol import Capability
+from penstock.messages.errors import UserFault
 from penstock.messages.training import UpdateMode
-from penstock.runtime.errors import ScenarioError
 from penstock.runtime.scenario import Scenario, broken_rule, dump_scenario, load_scenario
-from penstock.runtime.scenario.capabilities import ENGINE_CAPABILITIES, lacking
+from penstock.runtime.scenario.capabilities import lacking
 from penstock.runtime.scenario.resolve import resolve
 
 SHIPPED = sorted((Path(__file__).parents[2] / "scenarios").glob("*.yaml"))
@@ -39,7 +39,7 @@ def refusal(file: Path, text: str | None = None, *overrides: str) -> str:
     """The message with which a scenario is refused."""
     if text is not None:
         file.write_text(text)
-    with pytest.raises(ScenarioError) as caught:
+    with pytest.raises(UserFault) as caught:
         load_scenario(file, overrides)
     message = str(caught.value)
     assert "\n" not in message
@@ -338,7 +338,7 @@ def test_a_policy_of_one_s_own_is_taken_when_the_block_says_everything(scenario_
 def test_what_an_engine_cannot_do_is_refused_with_what_it_can(scenario_file: Path) -> None:
     scenario = load_scenario(scenario_file)
     assert not list(lacking(scenario, ("engines",), "torch", frozenset(Capability)))
-    found = dict(lacking(scenario, ("engines",), "torch", frozenset({Capability.INTERRUPT})))
+    found = dict(lacking(scenario, ("engines",), "torch", frozenset({Capability.INTERRUPT, Capability.HOLDS_WEIGHTS})))
     assert found["staleness", "update_mode"] == "torch engines cannot do in_flight; they can do drain, interrupt"
     assert "cannot return log-probs" in found["weights", "canary"]
     draining = load_scenario(scenario_file, ["staleness.update_mode=drain", "weights.canary=false"])
@@ -350,17 +350,9 @@ def test_what_an_engine_cannot_do_is_refused_with_what_it_can(scenario_file: Pat
     assert not list(lacking(draining, ("engines",), "torch", frozenset()))
 
 
-def test_the_table_of_capabilities_says_what_the_engines_say() -> None:
-    from penstock.backends.engines.sglang.create import CAPABILITIES as OF_SGLANG
-    from penstock.backends.engines.torch import CAPABILITIES
-
-    assert ENGINE_CAPABILITIES["torch"] == CAPABILITIES
-    assert ENGINE_CAPABILITIES["sglang"] == OF_SGLANG
-
-
 def test_scenarios_made_in_python_meet_the_same_rules() -> None:
     data = {"run": {"name": "x"}, "data": {"path": "lines:9"}, "model": {"make": "xs"}, "staleness": {"policy": "no"}}
-    with pytest.raises(ScenarioError, match=r"^staleness\.policy: no policy is called 'no'"):
+    with pytest.raises(UserFault, match=r"^staleness\.policy: no policy is called 'no'"):
         resolve(msgspec.convert(data, Scenario))
     scenario = resolve(msgspec.convert(data | {"staleness": {}, "weights": {"publish_every": 9}}, Scenario))
     broken = broken_rule(scenario)
@@ -370,7 +362,7 @@ def test_scenarios_made_in_python_meet_the_same_rules() -> None:
 
 def test_reading_a_scenario_imports_nothing_heavy() -> None:
     code = (
-        "import sys\nimport penstock.runtime.scenario, penstock.runtime.scenario.preflight, penstock.runtime.cli\n"
+        "import sys\nimport penstock.runtime.scenario, penstock.runtime.preflight.machine, penstock.runtime.cli\n"
         "heavy = {'torch', 'ray', 'transformers', 'zmq', 'aiohttp', 'jinja2', 'pyarrow'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
@@ -405,7 +397,7 @@ def test_engines_of_several_kinds_are_numbered_through(scenario_file: Path) -> N
     ],
 )
 def test_kinds_of_engines_that_do_not_fit_are_refused(scenario_file: Path, override: str, key: str, text: str) -> None:
-    with pytest.raises(ScenarioError) as refused:
+    with pytest.raises(UserFault) as refused:
         load_scenario(scenario_file, [override])
     assert key in str(refused.value)
     assert text in str(refused.value)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.runtime.errors import ScenarioError
+from penstock.messages.errors import UserFault
 from penstock.runtime.scenario import load_scenario
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def test_the_defaults_fit_each_other_under_every_policy(tmp_path: Path) -> None:
 def test_a_block_that_does_not_fit_is_refused_with_the_key_to_change(
     tmp_path: Path, overrides: tuple[str, ...], message: str
 ) -> None:
-    with pytest.raises(ScenarioError, match=message):
+    with pytest.raises(UserFault, match=message):
         load(tmp_path, *overrides)
 
 
@@ -90,5 +90,5 @@ def test_a_function_plays_with_the_defaults(tmp_path: Path) -> None:
 def test_a_function_that_does_not_fit_is_refused_with_the_key_to_change(
     tmp_path: Path, overrides: tuple[str, ...], message: str
 ) -> None:
-    with pytest.raises(ScenarioError, match=message):
+    with pytest.raises(UserFault, match=message):
         load(tmp_path, *overrides)

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from penstock.backends.checkpoint.make import make_model
 from penstock.backends.evaluation.options import EvaluationOptions
 from penstock.backends.evaluation.rewards import open_evaluation_rewards
 from penstock.backends.evaluation.rows import load_evaluation_rows
-from penstock.backends.models.make import make_model
 from penstock.backends.rewards import open_rewards
-from penstock.runtime.errors import PreflightError, ScenarioError
-from penstock.runtime.hosts.virtual.simulate import num_evaluation_prompts
+from penstock.messages.errors import UserFault
+from penstock.runtime.preflight.functions import check_user_code
+from penstock.runtime.preflight.rows import check_data
+from penstock.runtime.run.modelled_rows import num_evaluation_prompts
 from penstock.runtime.scenario import dump_scenario, load_scenario
-from penstock.runtime.scenario.data_preflight import check_data
 from penstock.runtime.scenario.evaluation_rules import sets_of
-from penstock.runtime.scenario.function_preflight import check_user_code
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -107,22 +107,22 @@ evaluation:
     ],
 )
 def test_what_cannot_be_evaluated_is_refused_with_the_key(tmp_path: Path, block: str, said: str) -> None:
-    with pytest.raises(ScenarioError) as caught:
+    with pytest.raises(UserFault) as caught:
         loaded(tmp_path, f"evaluation: {block}\n")
     assert said in str(caught.value)
 
 
 def test_parts_of_a_run_that_evaluate_nothing_say_so(tmp_path: Path) -> None:
     block = "evaluation: {every: 5, datasets: [{name: a, path: 'lines:4'}]}\n"
-    with pytest.raises(ScenarioError, match="a run with only: rollout does not evaluate"):
+    with pytest.raises(UserFault, match="a run with only: rollout does not evaluate"):
         loaded(tmp_path, block, "run.only=rollout")
-    with pytest.raises(ScenarioError, match=r"evaluation.datasets: a run with only: evaluate evaluates these"):
+    with pytest.raises(UserFault, match=r"evaluation.datasets: a run with only: evaluate evaluates these"):
         loaded(tmp_path, "", "run.only=evaluate")
 
 
 def test_engines_that_answer_from_rows_have_nothing_to_evaluate(tmp_path: Path) -> None:
     block = "engines: {backend: recorded}\nevaluation: {datasets: [{name: a, path: 'lines:4'}]}\n"
-    with pytest.raises(ScenarioError, match="answer with what rows hold and generate nothing"):
+    with pytest.raises(UserFault, match="answer with what rows hold and generate nothing"):
         loaded(tmp_path, block, "learner.objective=sft", "filter.drop_zero_spread=false", "sampling.temperature=1.0")
 
 
@@ -131,10 +131,10 @@ def test_rows_and_functions_are_looked_at_before_the_run(tmp_path: Path) -> None
     (tmp_path / "bad.jsonl").write_text('{"prompt": "1", "answer": "2", "level": 1}\n{"prompt": "1", "level": 1}\n')
     block = "evaluation: {datasets: [{name: a, path: good.jsonl}, {name: b, path: bad.jsonl}]}\n"
     scenario = loaded(tmp_path, block, "data.path=" + str(tmp_path / "good.jsonl"))
-    with pytest.raises(PreflightError, match=r"evaluation.datasets\[1\].path: .*bad.jsonl:2: 'answer' is missing"):
+    with pytest.raises(UserFault, match=r"evaluation.datasets\[1\].path: .*bad.jsonl:2: 'answer' is missing"):
         check_data(scenario)
     block = "evaluation: {datasets: [{name: a, path: good.jsonl, reward: {function: nowhere.py:score}}]}\n"
-    with pytest.raises(PreflightError, match=r"evaluation.datasets\[0\].reward.function: "):
+    with pytest.raises(UserFault, match=r"evaluation.datasets\[0\].reward.function: "):
         check_user_code(loaded(tmp_path, block))
 
 
@@ -152,7 +152,7 @@ def test_prompts_know_their_dataset_and_no_more_of_them_are_there_than_was_said(
 def test_a_simulation_has_to_be_told_how_many_prompts_there_are(tmp_path: Path) -> None:
     block = "evaluation: {datasets: [{name: a, path: 'lines:4'}, {name: b, path: b.jsonl, max_prompts: 2}]}\n"
     assert num_evaluation_prompts(loaded(tmp_path, block)) == (4, 2)
-    with pytest.raises(ScenarioError, match="how many prompts b has"):
+    with pytest.raises(UserFault, match="how many prompts b has"):
         num_evaluation_prompts(loaded(tmp_path, "evaluation: {datasets: [{name: b, path: b.jsonl}]}\n"))
 
 
@@ -199,6 +199,6 @@ evaluation: {datasets: [{name: a, path: a.jsonl, chat_template: true, system_pro
     ],
 )
 def test_what_a_dataset_asks_of_template_and_engines_is_checked(tmp_path: Path, dataset: str, said: str) -> None:
-    with pytest.raises(ScenarioError) as caught:
+    with pytest.raises(UserFault) as caught:
         loaded(tmp_path, f"evaluation: {{datasets: [{{name: a, path: a.jsonl, {dataset}}}]}}\n")
     assert said in str(caught.value)

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.backends.models.make import CONTEXT_TOKENS, SHAPES, make_model
-from penstock.backends.weights.preflight import model_size_bytes
-from penstock.runtime.errors import PreflightError
-from penstock.runtime.scenario import Scenario, load_scenario
-from penstock.runtime.scenario.checkpoint_preflight import (
+from penstock.backends.checkpoint.make import CONTEXT_TOKENS, SHAPES, make_model
+from penstock.backends.engines.transport_preflight import model_size_bytes
+from penstock.messages.errors import UserFault
+from penstock.runtime.preflight.checkpoints import (
     MADE_MODEL_BYTES,
     check_architecture,
     check_checkpoint,
     check_weights,
 )
-from penstock.runtime.scenario.data_preflight import check_data
-from penstock.runtime.scenario.function_preflight import check_user_code
-from penstock.runtime.scenario.preflight import check_devices, check_machine, check_port
+from penstock.runtime.preflight.functions import check_user_code
+from penstock.runtime.preflight.machine import check_devices, check_machine, check_port
+from penstock.runtime.preflight.rows import check_data
+from penstock.runtime.scenario import Scenario, load_scenario
 from penstock.runtime.scenario.rules import MADE_CONTEXT_TOKENS
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def test_a_complete_checkpoint_passes(tmp_path: Path) -> None:
     ],
 )
 def test_a_checkpoint_s_missing_files_are_named(tmp_path: Path, files: tuple[str, ...], missing: str) -> None:
-    with pytest.raises(PreflightError, match=missing):
+    with pytest.raises(UserFault, match=missing):
         check_checkpoint(checkpoint(tmp_path, *files))
 
 
@@ -64,15 +64,15 @@ def test_a_missing_shard_of_a_checkpoint_is_named(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path, "config.json", "tokenizer.json", "one.safetensors")
     index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(PreflightError, match=r"missing two\.safetensors;"):
+    with pytest.raises(UserFault, match=r"missing two\.safetensors;"):
         check_checkpoint(folder)
 
 
 def test_a_folder_that_is_not_there_or_no_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PreflightError, match=r"model\.path: .*: no such folder"):
+    with pytest.raises(UserFault, match=r"model\.path: .*: no such folder"):
         check_checkpoint(tmp_path / "absent")
     (tmp_path / "file").touch()
-    with pytest.raises(PreflightError, match="a file, not a folder"):
+    with pytest.raises(UserFault, match="a file, not a folder"):
         check_checkpoint(tmp_path / "file")
 
 
@@ -90,7 +90,7 @@ def test_a_function_of_the_user_that_is_not_there_is_refused(tmp_path: Path, tex
     code = tmp_path / "code.py"
     if text is not None:
         code.write_text(text)
-    with pytest.raises(PreflightError, match=said) as caught:
+    with pytest.raises(UserFault, match=said) as caught:
         check_user_code(scenario(tmp_path, f"reward.function={code}:mine"))
     assert str(caught.value).startswith("reward.function: ")
 
@@ -124,7 +124,7 @@ def test_a_function_of_the_user_that_is_there_passes(tmp_path: Path, text: str) 
 )
 def test_a_bad_row_is_refused_with_file_and_line(tmp_path: Path, rows: str, said: str) -> None:
     (tmp_path / "rows.jsonl").write_text(rows)
-    with pytest.raises(PreflightError, match=said):
+    with pytest.raises(UserFault, match=said):
         check_data(scenario(tmp_path, f"data.path={tmp_path}/rows.jsonl"))
 
 
@@ -145,7 +145,7 @@ def test_bad_rows_pass_where_the_scenario_allows_to_skip_them(tmp_path: Path) ->
 def test_data_that_is_not_there_is_refused(tmp_path: Path, path: str, said: str) -> None:
     (tmp_path / "rows.csv").touch()
     value = path if ":" in path else f"{tmp_path}/{path}"
-    with pytest.raises(PreflightError, match=said) as caught:
+    with pytest.raises(UserFault, match=said) as caught:
         check_data(scenario(tmp_path, f"data.path={value}"))
     assert str(caught.value).startswith("data.path: ")
 
@@ -162,34 +162,34 @@ def test_a_reward_whose_extra_is_not_installed_is_refused(
 
     monkeypatch.setattr("importlib.util.find_spec", find_nothing)
     wanted = rf"^reward\.function: {name}: reasoning-gym is not installed; .*\[reasoning-gym\]"
-    with pytest.raises(PreflightError, match=wanted):
+    with pytest.raises(UserFault, match=wanted):
         check_user_code(settings)
 
 
 def test_the_demonstrations_of_the_warm_start_need_a_response(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "label": "b"}\n')
-    with pytest.raises(PreflightError, match=r"^learner\.warm_start\.path: .*rows\.jsonl:1: .*response"):
+    with pytest.raises(UserFault, match=r"^learner\.warm_start\.path: .*rows\.jsonl:1: .*response"):
         check_data(scenario(tmp_path, f"learner.warm_start.path={tmp_path}/rows.jsonl"))
     check_data(scenario(tmp_path, "learner.warm_start.path=lines:5"))
 
 
 def test_a_port_that_somebody_listens_on_is_refused_and_a_free_one_is_not(unused_port: Callable[[], int]) -> None:
     port = unused_port()
-    refused = pytest.raises(PreflightError, match=f"observability.metrics_port: port {port} is in use; choose another")
+    refused = pytest.raises(UserFault, match=f"observability.metrics_port: port {port} is in use; choose another")
     with socket.create_server(("127.0.0.1", port)), refused:
         check_port("observability.metrics_port", port)
     check_port("observability.metrics_port", port)
 
 
 def test_a_gpu_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PreflightError, match=r"^engines\.device: cuda:99 is not there: torch .* sees \d+ GPUs"):
+    with pytest.raises(UserFault, match=r"^engines\.device: cuda:99 is not there: torch .* sees \d+ GPUs"):
         check_devices(scenario(tmp_path, "engines.device=cuda:99"))
     check_devices(scenario(tmp_path, "engines.device=cuda:99", "runtime.ray_address=elsewhere:6379"))
 
 
 def test_a_damaged_checkpoint_is_refused_when_its_size_is_asked_for(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "model", "config.json", "tokenizer.json", "model.safetensors")
-    with pytest.raises(PreflightError, match="is no safetensors file"):
+    with pytest.raises(UserFault, match="is no safetensors file"):
         check_weights(scenario(tmp_path, "model.make=null", f"model.path={folder}"), tmp_path)
 
 
@@ -208,11 +208,11 @@ def test_a_model_that_no_engine_computes_or_that_is_too_short_is_refused(tmp_pat
     make_model("xs", folder, seed=0)
     mine = ("model.make=null", f"model.path={folder}")
     check_architecture(scenario(tmp_path, *mine), folder)
-    with pytest.raises(PreflightError, match=r"^model\.max_context: 4096 tokens .* max_position_embeddings is 512"):
+    with pytest.raises(UserFault, match=r"^model\.max_context: 4096 tokens .* max_position_embeddings is 512"):
         check_architecture(scenario(tmp_path, *mine, "model.max_context=4096"), folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"architectures": ["MambaForCausalLM"]}))
-    with pytest.raises(PreflightError, match=r"^model\.path: .*MambaForCausalLM"):
+    with pytest.raises(UserFault, match=r"^model\.path: .*MambaForCausalLM"):
         check_architecture(scenario(tmp_path, *mine), folder)
 
 
@@ -227,9 +227,7 @@ def test_a_mixture_of_experts_is_taken_where_all_of_it_is_understood(tmp_path: P
     (folder / "config.json").write_text(json.dumps(config))
     check_architecture(scenario(tmp_path, *mine), folder)
     (folder / "config.json").write_text(json.dumps(config | {"num_experts_per_tok": 9}))
-    with pytest.raises(
-        PreflightError, match=r"^model\.path: .*num_experts_per_tok must be 1 to num_experts, 8, found 9"
-    ):
+    with pytest.raises(UserFault, match=r"^model\.path: .*num_experts_per_tok must be 1 to num_experts, 8, found 9"):
         check_architecture(scenario(tmp_path, *mine), folder)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.runtime.errors import ScenarioError
+from penstock.messages.errors import UserFault
 from penstock.runtime.scenario import load_scenario
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ REFUSED = {
 def test_a_block_that_cannot_work_is_refused_with_what_to_do(tmp_path: Path, reward: str) -> None:
     file = tmp_path / "scenario.yaml"
     file.write_text(BASE % reward)
-    with pytest.raises(ScenarioError) as caught:
+    with pytest.raises(UserFault) as caught:
         load_scenario(file)
     assert REFUSED[reward] in str(caught.value)
     assert "reward" in str(caught.value)
@@ -123,7 +123,7 @@ def test_engines_that_answer_can_be_the_judge(tmp_path: Path, engines: str) -> N
 def test_engines_that_do_not_answer_are_no_judge(tmp_path: Path, engines: str, message: str) -> None:
     file = tmp_path / "scenario.yaml"
     file.write_text(own_judge(engines))
-    with pytest.raises(ScenarioError) as caught:
+    with pytest.raises(UserFault) as caught:
         load_scenario(file)
     assert message in str(caught.value)
     assert "reward.judge.engine" in str(caught.value)

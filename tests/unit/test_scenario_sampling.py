@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock.runtime.errors import PreflightError, ScenarioError
-from penstock.runtime.plan import RunPlan
+from penstock.messages.errors import UserFault
+from penstock.runtime.preflight.functions import check_user_code
+from penstock.runtime.run.plan import RunPlan
+from penstock.runtime.run.wiring import build_machine
 from penstock.runtime.scenario import Scenario, load_scenario
-from penstock.runtime.scenario.function_preflight import check_user_code
-from penstock.runtime.wiring import build_machine
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -95,26 +95,26 @@ def test_without_any_of_it_nothing_is_different(file: Path) -> None:
     ],
 )
 def test_what_cannot_be_is_refused_with_the_key(file: Path, overrides: tuple[str, ...], words: str) -> None:
-    with pytest.raises(ScenarioError) as caught:
+    with pytest.raises(UserFault) as caught:
         load_scenario(file, overrides)
     assert words in str(caught.value)
 
 
 def test_nothing_counts_in_a_mean_that_is_not_taken(file: Path) -> None:
-    with pytest.raises(ScenarioError, match="takes no mean over a group"):
+    with pytest.raises(UserFault, match="takes no mean over a group"):
         everything(file, "learner.objective=reinforce_plus_plus")
 
 
 def test_a_curriculum_and_a_stream_or_weights_exclude_each_other(file: Path) -> None:
     (file.parent / "rows.jsonl").write_text('{"prompt": "a", "label": "b"}\n')
-    with pytest.raises(ScenarioError, match="every candidate would have to be read"):
+    with pytest.raises(UserFault, match="every candidate would have to be read"):
         everything(file, f"data.path={file.parent}/rows.jsonl", "data.stream=true")
     sources = f"data.sources=[{{path: {file.parent}/rows.jsonl, weight: 2}}, {{path: 'lines:5', weight: 1}}]"
-    with pytest.raises(ScenarioError, match=r"the weights of data\.sources would mean nothing"):
+    with pytest.raises(UserFault, match=r"the weights of data\.sources would mean nothing"):
         everything(file, "data.path=null", sources)
 
 
 def test_a_function_that_is_not_there_is_told_before_the_run(file: Path) -> None:
     scenario = load_scenario(file, (f"filter.all_samples_hook={file.parent}/mine.py:lok",))
-    with pytest.raises(PreflightError, match=r"filter\.all_samples_hook.*lok"):
+    with pytest.raises(UserFault, match=r"filter\.all_samples_hook.*lok"):
         check_user_code(scenario)

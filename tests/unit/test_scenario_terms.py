@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.runtime.errors import ScenarioError
+from penstock.messages.errors import UserFault
 from penstock.runtime.scenario import load_scenario
 from penstock.runtime.scenario.keys import block_paths, shape_at
 from penstock.runtime.scenario.shipped import find_scenario, shipped_scenarios
@@ -40,7 +40,7 @@ def test_no_term_hides_a_key_of_ours() -> None:
     ],
 )
 def test_a_term_of_other_systems_is_understood(override: str, said: str) -> None:
-    with pytest.raises(ScenarioError, match="no such key") as caught:
+    with pytest.raises(UserFault, match="no such key") as caught:
         load_scenario(SCENARIOS / "sync.yaml", [override])
     assert said in str(caught.value)
 

@@ -11,12 +11,13 @@ import pytest
 
 from penstock.backends.engines.expert_choices import ExpertShape, pack_experts, read_expert_shape
 from penstock.backends.engines.options import SamplingOptions
-from penstock.backends.engines.sglang.assembler import Assembler
-from penstock.backends.engines.sglang.http import BadReply
-from penstock.backends.engines.sglang.requests import OpenRequest, RequestRules
+from penstock.backends.engines.served.sglang.assembler import Assembler
+from penstock.backends.engines.served.sglang.http import BadReply
+from penstock.backends.engines.served.sglang.requests import OpenRequest, RequestRules
 from penstock.backends.engines.torch.drawings import Drawing
 from penstock.messages.arrays import pack_tokens
 from penstock.messages.commands import Generate
+from penstock.messages.errors import UserFault
 from penstock.messages.samples import Completed, InfraError, Part, Prompt, Purpose, SampleKey, VersionSpan
 
 SHAPE = ExpertShape(num_layers=2, per_token=2, num_experts=8)
@@ -116,7 +117,7 @@ def test_ids_need_two_bytes_where_one_has_no_value_for_what_is_not_known() -> No
 
 def test_a_model_without_experts_is_named(tmp_path: Any) -> None:  # noqa: ANN401 - a path
     (tmp_path / "config.json").write_text('{"num_hidden_layers": 2}')
-    with pytest.raises(ValueError, match=r"record_experts is true, and the model .* has no experts"):
+    with pytest.raises(UserFault, match=r"record_experts is true, and the model .* has no experts"):
         read_expert_shape(tmp_path)
     (tmp_path / "config.json").write_text('{"num_hidden_layers": 2, "num_experts": 8, "num_experts_per_tok": 2}')
     assert read_expert_shape(tmp_path) == SHAPE

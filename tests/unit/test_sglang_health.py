@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.backends.engines.sglang.health import (
+from penstock.backends.engines.served.sglang.health import (
     Answered,
     Asked,
     Check,

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 import pytest
 
 from penstock.backends.engines.options import EnginesOptions
-from penstock.backends.engines.sglang.log_lines import news_in, port_in, reason_in, says_ready, tail_of
-from penstock.backends.engines.sglang.opening import EngineSetup, launch_options
-from penstock.backends.engines.sglang.server_options import command_line
-from penstock.backends.engines.sglang.settings import ServerSettings
+from penstock.backends.engines.served.sglang.log_lines import news_in, port_in, reason_in, says_ready, tail_of
+from penstock.backends.engines.served.sglang.opening import EngineSetup, launch_options
+from penstock.backends.engines.served.sglang.server_options import command_line
+from penstock.backends.engines.served.sglang.settings import ServerSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.backends.engines.sglang.environment import SGLANG_VERSION
-from penstock.backends.engines.sglang.reserved_options import RESERVED
-from penstock.backends.engines.sglang.server_options import (
+from penstock.backends.engines.served.sglang.environment import SGLANG_VERSION
+from penstock.backends.engines.served.sglang.reserved_options import RESERVED
+from penstock.backends.engines.served.sglang.server_options import (
     ServerOptionError,
     check_server_options,
     command_line,
@@ -17,7 +17,7 @@ from penstock.backends.engines.sglang.server_options import (
     option_named,
     supports_seeded_sampling,
 )
-from penstock.runtime.errors import ScenarioError
+from penstock.messages.errors import UserFault
 from penstock.runtime.scenario import load_scenario
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def scenario_file(tmp_path: Path) -> Path:
 
 
 def test_a_wrong_server_option_is_refused_with_file_line_and_key(scenario_file: Path) -> None:
-    with pytest.raises(ScenarioError) as caught:
+    with pytest.raises(UserFault) as caught:
         load_scenario(scenario_file)
     where = f"{scenario_file}:11: engines.sglang.attention_backend: "
     assert str(caught.value) == f"{where}'fa33' is none of its choices; did you mean 'fa3'?"
@@ -141,16 +141,16 @@ def test_a_wrong_server_option_is_refused_with_file_line_and_key(scenario_file: 
 def test_engines_beside_others_are_checked_too(scenario_file: Path) -> None:
     scenario_file.write_text(scenario_file.read_text().replace("fa33", "fa3"))
     more = "engines.more=[{backend: sglang, sglang: {host: 0.0.0.0}}]"
-    with pytest.raises(ScenarioError, match=r"engines\.more\[0\]\.sglang\.host: cannot be set") as caught:
+    with pytest.raises(UserFault, match=r"engines\.more\[0\]\.sglang\.host: cannot be set") as caught:
         load_scenario(scenario_file, [more])
     assert more in str(caught.value)
 
 
 def test_seeded_sampling_is_refused_unless_the_server_can(scenario_file: Path) -> None:
     scenario_file.write_text(scenario_file.read_text().replace("fa33", "fa3"))
-    with pytest.raises(ScenarioError, match=r"engines\.seeded_sampling: an SGLang server draws"):
+    with pytest.raises(UserFault, match=r"engines\.seeded_sampling: an SGLang server draws"):
         load_scenario(scenario_file, ["engines.seeded_sampling=true"])
     able = ["engines.seeded_sampling=true", "engines.sglang.enable_deterministic_inference=true"]
     assert load_scenario(scenario_file, able).engines.seeded_sampling
-    with pytest.raises(ScenarioError, match=r"engines\.seeded_sampling"):
+    with pytest.raises(UserFault, match=r"engines\.seeded_sampling"):
         load_scenario(scenario_file, [*able, "engines.device=cpu"])

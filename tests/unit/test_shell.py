@@ -27,8 +27,8 @@ from penstock.messages.training import NoticeGiven, StopAsked
 from penstock.messages.waits import OverdueWait, Wait, WaitsReported
 from penstock.messages.weights import VersionAnnounced, WeightManifest
 from penstock.messages.wire import Envelope, Header
-from penstock.runtime.shell import IDLE_S, Shell, ShellSettings
-from penstock.runtime.watchdog import NEVER
+from penstock.runtime.shell.shell import IDLE_S, Shell, ShellSettings
+from penstock.runtime.shell.watchdog import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -295,11 +295,13 @@ def test_what_is_said_once_waits_until_the_peer_can_be_reached(bench: Bench) -> 
     assert bench.host.sent("engine/0") == [announced(1), *notices]
 
 
-def test_what_waited_for_an_incarnation_is_not_told_to_its_successor(bench: Bench) -> None:
+@pytest.mark.parametrize("is_lost_first", [True, False])
+def test_what_waited_for_an_incarnation_is_not_told_to_its_successor(bench: Bench, is_lost_first: bool) -> None:
     bench.hear("engine/0", StopAsked(reason=""), epoch=1)
     bench.machine.answers[WeightsPublished] = [Send("engine/0", NoticeGiven(name="", text="for epoch 1"))]
     bench.local(published())
-    bench.shell.on_lost("engine/0", 1)
+    if is_lost_first:
+        bench.shell.on_lost("engine/0", 1)
     bench.shell.on_returned("engine/0", 2)
     bench.shell.end_turn()
     assert bench.host.sent("engine/0") == []

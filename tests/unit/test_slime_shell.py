@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.runtime.errors import UserError
+from penstock.messages.errors import UserFault
 from penstock.runtime.slime.script import Flag, read_script
 from penstock.runtime.slime.shell import MAX_STEPS
 
@@ -173,7 +173,7 @@ def test_nothing_is_run(tmp_path: Path) -> None:
 def test_what_is_no_launch_script_is_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "run.sh"
     path.write_text(text)
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserFault, match=message):
         read_script(path)
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserFault, match="cannot be read"):
         read_script(tmp_path / "nothing.sh")

@@ -88,10 +88,10 @@ def test_a_log_has_no_control_of_a_terminal() -> None:
 
 MACHINES_READ = {
     "runtime/chaos/nodes.py": "a word for the process that has started it",
-    "runtime/hosts/virtual/fuzz.py": "our own trials, without any foreign text",
     "runtime/cli/docs.py": "names of our own pages",
-    "runtime/cli/app.py": "the schema, which is generated",
+    "runtime/cli/prepare_commands.py": "the schema, which is generated",
     "runtime/cli/ledger.py": "comma-separated values, for another program unless there is a terminal",
+    "runtime/launch/progress.py": "figures and words of ours; the one line of the run's log went through terminal_text",
     "runtime/safe_text.py": "sets the log up",
 }
 """Where something else is written than what strangers may have a part in."""

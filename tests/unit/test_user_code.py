@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.backends.user_code import UserCodeError, load_object, split_spec
+from penstock.backends.processes.user_code import UserCodeError, load_object, split_spec
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from penstock.backends.data.dataset import load_dataset
 from penstock.backends.engines.recorded.backend import RecordedEngine
-from penstock.backends.protocol import Capability
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -15,11 +14,6 @@ if TYPE_CHECKING:
     from penstock.backends.data.recorded_rows import RecordedSettings
     from penstock.backends.protocol import Backend
     from penstock.messages.commands import EngineCommand
-
-CAPABILITIES: Final = frozenset(
-    {Capability.SEEDED_SAMPLING, Capability.IN_FLIGHT, Capability.INTERRUPT, Capability.STAGED_WEIGHTS}
-)
-"""Nothing is drawn, nothing runs and nothing is loaded, so the first four hold of themselves. A canary it has none."""
 
 
 def open_recorded_engine(

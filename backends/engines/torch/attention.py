@@ -18,8 +18,8 @@ from penstock.backends.engines.torch.cache import round_up
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from penstock.backends.checkpoint.model_config import ModelConfig
     from penstock.backends.engines.torch.cache import KeyValueCache
-    from penstock.backends.engines.torch.config import ModelConfig
 
 
 MAX_KNOWN_RANGES: Final = 1024

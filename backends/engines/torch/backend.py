@@ -28,10 +28,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple, assert_never
 
 import torch
 
+from penstock.backends.engines.staged_weights import StagedWeights
 from penstock.backends.engines.torch.engine import TorchEngine
 from penstock.backends.engines.torch.requests import GenerationRequest, RequestError
 from penstock.backends.engines.torch.stopping import EndReason
-from penstock.backends.engines.torch.weights import WeightMismatchError, check_parameters, shapes_of
+from penstock.backends.engines.torch.weights import check_parameters, shapes_of
 from penstock.backends.weights.protocol import WeightFetchError
 from penstock.messages.arrays import TOKEN_BYTES, tokens_view
 from penstock.messages.base import Metric
@@ -44,6 +45,7 @@ from penstock.messages.commands import (
     OpenEngine,
     SleepEngine,
 )
+from penstock.messages.errors import UserFault
 from penstock.messages.local import (
     EngineOpened,
     EngineSlept,
@@ -58,8 +60,8 @@ from penstock.messages.training import UpdateMode
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from penstock.backends.engines.torch.config import ModelConfig
-    from penstock.backends.engines.torch.engine import EngineSettings
+    from penstock.backends.checkpoint.model_config import ModelConfig
+    from penstock.backends.engines.torch.engine_settings import EngineSettings
     from penstock.backends.engines.torch.requests import Ended
     from penstock.backends.protocol import Emit, Fail
     from penstock.backends.weights.protocol import FetchedWeights, WeightFetcher
@@ -67,7 +69,6 @@ if TYPE_CHECKING:
     from penstock.messages.samples import Outcome
     from penstock.messages.weights import WeightManifest
 
-NUM_KEPT_FETCHES: Final = 2
 NO_NUMBERS: Final = (
     "the model's logits for it are not finite: its numbers are beyond model.dtype, so the learner has diverged, or the "
     "model cannot be computed in that type; lower learner.learning_rate, or set model.dtype: float32"
@@ -110,7 +111,7 @@ class TorchEngineBackend:
         self._engine: TorchEngine | None = None
         self._inbox: SimpleQueue[EngineCommand | _Staged | None] = SimpleQueue()
         self._fetches: SimpleQueue[WeightManifest | None] = SimpleQueue()
-        self._staged: dict[tuple[int, int], _Staged] = {}
+        self._staged: StagedWeights[FetchedWeights] = StagedWeights()
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -154,7 +155,7 @@ class TorchEngineBackend:
             thread.join(max(0.0, deadline - time.monotonic()))
         if not any(thread.is_alive() for thread in self._threads):
             self._drain_inbox()
-            self._release(len(self._staged))
+            self._staged.close()
 
     # --- threads ----------------------------------------------------------------------------------------------
 
@@ -191,7 +192,7 @@ class TorchEngineBackend:
             except Empty:
                 return
             if isinstance(left, _Staged):
-                self._keep(left)
+                self._staged.keep(left.manifest, left.weights)
 
     # --- commands ---------------------------------------------------------------------------------------------
 
@@ -200,8 +201,7 @@ class TorchEngineBackend:
             case None:
                 return
             case _Staged():
-                self._keep(command)
-                self._release(len(self._staged) - NUM_KEPT_FETCHES)
+                self._staged.keep(command.manifest, command.weights)
             case OpenEngine():
                 self._engine = TorchEngine(self._config, self._settings)
                 self._emit(EngineOpened(num_slots=self._settings.num_slots))
@@ -314,31 +314,18 @@ class TorchEngineBackend:
         num_requests = engine.num_running + engine.num_queued
         if num_requests and mode is not UpdateMode.IN_FLIGHT:
             raise RuntimeError(f"{num_requests} requests run at a swap in mode {mode}, which wants none")
-        staged = self._staged.get(_identity(manifest))
-        if staged is None:
-            raise RuntimeError(f"version {manifest.version}, publish {manifest.publish}, was to be applied unfetched")
-        engine.load(staged.weights.tensors, manifest.version)
-        digest = staged.weights.digest_now()
+        weights = self._staged.take(manifest)
+        engine.load(weights.tensors, manifest.version)
+        digest = weights.digest_now()
         if digest != manifest.digest:  # changed since they were fetched: not one token is made with them
             for ended in engine.interrupt():
                 self._answer(ended)
-        self._release(list(self._staged).index(_identity(manifest)) + 1)
+        weights.close()
         canary = manifest.canary
         logprobs = b"" if canary is None else engine.probe(tokens_view(canary.tokens)).numpy().tobytes()
         self._emit(
             WeightsSwapped(version=manifest.version, publish=manifest.publish, digest=digest, canary_logprobs=logprobs)
         )
-
-    def _keep(self, staged: _Staged) -> None:
-        old = self._staged.pop(_identity(staged.manifest), None)
-        if old is not None:
-            old.weights.close()
-        self._staged[_identity(staged.manifest)] = staged
-
-    def _release(self, count: int) -> None:
-        """Let go of the ``count`` oldest fetches."""
-        for identity in list(self._staged)[: max(0, count)]:
-            self._staged.pop(identity).weights.close()
 
 
 def _outcome(reason: EndReason) -> Outcome:
@@ -357,15 +344,11 @@ def _outcome(reason: EndReason) -> Outcome:
             assert_never(reason)
 
 
-def _identity(manifest: WeightManifest) -> tuple[int, int]:
-    return manifest.learner_epoch, manifest.publish
-
-
 def _what_is_wrong(config: ModelConfig, tensors: Mapping[str, torch.Tensor]) -> str:
     """Why these weights cannot be served; empty when they can."""
     try:
         check_parameters(config, shapes_of(tensors))
-    except WeightMismatchError as error:
+    except UserFault as error:
         return str(error)
     for name, tensor in tensors.items():
         if not torch.isfinite(tensor).all():

@@ -19,7 +19,7 @@ import torch
 from penstock.backends.engines.expert_choices import pack_experts
 
 if TYPE_CHECKING:
-    from penstock.backends.engines.torch.config import ModelConfig
+    from penstock.backends.checkpoint.model_config import ModelConfig
     from penstock.messages.samples import ExpertChoices
 
 BLOCK: Final = 32

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.backends.engines.torch.config import read_end_token_ids, read_tokenizer
+from penstock.backends.checkpoint.model_config import read_end_token_ids, read_tokenizer
 from penstock.backends.engines.torch.stopping import StopStrings
 
 if TYPE_CHECKING:

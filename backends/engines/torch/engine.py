@@ -17,7 +17,7 @@ Not thread-safe: one thread calls everything.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import TYPE_CHECKING, Final, cast
 
@@ -44,10 +44,9 @@ from penstock.backends.engines.torch.requests import (
     joined,
     new_spans,
 )
-from penstock.backends.engines.torch.sampling import Sampler
 from penstock.backends.engines.torch.seating import Seating
 from penstock.backends.engines.torch.slots import MIN_ROWS, PromptIndex, RunningSlots, SlotState
-from penstock.backends.engines.torch.stopping import EndReason, StopStrings, StopStringWatch
+from penstock.backends.engines.torch.stopping import EndReason, StopStringWatch
 from penstock.backends.engines.torch.weights import FusedWeights
 from penstock.messages.arrays import floats_view, tokens_view
 from penstock.messages.samples import Part
@@ -55,73 +54,14 @@ from penstock.messages.samples import Part
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping, Sequence
 
+    from penstock.backends.checkpoint.model_config import ModelConfig
     from penstock.backends.engines.torch.admission import Prefill
     from penstock.backends.engines.torch.attention import Attention
-    from penstock.backends.engines.torch.config import ModelConfig
+    from penstock.backends.engines.torch.engine_settings import EngineSettings
 
 MAX_SCORED_ROWS: Final = 512
 """Rows of logits that ``score`` holds at once; so many tokens can be scored whatever ``max_context`` is, if the model
 allows them: a canary may be longer than the responses."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OtherDrawing:
-    """A way to draw for requests that ask for it, where it is not that of the engine."""
-
-    sampler: Sampler
-    stop_token_ids: frozenset[int]
-    stop_strings: StopStrings | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSettings:
-    """How an engine is laid out and what it does with logits."""
-
-    num_slots: int = 64
-    max_context: int = 512
-    """Prompt and response together, in tokens."""
-    dtype: torch.dtype = torch.float32
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    sampler: Sampler = field(default_factory=Sampler)
-    stop_token_ids: frozenset[int] = frozenset()
-    stop_strings: StopStrings | None = None
-    others: tuple[OtherDrawing, ...] = ()
-    """Request ``drawing: k`` is drawn by the one at place k − 1."""
-    progress_tokens: int | None = None
-    """A running request reports its tokens after every so many; None: never."""
-    records_experts: bool = False
-    """Ended requests say which experts their tokens went to."""
-
-    def check(self, config: ModelConfig) -> None:
-        """Raise where the model does not allow them.
-
-        Raises:
-            ValueError: ``max_context`` is beyond what the model was made for, or a stop token outside its vocabulary.
-        """
-        if self.max_context > config.max_positions:
-            raise ValueError(
-                f"max_context must be at most the model's max_position_embeddings, {config.max_positions},"
-                f" got {self.max_context}"
-            )
-        if self.records_experts and config.experts is None:
-            raise ValueError("engines.record_experts is true, and the model has no experts; set it to false")
-        stops = self.stop_token_ids.union(*(other.stop_token_ids for other in self.others))
-        outside = sorted(token for token in stops if not 0 <= token < config.vocab_size)
-        if outside:
-            raise ValueError(f"stop_token_ids must be below the vocabulary's size, {config.vocab_size}, got {outside}")
-
-    def stop_ids_of(self, drawing: int) -> frozenset[int]:
-        """Tokens that end a response of this drawing."""
-        return self.others[drawing - 1].stop_token_ids if drawing else self.stop_token_ids
-
-    def stop_strings_of(self, drawing: int) -> StopStrings | None:
-        """Strings that do."""
-        return self.others[drawing - 1].stop_strings if drawing else self.stop_strings
-
-    @property
-    def has_stop_strings(self) -> bool:
-        """Whether any response is ended by strings."""
-        return self.stop_strings is not None or any(other.stop_strings is not None for other in self.others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +79,7 @@ class TorchEngine:
         """Allocates everything; the weights are unset.
 
         Raises:
-            ValueError: see :meth:`EngineSettings.check`.
+            UserFault: see :meth:`EngineSettings.check`.
         """
         settings.check(config)
         self.config = config
@@ -193,7 +133,7 @@ class TorchEngine:
         """Serve these weights (Hugging Face names) from the next token on. What runs goes on with its cache.
 
         Raises:
-            WeightMismatchError: they are not of this model; nothing has changed.
+            UserFault: they are not of this model; nothing has changed.
         """
         self._wake()
         with torch.inference_mode():
@@ -464,4 +404,4 @@ def _with_prefill(decode: Rows, prefill: Rows) -> Rows:
 
 
 def _integers(tensor: torch.Tensor) -> list[int]:
-    return cast(list[int], tensor.flatten().tolist())  # pyright: ignore[reportUnknownMemberType]  # torch has no type
+    return cast("list[int]", tensor.flatten().tolist())  # pyright: ignore[reportUnknownMemberType]  # torch has no type

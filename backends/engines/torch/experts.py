@@ -21,7 +21,7 @@ import torch.nn.functional as F  # noqa: N812  # the name that every reader of t
 from penstock.backends.engines.torch.slots import MIN_ROWS
 
 if TYPE_CHECKING:
-    from penstock.backends.engines.torch.config import ExpertsConfig
+    from penstock.backends.checkpoint.model_config import ExpertsConfig
     from penstock.backends.engines.torch.weights import LayerWeights
 
 

@@ -121,7 +121,7 @@ class DecoderModel:
 
 
 def _length(x: torch.Tensor, floor: torch.Tensor) -> torch.Tensor:
-    norm = cast(torch.Tensor, torch.linalg.vector_norm(x, dim=-1, keepdim=True))  # pyright: ignore[reportUnknownMemberType]  # no type in torch
+    norm = cast("torch.Tensor", torch.linalg.vector_norm(x, dim=-1, keepdim=True))  # pyright: ignore[reportUnknownMemberType]  # no type in torch
     return torch.hypot(norm, floor)
 
 

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from penstock.backends.checkpoint.model_config import read_model_config
 from penstock.backends.devices import choose_device
 from penstock.backends.engines.torch.backend import TorchEngineBackend
-from penstock.backends.engines.torch.config import read_model_config
 from penstock.backends.engines.torch.drawings import drawings
-from penstock.backends.engines.torch.engine import EngineSettings, OtherDrawing
+from penstock.backends.engines.torch.engine_settings import EngineSettings, OtherDrawing
 from penstock.backends.engines.torch.sampling import Sampler
-from penstock.backends.protocol import Capability
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,15 +23,6 @@ if TYPE_CHECKING:
     from penstock.backends.weights.protocol import WeightFetcher
     from penstock.messages.commands import EngineCommand
 
-CAPABILITIES: Final = frozenset(
-    {
-        Capability.SEEDED_SAMPLING,
-        Capability.IN_FLIGHT,
-        Capability.INTERRUPT,
-        Capability.STAGED_WEIGHTS,
-        Capability.CANARY,
-    }
-)
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -50,11 +41,11 @@ def open_torch_engine(
     of an evaluation as ``by_dataset`` does.
 
     Raises:
-        ValueError: a model, a device, a dtype or a limit that this engine cannot serve; the message says which.
+        UserFault: a model, a device, a dtype or a limit that this engine cannot serve; the message says which.
     """
     config = read_model_config(model_folder)
     if dtype not in DTYPES:
-        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+        raise UserFault(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     run, *others = drawings(model_folder, sampling, by_dataset)
     settings = EngineSettings(
         num_slots=options.slots,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.backends.engines.torch.stopping import EndReason, StopStringWatch
 
 
-class RequestError(ValueError):
+class RequestError(Exception):
     """A request that cannot be served, for this reason; the others are not touched."""
 
 

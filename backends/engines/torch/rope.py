@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from penstock.backends.engines.torch.config import ModelConfig
+    from penstock.backends.checkpoint.model_config import ModelConfig
 
 
 def rotation_table(config: ModelConfig, length: int, device: torch.device) -> torch.Tensor:

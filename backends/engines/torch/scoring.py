@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 
+from penstock.backends.checkpoint.model_config import read_model_config
+from penstock.backends.checkpoint.tensors import CheckpointTensors
 from penstock.backends.engines.torch.attention import FreshAttention, RaggedRows
 from penstock.backends.engines.torch.cache import KeyValueCache
-from penstock.backends.engines.torch.checkpoint import CheckpointTensors
-from penstock.backends.engines.torch.config import read_model_config
 from penstock.backends.engines.torch.model import DecoderModel, Rows
 from penstock.backends.engines.torch.weights import FusedWeights
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +28,7 @@ MAX_HEAD_ROWS: Final = 512
 """Rows of logits that are held at once."""
 
 
-class UnscorableError(ValueError):
+class UnscorableError(Exception):
     """A text that the model cannot take; the message says why."""
 
 
@@ -78,16 +79,16 @@ class TextScorer:
             num_top: k, of the likeliest tokens.
 
         Raises:
-            ValueError: a folder that this engine cannot serve, or a model that was made for shorter texts.
+            UserFault: a folder that this engine cannot serve, or a model that was made for shorter texts.
         """
         config = read_model_config(folder)
         if max_context > config.max_positions:
-            raise ValueError(
+            raise UserFault(
                 f"teacher.model: {folder} takes at most {config.max_positions} tokens, and model.max_context is "
                 f"{max_context}; lower that, or take another teacher"
             )
         if num_top > config.vocab_size:
-            raise ValueError(
+            raise UserFault(
                 f"teacher.top_logprobs: {num_top} is more than the {config.vocab_size} tokens of the teacher's "
                 "vocabulary; lower it"
             )

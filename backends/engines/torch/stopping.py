@@ -12,6 +12,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
+from penstock.messages.errors import UserFault
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -40,11 +42,11 @@ class StopStrings:
 
     def __init__(self, strings: Iterable[str], tokenizer: Tokenizer) -> None:
         """Raises:
-        ValueError: a string is empty; every response would end at once.
+        UserFault: a string is empty; every response would end at once.
         """
         self.strings = tuple(strings)
         if "" in self.strings:
-            raise ValueError("sampling.stop must not contain an empty string")
+            raise UserFault("sampling.stop must not contain an empty string")
         self.tokenizer = tokenizer
         self.tail_chars = max(len(string) for string in self.strings) - 1
 

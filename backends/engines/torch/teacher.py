@@ -61,7 +61,7 @@ def open_torch_teacher(
     """An embedded teacher of the model in this folder, which is loaded by its ``OpenEngine``.
 
     Raises:
-        ValueError: the device does not exist.
+        UserFault: the device does not exist.
     """
     device = choose_device(options.device, "teacher.device")
     return TorchTeacherBackend(model_folder, options, max_context=max_context, temperature=temperature, device=device)

@@ -20,22 +20,19 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from penstock.backends.engines.torch.checkpoint import CheckpointTensors
+from penstock.backends.checkpoint.tensors import CheckpointTensors
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.backends.engines.torch.config import ModelConfig
+    from penstock.backends.checkpoint.model_config import ModelConfig
 
 EMBEDDING: Final = "model.embed_tokens.weight"
 FINAL_NORM: Final = "model.norm.weight"
 HEAD: Final = "lm_head.weight"
 NUM_NAMED: Final = 5
 """So many offending parameters are named in an error."""
-
-
-class WeightMismatchError(ValueError):
-    """Tensors that are not the parameters of this model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +92,7 @@ class FusedWeights:
         """Take these parameters (Hugging Face names, any device and floating dtype).
 
         Raises:
-            WeightMismatchError: a parameter is missing, unknown, or of another shape.
+            UserFault: a parameter is missing, unknown, or of another shape.
         """
         check_parameters(self.config, shapes_of(tensors))
         self.embedding.copy_(tensors[EMBEDDING])
@@ -261,7 +258,7 @@ def check_parameters(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]])
     """Raise unless these are exactly the parameters of the model (a tied head may be there twice).
 
     Raises:
-        WeightMismatchError: names what is missing, unknown or of another shape.
+        UserFault: names what is missing, unknown or of another shape.
     """
     expected = parameter_shapes(config)
     names = set(shapes)
@@ -269,13 +266,11 @@ def check_parameters(config: ModelConfig, shapes: Mapping[str, tuple[int, ...]])
     unknown = sorted(names - expected.keys() - {HEAD} - {n for n in names if n.endswith("rotary_emb.inv_freq")})
     if missing or unknown:
         parts = [f"{what} {_some(found)}" for what, found in (("lack", missing), ("have unknown", unknown)) if found]
-        raise WeightMismatchError(
-            f"these weights are of another model than config.json describes: they {' and '.join(parts)}"
-        )
+        raise UserFault(f"these weights are of another model than config.json describes: they {' and '.join(parts)}")
     for name, shape in expected.items():
         if shapes[name] != shape:
             found = list(shapes[name])
-            raise WeightMismatchError(f"{name}: expected shape {list(shape)} from config.json, found {found}")
+            raise UserFault(f"{name}: expected shape {list(shape)} from config.json, found {found}")
 
 
 def _some(names: list[str]) -> str:

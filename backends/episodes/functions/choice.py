@@ -7,14 +7,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.backends.episodes.functions.wire import EVALUATION
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from penstock.backends.episodes.functions.wire import FunctionSpecs
     from penstock.messages.samples import Prompt
-
-
-class UnknownFunctionError(ValueError):
-    """A row names a function that there is not."""
 
 
 def chosen(specs: FunctionSpecs, prompt: Prompt) -> str:
@@ -22,7 +19,7 @@ def chosen(specs: FunctionSpecs, prompt: Prompt) -> str:
     which the row names; or the one of all others.
 
     Raises:
-        UnknownFunctionError: the row names one that there is not.
+        UserFault: the row names one that there is not.
     """
     names = [named.name for named in specs.functions]
     if prompt.dataset is not None and (own := f"{EVALUATION}{prompt.dataset}") in names:
@@ -34,7 +31,7 @@ def chosen(specs: FunctionSpecs, prompt: Prompt) -> str:
         return ""
     if not isinstance(name, str) or name not in names or name.startswith(EVALUATION):
         known = ", ".join(known for known in names if known and not known.startswith(EVALUATION))
-        raise UnknownFunctionError(
+        raise UserFault(
             f"row {prompt.row} names {str(name)[:80]!r} as its function (episode.function_key: {specs.function_key}); "
             f"episode.functions has {known or 'none'}"
         )

@@ -29,7 +29,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.backends.data.tokenizer import TextTokenizer
-from penstock.backends.episodes.functions.choice import UnknownFunctionError, chosen
+from penstock.backends.episodes.functions.choice import chosen
 from penstock.backends.episodes.functions.process import PlayerProcess
 from penstock.backends.episodes.functions.wire import (
     Begin,
@@ -47,9 +47,10 @@ from penstock.backends.episodes.functions.wire import (
 from penstock.backends.episodes.playing import NOTHING, PROMPT, Answer
 from penstock.backends.episodes.protocol import EpisodeOverError, TurnRequest
 from penstock.backends.episodes.stops import StopWatch
-from penstock.backends.user_code import UserCodeError
+from penstock.backends.processes.user_code import UserCodeError
 from penstock.messages.arrays import floats_view, pack_tokens, tokens_view
 from penstock.messages.base import Metric
+from penstock.messages.errors import UserFault
 from penstock.messages.samples import (
     Cancelled,
     Completed,
@@ -239,7 +240,7 @@ class FunctionEpisodes:
             self._playing[number] = playing = _Playing(episode, time.monotonic())
             try:
                 function = chosen(self._setup.specs, episode.issued.prompt)
-            except UnknownFunctionError as error:
+            except UserFault as error:
                 del self._playing[number]
                 self._end(playing, InfraError(detail=str(error)))
                 continue

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final, Literal, cast, get_args
 from penstock.backends.episodes.functions.wire import Ended
 from penstock.backends.episodes.interfaces import EpisodeInfraError, EpisodePolicyError, ToolError
 from penstock.backends.episodes.play import End, EpisodeLimitError
+from penstock.backends.processes.user_code import described, named, text_of
 from penstock.backends.rewards.functions import NoRewardError, judged
-from penstock.backends.user_code import described, named, text_of
 
 if TYPE_CHECKING:
     from pathlib import Path

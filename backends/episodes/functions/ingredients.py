@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, cast
 
-from penstock.backends.user_code import UserCodeError, load_object
+from penstock.backends.processes.user_code import UserCodeError, load_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -16,8 +16,8 @@ import asyncio
 import inspect
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
-from penstock.backends.signatures import declared_names
-from penstock.backends.user_code import UserCodeError, load_object, split_spec, text_of
+from penstock.backends.processes.signatures import declared_names
+from penstock.backends.processes.user_code import UserCodeError, load_object, split_spec, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

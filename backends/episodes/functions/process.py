@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock.backends.episodes.functions.wire import SAID, encoded
-from penstock.backends.function_process import FunctionProcess
+from penstock.backends.processes.function_process import FunctionProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from penstock.backends.episodes.functions.driver import START_TIMEOUT_S
 from penstock.backends.episodes.functions.process import PlayerProcess
 from penstock.backends.episodes.functions.wire import Loaded, LoadFailed, Setup
-from penstock.backends.user_code import UserCodeError
+from penstock.backends.processes.user_code import UserCodeError
 
 if TYPE_CHECKING:
     from penstock.backends.episodes.functions.wire import FunctionSpecs

@@ -10,7 +10,7 @@ from typing import Final, Literal
 import msgspec
 
 from penstock.backends.episodes.playing import Answer, PlayRules, TurnAsked
-from penstock.backends.function_process import framed
+from penstock.backends.processes.function_process import framed
 
 EVALUATION: Final = "evaluation/"
 """With the number of a dataset of the evaluation: the name of its function."""

@@ -46,10 +46,11 @@ from penstock.backends.episodes.functions.wire import (
 )
 from penstock.backends.episodes.interfaces import JsonObject, Task
 from penstock.backends.episodes.play import Play
-from penstock.backends.function_process import FrameBuffer
-from penstock.backends.processes import end_with_parent
-from penstock.backends.user_code import UserCodeError, told
-from penstock.backends.user_loop import run_beside_functions
+from penstock.backends.processes.function_process import FrameBuffer
+from penstock.backends.processes.process_facts import end_with_parent
+from penstock.backends.processes.user_code import told
+from penstock.backends.processes.user_loop import run_beside_functions
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from penstock.backends.data.chat import ChatTemplate
@@ -213,7 +214,7 @@ def _loaded(setup: Setup, writer: asyncio.StreamWriter) -> _Server | None:
                 _ = words.template  # it takes seconds, in which no episode could go on
             server = _Server(rules, words, functions, writer)
     except BaseException as error:  # foreign code may raise anything while it is set up
-        message = str(error) if isinstance(error, UserCodeError) else told(error)
+        message = str(error) if isinstance(error, UserFault) else told(error)
         writer.write(frame(LoadFailed(message)))
         return None
     writer.write(frame(Loaded()))

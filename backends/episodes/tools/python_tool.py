@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.backends.episodes.interfaces import EpisodeInfraError
 from penstock.backends.episodes.tools.arguments import text_argument, text_schema
-from penstock.backends.sandbox.sandbox import Isolation, Sandbox, SandboxLimits
-from penstock.backends.sandbox.warded import ProgramRun, SandboxFailedError
+from penstock.backends.processes.sandbox.sandbox import Isolation, Sandbox, SandboxLimits
+from penstock.backends.processes.sandbox.warded import ProgramRun, SandboxFailedError
 
 if TYPE_CHECKING:
     from penstock.backends.episodes.interfaces import JsonObject
@@ -55,7 +55,7 @@ class PythonTool:
         """The arguments are those of :class:`SandboxLimits` and :class:`Sandbox`.
 
         Raises:
-            SandboxUnavailableError: this machine cannot shut programs in as asked.
+            UserFault: this machine cannot shut programs in as asked.
         """
         limits = SandboxLimits(
             wall_s=wall_s,

@@ -26,8 +26,9 @@ import shutil
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Protocol
 
+from penstock.backends.checkpoint.tokenizer_files import copy_tokenizer
 from penstock.backends.durable import publish, sync
-from penstock.backends.learners.checkpoints.channel import CheckpointChannel, WriteRefusedError
+from penstock.backends.learners.checkpoints.channel import CheckpointChannel
 from penstock.backends.learners.checkpoints.names import CHECKPOINT
 from penstock.backends.learners.checkpoints.record import (
     STATE_FOLDER,
@@ -38,8 +39,8 @@ from penstock.backends.learners.checkpoints.record import (
     files_of,
     write_record,
 )
-from penstock.backends.learners.gang.gang import SOLO
-from penstock.backends.models.tokenizer_files import copy_tokenizer
+from penstock.backends.learners.worker_group.gang import SOLO
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
@@ -52,10 +53,6 @@ _REFERENCE: Final = re.compile(r"reference(-(?P<version>\d+))?(-e\d+)?")
 _LEFTOVER: Final = re.compile(r"\.(version-\d+|reference(-\d+)?)(-e(?P<epoch>\d+))?\.(?P<kind>partial|deleted)")
 
 _log: Final = logging.getLogger(__name__)
-
-
-class CheckpointWriteError(ValueError):
-    """A checkpoint could not be written. Those before it are as they were."""
 
 
 class Snapshot(Protocol):
@@ -122,7 +119,7 @@ class CheckpointFolder:
         """Write a checkpoint, and its reference before it if need be; durable when this returns. Every rank calls it.
 
         Raises:
-            CheckpointWriteError: a disk refuses, or the folder is there already. Nothing else has changed.
+            UserFault: a disk refuses, or the folder is there already. Nothing else has changed.
         """
         target = self.path_of(snapshot.version)
         try:
@@ -132,8 +129,8 @@ class CheckpointFolder:
                 self.reference = self._write_reference(snapshot, version)
             with self._written_beside(target) as partial:
                 self._fill(partial, snapshot)
-        except WriteRefusedError as error:
-            raise CheckpointWriteError(self._story(target, snapshot.size_bytes, error)) from error
+        except UserFault as error:
+            raise UserFault(self._story(target, snapshot.size_bytes, error)) from error
         return target
 
     def has_reference(self, version: int) -> bool:
@@ -234,14 +231,14 @@ class CheckpointFolder:
 
 def _begin(target: Path, partial: Path) -> None:
     if os.path.lexists(target):
-        raise CheckpointWriteError(f"{target} is there already, and no checkpoint is written twice; move it away")
+        raise UserFault(f"{target} is there already, and no checkpoint is written twice; move it away")
     partial.mkdir()
 
 
 def _check_all_are_here(folder: Path, files: Mapping[str, FileRecord]) -> None:
     missing = [name for name in files if not (folder / name).is_file()]
     if missing:
-        raise CheckpointWriteError(
+        raise UserFault(
             f"{len(missing)} files that other ranks wrote cannot be seen from the first one, {missing[0]} first; the "
             "run folder has to be on a file system that all machines of the learner share"
         )

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from penstock.backends.weights.digest import digest_of
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from collections.abc import Container, Mapping
@@ -33,7 +34,7 @@ _REMEDY: Final = (
 )
 
 
-class CheckpointError(ValueError):
+class CheckpointError(UserFault):
     """A model folder that cannot be trained from."""
 
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from penstock.backends.learners.checkpoints.channel import CheckpointChannel
-    from penstock.backends.learners.torch.shards import Shard
+    from penstock.backends.learners.checkpoints.shards import Shard
 
 MAX_FILE_BYTES: Final = 1_000_000_000
 """A file is put together in memory before it is written, so this much is needed besides the copy of the state."""

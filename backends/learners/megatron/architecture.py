@@ -18,12 +18,13 @@ import msgspec
 from penstock.backends.learners.megatron.families import FAMILIES, Family
 from penstock.backends.learners.megatron.hf_config import HfConfig, RopeParameters
 from penstock.backends.learners.megatron.refusals import unsupported
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-class ArchitectureError(ValueError):
+class ArchitectureError(UserFault):
     """A model that is not among those that the learner can build."""
 
 

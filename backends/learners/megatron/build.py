@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.megatron.architecture import Architecture, LatentAttention, Rope
     from penstock.backends.learners.megatron.layout import Layout
     from penstock.backends.learners.megatron.model_config import Fields, Precision
-    from penstock.backends.learners.megatron.options import MegatronOptions
+    from penstock.backends.learners.megatron_options import MegatronOptions
 
 gaps.mend()
 

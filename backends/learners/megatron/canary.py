@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.backends.learners.sequences import open_ended_sequence
+from penstock.backends.learners.batch.sequences import open_ended_sequence
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

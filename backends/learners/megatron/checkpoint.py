@@ -45,11 +45,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from penstock.backends.learners.checkpoints.record import CheckpointRecord
-    from penstock.backends.learners.gang.gang import Gang
     from penstock.backends.learners.megatron.build import ParallelModel
     from penstock.backends.learners.megatron.offload import SleepingMemory
     from penstock.backends.learners.megatron.trainable import TrainableModel
     from penstock.backends.learners.options import LearnerOptions
+    from penstock.backends.learners.worker_group.gang import Gang
     from penstock.backends.protocol import Fail
 
 __all__ = ["POLICY", "LearnerFacts", "MegatronCheckpoints", "StoredCheckpoint", "read_weights"]
@@ -241,8 +241,7 @@ def read_weights(model: ParallelModel, folder: Path, *, rank: int, name: str = P
     Hugging Face format. A collective.
 
     Raises:
-        CheckpointError: it does not have them.
-        WeightLoadError: likewise, in Hugging Face format.
+        CheckpointError: it does not have them, in either format.
     """
     if is_distributed(folder / name):
         load_model(model, folder / name)

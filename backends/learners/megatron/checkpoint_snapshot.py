@@ -21,7 +21,9 @@ import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from penstock.backends.checkpoint.config_file import write_config
 from penstock.backends.learners.checkpoints.record import STATE_FOLDER, CheckpointRecord, MegatronRecord
+from penstock.backends.learners.checkpoints.shards import shard_of
 from penstock.backends.learners.checkpoints.state import files_of_rank as state_files_of_rank
 from penstock.backends.learners.checkpoints.state import save_state
 from penstock.backends.learners.megatron.dist_writer import WrittenPart, files_of_rank, write_parts
@@ -33,9 +35,7 @@ from penstock.backends.learners.megatron.sharded import (
     optimizer_state,
     parts_of,
 )
-from penstock.backends.learners.torch.shards import shard_of
 from penstock.backends.learners.torch.snapshot import random_state
-from penstock.backends.models.config_file import write_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 
     from penstock.backends.learners.checkpoints.channel import CheckpointChannel
     from penstock.backends.learners.checkpoints.record import FileRecord, ReferenceRecord
-    from penstock.backends.learners.gang.gang import Gang
+    from penstock.backends.learners.checkpoints.shards import Shard
     from penstock.backends.learners.megatron.build import ParallelModel
     from penstock.backends.learners.megatron.offload import SleepingMemory
     from penstock.backends.learners.megatron.trainable import TrainableModel
-    from penstock.backends.learners.torch.shards import Shard
+    from penstock.backends.learners.worker_group.gang import Gang
 
 POLICY: Final = "policy"
 OWN_TENSOR: Final = "own/"

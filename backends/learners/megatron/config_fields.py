@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
+from penstock.messages.errors import UserFault
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.backends.learners.megatron.options import ConfigValue, MegatronOptions
+    from penstock.backends.learners.megatron_options import ConfigValue, MegatronOptions
 
 MEGATRON_VERSION: Final = "0.16.1"
 KEY: Final = "learner.megatron"
@@ -94,11 +96,7 @@ _OVER_GLOO: Final = {
 """Fields that compute wrong numbers in silence without NCCL."""
 
 
-class MegatronOptionError(ValueError):
-    """Options that cannot be trained with."""
-
-
-class ConfigFieldError(MegatronOptionError):
+class ConfigFieldError(UserFault):
     """A field that the pinned megatron-core does not have, would not take, or that is not the user's to set."""
 
     def __init__(self, section: Section, name: str, text: str) -> None:
@@ -136,10 +134,10 @@ def check_config_fields(options: MegatronOptions, *, is_cpu: bool) -> None:
         is_cpu: whether ranks talk over gloo.
 
     Raises:
-        MegatronOptionError: the first thing that is wrong; mostly a :class:`ConfigFieldError`.
+        UserFault: the first thing that is wrong; mostly a :class:`ConfigFieldError`.
     """
     if is_cpu and options.virtual_pipeline > 1 and not options.overlap_p2p:
-        raise MegatronOptionError(
+        raise UserFault(
             f"{KEY}.overlap_p2p: must be true on a CPU with virtual_pipeline {options.virtual_pipeline}: without it "
             "two stages send in both directions at once, and over gloo their messages are taken for one another"
         )

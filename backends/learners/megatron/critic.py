@@ -27,13 +27,13 @@ from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import nn
 
 from penstock.backends.learners.checkpoints.record import CheckpointError
+from penstock.backends.learners.learning_rate import critic_learning_rate
 from penstock.backends.learners.megatron.build import build_model
 from penstock.backends.learners.megatron.moe_options import LOSS_FIELDS
 from penstock.backends.learners.megatron.schedule import MicroBatchRunner
 from penstock.backends.learners.megatron.trainable import TrainableModel
 from penstock.backends.learners.megatron.value_head import SharedHead, gathered_values
 from penstock.backends.learners.objectives.values import clipped_value_loss
-from penstock.backends.learners.schedule import critic_learning_rate
 from penstock.backends.learners.torch.optimizer import MasterAdamW
 
 if TYPE_CHECKING:
@@ -42,14 +42,14 @@ if TYPE_CHECKING:
     from megatron.core.transformer import TransformerConfig
     from torch import Tensor
 
-    from penstock.backends.learners.gang.gang import Gang
+    from penstock.backends.learners.batch.sequences import TrainSequence
     from penstock.backends.learners.megatron.build import ParallelModel
     from penstock.backends.learners.megatron.checkpoint import StoredCheckpoint
     from penstock.backends.learners.megatron.micro_batches import MicroBatches
     from penstock.backends.learners.megatron.packed import PackedShare
     from penstock.backends.learners.options import LearnerOptions
-    from penstock.backends.learners.sequences import TrainSequence
-    from penstock.backends.learners.step import StepTokens, ValueTargets
+    from penstock.backends.learners.training.step import StepTokens, ValueTargets
+    from penstock.backends.learners.worker_group.gang import Gang
 
 CRITIC: Final = "critic"
 """Its name in checkpoints."""
@@ -143,7 +143,7 @@ class OwnCritic:
         """Change the weights; the norm of the gradient before clipping.
 
         Raises:
-            NonFiniteStepError: loss or gradient is not finite.
+            DivergedError: loss or gradient is not finite.
         """
         rate = critic_learning_rate(step, self._options, num_steps=self._num_steps)
         return self.trainable.change(rate, loss=loss, name=f"{name}, critic")

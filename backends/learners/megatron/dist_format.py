@@ -28,6 +28,7 @@ import torch
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, TensorStorageMetadata
 
 from penstock.backends.learners.checkpoints.record import CheckpointError
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -223,7 +224,7 @@ def _read_metadata(folder: Path) -> Metadata:
     except (OSError, msgspec.MsgspecError) as error:
         raise CheckpointError(f"{folder}: is no distributed checkpoint of megatron-core: {error}") from error
     except (pickle.UnpicklingError, EOFError, AttributeError, TypeError, ValueError, IndexError, KeyError) as error:
-        if isinstance(error, CheckpointError):
+        if isinstance(error, UserFault):
             raise
         raise CheckpointError(f"{folder / METADATA_FILE} is damaged: {error}") from error
     if not isinstance(metadata, Metadata):

@@ -18,19 +18,20 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
-from penstock.backends.learners.megatron.stages import UNEVEN_STAGES, StageError, layers_of_pieces
+from penstock.backends.learners.megatron.stages import UNEVEN_STAGES, layers_of_pieces
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from penstock.backends.learners.megatron.architecture import Architecture
-    from penstock.backends.learners.megatron.options import ConfigValue, MegatronOptions
+    from penstock.backends.learners.megatron_options import ConfigValue, MegatronOptions
 
 Axis = Literal["tensor", "context", "data", "pipeline", "expert tensor", "expert", "expert data"]
 NO_FIELDS: Final[Mapping[str, ConfigValue]] = MappingProxyType({})
 
 
-class LayoutError(ValueError):
+class LayoutError(UserFault):
     """A layout that the model or the number of ranks does not allow."""
 
 
@@ -237,7 +238,7 @@ def _stage_problems(layout: Layout, architecture: Architecture, fields: Mapping[
         yield f"virtual_pipeline {pieces} needs a pipeline_parallel above 1"
     try:
         layers_of_pieces(architecture.num_layers, num_stages=stages, pieces_per_stage=pieces, fields=fields)
-    except StageError as error:
+    except UserFault as error:
         yield str(error)
 
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.megatron.architecture import Architecture
     from penstock.backends.learners.megatron.layout import Layout
     from penstock.backends.learners.megatron.model_config import Precision
-    from penstock.backends.learners.megatron.options import ConfigValue, MegatronOptions
+    from penstock.backends.learners.megatron_options import ConfigValue, MegatronOptions
 
 FLOAT32_BYTES: Final = 4
 WEIGHT_BYTES: Final[dict[str, int]] = {"float32": 4, "bfloat16": 2}

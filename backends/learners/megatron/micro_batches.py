@@ -17,17 +17,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from penstock.backends.learners.batch.sequences import joined
 from penstock.backends.learners.megatron.packed import stand_in
-from penstock.backends.learners.sequences import joined
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
+    from penstock.backends.learners.batch.sequences import TrainSequence
     from penstock.backends.learners.megatron.architecture import Architecture
     from penstock.backends.learners.megatron.vocabulary import VocabularyScores
-    from penstock.backends.learners.sequences import TrainSequence
 
 
 class MicroBatches(NamedTuple):
@@ -53,10 +54,10 @@ class MicroBatches(NamedTuple):
 def check_length(sequence: TrainSequence, what: str, architecture: Architecture) -> None:
     """
     Raises:
-        ValueError: the sequence is longer than the model's context.
+        UserFault: the sequence is longer than the model's context.
     """
     if len(sequence.tokens) > architecture.max_positions:
-        raise ValueError(
+        raise UserFault(
             f"{what} has {len(sequence.tokens)} tokens, and the model takes at most {architecture.max_positions}"
         )
 

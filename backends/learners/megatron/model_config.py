@@ -14,7 +14,7 @@ from penstock.backends.learners.megatron.architecture import yarn_mscale
 if TYPE_CHECKING:
     from penstock.backends.learners.megatron.architecture import Architecture, Experts, LatentAttention, Rope
     from penstock.backends.learners.megatron.layout import Layout
-    from penstock.backends.learners.megatron.options import ConfigValue, MegatronOptions
+    from penstock.backends.learners.megatron_options import ConfigValue, MegatronOptions
 
 Precision = Literal["float32", "bfloat16"]
 Fields = dict[str, "ConfigValue"]

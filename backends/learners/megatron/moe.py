@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from megatron.core.transformer import TransformerConfig
     from torch import Tensor
 
+    from penstock.backends.learners.batch.sequences import TrainSequence
     from penstock.backends.learners.megatron.architecture import Architecture
-    from penstock.backends.learners.sequences import TrainSequence
 
 STEP_KINDS: Final = ("aux_loss", "global_aux_loss")
 KINDS: Final = (*STEP_KINDS, "seq_aux_loss", "z_loss")

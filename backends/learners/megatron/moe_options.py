@@ -16,7 +16,7 @@ from penstock.backends.learners.megatron.config_fields import KEY, ConfigFieldEr
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from penstock.backends.learners.megatron.options import ConfigValue, MegatronOptions
+    from penstock.backends.learners.megatron_options import ConfigValue, MegatronOptions
 
 KIND: Final = "moe_router_load_balancing_type"
 COEFFICIENT: Final = "moe_aux_loss_coeff"

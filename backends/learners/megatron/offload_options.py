@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from penstock.backends.learners.megatron.config_fields import Section
-    from penstock.backends.learners.megatron.options import ConfigValue, MegatronOptions
+    from penstock.backends.learners.megatron_options import ConfigValue, MegatronOptions
 
 OFFLOAD: Final = "optimizer_cpu_offload"
 FRACTION: Final = "optimizer_offload_fraction"

@@ -14,9 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.backends.learners.canary import choose_canary
-from penstock.backends.learners.command_worker import Opened
-from penstock.backends.learners.gang.planned import demonstrations_of
+from penstock.backends.learners.batch.sequences import demonstration_sequences
 from penstock.backends.learners.megatron.architecture import read_architecture
 from penstock.backends.learners.megatron.build import build_model, open_groups
 from penstock.backends.learners.megatron.canary import SharedCanary
@@ -31,18 +29,21 @@ from penstock.backends.learners.megatron.trainer import MegatronTrainer
 from penstock.backends.learners.megatron.voices import Voices
 from penstock.backends.learners.megatron.warm_start import warm_start
 from penstock.backends.learners.objectives.validity import is_user_objective, needs_reference
-from penstock.backends.learners.sequences import demonstration_sequences
+from penstock.backends.learners.training.canary import choose_canary
+from penstock.backends.learners.training.command_worker import Opened
+from penstock.backends.learners.worker_group.planned import demonstrations_of
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.backends.learners.gang.gang import Gang
-    from penstock.backends.learners.gang.plan import GangPlan
     from penstock.backends.learners.megatron.build import ParallelModel
     from penstock.backends.learners.megatron.checkpoint import StoredCheckpoint
     from penstock.backends.learners.megatron.critic import MegatronCritic
     from penstock.backends.learners.megatron.model_config import Precision
     from penstock.backends.learners.megatron.offload import SleepingMemory
+    from penstock.backends.learners.worker_group.gang import Gang
+    from penstock.backends.learners.worker_group.plan import GangPlan
     from penstock.backends.weights.protocol import WeightExporter
 
 
@@ -143,7 +144,7 @@ class LearnerOpener:
             case "float32" | "bfloat16":
                 return asked
             case _:
-                raise ValueError(f"model.dtype: expected float32 or bfloat16 with backend megatron, got {asked!r}")
+                raise UserFault(f"model.dtype: expected float32 or bfloat16 with backend megatron, got {asked!r}")
 
     def _trainable(self, model: ParallelModel) -> TrainableModel:
         options, objective = self._options, self._options.objective

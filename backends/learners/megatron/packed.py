@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from penstock.backends.learners.sequences import teacher_top_of
+from penstock.backends.learners.batch.sequences import teacher_top_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.backends.learners.sequences import TrainSequence
+    from penstock.backends.learners.batch.sequences import TrainSequence
 
 
 class PackedShare(NamedTuple):

@@ -17,8 +17,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from penstock.backends.learners.command_worker import Published
 from penstock.backends.learners.megatron.gather import GatherFigures, WeightGatherer
+from penstock.backends.learners.training.command_worker import Published
+from penstock.backends.weights.stream import BUCKET_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
     from penstock.backends.learners.megatron.trainable import TrainableModel
     from penstock.backends.weights.protocol import WeightExporter
     from penstock.messages.weights import Canary
-
-BUCKET_BYTES = 256 * 2**20
-"""Of weights that come together on the first rank at once."""
 
 
 class WeightPublisher:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from penstock.backends.learners.megatron import no_cuda
 
 if TYPE_CHECKING:
-    from penstock.backends.learners.gang.gang import Gang
-    from penstock.backends.learners.gang.plan import GangPlan
-    from penstock.backends.learners.gang.worker import LearnerWorker, WorkerHost
+    from penstock.backends.learners.worker_group.gang import Gang
+    from penstock.backends.learners.worker_group.plan import GangPlan
+    from penstock.backends.learners.worker_group.worker import LearnerWorker, WorkerHost
 
 
-def open_megatron_rank(plan: GangPlan, gang: Gang, host: WorkerHost) -> LearnerWorker:
+def open_rank(plan: GangPlan, gang: Gang, host: WorkerHost) -> LearnerWorker:
     """A worker of this learner; the first rank publishes the weights."""
     no_cuda.install()
     if gang.device.type == "cpu":

@@ -13,24 +13,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from penstock.messages.errors import UserFault
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from penstock.backends.learners.batch.sequences import TrainSequence
     from penstock.backends.learners.megatron.architecture import Experts
-    from penstock.backends.learners.sequences import TrainSequence
-
-
-class ExpertRecordError(ValueError):
-    """A record of experts that is of another model."""
 
 
 def choices_of(sequence: TrainSequence, experts: Experts) -> NDArray[np.int16] | None:
     """``[N, layers with experts, k]`` of the first N inputs; None where nothing was recorded.
 
     Raises:
-        ExpertRecordError: the model has other layers, or fewer experts.
+        UserFault: the model has other layers, or fewer experts.
     """
     record = sequence.experts
     if record is None:
@@ -40,12 +38,12 @@ def choices_of(sequence: TrainSequence, experts: Experts) -> NDArray[np.int16] |
     if num_layers == len(experts.layers):  # an engine may report a layer that has none, too
         record = record[:, sparse]
     elif num_layers != len(sparse):
-        raise ExpertRecordError(
+        raise UserFault(
             f"the engine recorded experts of {num_layers} layers, and the model has {len(sparse)} layers with experts "
             f"among {len(experts.layers)}; learner.megatron.router_replay needs an engine with the learner's model"
         )
     if per_token != experts.per_token or (record.size and int(record.max()) >= experts.count):
-        raise ExpertRecordError(
+        raise UserFault(
             f"the engine recorded {per_token} experts for a token, the highest {int(record.max())}; the model has "
             f"{experts.per_token} of {experts.count}; learner.megatron.router_replay needs an engine with the "
             "learner's model"

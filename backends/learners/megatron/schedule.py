@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
+    from penstock.backends.learners.batch.sequences import TrainSequence
     from penstock.backends.learners.megatron.build import ParallelModel
     from penstock.backends.learners.megatron.packed import PackedShare
     from penstock.backends.learners.megatron.value_head import SharedHead
-    from penstock.backends.learners.sequences import TrainSequence
 
 
 class _Input(NamedTuple):

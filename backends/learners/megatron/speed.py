@@ -1,4 +1,4 @@
-"""What :mod:`penstock.backends.learners.flops` has to know of a model that megatron-core trains."""
+"""What :mod:`penstock.backends.learners.training.flops` has to know of a model that megatron-core trains."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from penstock.backends.learners.flops import Config, ModelShape, Speed, model_shape, peak_tflops
 from penstock.backends.learners.megatron.families import EMBEDDING, HEAD
 from penstock.backends.learners.megatron.weight_map import parameters_of
+from penstock.backends.learners.training.flops import Config, ModelShape, Speed, model_shape, peak_tflops
 
 if TYPE_CHECKING:
     from penstock.backends.learners.megatron.architecture import Architecture

@@ -29,10 +29,10 @@ from megatron.core.distributed import (
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 
-from penstock.backends.learners.finite import non_finite
 from penstock.backends.learners.megatron.build import as_objects
 from penstock.backends.learners.megatron.model_config import ddp_fields, optimizer_fields
 from penstock.backends.learners.megatron.schedule import MicroBatchRunner
+from penstock.backends.learners.training.finite import non_finite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from megatron.core.optimizer import MegatronOptimizer
     from torch import Tensor
 
+    from penstock.backends.learners.batch.sequences import TrainSequence
     from penstock.backends.learners.megatron.build import ParallelModel
-    from penstock.backends.learners.megatron.options import MegatronOptions
     from penstock.backends.learners.megatron.vocabulary import VocabularyScores
-    from penstock.backends.learners.sequences import TrainSequence
+    from penstock.backends.learners.megatron_options import MegatronOptions
 
 
 class StepResult(NamedTuple):
@@ -136,7 +136,7 @@ class TrainableModel:
             learning_rate: of this step.
 
         Raises:
-            NonFiniteStepError: the loss or the gradient is not finite; the weights are as they were.
+            DivergedError: the loss or the gradient is not finite; the weights are as they were.
         """
         loss_sum = self._total(self.add_gradients(micro_batches, loss))
         return StepResult(loss_sum, self.change(learning_rate, loss=loss_sum, name="the step"))
@@ -165,7 +165,7 @@ class TrainableModel:
             The norm of the gradient before clipping.
 
         Raises:
-            NonFiniteStepError: the loss or the gradient is not finite.
+            DivergedError: the loss or the gradient is not finite.
         """
         optimizer = self._optimizer
         is_overflown = optimizer.prepare_grads()

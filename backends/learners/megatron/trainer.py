@@ -6,7 +6,7 @@ Invariants:
   the reduction are fixed over a whole step before it is split, and megatron-core adds up and divides nothing.
 * The ranks of one data-parallel replica run the same micro-batches; replicas have equally many.
 * What couples tokens of several micro-batches is computed over all tokens of the step at once, in the order of the
-  batch, on every rank alike (:mod:`~penstock.backends.learners.coupling`).
+  batch, on every rank alike (:mod:`~penstock.backends.learners.training.coupling`).
 * A batch is opened with the very micro-batches of the first pass, so a policy that has not moved yet is at a distance
   of exactly 0 from what opened it.
 * After each step every rank has the figures of the whole step, the same bits.
@@ -21,45 +21,41 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from penstock.backends.learners.batch_trainer import Added, BatchTrainer, UpdateWork
-from penstock.backends.learners.coupling import asks_policy, places_in, slopes_of, sums
-from penstock.backends.learners.division import divide_over_ranks
+from penstock.backends.learners.batch.division import divide_over_ranks
+from penstock.backends.learners.batch.updates import whole_batch
+from penstock.backends.learners.learning_rate import policy_learning_rate
 from penstock.backends.learners.megatron.critic import OwnCritic, SharedCritic
 from penstock.backends.learners.megatron.micro_batches import check_length, laid_out
 from penstock.backends.learners.megatron.router_replay import replay_fraction
 from penstock.backends.learners.megatron.schedule import MicroBatchRunner
 from penstock.backends.learners.megatron.speed import speed_of
 from penstock.backends.learners.megatron.voices import Voices
-from penstock.backends.learners.mismatched import mismatched, reference_point
 from penstock.backends.learners.objectives.objective import couples_tokens, finished
 from penstock.backends.learners.objectives.open import open_objective
 from penstock.backends.learners.objectives.validity import needs_reference_point
-from penstock.backends.learners.schedule import policy_learning_rate
-from penstock.backends.learners.step import BatchTokens, Opening, Scores, StepTokens
-from penstock.backends.learners.updates import whole_batch
+from penstock.backends.learners.training.batch_trainer import Added, BatchTrainer, UpdateWork
+from penstock.backends.learners.training.coupling import asks_policy, places_in, slopes_of, sums
+from penstock.backends.learners.training.mismatched import mismatched, reference_point
+from penstock.backends.learners.training.step import BatchTokens, Opening, Scores, StepTokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
 
-    from penstock.backends.learners.batch_trainer import StepResult
-    from penstock.backends.learners.gang.gang import Gang
+    from penstock.backends.learners.batch.sequences import TrainBatch, TrainSequence
+    from penstock.backends.learners.batch.updates import Update
     from penstock.backends.learners.megatron.build import ParallelModel
     from penstock.backends.learners.megatron.critic import MegatronCritic
     from penstock.backends.learners.megatron.micro_batches import MicroBatches
     from penstock.backends.learners.megatron.trainable import TrainableModel
     from penstock.backends.learners.megatron.vocabulary import VocabularyScores
     from penstock.backends.learners.options import LearnerOptions
-    from penstock.backends.learners.sequences import TrainBatch, TrainSequence
-    from penstock.backends.learners.updates import Update
+    from penstock.backends.learners.training.batch_trainer import StepResult
+    from penstock.backends.learners.worker_group.gang import Gang
     from penstock.messages.samples import Group
 
 Parts = list[list["TrainSequence"]]
-
-
-class RankMemoryError(RuntimeError):
-    """A micro-batch was too large for the memory of this rank."""
 
 
 class MegatronTrainer:
@@ -91,7 +87,7 @@ class MegatronTrainer:
             critic: as the objective has one.
 
         Raises:
-            ValueError: the objective makes no sense.
+            UserFault: the objective makes no sense.
             UserCodeError: its function cannot be loaded.
         """
         model = trainable.model
@@ -129,14 +125,14 @@ class MegatronTrainer:
         """See :meth:`.BatchTrainer.train`.
 
         Raises:
-            RankMemoryError: a micro-batch does not fit.
+            MemoryError: a micro-batch does not fit.
         """
         try:
             return self._batches.train(
                 groups, version=version, min_token_version=min_token_version, mask_old_tokens=mask_old_tokens
             )
         except torch.OutOfMemoryError as error:
-            raise RankMemoryError(
+            raise MemoryError(
                 f"out of memory with micro-batches of at most {self._options.max_tokens_per_micro_batch} tokens; lower "
                 "learner.max_tokens_per_micro_batch, set learner.megatron.recompute: full, or divide the model over "
                 f"more ranks (tensor_parallel, pipeline_parallel, context_parallel). {error}"

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from penstock.backends.learners.coupling import scattered, summed_over
+from penstock.backends.learners.training.coupling import scattered, summed_over
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
-    from penstock.backends.learners.gang.gang import Gang
     from penstock.backends.learners.megatron.layout import Layout
+    from penstock.backends.learners.worker_group.gang import Gang
 
 
 class Voices:

@@ -2,7 +2,7 @@
 
 Invariants:
 
-* Which demonstrations a step sees is a function of the seed (:mod:`~penstock.backends.learners.warm_batches`).
+* Which demonstrations a step sees is a function of the seed (:mod:`~penstock.backends.learners.batch.warm_batches`).
 * The loss is the mean of ``−log-prob`` over all response tokens of the batch, at temperature 1.
 * Reinforcement starts with fresh moments.
 """
@@ -11,22 +11,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.backends.learners.division import divide_over_ranks
+from penstock.backends.learners.batch.division import divide_over_ranks
+from penstock.backends.learners.batch.warm_batches import warm_steps
 from penstock.backends.learners.megatron.micro_batches import laid_out
 from penstock.backends.learners.megatron.voices import Voices
-from penstock.backends.learners.warm_batches import warm_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
-    from penstock.backends.learners.gang.gang import Gang
+    from penstock.backends.learners.batch.sequences import TrainSequence
+    from penstock.backends.learners.batch.warm_batches import WarmStep
     from penstock.backends.learners.megatron.trainable import TrainableModel
     from penstock.backends.learners.megatron.vocabulary import VocabularyScores
     from penstock.backends.learners.options import LearnerOptions, WarmStartOptions
-    from penstock.backends.learners.sequences import TrainSequence
-    from penstock.backends.learners.warm_batches import WarmStep
+    from penstock.backends.learners.worker_group.gang import Gang
 
 
 def warm_start(
@@ -51,7 +51,7 @@ def warm_start(
         gang: all ranks.
 
     Raises:
-        NonFiniteStepError: the loss or the gradient is not finite.
+        DivergedError: the loss or the gradient is not finite.
     """
     voices = Voices(gang, trainable.model.layout)
     for step in warm_steps(demonstrations, block, seed=seed):

@@ -2,8 +2,8 @@
 
 Invariants:
 
-* See :mod:`penstock.backends.learners.command_worker`. A model that is divided is run, gathered and saved by all of its
-  ranks.
+* See :mod:`penstock.backends.learners.training.command_worker`. A model that is divided is run, gathered and saved
+  by all of its ranks.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from penstock.backends.learners.canary import canary_under
-from penstock.backends.learners.command_worker import CommandWorker
-from penstock.backends.learners.gang.planned import exporter_of
 from penstock.backends.learners.megatron.checkpoint import POLICY, LearnerFacts, MegatronCheckpoints
 from penstock.backends.learners.megatron.critic import CRITIC, OwnCritic, SharedCritic
 from penstock.backends.learners.megatron.offload import SleepingMemory
 from penstock.backends.learners.megatron.opened import LearnerOpener, OpenedLearner
 from penstock.backends.learners.megatron.reference import copy_weights
+from penstock.backends.learners.training.canary import canary_under
+from penstock.backends.learners.training.command_worker import CommandWorker
+from penstock.backends.learners.worker_group.planned import exporter_of
 
 if TYPE_CHECKING:
-    from penstock.backends.learners.batch_trainer import StepResult
-    from penstock.backends.learners.command_worker import Published
-    from penstock.backends.learners.gang.gang import Gang
-    from penstock.backends.learners.gang.plan import GangPlan
-    from penstock.backends.learners.gang.worker import WorkerHost
+    from penstock.backends.learners.training.batch_trainer import StepResult
+    from penstock.backends.learners.training.command_worker import Published
+    from penstock.backends.learners.worker_group.gang import Gang
+    from penstock.backends.learners.worker_group.plan import GangPlan
+    from penstock.backends.learners.worker_group.worker import WorkerHost
     from penstock.backends.weights.protocol import WeightExporter
     from penstock.messages.commands import OpenLearner, PublishWeights, Train
     from penstock.messages.local import CheckpointWritten

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import torch
 
+from penstock.backends.learners.batch.segments import Segments
 from penstock.backends.learners.objectives.scan import reverse_recurrence
-from penstock.backends.learners.objectives.segments import Segments
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,10 +73,10 @@ def mean_normalized_advantages(rewards: Tensor, group_ids: Tensor) -> Tensor:
         group_ids: samples with the same one belong together ``[S]``.
 
     Raises:
-        ValueError: a reward is negative: the logarithm of an expected reward is maximised, which has none then.
+        UserFault: a reward is negative: the logarithm of an expected reward is maximised, which has none then.
     """
     if (rewards < 0).any():
-        raise ValueError(
+        raise UserFault(
             f"estimator: maxrl divides by the mean reward of a group, so no reward may be negative; found "
             f"{float(rewards.min()):g}. Shift what reward.function returns, or set learner.objective.estimator: grpo"
         )

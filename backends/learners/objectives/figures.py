@@ -18,8 +18,8 @@ from penstock.backends.learners.objectives.objective import finished
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.backends.learners.objectives.names import Reduction
-    from penstock.backends.learners.updates import Update
+    from penstock.backends.learners.batch.updates import Update
+    from penstock.backends.learners.objective_names import Reduction
 
 OF_FIRST_STEP: Final = (
     "train/train_rollout_logprob_abs_diff",

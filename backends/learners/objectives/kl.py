@@ -23,7 +23,7 @@ from penstock.backends.learners.objectives.policy_loss import MAX_LOG_RATIO, pro
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from penstock.backends.learners.objectives.names import KlEstimator
+    from penstock.backends.learners.objective_names import KlEstimator
 
 LOW_VAR_BOUND: Final = 10.0
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, assert_never
 
 import torch
 
-from penstock.backends.hooks.objective import importance_by
-from penstock.backends.hooks.protocols import ImportanceInput
+from penstock.backends.learners.hooks.objective import importance_by
+from penstock.backends.learners.hooks.protocols import ImportanceInput
 from penstock.backends.learners.objectives.correction import (
     icepop_weights,
     interpolated_logprobs,

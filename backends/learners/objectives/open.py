@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from penstock.backends.hooks.calling import Hook, HookError
-from penstock.backends.hooks.objective import load_objective_hooks
+from penstock.backends.learners.hooks.objective import load_objective_hooks
 from penstock.backends.learners.objectives.imitation import beside_imitation, likelihood_objective
 from penstock.backends.learners.objectives.judged import kto_objective
 from penstock.backends.learners.objectives.knobs import dead_knob
@@ -15,7 +14,9 @@ from penstock.backends.learners.objectives.objective import always_reported, che
 from penstock.backends.learners.objectives.preference import preference_objective
 from penstock.backends.learners.objectives.protocol import ObjectiveTerms
 from penstock.backends.learners.objectives.validity import is_user_objective, objective_problem
-from penstock.backends.user_code import UserCodeError, load_object
+from penstock.backends.processes.hook_calling import Hook
+from penstock.backends.processes.user_code import UserCodeError, load_object
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from penstock.backends.learners.objectives.protocol import (
@@ -29,21 +30,21 @@ def open_objective(options: ObjectiveOptions, *, num_steps: int = 1) -> Objectiv
     """The built-in objective, or the user's own, for batches of ``num_steps`` optimizer steps.
 
     Raises:
-        ValueError: the options make no sense together, or one of them changes nothing.
+        UserFault: the options make no sense together, or one of them changes nothing.
         UserCodeError: the user's file cannot be loaded, or the name in it is no function.
     """
     if problem := objective_problem(options, num_steps=num_steps):
         key, text = problem
-        raise ValueError(f"learner.objective.{key}: {text}")
+        raise UserFault(f"learner.objective.{key}: {text}")
     if options.reduction == "constant" and options.constant_tokens is None:
-        raise ValueError("learner.objective.constant_tokens: reduction: constant needs it, the longest response")
+        raise UserFault("learner.objective.constant_tokens: reduction: constant needs it, the longest response")
     if options.estimator == "gdpo" and options.component_weights is None:
-        raise ValueError("learner.objective.component_weights: estimator: gdpo needs it, the weight of each component")
+        raise UserFault("learner.objective.component_weights: estimator: gdpo needs it, the weight of each component")
     load_objective_hooks(options)
     if not is_user_objective(options.name):
         built_in = beside_imitation(_built_in(options))
         if dead := dead_knob(options, built_in, num_steps=num_steps):
-            raise ValueError(
+            raise UserFault(
                 f"learner.objective.{dead}: changes neither the loss nor its gradient with the other keys of this "
                 f"objective and {num_steps} optimizer step{'s' if num_steps > 1 else ''} a batch; remove it, or see "
                 "docs/objectives.md for what it goes with"
@@ -65,7 +66,7 @@ def user_objective(hook: Hook[object]) -> ObjectiveFunction:
         try:
             return checked_terms(returned, tokens, name=f"{hook.key}: {hook.name} ({hook.place})")
         except (TypeError, ValueError) as error:
-            raise HookError(str(error)) from None
+            raise UserCodeError(str(error)) from None
 
     return call
 

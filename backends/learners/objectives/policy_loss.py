@@ -12,7 +12,7 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from penstock.backends.learners.objectives.segments import Segments
+    from penstock.backends.learners.batch.segments import Segments
 
 MAX_LOG_RATIO: Final = 20.0
 """Beyond it a ratio says nothing more, and ``exp`` must not overflow."""

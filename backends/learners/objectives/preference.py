@@ -16,7 +16,7 @@ from penstock.backends.learners.objectives.protocol import ObjectiveTerms
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from penstock.backends.learners.objectives.names import Pairing, PairLoss
+    from penstock.backends.learners.objective_names import Pairing, PairLoss
     from penstock.backends.learners.objectives.protocol import PolicyTokens
     from penstock.backends.learners.options import ObjectiveOptions
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, assert_never
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from penstock.backends.learners.objectives.names import Reduction
+    from penstock.backends.learners.objective_names import Reduction
 
 
 def token_mean_weights(tokens_per_sample: Tensor) -> Tensor:

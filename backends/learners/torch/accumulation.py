@@ -15,26 +15,26 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from penstock.backends.learners.coupling import places_in, scattered, slopes_of, summed_over, sums
-from penstock.backends.learners.mismatched import reference_point
 from penstock.backends.learners.objectives.objective import couples_tokens
-from penstock.backends.learners.step import Scores, StepTokens
 from penstock.backends.learners.torch.micro_batch import laid_out, nothing
+from penstock.backends.learners.training.coupling import places_in, scattered, slopes_of, summed_over, sums
+from penstock.backends.learners.training.mismatched import reference_point
+from penstock.backends.learners.training.step import Scores, StepTokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
-    from penstock.backends.learners.division import Division
-    from penstock.backends.learners.gang.gang import Gang
+    from penstock.backends.learners.batch.division import Division
+    from penstock.backends.learners.batch.updates import Update
     from penstock.backends.learners.objectives.protocol import ObjectiveFunction
     from penstock.backends.learners.options import LearnerOptions
-    from penstock.backends.learners.step import BatchTokens
     from penstock.backends.learners.torch.micro_batch import MicroBatch
     from penstock.backends.learners.torch.models import Models
     from penstock.backends.learners.torch.rounds import Rounds
-    from penstock.backends.learners.updates import Update
+    from penstock.backends.learners.training.step import BatchTokens
+    from penstock.backends.learners.worker_group.gang import Gang
 
 
 class Step(NamedTuple):

@@ -27,11 +27,13 @@ from torch.nn import functional
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 
+from penstock.messages.errors import UserFault
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from penstock.backends.learners.packing import PackedTokens
+    from penstock.backends.learners.batch.packing import PackedTokens
 
 PACKED_ATTENTION: Final = "penstock_packed"
 """Name under which transformers finds it. It has no entry among transformers' mask functions, so no mask is built."""
@@ -122,17 +124,17 @@ def packed_attention(
         ``[1, N, H, D]``, and no attention weights.
 
     Raises:
-        ValueError: the model asks for a kind of attention that this function does not compute.
+        UserFault: the model asks for a kind of attention that this function does not compute.
     """
     if packed_rows is None or attention_mask is not None or dropout:
-        raise ValueError(
+        raise UserFault(
             f"{type(module).__name__} calls attention in a way that packed training does not support "
             f"(layout {'missing' if packed_rows is None else 'there'}, mask "
             f"{'none' if attention_mask is None else 'given'}, dropout {dropout}); use a decoder such as Qwen3 or Llama"
         )
     for name in ("softcap", "s_aux"):
         if unused.get(name) is not None:
-            raise ValueError(f"{type(module).__name__} needs attention with {name}, which packed training lacks")
+            raise UserFault(f"{type(module).__name__} needs attention with {name}, which packed training lacks")
     if packed_rows.ends is not None:
         return _uneven_attention(query, key, value, packed_rows, scaling, sliding_window), None
     repeats = query.shape[1] // key.shape[1]

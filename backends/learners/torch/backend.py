@@ -23,9 +23,9 @@ import torch
 from penstock.backends.learners.torch.worker import TorchWorker
 
 if TYPE_CHECKING:
-    from penstock.backends.learners.gang.gang import Gang
-    from penstock.backends.learners.gang.words import LearnerAnswer
     from penstock.backends.learners.torch.worker import LearnerSetup
+    from penstock.backends.learners.worker_group.gang import Gang
+    from penstock.backends.learners.worker_group.words import LearnerAnswer
     from penstock.backends.protocol import Emit, Fail
     from penstock.messages.base import Metric
     from penstock.messages.commands import LearnerCommand

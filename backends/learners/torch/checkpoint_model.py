@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from penstock.backends.models.terminal import quiet_transformers
-from penstock.backends.models.weight_files import DEFAULT_MAX_FILE_BYTES, WeightFiles
+from penstock.backends.checkpoint.terminal import quiet_transformers
+from penstock.backends.checkpoint.weight_files import DEFAULT_MAX_FILE_BYTES, WeightFiles
+from penstock.backends.learners.checkpoints.shards import whole_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from penstock.backends.learners.checkpoints.channel import CheckpointChannel
+    from penstock.backends.learners.checkpoints.shards import Shard
     from penstock.backends.learners.torch.model import PackedModel
-    from penstock.backends.learners.torch.shards import Shard
 
 ADAPTER_FOLDER: Final = "adapter"
 SHARDED_PREFIX: Final = "FSDP"
@@ -49,7 +50,7 @@ def write_model(folder: Path, model: PackedModel, shards: Mapping[str, Shard], c
     Raises:
         OSError: on the first rank: the disk refuses.
     """
-    tensors = channel.whole_tensors(shards)
+    tensors = whole_tensors(shards, channel)
     try:
         if channel.is_first:
             _write_config(folder, model)
@@ -76,7 +77,7 @@ def write_adapters(
     """
     if model.adapters is None:
         return
-    tensors = channel.whole_tensors({name: shards[name] for name in model.adapters.state()})
+    tensors = whole_tensors({name: shards[name] for name in model.adapters.state()}, channel)
     try:
         if channel.is_first:
             model.adapters.save(folder / ADAPTER_FOLDER, dict(tensors), base)

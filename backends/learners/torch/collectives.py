@@ -13,20 +13,19 @@ Invariants:
 | ``finish``, in the collectives that are left | the other ranks, which are in them; at the latest the gang's timeout |
 """
 
-# torch's comms are typed in part only:
+# torch.distributed is typed in part only:
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
-# and what a broken backward pass leaves behind has no public name:
-# pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
+import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
+from torch.distributed.tensor import DTensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -59,14 +58,15 @@ class Collectives:
         self._kind = ""
         self._issued: list[_Asked] = []
         self._run: set[int] = set()
-        gather, scatter = _RecordedGather(self), _RecordedScatter(self)
+        self._gathered: set[nn.Parameter] = set()
+        # They do what torch asks of such an object; the name that torch has for its type is private.
+        gather, scatter = cast("Any", _RecordedGather(self)), cast("Any", _RecordedScatter(self))
         for root in self._roots:
-            module = cast("nn.Module", root)
-            module.register_forward_pre_hook(lambda module, _inputs: self._run.add(id(module)))
-            for part in module.modules():
+            for part in cast("nn.Module", root).modules():
                 if isinstance(part, FSDPModule):
                     part.set_custom_all_gather(gather)
                     part.set_custom_reduce_scatter(scatter)
+                    cast("nn.Module", part).register_forward_pre_hook(self._begin)
 
     def rehearse(self, kind: str, work: Callable[[], object]) -> None:
         """See what work of this kind asks for, where that is not known yet."""
@@ -94,31 +94,42 @@ class Collectives:
         for root in self._roots:
             if id(root) in self._run:
                 root.reset_iter_state()
-                _forget_whole_gradients(cast("nn.Module", root))
+        for weight in self._gathered:
+            weight.grad = None
 
     def note(self, asked: _Asked) -> None:
         """It is being issued."""
         self._issued.append(asked)
 
+    def _begin(self, module: nn.Module, _inputs: object) -> None:
+        """A module is called, so its own weights are whole. FSDP has the same tensors for them each time: a gradient
+        that a broken backward pass leaves there would be added to the next."""
+        self._run.add(id(module))
+        self._gathered.update(weight for weight in module.parameters() if not isinstance(weight, DTensor))
 
-class _RecordedGather(DefaultAllGather):
+
+class _Recorded:
+    """A kind of collective as FSDP issues it."""
+
     def __init__(self, collectives: Collectives) -> None:
         self._collectives = collectives
 
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class _RecordedGather(_Recorded):
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: ProcessGroup, async_op: bool = False
     ) -> Work | None:
         def comm(output: Tensor, given: Tensor) -> Work | None:
-            return DefaultAllGather.__call__(self, output, given, group)
+            return cast("Work | None", dist.all_gather_single(output, given, group, async_op))
 
         self._collectives.note(_asked(comm, output_tensor, input_tensor))
-        return super().__call__(output_tensor, input_tensor, group, async_op)
+        return comm(output_tensor, input_tensor)
 
 
-class _RecordedScatter(DefaultReduceScatter):
-    def __init__(self, collectives: Collectives) -> None:
-        self._collectives = collectives
-
+class _RecordedScatter(_Recorded):
     def __call__(
         self,
         output_tensor: Tensor,
@@ -126,25 +137,13 @@ class _RecordedScatter(DefaultReduceScatter):
         group: ProcessGroup,
         op: ReduceOp | ReduceOp.RedOpType,
         async_op: bool = False,
-    ) -> Work:
+    ) -> Work | None:
         def comm(output: Tensor, given: Tensor) -> Work | None:
-            return cast("Work | None", DefaultReduceScatter.__call__(self, output, given, group, op))
+            return cast("Work | None", dist.reduce_scatter_single(output, given, cast("Any", op), group, async_op))
 
         self._collectives.note(_asked(comm, output_tensor, input_tensor))
-        return super().__call__(output_tensor, input_tensor, group, op, async_op)
+        return comm(output_tensor, input_tensor)
 
 
 def _asked(comm: Callable[[Tensor, Tensor], Work | None], output: Tensor, given: Tensor) -> _Asked:
     return _Asked(comm, output.shape, given.shape, output.dtype, output.device)
-
-
-def _forget_whole_gradients(root: nn.Module) -> None:
-    """Of a block whose backward pass broke off, before they were added up over the ranks."""
-    for part in root.modules():
-        if not isinstance(part, FSDPModule):
-            continue
-        for group in part._get_fsdp_state()._fsdp_param_groups:
-            for parameter in group.fsdp_params:
-                parameter.unsharded_accumulated_grad = None
-                if hasattr(parameter, "_unsharded_param"):
-                    parameter._unsharded_param.grad = None

@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple, cast
 import torch
 from torch import nn
 
-from penstock.backends.learners.gang.gang import SOLO
+from penstock.backends.learners.checkpoints.shards import is_divided
+from penstock.backends.learners.learning_rate import critic_learning_rate
 from penstock.backends.learners.objectives.values import clipped_value_loss
-from penstock.backends.learners.schedule import critic_learning_rate
 from penstock.backends.learners.torch.attention import PackedRows
 from penstock.backends.learners.torch.model import CheckpointError
 from penstock.backends.learners.torch.optimizer import MASTER, MasterAdamW
 from penstock.backends.learners.torch.parallel import fill_like, is_sharded, load_into, shard, without_memory
-from penstock.backends.learners.torch.shards import is_divided
+from penstock.backends.learners.worker_group.gang import SOLO
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-    from penstock.backends.learners.gang.gang import Gang
+    from penstock.backends.learners.batch.packing import PackedTokens
     from penstock.backends.learners.options import LearnerOptions
-    from penstock.backends.learners.packing import PackedTokens
-    from penstock.backends.learners.step import ValueTargets
     from penstock.backends.learners.torch.model import PackedModel
+    from penstock.backends.learners.training.step import ValueTargets
+    from penstock.backends.learners.worker_group.gang import Gang
 
 PREFIX: Final = "critic/"
 WEIGHT: Final = "weight/"
@@ -85,7 +85,7 @@ class Critic:
         if not self.is_shared:
             self._module["trunk"] = _copied_trunk(policy, options, gang)
         if is_sharded(policy.model):
-            shard(self._head, [], gang, options, compute_dtype=dtype)
+            shard(self._head, gang, options, compute_dtype=dtype)
         self._dtype, self._trunk_dtype = dtype, policy.dtype
         self._optimizer = MasterAdamW(
             self._module,
@@ -132,7 +132,7 @@ class Critic:
             name: of this step, for the message.
 
         Raises:
-            NonFiniteStepError: the loss or the gradient is not finite.
+            DivergedError: the loss or the gradient is not finite.
         """
         return self._optimizer.step(self.learning_rate(step), loss=loss, name=f"{name}, critic")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.backends.devices import choose_device
-from penstock.backends.learners.demonstrations import check_demonstrations
-from penstock.backends.learners.gang.gang import alone_on
+from penstock.backends.learners.check_demonstrations import check_demonstrations
 from penstock.backends.learners.torch.backend import TorchLearnerBackend
 from penstock.backends.learners.torch.worker import LearnerSetup
+from penstock.backends.learners.worker_group.gang import alone_on
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,7 +49,7 @@ def open_torch_learner(
         demonstrations: for the warm start; given exactly when ``options.warm_start`` is.
 
     Raises:
-        ValueError: demonstrations and ``options.warm_start`` do not go together, or the device does not exist.
+        UserFault: the demonstrations of ``options.warm_start`` are missing, or the device does not exist.
     """
     check_demonstrations(options.warm_start, demonstrations)
     return TorchLearnerBackend(

@@ -30,6 +30,7 @@ from torch import nn
 
 from penstock.backends.learners.torch.model import ADAPTER_PREFIX as PREFIX
 from penstock.backends.learners.torch.parallel import load_into
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping
@@ -48,15 +49,6 @@ SAVED_PREFIX: Final = "base_model.model."
 WEIGHTS_FILE: Final = "adapter_model.safetensors"
 
 
-def detached(tensor: Tensor) -> Tensor:
-    """The tensor itself, without gradient."""
-    return tensor.detach()
-
-
-class LoraError(ValueError):
-    """The model cannot have such adapters, or these are of another one."""
-
-
 class Adapters:
     """Knows the adapted layers of one model."""
 
@@ -64,7 +56,7 @@ class Adapters:
         """Put adapters into the model, from torch's random numbers as they are.
 
         Raises:
-            LoraError: a target is no matrix of the model, or cannot be adapted.
+            UserFault: a target is no matrix of the model, or cannot be adapted.
         """
         self._model = model
         targets = _targets(model, options)
@@ -95,7 +87,7 @@ class Adapters:
             finally:
                 self._switch(on=True)
 
-    def merged(self, read: Callable[[Tensor], Tensor] = detached) -> Iterator[tuple[str, Tensor]]:
+    def merged(self, read: Callable[[Tensor], Tensor] = torch.Tensor.detach) -> Iterator[tuple[str, Tensor]]:
         """Every parameter and persistent buffer under its name in the model without adapters, with the adapter added
         in. One after the other; a tensor that has several names comes under the first.
 
@@ -108,7 +100,7 @@ class Adapters:
 
     def base(self, read: Callable[[Tensor], Tensor] | None = None) -> Iterator[tuple[str, Tensor]]:
         """As :meth:`merged`, without the adapters."""
-        known = read or detached
+        known = read or torch.Tensor.detach
         return ((bare_name(name), known(tensor)) for name, tensor in _kept(self._model))
 
     def state(self) -> dict[str, Tensor]:
@@ -120,7 +112,7 @@ class Adapters:
         """Take over a copy of what ``state`` gave; entries of others are not looked at.
 
         Raises:
-            LoraError: it is of no adapters, or of other ones.
+            UserFault: it is of no adapters, or of other ones.
         """
         mine = self.state()
         found = {key: list(tensor.shape) for key, tensor in tensors.items() if key.startswith(PREFIX)}
@@ -128,7 +120,7 @@ class Adapters:
         if found != expected:
             example = next(iter(expected))
             held = f"{len(found)}, {example} of shape {found.get(example)}" if found else "none"
-            raise LoraError(
+            raise UserFault(
                 f"learner.lora: rank {self._config.r} makes {len(expected)} matrices, {example} of shape "
                 f"{expected[example]}, and the checkpoint has {held}; resume with the learner.lora that it was "
                 "written with, or start a new run from its model (model.path)"
@@ -198,11 +190,11 @@ def _targets(model: PreTrainedModel, options: LoraOptions) -> list[str]:
             matching = [name for name in inner if name == wanted or name.endswith(f".{wanted}")]
             if not matching:
                 known = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in inner))
-                raise LoraError(
+                raise UserFault(
                     f"learner.lora.target_modules: {wanted} is no matrix of {type(model).__name__} between the "
                     f"embedding and the output head; there are {known or 'none'}"
                 )
             found += matching
     if not found:
-        raise LoraError(f"learner.lora: {type(model).__name__} has no matrix that could be adapted; remove the block")
+        raise UserFault(f"learner.lora: {type(model).__name__} has no matrix that could be adapted; remove the block")
     return list(dict.fromkeys(found))

@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from penstock.backends.checkpoint.make import make_model
+from penstock.backends.learners.batch.sequences import demonstration_sequence
 from penstock.backends.learners.options import LearnerOptions
-from penstock.backends.learners.sequences import demonstration_sequence
 from penstock.backends.learners.torch.model import PackedModel
 from penstock.backends.learners.torch.warm_start import warm_start
-from penstock.backends.models.make import make_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from penstock.backends.checkpoint.make import ModelSize
     from penstock.backends.data.demonstrations import Demonstration
     from penstock.backends.learners.options import WarmStartOptions
-    from penstock.backends.models.make import ModelSize
 
 SEED_OFFSET: Final = 1_000_003
 """Between the seed of the student and that of the teacher."""
@@ -54,7 +54,7 @@ def make_teacher(
 
     Raises:
         DataError: the demonstrations cannot be read.
-        NonFiniteStepError: a loss or a gradient is not finite.
+        DivergedError: a loss or a gradient is not finite.
     """
     if folder.is_dir():
         return

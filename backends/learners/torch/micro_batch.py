@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from penstock.backends.learners.packing import PackedTokens, pack, stand_in
-from penstock.backends.learners.sequences import joined
+from penstock.backends.learners.batch.packing import PackedTokens, pack, stand_in
+from penstock.backends.learners.batch.sequences import joined
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
-    from penstock.backends.learners.sequences import TrainSequence
+    from penstock.backends.learners.batch.sequences import TrainSequence
 
 
 class MicroBatch(NamedTuple):

@@ -23,13 +23,14 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from penstock.backends.checkpoint.checkpoint_names import CheckpointNames
+from penstock.backends.checkpoint.terminal import quiet_transformers
+from penstock.backends.learners.batch.packing import PackedTokens, pack
+from penstock.backends.learners.batch.sequences import demonstration_sequence, open_ended_sequence
 from penstock.backends.learners.checkpoints.record import CheckpointError as CheckpointError
 from penstock.backends.learners.objectives.logprobs import other_logprobs, token_entropy, token_logprobs
-from penstock.backends.learners.packing import PackedTokens, pack
-from penstock.backends.learners.sequences import demonstration_sequence, open_ended_sequence
 from penstock.backends.learners.torch.attention import PACKED_ATTENTION, PackedRows
-from penstock.backends.models.checkpoint_names import CheckpointNames
-from penstock.backends.models.terminal import quiet_transformers
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
+    from penstock.backends.learners.batch.sequences import TrainSequence
     from penstock.backends.learners.options import LoraOptions
-    from penstock.backends.learners.sequences import TrainSequence
     from penstock.backends.learners.torch.lora import Adapters
 
 ADAPTER_PREFIX: Final = "adapter/"
@@ -81,15 +82,20 @@ class PackedModel:
         Raises:
             CheckpointError: it is no such folder, weights are missing in it, or the architecture cannot be packed.
         """
-        if dtype not in DTYPES:
-            raise CheckpointError(f"model dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
-        if not (folder / "config.json").is_file():
-            raise CheckpointError(f"{folder}: no config.json there; expected a folder that save_pretrained wrote")
-        model = _load(folder, DTYPES[dtype])
+        model = _load(folder, dtype)
         _leave_files(model)
         packed = cls(model.to(device).eval(), device)  # type: ignore[arg-type]  # to() is decorated without types
         packed.check_isolation()
         return packed
+
+    @classmethod
+    def without_memory(cls, folder: Path, *, dtype: str, device: torch.device) -> PackedModel:
+        """The same, but its parameters and buffers have shapes and types only, and its isolation is not checked.
+
+        Raises:
+            CheckpointError: as for :meth:`load`, as far as names and shapes tell.
+        """
+        return cls(_load(folder, dtype, device_map="meta"), device)
 
     @property
     def vocab_size(self) -> int:
@@ -171,13 +177,17 @@ class PackedModel:
         Args:
             read: where the values of a tensor are, if they are not in it; without it they come detached.
         """
-        known = read or _detached
+        known = read or torch.Tensor.detach
         if self.adapters is not None:
             yield from self.adapters.merged(known)
             return
         yield from ((name, known(parameter)) for name, parameter in self.model.named_parameters())
         persistent = self.model.state_dict(keep_vars=True)
         yield from ((name, known(buffer)) for name, buffer in self.model.named_buffers() if name in persistent)
+
+    def bare_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """As :meth:`weights`, with the values that they have without adapters."""
+        return self.weights() if self.adapters is None else self.adapters.base()
 
     def named_tensors(self) -> dict[str, Tensor]:
         """Every weight by the name that it has in a Hugging Face checkpoint, detached; see :mod:`.checkpoint_names`."""
@@ -215,10 +225,10 @@ class PackedModel:
     def check_length(self, sequence: TrainSequence, what: str) -> None:
         """
         Raises:
-            ValueError: the sequence is longer than the model's context.
+            UserFault: the sequence is longer than the model's context.
         """
         if self.max_positions is not None and len(sequence.tokens) > self.max_positions:
-            raise ValueError(
+            raise UserFault(
                 f"{what} has {len(sequence.tokens)} tokens, and the model takes at most {self.max_positions}"
             )
 
@@ -271,21 +281,22 @@ def _experts_row_by_row(model: PreTrainedModel) -> Generator[None]:
         model.set_experts_implementation(usual)
 
 
-def _detached(tensor: Tensor) -> Tensor:
-    return tensor.detach()
-
-
 def _leave_files(model: PreTrainedModel) -> None:
     for tensor in (*model.parameters(), *model.buffers()):
         tensor.data = tensor.data.clone()
 
 
-def _load(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
+def _load(folder: Path, dtype: str, device_map: str | None = None) -> PreTrainedModel:
+    if dtype not in DTYPES:
+        raise CheckpointError(f"model dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(f"{folder}: no config.json there; expected a folder that save_pretrained wrote")
     with quiet_transformers():
         try:
             loaded = AutoModelForCausalLM.from_pretrained(
                 folder,
-                dtype=dtype,
+                dtype=DTYPES[dtype],
+                device_map=device_map,
                 attn_implementation=PACKED_ATTENTION,
                 local_files_only=True,
                 output_loading_info=True,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from penstock.backends.learners.step import Scores
+from penstock.backends.learners.training.step import Scores
 
 if TYPE_CHECKING:
     from penstock.backends.learners.torch.critic import Critic

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from penstock.backends.learners.coupling import asks_policy, scattered
-from penstock.backends.learners.step import Opening
+from penstock.backends.learners.training.coupling import asks_policy, scattered
+from penstock.backends.learners.training.step import Opening
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
-    from penstock.backends.learners.gang.gang import Gang
     from penstock.backends.learners.options import LearnerOptions
     from penstock.backends.learners.torch.micro_batch import MicroBatch
     from penstock.backends.learners.torch.models import Models
     from penstock.backends.learners.torch.rounds import Rounds
+    from penstock.backends.learners.worker_group.gang import Gang
 
 
 @torch.no_grad()

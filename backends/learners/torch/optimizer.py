@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Final, cast
 import torch
 from torch.distributed.tensor import DTensor
 
-from penstock.backends.learners.finite import non_finite
-from penstock.backends.learners.gang.gang import SOLO
+from penstock.backends.learners.checkpoints.shards import is_divided, local_of
 from penstock.backends.learners.torch.model import CheckpointError
-from penstock.backends.learners.torch.parallel import like, load_into, local
-from penstock.backends.learners.torch.shards import is_divided
+from penstock.backends.learners.torch.parallel import like, load_into
+from penstock.backends.learners.training.finite import non_finite
+from penstock.backends.learners.worker_group.gang import SOLO
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.utils.hooks import RemovableHandle
 
-    from penstock.backends.learners.gang.gang import Gang
+    from penstock.backends.learners.worker_group.gang import Gang
 
 MASTER: Final = "master"
 MOMENTS: Final = ("step", "exp_avg", "exp_avg_sq")
@@ -99,7 +99,7 @@ class MasterAdamW:
             The norm of the gradient before clipping.
 
         Raises:
-            NonFiniteStepError: the loss or the gradient is not finite.
+            DivergedError: the loss or the gradient is not finite.
         """
         self.sum_gradients()
         norm = self._clip()
@@ -147,7 +147,7 @@ class MasterAdamW:
         """The norm of the gradient, which is scaled down to the largest that is allowed."""
         if not self._is_sharded:
             return float(torch.nn.utils.clip_grad_norm_(self._masters, self._max_grad_norm))
-        shares = [local(master.grad) for master in self._masters if master.grad is not None]
+        shares = [local_of(master.grad) for master in self._masters if master.grad is not None]
         squares = torch.stack([share.square().sum(dtype=torch.float64) for share in shares]).sum()
         norm = math.sqrt(float(self._gang.sum_(squares)))
         if norm > self._max_grad_norm - NORM_EPSILON:

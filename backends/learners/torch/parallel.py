@@ -28,55 +28,67 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
+from penstock.backends.learners.checkpoints.shards import local_of
+from penstock.messages.errors import UserFault
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Mapping
 
     from torch import Tensor, nn
     from transformers import PreTrainedModel
 
-    from penstock.backends.learners.gang.gang import Gang
     from penstock.backends.learners.options import LearnerOptions
     from penstock.backends.learners.torch.model import PackedModel
+    from penstock.backends.learners.worker_group.gang import Gang
 
 _log: Final = logging.getLogger(__name__)
-
-
-def loading_device(gang: Gang, options: LearnerOptions) -> torch.device:
-    """Where a model is loaded to before it is divided: one that is to be sharded need not fit on a device whole."""
-    return gang.device if gang.is_alone or options.parallel == "ddp" else torch.device("cpu")
 
 
 def parallelize(model: PackedModel, gang: Gang, options: LearnerOptions) -> None:
     """Divide a model that every rank has loaded whole, in place; called by all ranks. Before its optimizer is made.
 
     Raises:
-        ValueError: ``learner.cpu_offload`` with weights that are not sharded.
+        UserFault: ``learner.cpu_offload`` with weights that are not sharded.
     """
-    blocks = transformer_blocks(model.model)
-    if options.activation_checkpointing:
-        for block in blocks:
-            _recompute_in_backward(block)
-    if options.cpu_offload and (gang.is_alone or options.parallel != "fsdp"):
-        raise ValueError(
+    if not shards_weights(gang, options):
+        _recompute_blocks(model.model, options)
+        return
+    model.freeze_facts(model.dtype)
+    model.device = gang.device
+    shard(model.model, gang, options, compute_dtype=model.dtype)
+
+
+def shards_weights(gang: Gang, options: LearnerOptions) -> bool:
+    """Whether each rank is to have a share of the weights only.
+
+    Raises:
+        UserFault: ``learner.cpu_offload`` with weights that are not sharded.
+    """
+    if not gang.is_alone and options.parallel == "fsdp":
+        return True
+    if options.cpu_offload:
+        raise UserFault(
             "learner.cpu_offload: moves the shards of the weights to the host, and there are none with "
             f"learner.num_ranks: {gang.num_ranks} and learner.parallel: {options.parallel}; set num_ranks above 1 and "
             "parallel: fsdp, or remove it"
         )
-    if gang.is_alone or options.parallel == "ddp":
-        return
-    model.freeze_facts(model.dtype)
-    model.device = gang.device
-    shard(model.model, blocks, gang, options, compute_dtype=model.dtype)
+    return False
 
 
-def shard(
-    root: nn.Module, blocks: list[nn.Module], gang: Gang, options: LearnerOptions, *, compute_dtype: torch.dtype
-) -> None:
+def _recompute_blocks(root: nn.Module, options: LearnerOptions) -> list[nn.Module]:
+    """The blocks, which forget what they compute until it is asked for again, if that is wanted."""
+    blocks = transformer_blocks(root)
+    if options.activation_checkpointing:
+        for block in blocks:
+            _recompute_in_backward(block)
+    return blocks
+
+
+def shard(root: nn.Module, gang: Gang, options: LearnerOptions, *, compute_dtype: torch.dtype) -> None:
     """Give each rank its share of a module that all have whole.
 
     Args:
-        root: the module; what is in no block is gathered when it is called, and stays so until it returns.
-        blocks: in it; gathered one by one.
+        root: the module; its blocks are gathered one by one, and what is in none when it is called, until it returns.
         gang: all ranks.
         options: the ``learner:`` block.
         compute_dtype: what it computes in.
@@ -86,7 +98,7 @@ def shard(
     precision = MixedPrecisionPolicy(
         param_dtype=None if compute_dtype == reduced else compute_dtype, reduce_dtype=reduced, cast_forward_inputs=False
     )
-    for module in (*blocks, root):
+    for module in (*_recompute_blocks(root, options), root):
         _make_precise(module)
         # Always let go of, the root's too: what a run asks of the other ranks must not depend on the run before it.
         fully_shard(
@@ -111,36 +123,6 @@ def transformer_blocks(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if names & {base.__name__ for base in type(module).__mro__}]
 
 
-def full_tensors(model: PackedModel) -> Iterator[tuple[str, Tensor]]:
-    """Every weight whole, in the dtype of the model, by its name in a Hugging Face checkpoint.
-
-    All ranks go through it to the end, as weights are gathered on the way, on all of them. Each is let go of when the
-    next is asked for, unless the caller keeps it; one that is not sharded is the weight itself, not a copy.
-    """
-    if not is_sharded(model.model):
-        yield from model.named_tensors().items()
-        return
-    names = model.checkpoint_names
-    if names.can_rename_one_by_one:
-        for name, tensor in model.weights():
-            yield from names.rename({name: whole(tensor, model.dtype)}).items()
-        return
-    # transformers puts weights of this architecture together from several, so it is given all of them.
-    yield from names.rename({name: whole(t, model.dtype).cpu() for name, t in model.weights()}).items()
-
-
-def gathered(model: PackedModel, *, is_wanted: bool) -> dict[str, Tensor]:
-    """What :func:`full_tensors` gives, all at once: of a sharded model on the host, else the weights themselves. Called
-    by all ranks, and empty where it is not wanted."""
-    if not is_sharded(model.model):
-        return model.named_tensors() if is_wanted else {}
-    kept: dict[str, Tensor] = {}
-    for name, tensor in full_tensors(model):
-        if is_wanted:
-            kept[name] = tensor.cpu()
-    return kept
-
-
 @torch.no_grad()
 def whole(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """A weight from its shares, rounded before it is gathered; called by all ranks. One that is not shared: itself."""
@@ -149,11 +131,6 @@ def whole(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     detached = tensor.detach()
     rounded = detached if dtype is None or not detached.is_floating_point() else detached.to(dtype)
     return cast("DTensor", rounded).full_tensor()
-
-
-def local(tensor: Tensor) -> Tensor:
-    """This rank's share, not copied; a tensor that is not shared: itself."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 @torch.no_grad()
@@ -196,20 +173,22 @@ def fill_like(
     built: nn.Module, source: nn.Module, gang: Gang, options: LearnerOptions, *, compute_dtype: torch.dtype
 ) -> None:
     """Shard a module without memory, and copy the shares of another that is sharded in the same way."""
-    blocks = transformer_blocks(built)
-    if options.activation_checkpointing:
-        for block in blocks:
-            _recompute_in_backward(block)
-    shard(built, blocks, gang, options, compute_dtype=compute_dtype)
-    device = gang.device if not _is_offloaded(gang, options) else torch.device("cpu")
-    built.to_empty(device=device)
+    materialize(built, dict(source.named_buffers(remove_duplicate=False)), gang, options, compute_dtype=compute_dtype)
     sources = dict(source.named_parameters(remove_duplicate=False))
     for name, parameter in built.named_parameters():
-        local(parameter).copy_(local(sources[name]))
-    buffers = dict(source.named_buffers(remove_duplicate=False))
+        local_of(parameter).copy_(local_of(sources[name]))
+
+
+def materialize(
+    built: nn.Module, buffers: Mapping[str, Tensor], gang: Gang, options: LearnerOptions, *, compute_dtype: torch.dtype
+) -> None:
+    """Shard a module without memory, and give it memory for this rank's shares, with any values, and copies of these
+    buffers."""
+    shard(built, gang, options, compute_dtype=compute_dtype)
+    built.to_empty(device=gang.device if not _is_offloaded(gang, options) else torch.device("cpu"))
     for name, module in built.named_modules():
         for key, _ in list(module.named_buffers(recurse=False)):
-            setattr(module, key, buffers[f"{name}.{key}" if name else key].clone())
+            setattr(module, key, buffers[f"{name}.{key}" if name else key].to(gang.device, copy=True))
 
 
 def _mesh(gang: Gang) -> DeviceMesh:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.backends.learners.gang.planned import demonstrations_of, exporter_of
 from penstock.backends.learners.torch.worker import LearnerSetup, TorchWorker
+from penstock.backends.learners.worker_group.planned import demonstrations_of, exporter_of
 
 if TYPE_CHECKING:
-    from penstock.backends.learners.gang.gang import Gang
-    from penstock.backends.learners.gang.plan import GangPlan
-    from penstock.backends.learners.gang.worker import WorkerHost
+    from penstock.backends.learners.worker_group.gang import Gang
+    from penstock.backends.learners.worker_group.plan import GangPlan
+    from penstock.backends.learners.worker_group.worker import WorkerHost
 
 
-def open_torch_rank(plan: GangPlan, gang: Gang, host: WorkerHost) -> TorchWorker:
+def open_rank(plan: GangPlan, gang: Gang, host: WorkerHost) -> TorchWorker:
     """A worker of this learner; the first rank publishes the weights.
 
     Raises:

@@ -17,20 +17,20 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from penstock.backends.learners.gang.gang import SOLO
 from penstock.backends.learners.objectives.validity import needs_reference
 from penstock.backends.learners.torch.model import PackedModel
 from penstock.backends.learners.torch.parallel import replica
+from penstock.backends.learners.worker_group.gang import SOLO
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
-    from penstock.backends.learners.gang.gang import Gang
+    from penstock.backends.learners.batch.packing import PackedTokens
     from penstock.backends.learners.options import LearnerOptions
-    from penstock.backends.learners.packing import PackedTokens
     from penstock.backends.learners.torch.lora import Adapters
+    from penstock.backends.learners.worker_group.gang import Gang
 
 
 class BasePolicy(PackedModel):

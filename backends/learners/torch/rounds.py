@@ -23,9 +23,9 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from penstock.backends.learners.gang.gang import Gang
     from penstock.backends.learners.torch.collectives import Collectives
     from penstock.backends.learners.torch.micro_batch import MicroBatch
+    from penstock.backends.learners.worker_group.gang import Gang
 
 ResultT = TypeVar("ResultT")
 
@@ -34,10 +34,6 @@ _log: Final = logging.getLogger(__name__)
 
 class OutOfMemoryError(RuntimeError):
     """A micro-batch was too large for the memory of some rank. Gradients that were added before it are still there."""
-
-
-class StepTooLargeError(RuntimeError):
-    """Even one sequence at a time is too much for the memory of a device."""
 
 
 class MicroBatchSize:
@@ -59,10 +55,10 @@ class MicroBatchSize:
             can_be_finer: whether some micro-batch has several sequences.
 
         Raises:
-            StepTooLargeError: there is nothing to divide.
+            MemoryError: there is nothing to divide.
         """
         if not can_be_finer:
-            raise StepTooLargeError(
+            raise MemoryError(
                 f"out of memory with each sequence in a micro-batch of its own (at {self.max_tokens} tokens each); "
                 "lower sampling.max_response_tokens, set learner.activation_checkpointing: true, or divide the model "
                 "over more GPUs (learner.num_ranks, with learner.parallel: fsdp)"

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from penstock.backends.learners.checkpoints.record import STATE_FOLDER, CheckpointRecord
+from penstock.backends.learners.checkpoints.shards import Shard, copied_shard, is_divided, shard_of
 from penstock.backends.learners.checkpoints.state import files_of_rank, save_state
 from penstock.backends.learners.torch.checkpoint_model import write_adapters, write_model
-from penstock.backends.learners.torch.shards import Shard, copied_shard, is_divided, shard_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from penstock.backends.device_memory import ParkedMemory
     from penstock.backends.learners.checkpoints.channel import CheckpointChannel
     from penstock.backends.learners.checkpoints.record import FileRecord, ReferenceRecord
-    from penstock.backends.learners.gang.gang import Gang
     from penstock.backends.learners.torch.model import PackedModel
     from penstock.backends.learners.torch.trainer import PolicyTrainer
+    from penstock.backends.learners.worker_group.gang import Gang
 
 CPU_RANDOM: Final = "random/cpu"
 CUDA_RANDOM: Final = "random/cuda"
@@ -162,13 +162,6 @@ def random_state(gang: Gang) -> dict[str, Shard]:
 
 
 def _kept(model: PackedModel, parked: ParkedMemory | None) -> Iterator[tuple[str, Tensor]]:
-    """Parameters and buffers that a checkpoint keeps; a tensor that has several names comes under the first.
-
-    They are the very tensors of the model, by which ``parked`` knows them, except where adapters are added to them:
-    that needs their values here.
-    """
-    return model.weights(_as_it_is if parked is None or model.adapters is None else parked.on_host)
-
-
-def _as_it_is(tensor: Tensor) -> Tensor:
-    return tensor
+    """Parameters and buffers that a checkpoint keeps; a tensor that has several names comes under the first. Adding
+    adapters to them needs their values here, so only then they are not in the memory by which ``parked`` knows them."""
+    return model.weights(None if parked is None or model.adapters is None else parked.on_host)

@@ -1,4 +1,4 @@
-"""What :mod:`penstock.backends.learners.flops` has to know of a torch model and of its device."""
+"""What :mod:`penstock.backends.learners.training.flops` has to know of a torch model and of its device."""
 
 # torch and transformers are typed in part only:
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import nn
 
-from penstock.backends.learners.flops import Config, ModelShape, Speed, model_shape, peak_tflops
+from penstock.backends.learners.training.flops import Config, ModelShape, Speed, model_shape, peak_tflops
 
 if TYPE_CHECKING:
     from penstock.backends.learners.options import LearnerOptions

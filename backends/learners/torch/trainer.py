@@ -12,15 +12,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.backends.learners.batch_trainer import Added, BatchTrainer, UpdateWork
-from penstock.backends.learners.division import divide_over_ranks
-from penstock.backends.learners.gang.gang import SOLO
-from penstock.backends.learners.mismatched import mismatched
+from penstock.backends.learners.batch.division import divide_over_ranks
+from penstock.backends.learners.batch.updates import whole_batch
+from penstock.backends.learners.learning_rate import policy_learning_rate
 from penstock.backends.learners.objectives.objective import finished
 from penstock.backends.learners.objectives.open import open_objective
 from penstock.backends.learners.objectives.validity import is_user_objective, needs_reference_point
-from penstock.backends.learners.schedule import policy_learning_rate
-from penstock.backends.learners.step import BatchTokens
 from penstock.backends.learners.torch.accumulation import Accumulation, Step
 from penstock.backends.learners.torch.collectives import Collectives
 from penstock.backends.learners.torch.critic import Critic
@@ -31,20 +28,23 @@ from penstock.backends.learners.torch.opening import open_batch
 from penstock.backends.learners.torch.optimizer import MasterAdamW
 from penstock.backends.learners.torch.rounds import MicroBatchSize, OutOfMemoryError, Rounds
 from penstock.backends.learners.torch.speed import DTYPE_NAMES, speed_of
-from penstock.backends.learners.updates import whole_batch
+from penstock.backends.learners.training.batch_trainer import Added, BatchTrainer, UpdateWork
+from penstock.backends.learners.training.mismatched import mismatched
+from penstock.backends.learners.training.step import BatchTokens
+from penstock.backends.learners.worker_group.gang import SOLO
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
 
-    from penstock.backends.learners.batch_trainer import StepResult
-    from penstock.backends.learners.division import Division
-    from penstock.backends.learners.gang.gang import Gang
+    from penstock.backends.learners.batch.division import Division
+    from penstock.backends.learners.batch.sequences import TrainBatch, TrainSequence
+    from penstock.backends.learners.batch.updates import Update
     from penstock.backends.learners.options import LearnerOptions
-    from penstock.backends.learners.sequences import TrainBatch, TrainSequence
     from penstock.backends.learners.torch.model import PackedModel
-    from penstock.backends.learners.updates import Update
+    from penstock.backends.learners.training.batch_trainer import StepResult
+    from penstock.backends.learners.worker_group.gang import Gang
     from penstock.messages.samples import Group
 
 
@@ -76,7 +76,7 @@ class PolicyTrainer:
 
         Raises:
             CheckpointError: the model cannot have such a critic.
-            ValueError: the objective makes no sense.
+            UserFault: the objective makes no sense.
             UserCodeError: its function cannot be loaded.
         """
         self._options = options

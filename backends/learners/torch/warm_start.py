@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from penstock.backends.learners.division import divide_over_ranks
-from penstock.backends.learners.gang.gang import SOLO
+from penstock.backends.learners.batch.division import divide_over_ranks
+from penstock.backends.learners.batch.warm_batches import warm_steps
 from penstock.backends.learners.torch.micro_batch import laid_out
 from penstock.backends.learners.torch.optimizer import MasterAdamW
-from penstock.backends.learners.warm_batches import warm_steps
+from penstock.backends.learners.worker_group.gang import SOLO
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from penstock.backends.learners.gang.gang import Gang
+    from penstock.backends.learners.batch.sequences import TrainSequence
     from penstock.backends.learners.options import LearnerOptions, WarmStartOptions
-    from penstock.backends.learners.sequences import TrainSequence
     from penstock.backends.learners.torch.model import PackedModel
+    from penstock.backends.learners.worker_group.gang import Gang
 
 
 def warm_start(
@@ -52,7 +52,7 @@ def warm_start(
         gang: the ranks that the model is divided over.
 
     Raises:
-        NonFiniteStepError: the loss or the gradient is not finite.
+        DivergedError: the loss or the gradient is not finite.
     """
     optimizer = MasterAdamW(
         model.model,

@@ -2,7 +2,7 @@
 
 Invariants:
 
-* See :mod:`penstock.backends.learners.command_worker`. The first rank alone writes checkpoints.
+* See :mod:`penstock.backends.learners.training.command_worker`. The first rank alone writes checkpoints.
 * Asleep it is copied from the host's memory when a checkpoint is asked for.
 """
 
@@ -19,32 +19,34 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from penstock.backends.device_memory import ParkedMemory
-from penstock.backends.learners.canary import canary_under, choose_canary
+from penstock.backends.learners.batch.sequences import demonstration_sequences
 from penstock.backends.learners.checkpoints.channel import CheckpointChannel
 from penstock.backends.learners.checkpoints.folder import CheckpointFolder
 from penstock.backends.learners.checkpoints.record import STATE_FOLDER, check_dtype, read_record
+from penstock.backends.learners.checkpoints.shards import local_of
 from penstock.backends.learners.checkpoints.state import load_state
 from penstock.backends.learners.checkpoints.writer import CheckpointWriter
-from penstock.backends.learners.command_worker import CommandWorker, Opened, Published
 from penstock.backends.learners.objectives.validity import needs_reference
-from penstock.backends.learners.sequences import demonstration_sequences
 from penstock.backends.learners.torch.model import CheckpointError, PackedModel
-from penstock.backends.learners.torch.parallel import gathered, loading_device, parallelize
+from penstock.backends.learners.torch.parallel import parallelize
+from penstock.backends.learners.torch.publishing import GatheredWeights
 from penstock.backends.learners.torch.reference import frozen, new_reference, refresh
-from penstock.backends.learners.torch.shards import local_of
+from penstock.backends.learners.torch.sharded_load import load_divided
 from penstock.backends.learners.torch.snapshot import restore_random_state, take_snapshot
 from penstock.backends.learners.torch.trainer import PolicyTrainer
 from penstock.backends.learners.torch.warm_start import warm_start
+from penstock.backends.learners.training.canary import canary_under, choose_canary
+from penstock.backends.learners.training.command_worker import CommandWorker, Opened, Published
 from penstock.messages.local import CheckpointWritten
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.backends.learners.batch_trainer import StepResult
     from penstock.backends.learners.checkpoints.record import CheckpointRecord
-    from penstock.backends.learners.gang.gang import Gang
-    from penstock.backends.learners.gang.worker import WorkerHost
     from penstock.backends.learners.options import LearnerOptions, LoraOptions
+    from penstock.backends.learners.training.batch_trainer import StepResult
+    from penstock.backends.learners.worker_group.gang import Gang
+    from penstock.backends.learners.worker_group.worker import WorkerHost
     from penstock.backends.weights.protocol import WeightExporter
     from penstock.messages.commands import OpenLearner, PublishWeights, Train
 
@@ -114,14 +116,16 @@ class TorchWorker(CommandWorker[OpenedLearner]):
     def _begin(self) -> OpenedLearner:
         setup = self._setup
         torch.manual_seed(setup.seed)
-        if setup.options.lora is None:
-            model = self._loaded(setup.model_folder)
+        lora = setup.options.lora
+        if lora is None or setup.options.warm_start is None:
+            model = self._loaded(setup.model_folder, lora)
             self._warm_start(model)
         else:
             # All of its weights are trained first, and then none of them.
             model = PackedModel.load(setup.model_folder, dtype=setup.dtype, device=self._gang.device)
             self._warm_start(model)
-            self._adapt(model, setup.options.lora)
+            model.adapt(lora)
+            parallelize(model, self._gang, setup.options)
         reference = new_reference(model, setup.options, self._gang)
         trainer = self._trainer(model, reference)
         return OpenedLearner(model=model, trainer=trainer, reference=reference, canary=choose_canary(model))
@@ -140,8 +144,7 @@ class TorchWorker(CommandWorker[OpenedLearner]):
             model = self._loaded(folder)
             reference = self._stored_reference(folder, record)
         else:
-            model = self._stored_base(folder, record)
-            self._adapt(model, setup.options.lora)
+            model = self._loaded(_base_folder(folder, record), setup.options.lora)
             reference = new_reference(model, setup.options, self._gang)
         trainer = self._trainer(model, reference)
         tensors = load_state(folder / STATE_FOLDER, trainer.layouts())
@@ -173,27 +176,9 @@ class TorchWorker(CommandWorker[OpenedLearner]):
             )
         return frozen(self._loaded(folder.parent / record.reference.folder))
 
-    def _stored_base(self, folder: Path, record: CheckpointRecord) -> PackedModel:
-        """What the adapters of a checkpoint belong to."""
-        if record.reference is None:
-            raise CheckpointError(
-                f"{folder}: written without learner.lora, so no model lies beside it that adapters could belong to; "
-                "resume without learner.lora, or start a new run from its model (model.path)"
-            )
-        base = folder.parent / record.reference.folder
-        return PackedModel.load(base, dtype=self._setup.dtype, device=loading_device(self._gang, self._setup.options))
-
-    def _adapt(self, model: PackedModel, options: LoraOptions) -> None:
-        """Give a whole model adapters, and divide it over the ranks."""
-        model.adapt(options)
-        parallelize(model, self._gang, self._setup.options)
-
-    def _loaded(self, folder: Path) -> PackedModel:
+    def _loaded(self, folder: Path, lora: LoraOptions | None = None) -> PackedModel:
         """A model, divided over the ranks."""
-        options = self._setup.options
-        model = PackedModel.load(folder, dtype=self._setup.dtype, device=loading_device(self._gang, options))
-        parallelize(model, self._gang, options)
-        return model
+        return load_divided(folder, self._gang, self._setup.options, dtype=self._setup.dtype, lora=lora)
 
     def _trainer(self, model: PackedModel, reference: PackedModel | None) -> PolicyTrainer:
         setup = self._setup
@@ -248,10 +233,11 @@ class TorchWorker(CommandWorker[OpenedLearner]):
         # Every rank computes it: a model that is divided can only be run by all of them.
         canary = canary_under(opened.model, opened.canary)
         # Likewise; and its weights are gathered from all of them.
-        tensors = gathered(opened.model, is_wanted=self._exporter is not None)
-        if self._exporter is None:
-            return Published(None, {})
-        manifest = self._exporter.export(tensors, version=command.version, publish=command.publish, canary=canary)
+        weights = GatheredWeights(opened.model, self._gang)
+        manifest = None
+        if self._exporter is not None:
+            manifest = self._exporter.export(weights, version=command.version, publish=command.publish, canary=canary)
+        weights.finish()
         return Published(manifest, {})
 
     def _begin_save(self, opened: OpenedLearner) -> None:
@@ -292,3 +278,13 @@ class TorchWorker(CommandWorker[OpenedLearner]):
         """A reference that is not on disk yet is written as it lies in memory, so it must not move meanwhile."""
         if opened.reference is not None and not self._checkpoints.has_reference(opened.reference_version):
             self.settle()
+
+
+def _base_folder(folder: Path, record: CheckpointRecord) -> Path:
+    """What the adapters of a checkpoint belong to."""
+    if record.reference is None:
+        raise CheckpointError(
+            f"{folder}: written without learner.lora, so no model lies beside it that adapters could belong to; "
+            "resume without learner.lora, or start a new run from its model (model.path)"
+        )
+    return folder.parent / record.reference.folder

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from penstock.backends.processes import how_it_ended
+from penstock.backends.processes.process_facts import how_it_ended
 from penstock.messages.names import LEARNER
 from penstock.runtime.hosts.local.wire import (
     MAX_PACKET_BYTES,
@@ -32,18 +32,17 @@ from penstock.runtime.hosts.local.wire import (
     send,
 )
 from penstock.runtime.hosts.local.zygote import HOST, NODE_ID
-from penstock.runtime.hosts.ray import processes
-from penstock.runtime.hosts.ray.boot import ProcessEnd
-from penstock.runtime.hosts.ray.groups import VISIBLE_DEVICES
-from penstock.runtime.hosts.ray.placement import NodeGpus
-from penstock.runtime.hosts.ray.ports import EndedProcess
-from penstock.runtime.hosts.ray.preparation import PreparationProcess
+from penstock.runtime.hosts.processes import descendants as processes
+from penstock.runtime.hosts.processes.boot import VISIBLE_DEVICES, ProcessEnd
+from penstock.runtime.hosts.processes.ports import EndedProcess
+from penstock.runtime.hosts.processes.prepare_process import PreparationProcess
+from penstock.runtime.run.placement import NodeGpus
 
 if TYPE_CHECKING:
-    from penstock.runtime.hosts.ray.boot import Boot
-    from penstock.runtime.hosts.ray.control import ProcessStarted
-    from penstock.runtime.hosts.ray.job import DriverJob
-    from penstock.runtime.hosts.ray.placement import Placement
+    from penstock.runtime.hosts.processes.boot import Boot
+    from penstock.runtime.hosts.processes.control import ProcessStarted
+    from penstock.runtime.hosts.processes.job import DriverJob
+    from penstock.runtime.run.placement import Placement
 
 STOP_TIMEOUT_S: Final = 10.0
 ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -51,7 +50,7 @@ ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 class LocalHost:
-    """This machine. Implements ``penstock.runtime.hosts.ray.ports.ProcessHost``."""
+    """This machine. Implements ``penstock.runtime.hosts.processes.ports.ProcessHost``."""
 
     phase = "importing what the actors need"
     node_host = HOST
@@ -136,7 +135,7 @@ class LocalHost:
 
 
 class LocalYard:
-    """Implements ``penstock.runtime.hosts.ray.ports.Yard``, whose docstrings say what each method is for."""
+    """Implements ``penstock.runtime.hosts.processes.ports.Yard``, whose docstrings say what each method is for."""
 
     def __init__(self, host: LocalHost, placement: Placement) -> None:
         self._host = host

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 import msgspec
 
-from penstock.backends.processes import end_with_parent
+from penstock.backends.processes.process_facts import end_with_parent
 from penstock.runtime.hosts.local.wire import (
     MAX_PACKET_BYTES,
     ChildKind,
@@ -42,9 +42,8 @@ from penstock.runtime.hosts.local.wire import (
     content_of,
     send,
 )
-from penstock.runtime.hosts.ray.boot import Boot
-from penstock.runtime.hosts.ray.groups import VISIBLE_DEVICES
-from penstock.runtime.hosts.ray.job import DriverJob
+from penstock.runtime.hosts.processes.boot import VISIBLE_DEVICES, Boot
+from penstock.runtime.hosts.processes.job import DriverJob
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -172,12 +171,12 @@ def _work(kind: ChildKind, given: int, answer: int) -> None:
     data = content_of(given)
     match kind:
         case ChildKind.ACTOR:
-            from penstock.runtime.hosts.ray.process import run_process
+            from penstock.runtime.hosts.processes.actor_process import run_process
 
             end = run_process(msgspec.msgpack.decode(data, type=Boot), node_id=NODE_ID, node_host=HOST)
             os.write(answer, msgspec.msgpack.encode(end))
         case ChildKind.PREPARATION:
-            from penstock.runtime.hosts.ray.prepare import answer_job
+            from penstock.runtime.hosts.processes.prepare import answer_job
 
             with os.fdopen(os.dup(answer), "wb", buffering=0) as out:
                 answer_job(msgspec.msgpack.decode(data, type=DriverJob), out)

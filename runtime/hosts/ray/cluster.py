@@ -26,21 +26,22 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from penstock.messages.errors import UserFault, first_line
 from penstock.messages.names import LEARNER, engine_index, is_engine
-from penstock.runtime.errors import PreflightError, first_line
-from penstock.runtime.hosts.ray import processes
-from penstock.runtime.hosts.ray.boot import Boot, EndKind, ProcessEnd
+from penstock.runtime.hosts.processes import descendants as processes
+from penstock.runtime.hosts.processes.boot import Boot, EndKind, ProcessEnd
+from penstock.runtime.hosts.processes.leftovers import TEMP_PREFIX
+from penstock.runtime.hosts.processes.ports import EndedProcess
+from penstock.runtime.hosts.processes.prepare_process import PreparationProcess
+from penstock.runtime.hosts.processes.wakeup import Wakeup
 from penstock.runtime.hosts.ray.groups import PlacementGroups, gpus_of_nodes
-from penstock.runtime.hosts.ray.ports import EndedProcess
-from penstock.runtime.hosts.ray.preparation import PreparationProcess
-from penstock.runtime.hosts.ray.wakeup import Wakeup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from penstock.runtime.hosts.ray.control import ProcessStarted
-    from penstock.runtime.hosts.ray.job import DriverJob
-    from penstock.runtime.hosts.ray.placement import NodeGpus, Placement
+    from penstock.runtime.hosts.processes.control import ProcessStarted
+    from penstock.runtime.hosts.processes.job import DriverJob
+    from penstock.runtime.run.placement import NodeGpus, Placement
 
 NUM_CPUS: Final = 2
 """Decides only how many workers Ray starts in advance, since every actor asks for none. More of them delay its own
@@ -51,16 +52,11 @@ MAX_TEMP_PATH: Final = 40
 KILL_TIMEOUT_S: Final = 2.0
 SPREAD: Final = "SPREAD"
 SPARE: Final = "spare"
-TEMP_PREFIX: Final = "ps-"
 SESSIONS: Final = "/r"
 """Below the run's temporary folder. Ray opens the folder that it is given, and all below, to every user of the machine,
 who could then rename the session and put another in its place; the folder above stays closed."""
 
 _log: Final = logging.getLogger(__name__)
-
-
-class RayStartError(RuntimeError):
-    """Ray could not be started, or the cluster could not be reached."""
 
 
 def prepare_environment(ray_address: str | None) -> None:
@@ -99,7 +95,7 @@ class RayCluster:
             temp_folder: for an embedded Ray; removed by ``stop``.
 
         Raises:
-            RayStartError: with the reason.
+            UserFault: with the reason.
         """
         import ray
         import ray._private.worker
@@ -128,7 +124,7 @@ class RayCluster:
         except (RuntimeError, ConnectionError, OSError, ValueError, TimeoutError) as error:
             where = "Ray could not be started" if address is None else f"runtime.ray_address: {address}"
             _log.exception("%s", where)
-            raise RayStartError(f"{where}: {first_line(error)}") from error
+            raise UserFault(f"{where}: {first_line(error)}") from error
         self._owned = self._owned_processes()
         self.node_id = str(ray.get_runtime_context().get_node_id())
 
@@ -213,7 +209,7 @@ def _start_nothing(node: object, **_options: object) -> None:
 
 
 class RayHost:
-    """Ray, for one run. Implements ``penstock.runtime.hosts.ray.ports.ProcessHost``."""
+    """Ray, for one run. Implements ``penstock.runtime.hosts.processes.ports.ProcessHost``."""
 
     phase = "starting Ray"
 
@@ -232,7 +228,7 @@ class RayHost:
 
     @property
     def node_host(self) -> str:
-        """See :class:`~penstock.runtime.hosts.ray.ports.ProcessHost`, as for the other methods."""
+        """See :class:`~penstock.runtime.hosts.processes.ports.ProcessHost`, as for the other methods."""
         return self.cluster.node_host
 
     def prepare(self, job: DriverJob) -> PreparationProcess:
@@ -240,10 +236,7 @@ class RayHost:
 
     def start(self) -> None:
         prepare_environment(self._address)
-        try:
-            self._cluster = RayCluster(address=self._address, temp_folder=self._temp_folder)
-        except RayStartError as error:
-            raise PreflightError(str(error)) from error
+        self._cluster = RayCluster(address=self._address, temp_folder=self._temp_folder)
 
     def nodes(self) -> list[NodeGpus]:
         return self.cluster.nodes()
@@ -257,7 +250,7 @@ class RayHost:
 
 
 class RayYard:
-    """Starts each process as a Ray actor, and kills it. Implements ``penstock.runtime.hosts.ray.ports.Yard``."""
+    """Starts each process as a Ray actor, and kills it. Implements ``penstock.runtime.hosts.processes.ports.Yard``."""
 
     def __init__(self, cluster: RayCluster, placement: Placement) -> None:
         """Reserves the GPUs of the run.
@@ -267,11 +260,11 @@ class RayYard:
             placement: who gets which GPUs.
 
         Raises:
-            PreflightError: somebody else has taken them meanwhile.
+            UserFault: somebody else has taken them meanwhile.
         """
         import ray
 
-        from penstock.runtime.hosts.ray.process import ActorProcess, NodeKiller
+        from penstock.runtime.hosts.ray.actor import ActorProcess, NodeKiller
 
         self._ray: Any = ray
         self._cluster = cluster
@@ -286,7 +279,7 @@ class RayYard:
         self._spare: Any = None
 
     def fileno(self) -> int:
-        """See :class:`~penstock.runtime.hosts.ray.ports.Yard`, as for the other methods."""
+        """See :class:`~penstock.runtime.hosts.processes.ports.Yard`, as for the other methods."""
         return self._ended.fileno()
 
     def launch(self, boot: Boot) -> None:

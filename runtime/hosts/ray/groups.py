@@ -23,16 +23,16 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from penstock.messages.errors import UserFault
 from penstock.messages.names import LEARNER
-from penstock.runtime.errors import PreflightError
-from penstock.runtime.hosts.ray.placement import NodeGpus
+from penstock.runtime.hosts.processes.boot import VISIBLE_DEVICES
+from penstock.runtime.run.placement import NodeGpus
 
 if TYPE_CHECKING:
-    from penstock.runtime.hosts.ray.placement import Block, Placement
+    from penstock.runtime.run.placement import Block, Placement
 
 RESERVE_TIMEOUT_S: Final = 30.0
 NODE_LABEL: Final = "ray.io/node-id"
-VISIBLE_DEVICES: Final = "CUDA_VISIBLE_DEVICES"
 
 
 class Seat(NamedTuple):
@@ -77,7 +77,7 @@ class PlacementGroups:
             placement: what to reserve.
 
         Raises:
-            PreflightError: somebody else was faster.
+            UserFault: somebody else was faster.
         """
         self._ray = ray
         self._placement = placement
@@ -88,7 +88,7 @@ class PlacementGroups:
         for block, group in self._groups.items():
             if not group.wait(RESERVE_TIMEOUT_S):
                 self.release()
-                raise PreflightError(
+                raise UserFault(
                     f"{block.num_gpus} GPUs for {' and '.join(block.members)} were free a moment ago, and Ray could "
                     f"not reserve them within {RESERVE_TIMEOUT_S:g} s: another job has taken them; try again later"
                 )

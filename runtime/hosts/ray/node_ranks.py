@@ -27,8 +27,8 @@ import signal
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.backends.guardian import Exited, GuardianJob, LogLine, Started, decode_word, start_guardian
-from penstock.backends.remote_ranks import (
+from penstock.backends.processes.guardian import Exited, GuardianJob, LogLine, Started, decode_word, start_guardian
+from penstock.backends.processes.remote_ranks import (
     START_TIMEOUT_S,
     STOP_TIMEOUT_S,
     RankEnded,
@@ -111,7 +111,7 @@ class RayRemoteRanks:
 
     @property
     def num_nodes(self) -> int:
-        """See :class:`~penstock.backends.remote_ranks.RemoteRanks`, as for the other methods."""
+        """See :class:`~penstock.backends.processes.remote_ranks.RemoteRanks`, as for the other methods."""
         return max(1, len(self._bundles))
 
     @property

@@ -23,8 +23,8 @@ from penstock.messages.local import GenerationAdvanced, GenerationEnded
 from penstock.messages.samples import Cancelled, InfraError, Part, SavePoint
 
 if TYPE_CHECKING:
-    from penstock.backends.engines.simulated import SimulatedEngine
     from penstock.backends.protocol import Emit, Fail
+    from penstock.backends.simulated.engine import SimulatedEngine
     from penstock.messages.base import Metric
     from penstock.messages.commands import EngineCommand
     from penstock.messages.local import LocalEvent

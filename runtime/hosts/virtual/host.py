@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from penstock.backends.stores.memory import MemoryLedger, MemoryStore
+from penstock.backends.ledger.memory import MemoryLedger, MemoryStore
 from penstock.messages.commands import ReplaceActor
 from penstock.messages.names import BUFFER, SUPERVISOR
 from penstock.messages.training import RunFinished
@@ -23,13 +23,13 @@ from penstock.runtime.hosts.virtual.clock import VirtualClock
 from penstock.runtime.hosts.virtual.links import LinkModel, Links
 from penstock.runtime.hosts.virtual.process import Casting, Process, Status, deliver
 from penstock.runtime.hosts.virtual.supervisor import SupervisionModel, Supervisor
-from penstock.runtime.shell import ShellSettings
-from penstock.runtime.watchdog import NEVER
+from penstock.runtime.shell.shell import ShellSettings
+from penstock.runtime.shell.watchdog import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.backends.stores.protocol import LedgerStore
+    from penstock.backends.ledger.protocol import LedgerStore
     from penstock.messages.base import Event
     from penstock.messages.commands import AnyCommand, FailRun
     from penstock.messages.ledger import LedgerEntry
@@ -270,7 +270,7 @@ class _Observer:
     def handled(
         self, event: Event, header: Header | None, start_ns: int, end_ns: int, commands: list[AnyCommand]
     ) -> None:
-        """See :class:`penstock.runtime.shell.Observer`."""
+        """See :class:`penstock.runtime.shell.shell.Observer`."""
         host, process = self._host, self.process
         assert process is not None
         host.num_events += 1

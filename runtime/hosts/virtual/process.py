@@ -16,18 +16,17 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock.backends.stores.protocol import StaleEpochError
+from penstock.backends.ledger.protocol import StaleEpochError
 from penstock.messages.names import SUPERVISOR
 from penstock.messages.wire import Envelope, InboxDecoder
-from penstock.runtime.shell import Observer, Shell, ShellSettings
+from penstock.runtime.shell.shell import Observer, Shell, ShellSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from penstock.actors.machine import Machine
-    from penstock.backends.protocol import Backend
-    from penstock.backends.stores.protocol import LedgerStore
-    from penstock.backends.timers import Timers
+    from penstock.backends.ledger.protocol import LedgerStore
+    from penstock.backends.protocol import Backend, Timers
     from penstock.messages.base import Event
     from penstock.messages.commands import BackendCommand, FailRun, ReplaceActor
     from penstock.messages.ledger import LedgerEntry
@@ -143,7 +142,7 @@ class Process:
         return self._clock.now_s
 
     def commit(self, entries: Sequence[LedgerEntry]) -> None:
-        """See :class:`penstock.runtime.shell.Host`."""
+        """See :class:`penstock.runtime.shell.shell.Host`."""
         self._live_on()
         try:
             self._host.commit(self, entries)
@@ -151,7 +150,7 @@ class Process:
             raise _KilledError from error  # a real process ends here too
 
     def transmit(self, to: str, envelopes: list[Envelope]) -> None:
-        """See :class:`penstock.runtime.shell.Host`."""
+        """See :class:`penstock.runtime.shell.shell.Host`."""
         self._live_on()
         peer = self.peers.get(to)
         if peer is not None:
@@ -160,14 +159,14 @@ class Process:
             self._host.tell_supervisor(self, envelopes)
 
     def execute(self, command: BackendCommand) -> None:
-        """See :class:`penstock.runtime.shell.Host`."""
+        """See :class:`penstock.runtime.shell.shell.Host`."""
         self._live_on()
         if self.backend is None:
             raise RuntimeError(f"{self.name} has no backend to carry out {type(command).__name__}")
         self.backend.execute(command)
 
     def ask_supervisor(self, command: ReplaceActor | FailRun) -> None:
-        """See :class:`penstock.runtime.shell.Host`."""
+        """See :class:`penstock.runtime.shell.shell.Host`."""
         self._live_on()
         self._host.tell_supervisor(self, command)
 
@@ -181,7 +180,7 @@ class Process:
     # --- its backend's clock ----------------------------------------------------------------------------------
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> None:
-        """See :class:`penstock.backends.timers.Timers`."""
+        """See :class:`penstock.backends.protocol.Timers`."""
         self._clock.at(self._clock.now_s + delay_s * self.slowness, call, self, callback)
 
     # --- life and death ---------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ unless a folder is named.
 from __future__ import annotations
 
 import gc
-import re
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
@@ -15,10 +14,9 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from rich.markup import escape
 
-from penstock.backends.data.mixture import named_sources, shares_of
-from penstock.messages.rows import RowSource
+from penstock.backends.learners.spec import is_modelled
+from penstock.messages.errors import UserFault
 from penstock.messages.training import RunFinished
-from penstock.runtime.errors import RunFolderError, ScenarioError
 from penstock.runtime.hosts.virtual.accounting import RunAccounts
 from penstock.runtime.hosts.virtual.event_digest import EventDigest
 from penstock.runtime.hosts.virtual.host import HostSettings, VirtualHost
@@ -31,10 +29,10 @@ from penstock.runtime.observability.recorder import RunRecorder
 from penstock.runtime.observability.report import SCENARIO_FILE
 from penstock.runtime.observability.texts import duration_text
 from penstock.runtime.observability.trackers import EVENTS_FILE, EventLog
-from penstock.runtime.plan import RunPlan
+from penstock.runtime.run.modelled_rows import num_evaluation_prompts, num_rows, row_sources
+from penstock.runtime.run.plan import RunPlan
+from penstock.runtime.run.wiring import actor_names, build_machine, hears, inbox_union, open_backend
 from penstock.runtime.scenario import Scenario, dump_scenario
-from penstock.runtime.scenario.evaluation_rules import sets_of
-from penstock.runtime.wiring import actor_names, build_machine, hears, inbox_union, open_backend
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -42,9 +40,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from penstock.backends.data.mixture import NamedSource
-    from penstock.backends.stores.protocol import LedgerStore
-    from penstock.backends.timers import Timers
+    from penstock.backends.ledger.protocol import LedgerStore
+    from penstock.backends.protocol import Timers
     from penstock.messages.training import StepReported
     from penstock.runtime.hosts.virtual.host import Ending
     from penstock.runtime.hosts.virtual.process import Casting
@@ -52,8 +49,6 @@ if TYPE_CHECKING:
 PATIENCE_S: Final = 7 * 24 * 3600.0
 """Virtual seconds without a step after which a run counts as hanging."""
 SLICE_S: Final = 600.0
-_MADE_ROWS: Final = re.compile(r"(?:lines|reasoning_gym:\w+):(\d+)")
-_MANY_ROWS: Final = 1 << 40
 
 
 def simulate_scenario(scenario: Scenario, *, seed: int, console: Console, run_folder: Path | None) -> int:
@@ -69,10 +64,23 @@ def simulate_scenario(scenario: Scenario, *, seed: int, console: Console, run_fo
         The exit code: 0 when the run completed.
 
     Raises:
-        ScenarioError: the number of its rows cannot be told without reading them; it says which override to give.
-        RunFolderError: the folder cannot be written.
+        UserFault: the number of its rows cannot be told without reading them, or the folder cannot be written.
     """
-    assert scenario.learner.backend == "simulated", "load_modelled was not asked"
+    result, ending = simulated(scenario, seed=seed, console=console, run_folder=run_folder)
+    console.print(result_table(result))
+    if run_folder is not None:
+        console.print(f"report, metrics and event log: {escape(str(run_folder))}", highlight=False, soft_wrap=True)
+    if not ending.completed:
+        console.print(f"[red]not completed:[/] {escape(ending.story)}", highlight=False, soft_wrap=True)
+    return 0 if ending.completed else 1
+
+
+def simulated(
+    scenario: Scenario, *, seed: int, console: Console | None = None, run_folder: Path | None = None
+) -> tuple[Result, Ending]:
+    """What a run on the virtual clock came to, and how it ended; as :func:`simulate_scenario`, without the table. None
+    for ``console`` shows no progress."""
+    assert is_modelled(scenario.learner), "load_modelled was not asked"
     scenario = msgspec.structs.replace(scenario, run=msgspec.structs.replace(scenario.run, seed=seed))
     simulation = Simulation(scenario, run_folder)
     began_s = time.perf_counter()
@@ -80,13 +88,7 @@ def simulate_scenario(scenario: Scenario, *, seed: int, console: Console, run_fo
         ending = simulation.run(console)
     finally:
         simulation.abandon()
-    took_s = time.perf_counter() - began_s
-    console.print(result_table(simulation.result(ending, took_s)))
-    if run_folder is not None:
-        console.print(f"report, metrics and event log: {escape(str(run_folder))}", highlight=False, soft_wrap=True)
-    if not ending.completed:
-        console.print(f"[red]not completed:[/] {escape(ending.story)}", highlight=False, soft_wrap=True)
-    return 0 if ending.completed else 1
+    return simulation.result(ending, time.perf_counter() - began_s), ending
 
 
 class Simulation:
@@ -95,7 +97,7 @@ class Simulation:
     def __init__(self, scenario: Scenario, run_folder: Path | None = None) -> None:
         """
         Raises:
-            RunFolderError: the folder cannot be written.
+            UserFault: the folder cannot be written.
         """
         self.scenario = scenario
         runtime = scenario.runtime
@@ -224,69 +226,14 @@ def casting_of(scenario: Scenario) -> Casting:
     return cast
 
 
-def num_rows(scenario: Scenario) -> int:
-    """How many rows the dataset has. Simulated prompts have no text, so no file is read for it.
-
-    Raises:
-        ScenarioError: the run ends with the dataset, and its size is not known without reading it.
-    """
-    return sum(source.num_rows for source in row_sources(scenario))
-
-
-def row_sources(scenario: Scenario) -> tuple[RowSource, ...]:
-    """The sources of these rows.
-
-    Raises:
-        ScenarioError: as :func:`num_rows`.
-    """
-    named = named_sources(scenario.data)
-    shares = shares_of([source.weight for source in named])
-    return tuple(
-        RowSource(name=source.name, num_rows=_num_rows(scenario, source), share=share)
-        for source, share in zip(named, shares, strict=True)
-    )
-
-
-def _num_rows(scenario: Scenario, source: NamedSource) -> int:
-    made = _MADE_ROWS.fullmatch(source.path)
-    if made is not None:
-        return int(made.group(1))
-    if scenario.data.num_epochs is not None:
-        raise ScenarioError(
-            f"data.num_epochs: {scenario.data.num_epochs} ends the run with the dataset, and a simulation reads none; "
-            f"add the override {source.key}=lines:N for {source.path} with N rows, or data.num_epochs=null"
-        )
-    return _MANY_ROWS
-
-
 def _open_folder(scenario: Scenario, folder: Path | None) -> tuple[RunRecorder | None, EventLog | None]:
     if folder is None:
         return None, None
     try:
         if folder.exists() and any(folder.iterdir()):
-            raise RunFolderError(f"{folder}: not empty; name a folder that is, or one that is not there yet")
+            raise UserFault(f"{folder}: not empty; name a folder that is, or one that is not there yet")
         folder.mkdir(parents=True, exist_ok=True)
         (folder / SCENARIO_FILE).write_text(dump_scenario(scenario), encoding="utf-8")
         return RunRecorder(folder, facts_of(scenario, command=command_line())), EventLog(folder / EVENTS_FILE)
     except OSError as error:
-        raise RunFolderError(f"{folder}: cannot be written: {error.strerror}") from error
-
-
-def num_evaluation_prompts(scenario: Scenario) -> tuple[int, ...]:
-    """The prompts of each dataset of the evaluation, told without reading any.
-
-    Raises:
-        ScenarioError: it cannot be told.
-    """
-    counts: list[int] = []
-    for index, each in enumerate(sets_of(scenario)):
-        made = _MADE_ROWS.fullmatch(scenario.evaluation.datasets[index].path)
-        limits = [int(made.group(1))] if made is not None else []
-        limits += [] if each.max_prompts is None else [each.max_prompts]
-        if not limits:
-            raise ScenarioError(
-                f"evaluation.datasets[{index}].max_prompts: a simulation reads no data, so it has to be said how many "
-                f"prompts {each.name} has; set it, or path to lines:N"
-            )
-        counts.append(min(limits))
-    return tuple(counts)
+        raise UserFault(f"{folder}: cannot be written: {error.strerror}") from error

@@ -7,7 +7,7 @@ Invariants:
 * A process learns of the others from here alone: from the directory that it is started with, and from announcements,
   which reach it in order.
 * How soon and how often a process is replaced is decided as on real machines
-  (:mod:`penstock.runtime.hosts.ray.restarts`).
+  (:mod:`penstock.runtime.shell.restarts`).
 * After the loss of the machine everything starts anew, with epochs above all that were; nothing of before is heard.
 """
 
@@ -20,8 +20,8 @@ import msgspec
 
 from penstock.messages.ledger import EPOCHS_PER_DRIVE
 from penstock.messages.names import is_engine
-from penstock.runtime.hosts.ray.restarts import Restarts
 from penstock.runtime.hosts.virtual.process import Process, Status
+from penstock.runtime.shell.restarts import Restarts
 
 if TYPE_CHECKING:
     from collections.abc import Callable

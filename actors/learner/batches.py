@@ -1,0 +1,48 @@
+"""A batch at the Learner: how old its tokens are, what is asked of the backend, and the receipt."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.messages.commands import Train
+from penstock.messages.training import StepFinished
+
+if TYPE_CHECKING:
+    from penstock.messages.local import BatchTrained
+    from penstock.messages.training import BatchReady
+
+
+def training_of(batch: BatchReady) -> Train:
+    """One step on this batch; where it masks what is too old, with the oldest version that is trained."""
+    oldest = max(0, batch.version - 1 - batch.max_staleness) if batch.mask_stale else 0
+    return Train(
+        version=batch.version,
+        groups=batch.groups,
+        min_token_version=oldest,
+        mask_old_tokens=batch.mask_old_tokens,
+    )
+
+
+def receipt_of(batch: BatchReady, event: BatchTrained) -> StepFinished:
+    """What the Buffer hears of the step."""
+    return StepFinished(
+        version=event.version,
+        group_ids=tuple(group.group_id for group in batch.groups),
+        num_trained_tokens=event.num_trained_tokens,
+        num_masked_tokens=event.num_masked_tokens,
+        max_staleness=oldest_age(batch),
+        metrics=event.metrics,
+    )
+
+
+def oldest_age(batch: BatchReady) -> int:
+    """Age of the oldest token that is trained, in versions, when the batch is consumed."""
+    consumed_at = batch.version - 1
+    least = consumed_at - batch.max_staleness if batch.mask_stale else -1
+    ages: list[int] = []
+    for sample in (sample for group in batch.groups for sample in group.samples):
+        versions = [span.version for part in sample.parts for span in part.spans if span.num_tokens]
+        if batch.mask_old_tokens:
+            versions = versions and [max(versions)]
+        ages += [consumed_at - version for version in versions if version >= least]
+    return max(ages, default=0)

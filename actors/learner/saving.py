@@ -1,0 +1,55 @@
+"""Which checkpoints the Learner writes, and when. One at a time; while it is written, training goes on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from penstock.messages.commands import SaveCheckpoint, Send, StartTimer, StopTimer
+from penstock.messages.names import BUFFER
+from penstock.messages.training import CheckpointSaved
+
+if TYPE_CHECKING:
+    from penstock.messages.commands import AnyCommand
+    from penstock.messages.local import CheckpointWritten
+
+SAVE_DEADLINE: Final = "save"
+
+
+class Saving:
+    """What was written, is being written, and is to be."""
+
+    def __init__(self, timeout_s: float) -> None:
+        """``timeout_s``: for one checkpoint."""
+        self._timeout_s = timeout_s
+        self.is_due = False
+        self.writing: int | None = None
+        """Version of the checkpoint that is being written."""
+        self._saved: CheckpointSaved | None = None
+        self._demanded: int | None = None
+        """A checkpoint of this version or a later one is wanted."""
+
+    def demanded(self, wanted: int, *, version: int) -> list[AnyCommand]:
+        """The Buffer wants one; ``version`` is at hand."""
+        if self._saved is not None and self._saved.version == version >= wanted:
+            return [Send(BUFFER, self._saved)]
+        self._demanded = wanted
+        return []
+
+    def start(self, version: int) -> list[AnyCommand]:
+        """Write the version at hand, if that is due or demanded and can be."""
+        is_demanded = self._demanded is not None and version >= self._demanded
+        if not (self.is_due or is_demanded) or self.writing is not None:
+            return []
+        self.is_due = False
+        if is_demanded:
+            self._demanded = None  # what is demanded of a later version is demanded still
+        if self._saved is not None and self._saved.version == version:
+            return [Send(BUFFER, self._saved)]
+        self.writing = version
+        return [StartTimer(SAVE_DEADLINE, self._timeout_s), SaveCheckpoint(version)]
+
+    def done(self, event: CheckpointWritten) -> list[AnyCommand]:
+        """It is written."""
+        self.writing = None
+        self._saved = CheckpointSaved(version=event.version, path=event.path)
+        return [StopTimer(SAVE_DEADLINE), Send(BUFFER, self._saved)]

@@ -1,0 +1,159 @@
+"""Samples go to engines: for the first time, and again, as often as their budget allows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.actors.prompt_source.leases import LeaseState
+from penstock.actors.prompt_source.order import evaluation_seed, sample_seed
+from penstock.actors.prompt_source.queues import KINDS, Queues
+from penstock.messages.commands import Send
+from penstock.messages.flow import SampleFailed, SampleIssued
+from penstock.messages.names import SCORER
+from penstock.messages.samples import Purpose
+
+if TYPE_CHECKING:
+    from collections import deque
+
+    from penstock.actors.prompt_source.census import Census
+    from penstock.actors.prompt_source.leases import Lease, LeasedGroup, LeaseTable
+    from penstock.actors.prompt_source.routing import EngineView
+    from penstock.actors.prompt_source.settings import PromptSourceSettings
+    from penstock.messages.commands import AnyCommand
+    from penstock.messages.samples import SampleKey
+
+
+class Issuing:
+    """What waits for engines, and what it has cost; gathers the commands of the event at hand."""
+
+    def __init__(self, settings: PromptSourceSettings, table: LeaseTable, census: Census) -> None:
+        self._settings, self._table, self._census = settings, table, census
+        self._queues = Queues(settings.max_evaluating)
+        self.sweep = 0
+        """Sweeps so far: the time of this actor."""
+        self.num_issued = 0
+        """Samples issued for the first time, by this incarnation."""
+        self.num_reissued = 0
+        self.num_salvaged_tokens = 0
+        """That another attempt went on from."""
+        self.num_lost_tokens = 0
+        """That a failed attempt had made and not reported."""
+        self.out: list[AnyCommand] = []
+
+    def taken(self) -> list[AnyCommand]:
+        """The commands, which leave here."""
+        out, self.out = self.out, []
+        return out
+
+    def first(self, group: LeasedGroup, lease: Lease) -> None:
+        """Issue a sample that has never been."""
+        self.num_issued += 1
+        self._queue_of(group).append(lease.key)
+
+    def size_of(self, group: LeasedGroup) -> int:
+        """Samples that are drawn for it, those in place of failed ones aside."""
+        return self._settings.samples_per_group if group.place is None else group.place.samples_per_prompt
+
+    def failed(self, group: LeasedGroup, lease: Lease, reason: str, num_tokens: int) -> None:
+        """``num_tokens``: that the attempt had made, as far as anybody knows."""
+        self.num_lost_tokens += max(0, num_tokens - lease.num_tokens)
+        if lease.attempt < group.num_retries(self._settings.num_retries) + lease.num_vanished:
+            if num_tokens > lease.num_at_issue and lease.avoids != lease.engine:
+                self._table.note_cache(lease)
+            else:
+                lease.avoids, lease.cache = lease.engine or lease.avoids, None
+                if group.engine == lease.engine:
+                    group.engine = ""  # the others of the group may have better luck elsewhere too
+            self.again(lease)
+        else:
+            self.give_up(group, lease, f"{reason} ({lease.attempt + 1} attempts)")
+
+    def again(self, lease: Lease) -> None:
+        lease.attempt += 1
+        self.num_reissued += 1
+        if not self._settings.salvages_responses:
+            num_known = lease.num_tokens
+            lease.back_to_save_point()
+            self.num_lost_tokens += num_known - lease.num_tokens
+        self.num_salvaged_tokens += lease.num_tokens
+        lease.running_since = None
+        self._table.move(lease, LeaseState.QUEUED)
+        self._queue_of(self._table.groups[lease.key.group_id]).appendleft(
+            lease.key
+        )  # its group is older than what has never been issued
+
+    def give_up(self, group: LeasedGroup, lease: Lease, reason: str) -> None:
+        assert group.prompt is not None
+        self._table.move(lease, LeaseState.FAILED)
+        failed = SampleFailed(
+            key=lease.key,
+            attempt=lease.attempt,
+            group_size=self.size_of(group),
+            purpose=group.purpose,
+            prompt=group.prompt,
+            reason=reason,
+            num_tokens=lease.num_tokens,
+        )
+        self.out.append(Send(SCORER, failed))
+
+    def _queue_of(self, group: LeasedGroup) -> deque[SampleKey]:
+        assert group.prompt is not None, "leases are opened once the prompt is read"
+        return self._queues.of(group.purpose, is_recorded=group.prompt.is_recorded)
+
+    def dispatch(self) -> None:
+        """Send queued samples to engines, in the order of their turns, as long as there is room."""
+        for is_recorded in KINDS:
+            stuck: set[Purpose] = set()
+            while self._table.router.has_room(is_recorded=is_recorded):
+                heads = {purpose: head for purpose in Purpose if (head := self._head(purpose, is_recorded)) is not None}
+                if not heads:
+                    break
+                state = (self._table.num_evaluating, self._table.has_training)
+                purpose = self._queues.turn(heads, stuck, num_evaluating=state[0], has_training=state[1])
+                if purpose is None:
+                    break
+                view = self._table.choose_engine(*heads[purpose])
+                if view is None or not self._queues.suits(
+                    view, purpose, num_evaluating=state[0], has_training=state[1]
+                ):
+                    stuck.add(purpose)
+                    continue
+                self._queues.of(purpose, is_recorded=is_recorded).popleft()
+                self._issue(*heads[purpose], view)
+
+    def _head(self, purpose: Purpose, is_recorded: bool) -> tuple[LeasedGroup, Lease] | None:
+        """The first that waits; what was settled or queued twice leaves the queue."""
+        queue = self._queues.of(purpose, is_recorded=is_recorded)
+        while queue:
+            group, lease = self._table.groups.get(queue[0].group_id), self._table.lease(queue[0])
+            if group is None or lease is None or group.prompt is None or lease.state is not LeaseState.QUEUED:
+                queue.popleft()
+                continue
+            return group, lease
+        return None
+
+    def _issue(self, group: LeasedGroup, lease: Lease, view: EngineView) -> None:
+        assert group.prompt is not None
+        key = lease.key
+        group.engine = view.name
+        lease.round, lease.sweep = self._census.round, self.sweep
+        lease.num_seen = lease.num_at_issue = lease.num_tokens
+        lease.running_since = None
+        self._table.move(lease, LeaseState.ISSUED, view.name)
+        issued = SampleIssued(
+            key=key,
+            attempt=lease.attempt,
+            group_size=self.size_of(group),
+            purpose=group.purpose,
+            prompt=group.prompt,
+            seed=self._seed_of(group, key.index),
+            min_version=group.min_version,
+            deadline_version=group.deadline_version,
+            prefix=lease.prefix(),
+        )
+        self.out.append(Send(view.name, issued))
+
+    def _seed_of(self, group: LeasedGroup, index: int) -> int:
+        if group.place is None:
+            return sample_seed(self._settings.seed, group.group_id, index)
+        return evaluation_seed(self._settings.seed, group.place, index)

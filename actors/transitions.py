@@ -1,0 +1,37 @@
+"""Transition tables as data: which steps a state machine takes, and on what; asserted in tests and drawn in the docs.
+
+A table says for a state and a cause (the type of the event, or of the ledger's entry, that is being taken in) which
+states may be next. ``None`` as a state is "not there": before something comes, and after it has gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from types import NoneType
+from typing import TypeAlias
+
+State: TypeAlias = Enum | None
+Transitions: TypeAlias = Mapping[tuple[State, type], tuple[State, ...]]
+
+
+class Steps:
+    """The different steps that a machine has taken since it was last validated: no part of its state, and never more
+    than there are."""
+
+    def __init__(self, table: Transitions) -> None:
+        self.table = table
+        self.cause: type = NoneType
+        """Of what the machine takes in now."""
+        self._taken: set[tuple[State, type, State]] = set()
+
+    def take(self, before: State, after: State) -> None:
+        """A state has changed, if it has."""
+        if before is not after:
+            self._taken.add((before, self.cause, after))
+
+    def validate(self) -> None:
+        """Assert that each step is in the table."""
+        for before, cause, after in self._taken:
+            assert after in self.table.get((before, cause), ()), f"{before} → {after} on {cause.__name__} is no step"
+        self._taken.clear()

@@ -1,0 +1,54 @@
+"""How one engine comes to new weights, as the WeightPublisher sees it, as data."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from penstock.messages.local import TimerFired
+from penstock.messages.membership import EngineJoined, EngineLost
+from penstock.messages.weights import EngineReady, WeightsApplied, WeightsExported, WeightsFetched
+
+if TYPE_CHECKING:
+    from penstock.actors.transitions import Transitions
+
+
+class Phase(StrEnum):
+    """What the publisher waits for from one engine."""
+
+    STARTING = "starting"
+    IDLE = "idle"
+    """Nothing: it serves what it is to serve."""
+    STAGING = "staging"
+    """It fetches."""
+    STAGED = "staged"
+    """It has fetched; another goes first, which is the canary."""
+    COMMITTING = "committing"
+    """It drains or interrupts what runs, and swaps."""
+    QUARANTINED = "quarantined"
+    """It is given up; the supervisor replaces it."""
+
+
+LOST: Final = (EngineLost, EngineJoined)
+"""Another incarnation may join before the loss of this one is heard of."""
+
+ENGINE: Final[Transitions] = {
+    (None, EngineJoined): (Phase.STARTING,),
+    (Phase.STARTING, EngineReady): (Phase.IDLE,),
+    (Phase.STARTING, TimerFired): (Phase.QUARANTINED,),
+    (Phase.IDLE, WeightsExported): (Phase.STAGING,),
+    (Phase.IDLE, EngineReady): (Phase.STAGING,),
+    (Phase.IDLE, WeightsFetched): (Phase.STAGING, Phase.QUARANTINED),
+    (Phase.IDLE, WeightsApplied): (Phase.STAGING, Phase.QUARANTINED),
+    (Phase.STAGING, WeightsFetched): (Phase.STAGED, Phase.IDLE),
+    (Phase.STAGING, WeightsApplied): (Phase.IDLE,),
+    (Phase.STAGING, TimerFired): (Phase.QUARANTINED,),
+    (Phase.STAGED, WeightsFetched): (Phase.COMMITTING, Phase.IDLE),
+    (Phase.STAGED, WeightsApplied): (Phase.COMMITTING, Phase.IDLE),
+    (Phase.STAGED, TimerFired): (Phase.COMMITTING,),
+    (Phase.COMMITTING, WeightsFetched): (Phase.IDLE,),
+    (Phase.COMMITTING, WeightsApplied): (Phase.IDLE, Phase.QUARANTINED),
+    (Phase.COMMITTING, TimerFired): (Phase.QUARANTINED,),
+    **{(phase, gone): (None,) for phase in Phase for gone in LOST},
+    **{(Phase.STAGED, gone): (Phase.COMMITTING, None) for gone in LOST},  # the canary, or this one
+}

@@ -1,0 +1,43 @@
+"""The engine that answers with what rows hold, as the house knows it. It draws, runs and loads nothing, so most of what
+others have to be able to do holds of itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from penstock.backends.engines.spec import EngineContext, EngineSpec
+from penstock.backends.protocol import Capability
+
+if TYPE_CHECKING:
+    from penstock.backends.protocol import Backend
+    from penstock.messages.commands import EngineCommand
+
+
+def _open(context: EngineContext) -> Backend[EngineCommand]:
+    from penstock.backends.engines.recorded.opening import open_recorded_engine
+
+    assert context.recorded is not None, "given to every engine that answers from rows"
+    return open_recorded_engine(
+        context.data,
+        context.recorded,
+        model_folder=context.model_folder,
+        num_slots=context.options.slots,
+        seed=context.seed,
+        max_context=context.max_context,
+    )
+
+
+RECORDED: Final = EngineSpec(
+    open=_open,
+    capabilities=frozenset(
+        {
+            Capability.SEEDED_SAMPLING,
+            Capability.IN_FLIGHT,
+            Capability.INTERRUPT,
+            Capability.STAGED_WEIGHTS,
+            Capability.FROM_ROWS,
+            Capability.EXACT,
+        }
+    ),
+    size=lambda options: None,
+)

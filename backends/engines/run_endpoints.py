@@ -1,0 +1,80 @@
+"""Where a run's own engines can be asked by a judge: files in the run's folder.
+
+Invariants:
+
+* A server's file is written when it is ready, its successor replaces it, and only its owner reads it. Who reads that of
+  a server which has died asks in vain, and then another.
+* An address that only its own machine can reach is left out on others.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.backends.engines.surroundings import Surroundings
+
+FOLDER: Final = "endpoints"
+SUFFIX: Final = ".endpoint.json"
+PREFIXES: Final = {"self": "engine", "teacher": "teacher"}
+LOOPBACKS: Final = ("http://127.", "http://localhost", "http://[::1]")
+
+
+class RunEndpoint(msgspec.Struct, frozen=True):
+    """One server."""
+
+    name: str
+    url: str
+    machine: str
+    key: str = ""
+    """Whoever asks has to name it, if there is one."""
+
+
+def write_endpoint(run_folder: Path, name: str, url: str, key: str = "") -> None:
+    """Say where this server is."""
+    folder = run_folder / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    file = _file(folder, name)
+    scratch = file.with_suffix(f".{os.getpid()}")
+    scratch.touch(mode=0o600)
+    scratch.write_bytes(msgspec.json.encode(RunEndpoint(name, url, socket.gethostname(), key)))
+    scratch.replace(file)
+
+
+def remove_endpoint(run_folder: Path, name: str, url: str) -> None:
+    """It is not there any more; a successor's word stays."""
+    file = _file(run_folder / FOLDER, name)
+    if file.is_file() and msgspec.json.decode(file.read_bytes(), type=RunEndpoint).url == url:
+        file.unlink()
+
+
+class RunEndpoints:
+    """The servers of one kind, as they are at the moment."""
+
+    def __init__(self, kind: Literal["self", "teacher"], surroundings: Surroundings) -> None:
+        self._folder = Path(surroundings.run_folder) / FOLDER
+        self._prefix = PREFIXES[kind]
+        self._fixed = surroundings.engine_addresses if kind == "self" else surroundings.teacher_addresses
+
+    def now(self) -> Sequence[RunEndpoint]:
+        """Those that the scenario names, then those that the run has started, in the order of their names."""
+        found: list[RunEndpoint] = []
+        for file in sorted(self._folder.glob(f"{self._prefix}*{SUFFIX}")):
+            try:
+                found.append(msgspec.json.decode(file.read_bytes(), type=RunEndpoint))
+            except FileNotFoundError:  # it has ended in this very moment
+                continue
+        here = socket.gethostname()
+        reachable = [each for each in found if each.machine == here or not each.url.startswith(LOOPBACKS)]
+        return [*(RunEndpoint(url, url, "") for url in self._fixed), *reachable]
+
+
+def _file(folder: Path, name: str) -> Path:
+    return folder / f"{name.replace('/', '-')}{SUFFIX}"

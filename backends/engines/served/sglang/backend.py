@@ -1,0 +1,472 @@
+"""SGLang servers as an engine behind :class:`penstock.backends.protocol.Backend`: one event loop on one thread.
+
+Invariants:
+
+* Everything but the staging of weights happens on the loop; commands reach it in order.
+* Every ``Generate`` is answered by exactly one ``GenerationEnded``, unless the engine is given up first: then ``fail``
+  is called, and whoever supervises takes its requests elsewhere.
+* From the pause of a swap until its weights are in, no request is sent; what had not begun then is sent again under the
+  new version, so that the prefix cache never holds what older weights made under a newer name.
+* Between the first token of new weights and the canary's log-probs nothing is told: the actor hears of the swap first,
+  and drops what follows if it was wrong.
+* Asleep it holds no device memory. It falls asleep only when the server is idle, and wakes within a swap: memory for
+  weights, their load, memory for the rest.
+* A server that dies, hangs or fails in a swap is given up whole.
+
+| waits for | who ends it |
+|---|---|
+| the server to be ready | the server; ``engines.start_timeout_s`` |
+| a generation | the server; ``engines.request_timeout_s``, an abort, the server's death |
+| room in a server that queues | the end of another request; ``LOAD_CHECK_S``, then it looks again |
+| word that the server is dead, when a connection was lost | the server's end; ``LOST_S``, then the request has failed |
+| a call of a swap, or of falling asleep | the server; ``SWAP_CALL_S`` |
+| requests that were revoked, before it falls asleep | the server, which aborts them; ``ABORTED_S`` |
+| the canary's log-probs | the server; ``CANARY_S`` |
+| a router, to find every server healthy after a swap | the router; ``ROUTER_S`` |
+| ``close`` for the loop | its own deadline |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import threading
+from functools import partial
+from typing import TYPE_CHECKING, Final, assert_never
+
+from penstock.backends.engines.served.sglang import updates
+from penstock.backends.engines.served.sglang.assembler import EndReason
+from penstock.backends.engines.served.sglang.fetches import Fetches
+from penstock.backends.engines.served.sglang.generate import BadTokenError, SglangGenerator
+from penstock.backends.engines.served.sglang.health import HealthState
+from penstock.backends.engines.served.sglang.http import SglangError
+from penstock.backends.engines.served.sglang.opening import open_engine
+from penstock.backends.engines.served.sglang.parts import EngineFailedError, ModelShape, Staging
+from penstock.backends.engines.served.sglang.prober import Prober
+from penstock.backends.engines.served.sglang.requests import LOST, OpenRequest
+from penstock.backends.engines.served.sglang.router import await_router
+from penstock.backends.engines.served.sglang.versions import label_of
+from penstock.messages.arrays import TOKEN_BYTES
+from penstock.messages.base import Metric
+from penstock.messages.canary import canary_difference
+from penstock.messages.commands import (
+    AbortGeneration,
+    ApplyWeights,
+    FetchWeights,
+    Generate,
+    InterruptGenerations,
+    OpenEngine,
+    SleepEngine,
+)
+from penstock.messages.errors import UserFault
+from penstock.messages.local import EngineOpened, EngineSlept, WeightsSwapped
+from penstock.messages.samples import Cancelled, InfraError
+from penstock.messages.training import UpdateMode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from penstock.backends.engines.served.sglang.assembler import Chunk, Generated
+    from penstock.backends.engines.served.sglang.health import HealthChange, HealthLimits
+    from penstock.backends.engines.served.sglang.http import SglangHttp
+    from penstock.backends.engines.served.sglang.opening import EngineSetup, Opened
+    from penstock.backends.engines.served.sglang.requests import RequestRules
+    from penstock.backends.processes.remote_ranks import RemoteRanks
+    from penstock.backends.protocol import Emit, Fail
+    from penstock.messages.commands import EngineCommand
+    from penstock.messages.local import LocalEvent
+    from penstock.messages.samples import Outcome, SampleKey
+    from penstock.messages.weights import WeightManifest
+
+SWAP_CALL_S: Final = 600.0
+LOST_S: Final = 15.0
+LOAD_CHECK_S: Final = 1.0
+CANARY_S: Final = 120.0
+ABORTED_S: Final = 60.0
+ROUTER_S: Final = 60.0
+FULL: Final = 0.9
+"""Share of the server's cache from which on its queue is taken for want of memory."""
+
+_log: Final = logging.getLogger(__name__)
+
+
+class SglangEngineBackend:
+    """One engine of SGLang servers."""
+
+    def __init__(
+        self,
+        setup: EngineSetup,
+        *,
+        make_rules: Callable[[Opened], RequestRules],
+        shape: ModelShape,
+        staging: Staging,
+        limits: HealthLimits,
+    ) -> None:
+        self._setup = setup
+        self._make_rules = make_rules
+        self._shape = shape
+        self._fetches = Fetches(staging)
+        self._limits = limits
+        self._loop = asyncio.new_event_loop()
+        self._stopping = asyncio.Event()
+        self._thread: threading.Thread | None = None
+        self._close_s = 0.0
+        self._has_failed = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._requests: dict[tuple[SampleKey, int], OpenRequest] = {}
+        self._running: dict[OpenRequest, asyncio.Task[None]] = {}
+        self._gate = asyncio.Event()
+        """Open while requests may be sent."""
+        self._room = asyncio.Event()
+        """Cleared while the server itself queues for want of memory."""
+        self._room.set()
+        self._held: list[LocalEvent] | None = None
+        """Told after the canary's log-probs."""
+        self._served: WeightManifest | None = None
+        self._is_asleep = False
+        self._opened: Opened | None = None
+        self._probers: tuple[Prober, ...] = ()
+        self._num_generated = self._num_cached = self._num_retractions = 0
+        self._token_usage = 0.0
+
+    # --- of the protocol --------------------------------------------------------------------------------------
+
+    def start(self, emit: Emit, fail: Fail) -> None:
+        """See :class:`penstock.backends.protocol.Backend`."""
+        self._emit, self._fail = emit, fail
+        self._thread = threading.Thread(target=self._run, name="sglang-engine", daemon=True)
+        self._thread.start()
+
+    def execute(self, command: EngineCommand, /) -> None:
+        """See :class:`penstock.backends.protocol.Backend`."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the engine was given up, or the run has ended
+            self._loop.call_soon_threadsafe(self._take, command)
+
+    def gauges(self) -> tuple[Metric, ...]:
+        """Requests at the server and here, the share of slots and of the server's cache in use, tokens so far."""
+        if self._opened is None:
+            return ()
+        running = sum(1 for request in tuple(self._requests.values()) if request.rid)
+        return (
+            Metric("engine/running", running),
+            Metric("engine/queued", len(self._requests) - running),
+            Metric("engine/occupancy", running / self._num_slots),
+            Metric("engine/generated_tokens", self._num_generated),
+            Metric("engine/cached_tokens", self._num_cached),
+            Metric("engine/retractions", self._num_retractions),
+            Metric("engine/token_usage", self._token_usage),
+        )
+
+    def close(self, timeout_s: float) -> None:
+        """See :class:`penstock.backends.protocol.Backend`."""
+        if self._thread is None:
+            self._loop.close()
+            return
+        self._close_s = max(1.0, timeout_s - 1.0)
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.join(timeout_s)
+
+    # --- the loop ---------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._main())
+        except BaseException as error:  # the contract of Backend: the process ends with this story
+            self._fail(error)
+        finally:
+            self._loop.close()
+
+    async def _main(self) -> None:
+        await self._stopping.wait()
+        for task in tuple(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=self._close_s / 2)
+        for prober in self._probers:
+            await prober.close()
+        await self._fetches.close(is_open=self._opened is not None)
+        if self._opened is not None:
+            await self._opened.close(self._close_s / 2)
+
+    def _spawn(self, body: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
+        task = self._loop.create_task(body, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._give_up(error)
+
+    def _give_up(self, error: BaseException) -> None:
+        """The first reason ends the engine; what is told afterwards would only contradict it."""
+        if not self._has_failed:
+            self._has_failed = True
+            self._fail(error)
+
+    def _tell(self, event: LocalEvent) -> None:
+        if self._has_failed:
+            return
+        if self._held is None:
+            self._emit(event)
+        else:
+            self._held.append(event)
+
+    def _take(self, command: EngineCommand) -> None:
+        match command:
+            case OpenEngine():
+                self._spawn(self._open(), "open")
+            case Generate():
+                request = OpenRequest(command, self._rules)
+                self._requests[command.key, command.attempt] = request
+                self._running[request] = self._spawn(self._generate(request), f"generate {command.key}")
+            case AbortGeneration():
+                self._cancel(self._requests.get((command.key, command.attempt)), "aborted")
+            case InterruptGenerations():
+                for request in tuple(self._requests.values()):
+                    self._cancel(request, "interrupted")
+            case FetchWeights():
+                self._spawn(self._fetch(command.manifest), f"fetch version {command.manifest.version}")
+            case ApplyWeights():
+                self._spawn(self._swap(command.manifest, command.update_mode), f"swap to {command.manifest.version}")
+            case SleepEngine():
+                self._spawn(self._sleep(), "sleep")
+            case _:
+                assert_never(command)
+
+    # --- opening ----------------------------------------------------------------------------------------------
+
+    async def _open(self) -> None:
+        options = self._setup.options
+        self._opened = opened = await open_engine(self._setup, lambda line: _log.info("server: %s", line))
+        self._rules = self._make_rules(opened)
+        self._scorers = tuple(self._generator_of(opened, endpoint.http) for endpoint in opened.endpoints)
+        self._generator = self._scorers[0] if options.router is None else self._generator_of(opened, opened.generation)
+        self._num_slots = min(options.slots, opened.num_slots)
+        if self._num_slots < 1:
+            raise UserFault("the server's --max-running-requests is too small; it must be at least 3")
+        self._probers = tuple(
+            Prober(
+                endpoint.http,
+                self._on_health,
+                limits=self._limits,
+                server=opened.server,
+            )
+            for endpoint in opened.endpoints
+        )
+        for prober in self._probers:
+            prober.start()
+        self._spawn(self._watch_load(), "load")
+        if opened.remote_ranks is not None:
+            self._spawn(self._watch_ranks(opened.remote_ranks), "ranks")
+        self._tell(EngineOpened(num_slots=self._num_slots))
+
+    def _generator_of(self, opened: Opened, http: SglangHttp) -> SglangGenerator:
+        info = opened.endpoints[0].info
+        return SglangGenerator(
+            http,
+            vocab_size=self._shape.vocab_size,
+            incremental=info.incremental_streaming,
+            stream_interval=self._setup.options.progress_tokens,
+            seeded=info.deterministic,
+            priorities=info.priority_scheduling,
+            abort_at=[endpoint.http for endpoint in opened.endpoints],
+        )
+
+    def _on_health(self, change: HealthChange) -> None:
+        _log.info("server: %s, was %s: %s", change.after, change.before, change.cause)
+        if change.after is HealthState.DEAD:
+            server = None if self._opened is None else self._opened.server
+            story = server.ended.result().story if server is not None and server.ended.done() else change.cause
+            self._give_up(EngineFailedError(story))
+
+    async def _watch_ranks(self, ranks: RemoteRanks) -> None:
+        ended = await ranks.ended()
+        last = "".join(f"\n    {line}" for line in ended.last_lines)
+        raise EngineFailedError(f"node {ended.rank} of the server ended: {ended.reason}. The end of its log:{last}")
+
+    async def _watch_load(self) -> None:
+        assert self._opened is not None
+        while True:
+            await asyncio.sleep(LOAD_CHECK_S)
+            if not self._requests:
+                self._room.set()
+                continue
+            with contextlib.suppress(SglangError):  # the prober sees what is the matter
+                loads = [await endpoint.control.loads() for endpoint in self._opened.endpoints]
+                self._token_usage = max(load.token_usage for load in loads)
+                is_full = any(load.num_waiting + load.num_retracted and load.token_usage > FULL for load in loads)
+                (self._room.clear if is_full else self._room.set)()
+
+    # --- requests ---------------------------------------------------------------------------------------------
+
+    async def _generate(self, request: OpenRequest) -> None:
+        try:
+            outcome = await self._outcome_of(request)
+        finally:
+            self._forget(request)
+        self._tell(request.ended(outcome))
+
+    def _forget(self, request: OpenRequest) -> None:
+        self._running.pop(request, None)
+        self._requests.pop((request.command.key, request.command.attempt), None)
+
+    async def _outcome_of(self, request: OpenRequest) -> Outcome:
+        outcome = request.already_over()
+        while outcome is None:
+            while not (self._gate.is_set() and self._room.is_set()):
+                await self._gate.wait()
+                await self._room.wait()
+            try:
+                generated = await self._ask(request)
+            except BadTokenError as error:
+                return InfraError(detail=f"sample {request.command.key}: {error}")
+            outcome = request.take(generated)
+            self._num_generated += len(generated.tokens) // TOKEN_BYTES
+            self._num_cached += generated.cached_tokens
+            self._num_retractions += generated.num_retractions
+            if generated.failure in LOST and isinstance(outcome, InfraError):
+                await self._wait_for_death()
+        return outcome
+
+    async def _ask(self, request: OpenRequest) -> Generated:
+        assert self._served is not None, "the actor submits nothing before weights are served"
+        call = request.call(label_of(self._served), self._served.version)
+
+        def on_chunk(chunk: Chunk) -> None:
+            for prober in self._probers:
+                prober.token()
+            advanced = request.advance(chunk)
+            if advanced is None:
+                self._generator.abort_soon(call.rid)
+            else:
+                self._tell(advanced)
+
+        for prober in self._probers:
+            prober.submitted()
+        try:
+            generated = await self._generator.generate(call, on_chunk)
+        finally:
+            for prober in self._probers:
+                prober.finished()
+        if generated.end is not EndReason.FAILED:
+            for prober in self._probers:
+                prober.token()
+        return generated
+
+    async def _wait_for_death(self) -> None:
+        """A connection was lost. When the server has died, the whole engine is given up, and that is not the fault of
+        each of its requests."""
+        assert self._opened is not None
+        server = self._opened.server
+        if server is None:
+            await asyncio.sleep(LOST_S)
+        else:
+            await asyncio.wait({server.ended}, timeout=LOST_S)
+
+    def _cancel(self, request: OpenRequest | None, cause: str) -> None:
+        if request is None or request.cause:
+            return
+        request.cause = cause
+        if request.rid:
+            self._spawn(self._abort(request.rid), f"abort {request.rid}")
+            return
+        task = self._running[request]
+        self._forget(request)
+        task.cancel()
+        self._tell(request.ended(Cancelled(cause=cause)))
+
+    async def _abort(self, rid: str) -> None:
+        with contextlib.suppress(SglangError):  # the request's own deadline, and the prober, see to the rest
+            await self._generator.abort(rid)
+
+    # --- weights ----------------------------------------------------------------------------------------------
+
+    async def _fetch(self, manifest: WeightManifest) -> None:
+        told = await self._fetches.fetch(manifest)
+        if not self._has_failed:  # past the canary, not held: it says nothing of what is served
+            self._emit(told)
+
+    async def _swap(self, manifest: WeightManifest, mode: UpdateMode) -> None:
+        assert self._opened is not None
+        endpoints = self._opened.endpoints
+        staged = self._fetches.staged.take(manifest)
+        if not any(request.rid for request in self._requests.values()):
+            mode = UpdateMode.DRAIN  # nothing runs, so the cache can be flushed
+        self._gate.clear()
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                stack.callback(staged.close)
+                for prober in self._probers:
+                    await stack.enter_async_context(prober.occupied("the swap of weights", SWAP_CALL_S))
+                await updates.pause(endpoints, mode, SWAP_CALL_S)
+                await self._take_back_unbegun()
+                if self._is_asleep:
+                    await updates.wake(endpoints, updates.WEIGHTS_MEMORY, SWAP_CALL_S)
+                loaded = await updates.load(
+                    endpoints, staged, mode, num_kv_heads=self._shape.num_kv_heads, timeout_s=SWAP_CALL_S
+                )
+                if self._is_asleep:
+                    await updates.wake(endpoints, updates.OTHER_MEMORY, SWAP_CALL_S)
+                    self._is_asleep = False
+                self._served, self._held = manifest, []
+                await updates.resume(endpoints, SWAP_CALL_S)
+            if self._setup.options.router is not None:
+                await await_router(self._opened.generation, self._setup.options.addresses, timeout_s=ROUTER_S)
+            canary = await self._score_canary(manifest)
+        except (SglangError, UserFault) as error:
+            raise EngineFailedError(f"the swap to version {manifest.version} failed: {error}") from error
+        held, self._held = self._held, None
+        self._tell(
+            WeightsSwapped(
+                version=manifest.version,
+                publish=manifest.publish,
+                digest=loaded.digest,
+                canary_logprobs=canary,
+                layout=loaded.layout,
+                checksum=loaded.checksum,
+            )
+        )
+        for event in held:
+            self._tell(event)
+        self._gate.set()
+
+    async def _sleep(self) -> None:
+        """The gate stays closed until the swap that wakes it. What the actor has revoked may be ending still."""
+        assert self._opened is not None
+        self._gate.clear()
+        if self._running:
+            _, pending = await asyncio.wait(set(self._running.values()), timeout=ABORTED_S)
+            if pending:
+                raise EngineFailedError(f"a request has not ended {ABORTED_S:g} s after the server was to sleep")
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                for prober in self._probers:
+                    await stack.enter_async_context(prober.occupied("the release of memory", SWAP_CALL_S))
+                await updates.sleep(self._opened.endpoints, SWAP_CALL_S)
+        except SglangError as error:
+            raise EngineFailedError(f"the server cannot give its memory up: {error}") from error
+        self._is_asleep = True
+        self._tell(EngineSlept())
+
+    async def _take_back_unbegun(self) -> None:
+        """End the requests that have made nothing yet: they are sent again under the new version's key."""
+        unbegun = [r for r in self._requests.values() if r.rid and not r.has_tokens and not r.cause]
+        for request in unbegun:
+            request.is_sent_again = True
+        await asyncio.gather(*(self._abort(request.rid) for request in unbegun))
+
+    async def _score_canary(self, manifest: WeightManifest) -> bytes:
+        """Of the servers behind this engine, the log-probs that are furthest from the learner's."""
+        canary = manifest.canary
+        if canary is None:
+            return b""
+        rid = f"canary-{label_of(manifest)}-{secrets.token_hex(4)}"
+        found = await asyncio.gather(
+            *(scorer.probe(canary.tokens, rid=rid, extra_key=rid, timeout_s=CANARY_S) for scorer in self._scorers)
+        )
+        return max(found, key=partial(canary_difference, canary))

@@ -1,0 +1,408 @@
+"""The control calls of one SGLang server, typed, each with its deadline.
+
+Invariants:
+
+* ``success: false`` is a :class:`Refused`, also inside a 200.
+* Nothing is left to a default of the server that aborts or flushes: pauses name their mode, updates say whether they
+  flush, a new version string does not abort.
+* Nothing is retried here: a call whose outcome is unknown (``CutOff``, ``TimedOut``) may have been carried out.
+
+What the server does not check, so that callers must before they call: an unknown parameter name is accepted and
+dropped; a wrong shape, a truncated file, and a release of memory while requests run each end the server.
+
+Every wait is for the server's answer, and ends with the call's own deadline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+
+import msgspec
+
+from penstock.backends.engines.served.sglang import control_wire as wire
+from penstock.backends.engines.served.sglang.http import BadReply, Refused, ServerBusy, quoted
+from penstock.messages.base import Value
+
+if TYPE_CHECKING:
+    from penstock.backends.engines.served.sglang.http import SglangHttp
+
+ANSWER_S: Final = 10.0
+"""For calls that the server answers out of hand, unless it hangs."""
+UPDATE_S: Final = 300.0
+FLUSH_MARGIN_S: Final = 5.0
+
+ReplyT = TypeVar("ReplyT")
+
+
+class PauseMode(StrEnum):
+    """What a pause does to running requests."""
+
+    ABORT = "abort"
+    """They end with what they have."""
+    RETRACT = "retract"
+    """They go back to the queue and lose their KV; the cache may be flushed."""
+    IN_PLACE = "in_place"
+    """They stop where they are and keep their KV; an abort is answered only after the pause."""
+
+
+class CacheNotFlushed(Refused):
+    """Requests run or wait. After an update the new weights *are* in, with KV of the old ones in the cache."""
+
+
+class SessionAlreadyOpen(Refused):
+    """A weight-update session is open, perhaps one that another worker left behind: end it."""
+
+
+class NoOpenSession(Refused):
+    """No weight-update session is open."""
+
+
+_REFUSALS: Final[tuple[tuple[str, type[Refused]], ...]] = (
+    ("cache was not flushed", CacheNotFlushed),
+    ("Flush cache failed", CacheNotFlushed),
+    ("session is already open", SessionAlreadyOpen),
+    ("no weight-update session is open", NoOpenSession),
+    ("must run between begin_weight_update", NoOpenSession),
+)
+"""How the pinned version words them."""
+
+
+class ServerInfo(Value, frozen=True, kw_only=True):
+    """What a server says of itself, as resolved at its start."""
+
+    version: str
+    """Of SGLang."""
+    model_path: str
+    weight_version: str
+    tp_size: int
+    pp_size: int
+    dp_size: int
+    max_total_tokens: int
+    """That its KV pool holds."""
+    max_request_tokens: int
+    """Longest prompt."""
+    max_running_requests: int
+    """That it decodes side by side, over its data-parallel ranks together."""
+    attention_backend: str
+    incremental_streaming: bool
+    deterministic: bool
+    """Whether ``sampling_seed`` is heeded."""
+    priority_scheduling: bool
+    memory_saver: bool
+    skips_tokenizer: bool
+    device: str
+    """``cpu``, ``cuda``."""
+    dtype: str
+    context_length: int | None
+    """None: the model's own."""
+
+
+class ModelInfo(Value, frozen=True, kw_only=True):
+    """What a server says of its model."""
+
+    model_path: str
+    weight_version: str
+    architectures: tuple[str, ...]
+    """Names of model classes."""
+    preferred_sampling: bool
+    """The server has sampling parameters of its own, which count where a request gives none."""
+
+
+class Loads(Value, frozen=True, kw_only=True):
+    """How busy a server is, over its data-parallel ranks together."""
+
+    num_running: int
+    num_waiting: int
+    num_paused: int
+    num_retracted: int
+    used_tokens: int
+    max_total_tokens: int
+
+    @property
+    def token_usage(self) -> float:
+        """Share of the KV pool in use."""
+        return self.used_tokens / self.max_total_tokens if self.max_total_tokens else 0.0
+
+
+class RankChecksums(Value, frozen=True, kw_only=True):
+    """The weights that one rank holds, in the server's own (fused, sharded) layout."""
+
+    tp_rank: int
+    pp_rank: int
+    dp_rank: int
+    checksums: Mapping[str, str]
+    """By parameter."""
+    overall: str
+
+
+class WeightChecksums(Value, frozen=True, kw_only=True):
+    """The weights that a server holds."""
+
+    ranks: tuple[RankChecksums, ...]
+    overall: str
+
+
+class GroupMember(NamedTuple):
+    """Where a server joins a group for weights."""
+
+    master_address: str
+    master_port: int
+    rank_offset: int
+    """Of the server's first rank; the sender is rank 0."""
+    world_size: int
+    name: str
+    backend: str
+
+
+_ENCODER: Final = msgspec.json.Encoder()
+
+
+class SglangControl:
+    """Everything but generation. Every method raises :class:`SglangError` of the kind that happened."""
+
+    def __init__(self, http: SglangHttp) -> None:
+        self._http = http
+
+    # --- questions --------------------------------------------------------------------------------------------
+
+    async def server_info(self, timeout_s: float = ANSWER_S) -> ServerInfo:
+        """Asked of the scheduler, so a hang of it shows here; answered while paused."""
+        info = await self._get("/server_info", wire.InfoReply, timeout_s)
+        if not info.internal_states:
+            raise BadReply("/server_info has no internal_states")
+        state = info.internal_states[0]
+        return ServerInfo(
+            version=info.version,
+            model_path=info.model_path,
+            weight_version=state.weight_version,
+            tp_size=state.tp_size,
+            pp_size=state.pp_size,
+            dp_size=state.dp_size,
+            max_total_tokens=info.max_total_num_tokens,
+            max_request_tokens=info.max_req_input_len,
+            max_running_requests=len(info.internal_states) * state.effective_max_running_requests_per_dp,
+            attention_backend=state.attention_backend or "",
+            incremental_streaming=state.incremental_streaming_output,
+            deterministic=state.enable_deterministic_inference,
+            priority_scheduling=state.enable_priority_scheduling,
+            memory_saver=state.enable_memory_saver,
+            skips_tokenizer=state.skip_tokenizer_init,
+            device=info.device,
+            dtype=info.dtype,
+            context_length=info.context_length,
+        )
+
+    async def model_info(self, timeout_s: float = ANSWER_S) -> ModelInfo:
+        """Answered by the front end alone. After an update that was refused for its flush, its version is stale."""
+        model = await self._get("/model_info", wire.ModelReply, timeout_s)
+        return ModelInfo(
+            model_path=model.model_path,
+            weight_version=model.weight_version,
+            architectures=model.architectures or (),
+            preferred_sampling=bytes(model.preferred_sampling_params) != b"null",
+        )
+
+    async def loads(self, timeout_s: float = ANSWER_S) -> Loads:
+        """Answered by the front end from the scheduler's last report, also when that hangs."""
+        loads = (await self._get("/v1/loads", wire.LoadsReply, timeout_s)).loads
+        return Loads(
+            num_running=sum(load.num_running_reqs for load in loads),
+            num_waiting=sum(load.num_waiting_reqs for load in loads),
+            num_paused=sum(load.queues.paused for load in loads if load.queues),
+            num_retracted=sum(load.queues.retracted for load in loads if load.queues),
+            used_tokens=sum(load.num_used_tokens for load in loads),
+            max_total_tokens=sum(load.max_total_num_tokens for load in loads),
+        )
+
+    async def ready(self, timeout_s: float = ANSWER_S) -> bool:
+        """Whether it takes requests now: not while it starts, not while it is paused."""
+        return await self._is_ok("/ready", timeout_s)
+
+    async def health(self, timeout_s: float) -> bool:
+        """Whether it generates a token: a second at least, 20 s while it is paused or hangs."""
+        return await self._is_ok("/health", timeout_s)
+
+    async def weights_checksum(self, timeout_s: float = UPDATE_S) -> WeightChecksums:
+        """Of the weights in memory; answered while paused."""
+        reply = await self._post("/weights_checker", wire.CheckerBody("checksum"), wire.ChecksumReply, timeout_s)
+        if not reply.success:
+            raise Refused(f"/weights_checker: {reply.message}", 200)
+        ranks = tuple(_rank_checksums(rank) for rank in reply.ranks)
+        if not ranks:
+            raise BadReply("/weights_checker names no rank")
+        return WeightChecksums(ranks=ranks, overall=reply.per_engine_checksum)
+
+    # --- requests ---------------------------------------------------------------------------------------------
+
+    async def abort(self, rid: str, timeout_s: float = ANSWER_S) -> None:
+        """End one request. Answered alike for an unknown one; the request itself says when it has ended."""
+        await self._tell("/abort_request", wire.AbortBody(rid=rid), timeout_s)
+
+    async def abort_all(self, timeout_s: float = ANSWER_S) -> None:
+        """End every request."""
+        await self._tell("/abort_request", wire.AbortBody(abort_all=True), timeout_s)
+
+    async def pause(self, mode: PauseMode, timeout_s: float = ANSWER_S) -> None:
+        """Stop generating. Requests sent meanwhile wait. Idempotent."""
+        await self._tell("/pause_generation", wire.PauseBody(mode), timeout_s)
+
+    async def continue_(self, timeout_s: float = ANSWER_S) -> None:
+        """Go on generating, whoever paused it. Idempotent."""
+        await self._tell("/continue_generation", wire.Empty(), timeout_s)
+
+    async def freeze_gc(self, timeout_s: float = ANSWER_S) -> None:
+        """Have its processes leave what they have built so far out of garbage collection. The server does so itself
+        after its start, but calls the port that it was given, and 0 is none."""
+        await self._tell("/freeze_gc", wire.Empty(), timeout_s)
+
+    async def flush_cache(self, wait_s: float = 0.0) -> None:
+        """Forget every cached prefix, waiting so long for requests to end.
+
+        Raises:
+            CacheNotFlushed: some run or wait.
+        """
+        await self._tell("/flush_cache", wire.Empty(), wait_s + FLUSH_MARGIN_S, {"timeout": f"{wait_s:g}"})
+
+    # --- weights ----------------------------------------------------------------------------------------------
+
+    async def begin_update(self, timeout_s: float = UPDATE_S) -> None:
+        """Open the session that updates from tensors and from a group need.
+
+        Raises:
+            SessionAlreadyOpen: there is one.
+        """
+        await self._tell("/begin_weight_update", wire.Empty(), timeout_s)
+
+    async def end_update(self, timeout_s: float = UPDATE_S) -> None:
+        """Close the session, whoever opened it.
+
+        Raises:
+            NoOpenSession: there is none.
+        """
+        await self._tell("/end_weight_update", wire.Empty(), timeout_s)
+
+    async def update_from_disk(
+        self, path: str, *, version: str | None, flush: bool, timeout_s: float = UPDATE_S
+    ) -> None:
+        """Load a checkpoint. Unless paused it waits until nothing runs; it needs no session.
+
+        Raises:
+            CacheNotFlushed: the new weights are in, but requests stood in the way of the flush.
+        """
+        await self._tell("/update_weights_from_disk", wire.DiskBody(path, version, flush), timeout_s)
+
+    async def update_from_tensor(
+        self,
+        serialized: Sequence[str],
+        *,
+        load_format: str | None,
+        flush: bool,
+        version: str | None = None,
+        timeout_s: float = UPDATE_S,
+    ) -> None:
+        """Load tensors out of the request, or out of shared memory that it names: base64, one for each tp rank."""
+        body = wire.TensorBody(serialized, load_format, flush, version)
+        await self._tell("/update_weights_from_tensor", body, timeout_s)
+
+    async def init_group(self, member: GroupMember, timeout_s: float = UPDATE_S) -> None:
+        """Join a process group; answered when every rank has joined."""
+        body = wire.GroupBody(
+            member.master_address,
+            member.master_port,
+            member.rank_offset,
+            member.world_size,
+            member.name,
+            member.backend,
+        )
+        await self._tell("/init_weights_update_group", body, timeout_s)
+
+    async def destroy_group(self, name: str, timeout_s: float = ANSWER_S) -> None:
+        """Leave a process group; refused if the server knows none of the name."""
+        await self._tell("/destroy_weights_update_group", wire.GroupNameBody(name), timeout_s)
+
+    async def update_from_distributed(
+        self,
+        names: Sequence[str],
+        dtypes: Sequence[str],
+        shapes: Sequence[Sequence[int]],
+        *,
+        group: str,
+        flush: bool,
+        load_format: str | None = None,
+        version: str | None = None,
+        timeout_s: float = UPDATE_S,
+    ) -> None:
+        """Receive these tensors, in this order, from rank 0 of the group, which sends them meanwhile."""
+        body = wire.DistributedBody(names, dtypes, shapes, group, version, flush, load_format)
+        await self._tell("/update_weights_from_distributed", body, timeout_s)
+
+    async def update_weight_version(self, version: str, timeout_s: float = ANSWER_S) -> None:
+        """Name the weights that are loaded; running requests go on."""
+        await self._tell("/update_weight_version", wire.VersionBody(version, abort_all_requests=False), timeout_s)
+
+    # --- memory -----------------------------------------------------------------------------------------------
+
+    async def release_memory(self, tags: Sequence[str] | None = None, timeout_s: float = UPDATE_S) -> None:
+        """Give device memory up (``weights``, ``kv_cache``, ``cuda_graph``; None: all). Ends the server unless it is
+        idle."""
+        await self._tell("/release_memory_occupation", wire.TagsBody(tags), timeout_s)
+
+    async def resume_memory(self, tags: Sequence[str] | None = None, timeout_s: float = UPDATE_S) -> None:
+        """Take device memory again; what was in it is gone."""
+        await self._tell("/resume_memory_occupation", wire.TagsBody(tags), timeout_s)
+
+    # --- plumbing ---------------------------------------------------------------------------------------------
+
+    async def _is_ok(self, path: str, timeout_s: float) -> bool:
+        try:
+            await self._http.call("GET", path, timeout_s=timeout_s)
+        except ServerBusy:
+            return False
+        return True
+
+    async def _get(self, path: str, kind: type[ReplyT], timeout_s: float) -> ReplyT:
+        return _decoded(await self._http.call("GET", path, timeout_s=timeout_s), kind, path)
+
+    async def _post(self, path: str, body: msgspec.Struct, kind: type[ReplyT], timeout_s: float) -> ReplyT:
+        data = await self._http.call("POST", path, _ENCODER.encode(body), timeout_s=timeout_s)
+        return _decoded(data, kind, path)
+
+    async def _tell(
+        self, path: str, body: msgspec.Struct, timeout_s: float, params: Mapping[str, str] | None = None
+    ) -> None:
+        """A call that answers with nothing, with text, or with whether it succeeded."""
+        try:
+            data = await self._http.call("POST", path, _ENCODER.encode(body), timeout_s=timeout_s, params=params)
+        except Refused as error:
+            raise _refusal(error.message, error.status) from error
+        if data.startswith(b"{"):
+            ack = _decoded(data, wire.Ack, path)
+            if not ack.success:
+                raise _refusal(f"{path}: {ack.message}", 200)
+
+
+def _refusal(message: str, status: int) -> Refused:
+    for words, kind in _REFUSALS:
+        if words in message:
+            return kind(message, status)
+    return Refused(message, status)
+
+
+def _decoded(data: bytes, kind: type[ReplyT], path: str) -> ReplyT:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadReply(f"cannot read the answer to {path} ({error}): {quoted(data)}") from error
+
+
+def _rank_checksums(rank: wire.RankReply) -> RankChecksums:
+    place = rank.parallelism_info[0] if rank.parallelism_info else wire.Rank()
+    return RankChecksums(
+        tp_rank=place.tp_rank,
+        pp_rank=place.pp_rank,
+        dp_rank=place.dp_rank,
+        checksums=rank.checksums,
+        overall=rank.per_gpu_checksum,
+    )

@@ -1,0 +1,154 @@
+"""Engines of SGLang servers as the house knows them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from penstock.backends.engines.served.sglang.environment import find_environment, has_cuda_gpu
+from penstock.backends.engines.served.sglang.server_options import (
+    ServerOptionError,
+    check_server_options,
+    deterministic_attention_backends,
+    supports_seeded_sampling,
+)
+from penstock.backends.engines.served.sglang.size import engine_size
+from penstock.backends.engines.spec import EngineContext, EngineSize, EngineSpec, TeacherContext, TeacherSpec
+from penstock.backends.protocol import Capability
+from penstock.backends.weights.spec import DISK, DISTRIBUTED, SHARED_MEMORY, TENSOR
+from penstock.messages.errors import UserFault
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from penstock.backends.engines.options import EngineGroupOptions, EnginesOptions
+    from penstock.backends.engines.spec import Broken, KeyPath
+    from penstock.backends.engines.teacher_options import TeacherOptions
+    from penstock.backends.protocol import Backend
+    from penstock.messages.commands import EngineCommand, TeacherCommand
+
+
+def _open(context: EngineContext) -> Backend[EngineCommand]:
+    from penstock.backends.engines.served.sglang.create import open_sglang_engine
+
+    return open_sglang_engine(context)
+
+
+def _open_teacher(context: TeacherContext) -> Backend[TeacherCommand]:
+    from penstock.backends.engines.served.sglang.teacher import open_sglang_teacher
+
+    return open_sglang_teacher(
+        name=context.name,
+        place=context.index,
+        model_folder=context.model_folder,
+        run_folder=context.run_folder,
+        options=context.options,
+        max_context=context.max_context,
+    )
+
+
+def _longest_sample(folder: Path) -> int | None:
+    from penstock.backends.engines.served.sglang.teacher import longest_sample
+
+    return longest_sample(folder)
+
+
+def _granted(group: EngineGroupOptions) -> frozenset[Capability]:
+    can_draw = supports_seeded_sampling(group.sglang, is_cpu=group.device == "cpu")
+    return frozenset({Capability.SEEDED_SAMPLING}) if can_draw else frozenset()
+
+
+def _size(options: EngineGroupOptions | TeacherOptions) -> EngineSize | None:
+    """Servers that somebody else has started have theirs."""
+    return None if options.addresses else engine_size(options.sglang)
+
+
+def _rules(path: KeyPath, group: EngineGroupOptions, options: EnginesOptions) -> Iterator[Broken]:
+    block = ".".join(map(str, path))
+    if options.seeded_sampling and Capability.SEEDED_SAMPLING not in _granted(group):
+        yield (
+            ("engines", "seeded_sampling"),
+            "an SGLang server draws by a sample's seed only on a GPU, with enable_deterministic_inference and an "
+            f"attention backend that can ({', '.join(deterministic_attention_backends())}); set these under "
+            f"{block}.sglang, or seeded_sampling to false",
+        )
+    if options.record_experts and group.device == "cpu":
+        yield (
+            ("engines", "record_experts"),
+            f"an SGLang server does not start with it on a CPU, as {block}.device says; set it to false",
+        )
+    yield from _option_rules(path, group)
+    if group.router is not None and not group.addresses:
+        yield (*path, "router"), "the servers behind the router are needed as well; list them under addresses"
+    wanted = 1 if group.router is not None else len(group.addresses)
+    if group.addresses and group.count != wanted:
+        why = "the servers behind one router are one engine" if group.router else f"there are {wanted} addresses"
+        yield (*path, "count"), f"{why}; set it to {wanted}, found {group.count}"
+    if options.placement == "colocate" and group.sglang.get("enable_memory_saver") is False:
+        yield (
+            (*path, "sglang", "enable_memory_saver"),
+            "a colocated server has to give its GPU memory up while the learner trains; remove it, it is set to true",
+        )
+
+
+def _option_rules(path: KeyPath, options: EngineGroupOptions | TeacherOptions) -> Iterator[Broken]:
+    if options.addresses and options.sglang:
+        yield (*path, "sglang"), "servers that run already have their options; remove it, or the addresses"
+    try:
+        check_server_options(options.sglang)
+        engine_size(options.sglang)
+    except ServerOptionError as error:
+        yield (*path, "sglang", error.key), error.text
+    except UserFault as error:
+        yield (*path, "sglang"), str(error)
+
+
+def _teacher_rules(path: KeyPath, teacher: TeacherOptions) -> Iterator[Broken]:
+    if teacher.addresses and teacher.count != len(teacher.addresses):
+        yield (
+            (*path, "count"),
+            f"there are {len(teacher.addresses)} addresses; set it to {len(teacher.addresses)}, found {teacher.count}",
+        )
+    broken = list(_option_rules(path, teacher))
+    yield from broken
+    if not broken and engine_size(teacher.sglang).node_counts[0] > 1:
+        yield (*path, "sglang"), "a teacher's server lies on one node; remove nnodes"
+
+
+def _check_machine(options: EngineGroupOptions | TeacherOptions) -> None:
+    """The environment that servers run in has been built, where any is started here."""
+    if options.addresses:
+        return
+    find_environment(is_cpu=options.device == "cpu" or (options.device == "auto" and not has_cuda_gpu()))
+
+
+SGLANG: Final = EngineSpec(
+    open=_open,
+    capabilities=frozenset(
+        {
+            Capability.IN_FLIGHT,
+            Capability.INTERRUPT,
+            Capability.CANARY,
+            Capability.RETRACT,
+            Capability.GENERATES,
+            Capability.HOLDS_WEIGHTS,
+            Capability.RECORDS_EXPERTS,
+            Capability.MEDIA,
+            Capability.ANSWERS_JUDGES,
+        }
+    ),
+    keys=("sglang", "addresses", "router"),
+    granted=_granted,
+    size=_size,
+    rules=_rules,
+    transports=(DISK, SHARED_MEMORY, DISTRIBUTED, TENSOR),
+    needs="SGLang's environment",
+    check_machine=_check_machine,
+    teacher=TeacherSpec(
+        open=_open_teacher,
+        temperature=1.0,
+        answers_judges=True,
+        rules=_teacher_rules,
+        longest_sample=_longest_sample,
+    ),
+)

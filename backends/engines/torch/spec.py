@@ -1,0 +1,73 @@
+"""The embedded engine as the house knows it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from penstock.backends.engines.spec import EngineContext, EngineSpec, TeacherContext, TeacherSpec
+from penstock.backends.protocol import Capability
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from penstock.backends.protocol import Backend
+    from penstock.messages.commands import EngineCommand, TeacherCommand
+
+
+def _open(context: EngineContext) -> Backend[EngineCommand]:
+    from penstock.backends.engines.torch.opening import open_torch_engine
+    from penstock.backends.weights.transports import open_fetcher
+
+    return open_torch_engine(
+        model_folder=context.model_folder,
+        options=context.options,
+        sampling=context.sampling,
+        max_context=context.max_context,
+        dtype=context.dtype,
+        fetcher=open_fetcher(),
+        by_dataset=context.by_dataset,
+    )
+
+
+def _open_teacher(context: TeacherContext) -> Backend[TeacherCommand]:
+    from penstock.backends.engines.torch.teacher import open_torch_teacher
+
+    return open_torch_teacher(
+        model_folder=context.model_folder,
+        options=context.options,
+        max_context=context.max_context,
+        temperature=context.temperature,
+    )
+
+
+def _longest_context(folder: Path) -> int:
+    from penstock.backends.checkpoint.model_config import read_model_config
+
+    return read_model_config(folder).max_positions
+
+
+TORCH: Final = EngineSpec(
+    open=_open,
+    capabilities=frozenset(
+        {
+            Capability.SEEDED_SAMPLING,
+            Capability.IN_FLIGHT,
+            Capability.INTERRUPT,
+            Capability.STAGED_WEIGHTS,
+            Capability.CANARY,
+            Capability.GENERATES,
+            Capability.HOLDS_WEIGHTS,
+            Capability.EXACT,
+            Capability.RECORDS_EXPERTS,
+            Capability.ANSWERS_JUDGES,
+            Capability.EMBEDDED,
+        }
+    ),
+    longest_context=_longest_context,
+    modules=(
+        "penstock.backends.engines.torch.opening",
+        "penstock.backends.episodes",
+        "penstock.backends.weights.transports",
+    ),
+    teacher=TeacherSpec(open=_open_teacher, has_likeliest=True, longest_sample=_longest_context),
+)

@@ -1,0 +1,144 @@
+"""One episode as its engine's backend keeps it: its conversations, its turn, how far it is told."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Final, Protocol
+
+from penstock.backends.episodes.transcript import Transcript
+from penstock.messages.arrays import TOKEN_BYTES
+from penstock.messages.samples import Cancelled, Part
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from penstock.backends.episodes.protocol import EpisodeOutcome, TurnRequest
+    from penstock.messages.commands import Generate
+    from penstock.messages.samples import Outcome
+
+MAX_PAUSE_S: Final = 3600.0
+INTERRUPTED: Final = Cancelled(cause="interrupted")
+ABORTED: Final = Cancelled(cause="aborted")
+TURN_SEED: Final = 0x7E57
+
+
+class EpisodePhase(Enum):
+    RUNNING = "running"
+    """The actor waits for its end."""
+    PAUSING = "pausing"
+    """An interrupt was ordered, and its turn has not ended yet."""
+    PAUSED = "paused"
+    """The actor was told that it is interrupted."""
+    ENDING = "ending"
+    """Its outcome is known, and its turn has not ended yet."""
+    OVER = "over"
+
+
+class ModelTurn:
+    """One turn of the model: one generation, or several where it was interrupted."""
+
+    def __init__(self, request: TurnRequest, transcript: Transcript, begin_in_all: int) -> None:
+        self.request = request
+        self.transcript = transcript
+        """Of its conversation."""
+        self.begin = transcript.num_tokens
+        """Where it begins there."""
+        self.begin_in_all = begin_in_all
+        """Where it begins in the response."""
+        self.attempt = -1
+        """Of its generation; −1 while none runs."""
+        self.cut_as: Outcome | None = None
+        """It has all the tokens that it shall have, and so ends: what the engine still makes of it is thrown away."""
+
+
+class Dialogue:
+    """One sequence of tokens that the model goes on from."""
+
+    def __init__(self, prompt: bytes) -> None:
+        self.transcript = Transcript(prompt)
+        self.num_turns = 0
+
+
+class EpisodeKeeper(Protocol):
+    """What an episode needs of the backend that keeps it."""
+
+    @property
+    def lock(self) -> AbstractContextManager[object]:
+        """That its state belongs to."""
+        ...
+
+    def begin_turn(self, episode: PlayedEpisode, request: TurnRequest) -> None:
+        """See :class:`~penstock.backends.episodes.protocol.Episode`, as for the others."""
+        ...
+
+    def saved(self, episode: PlayedEpisode, state: bytes) -> None: ...
+
+    def end(self, episode: PlayedEpisode, outcome: EpisodeOutcome) -> None: ...
+
+
+class PlayedEpisode:
+    """See :class:`~penstock.backends.episodes.protocol.Episode`. All its state belongs to the backend's lock."""
+
+    def __init__(self, backend: EpisodeKeeper, issued: Generate) -> None:
+        self.backend = backend
+        self.issued = issued
+        self.all = Transcript(issued.prompt.tokens)
+        """Everything that was said, in the order in which it was: what the actor hears of."""
+        self.conversations: dict[int, Dialogue] = {}
+        self.phase = EpisodePhase.RUNNING
+        self.turn: ModelTurn | None = None
+        self.num_turns = 0
+        self.num_told = 0
+        """Tokens that the actor knows of."""
+        self.outcome: Outcome | None = None
+        """Once it is known."""
+        self.paused_at_s = 0.0
+
+    @property
+    def num_context_tokens(self) -> int:
+        return len(self.so_far()) // TOKEN_BYTES
+
+    @property
+    def num_response_tokens(self) -> int:
+        return self.all.num_tokens
+
+    @property
+    def num_model_tokens(self) -> int:
+        return self.all.num_model_tokens
+
+    @property
+    def is_paused(self) -> bool:
+        return self.phase in (EpisodePhase.PAUSED, EpisodePhase.PAUSING)
+
+    def so_far(self, conversation: int = 0) -> bytes:
+        with self.backend.lock:
+            known = self.conversations.get(conversation)
+            return known.transcript.so_far() if known else self.issued.prompt.tokens if not conversation else b""
+
+    def num_turns_of(self, conversation: int) -> int:
+        with self.backend.lock:
+            known = self.conversations.get(conversation)
+            return known.num_turns if known else 0
+
+    def parts(self) -> tuple[Part, ...]:
+        """One for each conversation in which the model said something."""
+        found = [self.conversations[number].transcript.whole() for number in sorted(self.conversations)]
+        return tuple(part for part in found if part.num_tokens)
+
+    def begin_turn(self, request: TurnRequest) -> None:
+        self.backend.begin_turn(self, request)
+
+    def saved(self, state: bytes) -> None:
+        self.backend.saved(self, state)
+
+    def end(self, outcome: EpisodeOutcome) -> None:
+        self.backend.end(self, outcome)
+
+    def restore(self, prefix: Part, num_turns: int) -> None:
+        """Go on after this part, in the only conversation."""
+        conversation = self.conversations[0] = Dialogue(self.issued.prompt.tokens)
+        for transcript in (conversation.transcript, self.all):
+            transcript.begin_with(prefix.context_tokens or self.issued.prompt.tokens)
+            transcript.add_known(prefix)
+        conversation.num_turns = self.num_turns = num_turns
+        self.num_told = prefix.num_tokens

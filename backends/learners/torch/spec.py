@@ -1,0 +1,47 @@
+"""The torch learner as the house knows it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from penstock.backends.learners.spec import LearnerContext, LearnerSpec, open_ranks
+
+if TYPE_CHECKING:
+    from penstock.backends.protocol import Backend
+    from penstock.messages.commands import LearnerCommand
+
+
+RANK: Final = "penstock.backends.learners.torch.rank:open_rank"
+
+
+def _open(context: LearnerContext) -> Backend[LearnerCommand]:
+    """In the process that opens it, or over several of its own."""
+    if context.options.num_ranks > 1:
+        return open_ranks(context, RANK)
+    from penstock.backends.learners.torch.factory import open_torch_learner
+    from penstock.backends.learners.worker_group.planned import open_export
+
+    return open_torch_learner(
+        model_folder=context.model_folder,
+        checkpoints_folder=context.checkpoints_folder,
+        options=context.options,
+        temperature=context.temperature,
+        dtype=context.dtype,
+        seed=context.seed,
+        num_steps=context.num_steps,
+        epoch=context.epoch,
+        exporter=open_export(context.export, context.epoch),
+        demonstrations=context.demonstrations,
+    )
+
+
+TORCH: Final = LearnerSpec(
+    open=_open,
+    shares_gpu=True,
+    modules=(
+        "penstock.backends.data.demonstrations",
+        "penstock.backends.weights.renamed",
+        "penstock.backends.learners.torch.factory",
+        "penstock.backends.weights.transports",
+    ),
+)

@@ -1,0 +1,149 @@
+"""Losses of which a token's depends on the log-probs of others, and what ranks exchange for them.
+
+A pass without gradient finds all log-probs, the loss of the step gives its gradient with respect to each of them, and a
+second pass sends these back through the model. That is exact for any function of the log-probs, at the cost of one more
+forward pass.
+
+Invariants:
+
+* The loss is computed over all tokens of the step at once, in the order of the batch, on every rank alike.
+* What ranks exchange has the same bits on all of them: each value comes from one rank, and zeros from the others.
+"""
+
+# Tensor.tolist and torch.distributed are typed in part only:
+# pyright: reportUnknownMemberType=false
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+import torch
+import torch.distributed as dist
+
+from penstock.backends.learners.hooks.agreement import check_agreement
+from penstock.backends.learners.hooks.objective import IMPORTANCE
+from penstock.backends.learners.objectives.objective import advantages_need_policy
+from penstock.backends.learners.objectives.validity import is_user_objective
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from torch import Tensor
+
+    from penstock.backends.learners.batch.sequences import TrainSequence
+    from penstock.backends.learners.batch.updates import Update
+    from penstock.backends.learners.objectives.protocol import ObjectiveFunction
+    from penstock.backends.learners.options import LearnerOptions, ObjectiveOptions
+    from penstock.backends.learners.training.step import Scores, StepTokens
+    from penstock.backends.learners.worker_group.gang import Gang
+
+
+class Slopes(NamedTuple):
+    """The loss of a step, and how it changes with what the policy says of some of its tokens, in their order."""
+
+    figures: Mapping[str, Tensor]
+    """Of the whole step."""
+    logprobs: Tensor
+    """``[T]``"""
+    entropy: Tensor
+    """``[T]``"""
+
+    def surrogate(self, part: slice, logprobs: Tensor, entropy: Tensor) -> Tensor:
+        """A scalar whose gradient is that of the loss.
+
+        Args:
+            part: which of these tokens.
+            logprobs: of them, with gradient.
+            entropy: of them, with gradient where it is trained on.
+        """
+        value = (self.logprobs[part] * logprobs).sum()
+        return value + (self.entropy[part] * entropy).sum() if entropy.requires_grad else value
+
+
+def slopes_of(
+    objective: ObjectiveFunction,
+    options: ObjectiveOptions,
+    whole: StepTokens,
+    scores: Scores,
+    places: Tensor,
+    *,
+    gang: Gang,
+) -> Slopes:
+    """
+    Args:
+        objective: whose loss it is.
+        options: of the objective.
+        whole: all tokens of the step, in the order of the batch.
+        scores: of all of them.
+        places: of the tokens that slopes are wanted for, see :func:`places_in`.
+        gang: all ranks, which all come here.
+
+    Raises:
+        UserCodeError: a function of the user's failed, or gave another loss on another rank.
+    """
+    leaves = [scores.logprobs.requires_grad_(), scores.entropy.requires_grad_()]
+    terms = objective(whole.tokens(slice(None), scores), options)
+    found = torch.autograd.grad(terms.loss, leaves, allow_unused=True, materialize_grads=True)
+    if (function := _user_function(options)) is not None:
+        check_agreement(gang, found[0], f"{function}: the gradients that came of it")
+    return Slopes(terms.figures, *(slope[places] for slope in found))
+
+
+def _user_function(options: ObjectiveOptions) -> str | None:
+    """The key of a function of the user's that the loss depends on."""
+    if is_user_objective(options.name):
+        return "learner.objective"
+    return None if options.importance_function is None else IMPORTANCE
+
+
+def asks_policy(options: LearnerOptions) -> bool:
+    """Whether anything depends on log-probs of the policy that opens a batch."""
+    is_moving = options.num_updates * options.num_passes > 1
+    return advantages_need_policy(options.objective) or (is_moving and options.objective.old_logprobs != "engine")
+
+
+def places_in(update: Update, parts: Sequence[Sequence[TrainSequence]]) -> Tensor:
+    """Of the tokens of some parts among those of the step in the order of the batch, int64 ``[T]`` on the CPU."""
+    starts: dict[int, int] = {}
+    num_tokens = 0
+    for sequence in update.sequences:
+        starts[sequence.first] = num_tokens
+        num_tokens += len(sequence.trained)
+    places = [
+        torch.arange(starts[sequence.first], starts[sequence.first] + len(sequence.trained))
+        for part in parts
+        for sequence in part
+    ]
+    return torch.cat([torch.zeros(0, dtype=torch.int64), *places])
+
+
+def scattered(values: Tensor, places: Tensor, count: int) -> Tensor:
+    """``[count]`` with ``values [N]`` at ``places [N]`` and 0 elsewhere."""
+    return values.new_zeros(count).index_copy(0, places, values)
+
+
+def sums(figures: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Over micro-batches, name by name."""
+    totals: dict[str, Tensor] = {}
+    for found in figures:
+        for name, value in found.items():
+            totals[name] = totals[name] + value if name in totals else value
+    return totals
+
+
+def summed_over(gang: Gang, totals: Mapping[str, Tensor]) -> dict[str, float]:
+    """Over all ranks, of which each may have other names, or none."""
+    names = _names_of_all(gang, totals)
+    zero = torch.zeros((), dtype=torch.float64, device=gang.device)
+    # One transfer for all of them: each would wait for the device on its own.
+    found = gang.sum_(torch.stack([totals[name].double() if name in totals else zero for name in names]))
+    return dict(zip(names, cast("list[float]", found.tolist()), strict=True))
+
+
+def _names_of_all(gang: Gang, names: Iterable[str]) -> list[str]:
+    """What any rank names, in one order."""
+    own = list(names)
+    found: list[list[str]] = [own] * gang.num_ranks
+    if not gang.is_alone:
+        dist.all_gather_object(found, own, group=gang.control)
+    return sorted({name for part in found for name in part})

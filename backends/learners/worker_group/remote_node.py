@@ -1,0 +1,77 @@
+"""What the Learner's process knows of a further node of its gang, and of the ranks there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from penstock.backends.learners.worker_group.rank_view import TOLD_LINES, RankView
+from penstock.backends.learners.worker_group.words import FailureKind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.backends.learners.worker_group.node_line import NodeLine
+    from penstock.backends.learners.worker_group.node_words import NodeFailed, RankShown
+    from penstock.backends.processes.remote_ranks import RankEnded
+
+
+class LostNode(NamedTuple):
+    """What has become of a node."""
+
+    story: str
+    is_users: bool = False
+    """The scenario has to be changed; trying again would not help."""
+    last_lines: tuple[str, ...] = ()
+    """Of its launcher."""
+
+
+class RemoteRank(RankView):
+    """A rank of another node."""
+
+    _is_stopped = False
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._is_stopped and not self.has_ended
+
+    def show(self, shown: RankShown) -> None:
+        """Take what its node says of it."""
+        self.pid, self.exit_code, self.is_gone = shown.pid, shown.exit_code, shown.is_gone
+        self._is_stopped = shown.is_stopped
+        self._lines.clear()
+        self.keep_lines(shown.lines)
+
+
+class Node:
+    """One of them."""
+
+    def __init__(self, number: int, ranks: list[RemoteRank]) -> None:
+        """It has not come."""
+        self.number: Final = number
+        self.ranks: Final = ranks
+        self.host = ""
+        self.line: NodeLine | None = None
+        self.failure: NodeFailed | None = None
+        self.end: RankEnded | None = None
+        self.cut = ""
+        """Why its line has closed."""
+
+    def lost(self, now_s: float, timeout_s: float) -> LostNode | None:
+        """What has become of it, where it can no longer take part."""
+        if self.failure is not None:
+            return LostNode(f"{self}: {self.failure.message}", self.failure.kind is FailureKind.USERS)
+        if self.end is not None:
+            return LostNode(f"{self} was lost: {self.end.reason}", last_lines=self.end.last_lines[-TOLD_LINES:])
+        if self.cut:
+            return LostNode(f"{self} was lost: {self.cut}")
+        if self.line is not None and now_s - self.line.heard_s > timeout_s:
+            return LostNode(f"nothing was heard of {self} for {timeout_s:g} s")
+        return None
+
+    def __str__(self) -> str:
+        ranks = f"rank {self.ranks[0].rank}" if len(self.ranks) == 1 else f"ranks {_span(self.ranks)}"
+        return f"node {self.number} ({f'{self.host}, ' if self.host else ''}{ranks})"
+
+
+def _span(ranks: Sequence[RankView]) -> str:
+    return f"{ranks[0].rank} to {ranks[-1].rank}"

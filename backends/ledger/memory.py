@@ -1,0 +1,113 @@
+"""A ledger in memory: survives its handles, not its process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from penstock.backends.ledger.protocol import PayloadGoneError, StaleEpochError
+from penstock.messages.ledger import GroupClosed, GroupRecorded, PayloadsReleased, StepRecorded
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from penstock.messages.ledger import LedgerEntry
+    from penstock.messages.samples import Group
+
+
+class MemoryLedger:
+    """What handles of one ledger share."""
+
+    def __init__(self) -> None:
+        self.epoch = -1
+        self.entries: list[LedgerEntry] = []
+        """Without payloads."""
+        self.open: dict[int, Group] = {}
+        """Payloads of groups that are neither trained nor closed."""
+        self.trained: dict[int, dict[int, Group]] = {}
+        """Payloads of trained groups, by version and group."""
+        self.receipts: dict[int, StepRecorded] = {}
+
+
+class MemoryStore:
+    """A handle on a :class:`MemoryLedger`; on one of its own unless it is given one."""
+
+    def __init__(self, ledger: MemoryLedger | None = None) -> None:
+        self._ledger = ledger or MemoryLedger()
+        self._epoch: int | None = None
+
+    def claim(self, epoch: int) -> None:
+        """See :class:`~penstock.backends.ledger.protocol.LedgerStore`."""
+        if epoch <= self._ledger.epoch:
+            raise StaleEpochError(
+                f"the ledger is claimed with epoch {self._ledger.epoch}; epoch {epoch} is not above it"
+            )
+        self._ledger.epoch = self._epoch = epoch
+
+    def commit(self, entries: Sequence[LedgerEntry]) -> None:
+        """See :class:`~penstock.backends.ledger.protocol.LedgerStore`."""
+        ledger = self._ledger
+        if self._epoch is None:
+            raise StaleEpochError("the ledger was not claimed by this handle")
+        if self._epoch != ledger.epoch:
+            raise StaleEpochError(f"the ledger is claimed with epoch {ledger.epoch}; this is epoch {self._epoch}")
+        for entry in entries:
+            assert not isinstance(entry, GroupRecorded) or entry.payload is not None, "written without its payload"
+        for entry in entries:
+            ledger.entries.append(self._keep(entry))
+
+    def entries(self) -> Iterator[LedgerEntry]:
+        """See :class:`~penstock.backends.ledger.protocol.LedgerReader`."""
+        opened = self._ledger.open
+        for entry in tuple(self._ledger.entries):
+            if isinstance(entry, GroupRecorded) and entry.group_id in opened:
+                yield msgspec.structs.replace(entry, payload=opened[entry.group_id])
+            else:
+                yield entry
+
+    def payloads(self, group_ids: Sequence[int]) -> tuple[Group, ...]:
+        """See :class:`~penstock.backends.ledger.protocol.LedgerReader`."""
+        return tuple(self._payload(group_id) for group_id in group_ids)
+
+    def receipts(self, first_version: int, last_version: int) -> tuple[StepRecorded, ...]:
+        """See :class:`~penstock.backends.ledger.protocol.LedgerReader`."""
+        receipts = self._ledger.receipts
+        return tuple(receipts[version] for version in range(first_version, last_version + 1) if version in receipts)
+
+    def reader(self) -> MemoryStore:
+        """See :class:`~penstock.backends.ledger.protocol.LedgerStore`."""
+        return MemoryStore(self._ledger)
+
+    def close(self) -> None:
+        """Let go of the ledger; others may hold it."""
+        self._epoch = None
+
+    def _keep(self, entry: LedgerEntry) -> LedgerEntry:
+        """Do to the payloads what the entry says; returns what stays in the log."""
+        ledger = self._ledger
+        match entry:
+            case GroupRecorded():
+                assert entry.payload is not None
+                ledger.open[entry.group_id] = entry.payload
+                return msgspec.structs.replace(entry, payload=None)
+            case GroupClosed():
+                ledger.open.pop(entry.group_id, None)
+            case StepRecorded():
+                ledger.receipts[entry.version] = entry
+                trained = ((group_id, ledger.open.pop(group_id, None)) for group_id in entry.group_ids)
+                ledger.trained[entry.version] = {group_id: group for group_id, group in trained if group is not None}
+            case PayloadsReleased():
+                for version in [version for version in ledger.trained if version <= entry.through_version]:
+                    del ledger.trained[version]
+            case _:
+                pass
+        return entry
+
+    def _payload(self, group_id: int) -> Group:
+        if (group := self._ledger.open.get(group_id)) is not None:
+            return group
+        for groups in self._ledger.trained.values():
+            if group_id in groups:
+                return groups[group_id]
+        raise PayloadGoneError(f"the payload of group {group_id} was never recorded or has been released")

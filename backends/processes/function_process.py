@@ -1,0 +1,167 @@
+"""A child process that runs a user's functions, and the frames that go to it and come from it.
+
+Invariants:
+
+* The process leads a session of its own: signals of the terminal do not reach it, and killing its group ends what the
+  user's functions started as well.
+* It has none of our environment's secrets: see :mod:`penstock.backends.processes.user_environment`.
+* What it prints goes to our log within bounds: see :mod:`penstock.backends.processes.user_output`.
+* Writing never blocks: what the socket does not take follows with :meth:`FunctionProcess.flush`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Final
+
+from penstock.backends.processes.process_facts import how_it_ended
+from penstock.backends.processes.user_environment import user_environment
+from penstock.backends.processes.user_output import passed_outputs
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator, Sequence
+
+LENGTH_BYTES: Final = 4
+READ_BYTES: Final = 1 << 16
+REAP_TIMEOUT_S: Final = 5.0
+EXIT_TIMEOUT_S: Final = 1.0
+"""From when it closes its end of the socket until it is killed."""
+OUT_OF_MEMORY: Final = ", as the kernel does when memory runs out"
+
+
+def framed(body: bytes) -> bytes:
+    """One frame with this body."""
+    return len(body).to_bytes(LENGTH_BYTES, "little") + body
+
+
+class FrameBuffer:
+    """Cuts a stream of bytes into frames."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Take the next bytes; give each body that is whole now."""
+        self._data += data
+        start = 0
+        while (body := start + LENGTH_BYTES) <= len(self._data):
+            end = body + int.from_bytes(self._data[start:body], "little")
+            if end > len(self._data):
+                break
+            yield bytes(self._data[body:end])
+            start = end
+        del self._data[:start]
+
+
+class FunctionProcess:
+    """See the module."""
+
+    def __init__(
+        self, module: str, *arguments: str, variables: Sequence[str] = (), is_silent: bool = False, name: str = ""
+    ) -> None:
+        """
+        Args:
+            module: run as ``python -m MODULE FD … PARENT``, with the number of its end of the socket first and our
+                process id last.
+            arguments: between the two.
+            variables: of our environment, that it needs beside those that every such process gets.
+            is_silent: what it prints goes nowhere.
+            name: of what it runs, for our log.
+        """
+        self.is_gone = False
+        """It has closed its end: nothing more comes."""
+        self._inbox = FrameBuffer()
+        self._outbox = bytearray()
+        self.socket, theirs = socket.socketpair()
+        self.socket.setblocking(False)
+        self._outputs = () if is_silent else passed_outputs(name or module)
+        streams = [output.descriptor for output in self._outputs] or [subprocess.DEVNULL] * 2
+        with theirs, self._their_end():
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", module, str(theirs.fileno()), *arguments, str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                stdout=streams[0],
+                stderr=streams[1],
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+                env=user_environment(variables),
+            )
+
+    @contextlib.contextmanager
+    def _their_end(self) -> Generator[None]:
+        """Of the pipes: once they are theirs, we let go of them, or their end would never come."""
+        try:
+            yield
+        finally:
+            for output in self._outputs:
+                os.close(output.descriptor)
+
+    @property
+    def pid(self) -> int:
+        """Its process id, which is also that of its group."""
+        return self._process.pid
+
+    @property
+    def wants_to_write(self) -> bool:
+        """Whether something waits for room in the socket."""
+        return bool(self._outbox)
+
+    def write(self, body: bytes) -> None:
+        """Send a frame with this body."""
+        self._outbox += framed(body)
+        self.flush()
+
+    def flush(self) -> None:
+        """Write as much as the socket takes."""
+        with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):  # death shows on reading
+            while self._outbox:
+                del self._outbox[: self.socket.send(self._outbox)]
+
+    def bodies(self) -> Iterator[bytes]:
+        """Of the frames that have come since; afterwards ``is_gone`` says whether it has closed its end."""
+        while not self.is_gone:
+            try:
+                data = self.socket.recv(READ_BYTES)
+            except BlockingIOError:
+                return
+            except ConnectionResetError:
+                data = b""
+            if not data:
+                self.is_gone = True
+                return
+            for output in self._outputs:
+                output.next_stretch()
+            yield from self._inbox.feed(data)
+
+    def end(self) -> str:
+        """Kill it with all that it started; returns in words how it ended. Again has no further effect."""
+        if self._process.returncode is not None:
+            return how_it_ended(self._process.returncode)
+        has_ended = self._has_ended()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # what has begun to exit keeps its own exit code
+        self.socket.close()
+        for output in self._outputs:
+            output.close(EXIT_TIMEOUT_S)
+        try:
+            words = how_it_ended(self._process.wait(REAP_TIMEOUT_S))
+            return f"{words}{OUT_OF_MEMORY}" if has_ended and words.endswith("SIGKILL") else words
+        except subprocess.TimeoutExpired:  # in the kernel, on a dead network file system say; it ends when it returns
+            return f"(process {self._process.pid}) does not end"
+
+    def _has_ended(self) -> bool:
+        """Whether it has ended without us; one that has closed its end of the socket is about to. It is not reaped, so
+        its group keeps its number."""
+        handle = os.pidfd_open(self._process.pid)
+        try:
+            poll = select.poll()
+            poll.register(handle, select.POLLIN)
+            return bool(poll.poll(EXIT_TIMEOUT_S * 1000 if self.is_gone else 0))
+        finally:
+            os.close(handle)

@@ -1,0 +1,174 @@
+"""A learner whose steps take modelled time, on whatever clock it is given.
+
+Invariants:
+
+* One command at a time, in order, as on a real device: a publish waits for the step before it.
+* The digest of a version and the log-probs of the canary under it are pure functions of the run's seed and the
+  version, so an engine that loaded the right weights agrees with the learner exactly, and any other does not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import threading
+from typing import TYPE_CHECKING, Final
+
+from penstock.backends.draws import normal
+from penstock.messages.arrays import pack_floats, pack_tokens, tokens_view
+from penstock.messages.base import Metric
+from penstock.messages.commands import (
+    DeleteCheckpoints,
+    OpenLearner,
+    PublishWeights,
+    ReleaseWeights,
+    SaveCheckpoint,
+    SleepLearner,
+    Train,
+    WakeLearner,
+)
+from penstock.messages.local import (
+    BatchTrained,
+    CheckpointWritten,
+    LearnerOpened,
+    LearnerSlept,
+    LearnerWoken,
+    WeightsPublished,
+)
+from penstock.messages.weights import Canary, WeightManifest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.backends.learners.options import SimulatedLearnerOptions
+    from penstock.backends.protocol import Emit, Fail, Timers
+    from penstock.messages.commands import LearnerCommand
+    from penstock.messages.local import LocalEvent
+    from penstock.messages.samples import Sample
+
+TRANSPORT: Final = "simulated"
+NUM_CANARY_TOKENS: Final = 8
+
+
+def canary_logprobs(tokens: bytes, digest: str) -> bytes:
+    """float32 ``[T − 1, T]``: what the weights with this digest say at the places of the int32 tokens ``[T]``."""
+    count = len(tokens_view(tokens))
+    marks = hashlib.shake_128(digest.encode() + tokens).digest(4 * count * (count - 1))
+    return pack_floats(-mark / 2**30 for mark in memoryview(marks).cast("I"))
+
+
+class SimulatedLearner:
+    """A learner that trains in modelled time and keeps no weights."""
+
+    def __init__(self, options: SimulatedLearnerOptions, *, seed: int, epoch: int, timers: Timers) -> None:
+        self._model = options
+        self._seed = seed
+        self._epoch = epoch
+        self._timers = timers
+        self._lock = threading.RLock()
+        self._free_s = 0.0
+        self._is_asleep = False
+        self._num_waiting = 0
+
+    def start(self, emit: Emit, fail: Fail) -> None:
+        """See :class:`penstock.backends.protocol.Backend`."""
+        self._emit = emit
+
+    def execute(self, command: LearnerCommand, /) -> None:
+        """See :class:`penstock.backends.protocol.Backend`."""
+        if self._is_asleep and isinstance(command, Train | PublishWeights):
+            raise RuntimeError(f"{type(command).__name__} came while the learner sleeps")
+        match command:
+            case Train():
+                self._finish_after(self._step_s(command), _trained(command))
+            case PublishWeights():
+                self._finish_after(self._model.publish_s, WeightsPublished(manifest=self._manifest(command)))
+            case SaveCheckpoint():
+                written = CheckpointWritten(version=command.version, path=checkpoint_path(command.version))
+                self._finish_after(self._model.publish_s, written)
+            case OpenLearner():
+                self._finish_after(0.0, _opened(command))
+            case SleepLearner():
+                self._is_asleep = True
+                self._finish_after(self._model.sleep_s, LearnerSlept())
+            case WakeLearner():
+                self._is_asleep = False
+                self._finish_after(self._model.wake_s, LearnerWoken())
+            case ReleaseWeights() | DeleteCheckpoints():
+                pass  # nothing was kept
+
+    def gauges(self) -> tuple[Metric, ...]:
+        """Commands under way or waiting."""
+        return (Metric("learner/commands", self._num_waiting),)
+
+    def close(self, timeout_s: float) -> None:
+        """Nothing to end: the clock is not ours."""
+
+    def _step_s(self, command: Train) -> float:
+        num_tokens = sum(group.num_tokens for group in command.groups)
+        noise = math.exp(self._model.jitter_sigma * normal(self._seed, command.version))
+        return (self._model.step_s + self._model.token_s * num_tokens) * noise
+
+    def _finish_after(self, duration_s: float, answer: LocalEvent) -> None:
+        with self._lock:
+            now_s = self._timers.now_s()
+            self._free_s = max(self._free_s, now_s) + duration_s
+            self._num_waiting += 1
+            self._timers.call_later(self._free_s - now_s, self._answering(answer))
+
+    def _answering(self, answer: LocalEvent) -> Callable[[], None]:
+        def call() -> None:
+            with self._lock:
+                self._num_waiting -= 1
+            self._emit(answer)
+
+        return call
+
+    def _manifest(self, command: PublishWeights) -> WeightManifest:
+        digest = hashlib.blake2b(f"{self._seed} {command.version}".encode(), digest_size=16).hexdigest()
+        tokens = pack_tokens(range(NUM_CANARY_TOKENS))
+        return WeightManifest(
+            version=command.version,
+            publish=command.publish,
+            learner_epoch=self._epoch,
+            transport=TRANSPORT,
+            location=f"version-{command.version}",
+            size_bytes=0,
+            digest=digest,
+            canary=Canary(tokens=tokens, logprobs=canary_logprobs(tokens, digest)),
+        )
+
+
+def checkpoint_path(version: int) -> str:
+    """What stands for the checkpoint of a version."""
+    return f"simulated/checkpoint-{version}"
+
+
+def _opened(command: OpenLearner) -> LearnerOpened:
+    expected = checkpoint_path(command.version) if command.version or command.path else ""
+    if command.path != expected:
+        raise ValueError(f"OpenLearner: expected {expected!r} for version {command.version}, found {command.path!r}")
+    return LearnerOpened(version=command.version)
+
+
+def _trained(command: Train) -> BatchTrained:
+    num_masked = sum(
+        _num_below(sample, command.min_token_version, mask_old_tokens=command.mask_old_tokens)
+        for group in command.groups
+        for sample in group.samples
+    )
+    num_tokens = sum(group.num_tokens for group in command.groups)
+    rewards = [r for group in command.groups for sample in group.samples if (r := sample.reward) is not None]
+    mean = sum(rewards) / len(rewards) if rewards else 0.0
+    return BatchTrained(
+        version=command.version,
+        num_trained_tokens=num_tokens - num_masked,
+        num_masked_tokens=num_masked,
+        metrics=(Metric("reward/mean", mean), Metric("train/tokens", num_tokens - num_masked)),
+    )
+
+
+def _num_below(sample: Sample, version: int, *, mask_old_tokens: bool) -> int:
+    spans = [span for part in sample.parts for span in part.spans if span.num_tokens]
+    least = max((version, *(span.version for span in spans))) if mask_old_tokens else version
+    return sum(span.num_tokens for span in spans if span.version < least)

@@ -1,0 +1,212 @@
+"""Commands for before a run. Each is a few lines that call the part which does the work."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.messages.errors import UserFault
+from penstock.runtime.cli.program import (
+    Overrides,
+    ScenarioFile,
+    app,
+    check_commands,
+    console,
+    data_commands,
+    environments,
+)
+
+
+@app.command(
+    epilog="[bold]Examples[/]\n\npenstock init\n\n"
+    "penstock init gsm8k.yaml --model Qwen/Qwen3-0.6B --data rows.jsonl --reward mine.py:reward"
+)
+def init(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The scenario to write.")] = Path("scenario.yaml"),
+    model: Annotated[str | None, typer.Option(help="A checkpoint folder, or a name on the hub.")] = None,
+    data: Annotated[str | None, typer.Option(help="The rows: a .jsonl or .parquet file, or a name on the hub.")] = None,
+    reward: Annotated[str | None, typer.Option(help="A reward by name (math), or file.py:function.")] = None,
+    policy: Annotated[str, typer.Option(help="sync, one_step_off or fully_async.")] = "fully_async",
+    engine: Annotated[str, typer.Option(help="torch: embedded; sglang: servers, see penstock env sglang.")] = "torch",
+) -> None:
+    """Write a scenario for a model, rows and a reward of yours; asks for what is not given."""
+    from penstock.runtime.cli.init import Wanted, write_new_scenario
+
+    wanted = Wanted(
+        model=_ask(model, "model", "Model (a folder, or a name such as Qwen/Qwen3-0.6B)"),
+        data=_ask(data, "data", "Rows (a .jsonl or .parquet file)"),
+        reward=_ask(reward, "reward", "Reward (a name, or file.py:function)", "math"),
+        policy=policy,
+        engine=engine,
+    )
+    write_new_scenario(file, wanted, console)
+
+
+def _ask(given: str | None, option: str, question: str, default: str | None = None) -> str:
+    if given is not None:
+        return given
+    if sys.stdin.isatty():
+        return str(typer.prompt(question, default=default))
+    if default is None:
+        raise UserFault(f"--{option} is needed: there is no terminal here to ask for it")
+    return default
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of scenarios, for editors."""
+    from penstock.runtime.scenario.schema import schema_text
+
+    sys.stdout.write(schema_text())
+
+
+@app.command(
+    epilog="[bold]Examples[/]\n\n"
+    "penstock convert runs/quickstart-20260801-120000 my/model --dtype bfloat16\n\n"
+    "penstock convert runs/quickstart-20260801-120000 my/model --version 40 --max-shard-size 2GB\n\n"
+    "penstock convert my/model --check\n\n"
+    "penstock convert scenario run-qwen3-4B.sh > scenarios/qwen3_4b.yaml"
+)
+def convert(
+    source: Annotated[
+        Path, typer.Argument(metavar="RUN", help="A run's folder, a checkpoint, or a model in Hugging Face format.")
+    ],
+    out: Annotated[
+        Path | None, typer.Argument(metavar="[OUT]", help="The folder to write, which must not be there yet.")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Write nothing: look at names, shapes, tied weights, files and tokenizer.")
+    ] = False,
+    version: Annotated[
+        int | None, typer.Option(min=0, help="Of the checkpoint; without it the newest one of the run.")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16 or float16; without it every weight stays as it is.")
+    ] = None,
+    max_shard_size: Annotated[str, typer.Option(help="Where the next file of weights begins.")] = "5GB",
+    target_format: Annotated[
+        str, typer.Option("--format", help="What to write: huggingface or megatron.")
+    ] = "huggingface",
+) -> None:
+    """Write the model of a run as a folder that transformers and engines load; or say what is wrong with a model.
+
+    [bold]penstock convert scenario SCRIPT[/]: what the arguments of a slime launch script are as a scenario; with
+    [bold]--check[/] what is not in it, and whether it is the same job.
+    """
+    if str(source) == "scenario" and out is not None and not source.exists():
+        from penstock.runtime.cli.convert_script import convert_script
+
+        raise typer.Exit(convert_script(out, console, is_check=check))
+    if check == (out is not None):
+        raise UserFault("name either OUT, the folder to write, or --check, which writes nothing")
+    from penstock.runtime.cli.convert import convert as write_model
+    from penstock.runtime.cli.convert import show_problems
+
+    if out is None:
+        raise typer.Exit(show_problems(source, console, version=version))
+    raise typer.Exit(
+        write_model(
+            source,
+            out,
+            console,
+            version=version,
+            dtype=dtype,
+            max_shard_size=max_shard_size,
+            target_format=target_format,
+        )
+    )
+
+
+@data_commands.command(
+    "check",
+    epilog="[bold]Examples[/]\n\n"
+    "penstock data check scenarios/quickstart.yaml\n\n"
+    "penstock data check scenarios/local_model.yaml data.path=my/rows.jsonl.zst --show 10",
+)
+def check_rows(
+    scenario: ScenarioFile,
+    overrides: Overrides = None,
+    show: Annotated[int, typer.Option(min=0, help="How many prompts to show as the model will see them.")] = 3,
+) -> None:
+    """Read all rows as a run would: what is wrong with them, how long they are, how the first ones look."""
+    from penstock.runtime.cli.data_check import check_data
+    from penstock.runtime.scenario import load_scenario
+
+    raise typer.Exit(check_data(load_scenario(scenario, overrides or []), console, num_shown=show))
+
+
+@check_commands.command(
+    "hook",
+    epilog="[bold]Examples[/]\n\n"
+    "penstock check hook mine.py:reward --as reward\n\n"
+    "penstock check hook mine.py:advantages --as advantage",
+)
+def check_function(
+    function: Annotated[str, typer.Argument(metavar="FILE.PY:FUNCTION", help="As a scenario names it.")],
+    kind: Annotated[
+        str,
+        typer.Option(
+            "--as",
+            help="What it is: reward, group_reward, filter, sample_filter, all_samples, priority, policy, generate, "
+            "postprocess, advantage, loss, reduction, importance, conversion, rollout_log, step_log, weight_names.",
+        ),
+    ],
+    reward_key: Annotated[
+        str | None, typer.Option(metavar="NAME", help="As reward.key: the entry of a dictionary that is the reward.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="Of each check.")] = 20.0,
+) -> None:
+    """Call a function of yours with usual and awkward inputs, and check what it returns as a run would."""
+    from penstock.runtime.cli.check import check_hook
+
+    raise typer.Exit(check_hook(function, kind, console, timeout_s=timeout, reward_key=reward_key))
+
+
+@app.command()
+def doctor() -> None:
+    """Check that this machine has what Penstock needs, and say what to do where it has not."""
+    from penstock.runtime.cli.doctor import examine
+
+    raise typer.Exit(0 if examine(console, Path("runs")) else 1)
+
+
+@environments.command(
+    "sglang",
+    epilog="[bold]Examples[/]\n\npenstock env sglang\n\npenstock env sglang --stand-ins tests/sglang/stand_ins",
+)
+def env_sglang(
+    folder: Annotated[
+        Path | None,
+        typer.Option(help="Where to; by default a folder in $PENSTOCK_ENVS or ~/.cache/penstock/envs."),
+    ] = None,
+    stand_ins: Annotated[
+        Path | None,
+        typer.Option(help="Build for the CPU, with the modules of this folder in place of CUDA packages; for tests."),
+    ] = None,
+    python: Annotated[
+        Path | None, typer.Option(help="Python 3.11 or 3.12 to build it with; this one by default.")
+    ] = None,
+    recreate: Annotated[bool, typer.Option("--recreate", help="Build it anew, also when it is ready.")] = False,
+) -> None:
+    """Install the SGLang that engines run, at fixed versions, in an environment of its own."""
+    from penstock.runtime.cli.env import build_sglang
+
+    build_sglang(console, folder=folder, stand_ins=stand_ins, python=python, recreate=recreate)
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    epilog="[bold]Examples[/]\n\npenstock bench engine\n\npenstock bench engine --help",
+)
+def bench(
+    context: typer.Context,
+    name: Annotated[str | None, typer.Argument(help="Which benchmark; without it they are listed.")] = None,
+) -> None:
+    """Measure a claim on this machine. What follows the name goes to the benchmark."""
+    from penstock.runtime.cli.benches import list_benchmarks, run_benchmark
+
+    if name is None:
+        list_benchmarks(console)
+        return
+    raise typer.Exit(run_benchmark(name, context.args))

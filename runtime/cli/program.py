@@ -1,0 +1,70 @@
+"""What the commands share: the program, its groups, arguments that several take.
+
+Exit codes: 0 done, 1 the run failed or is not well, 2 the user has to change something, 130 and 143 after SIGINT
+and SIGTERM. What the user has to change is one message on stderr, never a stack trace.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.runtime.terminal import TerminalConsole
+
+app = typer.Typer(
+    name="penstock",
+    help="Asynchronous reinforcement-learning post-training of language models.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+environments = typer.Typer(help="Environments of their own, for what cannot share Penstock's.", no_args_is_help=True)
+app.add_typer(environments, name="env")
+data_commands = typer.Typer(help="A look at the rows of a scenario before any run.", no_args_is_help=True)
+app.add_typer(data_commands, name="data")
+check_commands = typer.Typer(help="Functions of yours, tried before any run.", no_args_is_help=True)
+app.add_typer(check_commands, name="check")
+console = TerminalConsole()
+errors = TerminalConsole(stderr=True, soft_wrap=True)
+
+
+def find_scenario_file(given: Path | None) -> Path | None:
+    from penstock.runtime.scenario.shipped import find_scenario
+
+    return None if given is None else find_scenario(given)
+
+
+def scenario_names(incomplete: str) -> list[str]:
+    """For the shell, which completes files itself where none of these is meant."""
+    from penstock.runtime.scenario.shipped import shipped_scenarios
+
+    return [name for name in shipped_scenarios() if name.startswith(incomplete)]
+
+
+ScenarioFile = Annotated[
+    Path,
+    typer.Argument(
+        metavar="SCENARIO",
+        help="A YAML file, or the name of one that comes with Penstock, such as quickstart.",
+        callback=find_scenario_file,
+        autocompletion=scenario_names,
+    ),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="Keys to set over the file, such as staleness.max_staleness=4."),
+]
+
+
+RunFolder = Annotated[
+    Path | None, typer.Argument(metavar="RUN", help="A run's folder; without it the newest one under ./runs.")
+]
+
+
+def run_folder(run: Path | None) -> Path:
+    from penstock.runtime.launch.runs import newest_run
+
+    return run if run is not None else newest_run(Path("runs"))

@@ -1,0 +1,116 @@
+"""Commands that look at runs. Each is a few lines that call the part which does the work."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from penstock.runtime.cli.program import (
+    RunFolder,
+    app,
+    console,
+    run_folder,
+)
+
+
+@app.command()
+def status(run: RunFolder = None) -> None:
+    """Say whether a run is alive, how far it is, and how it ended."""
+    from penstock.runtime.cli.status import show_status
+
+    raise typer.Exit(show_status(run_folder(run), console))
+
+
+@app.command("list", epilog="[bold]Examples[/]\n\npenstock list\n\npenstock list /scratch/runs")
+def list_runs(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the runs are.")] = Path("runs"),
+) -> None:
+    """List the runs of a folder, newest first: state, time, steps, reward."""
+    from penstock.runtime.cli.listing import show_runs
+
+    raise typer.Exit(show_runs(folder, console))
+
+
+@app.command()
+def report(
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[RUN]...", help="A run's folder, the newest one under ./runs without it; or several."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="With several runs: the page to write.")] = Path("comparison.html"),
+) -> None:
+    """Write report.html of a run anew, also of one that goes on or was cut off; of several runs a page that compares
+    them. Either is one file that works offline."""
+    from penstock.runtime.launch.runs import read_record
+    from penstock.runtime.launch.status import state_of
+    from penstock.runtime.observability.comparison import write_comparison
+    from penstock.runtime.observability.report import write_report
+
+    folders = runs or [run_folder(None)]
+    records = [read_record(folder) for folder in folders]
+    if len(folders) > 1:
+        page = write_comparison(folders, out)
+    else:
+        page = write_report(folders[0], is_running=state_of(records[0]) == "running")
+    console.print(f"wrote {escape(str(page))}", soft_wrap=True)
+
+
+@app.command()
+def audit(run: RunFolder = None) -> None:
+    """Check that no sample or token was lost or counted twice, from the ledger; also of a run that goes on."""
+    from penstock.runtime.cli.audit import show_audit
+
+    raise typer.Exit(show_audit(run_folder(run), console))
+
+
+@app.command(
+    epilog="[bold]Examples[/]\n\npenstock ledger\n\n"
+    'penstock ledger runs/quickstart-20260101-120000 --sql "SELECT * FROM balance"\n\n'
+    'penstock ledger --csv --sql "SELECT engine, count(*), avg(num_tokens) FROM samples GROUP BY engine"'
+)
+def ledger(
+    run: RunFolder = None,
+    sql: Annotated[str | None, typer.Option(help="A SELECT; without it the tables are listed.")] = None,
+    csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that the query may take.")] = 60.0,
+) -> None:
+    """Ask a run's ledger with SQL. It is opened so that nothing can change it; the run may go on meanwhile."""
+    from penstock.runtime.cli.ledger import ask_ledger, list_tables
+
+    if sql is None:
+        list_tables(console)
+        return
+    ask_ledger(run_folder(run), sql, console, as_csv=csv, timeout_s=timeout)
+
+
+@app.command(
+    epilog="[bold]Examples[/]\n\npenstock samples\n\npenstock samples runs/math-20260801-120000 --worst --limit 20\n\n"
+    'penstock samples --failed\n\npenstock samples --step 12 --grep "</think>"'
+)
+def samples(
+    run: RunFolder = None,
+    step: Annotated[int | None, typer.Option(min=1, help="Only those that this step trained.")] = None,
+    worst: Annotated[bool, typer.Option("--worst", help="The lowest rewards first, instead of the newest.")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="Only those that failed, with the reason.")] = False,
+    dropped: Annotated[bool, typer.Option("--dropped", help="Only those filtered, stale or cancelled.")] = False,
+    grep: Annotated[
+        str, typer.Option(metavar="TEXT", help="Only those with this text in prompt, response, label or reason.")
+    ] = "",
+    limit: Annotated[int, typer.Option(min=1, help="Show at most so many.")] = 5,
+    full: Annotated[bool, typer.Option("--full", help="Show long texts in full.")] = False,
+) -> None:
+    """Show what the model was asked, what it wrote, its reward and what came of it; also of a run that goes on."""
+    from penstock.runtime.cli.samples import show_samples
+
+    show_samples(
+        run_folder(run),
+        console,
+        step=step,
+        failed=failed,
+        dropped=dropped,
+        worst=worst,
+        grep=grep,
+        limit=limit,
+        full=full,
+    )

@@ -1,0 +1,281 @@
+"""One run from the driver's side: prepare, start the host, supervise, end, sum up.
+
+Invariants:
+
+* Whatever goes wrong, the host and every process of the run are ended before this returns or raises.
+* Every report is written to the run's folder before it is shown.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import shutil
+import time
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from penstock.backends.processes.http_server import is_loopback
+from penstock.messages.names import LEARNER, SUPERVISOR
+from penstock.messages.training import Activity, RunFinished
+from penstock.runtime.hosts.driver.open_host import open_host
+from penstock.runtime.hosts.processes.boot import Boot
+from penstock.runtime.hosts.processes.control import Address
+from penstock.runtime.hosts.processes.descendants import kill_descendants
+from penstock.runtime.hosts.processes.keys import make_keys
+from penstock.runtime.hosts.processes.links import Links
+from penstock.runtime.hosts.processes.loop import RunClock
+from penstock.runtime.hosts.processes.ports import FIRST_EPOCH, Outcome, OutcomeKind, SupervisorSettings
+from penstock.runtime.hosts.processes.signals import Signals
+from penstock.runtime.hosts.processes.supervisor import SUPERVISOR_EPOCH, Supervisor
+from penstock.runtime.observability.facts import facts_of, steps_to_train
+from penstock.runtime.observability.metrics import RunMetrics
+from penstock.runtime.observability.metrics_server import TOKEN_FILE, serve_metrics, write_token
+from penstock.runtime.observability.nvml import start_gpu_sampler
+from penstock.runtime.observability.recorder import RunRecorder
+from penstock.runtime.observability.traces import open_traces
+from penstock.runtime.observability.wait_graph import WaitBoard
+from penstock.runtime.run.placement import place
+from penstock.runtime.safe_text import terminal_lines
+from penstock.runtime.scenario.evaluation_rules import sets_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.messages.evaluation import EvaluationFinished
+    from penstock.messages.training import ActorReported, FailuresCounted, StepReported
+    from penstock.messages.waits import WaitsReported
+    from penstock.runtime.hosts.processes.job import DriverJob
+    from penstock.runtime.hosts.processes.ports import ProcessHost
+    from penstock.runtime.observability.live import LiveView
+    from penstock.runtime.run.placement import Placement
+
+STDIN: Final = 0
+GPU_CLOSE_S: Final = 0.5
+LEFTOVERS_S: Final = 2.0
+SAMPLE_EVERY_S: Final = 60.0
+
+_log: Final = logging.getLogger(__name__)
+
+
+class Session:
+    """One run. Implements ``penstock.runtime.hosts.processes.ports.RunSink``."""
+
+    def __init__(self, job: DriverJob, view: LiveView, *, on_ready: Callable[[], None]) -> None:
+        self._job = job
+        self._view = view
+        self._on_ready = on_ready
+        self._started_unix_s = time.time() if job.started_unix_s is None else job.started_unix_s
+        self._clock = RunClock(self._started_unix_s)
+        self._folder = Path(job.run_folder)
+        self._up: set[str] = set()
+        self._waits = WaitBoard()
+        self._names = job.names or _names_of(job)
+        self._is_training = False
+        shows = job.scenario.observability.show_samples
+        self._next_sample_s = SAMPLE_EVERY_S if shows else math.inf
+
+    def run(self) -> Outcome:
+        """From the start to the end.
+
+        Raises:
+            UserFault: something that the user gave cannot be used.
+        """
+        job, scenario = self._job, self._job.scenario
+        with ExitStack() as stack:
+            stack.callback(shutil.rmtree, job.temp_folder, ignore_errors=True)
+            stack.callback(kill_descendants, timeout_s=LEFTOVERS_S)
+            host = open_host(scenario, Path(job.temp_folder), job.wiring)
+            stack.callback(host.stop)
+            preparation = host.prepare(job) if job.plan is None else None
+            self._recorder = self._open_recorder(stack)
+            self._view.phase(host.phase)
+            host.start()
+            placement = place(scenario, host.nodes())
+            plan = job.plan
+            if preparation is not None:
+                prepared = preparation.finish(self._view.phase)
+                for text in prepared.notices:
+                    self.on_notice("data", text)
+                if scenario.run.only == "evaluate":
+                    counts = zip(prepared.num_evaluation_prompts, sets_of(scenario), strict=True)
+                    self._view.expect_answers(sum(count * each.samples_per_prompt for count, each in counts))
+                plan = msgspec.msgpack.encode(prepared)
+            assert plan is not None
+            # Until here SIGTERM raises SystemExit, as Ray has it; from here to the end of the process a signal is
+            # something that the supervisor reads.
+            signals = Signals()
+            signals.install()
+            outcome = self._supervise(host, placement, signals, plan)
+        if outcome.kind is not OutcomeKind.ABANDONED:
+            self._finish(outcome)
+        return outcome
+
+    def _open_recorder(self, stack: ExitStack) -> RunRecorder:
+        scenario = self._job.scenario
+        run, staleness = scenario.run, scenario.staleness
+        metrics = None
+        if scenario.observability.metrics_port is not None:
+            metrics = RunMetrics(scenario=run.name, policy=staleness.policy, num_steps=steps_to_train(scenario))
+            host = scenario.observability.metrics_host
+            token = None if is_loopback(host) else write_token(self._folder)
+            server = serve_metrics(scenario.observability.metrics_port, metrics.registry, host=host, token=token)
+            stack.callback(server.close)
+            with_token = "" if token is None else f", with the token in {self._folder / TOKEN_FILE}"
+            self._view.note(f"metrics: http://{host}:{server.port}/metrics{with_token}")
+        sampler = start_gpu_sampler(self._folder, now_s=self._clock.now_s)
+        if sampler is not None:
+            stack.callback(sampler.close, GPU_CLOSE_S)
+        started_at = datetime.fromtimestamp(self._started_unix_s, UTC).astimezone()
+        return RunRecorder(
+            self._folder,
+            facts_of(scenario, command=self._job.command),
+            view=self._view,
+            metrics=metrics,
+            started_at=started_at,
+            resumes=self._job.first_epoch > FIRST_EPOCH,
+        )
+
+    # --- the run ----------------------------------------------------------------------------------------------
+
+    def _supervise(self, host: ProcessHost, placement: Placement, signals: Signals, plan: bytes) -> Outcome:
+        job, runtime = self._job, self._job.scenario.runtime
+        links = Links(client_keys=make_keys() if runtime.encrypt else None, host=host.node_host, wakes_on_changes=True)
+        yard = host.yard(placement)
+        settings = SupervisorSettings(
+            names=self._names,
+            heartbeat_timeout_s=runtime.heartbeat_timeout_s,
+            max_restarts=runtime.max_restarts,
+            first_epoch=job.first_epoch,
+            stop_timeout_s=runtime.stop_timeout_s,
+        )
+        supervisor = Supervisor(
+            settings,
+            boot_of=self._boots(links, host, plan),
+            links=links,
+            yard=yard,
+            sink=self,
+            signals=signals,
+            lifeline=STDIN,
+        )
+        self._on_ready()
+        self._tell_start()
+        try:
+            return supervisor.run()
+        finally:
+            links.close(linger_ms=0)
+
+    def _boots(self, links: Links, host: ProcessHost, plan: bytes) -> Callable[[str, int], Boot]:
+        job, runtime, observability = self._job, self._job.scenario.runtime, self._job.scenario.observability
+        common = Boot(
+            run_id=job.run_id,
+            run_folder=job.run_folder,
+            started_unix_s=self._started_unix_s,
+            name="",
+            epoch=0,
+            names=self._names,
+            supervisor=Address(SUPERVISOR, SUPERVISOR_EPOCH, links.endpoint, links.server_key),
+            client_keys=links.client_keys,
+            host="127.0.0.1" if host.is_embedded else None,
+            heartbeat_s=runtime.heartbeat_s,
+            resend_after_s=runtime.resend_after_s,
+            overdue_after_s=runtime.overdue_after_s,
+            validate=False,
+            trace_salt=open_traces(self._folder) if observability.tracing else b"",
+            trace_fraction=observability.trace_fraction,
+            otlp_endpoint=observability.otlp_endpoint,
+            wiring=job.wiring,
+            plan=plan,
+        )
+        return lambda name, epoch: msgspec.structs.replace(common, name=name, epoch=epoch)
+
+    def _finish(self, outcome: Outcome) -> None:
+        finished = outcome.finished or self._last_word()
+        self._recorder.finish(
+            msgspec.structs.replace(finished, completed=outcome.kind is OutcomeKind.COMPLETED, story=outcome.story),
+            self._clock.now_s(),
+        )
+
+    def _last_word(self) -> RunFinished:
+        """What the last step said, for a Buffer that can say nothing any more."""
+        figures = self._recorder.figures
+        return RunFinished(
+            completed=False,
+            story="",
+            version=figures.version,
+            max_staleness=figures.max_staleness,
+            balance=figures.balance,
+        )
+
+    # --- what the supervisor tells ----------------------------------------------------------------------------
+
+    def on_step(self, report: StepReported) -> None:
+        """See :class:`~penstock.runtime.hosts.processes.ports.RunSink`, as for the other methods."""
+        self._recorder.step(report, self._clock.now_s())
+
+    def on_evaluation(self, finished: EvaluationFinished) -> None:
+        self._recorder.evaluated(finished, self._clock.now_s())
+
+    def on_report(self, report: ActorReported) -> None:
+        self._recorder.actor(report, self._clock.now_s())
+        if self._is_training or report.name != LEARNER or not report.activities:
+            return
+        if len(self._up) == len(self._names) and report.activities[-1].activity is not Activity.STARTING:
+            self._is_training = True
+            self._recorder.training_begins(self._clock.now_s())
+
+    def on_actor(self, name: str, epoch: int, state: str) -> None:
+        _log.info("%s %d: %s", name, epoch, state)
+        if state in ("lost", "ended"):
+            self._waits.forget(name)
+        if state == "up" and len(self._up) < len(self._names):
+            self._up.add(name)
+            self._tell_start()
+
+    def _tell_start(self) -> None:
+        if len(self._up) < len(self._names):
+            self._view.phase(f"starting the actors: {len(self._up)} of {len(self._names)}")
+        else:
+            self._view.follow()
+
+    def on_notice(self, name: str, text: str, *, is_warning: bool = False) -> None:
+        _log.log(logging.WARNING if is_warning else logging.INFO, "%s: %s", name, terminal_lines(text))
+        if is_warning:
+            self._recorder.warn(f"{name}: {text}")
+        self._view.note(f"{name}: {text}")
+
+    def on_failures(self, counted: FailuresCounted) -> None:
+        self._recorder.failures(counted)
+
+    def on_lost(self, name: str, cause: str) -> None:
+        self._recorder.lost(name, f"{name} was lost: {cause}")
+
+    def on_waits(self, report: WaitsReported) -> None:
+        self._waits.hear(report, self._clock.now_s())
+
+    def on_slow(self, name: str, turn_s: float) -> None:
+        self._view.note(f"{name} has been busy with one thing for {turn_s:.0f} s; its log shows with what")
+
+    def on_stopping(self, limit_s: float) -> None:
+        self._view.note(f"a checkpoint is written first, which may take {limit_s:g} s; a second signal ends at once")
+
+    def on_turn(self) -> None:
+        """On a terminal the view draws by itself; who waits for whom is told here, when there is news of it."""
+        self._view.tick()
+        if self._clock.now_s() >= self._next_sample_s:
+            self._next_sample_s = self._clock.now_s() + SAMPLE_EVERY_S
+            self._recorder.show_sample()
+        graph = self._waits.take(self._clock.now_s())
+        if graph:
+            _log.warning("waits that last too long:\n%s", graph)
+            self._view.note(f"waits that last too long:\n{graph}")
+
+
+def _names_of(job: DriverJob) -> tuple[str, ...]:
+    from penstock.runtime.run.wiring import actor_names
+
+    return actor_names(job.scenario)

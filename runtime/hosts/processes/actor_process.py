@@ -1,0 +1,184 @@
+"""The process of one actor: :func:`run_process` blocks the main thread until the process is to end.
+
+Invariants:
+
+* It runs on the main thread: a SIGTERM then raises ``SystemExit`` in it, and backends close.
+* The inbox is bound and announced before anything heavy is imported, so that the supervisor knows the process.
+* Every exception becomes the :class:`~penstock.runtime.hosts.processes.boot.ProcessEnd` that is returned, with its
+  traceback in the log of the incarnation. Nothing is unpickled on the way.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import logging
+import os
+import resource
+import signal
+import sys
+import time
+import traceback
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from penstock.backends.ledger.protocol import LedgerStoreError, StaleEpochError
+from penstock.messages.errors import DISK_FULL_STORY, DivergedError, UserFault, is_disk_full
+from penstock.messages.names import SUPERVISOR
+from penstock.messages.wire import Envelope, Header, encode_pack
+from penstock.runtime.hosts.processes import descendants as processes
+from penstock.runtime.hosts.processes.boot import VISIBLE_DEVICES, Boot, EndKind, ProcessEnd
+from penstock.runtime.hosts.processes.control import Address, ProcessStarted
+from penstock.runtime.hosts.processes.heartbeat import Heartbeat, Pulse
+from penstock.runtime.hosts.processes.links import Links
+from penstock.runtime.hosts.processes.loop import ActorLoop, RunClock
+from penstock.runtime.hosts.processes.rerouting import announced_address
+from penstock.runtime.run.plan import log_name
+from penstock.runtime.safe_text import log_to_stderr
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from penstock.backends.processes.remote_ranks import RemoteRanks
+    from penstock.runtime.observability.event_observer import EventObserver
+    from penstock.runtime.observability.tracing import TraceObserver
+
+SPAN_CLOSE_S: Final = 1.0
+
+_log: Final = logging.getLogger(__name__)
+
+
+def run_process(boot: Boot, *, node_id: str, node_host: str, remote_ranks: RemoteRanks | None = None) -> ProcessEnd:
+    """Run one incarnation on this thread, which must be the main one, until it ends.
+
+    Args:
+        boot: who it is, and of which run.
+        node_id: of this node, as the host calls it.
+        node_host: by which other nodes reach this one.
+        remote_ranks: other nodes that are there for this actor's further processes; None where there are none.
+    """
+    _open_log(boot)
+    _settle_in()
+    with ExitStack() as stack:
+        links = Links(client_keys=boot.client_keys, host=boot.host or node_host)
+        stack.callback(links.close)
+        pulse = Pulse()
+        stack.callback(Heartbeat(boot, pulse).stop)
+        _announce(boot, links, node_id)
+        try:
+            return ProcessEnd(kind=_run_actor(boot, links, pulse, remote_ranks))
+        except Exception as error:  # the edge of the process: whatever it is, the supervisor hears the story
+            traceback.print_exc()
+            return story_of(error)
+
+
+def _run_actor(boot: Boot, links: Links, pulse: Pulse, remote_ranks: RemoteRanks | None) -> EndKind:
+    began_s, clock = time.monotonic(), RunClock(boot.started_unix_s)
+    with ExitStack() as stack:
+        loop = ActorLoop(boot, links, pulse, clock, _open_event_log(boot, stack, clock), remote_ranks)
+        stack.callback(loop.close)
+        gc.collect()
+        gc.freeze()  # modules and the model are there to stay; walking them costs milliseconds
+        times = time.monotonic() - began_s, time.process_time()
+        _log.info("%s: %s", VISIBLE_DEVICES, os.environ.get(VISIBLE_DEVICES, "not set"))
+        _log.info("%s %d is built after %.1f s; the process has used %.1f s of CPU", boot.name, boot.epoch, *times)
+        return loop.run()
+
+
+def _announce(boot: Boot, links: Links, node_id: str) -> None:
+    links.connect(boot.supervisor)
+    started = ProcessStarted(
+        address=announced_address(boot, Address(boot.name, boot.epoch, links.endpoint, links.server_key)),
+        pid=os.getpid(),
+        start_ticks=processes.start_ticks_of(os.getpid()),
+        node_id=node_id,
+    )
+    links.send(SUPERVISOR, encode_pack([Envelope(Header(boot.name, boot.epoch, 0, 0, 0), started)]))
+
+
+def story_of(error: Exception) -> ProcessEnd:
+    """What the supervisor is told of the error that has ended an actor."""
+    if isinstance(error, StaleEpochError):
+        return ProcessEnd(kind=EndKind.SUPERSEDED, error=f"another process drives this run: {error}")
+    if isinstance(error, LedgerStoreError):
+        return ProcessEnd(kind=EndKind.LEDGER_FAILED, error=str(error))
+    if is_disk_full(error):
+        return ProcessEnd(kind=EndKind.DISK_FULL, error=f"{DISK_FULL_STORY} ({error})")
+    if isinstance(error, UserFault):
+        kind = EndKind.DIVERGED if isinstance(error, DivergedError) else EndKind.USER_ERROR
+        return ProcessEnd(kind=kind, error=str(error).strip())
+    line = str(error).strip().partition("\n")[0]
+    return ProcessEnd(
+        kind=EndKind.CRASHED,
+        error=f"{type(error).__name__}: {line}".rstrip(": "),
+        traceback="".join(traceback.format_exception(error)),
+    )
+
+
+def _open_log(boot: Boot) -> None:
+    """Everything that this process prints goes to the log of its incarnation."""
+    path = Path(boot.run_folder) / log_name(boot.name, boot.epoch)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    log_to_stderr()
+    faulthandler.enable(file=sys.stderr)
+    faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
+
+
+def _settle_in() -> None:
+    """Make the process what its backend may expect, and let it end with the raylet that started it."""
+    # Ray blocks SIGINT here, and children would inherit that. A handler, unlike SIG_IGN, is not inherited.
+    signal.signal(signal.SIGINT, _ignore)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:  # a line to a peer takes about five descriptors
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    processes.end_with_parent(signal.SIGKILL)
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """Signals are heard elsewhere."""
+
+
+def _open_event_log(boot: Boot, stack: ExitStack, clock: RunClock) -> EventObserver:
+    """What watches the shell: the event log of this incarnation, and its traces where they are on."""
+    from penstock.runtime.observability.event_observer import EventObserver
+    from penstock.runtime.observability.trackers import EventLog, event_file
+
+    log = EventLog(event_file(Path(boot.run_folder), boot.name, boot.epoch))
+    stack.callback(log.close)
+    traces = _open_traces(boot, stack)
+    return EventObserver(log, name=boot.name, epoch=boot.epoch, now_s=clock.now_s, inner=traces)
+
+
+def _open_traces(boot: Boot, stack: ExitStack) -> TraceObserver | None:
+    if not boot.trace_salt:
+        return None
+    from penstock.runtime.observability.span_export import (
+        FileSpanExporter,
+        SpanExporterThread,
+        actor_resource,
+        otlp_exporter,
+    )
+    from penstock.runtime.observability.spans import SpanRecorder
+    from penstock.runtime.observability.traces import span_file
+    from penstock.runtime.observability.tracing import TraceObserver
+
+    recorder = SpanRecorder()
+    exporter = SpanExporterThread(
+        recorder,
+        FileSpanExporter(span_file(Path(boot.run_folder), boot.name, boot.epoch)),
+        resource=actor_resource(boot.name, boot.epoch),
+        collector=None if boot.otlp_endpoint is None else otlp_exporter(boot.otlp_endpoint),
+    )
+    exporter.start()
+    stack.callback(exporter.close, SPAN_CLOSE_S)
+    return TraceObserver(
+        recorder, run_salt=boot.trace_salt, name=boot.name, epoch=boot.epoch, fraction=boot.trace_fraction
+    )

@@ -1,0 +1,169 @@
+"""Going on with a run after the death of anything: of its launcher, its driver, the machine.
+
+Invariants:
+
+* At most one process drives a run. Whoever wants to holds the run's lock, and ends what is left of the last drive.
+* What must not change within a run cannot be overridden: the ledger's groups, and the batches that are trained again
+  after the last checkpoint, would mean something else.
+* What decides which prompt comes next and who generates it may: rows that were chosen stand in the ledger, and so does
+  what has come of them.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from typing import TYPE_CHECKING, Final, cast
+
+import msgspec
+from rich.markup import escape
+
+from penstock.backends.ledger.sqlite import open_read_only
+from penstock.backends.ledger.tables import LEDGER_FILE
+from penstock.messages.errors import UserFault
+from penstock.runtime.hosts.processes.descendants import is_stopped
+from penstock.runtime.hosts.processes.leftovers import clear_leftovers, end_process
+from penstock.runtime.launch.launch import Ended, check, drive, write_scenario
+from penstock.runtime.launch.runs import SCENARIO_NAME, hold_run, read_record
+from penstock.runtime.launch.status import state_of
+from penstock.runtime.scenario import load_scenario
+from penstock.runtime.scenario.source import show
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from rich.console import Console
+
+    from penstock.runtime.launch.runs import RunRecord
+    from penstock.runtime.scenario import Scenario
+
+TAKE_OVER_S: Final = 5.0
+"""A process that was just killed lets go of the lock within this time."""
+NUM_STEPS: Final = "run.num_steps"
+FREE_KEYS: Final = (
+    NUM_STEPS,
+    "learner.num_ranks",
+    "learner.parallel",
+    "learner.backend",
+    "learner.optimizer",
+    "learner.megatron.distributed_optimizer",
+    "learner.megatron.tensor_parallel",
+    "learner.megatron.sequence_parallel",
+    "learner.megatron.pipeline_parallel",
+    "learner.megatron.virtual_pipeline",
+    "learner.megatron.context_parallel",
+    "learner.megatron.expert_parallel",
+    "learner.megatron.expert_tensor_parallel",
+    "learner.megatron.recompute",
+)
+"""Checkpoints are read by any number of ranks, divided in any way."""
+FREE_BLOCKS: Final = ("prompt_source", "engines", "runtime", "observability")
+REASONS: Final = {
+    "run": "the run keeps its name, its seed and its folder",
+    "data": "its groups were drawn from this dataset, in this order",
+    "model": "its checkpoints are of this model",
+    "sampling": "groups that were granted are completed as they were begun",
+    "staleness": "groups that were granted were promised this policy",
+    "learner": "batches since the last checkpoint are trained again, and would come out otherwise",
+}
+OTHER_REASON: Final = "samples before and after would not be alike"
+
+
+def resume(folder: Path, overrides: Sequence[str], console: Console) -> Ended:
+    """Go on with a run.
+
+    Raises:
+        UserFault: there is no such run, it is alive, or it cannot be resumed like this.
+    """
+    folder = folder.expanduser().absolute()
+    record = read_record(folder)
+    _check_num_steps(folder, overridden(folder, overrides))  # refused before anything is ended
+    _take_from(folder, record)
+    with hold_run(folder, TAKE_OVER_S):
+        record = read_record(folder)  # anew: who held the lock may have changed it
+        before = load_scenario(folder / SCENARIO_NAME)
+        scenario = overridden(folder, overrides)
+        is_raised = scenario.run.num_steps > before.run.num_steps
+        if record.state == "completed" and not is_raised:
+            console.print(f"{escape(str(folder))}: completed; to train more, raise {NUM_STEPS}")
+            return Ended(folder, 0)
+        _clear(folder, record, console)
+        _check_num_steps(folder, scenario)
+        check(scenario, folder.parent, console)
+        if overrides:
+            write_scenario(folder, scenario)
+        console.print(f"run folder: {escape(str(folder))}")
+        path = folder / SCENARIO_NAME
+        return drive(folder, scenario, path, console, before=record, overrides=tuple(overrides))
+
+
+def overridden(folder: Path, overrides: Sequence[str]) -> Scenario:
+    """The scenario of a run with these overrides.
+
+    Raises:
+        UserFault: one of them cannot be used, or not in a run that goes on.
+    """
+    for text in overrides:
+        key, _, given = (part.strip() for part in text.partition("="))
+        block = key.partition(".")[0]
+        if key not in FREE_KEYS and block not in FREE_BLOCKS:
+            raise UserFault(
+                f"override '{text}': cannot change in a run that goes on: {REASONS.get(block, OTHER_REASON)}. "
+                f"{_had(folder, key, given)}Leave it out to go on. What can change: "
+                f"{', '.join((*FREE_KEYS, *(f'{block}.*' for block in FREE_BLOCKS)))}; for another run: penstock run"
+            )
+    return load_scenario(folder / SCENARIO_NAME, overrides)
+
+
+def _had(folder: Path, key: str, given: str) -> str:
+    """What the run has there, and what was given; nothing for a key that no scenario has."""
+    value: object = msgspec.to_builtins(load_scenario(folder / SCENARIO_NAME))
+    for part in key.split("."):
+        if not isinstance(value, dict) or part not in value:
+            return ""
+        value = cast("dict[str, object]", value)[part]
+    return f"The run has {key}={show(value)}, given was {given or 'nothing'}. "
+
+
+def _take_from(folder: Path, record: RunRecord) -> None:
+    """Refuse a run that is driven; end the process of one that is stopped, and would hold the lock for ever."""
+    if state_of(record) != "running":
+        return
+    if not is_stopped(record.pid):
+        raise UserFault(
+            f"{folder}: is running, driven by process {record.pid}; to end it first: penstock stop {folder}"
+        )
+    if not end_process(record.pid, record.start_ticks):
+        raise UserFault(f"{folder}: process {record.pid} drives this run, is stopped, and cannot be killed")
+
+
+def _clear(folder: Path, record: RunRecord, console: Console) -> None:
+    num_killed, left = clear_leftovers(folder.name, folder, record.temp_folder)
+    if left:
+        raise UserFault(f"{folder}: processes of the last drive cannot be killed: {', '.join(map(str, left))}")
+    if num_killed:
+        console.print(f"ended {num_killed} processes that were left of the last drive")
+
+
+def _check_num_steps(folder: Path, scenario: Scenario) -> None:
+    begun = num_begun(folder)
+    if scenario.run.num_steps < begun:
+        raise UserFault(f"{NUM_STEPS}: {scenario.run.num_steps} is below the {begun} steps that are trained or begun")
+
+
+def num_begun(folder: Path) -> int:
+    """How many batches the ledger of a run has leased, the trained ones included.
+
+    Raises:
+        UserFault: it cannot be read.
+    """
+    path = folder / LEDGER_FILE
+    if not path.exists():
+        return 0
+    try:
+        with closing(open_read_only(path)) as database:
+            (version,) = database.execute("SELECT coalesce(max(version), 0) FROM batches").fetchone()
+    except sqlite3.Error as error:
+        raise UserFault(f"{path}: the ledger cannot be read: {error}") from None
+    return int(version)

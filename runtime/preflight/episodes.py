@@ -1,0 +1,43 @@
+"""Whether the functions that play a scenario's episodes can be loaded and have the form that they need."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.backends.episodes.functions.opening import specs_of
+from penstock.backends.episodes.functions.trial import check_loads
+from penstock.backends.processes.user_code import UserCodeError
+from penstock.backends.processes.user_environment import pass_variables
+from penstock.messages.errors import UserFault
+from penstock.runtime.scenario.evaluation_rules import sets_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.runtime.scenario.structure import Scenario
+
+
+def episode_functions(scenario: Scenario) -> Iterator[tuple[str, str]]:
+    """The keys that may name something in a user's file, and what they name."""
+    episode = scenario.episode
+    if episode.generate is not None:
+        yield "episode.generate", episode.generate
+    for place, named in enumerate(episode.functions):
+        yield f"episode.functions[{place}].generate", named.generate
+    if episode.environment is not None:
+        yield "episode.environment", episode.environment
+    for place, tool in enumerate(episode.tools):
+        yield f"episode.tools[{place}]", tool
+
+
+def check_episode(scenario: Scenario) -> None:
+    """They are loaded as the run does it, in a process of their own.
+
+    Raises:
+        UserFault: they cannot be.
+    """
+    pass_variables(scenario.runtime.pass_env)
+    try:
+        check_loads(specs_of(scenario.episode, [each.generate for each in sets_of(scenario)]))
+    except UserCodeError as error:
+        raise UserFault(f"episode.generate: {error}") from None

@@ -1,0 +1,60 @@
+"""What a scenario and a ledger say about the choice of rows, for those who choose them."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from typing import TYPE_CHECKING, Final
+
+from penstock.backends.data.row_chooser import ChoosingSettings, ReplaySettings
+from penstock.backends.ledger.sqlite import open_read_only
+from penstock.backends.ledger.tables import LEDGER_FILE
+from penstock.messages.errors import UserFault
+from penstock.messages.ledger import RowsRecorded
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from penstock.runtime.run.plan import RunPlan
+
+
+_HAS_ROWS: Final = "SELECT EXISTS (SELECT 1 FROM entries WHERE kind = ?)"
+
+
+def choosing_settings(plan: RunPlan) -> ChoosingSettings | None:
+    """How rows are chosen; None where each follows from its place in the stream of prompts."""
+    options = plan.scenario.prompt_source
+    if not plan.chooses_rows:
+        return None
+    replay = options.replay
+    return ChoosingSettings(
+        seed=plan.scenario.run.seed,
+        num_rows=plan.num_rows,
+        has_priority=options.priority is not None,
+        num_candidates=options.priority_candidates,
+        replay=None
+        if replay is None
+        else ReplaySettings(
+            fraction=replay.fraction,
+            below_reward=replay.below_reward,
+            max_times=replay.max_times,
+            min_gap=replay.min_gap,
+        ),
+    )
+
+
+def has_recorded_rows(folder: Path) -> bool:
+    """Whether rows of the run in this folder were chosen so far.
+
+    Raises:
+        UserFault: its ledger cannot be read.
+    """
+    path = folder / LEDGER_FILE
+    if not path.exists():
+        return False
+    try:
+        with closing(open_read_only(path)) as database:
+            (found,) = database.execute(_HAS_ROWS, (RowsRecorded.__name__,)).fetchone()
+    except sqlite3.Error as error:
+        raise UserFault(f"{path}: the ledger cannot be read: {error}") from None
+    return bool(found)

@@ -1,0 +1,333 @@
+"""Which backend each name stands for; the machines are in :mod:`penstock.runtime.run.wiring`.
+
+What a backend runs on is imported when it is opened: an actor's process loads what it needs and nothing else.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from penstock.backends.engines.options import group_of, options_of
+from penstock.backends.engines.spec import ENGINES, EngineContext, TeacherContext, are_modelled
+from penstock.backends.learners.spec import LEARNERS, LearnerContext
+from penstock.backends.ledger.backend import LedgerBackend
+from penstock.backends.processes.user_environment import pass_variables
+from penstock.backends.protocol import Capability
+from penstock.messages.names import BUFFER, LEARNER, Role, engine_index, is_engine, is_teacher, role_of, teacher_index
+from penstock.runtime.run.choosing import choosing_settings
+from penstock.runtime.run.own_judges import judging
+from penstock.runtime.run.placement import colocated, has_nodes_of_its_own
+from penstock.runtime.scenario.evaluation_rules import sets_of
+from penstock.runtime.scenario.recorded_rules import recorded_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.backends.data.demonstrations import Demonstration
+    from penstock.backends.engines.surroundings import Surroundings
+    from penstock.backends.ledger.evaluation_answers import AnswerFiles
+    from penstock.backends.ledger.kept_samples import SampleKeeper
+    from penstock.backends.ledger.protocol import LedgerStore
+    from penstock.backends.processes.remote_ranks import RemoteRanks
+    from penstock.backends.protocol import Backend, Timers
+    from penstock.messages.samples import Prompt
+    from penstock.runtime.run.plan import RunPlan
+
+
+def open_backend(
+    name: str,
+    plan: RunPlan,
+    *,
+    epoch: int = 0,
+    timers: Timers | None = None,
+    store: LedgerStore | None = None,
+    host: str = "127.0.0.1",
+    remote_ranks: RemoteRanks | None = None,
+) -> Backend[Any] | None:
+    """What carries out the commands of this actor, not started yet; None for an actor that has no such commands.
+
+    ``timers`` is the clock of simulated backends; a scenario without such needs none. ``store`` is the ledger, for the
+    Buffer; ``host`` this machine's address as other processes of the run see it; ``remote_ranks`` the other nodes of an
+    engine or a learner that lies over several.
+    """
+    scenario = plan.scenario
+    pass_variables(scenario.runtime.pass_env)
+    if name == BUFFER:
+        assert store is not None, "the Buffer reads from its ledger"
+        keeps = scenario.run.keep_samples or scenario.run.only == "rollout"
+        archive = Path(plan.run_folder) / "samples" if keeps else None
+        return LedgerBackend(store, archive, _answers(plan))
+    if is_engine(name):
+        return _engine(name, plan, epoch, timers, host, remote_ranks)
+    if is_teacher(name):
+        return _teacher(name, plan, epoch, timers)
+    if name == LEARNER:
+        return _learner(plan, epoch, timers, host, remote_ranks)
+    if role_of(name) is Role.WEIGHT_PUBLISHER:
+        return None
+    if are_modelled(scenario.engines):
+        return _modelled(name, plan, epoch, timers)
+    return _rows_and_rewards(name, plan)
+
+
+def keeps_samples(plan: RunPlan) -> bool:
+    """Whether samples of all fates are kept as text; simulated ones say nothing."""
+    scenario = plan.scenario
+    return scenario.observability.samples > 0 and bool(plan.model_folder) and not are_modelled(scenario.engines)
+
+
+def _keeper(plan: RunPlan) -> SampleKeeper | None:
+    if not keeps_samples(plan):
+        return None
+    from penstock.backends.ledger.kept_samples import SampleKeeper
+
+    return SampleKeeper(Path(plan.run_folder), Path(plan.model_folder), plan.scenario.observability.samples)
+
+
+def _answers(plan: RunPlan) -> AnswerFiles | None:
+    """Where answers of evaluations are written; simulated ones say nothing."""
+    if not plan.scenario.evaluation.datasets or not plan.model_folder:
+        return None
+    from penstock.backends.ledger.evaluation_answers import AnswerFiles
+
+    return AnswerFiles(Path(plan.run_folder), Path(plan.model_folder))
+
+
+def _modelled(name: str, plan: RunPlan, epoch: int, timers: Timers | None) -> Backend[Any]:
+    """Rows and rewards beside modelled engines."""
+    from penstock.backends.simulated.opening import open_simulated
+
+    assert timers is not None, "simulated backends need a clock"
+    scenario = plan.scenario
+    return open_simulated(
+        role_of(name),
+        engines=scenario.engines,
+        learner=scenario.learner,
+        max_response_tokens=scenario.sampling.max_response_tokens,
+        seed=scenario.run.seed,
+        epoch=epoch,
+        timers=timers,
+        choosing=choosing_settings(plan),
+    )
+
+
+def _teacher(name: str, plan: RunPlan, epoch: int, timers: Timers | None) -> Backend[Any]:
+    scenario, options = plan.scenario, plan.scenario.teacher
+    assert options is not None, "a scenario without teachers has no actor of this role"
+    spec = ENGINES.spec(options.backend).teacher
+    assert spec is not None, "a scenario's rules ask for one that teaches"
+    return spec.open(
+        TeacherContext(
+            name=name,
+            index=teacher_index(name),
+            epoch=epoch,
+            model_folder=Path(plan.teacher_folder),
+            run_folder=Path(plan.run_folder),
+            options=options,
+            max_context=scenario.model.max_context,
+            temperature=scenario.sampling.temperature or 1.0,
+            seed=scenario.run.seed,
+            timers=timers,
+        )
+    )
+
+
+def _engine(
+    name: str, plan: RunPlan, epoch: int, timers: Timers | None, host: str, remote_ranks: RemoteRanks | None
+) -> Backend[Any]:
+    """The engine; behind the episodes that the scenario wants, where it generates text."""
+    scenario, index = plan.scenario, engine_index(name)
+    group, place = group_of(scenario.engines, index)
+    options = options_of(scenario.engines, index)
+    if are_modelled(scenario.engines):  # one model stands for engines of every kind
+        group = options = scenario.engines
+    spec = ENGINES.spec(group.backend)
+    judges = judging(name, plan, host) if Capability.EMBEDDED in spec.capabilities else None
+    drawings = [each.sampling for each in sets_of(scenario)]
+    if judges is not None:
+        options = replace(options, slots=options.slots + judges.num_slots)
+        drawings += judges.drawings
+    engine = spec.open(
+        EngineContext(
+            name=name,
+            place=place,
+            epoch=epoch,
+            model_folder=Path(plan.model_folder),
+            run_folder=Path(plan.run_folder),
+            options=options,
+            sampling=scenario.sampling,
+            by_dataset=drawings,
+            data=scenario.data,
+            recorded=recorded_settings(scenario),
+            max_context=scenario.model.max_context,
+            dtype=scenario.model.dtype,
+            seed=scenario.run.seed,
+            bucket_size_bytes=scenario.weights.bucket_size_bytes,
+            sleeps=name in colocated(scenario),
+            remote_ranks=remote_ranks,
+            timers=timers,
+        )
+    )
+    if Capability.GENERATES not in spec.capabilities:
+        return engine
+    if judges is not None:
+        from penstock.backends.episodes.judge_endpoint.opening import open_judging_engine
+
+        engine = open_judging_engine(engine, judges)
+    return _with_episodes(name, plan, epoch, engine)
+
+
+def _with_episodes(name: str, plan: RunPlan, epoch: int, engine: Backend[Any]) -> Backend[Any]:
+    from penstock.backends.episodes import open_episodes
+
+    scenario = plan.scenario
+    return open_episodes(
+        engine,
+        scenario.episode,
+        engine=name,
+        epoch=epoch,
+        run_folder=plan.run_folder,
+        model_folder=plan.model_folder,
+        max_context=scenario.model.max_context,
+        sampling=scenario.sampling,
+        data=scenario.data,
+        evaluated=[each.generate for each in sets_of(scenario)],
+    )
+
+
+def _learner(
+    plan: RunPlan, epoch: int, timers: Timers | None, host: str, remote_ranks: RemoteRanks | None
+) -> Backend[Any]:
+    from penstock.backends.learners.worker_group.other_nodes import FurtherNodes
+    from penstock.backends.learners.worker_group.plan import ExportPlan
+    from penstock.runtime.run.plan import log_name
+
+    scenario, folder = plan.scenario, Path(plan.run_folder)
+
+    def log_path(who: str, number: int) -> Path:
+        return folder / log_name(f"{LEARNER}-{who}{number}", epoch)
+
+    further = None
+    if remote_ranks is not None and has_nodes_of_its_own(scenario):
+        further = FurtherNodes(remote_ranks, partial(log_path, "node"))
+    return LEARNERS.spec(scenario.learner.backend).open(
+        LearnerContext(
+            model_folder=Path(plan.model_folder),
+            checkpoints_folder=folder / "checkpoints",
+            options=scenario.learner,
+            temperature=scenario.sampling.temperature,
+            dtype=scenario.model.dtype,
+            seed=scenario.run.seed,
+            num_steps=scenario.run.num_steps,
+            epoch=epoch,
+            export=ExportPlan(
+                transport=plan.transport,
+                run_id=plan.run_id,
+                folder=str(folder / "weights"),
+                host=host,
+                names_function=scenario.weights.names_function,
+                options=scenario.weights.options,
+            ),
+            demonstrations=_demonstrations(plan),
+            log_path=log_path,
+            further=further,
+            timers=timers,
+        )
+    )
+
+
+def _demonstrations(plan: RunPlan) -> list[Demonstration] | None:
+    """For the warm start; None where there is none."""
+    scenario, warm_start = plan.scenario, plan.scenario.learner.warm_start
+    if warm_start is None:
+        return None
+    from penstock.backends.data.demonstrations import load_demonstrations
+
+    return load_demonstrations(
+        warm_start.path,
+        scenario.data.prompt_key,
+        warm_start.response_key,
+        Path(plan.model_folder),
+        seed=scenario.run.seed,
+        chat_template=scenario.data.chat_template,
+        template_arguments=scenario.data.template_arguments,
+        system_prompt=scenario.data.system_prompt,
+        max_tokens=scenario.model.max_context,
+    )
+
+
+def _choosing(plan: RunPlan, prompts: Backend[Any], prompt_of: Callable[[int], Prompt]) -> Backend[Any]:
+    """The same backend, or, where rows are chosen, one that chooses them as well."""
+    options, settings = plan.scenario.prompt_source, choosing_settings(plan)
+    if settings is None:
+        return prompts
+    from penstock.backends.rewards.row_choosing import ChoosingPrompts
+    from penstock.backends.rewards.sampling import PriorityFunction
+
+    priority = None if options.priority is None else PriorityFunction(options.priority, options.priority_timeout_s)
+    return ChoosingPrompts(prompts, settings, prompt_of=prompt_of, priority=priority)
+
+
+def _with_evaluation(plan: RunPlan, prompts: Backend[Any], *, keeps_messages: bool) -> Backend[Any]:
+    """The same backend, or, where there is an evaluation, one that has its prompts as well."""
+    if not plan.scenario.evaluation.datasets:
+        return prompts
+    from penstock.backends.evaluation.prompts import PromptsWithEvaluation
+    from penstock.runtime.run.rows import read_evaluation
+
+    datasets = read_evaluation(plan.scenario, Path(plan.model_folder), keeps_messages=keeps_messages)
+    return PromptsWithEvaluation(prompts, datasets)
+
+
+def _surroundings(plan: RunPlan, max_response_tokens: int) -> Surroundings:
+    """What reward functions have to know of the run."""
+    from penstock.backends.engines.surroundings import Surroundings
+
+    teacher, engines = plan.scenario.teacher, plan.scenario.engines
+    return Surroundings(
+        max_response_tokens=max_response_tokens,
+        run_folder=plan.run_folder,
+        engine_addresses=engines.addresses if engines.router is None else (engines.router,),
+        teacher_addresses=() if teacher is None else teacher.addresses,
+    )
+
+
+def _rows_and_rewards(name: str, plan: RunPlan) -> Backend[Any] | None:
+    scenario, model_folder = plan.scenario, Path(plan.model_folder)
+    match role_of(name):
+        case Role.PROMPT_SOURCE:
+            from penstock.backends.data.backend import DatasetBackend
+            from penstock.runtime.run.rows import read_dataset
+
+            keeps_messages = scenario.episode.kind != "single"
+            run_folder = Path(plan.run_folder)
+            rows = read_dataset(scenario, model_folder, keeps_messages=keeps_messages, run_folder=run_folder)
+            prompts = _choosing(plan, DatasetBackend(rows), lambda row: rows.prompt(row, 0))
+            prompts = _with_evaluation(plan, prompts, keeps_messages=keeps_messages)
+            if not scenario.data.stream:
+                return prompts
+            from penstock.backends.data.streamed import BackgroundRows, StreamedRows
+
+            assert isinstance(rows, StreamedRows), "asked for above"
+            return BackgroundRows(prompts, rows)
+        case Role.SCORER:
+            from penstock.backends.evaluation.rewards import open_evaluation_rewards
+            from penstock.backends.rewards import open_rewards
+
+            limit = scenario.sampling.max_response_tokens
+            return open_evaluation_rewards(
+                scenario.reward,
+                limit,
+                sets_of(scenario),
+                lambda options, tokens: open_rewards(options, model_folder, _surroundings(plan, tokens)),
+            )
+        case _:
+            from penstock.backends.rewards import open_filters
+
+            options, keeper = scenario.filter, _keeper(plan)
+            functions = (options.function, options.sample_function, options.all_samples_hook)
+            return open_filters(*functions, model_folder, keeper)

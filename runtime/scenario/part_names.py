@@ -1,0 +1,117 @@
+"""The keys of a scenario that name a part, and the blocks of options that only some parts have."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+
+from penstock.actors.weight_publisher.options import WeightsOptions
+from penstock.backends.engines.options import EngineGroupOptions
+from penstock.backends.engines.spec import ENGINES, owners_of
+from penstock.backends.engines.teacher_options import TeacherOptions
+from penstock.backends.learners.options import LearnerOptions
+from penstock.backends.learners.spec import LEARNERS
+from penstock.backends.registry import read_options
+from penstock.backends.weights.spec import AUTO, TRANSPORTS
+from penstock.runtime.scenario.keys import misfit, shape_of, unknown_key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from penstock.backends.engines.spec import EngineSpec
+    from penstock.backends.registry import Registry
+    from penstock.backends.weights.spec import TransportSpec
+    from penstock.messages.base import Options
+    from penstock.runtime.scenario.source import KeyPath
+    from penstock.runtime.scenario.structure import Scenario
+
+Broken = tuple["KeyPath", str]
+
+
+class Choice(NamedTuple):
+    """What a key may name."""
+
+    struct: type[msgspec.Struct]
+    key: str
+    registry: Registry[Any]
+    others: tuple[str, ...] = ()
+    """Words that are no part's."""
+    is_good: Callable[[Any], bool] = lambda spec: True
+    """Which of the registry's it may name."""
+
+    def builtin(self) -> tuple[str, ...]:
+        """The words for it that need no other package."""
+        return (*self.others, *(name for name in self.registry.builtin if self.is_good(self.registry.spec(name))))
+
+
+def _teaches(spec: EngineSpec) -> bool:
+    return spec.teacher is not None
+
+
+def _can_be_chosen(spec: TransportSpec) -> bool:
+    return spec.is_chosen
+
+
+CHOICES: Final = (
+    Choice(EngineGroupOptions, "backend", ENGINES),
+    Choice(TeacherOptions, "backend", ENGINES, is_good=_teaches),
+    Choice(LearnerOptions, "backend", LEARNERS),
+    Choice(WeightsOptions, "transport", TRANSPORTS, (AUTO,), is_good=_can_be_chosen),
+)
+
+
+def choice_at(struct: type, key: str) -> Choice | None:
+    """What this key of this block may name; None where it names no part."""
+    return next((each for each in CHOICES if issubclass(struct, each.struct) and key == each.key), None)
+
+
+def unknown_part(s: Scenario) -> Broken | None:
+    """The first key that names a part which is not there, and which there are."""
+    blocks: list[tuple[KeyPath, msgspec.Struct]] = [(("engines",), s.engines), (("learner",), s.learner)]
+    blocks += [(("engines", "more", index), group) for index, group in enumerate(s.engines.more)]
+    blocks += [(("weights",), s.weights), *([] if s.teacher is None else [(("teacher",), s.teacher)])]
+    for path, block in blocks:
+        for choice in CHOICES:
+            if isinstance(block, choice.struct):
+                name: str = getattr(block, choice.key)
+                if problem := choice.registry.unknown(name, choice.others, choice.is_good):
+                    return (*path, choice.key), problem
+    return None
+
+
+def part_rules_of(s: Scenario) -> Iterator[Broken]:
+    """What is wrong with the options of learner and transport."""
+    yield from _options(("learner",), LEARNERS.spec(s.learner.backend).options, s.learner.options, s.learner.backend)
+    wanted = s.weights.transport
+    struct = None if wanted == AUTO else TRANSPORTS.spec(wanted).options
+    yield from _options(("weights",), struct, s.weights.options, wanted)
+
+
+def engine_keys(path: KeyPath, block: EngineGroupOptions | TeacherOptions) -> Iterator[Broken]:
+    """Keys of a block of engines, or of the teacher's, that its kind takes no heed of."""
+    spec = ENGINES.spec(block.backend)
+    who = "a {} teacher" if isinstance(block, TeacherOptions) else "{} engines"
+    owned = dict.fromkeys(key for name in ENGINES.builtin for key in ENGINES.spec(name).keys)
+    for key in owned:
+        if key not in spec.keys and getattr(block, key, None):
+            owners = " or ".join(owners_of(key))
+            yield (*path, key), f"has no effect with {who.format(block.backend)}; set backend: {owners} or remove it"
+    if isinstance(block, EngineGroupOptions):
+        yield from _options(path, spec.options, block.options, block.backend)
+
+
+def _options(path: KeyPath, struct: type[Options] | None, given: dict[str, Any], name: str) -> Iterator[Broken]:
+    key = (*path, "options")
+    if struct is None:
+        if given:
+            yield key, f"is for parts of other packages, and {name} has none; remove it"
+        return
+    if found := unknown_key(given, shape_of(struct), key):
+        yield found
+        return
+    try:
+        read_options(struct, given)
+    except msgspec.ValidationError as error:
+        at, text = misfit(error, given, struct)
+        yield (*key, *at), text

@@ -1,0 +1,383 @@
+"""The shell of one actor, the same on both hosts: what comes in is fenced, deduplicated and handled; what the actor
+returns is recorded, then sent, timed and executed.
+
+Invariants:
+
+* A host calls a shell from one thread. Within a turn it hands in any number of events, then calls ``end_turn``.
+* No effect of a turn happens before every record of that turn is durable.
+* An event of a fenced incarnation never reaches the actor. The first event of a higher epoch changes the membership
+  before it is handled.
+* What is said once to an incarnation that is known and cannot be reached yet waits until it can.
+* A timer that an event starts anew or stops does not fire later in the same turn.
+* What the actor has waited for too long is told to the supervisor (:mod:`penstock.runtime.shell.watchdog`).
+* The shell reads no clock but its host's.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from typing import TYPE_CHECKING, Any, Final, Protocol, get_args
+
+import msgspec
+
+from penstock.messages.base import Delivery as Kind
+from penstock.messages.base import Event, Metric
+from penstock.messages.commands import FailRun, Record, ReplaceActor, Send, StartTimer, StopTimer
+from penstock.messages.local import Started, TimerFired
+from penstock.messages.membership import ActorEpoch, LeasesAsked, LeasesHeld, LineRestored
+from penstock.messages.names import SUPERVISOR
+from penstock.messages.waits import WaitsReported
+from penstock.messages.wire import Envelope, Header
+from penstock.runtime.shell.delivery import Delivery, Outgoing
+from penstock.runtime.shell.membership import Membership
+from penstock.runtime.shell.watchdog import NEVER, Watchdog
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.actors.machine import Machine
+    from penstock.messages.commands import AnyCommand, BackendCommand
+    from penstock.messages.ledger import LedgerEntry
+
+MAX_TIMERS_A_TURN: Final = 1024
+IDLE_S: Final = 60.0
+"""A shell without timers that keeps nothing still wakes after this time."""
+
+
+class Host(Protocol):
+    """What a shell needs of the machine it runs on, real or virtual."""
+
+    def now_s(self) -> float:
+        """Seconds since the start of the run; never goes back."""
+        ...
+
+    def commit(self, entries: Sequence[LedgerEntry]) -> None:
+        """Durable when it returns. Only the Buffer's shell calls it."""
+        ...
+
+    def transmit(self, to: str, envelopes: list[Envelope]) -> None:
+        """Send one pack to one peer; drops it when the peer is not there."""
+        ...
+
+    def execute(self, command: BackendCommand) -> None:
+        """Begin a command of the backend; its answers come back through ``Shell.on_local``."""
+        ...
+
+    def ask_supervisor(self, command: ReplaceActor | FailRun) -> None:
+        """Hand a request to whoever starts and ends processes."""
+        ...
+
+
+class Observer(Protocol):
+    """Who watches a shell: traces, event log, tests. Nothing that it does changes what the actor does."""
+
+    def handled(
+        self, event: Event, header: Header | None, start_ns: int, end_ns: int, commands: list[AnyCommand]
+    ) -> None:
+        """After each event that reached the actor; the header is None for local events."""
+        ...
+
+    def trace_of(self, event: Event, cause: bytes) -> bytes:
+        """Trace context for an event to be sent; ``cause`` is that of the event being handled."""
+        ...
+
+    def clock_ns(self) -> int:
+        """Wall clock for spans."""
+        ...
+
+
+class ShellSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How one shell behaves."""
+
+    name: str
+    epoch: int
+    heartbeat_s: float = 1.0
+    """How often overdue events are looked for."""
+    resend_after_s: float = 5.0
+    overdue_after_s: float = NEVER
+    """A wait that lasts so long is reported to the supervisor."""
+    validate: bool = False
+    """Assert the actor's invariants after every event."""
+
+
+def classes_of(union: Any) -> frozenset[type[Event]]:  # noqa: ANN401 - a type form
+    """The event classes of an inbox union."""
+    return frozenset(get_args(union) or (union,))
+
+
+class Shell:
+    """One incarnation of one actor, with its delivery, membership and timers."""
+
+    def __init__(
+        self,
+        machine: Machine[Any],
+        host: Host,
+        *,
+        settings: ShellSettings,
+        hears: frozenset[type[Event]],
+        observer: Observer | None = None,
+    ) -> None:
+        self.machine = machine
+        self.settings = settings
+        self.delivery = Delivery(resend_after_s=settings.resend_after_s)
+        self.membership = Membership()
+        self.num_fenced = 0
+        self.num_gaps = 0
+        self._host = host
+        self._hears = hears
+        self._observer = observer
+        self._ids = itertools.count(1)
+        self._effects: list[tuple[list[AnyCommand], int, bytes]] = []
+        self._packs: dict[str, list[Outgoing]] = {}
+        self._links: dict[str, int] = {}
+        self._received: dict[tuple[str, int], int] = {}
+        self._reachable: dict[str, int] = {}
+        self._unreached: dict[str, list[Outgoing]] = {}
+        """Lossy events to a peer whose first frame came before the word on where it is. What is kept until settled, and
+        the newest of each topic, it hears again anyway."""
+        self._timers: dict[str, int] = {}
+        self._timer_heap: list[tuple[float, int, str]] = []
+        self._timer_ids = itertools.count(1)
+        self._next_beat_s = 0.0
+        self._watchdog = Watchdog(settings.overdue_after_s)
+        self._next_watch_s = NEVER
+
+    # --- what comes in ----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """The first turn of an incarnation."""
+        self._next_beat_s = self._host.now_s() + self.settings.heartbeat_s
+        self._next_watch_s = self._host.now_s() + self._watchdog.pause_s
+        self._handle(Started(epoch=self.settings.epoch), None)
+
+    def on_frame(self, header: Header, event: Event) -> None:
+        """One decoded event of a peer."""
+        membership = self.membership
+        if membership.epoch_of(header.sender) != header.epoch:
+            if not membership.admits(header.sender, header.epoch):
+                self.num_fenced += 1
+                return
+            self._note_member(header.sender, header.epoch)
+        self._note_link(header)
+        if type(event) is LeasesAsked:
+            self._answer_census(event, header)
+        elif event.delivery is Kind.LOSSY or self.delivery.accepts(
+            event, header.sender, header.epoch, header.message_id
+        ):
+            self._handle(event, header)
+
+    def on_local(self, event: Event) -> None:
+        """An answer of the backend."""
+        self._handle(event, None)
+
+    def on_returned(self, name: str, epoch: int) -> None:
+        """The supervisor says that this incarnation is reachable. Repeating it is harmless. A host tells a new shell of
+        everyone before it calls ``start``."""
+        if name == self.settings.name or not self.membership.admits(name, epoch):
+            return
+        self._note_member(name, epoch)
+        if self._reachable.get(name, -1) < epoch:
+            self._reachable[name] = epoch
+            self._queue(self.delivery.returned(name, self._host.now_s()))
+            self._queue(self._unreached.pop(name, []))
+
+    def on_lost(self, name: str, epoch: int) -> None:
+        """The supervisor has given this incarnation up."""
+        if name == self.settings.name:
+            return
+        for event in self.membership.lost(name, epoch):
+            self._unreached.pop(name, None)
+            self._handle_if_heard(event)
+
+    def next_timer_s(self) -> float:
+        """When ``fire_timers`` is due next, on the host's clock."""
+        heap = self._timer_heap
+        while heap and self._timers.get(heap[0][2]) != heap[0][1]:
+            heapq.heappop(heap)
+        beat_s = max(self._next_beat_s, min(self.delivery.next_due_s, self._next_beat_s + IDLE_S))
+        beat_s = min(beat_s, self._next_watch_s)
+        return heap[0][0] if heap and heap[0][0] < beat_s else beat_s
+
+    def fire_timers(self) -> None:
+        """Handle every timer that has run out, and look for what is overdue."""
+        now_s = self._host.now_s()
+        for _ in range(MAX_TIMERS_A_TURN):
+            if not self._timer_heap or self._timer_heap[0][0] > now_s:
+                break
+            _, timer_id, key = heapq.heappop(self._timer_heap)
+            if self._timers.get(key) == timer_id:
+                del self._timers[key]
+                self._handle(TimerFired(key=key), None)
+        if now_s >= self._next_beat_s:
+            self._next_beat_s = now_s + self.settings.heartbeat_s
+            self._queue(self.delivery.overdue(now_s))
+        if now_s >= self._next_watch_s:
+            self._next_watch_s = now_s + self._watchdog.pause_s
+            self._watch(now_s)
+
+    def on_line_restored(self, name: str) -> None:
+        """The line to a peer carries again after it was cut: what was said meanwhile need not wait for its turn."""
+        self._queue(self.delivery.returned(name, self._host.now_s()))
+        self._handle_if_heard(LineRestored(name=name))
+
+    # --- what goes out ----------------------------------------------------------------------------------------
+
+    def end_turn(self) -> None:
+        """Make the turn's records durable, then let its effects happen, one pack for each peer."""
+        if self._effects:
+            effects, self._effects = self._effects, []
+            records = [
+                entry
+                for commands, _, _ in effects
+                for command in commands
+                if type(command) is Record
+                for entry in command.entries
+            ]
+            if records:
+                self._host.commit(records)
+            for commands, cause, trace in effects:
+                for command in commands:
+                    self._carry_out(command, cause, trace)
+        if self._packs:
+            packs, self._packs = self._packs, {}
+            for to, outgoing in packs.items():
+                if self._is_reachable(to):
+                    self._host.transmit(to, [self._envelope(item) for item in _newest(outgoing)])
+                else:
+                    lossy = [item for item in outgoing if item.event.delivery is Kind.LOSSY]
+                    self._unreached.setdefault(to, []).extend(lossy)
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:
+        """Counters of the shell itself, and of its actor."""
+        delivery = self.delivery
+        return (
+            Metric("delivery/kept", delivery.num_kept),
+            Metric("delivery/duplicates", delivery.num_duplicates),
+            Metric("delivery/duplicate_tokens", delivery.num_duplicate_tokens),
+            Metric("delivery/late", delivery.num_late),
+            Metric("delivery/fenced", self.num_fenced),
+            Metric("delivery/gaps", self.num_gaps),
+            *self.machine.metrics,
+        )
+
+    # --- inside -----------------------------------------------------------------------------------------------
+
+    def _handle(self, event: Event, header: Header | None) -> None:
+        observer = self._observer
+        if observer is None:
+            commands = self.machine.handle(event)
+        else:
+            start_ns = observer.clock_ns()
+            commands = self.machine.handle(event)
+            observer.handled(event, header, start_ns, observer.clock_ns(), commands)
+        if self.settings.validate:
+            self.machine.validate()
+            self.membership.validate()
+        if commands:
+            cause, trace = (0, b"") if header is None else (header.message_id, header.trace)
+            self._effects.append((commands, cause, trace))
+            for command in commands:
+                if isinstance(command, StartTimer | StopTimer):
+                    self._set_timer(command)
+
+    def _set_timer(self, command: StartTimer | StopTimer) -> None:
+        """At once, not at the end of the turn: what would fire within it is outdated."""
+        if isinstance(command, StopTimer):
+            self._timers.pop(command.key, None)
+        else:
+            timer_id = self._timers[command.key] = next(self._timer_ids)
+            heapq.heappush(self._timer_heap, (self._host.now_s() + command.delay_s, timer_id, command.key))
+
+    def _handle_if_heard(self, event: Event) -> None:
+        if type(event) in self._hears:
+            self._handle(event, None)
+
+    def _note_member(self, name: str, epoch: int) -> None:
+        for event in self.membership.returned(name, epoch):
+            self._unreached.pop(name, None)
+            self._handle_if_heard(event)
+
+    def _note_link(self, header: Header) -> None:
+        link = (header.sender, header.epoch)
+        received = self._received.get(link, 0)
+        if header.link_sequence <= received:
+            return  # overtaken, or a double
+        if header.link_sequence > received + 1:
+            self.num_gaps += 1
+        self._received[link] = header.link_sequence
+
+    def _answer_census(self, asked: LeasesAsked, header: Header) -> None:
+        for member in asked.lost:
+            self.on_lost(member.name, member.epoch)
+        for member in asked.members:
+            if member.name != self.settings.name:
+                self._note_member(member.name, member.epoch)
+        leases = self.machine.leases()
+        if not asked.with_prefixes:
+            leases = tuple(msgspec.structs.replace(lease, prefix=None) if lease.prefix else lease for lease in leases)
+        answer = LeasesHeld(
+            actor=ActorEpoch(self.settings.name, self.settings.epoch),
+            round=asked.round,
+            asker_epoch=header.epoch,
+            settled_sequence=self.delivery.settled.sequence,
+            leases=(*leases, *self.delivery.leases()),
+        )
+        self._effects.append(([Send(header.sender, answer)], header.message_id, b""))
+
+    def _carry_out(self, command: AnyCommand, cause: int, trace: bytes) -> None:
+        match command:
+            case Send():
+                self._send(command, cause, trace)
+            case Record() | StartTimer() | StopTimer():
+                pass  # done by now
+            case ReplaceActor() | FailRun():
+                self._host.ask_supervisor(command)
+            case _:
+                self._host.execute(command)
+
+    def _send(self, send: Send, cause: int, trace: bytes) -> None:
+        event = send.event
+        if type(event) is LeasesAsked:
+            event = msgspec.structs.replace(event, lost=self.membership.lost_members())
+        if self._observer is not None:
+            trace = self._observer.trace_of(send.event, trace)
+        outgoing = Outgoing(send.to, event, next(self._ids), cause, trace)
+        if event.delivery is not Kind.LOSSY:
+            self.delivery.sent(outgoing, self._host.now_s())
+        self._packs.setdefault(send.to, []).append(outgoing)
+
+    def _watch(self, now_s: float) -> None:
+        overdue = self._watchdog.look(self.machine.waits(), now_s)
+        if overdue is not None:
+            settings = self.settings
+            report = WaitsReported(name=settings.name, epoch=settings.epoch, at_s=now_s, waits=overdue)
+            self._effects.append(([Send(SUPERVISOR, report)], 0, b""))
+
+    def _is_reachable(self, name: str) -> bool:
+        epoch = self.membership.epoch_of(name)
+        return epoch is None or self._reachable.get(name) == epoch or name == SUPERVISOR
+
+    def _queue(self, outgoing: list[Outgoing]) -> None:
+        for item in outgoing:
+            self._packs.setdefault(item.to, []).append(item)
+
+    def _envelope(self, item: Outgoing) -> Envelope:
+        sequence = self._links[item.to] = self._links.get(item.to, 0) + 1
+        settings = self.settings
+        header = Header(settings.name, settings.epoch, sequence, item.message_id, item.cause, item.trace)
+        return Envelope(header, item.event)
+
+
+def _newest(outgoing: list[Outgoing]) -> list[Outgoing]:
+    """Without the control events that a later one in the same pack replaces."""
+    if len(outgoing) == 1:
+        return outgoing
+    last: dict[str, int] = {}
+    for item in outgoing:
+        if item.event.delivery is Kind.CONTROL:
+            last[item.event.topic()] = item.message_id
+    if not last:
+        return outgoing
+    return [item for item in outgoing if last.get(item.event.topic(), item.message_id) == item.message_id]

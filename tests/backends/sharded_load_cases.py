@@ -1,0 +1,127 @@
+"""What ranks do in the tests of loading in shares; jobs for :mod:`rank_cases`."""
+
+# torch.manual_seed is typed in part only:
+# pyright: reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import logging
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+from unittest.mock import patch
+
+import torch
+from learner_cases import make_groups
+
+from penstock.backends.checkpoint.tensors import CheckpointTensors, TensorSlice
+from penstock.backends.learners.batch.sequences import read_groups
+from penstock.backends.learners.checkpoints.shards import local_of
+from penstock.backends.learners.objectives.presets import objective
+from penstock.backends.learners.options import LearnerOptions, LoraOptions
+from penstock.backends.learners.torch.model import PackedModel
+from penstock.backends.learners.torch.parallel import parallelize, replica, whole
+from penstock.backends.learners.torch.reference import frozen
+from penstock.backends.learners.torch.sharded_load import load_divided
+from penstock.backends.learners.torch.trainer import PolicyTrainer
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from penstock.backends.learners.worker_group.gang import Gang
+
+
+class Loaded(NamedTuple):
+    """By one rank, in shares, and from the whole model that was divided then."""
+
+    shares: dict[str, Tensor]
+    expected: dict[str, Tensor]
+    num_read: int
+    """Elements that were read of the folder for the shares."""
+    warnings: list[str]
+
+
+def load_both(gang: Gang, folder: Path, dtype: str, *, with_adapters: bool = False) -> Loaded:
+    """Every weight and buffer of this rank."""
+    options = LearnerOptions(parallel="fsdp")
+    lora = LoraOptions(rank=3) if with_adapters else None
+    heard = _Heard()
+    logger = logging.getLogger("penstock.backends.learners.torch.sharded_load")
+    logger.addHandler(heard)
+    torch.manual_seed(3)
+    with _counted_reads() as sizes:
+        model = load_divided(folder, gang, options, dtype=dtype, lora=lora)
+    logger.removeHandler(heard)
+    torch.manual_seed(3)
+    divided = PackedModel.load(folder, dtype=dtype, device=torch.device("cpu"))
+    if lora is not None:
+        divided.adapt(lora)
+    parallelize(divided, gang, options)
+    assert model.dtype == divided.dtype
+    assert model.model.training == divided.model.training
+    return Loaded(_state(model), _state(divided), sum(sizes), heard.lines)
+
+
+@contextmanager
+def _counted_reads() -> Generator[list[int]]:
+    """Elements of each read."""
+    sizes: list[int] = []
+    opened, read_whole = CheckpointTensors.slice, CheckpointTensors.__getitem__
+
+    class Counted:
+        def __init__(self, inner: TensorSlice) -> None:
+            self._inner = inner
+
+        def __getitem__(self, rows: slice) -> Tensor:
+            found = self._inner[rows]
+            sizes.append(found.numel())
+            return found
+
+    def counted(tensors: CheckpointTensors, name: str) -> Counted:
+        return Counted(opened(tensors, name))
+
+    def whole(tensors: CheckpointTensors, name: str) -> Tensor:
+        found = read_whole(tensors, name)
+        sizes.append(found.numel())
+        return found
+
+    with patch.object(CheckpointTensors, "slice", counted), patch.object(CheckpointTensors, "__getitem__", whole):
+        yield sizes
+
+
+class Step(NamedTuple):
+    """What came of the first batch."""
+
+    figures: dict[str, float]
+    gradient: Tensor
+
+
+def first_step(gang: Gang, folder: Path) -> Step:
+    """Of a model that was loaded in shares, with a reference and a critic of its own."""
+    options = LearnerOptions(
+        parallel="fsdp", objective=objective(name="ppo", kl_coef=0.1), max_tokens_per_micro_batch=16
+    )
+    model = load_divided(folder, gang, options, dtype="float32")
+    reference = frozen(replica(model, gang, options))
+    trainer = PolicyTrainer(
+        model, options, temperature=1.0, num_steps=4, reference=reference, check_stop=lambda: None, gang=gang
+    )
+    figures = trainer.accumulate(read_groups(make_groups(), min_token_version=0), version=1)
+    gradients = [whole(weight.grad).reshape(-1) for weight in trainer.trained_weights() if weight.grad is not None]
+    return Step(figures, torch.cat(gradients))
+
+
+def _state(model: PackedModel) -> dict[str, Tensor]:
+    tensors = (*model.model.named_parameters(remove_duplicate=False), *model.model.named_buffers())
+    return {name: local_of(tensor.detach()).clone() for name, tensor in tensors}
+
+
+class _Heard(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())

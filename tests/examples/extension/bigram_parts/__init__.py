@@ -1,0 +1,1 @@
+"""Parts of another package: an engine and a transport."""

@@ -1,0 +1,350 @@
+"""Draws trials: every knob and every fault from one integer.
+
+Invariants:
+
+* A trial is a pure function of the policy and its seed, so a seed reproduces a failure exactly.
+* Every trial can complete: what is drawn never makes a run impossible.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Final, Literal
+
+import msgspec
+
+from penstock.actors.buffer.policies import BUILTIN
+from penstock.actors.prompt_source.options import ReplayOptions
+from penstock.backends.engines.options import LatencyOptions
+from penstock.backends.engines.teacher_options import TeacherLatencyOptions
+from penstock.backends.learners.options import SimulatedLearnerOptions
+from penstock.backends.simulated.rewards import JudgingModel
+from penstock.messages.names import BUFFER, FILTER, LEARNER, PROMPT_SOURCE, SCORER, WEIGHT_PUBLISHER
+from penstock.messages.rows import RowSource
+from penstock.messages.training import OnStale
+from penstock.runtime.hosts.virtual.links import LinkModel
+from penstock.runtime.hosts.virtual.supervisor import SupervisionModel
+from trials.faults import Fault, FaultKind
+from trials.trial import EvaluationTrial, RowChoice, Trial
+
+if TYPE_CHECKING:
+    from typing import Any
+
+SAMPLES_TRAINED: Final = 24
+"""In a trial, about."""
+SINGLES: Final = (PROMPT_SOURCE, SCORER, FILTER, BUFFER, LEARNER, WEIGHT_PUBLISHER)
+
+
+def draw_trial(policy: str, seed: int) -> Trial:
+    """The trial of this policy with this seed."""
+    rng = random.Random(f"{policy} {seed}")
+    eta = rng.randint(1, 8) if policy == "fully_async" else BUILTIN[policy].max_staleness
+    groups_per_batch = rng.randint(1, 4)
+    num_steps = rng.randint(3, 6)
+    num_engines = rng.randint(1, 4)
+    weather = rng.choice(("calm", "calm", "slow", "rough"))
+    trial = Trial(
+        seed=seed,
+        policy=policy,
+        max_staleness=eta,
+        update_mode=rng.choice(BUILTIN[policy].update_modes),
+        on_stale=OnStale.WAIT if rng.random() < 0.55 else rng.choice(list(OnStale)),
+        rank=rng.choice(("policy", "policy", "newest", "shortest", "shuffled")),
+        num_steps=num_steps,
+        groups_per_batch=groups_per_batch,
+        samples_per_group=rng.randint(2, 4),
+        num_engines=num_engines,
+        num_slots=rng.randint(1, 6),
+        num_rows=rng.choice((3, 17, 1000)),
+        num_epochs=rng.randint(1, 4) if rng.random() < 0.15 else None,
+        target_outstanding=_maybe(rng, 0.4, lambda: rng.randint(groups_per_batch, 9 * groups_per_batch)),
+        max_concurrent=_maybe(rng, 0.25, lambda: rng.randint(1, 2 * groups_per_batch)),
+        over_sampling=rng.choice((1.25, 1.5, 2.0)) if rng.random() < 0.2 else 1.0,
+        publish_every=rng.randint(1, min(3, eta + 1)),
+        save_every=rng.randint(1, 4),
+        keep_checkpoints=rng.randint(1, 3),
+        max_requeues=rng.randint(0, 2),
+        on_failed_sample=rng.choice(("refill", "shrink", "reject")),
+        drop_zero_spread=rng.random() < 0.2,
+        num_retries=rng.randint(0, 2),
+        announce_fraction=rng.choice((0.01, 0.5, 1.0)),
+        judging=_draw_judging(rng),
+        latency=_draw_latency(rng),
+        learner=SimulatedLearnerOptions(
+            step_s=rng.choice((0.2, 1.0, 4.0)), publish_s=rng.choice((0.05, 1.0)), jitter_sigma=rng.choice((0.0, 0.8))
+        ),
+        link=_draw_link(rng, weather),
+        supervision=_draw_supervision(rng),
+        turn_s=rng.choice((0.0, 0.0, 0.001, 0.2)),
+        bad_weights_rate=0.2 if rng.random() < 0.1 else 0.0,
+    )
+    trial = _bounded(trial)
+    faults = _draw_faults(rng, trial, weather)
+    routing = rng.choice(("prefix_affine", "prefix_affine", "least_loaded"))
+    max_load = rng.choice((1.0, 1.25, 1.5, 3.0))
+    trial = msgspec.structs.replace(trial, faults=faults, routing=routing, max_load=max_load)
+    trial = _colocate(trial, rng) if policy == "sync" else trial
+    trial = _record(trial, random.Random(f"recorded {policy} {seed}"))
+    scores_groups = random.Random(f"groups {policy} {seed}").random() < 0.25
+    trial = msgspec.structs.replace(trial, scores_groups=scores_groups)
+    trial = _teach(trial, random.Random(f"teachers {policy} {seed}"))
+    trial = _control(trial, random.Random(f"sampling {policy} {seed}"))
+    trial = _budget(trial, random.Random(f"retries {policy} {seed}"))
+    trial = _go_on_otherwise(trial, random.Random(f"choices {policy} {seed}"))
+    trial = _mix(trial, random.Random(f"mixture {policy} {seed}"))
+    trial = _play(trial, random.Random(f"episodes {policy} {seed}"))
+    return _evaluate(trial, random.Random(f"evaluation {policy} {seed}"))
+
+
+def _bounded(trial: Trial) -> Trial:
+    """Large batches make fewer steps: many runs of some hundred events find more than fewer long ones."""
+    most = SAMPLES_TRAINED // (trial.groups_per_batch * trial.samples_per_group)
+    return msgspec.structs.replace(trial, num_steps=max(3, min(trial.num_steps, most)))
+
+
+def _control(trial: Trial, rng: random.Random) -> Trial:
+    """One of two has something of what decides about sampling."""
+    if rng.random() < 0.5:
+        return trial
+    drops = rng.choice((None, "before_statistics", "after_statistics"))
+    judging = trial.judging
+    if drops is not None:
+        judging = msgspec.structs.replace(judging, drop_rate=rng.choice((0.1, 0.5)))
+    if rng.random() < 0.5:
+        judging = msgspec.structs.replace(judging, rejection_rate=rng.choice((0.3, 0.7)))
+    replay = _draw_replay(rng)
+    return msgspec.structs.replace(
+        trial,
+        judging=judging,
+        keep_when_insufficient=rng.choice((None, 1, 2)),
+        drop_samples=drops,
+        shows_groups=rng.random() < 0.3,
+        mask_old_tokens=rng.random() < 0.4,
+        has_priority=rng.random() < 0.3,
+        replay=replay if rng.random() < 0.4 else None,
+    )
+
+
+def _budget(trial: Trial, rng: random.Random) -> Trial:
+    """One of four has rows with a retry budget of their own, and engines that fail often enough to spend it."""
+    if rng.random() >= 0.25:
+        return trial
+    latency = msgspec.structs.replace(trial.latency, failure_rate=rng.choice((0.15, 0.4)))
+    own_retries = rng.choice(((0,), (0, 1, 2, 3), (5,)))
+    return msgspec.structs.replace(trial, latency=latency, own_retries=own_retries)
+
+
+def _draw_replay(rng: random.Random) -> ReplayOptions:
+    return ReplayOptions(
+        fraction=rng.choice((0.3, 1.0)),
+        below_reward=rng.choice((0.4, 0.6)),
+        max_times=rng.randint(1, 3),
+        min_gap=rng.randint(0, 3),
+    )
+
+
+def _go_on_otherwise(trial: Trial, rng: random.Random) -> Trial:
+    """One of five loses the machine, once or twice, and goes on with rows that are chosen otherwise, or not at all."""
+    if rng.random() >= 0.2:
+        return trial
+    choices = tuple(
+        RowChoice(has_priority=rng.random() < 0.4, replay=_draw_replay(rng) if rng.random() < 0.4 else None)
+        for _ in range(2)
+    )
+    span_s = trial.num_steps * (trial.learner.step_s + 2.0)
+    losses = (rng.uniform(0.0, span_s) for _ in range(rng.choice((1, 1, 2))))
+    faults = tuple(Fault(at_s=at_s, kind=FaultKind.MACHINE, target="") for at_s in losses)
+    return msgspec.structs.replace(trial, row_choices=choices, faults=(*trial.faults, *faults))
+
+
+def _mix(trial: Trial, rng: random.Random) -> Trial:
+    """One of four is of several sources with weights, where these mean something."""
+    has_priority = trial.has_priority or any(choice.has_priority for choice in trial.row_choices)
+    if rng.random() >= 0.25 or has_priority or trial.num_recorded:
+        return trial
+    sources = tuple(
+        RowSource(name=f"source{index}", num_rows=rng.choice((1, 3, 17, 400)), share=rng.choice((1, 1, 2, 7)))
+        for index in range(rng.randint(2, 3))
+    )
+    return msgspec.structs.replace(trial, sources=sources, num_rows=sum(source.num_rows for source in sources))
+
+
+def _play(trial: Trial, rng: random.Random) -> Trial:
+    """One of four plays episodes, which go on at another engine from their save points only."""
+    if rng.random() >= 0.25 or trial.num_recorded:
+        return trial
+    latency = msgspec.structs.replace(trial.latency, response_tokens_median=rng.choice((14.0, 32.0, 32.0)))
+    return msgspec.structs.replace(trial, save_share=rng.choice((0.0, 0.5, 0.5, 1.0)), latency=latency)
+
+
+def _evaluate(trial: Trial, rng: random.Random) -> Trial:
+    """Two of five evaluate."""
+    if rng.random() >= 0.4:
+        return trial
+    num_datasets = rng.randint(1, 2)
+    evaluation = EvaluationTrial(
+        every=_maybe(rng, 0.7, lambda: rng.randint(1, 3)),
+        before_first=rng.random() < 0.5,
+        at_end=rng.random() < 0.7,
+        pinned=rng.random() < 0.4,
+        max_running=_maybe(rng, 0.5, lambda: rng.randint(1, 8)),
+        num_rows=tuple(rng.randint(1, 3) for _ in range(num_datasets)),
+        samples_per_prompt=tuple(rng.randint(1, 2) for _ in range(num_datasets)),
+    )
+    only: Literal["evaluate"] | None = "evaluate" if rng.random() < 0.05 else None
+    evaluation = msgspec.structs.replace(evaluation, scores_groups=rng.choice((None, None, False, True)))
+    return msgspec.structs.replace(trial, evaluation=evaluation, only=only)
+
+
+def _record(trial: Trial, rng: random.Random) -> Trial:
+    """One of five has engines for rows that hold their responses, and faults of their own."""
+    if rng.random() >= 0.2:
+        return trial
+    mixed = msgspec.structs.replace(trial, num_recorded=rng.randint(1, 2))
+    targets = mixed.engines[trial.num_engines :]
+    kinds = (FaultKind.KILL, FaultKind.KILL, FaultKind.STOP)
+    span_s = trial.num_steps * (trial.learner.step_s + 2.0)
+    faults = [
+        Fault(
+            at_s=rng.uniform(0.0, span_s),
+            kind=rng.choice(kinds),
+            target=rng.choice(targets),
+            duration_s=rng.choice((rng.uniform(0.1, 9.0), 10 + rng.expovariate(0.2))),
+            as_zombie=rng.random() < 0.7,
+        )
+        for _ in range(rng.choice((0, 1, 2)))
+    ]
+    return msgspec.structs.replace(mixed, faults=(*trial.faults, *faults))
+
+
+def _teach(trial: Trial, rng: random.Random) -> Trial:
+    """One of four has teachers, and faults of their own."""
+    if rng.random() >= 0.25:
+        return trial
+    latency = TeacherLatencyOptions(
+        sample_s=rng.choice((0.0, 0.05, 0.5)),
+        token_s=rng.choice((0.0, 0.01)),
+        failure_rate=0.15 if rng.random() < 0.25 else 0.0,
+    )
+    taught = msgspec.structs.replace(
+        trial, num_teachers=rng.randint(1, 3), teacher_slots=rng.randint(1, 5), teacher_latency=latency
+    )
+    faults = [_draw_teacher_fault(rng, taught) for _ in range(rng.choice((0, 1, 2, 4)))]
+    return msgspec.structs.replace(taught, faults=(*taught.faults, *faults))
+
+
+def _draw_teacher_fault(rng: random.Random, trial: Trial) -> Fault:
+    target, at_s = rng.choice(trial.teachers), rng.uniform(0.0, trial.num_steps * (trial.learner.step_s + 2.0))
+    match rng.choice(("kill", "kill", "kill_within", "stop", "slow", "cut", "cut_answers")):
+        case "kill":
+            return Fault(at_s=at_s, kind=FaultKind.KILL, target=target)
+        case "kill_within":
+            return Fault(at_s=at_s, kind=FaultKind.KILL, target=target, after_effects=rng.randint(0, 8))
+        case "stop":
+            duration_s = rng.choice((rng.uniform(0.1, 9.0), 10 + rng.expovariate(0.2)))
+            return Fault(at_s=at_s, kind=FaultKind.STOP, target=target, duration_s=duration_s, as_zombie=True)
+        case "slow":
+            return Fault(at_s=at_s, kind=FaultKind.SLOW, target=target, amount=20.0, duration_s=rng.uniform(1.0, 30.0))
+        case way:
+            sender, peer = (SCORER, target) if way == "cut" else (target, SCORER)
+            return Fault(at_s=at_s, kind=FaultKind.CUT, target=sender, peer=peer, duration_s=rng.uniform(0.5, 20.0))
+
+
+def _colocate(trial: Trial, rng: random.Random) -> Trial:
+    """One of three has the learner on the devices of its engines."""
+    latency = msgspec.structs.replace(trial.latency, sleep_s=rng.choice((0.0, 0.1, 2.0)), wake_s=rng.choice((0.0, 0.5)))
+    learner = msgspec.structs.replace(trial.learner, sleep_s=rng.choice((0.0, 0.1, 2.0)), wake_s=rng.choice((0.0, 0.5)))
+    return msgspec.structs.replace(trial, colocated=rng.random() < 1 / 3, latency=latency, learner=learner)
+
+
+def _maybe(rng: random.Random, share: float, draw: Any) -> Any:  # noqa: ANN401 - hands on what ``draw`` returns
+    return draw() if rng.random() < share else None
+
+
+def _draw_link(rng: random.Random, weather: str) -> LinkModel:
+    """``calm``: quick and safe; ``slow``: safe; ``rough``: with loss, doubles and overtaking as well."""
+    longest_s = 0.002 if weather == "calm" else rng.choice((0.002, 0.2, 2.0, 9.0))
+    is_rough = weather == "rough"
+    return LinkModel(
+        min_delay_s=0.0005,
+        max_delay_s=longest_s,
+        drop=0.005 if is_rough and rng.random() < 0.6 else 0.0,
+        duplicate=0.1 if is_rough and rng.random() < 0.5 else 0.0,
+        reorder=0.2 if is_rough and rng.random() < 0.5 else 0.0,
+        through_codec=rng.random() < 0.1,
+    )
+
+
+def _draw_judging(rng: random.Random) -> JudgingModel:
+    return JudgingModel(
+        latency_s=rng.choice((0.01, 0.5)),
+        success_rate=0.5,
+        failure_rate=0.15 if rng.random() < 0.25 else 0.0,
+        hang_rate=0.05 if rng.random() < 0.15 else 0.0,
+        rejection_rate=0.3 if rng.random() < 0.25 else 0.0,
+    )
+
+
+def _draw_latency(rng: random.Random) -> LatencyOptions:
+    return LatencyOptions(
+        response_tokens_median=rng.choice((6.0, 14.0)),
+        response_tokens_sigma=rng.choice((0.3, 1.2)),
+        prefill_s=0.05,
+        token_s=rng.choice((0.02, 0.1)),
+        token_load_s=rng.choice((0.0, 0.01)),
+        apply_weights_s=rng.choice((0.05, 2.0)),
+        fetch_weights_s=rng.choice((0.05, 3.0)),
+        failure_rate=0.15 if rng.random() < 0.25 else 0.0,
+    )
+
+
+def _draw_supervision(rng: random.Random) -> SupervisionModel:
+    return SupervisionModel(
+        heartbeat_timeout_s=10.0,
+        max_restarts=1000,
+        start_s=rng.choice((0.1, 3.0)),
+        notice_s=rng.choice((0.01, 10.0)),
+        announce_s=rng.choice((0.005, 0.005, 5.0)),
+    )
+
+
+def _draw_faults(rng: random.Random, trial: Trial, weather: str) -> tuple[Fault, ...]:
+    num_faults = rng.choice((0, 1, 1, 2, 3, 5, 10))
+    span_s = trial.num_steps * (trial.learner.step_s + 2.0 + 3 * trial.link.max_delay_s)
+    kinds: tuple[str, ...] = ("kill", "kill", "kill_within", "kill_within", "stop_short", "stop_long", "slow")
+    if weather == "rough":
+        kinds = (*kinds, "link", "link", "link")
+    if rng.random() < 0.25:
+        kinds = (*kinds, "machine")
+    return tuple(_draw_fault(rng, trial, rng.choice(kinds), rng.uniform(0.0, span_s)) for _ in range(num_faults))
+
+
+def _draw_fault(rng: random.Random, trial: Trial, kind: str, at_s: float) -> Fault:
+    replaced = rng.choice((*SINGLES, PROMPT_SOURCE, BUFFER, rng.choice(trial.engines), rng.choice(trial.engines)))
+    match kind:
+        case "machine":
+            return Fault(at_s=at_s, kind=FaultKind.MACHINE, target="")
+        case "kill":
+            return Fault(at_s=at_s, kind=FaultKind.KILL, target=replaced)
+        case "kill_within":
+            return Fault(at_s=at_s, kind=FaultKind.KILL, target=replaced, after_effects=rng.randint(0, 8))
+        case "stop_short":
+            target = rng.choice(trial.names)
+            return Fault(at_s=at_s, kind=FaultKind.STOP, target=target, duration_s=rng.uniform(0.1, 9.0))
+        case "stop_long":
+            zombie, duration_s = rng.random() < 0.7, 10 + rng.expovariate(0.2)
+            return Fault(at_s=at_s, kind=FaultKind.STOP, target=replaced, duration_s=duration_s, as_zombie=zombie)
+        case "slow":
+            target = rng.choice((*trial.engines, LEARNER, SCORER))
+            return Fault(at_s=at_s, kind=FaultKind.SLOW, target=target, amount=5.0, duration_s=rng.uniform(1.0, 30.0))
+        case _:
+            return _draw_link_fault(rng, trial, at_s)
+
+
+def _draw_link_fault(rng: random.Random, trial: Trial, at_s: float) -> Fault:
+    kinds = (FaultKind.CUT, FaultKind.DROP, FaultKind.DUPLICATE, FaultKind.REORDER, FaultKind.DELAY)
+    kind = rng.choice(kinds)
+    sender = rng.choice(trial.names)
+    peer = rng.choice([name for name in trial.names if name != sender]) if rng.random() < 0.7 else ""
+    amount = rng.uniform(1.0, 9.0) if kind is FaultKind.DELAY else rng.uniform(0.2, 0.6)
+    return Fault(at_s=at_s, kind=kind, target=sender, peer=peer, amount=amount, duration_s=rng.uniform(0.5, 20.0))

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.megatron.build import ParallelModel
     from penstock.backends.learners.megatron.trainable import TrainableModel
     from penstock.backends.learners.options import LearnerOptions
-    from penstock.backends.learners.worker_group.gang import Gang
+    from penstock.backends.learners.worker_group.workers import WorkerGroup
     from penstock.messages.samples import Group
 
 TIMEOUT_S: Final = 900.0
@@ -90,13 +90,13 @@ def measure_rank(work: Work) -> Found:
 
     torch.set_num_threads(1)
     device = torch.device("cuda", work.rank) if torch.cuda.is_available() else torch.device("cpu")
-    gang = _joined(work, device)
+    workers = _joined(work, device)
     options = _options(work)
     open_groups(layout_of(options.megatron, work.num_ranks), seed=1)
     groups = make_batch(seed=0)[: work.num_groups]
-    learner = _trainable(work, options, gang)
-    train = _learner_step(learner, options, groups, gang)
-    minimal = _loop_step(_trainable(work, options, gang), options, groups, gang)
+    learner = _trainable(work, options, workers)
+    train = _learner_step(learner, options, groups, workers)
+    minimal = _loop_step(_trainable(work, options, workers), options, groups, workers)
     spent: dict[str, list[Spent]] = {"learner": [], "loop": []}
     figures: dict[str, float] = {}
     steps = range(WARM_UP_STEPS + work.num_steps)
@@ -104,23 +104,23 @@ def measure_rank(work: Work) -> Found:
         # The first of two that follow each other finds other caches than the second.
         order = ("learner", "loop") if number % 2 else ("loop", "learner")
         for name in order:
-            took = _timed(lambda: figures.update(train()), gang) if name == "learner" else _timed(minimal, gang)
+            took = _timed(lambda: figures.update(train()), workers) if name == "learner" else _timed(minimal, workers)
             if number >= WARM_UP_STEPS:
                 spent[name].append(took)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
     return Found(spent["learner"], spent["loop"], figures.get("perf/mfu"), name, int(figures["train/num_tokens"]))
 
 
-def _joined(work: Work, device: torch.device) -> Gang:
+def _joined(work: Work, device: torch.device) -> WorkerGroup:
     import torch
     import torch.distributed as dist
 
-    from penstock.backends.learners.worker_group.gang import join_gang
+    from penstock.backends.learners.worker_group.workers import join_workers
 
     if device.type == "cuda":
         torch.cuda.set_device(device)
     store = dist.FileStore(f"{work.folder}/store", work.num_ranks)  # type: ignore[attr-defined]  # it is
-    return join_gang(
+    return join_workers(
         store=store,
         rank=work.rank,
         num_ranks=work.num_ranks,
@@ -144,7 +144,7 @@ def _options(work: Work) -> LearnerOptions:
     )
 
 
-def _trainable(work: Work, options: LearnerOptions, gang: Gang) -> TrainableModel:
+def _trainable(work: Work, options: LearnerOptions, workers: WorkerGroup) -> TrainableModel:
     from penstock.backends.learners.megatron.architecture import read_architecture
     from penstock.backends.learners.megatron.build import build_model
     from penstock.backends.learners.megatron.layout import layout_of
@@ -155,23 +155,23 @@ def _trainable(work: Work, options: LearnerOptions, gang: Gang) -> TrainableMode
         read_architecture(Path(work.folder)),
         layout_of(options.megatron, work.num_ranks),
         options.megatron,
-        precision="bfloat16" if gang.device.type == "cuda" else "float32",
-        device=gang.device,
+        precision="bfloat16" if workers.device.type == "cuda" else "float32",
+        device=workers.device,
     )
-    load_weights(model, Path(work.folder), rank=gang.rank)
+    load_weights(model, Path(work.folder), rank=workers.rank)
     return TrainableModel(
         model,
         options.megatron,
         betas=options.betas,
         weight_decay=options.weight_decay,
         max_grad_norm=options.max_grad_norm,
-        device=gang.device,
+        device=workers.device,
         entropy_gradient=False,
     )
 
 
 def _learner_step(
-    trainable: TrainableModel, options: LearnerOptions, groups: tuple[Group, ...], gang: Gang
+    trainable: TrainableModel, options: LearnerOptions, groups: tuple[Group, ...], workers: WorkerGroup
 ) -> Callable[[], dict[str, float]]:
     from penstock.backends.learners.megatron.trainer import MegatronTrainer
 
@@ -183,7 +183,7 @@ def _learner_step(
         num_steps=1000,
         check_stop=lambda: None,
         seed=0,
-        gang=gang,
+        workers=workers,
     )
     versions = iter(range(1, 1000))
 
@@ -195,12 +195,12 @@ def _learner_step(
 
 
 def _loop_step(
-    trainable: TrainableModel, options: LearnerOptions, groups: tuple[Group, ...], gang: Gang
+    trainable: TrainableModel, options: LearnerOptions, groups: tuple[Group, ...], workers: WorkerGroup
 ) -> Callable[[], None]:
     """megatron-core's own parts, with nothing of ours but the model and what is laid out before."""
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
-    batches = list(_laid_out(trainable.model, options, groups, gang))
+    batches = list(_laid_out(trainable.model, options, groups, workers))
     chunk = trainable.chunks[0]
     run: Any = get_forward_backward_func()
 
@@ -236,7 +236,7 @@ def _loop_step(
 
 
 def _laid_out(
-    model: ParallelModel, options: LearnerOptions, groups: tuple[Group, ...], gang: Gang
+    model: ParallelModel, options: LearnerOptions, groups: tuple[Group, ...], workers: WorkerGroup
 ) -> Iterator[dict[str, Any]]:
     """The learner's own micro-batches of this replica, as tensors on the device; every token has a label."""
     import torch
@@ -253,19 +253,19 @@ def _laid_out(
         max_tokens=options.max_tokens_per_micro_batch,
         hidden_size=model.architecture.hidden_size,
     )
-    for part in division.ranks[model.layout.place(gang.rank).data]:
+    for part in division.ranks[model.layout.place(workers.rank).data]:
         share = pack_share(
             part or batch.sequences[:1],
             num_context=1,
             context_rank=0,
             num_sequence_shards=model.layout.tensor if model.layout.sequence_parallel else 1,
         )
-        ids = torch.from_numpy(share.input_ids).to(gang.device)
-        labels, weights = ids.roll(-1), torch.zeros(len(ids), device=gang.device)
-        at = torch.from_numpy(share.predicted_at).to(gang.device)
-        labels[at] = torch.from_numpy(share.targets).to(gang.device)
+        ids = torch.from_numpy(share.input_ids).to(workers.device)
+        labels, weights = ids.roll(-1), torch.zeros(len(ids), device=workers.device)
+        at = torch.from_numpy(share.predicted_at).to(workers.device)
+        labels[at] = torch.from_numpy(share.targets).to(workers.device)
         weights[at] = float(bool(part)) / batch.num_trained_tokens
-        ends = torch.tensor([0, *share.lengths], device=gang.device).cumsum(0).int()
+        ends = torch.tensor([0, *share.lengths], device=workers.device).cumsum(0).int()
         packed = PackedSeqParams(
             qkv_format="thd",
             cu_seqlens_q=ends, cu_seqlens_kv=ends, cu_seqlens_q_padded=ends, cu_seqlens_kv_padded=ends,
@@ -273,22 +273,22 @@ def _laid_out(
         )  # fmt: skip
         yield {
             "ids": ids[None],
-            "positions": torch.from_numpy(share.position_ids).to(gang.device)[None],
+            "positions": torch.from_numpy(share.position_ids).to(workers.device)[None],
             "labels": labels[None],
             "weights": weights[None],
             "packed": packed,
-            "none": torch.zeros((), dtype=torch.int, device=gang.device),
+            "none": torch.zeros((), dtype=torch.int, device=workers.device),
         }
 
 
-def _timed(step: Callable[[], object], gang: Gang) -> Spent:
+def _timed(step: Callable[[], object], workers: WorkerGroup) -> Spent:
     import torch
 
     def settle() -> None:
-        if gang.device.type == "cuda":
-            torch.cuda.synchronize(gang.device)
+        if workers.device.type == "cuda":
+            torch.cuda.synchronize(workers.device)
 
-    gang.barrier()
+    workers.barrier()
     settle()
     wall_s, cpu_s = time.perf_counter(), time.process_time()
     step()

@@ -99,14 +99,14 @@ def train(work: Work) -> Spent:
     from penstock.backends.learners.options import LearnerOptions
     from penstock.backends.learners.torch.sharded_load import load_divided
     from penstock.backends.learners.torch.trainer import PolicyTrainer
-    from penstock.backends.learners.worker_group.gang import alone_on, join_gang
+    from penstock.backends.learners.worker_group.workers import alone_on, join_workers
 
     torch.set_num_threads(1)
     device = torch.device("cpu")
-    gang = alone_on(device)
+    workers = alone_on(device)
     if work.num_ranks > 1:
         store = dist.FileStore(f"{work.folder}/{work.layout}", work.num_ranks)  # type: ignore[attr-defined]  # it is
-        gang = join_gang(
+        workers = join_workers(
             store=store,
             rank=work.rank,
             num_ranks=work.num_ranks,
@@ -117,7 +117,7 @@ def train(work: Work) -> Spent:
     options = LearnerOptions(
         parallel="fsdp" if work.layout == "fsdp" else "ddp", max_tokens_per_micro_batch=work.max_tokens
     )
-    model = load_divided(Path(work.folder), gang, options, dtype="float32")
+    model = load_divided(Path(work.folder), workers, options, dtype="float32")
     trainer = PolicyTrainer(
         model,
         options,
@@ -125,7 +125,7 @@ def train(work: Work) -> Spent:
         num_steps=work.num_batches,
         reference=None,
         check_stop=lambda: None,
-        gang=gang,
+        workers=workers,
     )
     batches = [make_batch(seed) for seed in range(work.num_batches + 1)]
     trainer.train(batches[0], version=1, min_token_version=0)

@@ -43,8 +43,8 @@ class Admission:
             return
         deadline = tracked.deadline if oldest is None else max(tracked.deadline, oldest + tracked.max_staleness)
         self._keeper.note(recorded(group, deadline, kept_cause))
-        self._keeper.telling.came_in(sample.key for sample in group.samples)
-        self._keeper.out.extend(self._keeper.telling.soon())
+        self._keeper.outbox.came_in(sample.key for sample in group.samples)
+        self._keeper.out.extend(self._keeper.outbox.soon())
         if (report := self._books.goal.report(self._books)) is not None:
             self._keeper.send(SUPERVISOR, report)
         if self._books.policy.on_stale is OnStale.MASK:
@@ -65,7 +65,7 @@ class Admission:
                 mean_reward=event.mean_reward,
             )
         )
-        self._keeper.telling.came_in(end.key for end in event.ended if end.state is not TerminalState.CANCELLED)
+        self._keeper.outbox.came_in(end.key for end in event.ended if end.state is not TerminalState.CANCELLED)
         num_rejected = self._books.rejections.num_since_progress
         limit = self._books.settings.max_rejected_batches * self._books.settings.groups_per_batch
         if num_rejected >= limit and self._run.phase is Phase.RUNNING:
@@ -84,7 +84,7 @@ class Admission:
         if not ends:
             return
         self._keeper.note(FailuresNoted(ends=ends))
-        self._keeper.out.extend(self._keeper.telling.soon())
+        self._keeper.out.extend(self._keeper.outbox.soon())
         trained = [end for end in ends if not is_evaluation(end.key.group_id)]
         story = self._early.hear(trained, has_scored=failures.has_scored or event.has_scored)
         if story and self._run.phase in (Phase.FILLING, Phase.RUNNING):
@@ -92,8 +92,8 @@ class Admission:
 
     def rows_chosen(self, event: RowsChosen) -> None:
         """Record what is new, and say everything again: PromptSource issues what comes back to it."""
-        is_behind = event.num_outcomes != self._keeper.telling.num_known_outcomes
-        self._keeper.telling.num_known_outcomes = min(event.num_outcomes, len(self._books.history))
+        is_behind = event.num_outcomes != self._keeper.outbox.num_known_outcomes
+        self._keeper.outbox.num_known_outcomes = min(event.num_outcomes, len(self._books.history))
         new = tuple(
             row
             for row in event.rows
@@ -104,4 +104,4 @@ class Admission:
         if new:
             self._keeper.note(RowsRecorded(rows=new))
         if new or is_behind or not event.rows:
-            self._keeper.out.extend(self._keeper.telling.demand())
+            self._keeper.out.extend(self._keeper.outbox.demand())

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.actors.buffer.decisions import expiring
-from penstock.actors.buffer.telling import Telling
+from penstock.actors.buffer.outbox import Outbox
 from penstock.messages.commands import Record, Send
 from penstock.messages.names import BUFFER, SUPERVISOR
 from penstock.messages.training import NoticeGiven
@@ -25,7 +25,7 @@ class Bookkeeper:
 
     def __init__(self, books: Books) -> None:
         self.books = books
-        self.telling = Telling(books)
+        self.outbox = Outbox(books)
         self.out: list[AnyCommand] = []
 
     def note(self, *entries: LedgerEntry) -> None:
@@ -37,7 +37,7 @@ class Bookkeeper:
     def close(self, entry: GroupClosed) -> None:
         """Every sample of the group is terminal, and not by training."""
         self.note(entry)
-        self.out.extend(self.telling.soon())
+        self.out.extend(self.outbox.soon())
 
     def expire(self) -> None:
         """End the groups that can no longer be trained in time."""

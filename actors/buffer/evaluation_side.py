@@ -31,7 +31,7 @@ class EvaluationSide:
             return
         if announced is not None and announced >= due:
             self._keeper.note(EvaluationOpened(evaluation=evaluations.next(books.policy.max_staleness)))
-            self._keeper.out.extend(self._keeper.telling.evaluation())
+            self._keeper.out.extend(self._keeper.outbox.evaluation())
         else:
             self._demand_publish(due)
 
@@ -49,15 +49,15 @@ class EvaluationSide:
         keeper.note(entry)
         name = open_one.datasets[entry.dataset].name
         keeper.out.append(KeepAnswers(evaluation=open_one.number, version=open_one.version, dataset=name, group=group))
-        keeper.telling.came_in((*(sample.key for sample in group.samples), *(end.key for end in group.ended)))
-        keeper.out.extend(keeper.telling.soon())
+        keeper.outbox.came_in((*(sample.key for sample in group.samples), *(end.key for end in group.ended)))
+        keeper.out.extend(keeper.outbox.soon())
         if evaluations.open is None:
             self.tell()
         return ""
 
     def tell(self) -> None:
         """Say what is open, and what was found last."""
-        self._keeper.out.extend(self._keeper.telling.evaluation())
+        self._keeper.out.extend(self._keeper.outbox.evaluation())
         if self._evaluations.finished is not None:
             self._keeper.send(SUPERVISOR, self._evaluations.finished)
 

@@ -111,7 +111,7 @@ class Buffer:
         self.target = AutoTarget.of(settings.pacing)
         self.learner = LearnerSide(self.books)
         self._keeper = Bookkeeper(self.books)
-        self._telling = self._keeper.telling
+        self._outbox = self._keeper.outbox
         self._evaluation = EvaluationSide(self._keeper)
         self.run = RunState(self._keeper, self.learner, self._evaluation)
         self._admission = Admission(self._keeper, self.run)
@@ -135,7 +135,7 @@ class Buffer:
 
     def leases(self) -> tuple[HeldLease, ...]:
         """What came in since settlements were last told."""
-        return self._telling.leases()
+        return self._outbox.leases()
 
     def handle(self, event: BufferEvent) -> list[AnyCommand]:
         """Take one event; see :class:`penstock.actors.machine.Machine`."""
@@ -170,7 +170,7 @@ class Buffer:
             case StopAsked():
                 self.run.stop(event.reason)
             case TimerFired():
-                self._keeper.out.extend((*self._telling.settled(is_due=True), *self._telling.failures()))
+                self._keeper.out.extend((*self._outbox.settled(is_due=True), *self._outbox.failures()))
             case Started():
                 self._on_started()
             case _:
@@ -184,9 +184,9 @@ class Buffer:
         if rows := rows_by_place(self.books):
             self._keeper.note(*rows)
         if self.books.grants.total:  # keepers and PromptSource may know less than the ledger, or nothing
-            self._keeper.out.extend((*self._telling.settled(), *self._telling.demand()))
+            self._keeper.out.extend((*self._outbox.settled(), *self._outbox.demand()))
         if self.books.evaluations.number:
-            self._keeper.out.extend(self._telling.settled())
+            self._keeper.out.extend(self._outbox.settled())
             self._evaluation.tell()
 
     def _on_evaluated(self, group: Group) -> None:
@@ -326,7 +326,7 @@ class Buffer:
         grants = next_grants(self.books, self.target)
         if grants:
             self._keeper.note(*grants, *rows_again(self.books, grants))
-            self._keeper.out.extend(self._telling.demand())
+            self._keeper.out.extend(self._outbox.demand())
 
     def validate(self) -> None:
         """Assert the invariants."""

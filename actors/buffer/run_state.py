@@ -97,7 +97,7 @@ class RunState:
         for entry in books.goal.left_over(books):
             keeper.close(entry)
         if books.grants.total:
-            keeper.out.extend(keeper.telling.settled())
+            keeper.out.extend(keeper.outbox.settled())
         group_ids = books.goal.to_archive(books)
         if group_ids is not None:
             self._is_archiving = True
@@ -157,7 +157,7 @@ class RunState:
 
     def _finish(self, story: str, *, completed: bool) -> None:
         books, keeper = self._books, self._keeper
-        keeper.out.extend(keeper.telling.failures())
+        keeper.out.extend(keeper.outbox.failures())
         finished = RunFinished(
             completed=completed,
             story=story,

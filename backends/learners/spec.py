@@ -98,9 +98,9 @@ def open_ranks(context: LearnerContext, rank: str) -> Backend[LearnerCommand]:
     Raises:
         UserFault: demonstrations and ``options.warm_start`` do not go together.
     """
-    from penstock.backends.learners.worker_group.open import open_gang_learner
+    from penstock.backends.learners.worker_group.open import open_worker_group
 
-    return open_gang_learner(
+    return open_worker_group(
         rank=rank,
         model_folder=context.model_folder,
         checkpoints_folder=context.checkpoints_folder,

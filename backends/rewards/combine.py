@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
-from penstock.backends.rewards.functions_asked import Summand
+from penstock.backends.rewards.functions_asked import RewardTerm
 from penstock.backends.rewards.sources import Counts, Question, open_source
 from penstock.backends.rewards.wire import CallFailed, GroupJudged, Judged
 from penstock.messages.base import Metric
@@ -37,9 +37,9 @@ from penstock.messages.samples import Reward, Sample
 if TYPE_CHECKING:
     from penstock.backends.engines.surroundings import Surroundings
     from penstock.backends.protocol import Emit, Fail
+    from penstock.backends.rewards.call_adapters import ResponseText
     from penstock.backends.rewards.functions_asked import AskedFunctions
     from penstock.backends.rewards.sources import Source
-    from penstock.backends.rewards.trades import ResponseText
     from penstock.backends.rewards.wire import Answer
     from penstock.messages.commands import ScoreGroup
     from penstock.messages.samples import Prompt
@@ -56,9 +56,9 @@ class Job(msgspec.Struct):
 
     samples: tuple[Sample, ...]
     is_group: bool
-    summands: tuple[Summand, ...]
+    terms: tuple[RewardTerm, ...]
     results: list[list[Result | None]]
-    """By summand, then by sample."""
+    """By term, then by sample."""
     num_open: int = 0
     """Questions that are not answered."""
 
@@ -66,13 +66,13 @@ class Job(msgspec.Struct):
 class _Asks(NamedTuple):
     """What is asked about a sample, and who."""
 
-    summands: tuple[Summand, ...]
+    terms: tuple[RewardTerm, ...]
     sources: tuple[Source, ...]
 
 
 class _Asked(msgspec.Struct):
     job: Job
-    summand: int
+    term: int
     sample: int | None
     """None: all of them."""
     asked_at_s: float
@@ -85,12 +85,12 @@ class Rewards:
         every = list(asked.every())
         self._sources: list[Source] = [open_source(function, text, surroundings) for function in every]
 
-        def asks(summands: tuple[Summand, ...]) -> _Asks:
-            return _Asks(summands, tuple(self._sources[every.index(summand.function)] for summand in summands))
+        def asks(terms: tuple[RewardTerm, ...]) -> _Asks:
+            return _Asks(terms, tuple(self._sources[every.index(term.function)] for term in terms))
 
         self._function_key = asked.function_key
         self._usual = asks(asked.usual)
-        self._by_name = {name: asks(summands) for name, summands in asked.by_name.items()}
+        self._by_name = {name: asks(terms) for name, terms in asked.by_name.items()}
         self._lock = threading.Lock()
         self._open: dict[int, _Asked] = {}
         self._next_id = 0
@@ -112,13 +112,13 @@ class Rewards:
             failed: list[Result | None] = [CallFailed(0, 0.0, str(error))] * len(samples)
             self._say(_event(Job(samples, is_group, (), [failed])))
             return
-        job = Job(samples, is_group, asks.summands, [[None] * len(samples) for _ in asks.summands])
+        job = Job(samples, is_group, asks.terms, [[None] * len(samples) for _ in asks.terms])
         questions: list[tuple[Source, Question]] = []
         now_s = time.monotonic()
         with self._lock:
-            for number, (summand, source) in enumerate(zip(asks.summands, asks.sources, strict=True)):
-                timeout_s = summand.function.timeout_s or command.timeout_s
-                whole = bool(summand.function.per_group)
+            for number, (term, source) in enumerate(zip(asks.terms, asks.sources, strict=True)):
+                timeout_s = term.function.timeout_s or command.timeout_s
+                whole = bool(term.function.per_group)
                 for place in [None] if whole else range(len(samples)):
                     given = samples if place is None else (samples[place],)
                     self._open[self._next_id] = _Asked(job, number, place, now_s)
@@ -148,7 +148,7 @@ class Rewards:
     def _on_answer(self, question_id: int, answer: Answer) -> None:
         with self._lock:
             asked = self._open.pop(question_id)
-            row = asked.job.results[asked.summand]
+            row = asked.job.results[asked.term]
             if asked.sample is not None:
                 row[asked.sample] = _result(answer)
             elif isinstance(answer, GroupJudged):
@@ -207,26 +207,26 @@ def _judged(job: Job, place: int) -> SampleJudged:
     results = [row[place] for row in job.results]
     for number, result in enumerate(results):
         if isinstance(result, CallFailed):
-            name = job.summands[number].name if job.summands else ""
+            name = job.terms[number].name if job.terms else ""
             reason = f"{name}: {result.reason}" if name else result.reason
             return SampleJudged(key=sample.key, attempt=sample.attempt, reward=None, reason=reason)
     judged = [result for result in results if isinstance(result, Judged)]
     assert len(judged) == len(results)
-    if len(judged) == 1 and not job.summands[0].name:
+    if len(judged) == 1 and not job.terms[0].name:
         parts = tuple(Metric(name, value) for name, value in judged[0].components)
         reward = Reward(value=judged[0].value, components=parts)
     else:
-        reward = _sum(job.summands, judged)
+        reward = _sum(job.terms, judged)
     if not math.isfinite(reward.value):
         reason = f"the weighted sum of the components is {reward.value}; expected a finite number"
         return SampleJudged(key=sample.key, attempt=sample.attempt, reward=None, reason=reason)
     return SampleJudged(key=sample.key, attempt=sample.attempt, reward=reward)
 
 
-def _sum(summands: tuple[Summand, ...], judged: list[Judged]) -> Reward:
+def _sum(terms: tuple[RewardTerm, ...], judged: list[Judged]) -> Reward:
     parts: list[Metric] = []
-    for summand, each in zip(summands, judged, strict=True):
-        parts.append(Metric(summand.name, each.value))
-        parts += [Metric(f"{summand.name}/{name}", value) for name, value in each.components]
-    total = math.fsum(summand.weight * each.value for summand, each in zip(summands, judged, strict=True))
+    for term, each in zip(terms, judged, strict=True):
+        parts.append(Metric(term.name, each.value))
+        parts += [Metric(f"{term.name}/{name}", value) for name, value in each.components]
+    total = math.fsum(term.weight * each.value for term, each in zip(terms, judged, strict=True))
     return Reward(value=total, components=tuple(parts))

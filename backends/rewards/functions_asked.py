@@ -39,7 +39,7 @@ SANDBOX_GRACE_S: Final = 60.0
 answer, or a wait for one of its places."""
 
 
-class Summand(NamedTuple):
+class RewardTerm(NamedTuple):
     """One function, what its result counts, and what it is called."""
 
     name: str
@@ -51,20 +51,20 @@ class Summand(NamedTuple):
 class AskedFunctions(NamedTuple):
     """What the reward of a sample is made of."""
 
-    usual: tuple[Summand, ...]
+    usual: tuple[RewardTerm, ...]
     """For rows that name no function."""
-    by_name: Mapping[str, tuple[Summand, ...]]
+    by_name: Mapping[str, tuple[RewardTerm, ...]]
     """For those that do."""
     function_key: str | None
 
     def every(self) -> Iterator[FunctionOptions]:
         """Each function once."""
         seen: list[FunctionOptions] = []
-        for summands in (self.usual, *self.by_name.values()):
-            for summand in summands:
-                if summand.function not in seen:
-                    seen.append(summand.function)
-                    yield summand.function
+        for terms in (self.usual, *self.by_name.values()):
+            for term in terms:
+                if term.function not in seen:
+                    seen.append(term.function)
+                    yield term.function
 
 
 def asked_functions(options: RewardOptions, *, max_response_tokens: int = 1024) -> AskedFunctions:
@@ -73,8 +73,8 @@ def asked_functions(options: RewardOptions, *, max_response_tokens: int = 1024) 
     usual = _filled(alone, options, max_response_tokens)
     named = {each.name: _filled(_plain(each), options, max_response_tokens) for each in options.functions}
     return AskedFunctions(
-        _summands(options, usual, max_response_tokens),
-        {name: _summands(options, function, max_response_tokens) for name, function in named.items()},
+        _terms(options, usual, max_response_tokens),
+        {name: _terms(options, function, max_response_tokens) for name, function in named.items()},
         options.function_key,
     )
 
@@ -89,11 +89,11 @@ def longest_timeout_s(options: RewardOptions) -> float:
     return max(function.timeout_s or options.timeout_s for function in asked_functions(options).every())
 
 
-def _summands(options: RewardOptions, chosen: FunctionOptions, max_response_tokens: int) -> tuple[Summand, ...]:
+def _terms(options: RewardOptions, chosen: FunctionOptions, max_response_tokens: int) -> tuple[RewardTerm, ...]:
     if not options.components:
-        return (Summand("", 1.0, chosen),)
+        return (RewardTerm("", 1.0, chosen),)
     return tuple(
-        Summand(
+        RewardTerm(
             each.name,
             each.weight,
             chosen if each.function == CHOSEN else _filled(_plain(each), options, max_response_tokens),

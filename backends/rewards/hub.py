@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Final
 from penstock.backends.engines.surroundings import Surroundings
 from penstock.backends.processes.user_code import UserCodeError, split_spec
 from penstock.backends.rewards.builtin import BUILT_IN
+from penstock.backends.rewards.call_adapters import FilterAdapter, ResponseText
 from penstock.backends.rewards.combine import Rewards
 from penstock.backends.rewards.functions_asked import asked_functions
 from penstock.backends.rewards.pool import WorkerPool
-from penstock.backends.rewards.trades import FilterTrade, ResponseText
 from penstock.messages.base import Metric
 from penstock.messages.commands import JudgeGroup
 from penstock.messages.local import GroupJudged, LocalEvent
@@ -61,7 +61,7 @@ def open_filter(
     if function is None:
         return KeepEveryGroup()
     split_spec(function)
-    return FilterBackend(FilterTrade(function, ResponseText(tokenizer_folder), timeout_s))
+    return FilterBackend(FilterAdapter(function, ResponseText(tokenizer_folder), timeout_s))
 
 
 def open_filters(
@@ -79,8 +79,8 @@ def open_filters(
     from penstock.backends.rewards.sampling import (
         FilterFunctions,
         GroupShower,
-        HookTrade,
-        SampleFilterTrade,
+        HookAdapter,
+        SampleFilterAdapter,
         SampleSifter,
     )
 
@@ -90,8 +90,8 @@ def open_filters(
             split_spec(spec)
     return FilterFunctions(
         judge,
-        None if sample_function is None else SampleSifter(SampleFilterTrade(sample_function, text)),
-        None if hook is None else GroupShower(HookTrade(hook, ResponseText(tokenizer_folder))),
+        None if sample_function is None else SampleSifter(SampleFilterAdapter(sample_function, text)),
+        None if hook is None else GroupShower(HookAdapter(hook, ResponseText(tokenizer_folder))),
         keeper,
     )
 
@@ -99,8 +99,8 @@ def open_filters(
 class FilterBackend:
     """Asks the user's filter in a process."""
 
-    def __init__(self, trade: FilterTrade) -> None:
-        self._pool = WorkerPool[JudgeGroup, LocalEvent](trade, 1)
+    def __init__(self, adapter: FilterAdapter) -> None:
+        self._pool = WorkerPool[JudgeGroup, LocalEvent](adapter, 1)
 
     def start(self, emit: Emit, fail: Fail) -> None:
         """See :class:`~penstock.backends.protocol.Backend`. A filter that cannot be loaded comes to ``fail``."""

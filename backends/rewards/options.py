@@ -66,7 +66,7 @@ class FunctionOptions(Options, frozen=True, kw_only=True):
 
 
 class ComponentOptions(FunctionOptions, frozen=True, kw_only=True):
-    """One summand of the reward."""
+    """One term of the reward."""
 
     name: Name
     """Under which its value is reported."""

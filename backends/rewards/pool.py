@@ -40,7 +40,7 @@ MAX_FAILED_STARTS: Final = 3
 MAX_DEATHS: Final = 2
 
 CommandT = TypeVar("CommandT")
-TradedT = TypeVar("TradedT", contravariant=True)
+AdaptedT = TypeVar("AdaptedT", contravariant=True)
 EventT = TypeVar("EventT", covariant=True)
 AnsweredT = TypeVar("AnsweredT")
 
@@ -49,7 +49,7 @@ class RewardProcessError(RuntimeError):
     """No process with the function can be had."""
 
 
-class Trade(Protocol[TradedT, EventT]):
+class CallAdapter(Protocol[AdaptedT, EventT]):
     """How commands become calls and answers become events. Its methods run on the pool's thread."""
 
     kind: str
@@ -59,11 +59,11 @@ class Trade(Protocol[TradedT, EventT]):
     timeout_key: str
     """The scenario's key of the deadline, for messages; empty when there is none."""
 
-    def call(self, command: TradedT, call_id: int, names: tuple[str, ...]) -> Call:
+    def call(self, command: AdaptedT, call_id: int, names: tuple[str, ...]) -> Call:
         """The call of this command, with what the function asks for."""
         ...
 
-    def event(self, command: TradedT, answer: Answer) -> EventT:
+    def event(self, command: AdaptedT, answer: Answer) -> EventT:
         """The event that answers the command."""
         ...
 
@@ -78,8 +78,8 @@ class _Job(Generic[CommandT]):
 class WorkerPool(Generic[CommandT, AnsweredT]):
     """See the module."""
 
-    def __init__(self, trade: Trade[CommandT, AnsweredT], num_workers: int) -> None:
-        self._trade = trade
+    def __init__(self, adapter: CallAdapter[CommandT, AnsweredT], num_workers: int) -> None:
+        self._adapter = adapter
         self._num_workers = num_workers
         self._submitted: deque[CommandT] = deque()
         self._queue: deque[_Job[CommandT]] = deque()
@@ -88,7 +88,7 @@ class WorkerPool(Generic[CommandT, AnsweredT]):
         self._selector = selectors.DefaultSelector()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"{trade.kind}-pool", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"{adapter.kind}-pool", daemon=True)
         self._next_id = 0
         self._failed_starts = 0
         self.num_restarts = 0
@@ -147,7 +147,7 @@ class WorkerPool(Generic[CommandT, AnsweredT]):
 
     def _start_missing(self) -> None:
         while len(self._workers) < self._num_workers:
-            worker = WorkerProcess(self._trade.kind, self._trade.spec, self._trade.options_json, time.monotonic)
+            worker = WorkerProcess(self._adapter.kind, self._adapter.spec, self._adapter.options_json, time.monotonic)
             self._selector.register(worker.socket, selectors.EVENT_READ, worker)
             self._workers.append(worker)
 
@@ -163,7 +163,7 @@ class WorkerPool(Generic[CommandT, AnsweredT]):
             assert worker.ready is not None
             job = self._queue.popleft()
             self._running[job.call_id] = job
-            call = self._trade.call(job.command, job.call_id, worker.ready.names)
+            call = self._adapter.call(job.command, job.call_id, worker.ready.names)
             batches.setdefault(load[2], []).append(call)
         for number, calls in batches.items():
             self._workers[number].send(calls)
@@ -212,23 +212,23 @@ class WorkerPool(Generic[CommandT, AnsweredT]):
             self._failed_starts += 1
             if self._failed_starts >= MAX_FAILED_STARTS:
                 raise RewardProcessError(
-                    f"the process for {self._trade.spec} {how} while it loaded, {self._failed_starts} times in a row"
+                    f"the process for {self._adapter.spec} {how} while it loaded, {self._failed_starts} times in a row"
                 )
             return
         guilty = set[int]() if worker.is_side_by_side else {sent.id for sent in list(worker.sent)[:1]}
-        self._settle(worker, guilty, f"the process of the {self._trade.kind} function {how}")
+        self._settle(worker, guilty, f"the process of the {self._adapter.kind} function {how}")
 
     def _end_overdue(self) -> None:
         now_s = time.monotonic()
         for worker in list(self._workers):
             if worker.ready is None and worker.started_at_s + START_TIMEOUT_S <= now_s:
                 self._remove(worker)
-                raise RewardProcessError(f"{self._trade.spec} did not load within {START_TIMEOUT_S:g} s")
+                raise RewardProcessError(f"{self._adapter.spec} did not load within {START_TIMEOUT_S:g} s")
             if guilty := worker.overdue():
                 limit_s = next(sent.timeout_s for sent in worker.sent if sent.id in guilty)
                 self._remove(worker)
-                key = f" ({self._trade.timeout_key})" if self._trade.timeout_key else ""
-                self._settle(worker, guilty, f"the {self._trade.kind} function took longer than {limit_s:g} s{key}")
+                key = f" ({self._adapter.timeout_key})" if self._adapter.timeout_key else ""
+                self._settle(worker, guilty, f"the {self._adapter.kind} function took longer than {limit_s:g} s{key}")
 
     def _remove(self, worker: WorkerProcess) -> str:
         self._selector.unregister(worker.socket)
@@ -251,4 +251,4 @@ class WorkerPool(Generic[CommandT, AnsweredT]):
     def _answer(self, job: _Job[CommandT], answer: Answer) -> None:
         self.num_answered += 1
         self.num_failed += isinstance(answer, CallFailed)
-        self._emit(self._trade.event(job.command, answer))
+        self._emit(self._adapter.event(job.command, answer))

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from penstock.backends.rewards.call_adapters import reward_call
 from penstock.backends.rewards.pool import WorkerPool
 from penstock.backends.rewards.sampling_calls import (
     HOOK,
@@ -34,7 +35,6 @@ from penstock.backends.rewards.sampling_calls import (
     RewardedCall,
     Verdict,
 )
-from penstock.backends.rewards.trades import reward_call
 from penstock.backends.rewards.wire import CallFailed, FilterCall, Judged, Kept, SampleCall, ShowCall
 from penstock.messages.base import Metric
 from penstock.messages.commands import JudgeGroup, JudgeSamples, KeepSamples, ShowGroup
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from penstock.backends.ledger.kept_samples import SampleKeeper
     from penstock.backends.protocol import Backend, Emit, Fail
-    from penstock.backends.rewards.trades import ResponseText
+    from penstock.backends.rewards.call_adapters import ResponseText
     from penstock.backends.rewards.wire import Answer
     from penstock.messages.commands import FilterCommand
     from penstock.messages.samples import Prompt, Sample
@@ -77,7 +77,7 @@ class _SampleTask:
         self.sample = sample
 
 
-class SampleFilterTrade:
+class SampleFilterAdapter:
     """One sample to its verdict: none for one that is kept."""
 
     kind = SAMPLE_FILTER
@@ -89,7 +89,7 @@ class SampleFilterTrade:
         self._text = text
 
     def call(self, command: _SampleTask, call_id: int, names: tuple[str, ...]) -> SampleCall:
-        """See :class:`~penstock.backends.rewards.pool.Trade`."""
+        """See :class:`~penstock.backends.rewards.pool.CallAdapter`."""
         sample, prompt = command.sample, command.sifting.group.prompt
         reward = sample.outcome.reward
         rewarded = RewardedCall(
@@ -101,7 +101,7 @@ class SampleFilterTrade:
         return SampleCall(call_id, SAMPLE_TIMEOUT_S, call, rewarded)
 
     def event(self, command: _SampleTask, answer: Answer) -> tuple[_SampleTask, DroppedSample | None]:
-        """See :class:`~penstock.backends.rewards.pool.Trade`."""
+        """See :class:`~penstock.backends.rewards.pool.CallAdapter`."""
         index = command.sample.key.index
         if isinstance(answer, Kept):
             return command, None if answer.keep else DroppedSample(index, answer.cause or USER_SAMPLE_FILTER)
@@ -113,8 +113,8 @@ class SampleFilterTrade:
 class SampleSifter:
     """Asks the filter of samples, in processes."""
 
-    def __init__(self, trade: SampleFilterTrade) -> None:
-        self._pool = WorkerPool[_SampleTask, "tuple[_SampleTask, DroppedSample | None]"](trade, NUM_SAMPLE_WORKERS)
+    def __init__(self, adapter: SampleFilterAdapter) -> None:
+        self._pool = WorkerPool[_SampleTask, "tuple[_SampleTask, DroppedSample | None]"](adapter, NUM_SAMPLE_WORKERS)
 
     def start(self, emit: Emit, fail: Fail) -> None:
         """See :class:`~penstock.backends.protocol.Backend`. A filter that cannot be loaded comes to ``fail``."""
@@ -152,7 +152,7 @@ class SampleSifter:
         self._pool.close(timeout_s)
 
 
-class HookTrade:
+class HookAdapter:
     """A group to the hook; the answer says only whether it failed."""
 
     kind = HOOK
@@ -164,14 +164,14 @@ class HookTrade:
         self._text = text
 
     def call(self, command: ShowGroup, call_id: int, names: tuple[str, ...]) -> ShowCall:
-        """See :class:`~penstock.backends.rewards.pool.Trade`."""
+        """See :class:`~penstock.backends.rewards.pool.CallAdapter`."""
         group = command.group
         responses = tuple(self._text.of(sample) for sample in group.samples) if "responses" in names else ()
         shown = FilterCall(call_id, HOOK_TIMEOUT_S, _ENCODER.encode(group), responses)
         return ShowCall(call_id, HOOK_TIMEOUT_S, shown, Verdict(not command.cause, command.cause))
 
     def event(self, command: ShowGroup, answer: Answer) -> None:
-        """See :class:`~penstock.backends.rewards.pool.Trade`."""
+        """See :class:`~penstock.backends.rewards.pool.CallAdapter`."""
         if isinstance(answer, CallFailed):
             _LOG.warning("the hook failed on group %d: %s", command.group.group_id, answer.reason)
 
@@ -179,8 +179,8 @@ class HookTrade:
 class GroupShower:
     """Shows groups to the user's hook, in a process."""
 
-    def __init__(self, trade: HookTrade) -> None:
-        self._pool = WorkerPool[ShowGroup, None](trade, 1)
+    def __init__(self, adapter: HookAdapter) -> None:
+        self._pool = WorkerPool[ShowGroup, None](adapter, 1)
         self._num_skipped = 0
         self._is_off = False
 
@@ -281,7 +281,7 @@ class _PromptTask:
         self.history = history
 
 
-class PriorityTrade:
+class PriorityAdapter:
     """A prompt with its history to its weight."""
 
     kind = PRIORITY
@@ -293,7 +293,7 @@ class PriorityTrade:
         self._timeout_s = timeout_s
 
     def call(self, command: _PromptTask, call_id: int, names: tuple[str, ...]) -> PriorityCall:
-        """See :class:`~penstock.backends.rewards.pool.Trade`."""
+        """See :class:`~penstock.backends.rewards.pool.CallAdapter`."""
         prompt = command.prompt
         return PriorityCall(
             id=call_id,
@@ -307,7 +307,7 @@ class PriorityTrade:
         )
 
     def event(self, command: _PromptTask, answer: Answer) -> tuple[_PromptTask, float | None]:
-        """See :class:`~penstock.backends.rewards.pool.Trade`."""
+        """See :class:`~penstock.backends.rewards.pool.CallAdapter`."""
         match answer:
             case Judged():
                 return command, answer.value
@@ -324,7 +324,7 @@ class PriorityFunction:
     """Asks the user's curriculum, in a process, and waits for it."""
 
     def __init__(self, spec: str, timeout_s: float) -> None:
-        self._pool = WorkerPool[_PromptTask, "tuple[_PromptTask, float | None]"](PriorityTrade(spec, timeout_s), 1)
+        self._pool = WorkerPool[_PromptTask, "tuple[_PromptTask, float | None]"](PriorityAdapter(spec, timeout_s), 1)
         self._timeout_s = timeout_s
         self.num_late = 0
         """Prompts that had no number when the deadline came."""

@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import msgspec
 
 from penstock.backends.rewards.builtin import IN_PROCESS, score_in_process
+from penstock.backends.rewards.call_adapters import reward_call, written_tokens
 from penstock.backends.rewards.functions import GROUP_REWARD, REWARD, SAMPLE_LISTS, NoRewardError
 from penstock.backends.rewards.functions_asked import LENGTH_PENALTY
 from penstock.backends.rewards.length import length_penalty
 from penstock.backends.rewards.pool import WorkerPool
-from penstock.backends.rewards.trades import reward_call, written_tokens
 from penstock.backends.rewards.wire import CallFailed, GroupCall, Judged, Launched
 
 if TYPE_CHECKING:
     from penstock.backends.engines.surroundings import Surroundings
     from penstock.backends.protocol import Fail
+    from penstock.backends.rewards.call_adapters import ResponseText
     from penstock.backends.rewards.options import FunctionOptions
-    from penstock.backends.rewards.trades import ResponseText
     from penstock.backends.rewards.wire import Answer, RewardCall
     from penstock.messages.samples import Prompt, Sample
 
@@ -87,8 +87,8 @@ class PoolSource:
     """A function in processes that can be killed."""
 
     def __init__(self, launched: Launched, text: ResponseText) -> None:
-        trade = _RewardTrade(launched, text)
-        self._pool = WorkerPool[Question, tuple[int, "Answer"]](trade, launched.function.num_workers or 1)
+        adapter = _RewardAdapter(launched, text)
+        self._pool = WorkerPool[Question, tuple[int, "Answer"]](adapter, launched.function.num_workers or 1)
 
     def start(self, answered: Answered, fail: Fail) -> None:
         """See :class:`Source`."""
@@ -108,7 +108,7 @@ class PoolSource:
         self._pool.close(timeout_s)
 
 
-class _RewardTrade:
+class _RewardAdapter:
     """Questions as calls."""
 
     def __init__(self, launched: Launched, text: ResponseText) -> None:
@@ -122,7 +122,7 @@ class _RewardTrade:
         self._is_group = bool(function.per_group)
 
     def call(self, command: Question, call_id: int, names: tuple[str, ...]) -> RewardCall | GroupCall:
-        """See :class:`~penstock.backends.rewards.pool.Trade`."""
+        """See :class:`~penstock.backends.rewards.pool.CallAdapter`."""
         needs = frozenset(SAMPLE_LISTS.get(name, name) for name in names)
         calls = tuple(
             reward_call(sample, command.prompt, command.timeout_s, call_id, self._text, needs)
@@ -131,7 +131,7 @@ class _RewardTrade:
         return GroupCall(call_id, command.timeout_s, calls) if self._is_group else calls[0]
 
     def event(self, command: Question, answer: Answer) -> tuple[int, Answer]:
-        """See :class:`~penstock.backends.rewards.pool.Trade`."""
+        """See :class:`~penstock.backends.rewards.pool.CallAdapter`."""
         return command.id, answer
 
 

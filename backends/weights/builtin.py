@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from penstock.backends.weights import spec
-from penstock.backends.weights.nothing import NothingExporter
+from penstock.backends.weights.no_weights import NoWeightsExporter
 from penstock.backends.weights.protocol import WeightFetchError
 from penstock.backends.weights.spec import ExportContext, TransportSite, TransportSpec
 from penstock.messages.errors import UserFault
@@ -178,5 +178,5 @@ TENSOR: Final = TransportSpec(
     open_exporter=partial(_push, spec.TENSOR), fetch=_pull, check=partial(_check_memory, spec.TENSOR)
 )
 NONE: Final = TransportSpec(
-    open_exporter=lambda context: NothingExporter(context.learner_epoch), fetch=_fetch_nothing, is_chosen=False
+    open_exporter=lambda context: NoWeightsExporter(context.learner_epoch), fetch=_fetch_nothing, is_chosen=False
 )

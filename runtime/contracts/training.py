@@ -43,7 +43,7 @@ from penstock.backends.learners.hooks.protocols import (
 from penstock.backends.learners.objectives.open import user_objective
 from penstock.backends.learners.objectives.presets import objective
 from penstock.backends.learners.training.metrics import batch_metrics
-from penstock.backends.learners.training.step import BatchTokens, Opening, Scores, StepTokens
+from penstock.backends.learners.training.step import BatchTokens, Predictions, Scores, StepTokens
 from penstock.backends.processes.hook_calling import Hook, checked_tensor
 from penstock.backends.weights.renamed import NAMES, new_names
 from penstock.messages.errors import UserFault
@@ -277,7 +277,7 @@ def _advantage_input(groups: tuple[Group, ...]) -> AdvantageInput:
 
 
 def _known(groups: tuple[Group, ...]) -> BatchTokens:
-    return BatchTokens(_batch(groups), OPTIONS, Opening(), version=VERSION, device=CPU)
+    return BatchTokens(_batch(groups), OPTIONS, Predictions(), version=VERSION, device=CPU)
 
 
 def _policy_tokens(groups: tuple[Group, ...], *, distance: float) -> PolicyTokens:

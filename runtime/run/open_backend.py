@@ -147,10 +147,10 @@ def _engine(
         group = options = scenario.engines
     spec = ENGINES.spec(group.backend)
     judges = judging(name, plan, host) if Capability.EMBEDDED in spec.capabilities else None
-    drawings = [each.sampling for each in sets_of(scenario)]
+    samplings = [each.sampling for each in sets_of(scenario)]
     if judges is not None:
         options = replace(options, slots=options.slots + judges.num_slots)
-        drawings += judges.drawings
+        samplings += judges.samplings
     engine = spec.open(
         EngineContext(
             name=name,
@@ -160,7 +160,7 @@ def _engine(
             run_folder=Path(plan.run_folder),
             options=options,
             sampling=scenario.sampling,
-            by_dataset=drawings,
+            by_dataset=samplings,
             data=scenario.data,
             recorded=recorded_settings(scenario),
             max_context=scenario.model.max_context,

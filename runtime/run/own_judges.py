@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.backends.episodes.judge_endpoint.judge_sampling import drawings_of
+from penstock.backends.episodes.judge_endpoint.judge_sampling import sampling_options_of
 from penstock.backends.episodes.judge_endpoint.settings import JudgingSettings
 from penstock.backends.rewards.functions_asked import asked_functions
 from penstock.runtime.scenario.evaluation_rules import sets_of
@@ -36,7 +36,7 @@ def judging(engine: str, plan: RunPlan, host: str) -> JudgingSettings | None:
         host=host,
         max_context=scenario.model.max_context,
         num_slots=scenario.engines.judge_slots,
-        drawings=drawings_of(judges, scenario.model.max_context),
+        samplings=sampling_options_of(judges, scenario.model.max_context),
         first_dataset=len(sets_of(scenario)),
         data=scenario.data,
         seed=scenario.run.seed,

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     from penstock.backends.learners.torch.model import PackedModel
     from penstock.backends.learners.torch.snapshot import LearnerSnapshot
-    from penstock.backends.learners.worker_group.gang import Gang
     from penstock.backends.learners.worker_group.words import LearnerAnswer
+    from penstock.backends.learners.worker_group.workers import WorkerGroup
     from penstock.messages.base import Metric
     from penstock.messages.commands import LearnerCommand
 
@@ -66,7 +66,7 @@ class Learner:
     model: PackedModel
     trainer: PolicyTrainer
     reference: PackedModel | None
-    gang: Gang
+    workers: WorkerGroup
 
     def train(self, version: int) -> float:
         step = (version * 0.37) % 1.0
@@ -79,7 +79,7 @@ class Learner:
             self.model,
             self.trainer,
             self.reference,
-            gang=self.gang,
+            workers=self.workers,
             version=version,
             dtype=str(self.model.dtype).removeprefix("torch."),
             trained_tokens=7,
@@ -93,17 +93,17 @@ class Learner:
 
 
 def open_rank(
-    gang: Gang, folder: Path, division: Division, dtype: str, *, reference_folder: Path | None = None
+    workers: WorkerGroup, folder: Path, division: Division, dtype: str, *, reference_folder: Path | None = None
 ) -> Learner:
     options = LearnerOptions(learning_rate=1e-2, parallel=division.parallel, objective=CRITIC)
-    model = load_divided(folder, gang, options, dtype=dtype)
-    reference = replica(model, gang, options)
+    model = load_divided(folder, workers, options, dtype=dtype)
+    reference = replica(model, workers, options)
     if reference_folder is not None:
-        reference = load_divided(reference_folder, gang, options, dtype=dtype)
+        reference = load_divided(reference_folder, workers, options, dtype=dtype)
     trainer = PolicyTrainer(
-        model, options, temperature=1.0, num_steps=9, reference=reference, check_stop=lambda: None, gang=gang
+        model, options, temperature=1.0, num_steps=9, reference=reference, check_stop=lambda: None, workers=workers
     )
-    return Learner(model, trainer, reference, gang)
+    return Learner(model, trainer, reference, workers)
 
 
 def digests_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
@@ -118,31 +118,31 @@ def digests_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
 
 
 def train_and_save(
-    gang: Gang, source: Path, folder: Path, division: Division, dtype: str
+    workers: WorkerGroup, source: Path, folder: Path, division: Division, dtype: str
 ) -> tuple[dict[str, str], float]:
     """Two batches, a checkpoint, and the loss of one more batch."""
-    learner = open_rank(gang, source, division, dtype)
+    learner = open_rank(workers, source, division, dtype)
     for version in range(1, VERSION + 1):
         learner.train(version)
-    torch.manual_seed(gang.rank)
-    checkpoints = CheckpointFolder(folder, epoch=1, tokenizer_source=source, channel=CheckpointChannel(gang))
+    torch.manual_seed(workers.rank)
+    checkpoints = CheckpointFolder(folder, epoch=1, tokenizer_source=source, channel=CheckpointChannel(workers))
     digests = learner.digests()
     checkpoints.write(learner.snapshot(VERSION))
     return digests, learner.train(VERSION + 1)
 
 
 def load_and_train(
-    gang: Gang, path: Path, division: Division, dtype: str
+    workers: WorkerGroup, path: Path, division: Division, dtype: str
 ) -> tuple[dict[str, str], float, dict[str, int]]:
     """What was loaded, the loss of one more batch, and the bytes that this rank had to hold of the state."""
-    record = read_record(path, version=VERSION, rank=gang.rank, num_ranks=gang.num_ranks)
+    record = read_record(path, version=VERSION, rank=workers.rank, num_ranks=workers.num_ranks)
     assert record.reference is not None
-    learner = open_rank(gang, path, division, dtype, reference_folder=path.parent / record.reference.folder)
+    learner = open_rank(workers, path, division, dtype, reference_folder=path.parent / record.reference.folder)
     tensors = load_state(path / STATE_FOLDER, learner.trainer.layouts())
     sizes = {name: whole_or_part.numel() for name, whole_or_part in ((n, _local(t)) for n, t in tensors.items())}
     learner.trainer.restore(tensors)
-    restore_random_state(tensors, gang)
-    assert torch.initial_seed() == (gang.rank if gang.rank < len(tensors["random/cpu"]) else 0)
+    restore_random_state(tensors, workers)
+    assert torch.initial_seed() == (workers.rank if workers.rank < len(tensors["random/cpu"]) else 0)
     return learner.digests(), learner.train(VERSION + 1), sizes
 
 
@@ -150,16 +150,18 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     return cast("Any", tensor).to_local() if hasattr(tensor, "to_local") else tensor
 
 
-def save_where_one_rank_may_not_write(gang: Gang, source: Path, folder: Path, *, refusing: int) -> tuple[str, str]:
+def save_where_one_rank_may_not_write(
+    workers: WorkerGroup, source: Path, folder: Path, *, refusing: int
+) -> tuple[str, str]:
     """What the refused write says, after one that succeeded."""
-    learner = open_rank(gang, source, Division(gang.num_ranks), "float32")
-    checkpoints = CheckpointFolder(folder, epoch=1, tokenizer_source=source, channel=CheckpointChannel(gang))
+    learner = open_rank(workers, source, Division(workers.num_ranks), "float32")
+    checkpoints = CheckpointFolder(folder, epoch=1, tokenizer_source=source, channel=CheckpointChannel(workers))
     learner.train(1)
     checkpoints.write(learner.snapshot(1))
     learner.train(2)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
-        if gang.rank == refusing:
+        if workers.rank == refusing:
             resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, hard))
         with pytest.raises(UserFault) as refused:
             checkpoints.write(learner.snapshot(2))
@@ -169,13 +171,13 @@ def save_where_one_rank_may_not_write(gang: Gang, source: Path, folder: Path, *,
     return str(refused.value), checkpoints.write(learner.snapshot(2)).name
 
 
-def die_while_writing(gang: Gang, source: Path, folder: Path) -> None:
-    learner = open_rank(gang, source, Division(gang.num_ranks), "float32")
-    checkpoints = CheckpointFolder(folder, epoch=1, tokenizer_source=source, channel=CheckpointChannel(gang))
+def die_while_writing(workers: WorkerGroup, source: Path, folder: Path) -> None:
+    learner = open_rank(workers, source, Division(workers.num_ranks), "float32")
+    checkpoints = CheckpointFolder(folder, epoch=1, tokenizer_source=source, channel=CheckpointChannel(workers))
     learner.train(1)
     checkpoints.write(learner.snapshot(1))
     snapshot = learner.snapshot(2)
-    if gang.rank == 1:
+    if workers.rank == 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     checkpoints.write(snapshot)
@@ -202,7 +204,7 @@ class Host:
 
 
 def carry_out(
-    gang: Gang, source: Path, folder: Path, division: Division, epoch: int, commands: Sequence[LearnerCommand]
+    workers: WorkerGroup, source: Path, folder: Path, division: Division, epoch: int, commands: Sequence[LearnerCommand]
 ) -> tuple[list[float], list[str]]:
     """The losses of what was trained, and the paths of what was saved."""
     setup = LearnerSetup(
@@ -218,7 +220,7 @@ def carry_out(
         demonstrations=[],
     )
     host = Host()
-    worker = TorchWorker(setup, gang, host)
+    worker = TorchWorker(setup, workers, host)
     losses: list[float] = []
     for command in commands:
         answer = worker.carry_out(command)

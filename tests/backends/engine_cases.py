@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from transformers import PreTrainedModel
 
-    from penstock.backends.engines.torch.engine_settings import OtherDrawing
+    from penstock.backends.engines.torch.engine_settings import OtherSampling
     from penstock.backends.engines.torch.sampling import Sampler
     from penstock.backends.engines.torch.stopping import StopStrings
 
@@ -173,7 +173,7 @@ class Settings(TypedDict, total=False):
     sampler: Sampler
     stop_token_ids: frozenset[int]
     stop_strings: StopStrings | None
-    others: tuple[OtherDrawing, ...]
+    others: tuple[OtherSampling, ...]
     progress_tokens: int | None
     records_experts: bool
 

@@ -15,7 +15,7 @@ from penstock.backends.checkpoint.tensors import CheckpointTensors
 from penstock.backends.data.options import DataOptions
 from penstock.backends.data.tokenizer import TextTokenizer
 from penstock.backends.engines.options import EnginesOptions, SamplingOptions
-from penstock.backends.engines.torch.opening import open_torch_engine
+from penstock.backends.engines.torch.factory import open_torch_engine
 from penstock.backends.episodes.api import SessionEnded, SessionTaken
 from penstock.backends.episodes.backend import EpisodeBackend
 from penstock.backends.episodes.gateway import GatewayEpisodes, GatewaySettings

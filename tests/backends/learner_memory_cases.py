@@ -106,12 +106,12 @@ def load_and_publish(work: Work) -> Used:
     from penstock.backends.learners.options import LearnerOptions
     from penstock.backends.learners.torch.publishing import GatheredWeights
     from penstock.backends.learners.torch.sharded_load import load_divided
-    from penstock.backends.learners.worker_group.gang import join_gang
+    from penstock.backends.learners.worker_group.workers import join_workers
     from penstock.backends.weights.disk import DiskExporter
 
     torch.set_num_threads(1)
     folder = Path(work.folder)
-    gang = join_gang(
+    workers = join_workers(
         store=dist.FileStore(str(folder / "store"), work.num_ranks),  # type: ignore[attr-defined]  # it is
         rank=work.rank,
         num_ranks=work.num_ranks,
@@ -120,15 +120,15 @@ def load_and_publish(work: Work) -> Used:
         timeout_s=TIMEOUT_S,
     )
     with PeakMemory() as loading:
-        model = load_divided(folder / "model", gang, LearnerOptions(parallel="fsdp"), dtype="float32")
-    gang.barrier()
+        model = load_divided(folder / "model", workers, LearnerOptions(parallel="fsdp"), dtype="float32")
+    workers.barrier()
     with PeakMemory() as publishing:
-        weights = GatheredWeights(model, gang, max_bucket_bytes=work.max_bucket_bytes)
-        if gang.is_first:
+        weights = GatheredWeights(model, workers, max_bucket_bytes=work.max_bucket_bytes)
+        if workers.is_first:
             exporter = DiskExporter(folder / "published", 0)
             exporter.export(weights, version=0, publish=0, canary=None)
         weights.finish()
-    gang.barrier()
+    workers.barrier()
     dist.destroy_process_group()
     return Used(loading.added_bytes, publishing.added_bytes)
 

@@ -23,12 +23,14 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from penstock.backends.learners.worker_group.gang import Gang
+    from penstock.backends.learners.worker_group.workers import WorkerGroup
 
 Parallel = Literal["fsdp", "ddp"]
 
 
-def train_adapters(gang: Gang, folder: Path, parallel: Parallel, dtype: str) -> tuple[dict[str, Tensor], list[float]]:
+def train_adapters(
+    workers: WorkerGroup, folder: Path, parallel: Parallel, dtype: str
+) -> tuple[dict[str, Tensor], list[float]]:
     """Three batches; the merged weights and the KL of each."""
     options = LearnerOptions(
         learning_rate=1e-3,
@@ -39,34 +41,34 @@ def train_adapters(gang: Gang, folder: Path, parallel: Parallel, dtype: str) -> 
     )
     assert options.lora is not None
     torch.manual_seed(7)
-    model = load_divided(folder, gang, options, dtype=dtype, lora=options.lora)
+    model = load_divided(folder, workers, options, dtype=dtype, lora=options.lora)
     trainer = PolicyTrainer(
         model,
         options,
         temperature=1.0,
         num_steps=10,
-        reference=new_reference(model, options, gang),
+        reference=new_reference(model, options, workers),
         check_stop=lambda: None,
-        gang=gang,
+        workers=workers,
     )
     divergences: list[float] = []
     for version in (1, 2, 3):
         result = trainer.train(make_groups(), version=version, min_token_version=0)
         divergences.append({metric.name: metric.value for metric in result.metrics}["train/kl_loss"])
     merged = {name: whole(tensor, model.dtype).clone() for name, tensor in model.weights()}
-    published = dict(GatheredWeights(model, gang).tensors())
-    if gang.is_first:
+    published = dict(GatheredWeights(model, workers).tensors())
+    if workers.is_first:
         assert published.keys() == merged.keys()
         assert all(torch.equal(published[name], merged[name]) for name in merged)
     return merged, divergences
 
 
-def refresh_divided(gang: Gang, folder: Path, parallel: Parallel) -> bool:
+def refresh_divided(workers: WorkerGroup, folder: Path, parallel: Parallel) -> bool:
     """Whether a reference is what the policy has become, after a refresh and not before."""
     options = LearnerOptions(parallel=parallel)
-    model = PackedModel.load(folder, dtype="float32", device=gang.device)
-    parallelize(model, gang, options)
-    reference = frozen(replica(model, gang, options))
+    model = PackedModel.load(folder, dtype="float32", device=workers.device)
+    parallelize(model, workers, options)
+    reference = frozen(replica(model, workers, options))
     with torch.no_grad():
         for parameter in model.model.parameters():
             parameter.add_(0.5)

@@ -1,7 +1,7 @@
-"""Processes that are the ranks of a gang, for tests: started once, given one job after the other.
+"""Processes that are the ranks of a worker group, for tests: started once, given one job after the other.
 
-A job is a module-level function of a gang and of what is pickled to it; each of the first ``n`` processes runs it and
-sends back what it returned. They come from a fork server that has imported torch and transformers already.
+A job is a module-level function of a worker group and of what is pickled to it; each of the first ``n`` processes runs
+it and sends back what it returned. They come from a fork server that has imported torch and transformers already.
 """
 
 # multiprocessing's connections and torch.distributed are typed in part only:
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, cast
 import torch
 import torch.distributed as dist
 
-from penstock.backends.learners.worker_group.gang import Gang, alone_on, join_gang
+from penstock.backends.learners.worker_group.workers import WorkerGroup, alone_on, join_workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -54,9 +54,9 @@ class Ranks:
             self._connections.append(mine)
 
     def run(
-        self, num_ranks: int, job: Callable[Concatenate[Gang, P], ResultT], *args: P.args, **keys: P.kwargs
+        self, num_ranks: int, job: Callable[Concatenate[WorkerGroup, P], ResultT], *args: P.args, **keys: P.kwargs
     ) -> list[ResultT]:
-        """What each rank returned; one rank runs it here, as a gang of one."""
+        """What each rank returned; one rank runs it here, as a worker group of one."""
         if num_ranks == 1:
             return [job(alone_on(CPU), *args, **keys)]
         self._num_jobs += 1
@@ -104,7 +104,7 @@ def _serve(rank: int, connection: Connection) -> None:
 def _run(
     rank: int, num_ranks: int, store: str, job: Callable[..., object], args: tuple[object, ...], keys: dict[str, object]
 ) -> object:
-    gang = join_gang(
+    workers = join_workers(
         store=dist.FileStore(store, num_ranks),  # type: ignore[attr-defined]  # it is exported
         rank=rank,
         num_ranks=num_ranks,
@@ -113,7 +113,7 @@ def _run(
         timeout_s=COLLECTIVE_TIMEOUT_S,
     )
     try:
-        return job(gang, *args, **keys)
+        return job(workers, *args, **keys)
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()

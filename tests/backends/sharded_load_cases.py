@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from penstock.backends.learners.worker_group.gang import Gang
+    from penstock.backends.learners.worker_group.workers import WorkerGroup
 
 
 class Loaded(NamedTuple):
@@ -43,7 +43,7 @@ class Loaded(NamedTuple):
     warnings: list[str]
 
 
-def load_both(gang: Gang, folder: Path, dtype: str, *, with_adapters: bool = False) -> Loaded:
+def load_both(workers: WorkerGroup, folder: Path, dtype: str, *, with_adapters: bool = False) -> Loaded:
     """Every weight and buffer of this rank."""
     options = LearnerOptions(parallel="fsdp")
     lora = LoraOptions(rank=3) if with_adapters else None
@@ -52,13 +52,13 @@ def load_both(gang: Gang, folder: Path, dtype: str, *, with_adapters: bool = Fal
     logger.addHandler(heard)
     torch.manual_seed(3)
     with _counted_reads() as sizes:
-        model = load_divided(folder, gang, options, dtype=dtype, lora=lora)
+        model = load_divided(folder, workers, options, dtype=dtype, lora=lora)
     logger.removeHandler(heard)
     torch.manual_seed(3)
     divided = PackedModel.load(folder, dtype=dtype, device=torch.device("cpu"))
     if lora is not None:
         divided.adapt(lora)
-    parallelize(divided, gang, options)
+    parallelize(divided, workers, options)
     assert model.dtype == divided.dtype
     assert model.model.training == divided.model.training
     return Loaded(_state(model), _state(divided), sum(sizes), heard.lines)
@@ -98,15 +98,15 @@ class Step(NamedTuple):
     gradient: Tensor
 
 
-def first_step(gang: Gang, folder: Path) -> Step:
+def first_step(workers: WorkerGroup, folder: Path) -> Step:
     """Of a model that was loaded in shares, with a reference and a critic of its own."""
     options = LearnerOptions(
         parallel="fsdp", objective=objective(name="ppo", kl_coef=0.1), max_tokens_per_micro_batch=16
     )
-    model = load_divided(folder, gang, options, dtype="float32")
-    reference = frozen(replica(model, gang, options))
+    model = load_divided(folder, workers, options, dtype="float32")
+    reference = frozen(replica(model, workers, options))
     trainer = PolicyTrainer(
-        model, options, temperature=1.0, num_steps=4, reference=reference, check_stop=lambda: None, gang=gang
+        model, options, temperature=1.0, num_steps=4, reference=reference, check_stop=lambda: None, workers=workers
     )
     figures = trainer.accumulate(read_groups(make_groups(), min_token_version=0), version=1)
     gradients = [whole(weight.grad).reshape(-1) for weight in trainer.trained_weights() if weight.grad is not None]

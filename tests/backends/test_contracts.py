@@ -26,7 +26,7 @@ from penstock.backends.learners.worker_group.plan import ExportPlan
 from penstock.backends.simulated.learner import canary_logprobs
 from penstock.backends.simulated.timers import ThreadTimers
 from penstock.backends.weights.disk import FILE_NAME
-from penstock.backends.weights.nothing import NothingExporter
+from penstock.backends.weights.no_weights import NoWeightsExporter
 from penstock.backends.weights.segments import sweep
 from penstock.backends.weights.spec import DISK, DISTRIBUTED, SHARED_MEMORY, TENSOR, TRANSPORTS, ExportContext
 from penstock.backends.weights.transports import open_exporter
@@ -94,7 +94,7 @@ class TestRecordedEngine(EngineContract):
         return EngineSubject(
             spec=ENGINES.spec("recorded"),
             context=context,
-            export=lambda version, publish: NothingExporter(0).export(
+            export=lambda version, publish: NoWeightsExporter(0).export(
                 {}, version=version, publish=publish, canary=None
             ),
             prompt=lambda number: Prompt(row=number, epoch=0, tokens=b"", is_recorded=True),

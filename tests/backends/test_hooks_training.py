@@ -23,7 +23,7 @@ from penstock.backends.learners.options import LearnerOptions
 from penstock.backends.learners.torch.model import PackedModel
 from penstock.backends.learners.torch.parallel import parallelize, whole
 from penstock.backends.learners.torch.trainer import PolicyTrainer
-from penstock.backends.learners.worker_group.gang import SOLO
+from penstock.backends.learners.worker_group.workers import SOLO
 from penstock.backends.processes.hook_calling import Hook
 from penstock.backends.processes.user_code import UserCodeError
 from penstock.backends.weights.renamed import RenamingExporter
@@ -32,7 +32,7 @@ from penstock.messages.weights import Canary
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.backends.learners.worker_group.gang import Gang
+    from penstock.backends.learners.worker_group.workers import WorkerGroup
 
 AutoModel: Any = AutoModelForCausalLM  # transformers' factories have no types
 HOOKS = Path(__file__).parent / "hook_examples.py"
@@ -46,17 +46,19 @@ class Trained(NamedTuple):
     num_masked_tokens: int
 
 
-def train(gang: Gang, folder: Path, keys: dict[str, Any], hooks: dict[str, str], *, size: int = 32) -> Trained:
+def train(
+    workers: WorkerGroup, folder: Path, keys: dict[str, Any], hooks: dict[str, str], *, size: int = 32
+) -> Trained:
     """One batch, with these keys of the objective and these functions."""
     named = {key: f"{HOOKS}:{name}" for key, name in hooks.items()}
     own = {key: value for key, value in named.items() if key in OF_OBJECTIVE}
     plain = LearnerOptions(objective=objective(**{**keys, **own}), learning_rate=1e-2, max_tokens_per_micro_batch=size)
     others: Any = {key: value for key, value in named.items() if key not in OF_OBJECTIVE}
     options = msgspec.structs.replace(plain, **others)
-    model = PackedModel.load(folder, dtype="float32", device=gang.device)
-    parallelize(model, gang, options)
+    model = PackedModel.load(folder, dtype="float32", device=workers.device)
+    parallelize(model, workers, options)
     trainer = PolicyTrainer(
-        model, options, temperature=1.0, num_steps=10, reference=None, check_stop=lambda: None, gang=gang
+        model, options, temperature=1.0, num_steps=10, reference=None, check_stop=lambda: None, workers=workers
     )
     result = trainer.train(make_groups(), version=2, min_token_version=0)
     figures = {metric.name: metric.value for metric in result.metrics if not metric.name.startswith("perf/")}
@@ -211,10 +213,10 @@ def test_a_function_that_interrupts_is_told_where_no_ctrl_c_comes() -> None:
         hook()
 
 
-def failure(gang: Gang, folder: Path, keys: dict[str, Any], hooks: dict[str, str]) -> str:
+def failure(workers: WorkerGroup, folder: Path, keys: dict[str, Any], hooks: dict[str, str]) -> str:
     """What ended a step."""
     with pytest.raises(UserCodeError) as caught:
-        train(gang, folder, keys, hooks, size=16)
+        train(workers, folder, keys, hooks, size=16)
     return str(caught.value)
 
 

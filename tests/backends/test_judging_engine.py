@@ -32,9 +32,9 @@ from penstock.backends.data.tokenizer import TextTokenizer
 from penstock.backends.engines.options import EnginesOptions, SamplingOptions
 from penstock.backends.engines.run_endpoints import FOLDER, RunEndpoints, write_endpoint
 from penstock.backends.engines.surroundings import Surroundings
-from penstock.backends.engines.torch.opening import open_torch_engine
+from penstock.backends.engines.torch.factory import open_torch_engine
 from penstock.backends.episodes.judge_endpoint.backend import QUESTION, Asked, JudgingEngine
-from penstock.backends.episodes.judge_endpoint.judge_sampling import drawings_of
+from penstock.backends.episodes.judge_endpoint.judge_sampling import sampling_options_of
 from penstock.backends.episodes.judge_endpoint.server import JudgeServer
 from penstock.backends.episodes.judge_endpoint.settings import JudgingSettings
 from penstock.backends.rewards.options import RewardOptions
@@ -129,7 +129,7 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.folder.mkdir(exist_ok=True)
-        drawings = drawings_of([self.judge], CONTEXT)
+        samplings = sampling_options_of([self.judge], CONTEXT)
         inner = open_torch_engine(
             model_folder=self.case.folder,
             options=EnginesOptions(slots=NUM_SAMPLE_SLOTS + self.num_slots, device="cpu", progress_tokens=4),
@@ -137,11 +137,11 @@ class Bench:
             max_context=CONTEXT,
             dtype="float32",
             fetcher=open_fetcher(),
-            by_dataset=drawings,
+            by_dataset=samplings,
         )
         settings = JudgingSettings(
             engine=self.engine_name, run_folder=str(self.folder), model_folder=str(self.case.folder),
-            host="127.0.0.1", max_context=CONTEXT, num_slots=self.num_slots, drawings=drawings, first_dataset=0,
+            host="127.0.0.1", max_context=CONTEXT, num_slots=self.num_slots, samplings=samplings, first_dataset=0,
             data=DataOptions(path="rows.jsonl", chat_template=self.chat_template), seed=0, timeout_s=30.0,
             canary_tolerance=0.01,
         )  # fmt: skip

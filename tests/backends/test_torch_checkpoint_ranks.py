@@ -29,7 +29,7 @@ from penstock.backends.learners.checkpoints.folder import CheckpointFolder
 from penstock.backends.learners.checkpoints.record import STATE_FOLDER, read_record
 from penstock.backends.learners.checkpoints.state import load_state
 from penstock.backends.learners.torch.model import CheckpointError
-from penstock.backends.learners.worker_group.gang import SOLO, alone_on
+from penstock.backends.learners.worker_group.workers import SOLO, alone_on
 from penstock.messages.commands import LearnerCommand, OpenLearner, SaveCheckpoint
 
 if TYPE_CHECKING:

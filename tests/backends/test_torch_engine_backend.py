@@ -26,7 +26,7 @@ from engine_cases import (
 )
 
 from penstock.backends.engines.options import EnginesOptions, SamplingOptions
-from penstock.backends.engines.torch.opening import open_torch_engine
+from penstock.backends.engines.torch.factory import open_torch_engine
 from penstock.backends.weights.segments import SHARED_FOLDER
 from penstock.backends.weights.transports import open_exporter, open_fetcher
 from penstock.messages.arrays import floats_view, pack_tokens

@@ -25,7 +25,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from penstock.backends.checkpoint.make import character_tokenizer
 from penstock.backends.engines.options import EnginesOptions, SamplingOptions
-from penstock.backends.engines.torch.opening import open_torch_engine
+from penstock.backends.engines.torch.factory import open_torch_engine
 from penstock.backends.engines.torch.sampling import Sampler
 from penstock.backends.engines.torch.stopping import EndReason, StopStrings, StopStringWatch
 from penstock.backends.weights.transports import open_exporter, open_fetcher

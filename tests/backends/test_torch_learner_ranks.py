@@ -37,7 +37,7 @@ from penstock.backends.learners.torch.publishing import GatheredWeights
 from penstock.backends.learners.torch.sharded_load import load_divided
 from penstock.backends.learners.torch.trainer import PolicyTrainer
 from penstock.backends.learners.torch.warm_start import warm_start
-from penstock.backends.learners.worker_group.gang import SOLO
+from penstock.backends.learners.worker_group.workers import SOLO
 from penstock.messages.arrays import pack_floats, pack_tokens, tokens_view
 from penstock.messages.errors import UserFault
 from penstock.messages.samples import Completed, Group, Part, Prompt, Reward, Sample, SampleKey, VersionSpan
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from penstock.backends.learners.batch.packing import PackedTokens
-    from penstock.backends.learners.worker_group.gang import Gang
+    from penstock.backends.learners.worker_group.workers import WorkerGroup
 
 AutoModel: Any = AutoModelForCausalLM  # transformers' factories have no types
 pytestmark = pytest.mark.long_run
@@ -207,17 +207,17 @@ class Learner:
     trainer: PolicyTrainer
 
     @classmethod
-    def open(cls, gang: Gang, model: PackedModel, options: LearnerOptions) -> Learner:
+    def open(cls, workers: WorkerGroup, model: PackedModel, options: LearnerOptions) -> Learner:
         """Its reference and its critic differ from the policy."""
-        parallelize(model, gang, options)
-        assert is_sharded(model.model) == (not gang.is_alone and options.parallel == "fsdp")
+        parallelize(model, workers, options)
+        assert is_sharded(model.model) == (not workers.is_alone and options.parallel == "fsdp")
         reference = None
         if needs_reference(options.objective):
-            reference = replica(model, gang, options)
+            reference = replica(model, workers, options)
             shift(dict(reference.model.named_parameters()), 0.9)
             reference.model.requires_grad_(requires_grad=False)
         trainer = PolicyTrainer(
-            model, options, temperature=0.8, num_steps=10, reference=reference, check_stop=lambda: None, gang=gang
+            model, options, temperature=0.8, num_steps=10, reference=reference, check_stop=lambda: None, workers=workers
         )
         learner = cls(model, trainer)
         shift(learner.critic(), 1.1)
@@ -246,12 +246,14 @@ def shift(weights: dict[str, Tensor], scale: float) -> None:
 
 
 def gradients_of(
-    gang: Gang, folder: Path, cases: list[Case], keys: dict[str, Any], kind: type[PackedModel] = PackedModel
+    workers: WorkerGroup, folder: Path, cases: list[Case], keys: dict[str, Any], kind: type[PackedModel] = PackedModel
 ) -> dict[Key, Found]:
     """Of every batch of every case."""
     found: dict[Key, Found] = {}
     for case in cases:
-        learner = Learner.open(gang, loaded(folder / case.architecture, kind), learner_options(case.objective, **keys))
+        learner = Learner.open(
+            workers, loaded(folder / case.architecture, kind), learner_options(case.objective, **keys)
+        )
         for seed in case.seeds:
             batch = read_groups(make_batch(seed), min_token_version=5 if seed % 4 == 0 else 0)
             figures = learner.trainer.accumulate(batch, version=VERSION)
@@ -402,15 +404,15 @@ def impose(limit: Limit, model: PackedModel) -> None:
 
 
 def train(
-    gang: Gang, folder: Path, name: str, keys: dict[str, Any], longest: int = 100, limit: Limit | None = None
+    workers: WorkerGroup, folder: Path, name: str, keys: dict[str, Any], longest: int = 100, limit: Limit | None = None
 ) -> Trained:
     """Three batches."""
     options = learner_options(name, learning_rate=1e-3, weight_decay=0.1, max_grad_norm=0.5, **keys)
     model = loaded(folder)
     heard = Heard()
     logging.getLogger("penstock.backends.learners.torch.rounds").addHandler(heard)
-    learner = Learner.open(gang, model, options)
-    if limit is not None and limit.rank == gang.rank:
+    learner = Learner.open(workers, model, options)
+    if limit is not None and limit.rank == workers.rank:
         impose(limit, model)
     found: list[dict[str, float]] = []
     for version in (1, 2, 3):
@@ -496,12 +498,12 @@ def test_a_sequence_that_does_not_fit_alone_ends_the_run_with_advice(folder: Pat
 # --- what is divided ----------------------------------------------------------------------------------------------
 
 
-def weights_of(gang: Gang, folder: Path, dtype: str, *, is_replica: bool) -> dict[str, NDArray[np.float32]]:
+def weights_of(workers: WorkerGroup, folder: Path, dtype: str, *, is_replica: bool) -> dict[str, NDArray[np.float32]]:
     """By their names in a checkpoint, as published; in bfloat16 they must be so."""
-    model = load_divided(folder, gang, LearnerOptions(), dtype=dtype)
+    model = load_divided(folder, workers, LearnerOptions(), dtype=dtype)
     for _ in range(int(is_replica)):
-        model = replica(model, gang, LearnerOptions())
-    found = dict(GatheredWeights(model, gang, max_bucket_bytes=1000).tensors())
+        model = replica(model, workers, LearnerOptions())
+    found = dict(GatheredWeights(model, workers, max_bucket_bytes=1000).tensors())
     assert {str(tensor.dtype) for tensor in found.values()} <= {f"torch.{dtype}"}
     return {name: tensor.float().numpy() for name, tensor in found.items()}
 
@@ -527,9 +529,9 @@ class Precision(NamedTuple):
     """Types of what a block is given and of the weights that it uses."""
 
 
-def precision_of(gang: Gang, folder: Path) -> Precision:
+def precision_of(workers: WorkerGroup, folder: Path) -> Precision:
     model = PackedModel.load(folder, dtype="bfloat16", device=CPU)
-    learner = Learner.open(gang, model, learner_options("dapo", max_tokens_per_micro_batch=64))
+    learner = Learner.open(workers, model, learner_options("dapo", max_tokens_per_micro_batch=64))
     computed: set[str] = set()
 
     def look(module: torch.nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -577,13 +579,13 @@ def test_activation_checkpointing_computes_blocks_twice_and_nothing_else(folder:
 
 @pytest.mark.parametrize(("num_ranks", "parallel"), [(1, "fsdp"), (2, "ddp")])
 def test_offloading_what_is_not_sharded_is_refused(num_ranks: int, parallel: str, folder: Path) -> None:
-    gang = SOLO if num_ranks == 1 else dataclasses.replace(SOLO, num_ranks=num_ranks)
+    workers = SOLO if num_ranks == 1 else dataclasses.replace(SOLO, num_ranks=num_ranks)
     options = learner_options("dapo", cpu_offload=True, parallel=parallel)
     with pytest.raises(UserFault, match=r"learner\.cpu_offload"):
-        parallelize(loaded(folder / "tied"), gang, options)
+        parallelize(loaded(folder / "tied"), workers, options)
 
 
-def demonstrated(gang: Gang, folder: Path, parallel: str) -> NDArray[np.float64]:
+def demonstrated(workers: WorkerGroup, folder: Path, parallel: str) -> NDArray[np.float64]:
     """Weights after a warm start."""
     draw = random.Random(4)
     rows = [
@@ -595,9 +597,16 @@ def demonstrated(gang: Gang, folder: Path, parallel: str) -> NDArray[np.float64]
     options = learner_options("dapo", parallel=parallel, max_tokens_per_micro_batch=64)
     block = WarmStartOptions(path="rows", num_steps=3, batch_size=7, learning_rate=1e-3)
     model = loaded(folder)
-    parallelize(model, gang, options)
+    parallelize(model, workers, options)
     warm_start(
-        model, rows, options, block, seed=1, report=lambda _fraction, _loss: None, check_stop=lambda: None, gang=gang
+        model,
+        rows,
+        options,
+        block,
+        seed=1,
+        report=lambda _fraction, _loss: None,
+        check_stop=lambda: None,
+        workers=workers,
     )
     return torch.cat([whole(weight).reshape(-1) for weight in model.model.parameters()]).double().numpy()
 

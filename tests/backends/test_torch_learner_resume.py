@@ -525,7 +525,7 @@ KILL_AT = """
     from pathlib import Path
     import torch
     from penstock.backends.learners.options import LearnerOptions
-    from penstock.backends.learners.worker_group.gang import SOLO
+    from penstock.backends.learners.worker_group.workers import SOLO
     from penstock.backends.learners.checkpoints.folder import CheckpointFolder
     from penstock.backends.learners.torch.model import PackedModel
     from penstock.backends.learners.torch.snapshot import take_snapshot
@@ -540,7 +540,7 @@ KILL_AT = """
 
     def shot(version):
         return take_snapshot(
-            model, trainer, model, gang=SOLO, version=version, dtype="float32", trained_tokens=0, canary=(1,)
+            model, trainer, model, workers=SOLO, version=version, dtype="float32", trained_tokens=0, canary=(1,)
         )
 
     trainer.train(make_groups(), version=1, min_token_version=0)

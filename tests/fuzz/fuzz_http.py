@@ -171,7 +171,7 @@ class Servers:
         judge = JudgeServer(
             JudgingSettings(
                 engine="engine/1", run_folder=str(self.folder), model_folder=str(self.folder), host="127.0.0.1",
-                max_context=CONTEXT, num_slots=2, drawings=(Question(messages=[], max_tokens=1).drawing(CONTEXT),),
+                max_context=CONTEXT, num_slots=2, samplings=(Question(messages=[], max_tokens=1).sampling(CONTEXT),),
                 first_dataset=0, data=data, seed=0, timeout_s=5.0, canary_tolerance=None,
             )
         )  # fmt: skip

@@ -13,8 +13,8 @@ import host_echo
 import msgspec
 
 from penstock.messages.names import SUPERVISOR
+from penstock.runtime.hosts.local.local_host import LocalHost
 from penstock.runtime.hosts.local.warm import EVERY_ACTOR
-from penstock.runtime.hosts.local.yard import LocalHost
 from penstock.runtime.hosts.processes.boot import Boot
 from penstock.runtime.hosts.processes.control import Address
 from penstock.runtime.hosts.processes.descendants import is_running
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from penstock.messages.waits import WaitsReported
     from penstock.runtime.hosts.processes.control import ProcessStarted
     from penstock.runtime.hosts.processes.incarnations import Incarnation
-    from penstock.runtime.hosts.processes.ports import ProcessHost, Yard
+    from penstock.runtime.hosts.processes.ports import Launcher, ProcessHost
 
 RUN_TIMEOUT_S = 120.0
 
@@ -113,7 +113,7 @@ class EchoRun:
         folder: Path,
         plan: host_echo.RunPlan,
         *,
-        yard: Yard | None = None,
+        launcher: Launcher | None = None,
         names: tuple[str, ...] = host_echo.NAMES,
         encrypt: bool = True,
         heartbeat_timeout_s: float = 10.0,
@@ -126,7 +126,7 @@ class EchoRun:
         self.names = names
         self.keys: KeyPair | None = make_keys() if encrypt else None
         self.witness = Witness(self)
-        self.yard: Yard = yard or host.yard(Placement())
+        self.launcher: Launcher = launcher or host.launcher(Placement())
         self._resend_after_s = resend_after_s
         self._started_unix_s = time.time()
         self.links = Links(client_keys=self.keys, wakes_on_changes=True)
@@ -168,7 +168,7 @@ class EchoRun:
                 self._settings,
                 boot_of=self.boot_of,
                 links=self.links,
-                yard=self.yard,
+                launcher=self.launcher,
                 sink=self.witness,
                 signals=signals,
             )

@@ -15,9 +15,9 @@ from host_harness import EchoRun, start_host
 from penstock.backends.processes.process_facts import environment_of
 from penstock.messages.errors import UserFault
 from penstock.messages.names import LEARNER, SCORER
+from penstock.runtime.hosts.local.local_host import LocalHost, devices_of
 from penstock.runtime.hosts.local.warm import modules_of
 from penstock.runtime.hosts.local.wire import ChildKind
-from penstock.runtime.hosts.local.yard import LocalHost, devices_of
 from penstock.runtime.hosts.processes.job import DriverJob
 from penstock.runtime.hosts.processes.ports import OutcomeKind
 from penstock.runtime.hosts.processes.prepare_process import PreparationError
@@ -75,7 +75,7 @@ def test_an_actor_with_gpus_is_an_interpreter_of_its_own_that_sees_them_alone(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     assert [node.num_gpus for node in local.nodes()] == [2]
     placement = Placement((Block((LEARNER,), 1, ("local",)), Block((ENGINE,), 1, ("local",))))
-    run = EchoRun(local, tmp_path, RunPlan(num_groups=100), yard=local.yard(placement))
+    run = EchoRun(local, tmp_path, RunPlan(num_groups=100), launcher=local.launcher(placement))
     seen: dict[str, bool] = {}
 
     def act(run: EchoRun) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.runtime.hosts.processes.control import ProcessStarted
-    from penstock.runtime.hosts.processes.ports import ProcessHost, Yard
+    from penstock.runtime.hosts.processes.ports import Launcher, ProcessHost
 
 
 class Blow:
@@ -85,9 +85,9 @@ def test_a_stopped_actor_is_noticed_killed_and_replaced(host: ProcessHost, tmp_p
     assert_every_group_arrived_once(run)
 
 
-def blind_yard(host: ProcessHost, patch: pytest.MonkeyPatch) -> Yard:
-    """A yard that sees no process, as if all of them ran on another machine, and cannot reach the first Scorer."""
-    yard = host.yard(Placement())
+def blind_launcher(host: ProcessHost, patch: pytest.MonkeyPatch) -> Launcher:
+    """A launcher that sees no process, as if all of them ran on another machine, and cannot reach the first Scorer."""
+    launcher = host.launcher(Placement())
 
     def kill(name: str, epoch: int, process: ProcessStarted | None) -> None:
         if (name, epoch) != (SCORER, 1) and process is not None:
@@ -96,9 +96,9 @@ def blind_yard(host: ProcessHost, patch: pytest.MonkeyPatch) -> Yard:
     def is_local(process: ProcessStarted) -> bool:
         return False
 
-    patch.setattr(yard, "kill", kill)
-    patch.setattr(yard, "is_local", is_local)
-    return yard
+    patch.setattr(launcher, "kill", kill)
+    patch.setattr(launcher, "is_local", is_local)
+    return launcher
 
 
 @pytest.mark.both_hosts
@@ -110,7 +110,7 @@ def test_a_zombie_that_wakes_up_behind_its_fence_does_no_harm_and_ends(
         host,
         tmp_path,
         RunPlan(num_groups=1000),
-        yard=blind_yard(host, monkeypatch),
+        launcher=blind_launcher(host, monkeypatch),
         resend_after_s=0.5,
     )
     blow = Blow(SCORER, signal.SIGSTOP)

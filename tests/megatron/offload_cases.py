@@ -23,7 +23,7 @@ from penstock.backends.learners.megatron.offload import SleepingMemory, optimize
 from penstock.backends.learners.megatron.trainable import TrainableModel
 from penstock.backends.learners.megatron_options import MegatronOptions
 from penstock.backends.learners.options import LearnerOptions
-from penstock.backends.learners.worker_group.gang import Gang
+from penstock.backends.learners.worker_group.workers import WorkerGroup
 
 if TYPE_CHECKING:
     from penstock.backends.learners.megatron.build import ParallelModel
@@ -179,11 +179,11 @@ def saved_twice(rank: int, folder: str, target: str, keys: dict[str, Any], num_r
     options = MegatronOptions(**keys)
     open_groups(layout_of(options, num_ranks), seed=1)
     control = cast("dist.ProcessGroup", dist.new_group(backend="gloo"))
-    gang = Gang(rank=rank, num_ranks=num_ranks, local_rank=rank, device=CPU, timeout_s=60.0, control=control)
+    workers = WorkerGroup(rank=rank, num_ranks=num_ranks, local_rank=rank, device=CPU, timeout_s=60.0, control=control)
     written: list[CheckpointWritten] = []
     failed: list[BaseException] = []
     checkpoints = MegatronCheckpoints(
-        Path(target), epoch=1, model_folder=Path(folder), gang=gang, options=LearnerOptions(megatron=options),
+        Path(target), epoch=1, model_folder=Path(folder), workers=workers, options=LearnerOptions(megatron=options),
         done=written.append, fail=failed.append,
     )  # fmt: skip
     trainable = trainable_model(built(rank, folder, options, num_ranks, "float32"), options)

@@ -25,7 +25,7 @@ from penstock.backends.learners.megatron.load import load_weights
 from penstock.backends.learners.megatron.trainable import TrainableModel
 from penstock.backends.learners.megatron_options import MegatronOptions
 from penstock.backends.learners.options import LearnerOptions
-from penstock.backends.learners.worker_group.gang import Gang
+from penstock.backends.learners.worker_group.workers import WorkerGroup
 
 if TYPE_CHECKING:
     from penstock.backends.learners.megatron.build import ParallelModel
@@ -44,11 +44,11 @@ class Learner:
     def __init__(self, rank: int, model_folder: Path, folder: Path, keys: dict[str, Any], num_ranks: int) -> None:
         learner = keys.pop("learner", {})
         self.options = LearnerOptions(**learner, megatron=megatron_options(keys))
-        self.gang = gang_of(rank, num_ranks)
+        self.workers = workers_of(rank, num_ranks)
         self.written: list[CheckpointWritten] = []
         self.failed: list[BaseException] = []
         self.checkpoints = MegatronCheckpoints(
-            folder, epoch=1, model_folder=model_folder, gang=self.gang, options=self.options,
+            folder, epoch=1, model_folder=model_folder, workers=self.workers, options=self.options,
             done=self.written.append, fail=self.failed.append,
         )  # fmt: skip
 
@@ -61,7 +61,7 @@ class Learner:
     def step(self, trainable: TrainableModel, step: int) -> None:
         layout = trainable.model.layout
         share = plan.NUM_MICRO_BATCHES // layout.data
-        first = share * layout.place(self.gang.rank).data
+        first = share * layout.place(self.workers.rank).data
         batches = plan.micro_batches(step, trainable.model.architecture.vocab_size)
         count = plan.num_trained(batches)
 
@@ -203,9 +203,9 @@ def megatron_options(keys: dict[str, Any]) -> MegatronOptions:
     return MegatronOptions(**megatron_keys(keys))
 
 
-def gang_of(rank: int, num_ranks: int) -> Gang:
+def workers_of(rank: int, num_ranks: int) -> WorkerGroup:
     control = cast("dist.ProcessGroup", dist.new_group(backend="gloo"))
-    return Gang(rank=rank, num_ranks=num_ranks, local_rank=rank, device=CPU, timeout_s=60.0, control=control)
+    return WorkerGroup(rank=rank, num_ranks=num_ranks, local_rank=rank, device=CPU, timeout_s=60.0, control=control)
 
 
 def bare_model(model_folder: str, options: MegatronOptions, num_ranks: int) -> ParallelModel:

@@ -1,4 +1,4 @@
-"""The commands of a learner, carried out by a gang of Megatron ranks, against the torch learner."""
+"""The commands of a learner, carried out by a worker group of Megatron ranks, against the torch learner."""
 
 # transformers' models have no types:
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
@@ -24,7 +24,7 @@ from penstock.backends.learners.torch.reference import new_reference, refresh
 from penstock.backends.learners.torch.trainer import PolicyTrainer
 from penstock.backends.learners.torch.warm_start import warm_start
 from penstock.backends.learners.training.canary import canary_under, choose_canary
-from penstock.backends.learners.worker_group.open import open_gang_learner
+from penstock.backends.learners.worker_group.open import open_worker_group
 from penstock.backends.learners.worker_group.plan import ExportPlan
 from penstock.backends.weights.segments import segments_of, sweep
 from penstock.backends.weights.transports import open_fetcher
@@ -77,14 +77,14 @@ def options_of(megatron: dict[str, Any]) -> LearnerOptions:
     )
 
 
-class RunningGang:
+class RunningWorkers:
     """A learner that is told one command after the other."""
 
     def __init__(self, model: Path, folder: Path, megatron: dict[str, Any]) -> None:
         self._folder = folder
         self._run_id = f"mega{uuid.uuid4().hex[:12]}"
         self._events: SimpleQueue[LocalEvent | BaseException] = SimpleQueue()
-        self.backend = open_gang_learner(
+        self.backend = open_worker_group(
             rank=RANK,
             model_folder=model,
             checkpoints_folder=folder / "checkpoints",
@@ -132,13 +132,13 @@ class RunningGang:
 
 
 @contextmanager
-def running(model: Path, folder: Path, megatron: dict[str, Any]) -> Generator[RunningGang]:
+def running(model: Path, folder: Path, megatron: dict[str, Any]) -> Generator[RunningWorkers]:
     folder.mkdir(exist_ok=True)
-    gang = RunningGang(model, folder, megatron)
+    workers = RunningWorkers(model, folder, megatron)
     try:
-        yield gang
+        yield workers
     finally:
-        left = gang.close()
+        left = workers.close()
     assert left == [], "the first rank lets go of what it published when it finishes"
 
 
@@ -146,17 +146,17 @@ def test_two_ranks_do_what_the_torch_learner_does_and_go_on_from_a_checkpoint_in
     tmp_path: Path, tiny_family: Callable[[str], Path]
 ) -> None:
     model = tiny_family("qwen3 tied")
-    with running(model, tmp_path / "first", {"tensor_parallel": 2}) as gang:
-        assert gang.ask(OpenLearner(), LearnerOpened).version == 0
-        figures = [gang.train(1)]
-        saved = gang.ask(SaveCheckpoint(1), CheckpointWritten)
-        published = [gang.publish(1)]
-        gang.ask(SleepLearner(), LearnerSlept)
-        gang.ask(WakeLearner(), LearnerWoken)
-        figures.append(gang.train(2))
-        published.append(gang.publish(2))
-        gang.backend.execute(ReleaseWeights(2))
-        gauges = {metric.name: metric.value for metric in gang.backend.gauges()}
+    with running(model, tmp_path / "first", {"tensor_parallel": 2}) as workers:
+        assert workers.ask(OpenLearner(), LearnerOpened).version == 0
+        figures = [workers.train(1)]
+        saved = workers.ask(SaveCheckpoint(1), CheckpointWritten)
+        published = [workers.publish(1)]
+        workers.ask(SleepLearner(), LearnerSlept)
+        workers.ask(WakeLearner(), LearnerWoken)
+        figures.append(workers.train(2))
+        published.append(workers.publish(2))
+        workers.backend.execute(ReleaseWeights(2))
+        gauges = {metric.name: metric.value for metric in workers.backend.gauges()}
     expected, weights, canaries = by_torch(model)
     for number in range(2):
         assert figures[number].keys() == expected[number].keys()
@@ -173,10 +173,10 @@ def test_two_ranks_do_what_the_torch_learner_does_and_go_on_from_a_checkpoint_in
     assert gauges["learner/warm_start_fraction"] == 1.0
     assert gauges["learner/trained_tokens"] == sum(each["train/num_tokens"] for each in expected)
 
-    with running(model, tmp_path / "second", {"pipeline_parallel": 2, "virtual_pipeline": 2}) as gang:
-        assert gang.ask(OpenLearner(path=saved.path, version=1), LearnerOpened).version == 1
-        again = gang.train(2)
-        manifest, found = gang.publish(2)
+    with running(model, tmp_path / "second", {"pipeline_parallel": 2, "virtual_pipeline": 2}) as workers:
+        assert workers.ask(OpenLearner(path=saved.path, version=1), LearnerOpened).version == 1
+        again = workers.train(2)
+        manifest, found = workers.publish(2)
     for name, value in figures[1].items():
         assert again[name] == pytest.approx(value, abs=1e-5, rel=1e-3, nan_ok=True), name
     for name, wanted in published[1][1].items():

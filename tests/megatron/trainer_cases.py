@@ -25,7 +25,7 @@ from penstock.backends.learners.megatron.trainable import TrainableModel
 from penstock.backends.learners.megatron.trainer import MegatronTrainer
 from penstock.backends.learners.objectives.validity import is_user_objective, needs_reference
 from penstock.backends.learners.options import LearnerOptions
-from penstock.backends.learners.worker_group.gang import Gang
+from penstock.backends.learners.worker_group.workers import WorkerGroup
 from penstock.messages.errors import DivergedError
 from penstock.messages.samples import Group
 
@@ -36,10 +36,12 @@ TIMEOUT_S = 120.0
 
 
 @functools.cache
-def gang_of(rank: int, num_ranks: int) -> Gang:
+def workers_of(rank: int, num_ranks: int) -> WorkerGroup:
     """Of the processes of the tests."""
     control: Any = dist.new_group(backend="gloo") if num_ranks > 1 else None
-    return Gang(rank=rank, num_ranks=num_ranks, local_rank=rank, device=CPU, timeout_s=TIMEOUT_S, control=control)
+    return WorkerGroup(
+        rank=rank, num_ranks=num_ranks, local_rank=rank, device=CPU, timeout_s=TIMEOUT_S, control=control
+    )
 
 
 def trained(
@@ -137,7 +139,7 @@ def made(
         copy_weights(model, reference)
     trainer = MegatronTrainer(
         trainable, reference, options, temperature=plan.TEMPERATURE, num_steps=plan.NUM_STEPS,
-        check_stop=lambda: None, seed=plan.SEED, gang=gang_of(rank, num_ranks),
-        critic=open_critic(trainable, options, num_steps=plan.NUM_STEPS, gang=gang_of(rank, num_ranks)),
+        check_stop=lambda: None, seed=plan.SEED, workers=workers_of(rank, num_ranks),
+        critic=open_critic(trainable, options, num_steps=plan.NUM_STEPS, workers=workers_of(rank, num_ranks)),
     )  # fmt: skip
     return model, trainable, trainer

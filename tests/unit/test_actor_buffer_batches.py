@@ -10,7 +10,7 @@ from buffer_bench import NUM_SAMPLES, Bench, LatestFirst, announced, ends, state
 
 from penstock.actors.buffer.books import recorded
 from penstock.actors.buffer.machine import Buffer
-from penstock.actors.buffer.telling import SETTLE_TIMER
+from penstock.actors.buffer.outbox import SETTLE_TIMER
 from penstock.messages.commands import FailRun, Record, Send, StartTimer
 from penstock.messages.flow import GrantSpan, GroupAdmitted, GroupRejected, SamplesSettled, SettledState
 from penstock.messages.ledger import (

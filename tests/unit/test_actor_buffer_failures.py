@@ -7,7 +7,7 @@ import pytest
 from buffer_bench import NUM_SAMPLES, Bench, announced
 
 from penstock.actors.buffer.machine import Buffer
-from penstock.actors.buffer.telling import SETTLE_TIMER
+from penstock.actors.buffer.outbox import SETTLE_TIMER
 from penstock.messages.commands import FailRun, Record, Send
 from penstock.messages.flow import FailuresTold, GroupAdmitted, GroupRejected
 from penstock.messages.ledger import FailuresNoted

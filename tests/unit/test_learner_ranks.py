@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from penstock.backends.learners.worker_group.backend import GangLearnerBackend
+from penstock.backends.learners.worker_group.backend import WorkerGroupBackend
 from penstock.messages.errors import UserFault
 from penstock.messages.names import LEARNER
 from penstock.runtime.cli.dry_run import placement_text
@@ -129,7 +129,7 @@ def test_a_dry_run_counts_the_ranks() -> None:
     assert "torch, 2 ranks\n" in on_cpu
 
 
-def test_several_ranks_are_a_gang(tmp_path: Path) -> None:
+def test_several_ranks_are_a_worker_group(tmp_path: Path) -> None:
     plan = RunPlan(
         scenario=scenario({"num_ranks": 2}),
         run_id="ranks",
@@ -137,4 +137,4 @@ def test_several_ranks_are_a_gang(tmp_path: Path) -> None:
         model_folder=str(tmp_path),
         num_rows=1,
     )
-    assert isinstance(open_backend(LEARNER, plan, epoch=3), GangLearnerBackend)
+    assert isinstance(open_backend(LEARNER, plan, epoch=3), WorkerGroupBackend)

@@ -22,7 +22,7 @@ from penstock.backends.checkpoint.make import END_ID, END_TOKEN, character_token
 from penstock.backends.data.options import DataOptions, RecordedOptions
 from penstock.backends.data.recorded_rows import RecordedSettings
 from penstock.backends.engines.recorded.opening import open_recorded_engine
-from penstock.backends.weights.nothing import NothingExporter
+from penstock.backends.weights.no_weights import NoWeightsExporter
 from penstock.messages.arrays import tokens_view
 from penstock.messages.commands import ApplyWeights, FetchWeights, Generate, OpenEngine, Score, Send
 from penstock.messages.errors import UserFault
@@ -61,7 +61,7 @@ CANARY = Canary(tokens=b"\1\0\0\0\2\0\0\0", logprobs=b"\0\0\0\xbf\0\0\x80\xbf")
 
 
 def manifest(version: int, publish: int = 0, canary: Canary | None = None) -> WeightManifest:
-    described = NothingExporter(1).export({}, version=version, publish=publish, canary=None)
+    described = NoWeightsExporter(1).export({}, version=version, publish=publish, canary=None)
     return WeightManifest(
         version=version,
         publish=publish,

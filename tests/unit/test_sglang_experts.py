@@ -14,7 +14,7 @@ from penstock.backends.engines.options import SamplingOptions
 from penstock.backends.engines.served.sglang.assembler import Assembler
 from penstock.backends.engines.served.sglang.http import BadReply
 from penstock.backends.engines.served.sglang.requests import OpenRequest, RequestRules
-from penstock.backends.engines.torch.drawings import Drawing
+from penstock.backends.engines.torch.sampling_parameters import SamplingParameters
 from penstock.messages.arrays import pack_tokens
 from penstock.messages.commands import Generate
 from penstock.messages.errors import UserFault
@@ -24,12 +24,15 @@ SHAPE = ExpertShape(num_layers=2, per_token=2, num_experts=8)
 PROMPT = (5, 6, 7)
 
 
-DRAWING = Drawing(sampling=SamplingOptions(max_response_tokens=8), stop_token_ids=frozenset({1}), stop_strings=None)
+SAMPLING = SamplingParameters(
+    sampling=SamplingOptions(max_response_tokens=8), stop_token_ids=frozenset({1}), stop_strings=None
+)
 
 
 def rules(shape: ExpertShape | None = SHAPE) -> RequestRules:
     return RequestRules(
-        tag="t", drawing=DRAWING, max_context=64, timeout_s=10.0, is_seeded=False, has_priorities=False, experts=shape,
+        tag="t", sampling=SAMPLING, max_context=64, timeout_s=10.0, is_seeded=False, has_priorities=False,
+        experts=shape,
     )  # fmt: skip
 
 

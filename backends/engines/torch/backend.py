@@ -247,12 +247,12 @@ class TorchEngineBackend:
         """
         prompt = prefix.context_tokens or command.prompt.tokens
         dataset = command.prompt.dataset
-        drawing = 0 if dataset is None else 1 + dataset
-        if not 0 <= drawing < len(self._max_response_tokens):
+        sampling_index = 0 if dataset is None else 1 + dataset
+        if not 0 <= sampling_index < len(self._max_response_tokens):
             raise RequestError(
                 f"it is of evaluation dataset {dataset}, and there are {len(self._max_response_tokens) - 1}"
             )
-        limit = self._max_response_tokens[drawing]
+        limit = self._max_response_tokens[sampling_index]
         if command.max_new_tokens is not None:
             limit = min(limit, command.max_new_tokens)
         room = self._settings.max_context - len(prompt) // TOKEN_BYTES
@@ -261,7 +261,7 @@ class TorchEngineBackend:
             prompt=prompt,
             seed=command.seed,
             max_new_tokens=min(limit, room),
-            drawing=drawing,
+            sampling_index=sampling_index,
             prefix=prefix,
         )
 

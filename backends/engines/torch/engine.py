@@ -44,7 +44,7 @@ from penstock.backends.engines.torch.requests import (
     joined,
     new_spans,
 )
-from penstock.backends.engines.torch.seating import Seating
+from penstock.backends.engines.torch.slot_scheduler import SlotScheduler
 from penstock.backends.engines.torch.slots import MIN_ROWS, PromptIndex, RunningSlots, SlotState
 from penstock.backends.engines.torch.stopping import EndReason, StopStringWatch
 from penstock.backends.engines.torch.weights import FusedWeights
@@ -103,7 +103,7 @@ class TorchEngine:
             self._other_stops = [_stop_table(other.stop_token_ids, config, device) for other in settings.others]
         self._prompts = PromptIndex(settings.num_slots)
         self._admission = Admission(self._model, self._prompts)
-        self._seating = Seating(settings.num_slots, self._slots, self._admission, self._prompts)
+        self._scheduler = SlotScheduler(settings.num_slots, self._slots, self._admission, self._prompts)
         self._clock = 0
         """Decode steps since the start."""
         self._next_report = 0
@@ -117,12 +117,12 @@ class TorchEngine:
     @property
     def num_running(self) -> int:
         """Requests in slots."""
-        return sum(running is not None for running in self._seating.running)
+        return sum(running is not None for running in self._scheduler.running)
 
     @property
     def num_queued(self) -> int:
         """Requests that wait for a slot."""
-        return len(self._seating.queue)
+        return len(self._scheduler.queue)
 
     @property
     def num_prefilled(self) -> int:
@@ -140,7 +140,7 @@ class TorchEngine:
             self._weights.load(tensors)
         self.version = version
         self._prompts.clear()
-        for running in self._seating.running:
+        for running in self._scheduler.running:
             if running is not None:
                 running.mark_version(version, self._clock)
 
@@ -175,16 +175,16 @@ class TorchEngine:
         reason = self._already_over(running)
         if reason is not None:
             return Ended(request.tag, reason, request.prefix)
-        self._seating.queue.append(running)
+        self._scheduler.queue.append(running)
         return None
 
     def abort(self, tag: Hashable) -> Ended | None:
         """End this request; None when there is none of this tag."""
-        for running in self._seating.queue:
+        for running in self._scheduler.queue:
             if running.request.tag == tag:
-                self._seating.queue.remove(running)
+                self._scheduler.queue.remove(running)
                 return Ended(tag, EndReason.ABORTED, running.request.prefix)
-        for slot, occupant in enumerate(self._seating.running):
+        for slot, occupant in enumerate(self._scheduler.running):
             if occupant is not None and occupant.request.tag == tag:
                 return self._end(slot, occupant, EndReason.ABORTED)
         return None
@@ -193,11 +193,11 @@ class TorchEngine:
         """End everything that runs or waits, with what there is."""
         ended = [
             self._end(slot, running, EndReason.INTERRUPTED)
-            for slot, running in enumerate(self._seating.running)
+            for slot, running in enumerate(self._scheduler.running)
             if running is not None
         ]
-        ended += [Ended(r.request.tag, EndReason.INTERRUPTED, r.request.prefix) for r in self._seating.queue]
-        self._seating.queue.clear()
+        ended += [Ended(r.request.tag, EndReason.INTERRUPTED, r.request.prefix) for r in self._scheduler.queue]
+        self._scheduler.queue.clear()
         return ended
 
     def step(self) -> Tick:
@@ -205,9 +205,9 @@ class TorchEngine:
         with torch.inference_mode():
             for slot in self._tainted:  # in each step, as an idle slot is fed as well
                 self._cache.clear(slot)
-            prefill = self._seating.admit(self._clock, self.version)
-            self._tainted = {slot for slot in self._tainted if slot >= len(self._seating.running)}
-            n = len(self._seating.running)
+            prefill = self._scheduler.admit(self._clock, self.version)
+            self._tainted = {slot for slot in self._tainted if slot >= len(self._scheduler.running)}
+            n = len(self._scheduler.running)
             if not n:
                 return Tick([], [])
             ended_slots, tokens = self._decode(n, prefill)
@@ -273,13 +273,13 @@ class TorchEngine:
             )
         if request.max_new_tokens > room:
             raise RequestError(f"max_new_tokens must be at most {room} after this prompt, got {request.max_new_tokens}")
-        stop_strings = self.settings.stop_strings_of(request.drawing)
+        stop_strings = self.settings.stop_strings_of(request.sampling_index)
         watch = None if stop_strings is None else StopStringWatch(stop_strings)
         return Running(request, prompt, prefix, watch)
 
     def _already_over(self, running: Running) -> EndReason | None:
         prefix = running.prefix_tokens
-        if prefix and prefix[-1] in self.settings.stop_ids_of(running.request.drawing):
+        if prefix and prefix[-1] in self.settings.stop_ids_of(running.request.sampling_index):
             return EndReason.STOP_TOKEN
         if running.watch is not None and any(running.watch.push(token) for token in prefix):
             return EndReason.STOP_STRING
@@ -290,7 +290,7 @@ class TorchEngine:
         state = self._running_slots(n)
         num_rows = state.fed.shape[0]
         decoding = self._attention.prepare(
-            self._seating.ranges(num_rows, self._clock), state.mask.scatter_(1, state.at, 0.0)
+            self._scheduler.ranges(num_rows, self._clock), state.mask.scatter_(1, state.at, 0.0)
         )
         attention: Attention = decoding
         rows = Rows(state.fed, state.position, (state.first_address + state.at).view(-1), num_rows, num_rows - n)
@@ -319,9 +319,9 @@ class TorchEngine:
     def _rows_drawn_otherwise(self) -> list[tuple[int, torch.Tensor]]:
         """Of each other way to draw that is used now: its place, and the slots."""
         slots: dict[int, list[int]] = {}
-        for slot, running in enumerate(self._seating.running):
-            if running is not None and running.request.drawing:
-                slots.setdefault(running.request.drawing - 1, []).append(slot)
+        for slot, running in enumerate(self._scheduler.running):
+            if running is not None and running.request.sampling_index:
+                slots.setdefault(running.request.sampling_index - 1, []).append(slot)
         device = self.settings.device
         return [(other, torch.tensor(found, device=device)) for other, found in slots.items()]
 
@@ -333,14 +333,14 @@ class TorchEngine:
     def _end_drawn(self, slot: int, *, has_string: bool) -> Ended:
         """End the request in this slot, which the last step brought to a stop token, to a stop string, to its limit, or
         to logits that are no numbers."""
-        running = self._seating.running[slot]
+        running = self._scheduler.running[slot]
         assert running is not None
         ended = self._end(slot, running, EndReason.LENGTH)
         if not isfinite(floats_view(ended.part.logprobs)[-1]):
             self._prompts.put(slot, None)
             self._tainted.add(slot)
             return Ended(ended.tag, EndReason.FAILED, running.request.prefix)
-        if tokens_view(ended.part.tokens)[-1] in self.settings.stop_ids_of(running.request.drawing):
+        if tokens_view(ended.part.tokens)[-1] in self.settings.stop_ids_of(running.request.sampling_index):
             return replace(ended, reason=EndReason.STOP_TOKEN)
         return replace(ended, reason=EndReason.STOP_STRING) if has_string else ended
 
@@ -348,13 +348,13 @@ class TorchEngine:
         """Show every running request its new token; the slots of those that now have a stop string."""
         return {
             slot
-            for slot, running in enumerate(self._seating.running)
+            for slot, running in enumerate(self._scheduler.running)
             if running is not None and running.watch is not None and running.watch.push(tokens[slot])
         }
 
     def _end(self, slot: int, running: Running, reason: EndReason) -> Ended:
         new = self._new_tokens(slot, running, 0, running.num_new(self._clock))
-        self._seating.running[slot] = None
+        self._scheduler.running[slot] = None
         part = joined(running.request.prefix, new)
         if self.settings.records_experts and part.num_tokens:
             num_inputs = running.position_at(self._clock)
@@ -372,7 +372,7 @@ class TorchEngine:
             return []
         reports: list[Advanced] = []
         self._next_report = self._clock + num_tokens
-        for slot, running in enumerate(self._seating.running):
+        for slot, running in enumerate(self._scheduler.running):
             if running is None:
                 continue
             begin, end = running.num_reported, running.num_new(self._clock)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OtherDrawing:
+class OtherSampling:
     """A way to draw for requests that ask for it, where it is not that of the engine."""
 
     sampler: Sampler
@@ -36,8 +36,8 @@ class EngineSettings:
     sampler: Sampler = field(default_factory=Sampler)
     stop_token_ids: frozenset[int] = frozenset()
     stop_strings: StopStrings | None = None
-    others: tuple[OtherDrawing, ...] = ()
-    """Request ``drawing: k`` is drawn by the one at place k − 1."""
+    others: tuple[OtherSampling, ...] = ()
+    """Request ``sampling_index: k`` is drawn by the one at place k − 1."""
     progress_tokens: int | None = None
     """A running request reports its tokens after every so many; None: never."""
     records_experts: bool = False
@@ -61,13 +61,13 @@ class EngineSettings:
         if outside:
             raise UserFault(f"stop_token_ids must be below the vocabulary's size, {config.vocab_size}, got {outside}")
 
-    def stop_ids_of(self, drawing: int) -> frozenset[int]:
-        """Tokens that end a response of this drawing."""
-        return self.others[drawing - 1].stop_token_ids if drawing else self.stop_token_ids
+    def stop_ids_of(self, sampling_index: int) -> frozenset[int]:
+        """Tokens that end a response of this sampling_index."""
+        return self.others[sampling_index - 1].stop_token_ids if sampling_index else self.stop_token_ids
 
-    def stop_strings_of(self, drawing: int) -> StopStrings | None:
+    def stop_strings_of(self, sampling_index: int) -> StopStrings | None:
         """Strings that do."""
-        return self.others[drawing - 1].stop_strings if drawing else self.stop_strings
+        return self.others[sampling_index - 1].stop_strings if sampling_index else self.stop_strings
 
     @property
     def has_stop_strings(self) -> bool:

@@ -35,7 +35,7 @@ class GenerationRequest:
     """Of the sample; token ``t`` of the response draws number ``t`` of its stream."""
     max_new_tokens: int
     """Length limit of the response, prefix included."""
-    drawing: int = 0
+    sampling_index: int = 0
     """Which of the engine's ways to draw."""
     prefix: Part = field(default_factory=Part)
     """Tokens of the response that are there already; generation goes on after them."""

@@ -1,4 +1,4 @@
-"""Drawing tokens: inverse CDF over the vocabulary with one uniform number per token.
+"""SamplingParameters tokens: inverse CDF over the vocabulary with one uniform number per token.
 
 Invariants:
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def _open(context: EngineContext) -> Backend[EngineCommand]:
-    from penstock.backends.engines.torch.opening import open_torch_engine
+    from penstock.backends.engines.torch.factory import open_torch_engine
     from penstock.backends.weights.transports import open_fetcher
 
     return open_torch_engine(
@@ -65,7 +65,7 @@ TORCH: Final = EngineSpec(
     ),
     longest_context=_longest_context,
     modules=(
-        "penstock.backends.engines.torch.opening",
+        "penstock.backends.engines.torch.factory",
         "penstock.backends.episodes",
         "penstock.backends.weights.transports",
     ),

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, assert_never
 import torch
 
 from penstock.backends.devices import choose_device
-from penstock.backends.engines.torch.opening import DTYPES
+from penstock.backends.engines.torch.factory import DTYPES
 from penstock.backends.engines.torch.scoring import Text, TextScorer, UnscorableError
 from penstock.messages.arrays import tokens_view
 from penstock.messages.base import Metric

@@ -1,6 +1,6 @@
 """How a judge's answers are drawn: what the scenario says of each judge, and what a request asks for.
 
-Invariant: a judge's options and the requests that it makes by them give the same drawing.
+Invariant: a judge's options and the requests that it makes by them give the same sampling.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     stop: Annotated[str, Meta(min_length=1)] | None = None
     seed: Annotated[int, Meta(ge=0)] | None = None
 
-    def drawing(self, max_context: int) -> SamplingOptions:
+    def sampling(self, max_context: int) -> SamplingOptions:
         """How its answer is drawn. The length limit of each request is its own."""
         stops = () if self.stop is None else (self.stop,)
         drawn_by = {name: getattr(self, name) for name in DRAWN_BY}
@@ -63,10 +63,10 @@ def question_of(judge: JudgeOptions) -> Question:
         raise UserFault(str(error)) from None
 
 
-def drawings_of(judges: Iterable[JudgeOptions], max_context: int) -> tuple[SamplingOptions, ...]:
+def sampling_options_of(judges: Iterable[JudgeOptions], max_context: int) -> tuple[SamplingOptions, ...]:
     """The ways in which these judges' answers are drawn, each once.
 
     Raises:
         UserFault: see :func:`question_of`.
     """
-    return tuple(dict.fromkeys(question_of(judge).drawing(max_context) for judge in judges))
+    return tuple(dict.fromkeys(question_of(judge).sampling(max_context) for judge in judges))

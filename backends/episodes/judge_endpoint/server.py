@@ -75,7 +75,7 @@ class JudgeServer:
         self._closing = asyncio.Event()
         self._open: set[asyncio.Future[tuple[Outcome, Part]]] = set()
         self._datasets: dict[SamplingOptions, int] = {
-            drawing: settings.first_dataset + place for place, drawing in enumerate(settings.drawings)
+            sampling: settings.first_dataset + place for place, sampling in enumerate(settings.samplings)
         }
 
     def start(self, engine: JudgingEngine, fail: Fail) -> None:
@@ -138,7 +138,7 @@ class JudgeServer:
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
         question = decoded(body, Question)
-        dataset = self._datasets.get(question.drawing(self._settings.max_context))
+        dataset = self._datasets.get(question.sampling(self._settings.max_context))
         if dataset is None:
             raise RequestError(400, "not_served", "no judge of this run draws its answers like that")
         prompt = self._prompt(question)

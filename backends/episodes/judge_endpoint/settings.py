@@ -18,7 +18,7 @@ class JudgingSettings(Value, frozen=True, kw_only=True):
     max_context: int
     num_slots: int
     """Questions that the engine answers side by side; it has so many places more than it has for samples."""
-    drawings: tuple[SamplingOptions, ...]
+    samplings: tuple[SamplingOptions, ...]
     """How the answers of the run's judges are drawn."""
     first_dataset: int
     """The engine's number of the first of these ways; the others follow."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import ProcessGroup
 
-    from penstock.backends.learners.worker_group.gang import Gang
+    from penstock.backends.learners.worker_group.workers import WorkerGroup
 
 T = TypeVar("T")
 
@@ -41,12 +41,12 @@ TIMEOUT_S: Final = 1800.0
 class CheckpointChannel:
     """One rank's end."""
 
-    def __init__(self, gang: Gang) -> None:
-        """On every rank of the gang, or on none."""
-        self.rank = gang.rank
-        self.num_ranks = gang.num_ranks
-        self.group = None if gang.is_alone else _new_group()
-        """None in a gang of one."""
+    def __init__(self, workers: WorkerGroup) -> None:
+        """On every rank of the worker group, or on none."""
+        self.rank = workers.rank
+        self.num_ranks = workers.num_ranks
+        self.group = None if workers.is_alone else _new_group()
+        """None in a worker group of one."""
 
     @property
     def is_first(self) -> bool:

@@ -39,7 +39,7 @@ from penstock.backends.learners.checkpoints.record import (
     files_of,
     write_record,
 )
-from penstock.backends.learners.worker_group.gang import SOLO
+from penstock.backends.learners.worker_group.workers import SOLO
 from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:

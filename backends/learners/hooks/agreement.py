@@ -3,7 +3,7 @@ order, would have each rank train another model, and nobody would see it.
 
 | wait | who ends it |
 |---|---|
-| for what the other ranks have | they do; at the latest the timeout of the gang |
+| for what the other ranks have | they do; at the latest the timeout of the worker group |
 """
 
 # torch.distributed is typed in part only:
@@ -21,32 +21,32 @@ from penstock.backends.processes.user_code import UserCodeError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from penstock.backends.learners.worker_group.gang import Gang
+    from penstock.backends.learners.worker_group.workers import WorkerGroup
 
 TOLERANCE: Final = 1e-5
 """Of the sum of magnitudes: a GPU adds up in an order of its own."""
 
 
-def check_agreement(gang: Gang, values: Tensor, what: str) -> None:
+def check_agreement(workers: WorkerGroup, values: Tensor, what: str) -> None:
     """Called on every rank alike.
 
     Args:
-        gang: all ranks.
+        worker group: all ranks.
         values: that are to be the same on all of them ``[N]``.
         what: they are, for the message, with the key of the hook.
 
     Raises:
         UserCodeError: they differ; on every rank.
     """
-    if gang.is_alone:
+    if workers.is_alone:
         return
     marks = _marks(values)
     bounds = torch.cat([marks, -marks])
-    dist.all_reduce(bounds, op=dist.ReduceOp.MAX, group=gang.control)
+    dist.all_reduce(bounds, op=dist.ReduceOp.MAX, group=workers.control)
     highest, lowest = bounds[: len(marks)], -bounds[len(marks) :]
     if bool((highest - lowest > TOLERANCE * highest[1].abs()).any()):
         raise UserCodeError(
-            f"{what} differ between the {gang.num_ranks} ranks of the learner, which would train different models; "
+            f"{what} differ between the {workers.num_ranks} ranks of the learner, which would train different models; "
             "make the function depend on what it is given alone: no random numbers but those of a generator that is "
             "seeded with given.version, no order of a set, no clock"
         )

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from penstock.backends.learners.batch.sequences import TrainBatch
     from penstock.backends.learners.options import LearnerOptions
-    from penstock.backends.learners.worker_group.gang import Gang
+    from penstock.backends.learners.worker_group.workers import WorkerGroup
     from penstock.backends.processes.hook_calling import Hook
     from penstock.messages.samples import Group, Sample
 
@@ -42,12 +42,12 @@ STEP_LOG: Final = "learner.step_log_function"
 class BatchHooks:
     """Those of one rank."""
 
-    def __init__(self, options: LearnerOptions, gang: Gang) -> None:
+    def __init__(self, options: LearnerOptions, workers: WorkerGroup) -> None:
         """
         Raises:
             UserCodeError: one cannot be loaded.
         """
-        self._gang = gang
+        self._workers = workers
         self._postprocess = _found(options.objective.postprocess_function, POSTPROCESS)
         self._conversion = _found(options.conversion_function, CONVERSION)
         self._rollout_log = _found(options.rollout_log_function, ROLLOUT_LOG)
@@ -61,10 +61,12 @@ class BatchHooks:
         """
         if self._postprocess is not None:
             batch = postprocessed(self._postprocess, batch, version=version)
-            check_agreement(self._gang, torch.from_numpy(batch.rewards), f"{POSTPROCESS}: the rewards that it returned")
+            check_agreement(
+                self._workers, torch.from_numpy(batch.rewards), f"{POSTPROCESS}: the rewards that it returned"
+            )
         if self._conversion is not None:
             batch = converted(self._conversion, batch, version=version)
-            check_agreement(self._gang, _content(batch), f"{CONVERSION}: the sequences that it returned")
+            check_agreement(self._workers, _content(batch), f"{CONVERSION}: the sequences that it returned")
         return batch
 
     def figures_of(self, batch: TrainBatch) -> dict[str, float]:
@@ -76,7 +78,7 @@ class BatchHooks:
 
     def log_rollout(self, groups: Sequence[Group], figures: Mapping[str, float], *, version: int) -> dict[str, float]:
         """What the user adds; empty on every rank but the first."""
-        if self._rollout_log is None or not self._gang.is_first:
+        if self._rollout_log is None or not self._workers.is_first:
             return {}
         returned = self._rollout_log(RolloutLog(version, tuple(groups), dict(figures)))
         return checked_figures(self._rollout_log, returned, figures)
@@ -85,7 +87,7 @@ class BatchHooks:
         self, groups: Sequence[Group], figures: Mapping[str, float], *, version: int, step_time_s: float
     ) -> dict[str, float]:
         """Likewise, after the training."""
-        if self._step_log is None or not self._gang.is_first:
+        if self._step_log is None or not self._workers.is_first:
             return {}
         returned = self._step_log(StepLog(version, tuple(groups), dict(figures), step_time_s))
         return checked_figures(self._step_log, returned, figures)

@@ -11,20 +11,20 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from penstock.backends.learners.megatron.source_ranks import SourceRanks
     from penstock.backends.learners.megatron.trainable import TrainableModel
-    from penstock.backends.learners.megatron.voices import Voices
 
 
 class SharedCanary:
     """Asks a model that all ranks have a share of; all are asked alike."""
 
-    def __init__(self, trainable: TrainableModel, voices: Voices) -> None:
+    def __init__(self, trainable: TrainableModel, sources: SourceRanks) -> None:
         self._runner = trainable.runner
-        self._voices = voices
+        self._sources = sources
         self.vocab_size = trainable.model.architecture.vocab_size
 
     def next_token_logits(self, tokens: Sequence[int], /) -> Tensor:
         """See :class:`.CanaryModel`."""
         logits = self._runner.whole_logits(open_ended_sequence(tokens))
-        found = self._voices.same(None if logits is None else logits.flatten(), len(tokens) * self.vocab_size)
+        found = self._sources.same(None if logits is None else logits.flatten(), len(tokens) * self.vocab_size)
         return found.view(len(tokens), self.vocab_size).cpu()

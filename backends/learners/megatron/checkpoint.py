@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.megatron.offload import SleepingMemory
     from penstock.backends.learners.megatron.trainable import TrainableModel
     from penstock.backends.learners.options import LearnerOptions
-    from penstock.backends.learners.worker_group.gang import Gang
+    from penstock.backends.learners.worker_group.workers import WorkerGroup
     from penstock.backends.protocol import Fail
 
 __all__ = ["POLICY", "LearnerFacts", "MegatronCheckpoints", "StoredCheckpoint", "read_weights"]
@@ -61,9 +61,9 @@ class StoredCheckpoint:
     """A checkpoint that has been checked against its record. Every rank reads it, in the same order: weights, then,
     when a :class:`.TrainableModel` has copied them, its optimizer."""
 
-    def __init__(self, folder: Path, record: CheckpointRecord, gang: Gang, *, is_fresh: bool) -> None:
+    def __init__(self, folder: Path, record: CheckpointRecord, workers: WorkerGroup, *, is_fresh: bool) -> None:
         self._folder = folder
-        self._gang = gang
+        self._workers = workers
         self.record = record
         self.is_fresh = is_fresh
         """Whether what the optimizer had is left behind."""
@@ -74,7 +74,7 @@ class StoredCheckpoint:
         Raises:
             CheckpointError: it has no such model.
         """
-        read_weights(model, self._folder, rank=self._gang.rank, name=name)
+        read_weights(model, self._folder, rank=self._workers.rank, name=name)
 
     def load_reference(self, model: ParallelModel) -> None:
         """A collective.
@@ -88,7 +88,7 @@ class StoredCheckpoint:
                 f"{self._folder}: the objective has a reference, and the checkpoint was written without one because "
                 "its objective had none; resume with that one (kl_coef: 0)"
             )
-        read_weights(model, self._folder.parent / reference.folder, rank=self._gang.rank)
+        read_weights(model, self._folder.parent / reference.folder, rank=self._workers.rank)
 
     def load_optimizer(self, trainable: TrainableModel, name: str = POLICY) -> None:
         """What the optimizer keeps, unless it ``is_fresh``. A collective.
@@ -115,7 +115,7 @@ class StoredCheckpoint:
         """Go on with the random numbers of the checkpoint, unless the torch learner wrote it."""
         if self.record.backend == "megatron":
             tensors = load_state(self._folder / STATE_FOLDER, is_wanted=lambda name: name.startswith("random/"))
-            restore_random_state(tensors, self._gang)
+            restore_random_state(tensors, self._workers)
 
 
 class MegatronCheckpoints:
@@ -127,7 +127,7 @@ class MegatronCheckpoints:
         *,
         epoch: int,
         model_folder: Path,
-        gang: Gang,
+        workers: WorkerGroup,
         options: LearnerOptions,
         done: Callable[[CheckpointWritten], None],
         fail: Fail,
@@ -138,17 +138,17 @@ class MegatronCheckpoints:
             folder: of all checkpoints of the run.
             epoch: of this incarnation.
             model_folder: whose config and tokenizer every checkpoint gets.
-            gang: all ranks.
+            worker group: all ranks.
             options: the ``learner:`` block.
             done: called on a thread of its own when a checkpoint is durable.
             fail: called there when it cannot be written.
         """
         self._own_folder = folder
         self._model_folder = model_folder
-        self._gang = gang
+        self._workers = workers
         self._options = options
         self._folder = CheckpointFolder(
-            folder, epoch=epoch, tokenizer_source=model_folder, channel=CheckpointChannel(gang)
+            folder, epoch=epoch, tokenizer_source=model_folder, channel=CheckpointChannel(workers)
         )
         self._writer = CheckpointWriter(self._folder, done=done, fail=fail)
 
@@ -183,7 +183,7 @@ class MegatronCheckpoints:
             keeps_reference=not self._folder.has_reference(facts.reference_version),
             tensors=tensors or {},
             model_folder=self._model_folder,
-            gang=self._gang,
+            workers=self._workers,
             distributed_optimizer=self._options.megatron.distributed_optimizer,
             asleep=asleep,
         )
@@ -195,7 +195,7 @@ class MegatronCheckpoints:
 
     def delete_below(self, version: int) -> None:
         """Remove what no later checkpoint needs; on the first rank only."""
-        if self._gang.is_first:
+        if self._workers.is_first:
             self._folder.delete_below(version)
 
     def open(self, path: Path, *, version: int, dtype: str) -> StoredCheckpoint:
@@ -209,7 +209,7 @@ class MegatronCheckpoints:
         Raises:
             CheckpointError: it is not there, not whole, of another version, or not one that can be gone on with.
         """
-        record = read_record(path, version=version, rank=self._gang.rank, num_ranks=self._gang.num_ranks)
+        record = read_record(path, version=version, rank=self._workers.rank, num_ranks=self._workers.num_ranks)
         check_dtype(path, record, dtype)
         lost = self._why_lost(record)
         if lost and self._options.optimizer != "fresh":
@@ -217,12 +217,12 @@ class MegatronCheckpoints:
                 f"{path}: {lost}, so the state of its optimizer cannot be gone on with; resume as it was, or with "
                 "learner.optimizer=fresh: the weights are kept, and the optimizer starts anew"
             )
-        if lost and self._gang.is_first:
+        if lost and self._workers.is_first:
             _log.warning("%s: %s; the optimizer starts anew", path, lost)
         if path.parent.resolve() == self._own_folder.resolve() and record.backend == "megatron":
             self._folder.reference = record.reference
         self._writer.saved = CheckpointWritten(version=record.version, path=str(path))
-        return StoredCheckpoint(path, record, self._gang, is_fresh=bool(lost))
+        return StoredCheckpoint(path, record, self._workers, is_fresh=bool(lost))
 
     def _why_lost(self, record: CheckpointRecord) -> str:
         """What keeps the optimizer's state from being gone on with; empty if nothing does."""

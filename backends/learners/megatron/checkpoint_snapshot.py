@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.megatron.build import ParallelModel
     from penstock.backends.learners.megatron.offload import SleepingMemory
     from penstock.backends.learners.megatron.trainable import TrainableModel
-    from penstock.backends.learners.worker_group.gang import Gang
+    from penstock.backends.learners.worker_group.workers import WorkerGroup
 
 POLICY: Final = "policy"
 OWN_TENSOR: Final = "own/"
@@ -158,7 +158,7 @@ def take_snapshot(
     keeps_reference: bool,
     tensors: Mapping[str, Tensor],
     model_folder: Path,
-    gang: Gang,
+    workers: WorkerGroup,
     distributed_optimizer: bool,
     asleep: SleepingMemory | None = None,
 ) -> MegatronSnapshot:
@@ -171,7 +171,7 @@ def take_snapshot(
         keeps_reference: whether it has to be written.
         tensors: small ones, the same on every rank.
         model_folder: whose config the checkpoint gets.
-        gang: all ranks.
+        worker group: all ranks.
         distributed_optimizer: whether its state is divided over data-parallel ranks.
         asleep: what has their memory while the learner sleeps.
     """
@@ -182,7 +182,7 @@ def take_snapshot(
             name: _copied_trainable(trainable, is_gathered=distributed_optimizer, asleep=asleep)
             for name, trainable in trainables.items()
         },
-        rest=random_state(gang) | own,
+        rest=random_state(workers) | own,
         has_reference=reference is not None,
         reference=None if reference is None or not keeps_reference else copied_model(reference, asleep),
         model_folder=model_folder,

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.megatron.packed import PackedShare
     from penstock.backends.learners.options import LearnerOptions
     from penstock.backends.learners.training.step import StepTokens, ValueTargets
-    from penstock.backends.learners.worker_group.gang import Gang
+    from penstock.backends.learners.worker_group.workers import WorkerGroup
 
 CRITIC: Final = "critic"
 """Its name in checkpoints."""
@@ -152,21 +152,23 @@ class OwnCritic:
 class SharedCritic:
     """A head on the policy's last hidden states."""
 
-    def __init__(self, policy: TrainableModel, options: LearnerOptions, *, num_steps: int, gang: Gang) -> None:
+    def __init__(
+        self, policy: TrainableModel, options: LearnerOptions, *, num_steps: int, workers: WorkerGroup
+    ) -> None:
         """
         Args:
             policy: whose micro-batches have values from here on.
             options: the ``learner:`` block.
             num_steps: of the whole run, for the schedule.
-            gang: all ranks.
+            worker group: all ranks.
         """
         self._options = options
         self._num_steps = num_steps
         self._runner = policy.runner
-        self._head = SharedHead(policy.model, gang.device)
+        self._head = SharedHead(policy.model, workers.device)
         self._runner.attach(self._head)
         layout = policy.model.layout
-        self._is_duplicate = not layout.sequence_parallel and layout.place(gang.rank).tensor > 0
+        self._is_duplicate = not layout.sequence_parallel and layout.place(workers.rank).tensor > 0
         """Another rank has the same gradient."""
         self._optimizer = MasterAdamW(
             self._head,
@@ -174,7 +176,7 @@ class SharedCritic:
             weight_decay=options.weight_decay,
             max_grad_norm=options.max_grad_norm,
             compute_dtype=torch.float32,
-            gang=gang,
+            workers=workers,
         )
 
     def terms(self, values: Tensor, own: StepTokens, part: slice) -> ValueTerms:
@@ -241,7 +243,7 @@ def open_critic(
     options: LearnerOptions,
     *,
     num_steps: int,
-    gang: Gang,
+    workers: WorkerGroup,
     check_stop: Callable[[], None] | None = None,
     stored: StoredCheckpoint | None = None,
 ) -> MegatronCritic | None:
@@ -251,7 +253,7 @@ def open_critic(
         policy: as it is before the first step.
         options: the ``learner:`` block.
         num_steps: of the whole run, for the schedule.
-        gang: all ranks.
+        worker group: all ranks.
         check_stop: called before each micro-batch; raises to end the step.
         stored: where to go on, if not at the beginning.
 
@@ -262,7 +264,7 @@ def open_critic(
         case "none":
             return None
         case "shared":
-            shared = SharedCritic(policy, options, num_steps=num_steps, gang=gang)
+            shared = SharedCritic(policy, options, num_steps=num_steps, workers=workers)
             if stored is not None:
                 shared.restore(stored.tensors(), is_fresh=stored.is_fresh)
             return shared
@@ -272,7 +274,7 @@ def open_critic(
                 policy.model,
                 options,
                 num_steps=num_steps,
-                device=gang.device,
+                device=workers.device,
                 check_stop=check_stop,
                 stored=stored,
             )

@@ -24,9 +24,9 @@ from penstock.backends.learners.megatron.layout import layout_of
 from penstock.backends.learners.megatron.micro_batches import check_length
 from penstock.backends.learners.megatron.publishing import WeightPublisher
 from penstock.backends.learners.megatron.reference import copy_weights, frozen
+from penstock.backends.learners.megatron.source_ranks import SourceRanks
 from penstock.backends.learners.megatron.trainable import TrainableModel
 from penstock.backends.learners.megatron.trainer import MegatronTrainer
-from penstock.backends.learners.megatron.voices import Voices
 from penstock.backends.learners.megatron.warm_start import warm_start
 from penstock.backends.learners.objectives.validity import is_user_objective, needs_reference
 from penstock.backends.learners.training.canary import choose_canary
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from penstock.backends.learners.megatron.critic import MegatronCritic
     from penstock.backends.learners.megatron.model_config import Precision
     from penstock.backends.learners.megatron.offload import SleepingMemory
-    from penstock.backends.learners.worker_group.gang import Gang
-    from penstock.backends.learners.worker_group.plan import GangPlan
+    from penstock.backends.learners.worker_group.plan import LearnerPlan
+    from penstock.backends.learners.worker_group.workers import WorkerGroup
     from penstock.backends.weights.protocol import WeightExporter
 
 
@@ -66,8 +66,8 @@ class LearnerOpener:
 
     def __init__(
         self,
-        plan: GangPlan,
-        gang: Gang,
+        plan: LearnerPlan,
+        workers: WorkerGroup,
         exporter: WeightExporter | None,
         *,
         check_stop: Callable[[], None],
@@ -76,25 +76,25 @@ class LearnerOpener:
         """
         Args:
             plan: of the learner.
-            gang: all ranks.
+            worker group: all ranks.
             exporter: None on every rank but the first.
             check_stop: called before each micro-batch; raises to end the learner.
             report: called with figures that people may look at while the learner opens.
         """
         self._plan = plan
         self._options = plan.options
-        self._gang = gang
+        self._workers = workers
         self._exporter = exporter
         self._check_stop = check_stop
         self._report = report
-        self._layout = layout_of(plan.options.megatron, gang.num_ranks)
-        self._voices = Voices(gang, self._layout)
+        self._layout = layout_of(plan.options.megatron, workers.num_ranks)
+        self._sources = SourceRanks(workers, self._layout)
 
     def begin(self) -> OpenedLearner:
         """From the model of the scenario, after a warm start if there is to be one."""
         self._open_groups()
         model = self._built()
-        read_weights(model, Path(self._plan.model_folder), rank=self._gang.rank)
+        read_weights(model, Path(self._plan.model_folder), rank=self._workers.rank)
         trainable = self._trainable(model)
         self._warm_start(trainable)
         reference = None
@@ -102,7 +102,7 @@ class LearnerOpener:
             reference = frozen(self._built())
             trainable.gather_weights()
             copy_weights(model, reference)
-        return self._opened_with(trainable, reference, choose_canary(SharedCanary(trainable, self._voices)))
+        return self._opened_with(trainable, reference, choose_canary(SharedCanary(trainable, self._sources)))
 
     def resume(self, stored: StoredCheckpoint) -> OpenedLearner:
         """From a checkpoint."""
@@ -117,7 +117,7 @@ class LearnerOpener:
             reference = frozen(self._built())
             stored.load_reference(reference)
         # One that was made from a model has none yet.
-        canary = record.canary or choose_canary(SharedCanary(trainable, self._voices))
+        canary = record.canary or choose_canary(SharedCanary(trainable, self._sources))
         opened = self._opened_with(trainable, reference, canary, stored)
         stored.restore_random_state()
         opened.version, opened.trained_tokens = record.version, record.trained_tokens
@@ -125,7 +125,7 @@ class LearnerOpener:
         return opened
 
     def _open_groups(self) -> None:
-        open_groups(self._layout, seed=self._plan.seed, timeout_s=self._gang.timeout_s)
+        open_groups(self._layout, seed=self._plan.seed, timeout_s=self._workers.timeout_s)
 
     def _built(self) -> ParallelModel:
         """A model of the scenario's architecture whose weights mean nothing yet."""
@@ -134,7 +134,7 @@ class LearnerOpener:
             self._layout,
             self._options.megatron,
             precision=self._precision,
-            device=self._gang.device,
+            device=self._workers.device,
         )
 
     @property
@@ -154,7 +154,7 @@ class LearnerOpener:
             betas=options.betas,
             weight_decay=options.weight_decay,
             max_grad_norm=options.max_grad_norm,
-            device=self._gang.device,
+            device=self._workers.device,
             temperature=self._plan.temperature,
             entropy_gradient=objective.entropy_coef != 0.0 or is_user_objective(objective.name),
             check_stop=self._check_stop,
@@ -171,7 +171,7 @@ class LearnerOpener:
             trainable,
             self._options,
             num_steps=self._plan.num_steps,
-            gang=self._gang,
+            workers=self._workers,
             check_stop=self._check_stop,
             stored=stored,
         )
@@ -183,17 +183,17 @@ class LearnerOpener:
             num_steps=self._plan.num_steps,
             check_stop=self._check_stop,
             seed=self._plan.seed,
-            gang=self._gang,
+            workers=self._workers,
             critic=critic,
         )
-        publisher = WeightPublisher(trainable, self._exporter, rank=self._gang.rank, device=self._gang.device)
+        publisher = WeightPublisher(trainable, self._exporter, rank=self._workers.rank, device=self._workers.device)
         return OpenedLearner(
             trainable=trainable,
             trainer=trainer,
             reference=reference,
             critic=critic,
             publisher=publisher,
-            canary_model=SharedCanary(trainable, self._voices),
+            canary_model=SharedCanary(trainable, self._sources),
             canary=canary,
         )
 
@@ -213,5 +213,5 @@ class LearnerOpener:
             report=lambda fraction, loss: self._report(
                 {"learner/warm_start_fraction": fraction, "learner/warm_start_loss": loss}
             ),
-            gang=self._gang,
+            workers=self._workers,
         )

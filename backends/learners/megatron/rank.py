@@ -1,4 +1,4 @@
-"""The Megatron learner as one rank of a gang."""
+"""The Megatron learner as one rank of a worker group."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING
 from penstock.backends.learners.megatron import no_cuda
 
 if TYPE_CHECKING:
-    from penstock.backends.learners.worker_group.gang import Gang
-    from penstock.backends.learners.worker_group.plan import GangPlan
+    from penstock.backends.learners.worker_group.plan import LearnerPlan
     from penstock.backends.learners.worker_group.worker import LearnerWorker, WorkerHost
+    from penstock.backends.learners.worker_group.workers import WorkerGroup
 
 
-def open_rank(plan: GangPlan, gang: Gang, host: WorkerHost) -> LearnerWorker:
+def open_rank(plan: LearnerPlan, workers: WorkerGroup, host: WorkerHost) -> LearnerWorker:
     """A worker of this learner; the first rank publishes the weights."""
     no_cuda.install()
-    if gang.device.type == "cpu":
+    if workers.device.type == "cpu":
         # megatron-core has some functions compiled, which takes a C++ compiler seconds and gains nothing on a CPU.
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     # Only now: megatron-core asks for CUDA while it is imported.
     from penstock.backends.learners.megatron.worker import open_megatron_worker
 
-    return open_megatron_worker(plan, gang, host)
+    return open_megatron_worker(plan, workers, host)

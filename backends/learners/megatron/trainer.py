@@ -28,15 +28,15 @@ from penstock.backends.learners.megatron.critic import OwnCritic, SharedCritic
 from penstock.backends.learners.megatron.micro_batches import check_length, laid_out
 from penstock.backends.learners.megatron.router_replay import replay_fraction
 from penstock.backends.learners.megatron.schedule import MicroBatchRunner
+from penstock.backends.learners.megatron.source_ranks import SourceRanks
 from penstock.backends.learners.megatron.speed import speed_of
-from penstock.backends.learners.megatron.voices import Voices
 from penstock.backends.learners.objectives.objective import couples_tokens, finished
 from penstock.backends.learners.objectives.open import open_objective
 from penstock.backends.learners.objectives.validity import needs_reference_point
 from penstock.backends.learners.training.batch_trainer import Added, BatchTrainer, UpdateWork
-from penstock.backends.learners.training.coupling import asks_policy, places_in, slopes_of, sums
+from penstock.backends.learners.training.coupling import asks_policy, logprob_gradients, places_in, sums
 from penstock.backends.learners.training.mismatched import mismatched, reference_point
-from penstock.backends.learners.training.step import BatchTokens, Opening, Scores, StepTokens
+from penstock.backends.learners.training.step import BatchTokens, Predictions, Scores, StepTokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.megatron.vocabulary import VocabularyScores
     from penstock.backends.learners.options import LearnerOptions
     from penstock.backends.learners.training.batch_trainer import StepResult
-    from penstock.backends.learners.worker_group.gang import Gang
+    from penstock.backends.learners.worker_group.workers import WorkerGroup
     from penstock.messages.samples import Group
 
 Parts = list[list["TrainSequence"]]
@@ -71,7 +71,7 @@ class MegatronTrainer:
         num_steps: int,
         check_stop: Callable[[], None],
         seed: int,
-        gang: Gang,
+        workers: WorkerGroup,
         critic: MegatronCritic | None = None,
     ) -> None:
         """
@@ -83,7 +83,7 @@ class MegatronTrainer:
             num_steps: of the whole run, for the schedule.
             check_stop: called before each micro-batch; raises to end the step.
             seed: of the order in which a batch is gone through, where it is divided.
-            gang: all ranks; each has such a trainer, and they are called alike.
+            worker group: all ranks; each has such a trainer, and they are called alike.
             critic: as the objective has one.
 
         Raises:
@@ -94,14 +94,14 @@ class MegatronTrainer:
         self._trainable = trainable
         self._options = options
         self._num_steps = num_steps
-        self._gang = gang
-        self._voices = Voices(gang, model.layout)
+        self._workers = workers
+        self._sources = SourceRanks(workers, model.layout)
         self._critic = critic
         self._objective = open_objective(options.objective, num_steps=options.num_updates * options.num_passes)
         self._reference: MicroBatchRunner | None = None
         if reference is not None:
             self._reference = MicroBatchRunner(
-                reference, reference.chunks, device=gang.device, temperature=temperature, check_stop=check_stop
+                reference, reference.chunks, device=workers.device, temperature=temperature, check_stop=check_stop
             )
         self._batches = BatchTrainer(
             self,
@@ -113,10 +113,10 @@ class MegatronTrainer:
                 model.architecture,
                 options,
                 precision=model.precision,
-                device=gang.device,
-                num_ranks=gang.num_ranks,
+                device=workers.device,
+                num_ranks=workers.num_ranks,
             ),
-            gang=gang,
+            workers=workers,
         )
 
     def train(
@@ -151,7 +151,7 @@ class MegatronTrainer:
         own = StepTokens(known, work.update, parts, is_only_step=work.is_only, reference_point=point)
         if not work.trains_policy:
             assert self._critic is not None, "critic_only_steps"
-            return Added(known, self._voices.totals(sums(self._critic.add_gradients(own, batches))))
+            return Added(known, self._sources.totals(sums(self._critic.add_gradients(own, batches))))
         if num_parts > 1 and couples_tokens(self._options.objective):
             whole = StepTokens(
                 known, work.update, [work.update.sequences], is_only_step=work.is_only, reference_point=point
@@ -160,7 +160,7 @@ class MegatronTrainer:
         else:
             totals = self._add_apart(own, batches)
         if isinstance(self._critic, OwnCritic):
-            totals |= self._voices.totals(sums(self._critic.add_gradients(own, batches)))
+            totals |= self._sources.totals(sums(self._critic.add_gradients(own, batches)))
         return Added(known, {**totals, **self._expert_figures(work.update)})
 
     def change(self, totals: Mapping[str, float], *, step: int, name: str) -> dict[str, float]:
@@ -199,25 +199,27 @@ class MegatronTrainer:
             return self._with_values(terms.loss, number, said, own, batches, found)
 
         self._trainable.add_gradients(batches.sequences, loss)
-        return self._voices.totals(sums(found))
+        return self._sources.totals(sums(found))
 
     def _add_coupled(
         self, whole: StepTokens, own: StepTokens, batches: MicroBatches, places: Tensor, update: Update
     ) -> dict[str, float]:
         """Where the loss of a token depends on log-probs of others; see :mod:`.coupling`."""
         scores = self._all_scores(batches, places, update.num_tokens, with_reference=own.asks_reference)
-        own_places = places.to(self._gang.device)
-        slopes = slopes_of(self._objective, self._options.objective, whole, scores, own_places, gang=self._gang)
+        own_places = places.to(self._workers.device)
+        gradients = logprob_gradients(
+            self._objective, self._options.objective, whole, scores, own_places, workers=self._workers
+        )
         of_values: list[Mapping[str, Tensor]] = []
 
         def loss(number: int, scores: VocabularyScores) -> Tensor:
             again = batches.own(number, scores)
-            surrogate = slopes.surrogate(batches.parts[number], again.logprobs, again.entropy)
+            surrogate = gradients.surrogate(batches.parts[number], again.logprobs, again.entropy)
             return self._with_values(surrogate, number, again, own, batches, of_values)
 
         self._trainable.add_gradients(batches.sequences, loss)
-        figures = self._voices.whole(slopes.figures)
-        return figures | self._voices.totals(sums(of_values)) if isinstance(self._critic, SharedCritic) else figures
+        figures = self._sources.whole(gradients.figures)
+        return figures | self._sources.totals(sums(of_values)) if isinstance(self._critic, SharedCritic) else figures
 
     def _with_values(
         self,
@@ -245,7 +247,7 @@ class MegatronTrainer:
         return figures
 
     def _open(self, batch: TrainBatch, first_pass: Sequence[Update], *, version: int) -> BatchTokens:
-        opening = Opening()
+        opening = Predictions()
         if asks_policy(self._options) or self._critic is not None:
             multiple = self._trainable.runner.multiple
             parts: Parts = []
@@ -253,15 +255,15 @@ class MegatronTrainer:
                 own, _ = self._parts(update)
                 parts += [*own, *([] for _ in range(-len(own) % multiple))]
             batches = self._laid_out(parts, batch.sequences[0])
-            opening = self._opening(batches, batch.num_trained_tokens)
-        return BatchTokens(batch, self._options.objective, opening, version=version, device=self._gang.device)
+            opening = self._predictions(batches, batch.num_trained_tokens)
+        return BatchTokens(batch, self._options.objective, opening, version=version, device=self._workers.device)
 
-    def _opening(self, batches: MicroBatches, count: int) -> Opening:
+    def _predictions(self, batches: MicroBatches, count: int) -> Predictions:
         """Of ``count`` tokens, on every rank."""
-        opening = Opening()
+        opening = Predictions()
         if asks_policy(self._options):
             scores = self._all_scores(batches, batches.places, count, with_reference=True)
-            opening = Opening(logprobs=scores.logprobs, reference=scores.reference)
+            opening = Predictions(logprobs=scores.logprobs, reference=scores.reference)
         values: list[Tensor] = []
         match self._critic:
             case None:
@@ -273,7 +275,7 @@ class MegatronTrainer:
                     said = batches.own(number, found)
                     assert said.values is not None, "the head was attached"
                     values.append(said.values)
-        return opening._replace(values=self._voices.spread(values, batches.places, count))
+        return opening._replace(values=self._sources.broadcast(values, batches.places, count))
 
     def _all_scores(self, batches: MicroBatches, places: Tensor, count: int, *, with_reference: bool) -> Scores:
         """Of ``count`` tokens, on every rank, without gradient."""
@@ -281,10 +283,10 @@ class MegatronTrainer:
         said = [batches.own(number, scores) for number, scores in enumerate(found)]
         reference = None
         if with_reference and self._reference is not None:
-            reference = self._voices.spread(self._of_reference(batches), places, count)
+            reference = self._sources.broadcast(self._of_reference(batches), places, count)
         return Scores(
-            logprobs=self._voices.spread([scores.logprobs for scores in said], places, count),
-            entropy=self._voices.spread([scores.entropy for scores in said], places, count),
+            logprobs=self._sources.broadcast([scores.logprobs for scores in said], places, count),
+            entropy=self._sources.broadcast([scores.entropy for scores in said], places, count),
             reference=reference,
             hidden=None,
         )
@@ -315,7 +317,7 @@ class MegatronTrainer:
             max_tokens=self._options.max_tokens_per_micro_batch,
             hidden_size=model.architecture.hidden_size,
         )
-        return division.ranks[self._voices.replica], len(division.in_order)
+        return division.ranks[self._sources.replica], len(division.in_order)
 
     def _laid_out(self, parts: Sequence[Sequence[TrainSequence]], spare: TrainSequence) -> MicroBatches:
         return laid_out(parts, spare, multiple=self._trainable.runner.multiple)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from penstock.backends.learners.batch.division import divide_over_ranks
 from penstock.backends.learners.batch.warm_batches import warm_steps
 from penstock.backends.learners.megatron.micro_batches import laid_out
-from penstock.backends.learners.megatron.voices import Voices
+from penstock.backends.learners.megatron.source_ranks import SourceRanks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.megatron.trainable import TrainableModel
     from penstock.backends.learners.megatron.vocabulary import VocabularyScores
     from penstock.backends.learners.options import LearnerOptions, WarmStartOptions
-    from penstock.backends.learners.worker_group.gang import Gang
+    from penstock.backends.learners.worker_group.workers import WorkerGroup
 
 
 def warm_start(
@@ -37,7 +37,7 @@ def warm_start(
     *,
     seed: int,
     report: Callable[[float, float], None],
-    gang: Gang,
+    workers: WorkerGroup,
 ) -> None:
     """Imitate the demonstrations for ``block.num_steps`` steps.
 
@@ -48,20 +48,20 @@ def warm_start(
         block: its ``warm_start:`` block.
         seed: of the order of the demonstrations.
         report: called after each step with the fraction done and the loss.
-        gang: all ranks.
+        worker group: all ranks.
 
     Raises:
         DivergedError: the loss or the gradient is not finite.
     """
-    voices = Voices(gang, trainable.model.layout)
+    sources = SourceRanks(workers, trainable.model.layout)
     for step in warm_steps(demonstrations, block, seed=seed):
-        loss = accumulate(trainable, step, voices, max_tokens=options.max_tokens_per_micro_batch)
+        loss = accumulate(trainable, step, sources, max_tokens=options.max_tokens_per_micro_batch)
         trainable.change(step.learning_rate, loss=loss, name=step.name)
         report(step.fraction, loss)
     trainable.forget_moments()
 
 
-def accumulate(trainable: TrainableModel, step: WarmStep, voices: Voices, *, max_tokens: int) -> float:
+def accumulate(trainable: TrainableModel, step: WarmStep, sources: SourceRanks, *, max_tokens: int) -> float:
     """Find the gradient of the mean loss over the step; returns that loss in nats."""
     model = trainable.model
     division = divide_over_ranks(
@@ -70,11 +70,11 @@ def accumulate(trainable: TrainableModel, step: WarmStep, voices: Voices, *, max
         max_tokens=max_tokens,
         hidden_size=model.architecture.hidden_size,
     )
-    batches = laid_out(division.ranks[voices.replica], step.sequences[0], multiple=trainable.runner.multiple)
+    batches = laid_out(division.ranks[sources.replica], step.sequences[0], multiple=trainable.runner.multiple)
 
     def loss(number: int, scores: VocabularyScores) -> Tensor:
         return -batches.own(number, scores).logprobs.sum() / step.num_tokens
 
     losses = trainable.add_gradients(batches.sequences, loss, temperature=1.0)
     found = {"loss": sum(losses[1:], start=losses[0])} if losses else {}
-    return voices.totals(found)["loss"]
+    return sources.totals(found)["loss"]

@@ -1,4 +1,4 @@
-"""A learner that trains with megatron-core, as one rank of a gang.
+"""A learner that trains with megatron-core, as one rank of a worker group.
 
 Invariants:
 
@@ -24,9 +24,9 @@ from penstock.backends.learners.worker_group.planned import exporter_of
 if TYPE_CHECKING:
     from penstock.backends.learners.training.batch_trainer import StepResult
     from penstock.backends.learners.training.command_worker import Published
-    from penstock.backends.learners.worker_group.gang import Gang
-    from penstock.backends.learners.worker_group.plan import GangPlan
+    from penstock.backends.learners.worker_group.plan import LearnerPlan
     from penstock.backends.learners.worker_group.worker import WorkerHost
+    from penstock.backends.learners.worker_group.workers import WorkerGroup
     from penstock.backends.weights.protocol import WeightExporter
     from penstock.messages.commands import OpenLearner, PublishWeights, Train
     from penstock.messages.local import CheckpointWritten
@@ -34,34 +34,36 @@ if TYPE_CHECKING:
 _log: Final = logging.getLogger(__name__)
 
 
-def open_megatron_worker(plan: GangPlan, gang: Gang, host: WorkerHost) -> MegatronWorker:
+def open_megatron_worker(plan: LearnerPlan, workers: WorkerGroup, host: WorkerHost) -> MegatronWorker:
     """What works in a rank of this learner; the first rank publishes the weights.
 
     Raises:
         WeightExportError: they cannot be published there.
     """
-    return MegatronWorker(plan, gang, host, exporter_of(plan, gang))
+    return MegatronWorker(plan, workers, host, exporter_of(plan, workers))
 
 
 class MegatronWorker(CommandWorker[OpenedLearner]):
     """One rank of the learner; see :class:`.LearnerWorker`."""
 
-    def __init__(self, plan: GangPlan, gang: Gang, host: WorkerHost, exporter: WeightExporter | None) -> None:
+    def __init__(
+        self, plan: LearnerPlan, workers: WorkerGroup, host: WorkerHost, exporter: WeightExporter | None
+    ) -> None:
         """
         Args:
             plan: of the learner.
-            gang: all ranks.
+            worker group: all ranks.
             host: the process.
             exporter: None on every rank but the first.
         """
-        super().__init__(plan.options, gang, host, exporter)
+        super().__init__(plan.options, workers, host, exporter)
         self._plan = plan
-        self._opener = LearnerOpener(plan, gang, exporter, check_stop=host.check_stop, report=self._report)
+        self._opener = LearnerOpener(plan, workers, exporter, check_stop=host.check_stop, report=self._report)
         self._checkpoints = MegatronCheckpoints(
             Path(plan.checkpoints_folder),
             epoch=plan.epoch,
             model_folder=Path(plan.model_folder),
-            gang=gang,
+            workers=workers,
             options=plan.options,
             done=host.emit,
             fail=host.fail,
@@ -129,7 +131,7 @@ class MegatronWorker(CommandWorker[OpenedLearner]):
     def _fall_asleep(self, opened: OpenedLearner) -> None:
         frozen_models = [] if opened.reference is None else [opened.reference]
         trained = [opened.trainable, *([opened.critic.trainable] if isinstance(opened.critic, OwnCritic) else [])]
-        opened.sleeping = SleepingMemory(trained, frozen_models, device=self._gang.device)
+        opened.sleeping = SleepingMemory(trained, frozen_models, device=self._workers.device)
         _log.info("asleep: %d bytes are given up", opened.sleeping.size_bytes)
 
     def _wake_up(self, opened: OpenedLearner) -> None:

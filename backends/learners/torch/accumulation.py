@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from penstock.backends.learners.objectives.objective import couples_tokens
-from penstock.backends.learners.torch.micro_batch import laid_out, nothing
-from penstock.backends.learners.training.coupling import places_in, scattered, slopes_of, summed_over, sums
+from penstock.backends.learners.torch.micro_batch import laid_out, padding_micro_batch
+from penstock.backends.learners.training.coupling import logprob_gradients, places_in, scattered, summed_over, sums
 from penstock.backends.learners.training.mismatched import reference_point
 from penstock.backends.learners.training.step import Scores, StepTokens
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.torch.models import Models
     from penstock.backends.learners.torch.rounds import Rounds
     from penstock.backends.learners.training.step import BatchTokens
-    from penstock.backends.learners.worker_group.gang import Gang
+    from penstock.backends.learners.worker_group.workers import WorkerGroup
 
 
 class Step(NamedTuple):
@@ -53,13 +53,18 @@ class Accumulation:
     """Runs the models of one rank forward and backward."""
 
     def __init__(
-        self, models: Models, objective: ObjectiveFunction, options: LearnerOptions, rounds: Rounds, gang: Gang
+        self,
+        models: Models,
+        objective: ObjectiveFunction,
+        options: LearnerOptions,
+        rounds: Rounds,
+        workers: WorkerGroup,
     ) -> None:
         self._models = models
         self._objective = objective
         self._options = options
         self._rounds = rounds
-        self._gang = gang
+        self._workers = workers
 
     def add(self, step: Step, *, trains_policy: bool) -> dict[str, float]:
         """Add the gradients of a step; the sums over its tokens.
@@ -67,8 +72,8 @@ class Accumulation:
         Raises:
             OutOfMemoryError: a micro-batch was too large; some gradients have been added.
         """
-        parts = step.division.ranks[self._gang.rank]
-        batches, spare = laid_out(parts, step.update.sequences[0]), nothing(step.update.sequences[0])
+        parts = step.division.ranks[self._workers.rank]
+        batches, spare = laid_out(parts, step.update.sequences[0]), padding_micro_batch(step.update.sequences[0])
         point = self._reference_point(step, spare)
         own = StepTokens(step.known, step.update, parts, is_only_step=step.is_only, reference_point=point)
         if not trains_policy:
@@ -80,7 +85,7 @@ class Accumulation:
             totals = self._add_coupled(step, whole, own, batches, spare)
         else:
             totals = self._add_apart(own, batches, spare)
-        return summed_over(self._gang, totals)
+        return summed_over(self._workers, totals)
 
     def _add_apart(self, own: StepTokens, batches: Sequence[MicroBatch], spare: MicroBatch) -> dict[str, Tensor]:
         """Loss and gradient micro-batch by micro-batch, for a loss that is a sum over tokens (or one micro-batch)."""
@@ -96,19 +101,21 @@ class Accumulation:
         self, step: Step, whole: StepTokens, own: StepTokens, batches: Sequence[MicroBatch], spare: MicroBatch
     ) -> dict[str, Tensor]:
         """Where the loss of a token depends on log-probs of others; see :mod:`.coupling`."""
-        places = places_in(step.update, step.division.ranks[self._gang.rank]).to(self._models.policy.device)
+        places = places_in(step.update, step.division.ranks[self._workers.rank]).to(self._models.policy.device)
         asks, count = own.asks_reference, step.update.num_tokens
         scores = self._all_scores(batches, spare, places, num_tokens=count, with_reference=asks)
-        slopes = slopes_of(self._objective, self._options.objective, whole, scores, places, gang=self._gang)
+        gradients = logprob_gradients(
+            self._objective, self._options.objective, whole, scores, places, workers=self._workers
+        )
 
         def work(batch: MicroBatch) -> dict[str, Tensor]:
             again = self._models.scores(batch, with_reference=False)
-            surrogate = slopes.surrogate(batch.part, again.logprobs, again.entropy)
+            surrogate = gradients.surrogate(batch.part, again.logprobs, again.entropy)
             return self._backward(surrogate, batch, own, again.hidden)
 
         values = sums(self._rounds.run("coupled", batches, spare, work))
         # Every rank has found those of the whole step, and they will be added up.
-        return {**slopes.figures, **values} if self._gang.is_first else values
+        return {**gradients.figures, **values} if self._workers.is_first else values
 
     def _add_values(self, own: StepTokens, batches: Sequence[MicroBatch], spare: MicroBatch) -> dict[str, Tensor]:
         """The critic alone; with a shared trunk its head alone, as the trunk is the policy's."""
@@ -131,7 +138,7 @@ class Accumulation:
         if step.mismatched is None:
             return None
         pairs, division = step.mismatched
-        parts = division.ranks[self._gang.rank]
+        parts = division.ranks[self._workers.rank]
         batches, places = laid_out(parts, pairs.sequences[0]), places_in(pairs, parts).to(self._models.policy.device)
         scores = self._all_scores(batches, spare, places, num_tokens=pairs.num_tokens, with_reference=True)
         return reference_point(pairs, scores)
@@ -152,7 +159,7 @@ class Accumulation:
             return self._models.scores(batch, with_reference=with_reference)._replace(hidden=None)
 
         def exchanged(values: Sequence[Tensor]) -> Tensor:
-            return self._gang.sum_(scattered(torch.cat(list(values)), places, num_tokens))
+            return self._workers.sum_(scattered(torch.cat(list(values)), places, num_tokens))
 
         found = self._rounds.run(f"scores {with_reference}", batches, spare, work)
         references = [scores.reference for scores in found if scores.reference is not None]

@@ -24,8 +24,8 @@ from penstock.backends.learners.torch.worker import TorchWorker
 
 if TYPE_CHECKING:
     from penstock.backends.learners.torch.worker import LearnerSetup
-    from penstock.backends.learners.worker_group.gang import Gang
     from penstock.backends.learners.worker_group.words import LearnerAnswer
+    from penstock.backends.learners.worker_group.workers import WorkerGroup
     from penstock.backends.protocol import Emit, Fail
     from penstock.messages.base import Metric
     from penstock.messages.commands import LearnerCommand
@@ -38,11 +38,11 @@ class _LearnerClosed(Exception):  # noqa: N818  # no error: the way out of a lon
 class TorchLearnerBackend:
     """Carries out the Learner's commands with torch."""
 
-    def __init__(self, setup: LearnerSetup, gang: Gang) -> None:
-        """``gang`` has one rank, which is this process."""
-        assert gang.is_alone
+    def __init__(self, setup: LearnerSetup, workers: WorkerGroup) -> None:
+        """``workers`` has one rank, which is this process."""
+        assert workers.is_alone
         self._num_threads = setup.options.num_threads
-        self._worker = TorchWorker(setup, gang, self)
+        self._worker = TorchWorker(setup, workers, self)
         self._commands: SimpleQueue[LearnerCommand | None] = SimpleQueue()
         self._closing = threading.Event()
         self._failed = threading.Event()

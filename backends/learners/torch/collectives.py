@@ -10,7 +10,7 @@ Invariants:
 
 | wait | who ends it |
 |---|---|
-| ``finish``, in the collectives that are left | the other ranks, which are in them; at the latest the gang's timeout |
+| ``finish``, in the collectives that are left | the other ranks, which are in them; at the latest the group's timeout |
 """
 
 # torch.distributed is typed in part only:

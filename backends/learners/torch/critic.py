@@ -30,7 +30,7 @@ from penstock.backends.learners.torch.attention import PackedRows
 from penstock.backends.learners.torch.model import CheckpointError
 from penstock.backends.learners.torch.optimizer import MASTER, MasterAdamW
 from penstock.backends.learners.torch.parallel import fill_like, is_sharded, load_into, shard, without_memory
-from penstock.backends.learners.worker_group.gang import SOLO
+from penstock.backends.learners.worker_group.workers import SOLO
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.options import LearnerOptions
     from penstock.backends.learners.torch.model import PackedModel
     from penstock.backends.learners.training.step import ValueTargets
-    from penstock.backends.learners.worker_group.gang import Gang
+    from penstock.backends.learners.worker_group.workers import WorkerGroup
 
 PREFIX: Final = "critic/"
 WEIGHT: Final = "weight/"
@@ -60,13 +60,15 @@ class ValueTerms(NamedTuple):
 class Critic:
     """Owns the weights that predict values, and their optimizer."""
 
-    def __init__(self, policy: PackedModel, options: LearnerOptions, *, num_steps: int, gang: Gang = SOLO) -> None:
+    def __init__(
+        self, policy: PackedModel, options: LearnerOptions, *, num_steps: int, workers: WorkerGroup = SOLO
+    ) -> None:
         """
         Args:
             policy: as it is before the first step; what the trunk is copied from or shared with.
             options: the ``learner:`` block.
             num_steps: of the whole run, for the schedule.
-            gang: the ranks that the policy is on.
+            worker group: the ranks that the policy is on.
 
         Raises:
             CheckpointError: the architecture has no trunk that could be told from its output head.
@@ -83,9 +85,9 @@ class Critic:
         nn.init.zeros_(self._head.bias)
         self._module = nn.ModuleDict({"head": self._head})
         if not self.is_shared:
-            self._module["trunk"] = _copied_trunk(policy, options, gang)
+            self._module["trunk"] = _copied_trunk(policy, options, workers)
         if is_sharded(policy.model):
-            shard(self._head, gang, options, compute_dtype=dtype)
+            shard(self._head, workers, options, compute_dtype=dtype)
         self._dtype, self._trunk_dtype = dtype, policy.dtype
         self._optimizer = MasterAdamW(
             self._module,
@@ -93,7 +95,7 @@ class Critic:
             weight_decay=options.weight_decay,
             max_grad_norm=options.max_grad_norm,
             compute_dtype=policy.dtype,
-            gang=gang,
+            workers=workers,
         )
 
     @property
@@ -200,7 +202,7 @@ class Critic:
         return hidden[torch.from_numpy(packed.predicted_at).to(self._device)]
 
 
-def _copied_trunk(policy: PackedModel, options: LearnerOptions, gang: Gang) -> nn.Module:
+def _copied_trunk(policy: PackedModel, options: LearnerOptions, workers: WorkerGroup) -> nn.Module:
     trunk = policy.model.base_model
     if trunk is policy.model:
         raise CheckpointError(
@@ -210,5 +212,5 @@ def _copied_trunk(policy: PackedModel, options: LearnerOptions, gang: Gang) -> n
     if not is_sharded(policy.model):
         return copy.deepcopy(trunk)
     built = without_memory(cast("PreTrainedModel", trunk))
-    fill_like(built, trunk, gang, options, compute_dtype=policy.dtype)
+    fill_like(built, trunk, workers, options, compute_dtype=policy.dtype)
     return built

@@ -8,7 +8,7 @@ from penstock.backends.devices import choose_device
 from penstock.backends.learners.check_demonstrations import check_demonstrations
 from penstock.backends.learners.torch.backend import TorchLearnerBackend
 from penstock.backends.learners.torch.worker import LearnerSetup
-from penstock.backends.learners.worker_group.gang import alone_on
+from penstock.backends.learners.worker_group.workers import alone_on
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -60,6 +60,6 @@ def laid_out(parts: Sequence[Sequence[TrainSequence]], spare: TrainSequence) -> 
     return batches
 
 
-def nothing(spare: TrainSequence) -> MicroBatch:
+def padding_micro_batch(spare: TrainSequence) -> MicroBatch:
     """A micro-batch of no token."""
     return laid_out([[]], spare)[0]

@@ -25,7 +25,7 @@ from penstock.backends.learners.checkpoints.shards import is_divided, local_of
 from penstock.backends.learners.torch.model import CheckpointError
 from penstock.backends.learners.torch.parallel import like, load_into
 from penstock.backends.learners.training.finite import non_finite
-from penstock.backends.learners.worker_group.gang import SOLO
+from penstock.backends.learners.worker_group.workers import SOLO
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.utils.hooks import RemovableHandle
 
-    from penstock.backends.learners.worker_group.gang import Gang
+    from penstock.backends.learners.worker_group.workers import WorkerGroup
 
 MASTER: Final = "master"
 MOMENTS: Final = ("step", "exp_avg", "exp_avg_sq")
@@ -55,7 +55,7 @@ class MasterAdamW:
         weight_decay: float,
         max_grad_norm: float,
         compute_dtype: torch.dtype = torch.float32,
-        gang: Gang = SOLO,
+        workers: WorkerGroup = SOLO,
     ) -> None:
         """
         Args:
@@ -64,14 +64,14 @@ class MasterAdamW:
             weight_decay: of matrices.
             max_grad_norm: what a larger gradient is scaled down to.
             compute_dtype: what the model computes in, also where its weights are more exact than that here.
-            gang: all ranks.
+            worker group: all ranks.
         """
         trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         self._names = list(trained)
         self._parameters = list(trained.values())
         self._masters = [_master_of(parameter) for parameter in self._parameters]
         self._max_grad_norm = max_grad_norm
-        self._gang = gang
+        self._workers = workers
         self._is_rounded = compute_dtype != torch.promote_types(compute_dtype, torch.float32)
         self._is_summed = False
         self._is_sharded = any(isinstance(parameter, DTensor) for parameter in self._parameters)
@@ -119,16 +119,16 @@ class MasterAdamW:
 
     def sum_gradients(self) -> None:
         """Add up over the ranks what each has found alone; ``step`` does it otherwise, and not twice."""
-        if self._gang.is_alone or self._is_sharded or self._is_summed:
+        if self._workers.is_alone or self._is_sharded or self._is_summed:
             return
         # A weight that no rank has reached is left alone, as it would be on one.
         found = torch.tensor([float(master.grad is not None) for master in self._masters])
-        is_reached = cast("list[float]", self._gang.max_(found.to(self._gang.device)).tolist())
+        is_reached = cast("list[float]", self._workers.max_(found.to(self._workers.device)).tolist())
         for master, reached in zip(self._masters, is_reached, strict=True):
             if reached and master.grad is None:
                 master.grad = torch.zeros_like(master)
         for bucket in _buckets([master.grad for master in self._masters if master.grad is not None]):
-            together = self._gang.sum_(torch.cat([gradient.reshape(-1) for gradient in bucket]))
+            together = self._workers.sum_(torch.cat([gradient.reshape(-1) for gradient in bucket]))
             start = 0
             for gradient in bucket:
                 gradient.copy_(together[start : start + gradient.numel()].view_as(gradient))
@@ -149,7 +149,7 @@ class MasterAdamW:
             return float(torch.nn.utils.clip_grad_norm_(self._masters, self._max_grad_norm))
         shares = [local_of(master.grad) for master in self._masters if master.grad is not None]
         squares = torch.stack([share.square().sum(dtype=torch.float64) for share in shares]).sum()
-        norm = math.sqrt(float(self._gang.sum_(squares)))
+        norm = math.sqrt(float(self._workers.sum_(squares)))
         if norm > self._max_grad_norm - NORM_EPSILON:
             for share in shares:
                 share.mul_(self._max_grad_norm / (norm + NORM_EPSILON))

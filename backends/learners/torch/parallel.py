@@ -1,4 +1,4 @@
-"""A model over the ranks of a gang: sharded (FSDP2) or one on each.
+"""A model over the ranks of a worker group: sharded (FSDP2) or one on each.
 
 Invariants:
 
@@ -39,38 +39,38 @@ if TYPE_CHECKING:
 
     from penstock.backends.learners.options import LearnerOptions
     from penstock.backends.learners.torch.model import PackedModel
-    from penstock.backends.learners.worker_group.gang import Gang
+    from penstock.backends.learners.worker_group.workers import WorkerGroup
 
 _log: Final = logging.getLogger(__name__)
 
 
-def parallelize(model: PackedModel, gang: Gang, options: LearnerOptions) -> None:
+def parallelize(model: PackedModel, workers: WorkerGroup, options: LearnerOptions) -> None:
     """Divide a model that every rank has loaded whole, in place; called by all ranks. Before its optimizer is made.
 
     Raises:
         UserFault: ``learner.cpu_offload`` with weights that are not sharded.
     """
-    if not shards_weights(gang, options):
+    if not shards_weights(workers, options):
         _recompute_blocks(model.model, options)
         return
     model.freeze_facts(model.dtype)
-    model.device = gang.device
-    shard(model.model, gang, options, compute_dtype=model.dtype)
+    model.device = workers.device
+    shard(model.model, workers, options, compute_dtype=model.dtype)
 
 
-def shards_weights(gang: Gang, options: LearnerOptions) -> bool:
+def shards_weights(workers: WorkerGroup, options: LearnerOptions) -> bool:
     """Whether each rank is to have a share of the weights only.
 
     Raises:
         UserFault: ``learner.cpu_offload`` with weights that are not sharded.
     """
-    if not gang.is_alone and options.parallel == "fsdp":
+    if not workers.is_alone and options.parallel == "fsdp":
         return True
     if options.cpu_offload:
         raise UserFault(
             "learner.cpu_offload: moves the shards of the weights to the host, and there are none with "
-            f"learner.num_ranks: {gang.num_ranks} and learner.parallel: {options.parallel}; set num_ranks above 1 and "
-            "parallel: fsdp, or remove it"
+            f"learner.num_ranks: {workers.num_ranks} and learner.parallel: {options.parallel}; set num_ranks above 1 "
+            "and parallel: fsdp, or remove it"
         )
     return False
 
@@ -84,16 +84,16 @@ def _recompute_blocks(root: nn.Module, options: LearnerOptions) -> list[nn.Modul
     return blocks
 
 
-def shard(root: nn.Module, gang: Gang, options: LearnerOptions, *, compute_dtype: torch.dtype) -> None:
+def shard(root: nn.Module, workers: WorkerGroup, options: LearnerOptions, *, compute_dtype: torch.dtype) -> None:
     """Give each rank its share of a module that all have whole.
 
     Args:
         root: the module; its blocks are gathered one by one, and what is in none when it is called, until it returns.
-        gang: all ranks.
+        worker group: all ranks.
         options: the ``learner:`` block.
         compute_dtype: what it computes in.
     """
-    mesh = _mesh(gang)
+    mesh = _mesh(workers)
     reduced = torch.promote_types(compute_dtype, torch.float32)
     precision = MixedPrecisionPolicy(
         param_dtype=None if compute_dtype == reduced else compute_dtype, reduce_dtype=reduced, cast_forward_inputs=False
@@ -102,7 +102,11 @@ def shard(root: nn.Module, gang: Gang, options: LearnerOptions, *, compute_dtype
         _make_precise(module)
         # Always let go of, the root's too: what a run asks of the other ranks must not depend on the run before it.
         fully_shard(
-            module, mesh=mesh, reshard_after_forward=True, mp_policy=precision, offload_policy=_offload(gang, options)
+            module,
+            mesh=mesh,
+            reshard_after_forward=True,
+            mp_policy=precision,
+            offload_policy=_offload(workers, options),
         )
         sharded = cast("FSDPModule", module)
         sharded.set_gradient_divide_factor(1.0)
@@ -147,14 +151,14 @@ def like(target: Tensor, source: Tensor) -> Tensor:
     return distribute_tensor(there, target.device_mesh, target.placements, src_data_rank=None)
 
 
-def replica(model: PackedModel, gang: Gang, options: LearnerOptions) -> PackedModel:
+def replica(model: PackedModel, workers: WorkerGroup, options: LearnerOptions) -> PackedModel:
     """A second model with the same weights, divided in the same way; of a sharded one no rank ever has more than its
     share. Called by all ranks."""
     if not is_sharded(model.model):
         return type(model)(copy.deepcopy(model.model), model.device)
     built = type(model)(without_memory(model.model), model.device)
     built.freeze_facts(model.dtype)
-    fill_like(built.model, model.model, gang, options, compute_dtype=model.dtype)
+    fill_like(built.model, model.model, workers, options, compute_dtype=model.dtype)
     return built
 
 
@@ -170,39 +174,46 @@ def without_memory(model: PreTrainedModel) -> PreTrainedModel:
 
 @torch.no_grad()
 def fill_like(
-    built: nn.Module, source: nn.Module, gang: Gang, options: LearnerOptions, *, compute_dtype: torch.dtype
+    built: nn.Module, source: nn.Module, workers: WorkerGroup, options: LearnerOptions, *, compute_dtype: torch.dtype
 ) -> None:
     """Shard a module without memory, and copy the shares of another that is sharded in the same way."""
-    materialize(built, dict(source.named_buffers(remove_duplicate=False)), gang, options, compute_dtype=compute_dtype)
+    materialize(
+        built, dict(source.named_buffers(remove_duplicate=False)), workers, options, compute_dtype=compute_dtype
+    )
     sources = dict(source.named_parameters(remove_duplicate=False))
     for name, parameter in built.named_parameters():
         local_of(parameter).copy_(local_of(sources[name]))
 
 
 def materialize(
-    built: nn.Module, buffers: Mapping[str, Tensor], gang: Gang, options: LearnerOptions, *, compute_dtype: torch.dtype
+    built: nn.Module,
+    buffers: Mapping[str, Tensor],
+    workers: WorkerGroup,
+    options: LearnerOptions,
+    *,
+    compute_dtype: torch.dtype,
 ) -> None:
     """Shard a module without memory, and give it memory for this rank's shares, with any values, and copies of these
     buffers."""
-    shard(built, gang, options, compute_dtype=compute_dtype)
-    built.to_empty(device=gang.device if not _is_offloaded(gang, options) else torch.device("cpu"))
+    shard(built, workers, options, compute_dtype=compute_dtype)
+    built.to_empty(device=workers.device if not _is_offloaded(workers, options) else torch.device("cpu"))
     for name, module in built.named_modules():
         for key, _ in list(module.named_buffers(recurse=False)):
-            setattr(module, key, buffers[f"{name}.{key}" if name else key].to(gang.device, copy=True))
+            setattr(module, key, buffers[f"{name}.{key}" if name else key].to(workers.device, copy=True))
 
 
-def _mesh(gang: Gang) -> DeviceMesh:
-    return DeviceMesh(gang.device.type, torch.arange(gang.num_ranks), mesh_dim_names=("shard",))
+def _mesh(workers: WorkerGroup) -> DeviceMesh:
+    return DeviceMesh(workers.device.type, torch.arange(workers.num_ranks), mesh_dim_names=("shard",))
 
 
-def _is_offloaded(gang: Gang, options: LearnerOptions) -> bool:
-    return options.cpu_offload and gang.device.type == "cuda"
+def _is_offloaded(workers: WorkerGroup, options: LearnerOptions) -> bool:
+    return options.cpu_offload and workers.device.type == "cuda"
 
 
-def _offload(gang: Gang, options: LearnerOptions) -> OffloadPolicy:
-    if options.cpu_offload and gang.device.type == "cpu":
+def _offload(workers: WorkerGroup, options: LearnerOptions) -> OffloadPolicy:
+    if options.cpu_offload and workers.device.type == "cpu":
         _log.info("learner.cpu_offload: the weights are in the memory of the host anyway on a CPU; it has no effect")
-    return CPUOffloadPolicy() if _is_offloaded(gang, options) else OffloadPolicy()
+    return CPUOffloadPolicy() if _is_offloaded(workers, options) else OffloadPolicy()
 
 
 def _make_precise(module: nn.Module) -> None:

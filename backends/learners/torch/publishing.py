@@ -9,7 +9,7 @@ Invariants:
 
 | wait | who ends it |
 |---|---|
-| for the parts of a bucket | the ranks that have them, which go through it too; at the latest the gang's timeout |
+| for the parts of a bucket | the ranks that have them, which go through it too; at the latest the group's timeout |
 | for a bucket to have been sent | the first rank, when its caller asks for the next; at the latest that timeout |
 """
 
@@ -34,23 +34,23 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from penstock.backends.learners.torch.model import PackedModel
-    from penstock.backends.learners.worker_group.gang import Gang
+    from penstock.backends.learners.worker_group.workers import WorkerGroup
 
 
 class GatheredWeights:
     """See :class:`.WeightStream`; every rank has one, and goes through it when the others do."""
 
-    def __init__(self, model: PackedModel, gang: Gang, *, max_bucket_bytes: int = BUCKET_BYTES) -> None:
+    def __init__(self, model: PackedModel, workers: WorkerGroup, *, max_bucket_bytes: int = BUCKET_BYTES) -> None:
         """
         Args:
             model: whose weights they are.
-            gang: the ranks that it is divided over, or that have it whole.
+            worker group: the ranks that it is divided over, or that have it whole.
             max_bucket_bytes: of what is gathered at once; a larger weight comes alone.
         """
         self._model = model
-        self._gang = gang
+        self._workers = workers
         self._max_bucket_bytes = max_bucket_bytes
-        self._tensors = self._renamed() if gang.is_first or is_sharded(model.model) else iter(())
+        self._tensors = self._renamed() if workers.is_first or is_sharded(model.model) else iter(())
 
     @property
     def shapes(self) -> Mapping[str, Tensor]:
@@ -78,7 +78,7 @@ class GatheredWeights:
         # transformers puts weights of this architecture together from several, so it is given all of them.
         is_copied = is_sharded(self._model.model)
         kept = {name: tensor.cpu() if is_copied else tensor for name, tensor in self._whole()}
-        if self._gang.is_first:
+        if self._workers.is_first:
             yield from names.rename(kept).items()
 
     def _whole(self) -> Iterator[tuple[str, Tensor]]:
@@ -95,13 +95,13 @@ class GatheredWeights:
     @torch.no_grad()
     def _buckets(self) -> Iterator[RowGather]:
         """Each is under way when it is given out."""
-        bucket, room = RowGather(self._gang.rank, self._gang.num_ranks), self._max_bucket_bytes
+        bucket, room = RowGather(self._workers.rank, self._workers.num_ranks), self._max_bucket_bytes
         for name, tensor in self._model.weights():
             shard, dtype = shard_of(tensor), self._dtype_of(tensor)
             size_bytes = tensor.numel() * dtype.itemsize
             if size_bytes > room and room < self._max_bucket_bytes:
                 yield bucket.begun()
-                bucket, room = RowGather(self._gang.rank, self._gang.num_ranks), self._max_bucket_bytes
+                bucket, room = RowGather(self._workers.rank, self._workers.num_ranks), self._max_bucket_bytes
             bucket.add(name, shard._replace(local=shard.local.to(dtype)))
             room -= size_bytes
         yield bucket.begun()

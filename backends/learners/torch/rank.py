@@ -1,4 +1,4 @@
-"""The torch learner as one rank of a gang."""
+"""The torch learner as one rank of a worker group."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from penstock.backends.learners.torch.worker import LearnerSetup, TorchWorker
 from penstock.backends.learners.worker_group.planned import demonstrations_of, exporter_of
 
 if TYPE_CHECKING:
-    from penstock.backends.learners.worker_group.gang import Gang
-    from penstock.backends.learners.worker_group.plan import GangPlan
+    from penstock.backends.learners.worker_group.plan import LearnerPlan
     from penstock.backends.learners.worker_group.worker import WorkerHost
+    from penstock.backends.learners.worker_group.workers import WorkerGroup
 
 
-def open_rank(plan: GangPlan, gang: Gang, host: WorkerHost) -> TorchWorker:
+def open_rank(plan: LearnerPlan, workers: WorkerGroup, host: WorkerHost) -> TorchWorker:
     """A worker of this learner; the first rank publishes the weights.
 
     Raises:
@@ -29,7 +29,7 @@ def open_rank(plan: GangPlan, gang: Gang, host: WorkerHost) -> TorchWorker:
         seed=plan.seed,
         num_steps=plan.num_steps,
         epoch=plan.epoch,
-        exporter=exporter_of(plan, gang),
+        exporter=exporter_of(plan, workers),
         demonstrations=demonstrations_of(plan),
     )
-    return TorchWorker(setup, gang, host)
+    return TorchWorker(setup, workers, host)

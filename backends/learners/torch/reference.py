@@ -20,7 +20,7 @@ import torch
 from penstock.backends.learners.objectives.validity import needs_reference
 from penstock.backends.learners.torch.model import PackedModel
 from penstock.backends.learners.torch.parallel import replica
-from penstock.backends.learners.worker_group.gang import SOLO
+from penstock.backends.learners.worker_group.workers import SOLO
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.batch.packing import PackedTokens
     from penstock.backends.learners.options import LearnerOptions
     from penstock.backends.learners.torch.lora import Adapters
-    from penstock.backends.learners.worker_group.gang import Gang
+    from penstock.backends.learners.worker_group.workers import WorkerGroup
 
 
 class BasePolicy(PackedModel):
@@ -52,13 +52,13 @@ class BasePolicy(PackedModel):
         return self._switch.base(read)
 
 
-def new_reference(policy: PackedModel, options: LearnerOptions, gang: Gang = SOLO) -> PackedModel | None:
+def new_reference(policy: PackedModel, options: LearnerOptions, workers: WorkerGroup = SOLO) -> PackedModel | None:
     """The reference of a run that begins. A model with adapters always has one: its base has to be kept somewhere."""
     if policy.adapters is not None:
         return BasePolicy(policy, policy.adapters)
     if not needs_reference(options.objective):
         return None
-    return frozen(replica(policy, gang, options))
+    return frozen(replica(policy, workers, options))
 
 
 def frozen(model: PackedModel) -> PackedModel:

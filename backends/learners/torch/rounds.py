@@ -10,7 +10,7 @@ Invariants:
 
 | wait | who ends it |
 |---|---|
-| at the end of a call, whether all had memory enough | the other ranks; at the latest the gang's timeout |
+| at the end of a call, whether all had memory enough | the other ranks; at the latest the worker group's timeout |
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from penstock.backends.learners.torch.collectives import Collectives
     from penstock.backends.learners.torch.micro_batch import MicroBatch
-    from penstock.backends.learners.worker_group.gang import Gang
+    from penstock.backends.learners.worker_group.workers import WorkerGroup
 
 ResultT = TypeVar("ResultT")
 
@@ -82,8 +82,8 @@ class MicroBatchSize:
 class Rounds:
     """Runs micro-batches."""
 
-    def __init__(self, gang: Gang, collectives: Collectives, check_stop: Callable[[], None]) -> None:
-        self._gang = gang
+    def __init__(self, workers: WorkerGroup, collectives: Collectives, check_stop: Callable[[], None]) -> None:
+        self._workers = workers
         self._collectives = collectives
         self._check_stop = check_stop
 
@@ -110,7 +110,7 @@ class Rounds:
                 has_failed = True
                 results.clear()
                 self._recover()
-        if self._gang.agree(has_failed):
+        if self._workers.agree(has_failed):
             raise OutOfMemoryError
         return results
 
@@ -127,6 +127,6 @@ class Rounds:
         return True
 
     def _recover(self) -> None:
-        if self._gang.device.type == "cuda":
+        if self._workers.device.type == "cuda":
             torch.cuda.empty_cache()
         self._collectives.finish()

@@ -1,4 +1,4 @@
-"""Loads a model over the ranks of a gang; of one that is sharded each rank reads its shares from disk, and no more.
+"""Loads a model over the ranks of a learner; of one that is sharded each rank reads its shares from disk, and no more.
 
 Invariants:
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from penstock.backends.learners.options import LearnerOptions, LoraOptions
-    from penstock.backends.learners.worker_group.gang import Gang
+    from penstock.backends.learners.worker_group.workers import WorkerGroup
 
 _log: Final = logging.getLogger(__name__)
 
@@ -60,13 +60,13 @@ class _Piece(NamedTuple):
 
 
 def load_divided(
-    folder: Path, gang: Gang, options: LearnerOptions, *, dtype: str, lora: LoraOptions | None = None
+    folder: Path, workers: WorkerGroup, options: LearnerOptions, *, dtype: str, lora: LoraOptions | None = None
 ) -> PackedModel:
     """A model in Hugging Face format, divided over the ranks as ``options`` say. Called by all ranks.
 
     Args:
         folder: that ``save_pretrained`` wrote.
-        gang: all ranks.
+        worker group: all ranks.
         options: the ``learner:`` block, whose ``lora`` is not looked at.
         dtype: what it computes in.
         lora: gives it adapters, from torch's random numbers as they are.
@@ -75,17 +75,17 @@ def load_divided(
         CheckpointError: it is no such folder, weights are missing in it, or the architecture cannot be packed.
         UserFault: the model cannot have such adapters, or ``learner.cpu_offload`` with weights that are not sharded.
     """
-    is_sharded = shards_weights(gang, options)
+    is_sharded = shards_weights(workers, options)
     if is_sharded:
         try:
-            return _load_shares(folder, gang, options, dtype=dtype, lora=lora)
+            return _load_shares(folder, workers, options, dtype=dtype, lora=lora)
         except _WholeReadError as error:
             _log.warning("every rank reads the whole model and keeps its shares of it: %s", error)
     # One that is to be sharded need not fit on a device whole.
-    model = PackedModel.load(folder, dtype=dtype, device=torch.device("cpu") if is_sharded else gang.device)
+    model = PackedModel.load(folder, dtype=dtype, device=torch.device("cpu") if is_sharded else workers.device)
     if lora is not None:
         model.adapt(lora)
-    parallelize(model, gang, options)
+    parallelize(model, workers, options)
     return model
 
 
@@ -98,15 +98,15 @@ def _opened(folder: Path) -> CheckpointTensors:
 
 
 def _load_shares(
-    folder: Path, gang: Gang, options: LearnerOptions, *, dtype: str, lora: LoraOptions | None
+    folder: Path, workers: WorkerGroup, options: LearnerOptions, *, dtype: str, lora: LoraOptions | None
 ) -> PackedModel:
-    model = PackedModel.without_memory(folder, dtype=dtype, device=gang.device)
+    model = PackedModel.without_memory(folder, dtype=dtype, device=workers.device)
     with _opened(folder) as tensors:
         sources = _sources(folder, model, tensors)
         buffers = _computed_buffers(model)
         adapters = {} if lora is None else _adapted(model, lora)
         model.freeze_facts(model.dtype)
-        materialize(model.model, buffers, gang, options, compute_dtype=model.dtype)
+        materialize(model.model, buffers, workers, options, compute_dtype=model.dtype)
         for name, parameter in model.model.named_parameters():
             if name in adapters:
                 load_into(parameter, adapters[name])

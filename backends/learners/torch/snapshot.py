@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.checkpoints.record import FileRecord, ReferenceRecord
     from penstock.backends.learners.torch.model import PackedModel
     from penstock.backends.learners.torch.trainer import PolicyTrainer
-    from penstock.backends.learners.worker_group.gang import Gang
+    from penstock.backends.learners.worker_group.workers import WorkerGroup
 
 CPU_RANDOM: Final = "random/cpu"
 CUDA_RANDOM: Final = "random/cuda"
@@ -103,7 +103,7 @@ def take_snapshot(
     trainer: PolicyTrainer,
     reference: PackedModel | None,
     *,
-    gang: Gang,
+    workers: WorkerGroup,
     version: int,
     dtype: str,
     trained_tokens: int,
@@ -118,7 +118,8 @@ def take_snapshot(
         version=version,
         model=model,
         weights={name: copied_shard(tensor, parked, model.dtype) for name, tensor in _kept(model, parked)},
-        trainer={name: copied_shard(tensor, parked) for name, tensor in trainer.state().items()} | random_state(gang),
+        trainer={name: copied_shard(tensor, parked) for name, tensor in trainer.state().items()}
+        | random_state(workers),
         dtype=dtype,
         trained_tokens=trained_tokens,
         canary=canary,
@@ -141,24 +142,26 @@ def _found(tensor: Tensor, parked: ParkedMemory | None) -> Tensor:
     return tensor if parked is None else parked.on_host(tensor)
 
 
-def restore_random_state(tensors: Mapping[str, Tensor], gang: Gang) -> None:
+def restore_random_state(tensors: Mapping[str, Tensor], workers: WorkerGroup) -> None:
     """Go on with the random numbers of a snapshot, each rank with those of its number; a rank that there was not yet,
     with those of the first. Those of a GPU only where both had one."""
-    torch.set_rng_state(_row(tensors[CPU_RANDOM], gang.rank))
-    if gang.device.type == "cuda" and CUDA_RANDOM in tensors:
-        torch.cuda.set_rng_state(_row(tensors[CUDA_RANDOM], gang.rank), gang.device)
+    torch.set_rng_state(_row(tensors[CPU_RANDOM], workers.rank))
+    if workers.device.type == "cuda" and CUDA_RANDOM in tensors:
+        torch.cuda.set_rng_state(_row(tensors[CUDA_RANDOM], workers.rank), workers.device)
 
 
 def _row(states: Tensor, rank: int) -> Tensor:
     return states[rank if rank < len(states) else 0].clone()
 
 
-def random_state(gang: Gang) -> dict[str, Shard]:
+def random_state(workers: WorkerGroup) -> dict[str, Shard]:
     """A row for each rank."""
     states = {CPU_RANDOM: torch.get_rng_state()}
-    if gang.device.type == "cuda":
-        states[CUDA_RANDOM] = torch.cuda.get_rng_state(gang.device)
-    return {name: Shard(state[None], (gang.num_ranks, len(state)), (gang.rank, 0)) for name, state in states.items()}
+    if workers.device.type == "cuda":
+        states[CUDA_RANDOM] = torch.cuda.get_rng_state(workers.device)
+    return {
+        name: Shard(state[None], (workers.num_ranks, len(state)), (workers.rank, 0)) for name, state in states.items()
+    }
 
 
 def _kept(model: PackedModel, parked: ParkedMemory | None) -> Iterator[tuple[str, Tensor]]:

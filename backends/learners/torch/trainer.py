@@ -21,17 +21,17 @@ from penstock.backends.learners.objectives.validity import is_user_objective, ne
 from penstock.backends.learners.torch.accumulation import Accumulation, Step
 from penstock.backends.learners.torch.collectives import Collectives
 from penstock.backends.learners.torch.critic import Critic
-from penstock.backends.learners.torch.micro_batch import laid_out, nothing
+from penstock.backends.learners.torch.micro_batch import laid_out, padding_micro_batch
 from penstock.backends.learners.torch.model import ADAPTER_PREFIX, CheckpointError
 from penstock.backends.learners.torch.models import Models
-from penstock.backends.learners.torch.opening import open_batch
 from penstock.backends.learners.torch.optimizer import MasterAdamW
+from penstock.backends.learners.torch.predictions import open_batch
 from penstock.backends.learners.torch.rounds import MicroBatchSize, OutOfMemoryError, Rounds
 from penstock.backends.learners.torch.speed import DTYPE_NAMES, speed_of
 from penstock.backends.learners.training.batch_trainer import Added, BatchTrainer, UpdateWork
 from penstock.backends.learners.training.mismatched import mismatched
 from penstock.backends.learners.training.step import BatchTokens
-from penstock.backends.learners.worker_group.gang import SOLO
+from penstock.backends.learners.worker_group.workers import SOLO
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.options import LearnerOptions
     from penstock.backends.learners.torch.model import PackedModel
     from penstock.backends.learners.training.batch_trainer import StepResult
-    from penstock.backends.learners.worker_group.gang import Gang
+    from penstock.backends.learners.worker_group.workers import WorkerGroup
     from penstock.messages.samples import Group
 
 
@@ -61,7 +61,7 @@ class PolicyTrainer:
         reference: PackedModel | None,
         check_stop: Callable[[], None],
         seed: int = 0,
-        gang: Gang = SOLO,
+        workers: WorkerGroup = SOLO,
     ) -> None:
         """
         Args:
@@ -72,7 +72,7 @@ class PolicyTrainer:
             reference: the policy that the KL term pulls to; None where ``kl_coef`` is 0.
             check_stop: called before each micro-batch; raises to end the step.
             seed: of the order in which a batch is gone through, where it is divided.
-            gang: all ranks; each has such a trainer, and they are called alike.
+            worker group: all ranks; each has such a trainer, and they are called alike.
 
         Raises:
             CheckpointError: the model cannot have such a critic.
@@ -81,17 +81,17 @@ class PolicyTrainer:
         """
         self._options = options
         self._num_steps = num_steps
-        self._gang = gang
+        self._workers = workers
         objective = open_objective(options.objective, num_steps=options.num_updates * options.num_passes)
         has_critic = options.objective.critic != "none"
-        self._critic = Critic(model, options, num_steps=num_steps, gang=gang) if has_critic else None
+        self._critic = Critic(model, options, num_steps=num_steps, workers=workers) if has_critic else None
         self._optimizer = MasterAdamW(
             model.model,
             betas=options.betas,
             weight_decay=options.weight_decay,
             max_grad_norm=options.max_grad_norm,
             compute_dtype=model.dtype,
-            gang=gang,
+            workers=workers,
         )
         self._optimizers: list[MasterAdamW | Critic] = [self._optimizer]
         if self._critic is not None:
@@ -103,17 +103,17 @@ class PolicyTrainer:
             temperature=temperature,
             entropy_gradient=options.objective.entropy_coef != 0.0 or is_user_objective(options.objective.name),
         )
-        self._rounds = Rounds(gang, Collectives(self._models.roots), check_stop)
-        self._accumulation = Accumulation(self._models, objective, options, self._rounds, gang)
-        self._size = MicroBatchSize(options.max_tokens_per_micro_batch, is_speaker=gang.is_first)
+        self._rounds = Rounds(workers, Collectives(self._models.roots), check_stop)
+        self._accumulation = Accumulation(self._models, objective, options, self._rounds, workers)
+        self._size = MicroBatchSize(options.max_tokens_per_micro_batch, is_speaker=workers.is_first)
         self._batches = BatchTrainer(
             self,
             options,
             num_steps=num_steps,
             seed=seed,
             dtype=DTYPE_NAMES.get(model.dtype, str(model.dtype)),
-            speed=speed_of(model, options, num_ranks=gang.num_ranks),
-            gang=gang,
+            speed=speed_of(model, options, num_ranks=workers.num_ranks),
+            workers=workers,
         )
 
     def train(
@@ -210,14 +210,14 @@ class PolicyTrainer:
         return norms
 
     def _open(self, batch: TrainBatch, first_pass: Sequence[Update], *, version: int) -> BatchTokens:
-        parts = [part for update in first_pass for part in self._division(update).ranks[self._gang.rank]]
+        parts = [part for update in first_pass for part in self._division(update).ranks[self._workers.rank]]
         spare = batch.sequences[0]
         opening = open_batch(
             self._models,
             laid_out(parts, spare),
-            nothing(spare),
+            padding_micro_batch(spare),
             self._rounds,
-            self._gang,
+            self._workers,
             self._options,
             num_tokens=batch.num_trained_tokens,
         )
@@ -226,7 +226,7 @@ class PolicyTrainer:
     def _division(self, update: Update) -> Division:
         return divide_over_ranks(
             update.sequences,
-            num_ranks=self._gang.num_ranks,
+            num_ranks=self._workers.num_ranks,
             max_tokens=self._size.max_tokens,
             hidden_size=self._models.policy.hidden_size,
         )

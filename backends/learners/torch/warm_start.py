@@ -17,7 +17,7 @@ from penstock.backends.learners.batch.division import divide_over_ranks
 from penstock.backends.learners.batch.warm_batches import warm_steps
 from penstock.backends.learners.torch.micro_batch import laid_out
 from penstock.backends.learners.torch.optimizer import MasterAdamW
-from penstock.backends.learners.worker_group.gang import SOLO
+from penstock.backends.learners.worker_group.workers import SOLO
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.batch.sequences import TrainSequence
     from penstock.backends.learners.options import LearnerOptions, WarmStartOptions
     from penstock.backends.learners.torch.model import PackedModel
-    from penstock.backends.learners.worker_group.gang import Gang
+    from penstock.backends.learners.worker_group.workers import WorkerGroup
 
 
 def warm_start(
@@ -37,7 +37,7 @@ def warm_start(
     seed: int,
     report: Callable[[float, float], None],
     check_stop: Callable[[], None],
-    gang: Gang = SOLO,
+    workers: WorkerGroup = SOLO,
 ) -> None:
     """Imitate the demonstrations for ``block.num_steps`` steps.
 
@@ -49,7 +49,7 @@ def warm_start(
         seed: of the order of the demonstrations.
         report: called after each step with the fraction done and the loss.
         check_stop: called before each micro-batch; raises to end the warm start.
-        gang: the ranks that the model is divided over.
+        worker group: the ranks that the model is divided over.
 
     Raises:
         DivergedError: the loss or the gradient is not finite.
@@ -59,10 +59,10 @@ def warm_start(
         betas=options.betas,
         weight_decay=options.weight_decay,
         max_grad_norm=options.max_grad_norm,
-        gang=gang,
+        workers=workers,
     )
     for step in warm_steps(demonstrations, block, seed=seed):
-        loss = accumulate(model, step.sequences, options.max_tokens_per_micro_batch, check_stop, gang)
+        loss = accumulate(model, step.sequences, options.max_tokens_per_micro_batch, check_stop, workers)
         optimizer.step(step.learning_rate, loss=loss, name=step.name)
         report(step.fraction, loss)
     optimizer.close()
@@ -73,17 +73,19 @@ def accumulate(
     batch: Sequence[TrainSequence],
     max_tokens: int,
     check_stop: Callable[[], None],
-    gang: Gang = SOLO,
+    workers: WorkerGroup = SOLO,
 ) -> float:
     """Add the gradient of the mean loss over the batch to the weights' gradients; returns that loss in nats. Each rank
     adds its own share of the gradient."""
     num_trained = sum(len(sequence.trained) for sequence in batch)
-    division = divide_over_ranks(batch, num_ranks=gang.num_ranks, max_tokens=max_tokens, hidden_size=model.hidden_size)
+    division = divide_over_ranks(
+        batch, num_ranks=workers.num_ranks, max_tokens=max_tokens, hidden_size=model.hidden_size
+    )
     total = torch.zeros((), device=model.device)
-    for micro_batch in laid_out(division.ranks[gang.rank], batch[0]):
+    for micro_batch in laid_out(division.ranks[workers.rank], batch[0]):
         check_stop()
         logprobs = model.logprobs(micro_batch.packed, temperature=1.0)[: micro_batch.num_tokens]
         loss = -logprobs.sum() / num_trained
         torch.autograd.backward(loss)
         total += loss.detach()
-    return float(gang.sum_(total))
+    return float(workers.sum_(total))

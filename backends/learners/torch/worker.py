@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from penstock.backends.learners.checkpoints.record import CheckpointRecord
     from penstock.backends.learners.options import LearnerOptions, LoraOptions
     from penstock.backends.learners.training.batch_trainer import StepResult
-    from penstock.backends.learners.worker_group.gang import Gang
     from penstock.backends.learners.worker_group.worker import WorkerHost
+    from penstock.backends.learners.worker_group.workers import WorkerGroup
     from penstock.backends.weights.protocol import WeightExporter
     from penstock.messages.commands import OpenLearner, PublishWeights, Train
 
@@ -92,14 +92,14 @@ class OpenedLearner(Opened):
 class TorchWorker(CommandWorker[OpenedLearner]):
     """One rank of the learner, or all of it."""
 
-    def __init__(self, setup: LearnerSetup, gang: Gang, host: WorkerHost) -> None:
-        super().__init__(setup.options, gang, host, setup.exporter)
+    def __init__(self, setup: LearnerSetup, workers: WorkerGroup, host: WorkerHost) -> None:
+        super().__init__(setup.options, workers, host, setup.exporter)
         self._setup = setup
         self._checkpoints = CheckpointFolder(
             setup.checkpoints_folder,
             epoch=setup.epoch,
             tokenizer_source=setup.model_folder,
-            channel=CheckpointChannel(gang),
+            channel=CheckpointChannel(workers),
         )
         self._writer = CheckpointWriter(self._checkpoints, done=host.emit, fail=host.fail)
 
@@ -122,18 +122,20 @@ class TorchWorker(CommandWorker[OpenedLearner]):
             self._warm_start(model)
         else:
             # All of its weights are trained first, and then none of them.
-            model = PackedModel.load(setup.model_folder, dtype=setup.dtype, device=self._gang.device)
+            model = PackedModel.load(setup.model_folder, dtype=setup.dtype, device=self._workers.device)
             self._warm_start(model)
             model.adapt(lora)
-            parallelize(model, self._gang, setup.options)
-        reference = new_reference(model, setup.options, self._gang)
+            parallelize(model, self._workers, setup.options)
+        reference = new_reference(model, setup.options, self._workers)
         trainer = self._trainer(model, reference)
         return OpenedLearner(model=model, trainer=trainer, reference=reference, canary=choose_canary(model))
 
     def _resume(self, command: OpenLearner) -> OpenedLearner:
         setup, folder = self._setup, Path(command.path)
         torch.manual_seed(setup.seed)
-        record = read_record(folder, version=command.version, rank=self._gang.rank, num_ranks=self._gang.num_ranks)
+        record = read_record(
+            folder, version=command.version, rank=self._workers.rank, num_ranks=self._workers.num_ranks
+        )
         if record.backend != "torch":
             raise CheckpointError(
                 f"{folder}: learner.backend is torch, and the {record.backend} learner wrote it; resume with "
@@ -145,11 +147,11 @@ class TorchWorker(CommandWorker[OpenedLearner]):
             reference = self._stored_reference(folder, record)
         else:
             model = self._loaded(_base_folder(folder, record), setup.options.lora)
-            reference = new_reference(model, setup.options, self._gang)
+            reference = new_reference(model, setup.options, self._workers)
         trainer = self._trainer(model, reference)
         tensors = load_state(folder / STATE_FOLDER, trainer.layouts())
         trainer.restore(tensors)
-        restore_random_state(tensors, self._gang)
+        restore_random_state(tensors, self._workers)
         if folder.parent.resolve() == setup.checkpoints_folder.resolve():
             self._checkpoints.reference = record.reference
         self._writer.saved = CheckpointWritten(version=record.version, path=str(folder))
@@ -178,7 +180,7 @@ class TorchWorker(CommandWorker[OpenedLearner]):
 
     def _loaded(self, folder: Path, lora: LoraOptions | None = None) -> PackedModel:
         """A model, divided over the ranks."""
-        return load_divided(folder, self._gang, self._setup.options, dtype=self._setup.dtype, lora=lora)
+        return load_divided(folder, self._workers, self._setup.options, dtype=self._setup.dtype, lora=lora)
 
     def _trainer(self, model: PackedModel, reference: PackedModel | None) -> PolicyTrainer:
         setup = self._setup
@@ -190,7 +192,7 @@ class TorchWorker(CommandWorker[OpenedLearner]):
             reference=reference if needs_reference(setup.options.objective) else None,
             check_stop=self._host.check_stop,
             seed=setup.seed,
-            gang=self._gang,
+            workers=self._workers,
         )
 
     def _warm_start(self, model: PackedModel) -> None:
@@ -209,7 +211,7 @@ class TorchWorker(CommandWorker[OpenedLearner]):
                 {"learner/warm_start_fraction": fraction, "learner/warm_start_loss": loss}
             ),
             check_stop=self._host.check_stop,
-            gang=self._gang,
+            workers=self._workers,
         )
 
     def _train_batch(self, opened: OpenedLearner, command: Train) -> StepResult:
@@ -233,7 +235,7 @@ class TorchWorker(CommandWorker[OpenedLearner]):
         # Every rank computes it: a model that is divided can only be run by all of them.
         canary = canary_under(opened.model, opened.canary)
         # Likewise; and its weights are gathered from all of them.
-        weights = GatheredWeights(opened.model, self._gang)
+        weights = GatheredWeights(opened.model, self._workers)
         manifest = None
         if self._exporter is not None:
             manifest = self._exporter.export(weights, version=command.version, publish=command.publish, canary=canary)
@@ -245,7 +247,7 @@ class TorchWorker(CommandWorker[OpenedLearner]):
             opened.model,
             opened.trainer,
             opened.reference,
-            gang=self._gang,
+            workers=self._workers,
             version=opened.version,
             dtype=self._setup.dtype,
             trained_tokens=opened.trained_tokens,
@@ -272,7 +274,7 @@ class TorchWorker(CommandWorker[OpenedLearner]):
             opened.parked.restore()
             opened.parked = None
         if opened.own_reference is not None:
-            opened.own_reference.model.to(self._gang.device)  # type: ignore[arg-type]  # likewise
+            opened.own_reference.model.to(self._workers.device)  # type: ignore[arg-type]  # likewise
 
     def _await_reference(self, opened: OpenedLearner) -> None:
         """A reference that is not on disk yet is written as it lies in memory, so it must not move meanwhile."""

@@ -24,7 +24,7 @@ from penstock.backends.learners.objectives.figures import BatchFigures
 from penstock.backends.learners.objectives.validity import compares_rewards
 from penstock.backends.learners.training.alarms import Alarms
 from penstock.backends.learners.training.metrics import as_metrics, batch_metrics
-from penstock.backends.learners.worker_group.gang import SOLO
+from penstock.backends.learners.worker_group.workers import SOLO
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.options import LearnerOptions
     from penstock.backends.learners.training.flops import Speed
     from penstock.backends.learners.training.step import BatchTokens
-    from penstock.backends.learners.worker_group.gang import Gang
+    from penstock.backends.learners.worker_group.workers import WorkerGroup
     from penstock.messages.base import Metric
     from penstock.messages.samples import Group
 
@@ -114,7 +114,7 @@ class BatchTrainer:
         seed: int,
         dtype: str,
         speed: Speed,
-        gang: Gang = SOLO,
+        workers: WorkerGroup = SOLO,
     ) -> None:
         """
         Args:
@@ -124,7 +124,7 @@ class BatchTrainer:
             seed: of the order in which a batch is gone through, where it is divided.
             dtype: that the model computes in.
             speed: of its steps.
-            gang: all ranks; each has such a trainer, and they are called alike.
+            worker group: all ranks; each has such a trainer, and they are called alike.
 
         Raises:
             UserCodeError: a hook cannot be loaded.
@@ -135,8 +135,8 @@ class BatchTrainer:
         self._seed = seed
         self._speed = speed
         self._alarms = Alarms(options, dtype)
-        self._gang = gang
-        self._hooks = BatchHooks(options, gang)
+        self._workers = workers
+        self._hooks = BatchHooks(options, workers)
 
     def train(
         self, groups: Sequence[Group], *, version: int, min_token_version: int, mask_old_tokens: bool = False
@@ -183,7 +183,9 @@ class BatchTrainer:
             is_only = len(updates) == 1
             found = self._trainer.add(UpdateWork(batch, passes[0], update, known, step, is_only, trains_policy))
             if known is None and found.known.user_values is not None:
-                check_agreement(self._gang, found.known.user_values, "learner.objective: what its functions returned")
+                check_agreement(
+                    self._workers, found.known.user_values, "learner.objective: what its functions returned"
+                )
             known = found.known
             name = f"step {step + 1}" if is_only else f"step {step + 1}, update {number} of {len(updates)}"
             reported.add(found.totals | self._trainer.change(found.totals, step=step, name=name), update)

@@ -13,7 +13,7 @@ Invariants:
 | wait | who ends it |
 |---|---|
 | at a second checkpoint and at the end, for the writer | the writer; its thread ends with the process |
-| in a command, for the other ranks | they do; at the latest the timeout of the :class:`.Gang` |
+| in a command, for the other ranks | they do; at the latest the timeout of the :class:`.WorkerGroup` |
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ if TYPE_CHECKING:
 
     from penstock.backends.learners.options import LearnerOptions
     from penstock.backends.learners.training.batch_trainer import StepResult
-    from penstock.backends.learners.worker_group.gang import Gang
     from penstock.backends.learners.worker_group.words import LearnerAnswer
     from penstock.backends.learners.worker_group.worker import WorkerHost
+    from penstock.backends.learners.worker_group.workers import WorkerGroup
     from penstock.backends.weights.protocol import WeightExporter
     from penstock.messages.weights import WeightManifest
 
@@ -87,16 +87,18 @@ OpenedT = TypeVar("OpenedT", bound=Opened)
 class CommandWorker(ABC, Generic[OpenedT]):
     """One rank of a learner, or all of it; see :class:`.LearnerWorker`."""
 
-    def __init__(self, options: LearnerOptions, gang: Gang, host: WorkerHost, exporter: WeightExporter | None) -> None:
+    def __init__(
+        self, options: LearnerOptions, workers: WorkerGroup, host: WorkerHost, exporter: WeightExporter | None
+    ) -> None:
         """
         Args:
             options: the ``learner:`` block.
-            gang: all ranks.
+            worker group: all ranks.
             host: the process.
             exporter: None on every rank but the first.
         """
         self._options = options
-        self._gang = gang
+        self._workers = workers
         self._host = host
         self._exporter = exporter
         self._opened: OpenedT | None = None
@@ -172,7 +174,7 @@ class CommandWorker(ABC, Generic[OpenedT]):
             case SaveCheckpoint():
                 return self._save(command)
             case DeleteCheckpoints():
-                if self._gang.is_first:
+                if self._workers.is_first:
                     self._delete_checkpoints(command.below_version)
                 return None
             case SleepLearner():
@@ -237,7 +239,7 @@ class CommandWorker(ABC, Generic[OpenedT]):
     def _sleep(self) -> LearnerSlept:
         opened = self._checked("SleepLearner", is_asleep=False)
         began_s = time.perf_counter()
-        if self._gang.device.type in SEPARATE_MEMORY:
+        if self._workers.device.type in SEPARATE_MEMORY:
             self._fall_asleep(opened)
         opened.is_asleep = True
         self._report({"learner/sleep_time_s": time.perf_counter() - began_s})
@@ -246,7 +248,7 @@ class CommandWorker(ABC, Generic[OpenedT]):
     def _wake(self) -> LearnerWoken:
         opened = self._checked("WakeLearner", is_asleep=True)
         began_s = time.perf_counter()
-        if self._gang.device.type in SEPARATE_MEMORY:
+        if self._workers.device.type in SEPARATE_MEMORY:
             self._wake_up(opened)
         opened.is_asleep = False
         self._report({"learner/wake_time_s": time.perf_counter() - began_s})

@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from penstock.backends.learners.objectives.protocol import ObjectiveFunction
     from penstock.backends.learners.options import LearnerOptions, ObjectiveOptions
     from penstock.backends.learners.training.step import Scores, StepTokens
-    from penstock.backends.learners.worker_group.gang import Gang
+    from penstock.backends.learners.worker_group.workers import WorkerGroup
 
 
-class Slopes(NamedTuple):
+class LogprobGradients(NamedTuple):
     """The loss of a step, and how it changes with what the policy says of some of its tokens, in their order."""
 
     figures: Mapping[str, Tensor]
@@ -60,23 +60,23 @@ class Slopes(NamedTuple):
         return value + (self.entropy[part] * entropy).sum() if entropy.requires_grad else value
 
 
-def slopes_of(
+def logprob_gradients(
     objective: ObjectiveFunction,
     options: ObjectiveOptions,
     whole: StepTokens,
     scores: Scores,
     places: Tensor,
     *,
-    gang: Gang,
-) -> Slopes:
+    workers: WorkerGroup,
+) -> LogprobGradients:
     """
     Args:
         objective: whose loss it is.
         options: of the objective.
         whole: all tokens of the step, in the order of the batch.
         scores: of all of them.
-        places: of the tokens that slopes are wanted for, see :func:`places_in`.
-        gang: all ranks, which all come here.
+        places: of the tokens that gradients are wanted for, see :func:`places_in`.
+        worker group: all ranks, which all come here.
 
     Raises:
         UserCodeError: a function of the user's failed, or gave another loss on another rank.
@@ -85,8 +85,8 @@ def slopes_of(
     terms = objective(whole.tokens(slice(None), scores), options)
     found = torch.autograd.grad(terms.loss, leaves, allow_unused=True, materialize_grads=True)
     if (function := _user_function(options)) is not None:
-        check_agreement(gang, found[0], f"{function}: the gradients that came of it")
-    return Slopes(terms.figures, *(slope[places] for slope in found))
+        check_agreement(workers, found[0], f"{function}: the gradients that came of it")
+    return LogprobGradients(terms.figures, *(gradient[places] for gradient in found))
 
 
 def _user_function(options: ObjectiveOptions) -> str | None:
@@ -131,19 +131,19 @@ def sums(figures: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return totals
 
 
-def summed_over(gang: Gang, totals: Mapping[str, Tensor]) -> dict[str, float]:
+def summed_over(workers: WorkerGroup, totals: Mapping[str, Tensor]) -> dict[str, float]:
     """Over all ranks, of which each may have other names, or none."""
-    names = _names_of_all(gang, totals)
-    zero = torch.zeros((), dtype=torch.float64, device=gang.device)
+    names = _names_of_all(workers, totals)
+    zero = torch.zeros((), dtype=torch.float64, device=workers.device)
     # One transfer for all of them: each would wait for the device on its own.
-    found = gang.sum_(torch.stack([totals[name].double() if name in totals else zero for name in names]))
+    found = workers.sum_(torch.stack([totals[name].double() if name in totals else zero for name in names]))
     return dict(zip(names, cast("list[float]", found.tolist()), strict=True))
 
 
-def _names_of_all(gang: Gang, names: Iterable[str]) -> list[str]:
+def _names_of_all(workers: WorkerGroup, names: Iterable[str]) -> list[str]:
     """What any rank names, in one order."""
     own = list(names)
-    found: list[list[str]] = [own] * gang.num_ranks
-    if not gang.is_alone:
-        dist.all_gather_object(found, own, group=gang.control)
+    found: list[list[str]] = [own] * workers.num_ranks
+    if not workers.is_alone:
+        dist.all_gather_object(found, own, group=workers.control)
     return sorted({name for part in found for name in part})

@@ -61,7 +61,7 @@ class Scores(NamedTuple):
         return Scores(*(None if values is None else values[:count] for values in self))  # type: ignore[arg-type]
 
 
-class Opening(NamedTuple):
+class Predictions(NamedTuple):
     """What the models said about the tokens of a batch before its first step, float32 ``[N]`` in the order of the
     batch. None where nothing depends on it."""
 
@@ -74,7 +74,7 @@ class BatchTokens:
     """Everything about the tokens of a batch that its steps do not change."""
 
     def __init__(
-        self, batch: TrainBatch, options: ObjectiveOptions, opening: Opening, *, version: int, device: torch.device
+        self, batch: TrainBatch, options: ObjectiveOptions, opening: Predictions, *, version: int, device: torch.device
     ) -> None:
         """
         Args:
@@ -301,7 +301,7 @@ class StepTokens:
         self.asks_reference = opening.reference is None
         """Whether the reference, if there is one, has not spoken yet."""
         self._reference = _at(opening.reference, place)
-        self._opening = None if is_only_step else _at(opening.logprobs, place)
+        self._predictions = None if is_only_step else _at(opening.logprobs, place)
         self._old_values, self._returns = _at(opening.values, place), _at(known.returns, place)
 
     def tokens(self, part: slice, scores: Scores) -> PolicyTokens:
@@ -321,7 +321,7 @@ class StepTokens:
             figure_weights=self._figure_weights[part],
             staleness=self._staleness[part],
             samples=Segments(self._samples.index[part], self._samples.count),
-            opening_logprobs=_at(self._opening, part),
+            opening_logprobs=_at(self._predictions, part),
             teacher_logprobs=_at(self._teacher, part),
             teacher_top=_at(self._teacher_top, part),
             student_top=scores.top,

@@ -1,6 +1,6 @@
-"""All ranks of a gang, on the Learner's node and on others: said to, listened to and ended as one.
+"""All ranks of a worker group, on the Learner's node and on others: said to, listened to and ended as one.
 
-A gang on one node has no lines but those of :mod:`.rank_set`, no thread and no port.
+A worker group on one node has no lines but those of :mod:`.rank_set`, no thread and no port.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from penstock.backends.learners.worker_group.other_nodes import FurtherNodes
-    from penstock.backends.learners.worker_group.plan import GangPlan
+    from penstock.backends.learners.worker_group.plan import LearnerPlan
     from penstock.backends.learners.worker_group.rank_view import RankView
     from penstock.backends.learners.worker_group.remote_node import LostNode
     from penstock.backends.learners.worker_group.words import RankWord, Word
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class AllRanks:
     """The ranks. One thread uses it, but for ``wake``."""
 
-    def __init__(self, plan: GangPlan, further: FurtherNodes | None) -> None:
+    def __init__(self, plan: LearnerPlan, further: FurtherNodes | None) -> None:
         """Nothing runs yet."""
         self._plan: Final = plan
         self._local = RankSet()

@@ -2,7 +2,7 @@
 
 ```
 Learner's process ─┬─ guardian ─ rank 0: store, exporter, answers
-  GangLearner-     ├─ guardian ─ rank 1
+  GroupOfWorkers-     ├─ guardian ─ rank 1
   Backend, one     └─ guardian ─ rank 2
   thread               every rank: one line to the thread; all ranks: one process group
 ```
@@ -16,7 +16,7 @@ Invariants:
   called when every process is gone, with what was seen of it; nothing is answered after that.
 * No rank outlives this process, however it ends: each is kept by a guardian
   (:mod:`penstock.backends.processes.guardian`), which the kernel tells of the end.
-* Everything of the gang is touched by its one thread; ``execute`` and ``close`` leave word and wake it.
+* Everything of the worker group is touched by its one thread; ``execute`` and ``close`` leave word and wake it.
 
 | wait | who ends it |
 |---|---|
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.backends.learners.worker_group.other_nodes import FurtherNodes
-    from penstock.backends.learners.worker_group.plan import GangPlan
+    from penstock.backends.learners.worker_group.plan import LearnerPlan
     from penstock.backends.learners.worker_group.rank_view import RankView
     from penstock.backends.learners.worker_group.words import RankWord
     from penstock.backends.protocol import Emit, Fail
@@ -79,10 +79,12 @@ PAUSE_S: Final = 10.0
 _log: Final = logging.getLogger(__name__)
 
 
-class GangLearnerBackend:
+class WorkerGroupBackend:
     """Hands the Learner's commands to ranks, and keeps them."""
 
-    def __init__(self, plan: GangPlan, *, log_path: Callable[[int], Path], further: FurtherNodes | None = None) -> None:
+    def __init__(
+        self, plan: LearnerPlan, *, log_path: Callable[[int], Path], further: FurtherNodes | None = None
+    ) -> None:
         """
         Args:
             plan: what is trained, and by how many ranks.
@@ -107,7 +109,7 @@ class GangLearnerBackend:
 
     def start(self, emit: Emit, fail: Fail) -> None:
         self._emit, self._fail = emit, fail
-        self._thread = threading.Thread(target=self._run, name="learner-gang", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="learner-worker group", daemon=True)
         self._thread.start()
 
     def execute(self, command: LearnerCommand, /) -> None:
@@ -140,7 +142,7 @@ class GangLearnerBackend:
         """Until ``close``; whether the ranks took orders by then.
 
         Raises:
-            GangError, UserFault, OSError: they cannot go on.
+            WorkerGroupError, UserFault, OSError: they cannot go on.
         """
         began_s = looked_s = time.monotonic()
         sign, sign_s = "", 0.0

@@ -1,4 +1,4 @@
-"""Why a gang has to end: the errors that tell it, and which of several signs is the cause. Pure.
+"""Why a worker group has to end: the errors that tell it, and which of several signs is the cause. Pure.
 
 A rank that dies takes the others out of their exchanges, so what they say about it may arrive before the news of its
 death. That is why the launcher listens a moment longer after the first sign.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.worker_group.remote_node import LostNode
 
 
-class GangError(RuntimeError):
+class WorkerGroupError(RuntimeError):
     """A rank died, hung, or failed, or a node was lost; all of them have been ended."""
 
 
@@ -46,7 +46,7 @@ def error_of(ranks: Sequence[RankView], seen: str, lost: LostNode | None = None)
             return UserFault(lost.story)
         tail = "".join(f"\n    {line}" for line in lost.last_lines)
         said = f". The end of what its launcher wrote:{tail}" if tail else ""
-        return GangError(f"the learner has lost a node: {lost.story}; the others were ended with it{said}")
+        return WorkerGroupError(f"the learner has lost a node: {lost.story}; the others were ended with it{said}")
     cause = first_cause(ranks)
     if cause is None or cause.failure is None:
         if cause is None:
@@ -57,7 +57,7 @@ def error_of(ranks: Sequence[RankView], seen: str, lost: LostNode | None = None)
             told = cause.ended_how()
         source = cause or next((rank for rank in ranks if rank.failure is not None), None)
         tail = f". {source.last_lines()}" if source is not None else ""
-        return GangError(f"the learner has lost a rank: {told}; the others were ended with it{tail}")
+        return WorkerGroupError(f"the learner has lost a rank: {told}; the others were ended with it{tail}")
     return _raised_again(cause, cause.failure)
 
 
@@ -70,4 +70,4 @@ def _raised_again(rank: RankView, failure: RankFailed) -> BaseException:
         case FailureKind.DISK_FULL:
             return OSError(errno.ENOSPC, failure.message)
         case _:
-            return GangError(f"{rank} failed: {failure.name}: {failure.message}. {rank.last_lines()}")
+            return WorkerGroupError(f"{rank} failed: {failure.name}: {failure.message}. {rank.last_lines()}")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.backends.learners.worker_group.gang import is_peer_lost
 from penstock.backends.learners.worker_group.words import FailureKind, RankFailed
+from penstock.backends.learners.worker_group.workers import is_peer_lost
 from penstock.messages.errors import DivergedError, UserFault, is_disk_full
 
 

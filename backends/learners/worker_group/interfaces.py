@@ -1,4 +1,4 @@
-"""By which of this machine's networks the ranks of a gang meet."""
+"""By which of this machine's networks the ranks of a worker group meet."""
 
 from __future__ import annotations
 

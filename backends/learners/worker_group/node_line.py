@@ -1,4 +1,4 @@
-"""The line between the launcher of a gang and the launcher of one of its further nodes: frames over TCP.
+"""The line between the launcher of a worker group and the launcher of one of its further nodes: frames over TCP.
 
 ```
 32 random bytes, each way; then frames:   length (8 bytes) ─ proof (32 bytes) ─ that many bytes
@@ -8,9 +8,9 @@ Invariants:
 
 * Frames arrive whole, in order, each once, or the line closes: there is no second connection. What comes after a gap
   would be worth nothing.
-* Only who has the secret of this gang can make a frame: each carries a keyed digest of itself and of its number. The
-  keys are made from the secret and the random bytes of both ends, so nothing of another line is taken for a frame of
-  this one. Nothing is encrypted, as what the ranks say to each other is not.
+* Only who has the secret of this worker group can make a frame: each carries a keyed digest of itself and of its
+  number. The keys are made from the secret and the random bytes of both ends, so nothing of another line is taken for a
+  frame of this one. Nothing is encrypted, as what the ranks say to each other is not.
 * ``send``, ``write`` and ``read`` never wait. What the network does not take stays here until ``write``.
 
 A line that is silent is no business of this class: ``heard_s`` says since when.
@@ -67,7 +67,7 @@ class NodeLine:
         """
         Args:
             connection: TCP, connected; this object's from now on.
-            secret: of the gang, 32 to 64 bytes.
+            secret: of the worker group, 32 to 64 bytes.
             is_launcher: which of the two ends this is.
         """
         connection.setblocking(False)

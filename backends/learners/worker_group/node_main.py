@@ -1,4 +1,4 @@
-"""The launcher on a further node of a gang: ``python -m …worker_group.node_main HOST PORT NODE``.
+"""The launcher on a further node of a worker group: ``python -m …worker_group.node_main HOST PORT NODE``.
 
 It starts the ranks of its node as the Learner's process starts those of its own, hands them what it is told, and tells
 what they say.

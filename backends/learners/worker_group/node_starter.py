@@ -1,4 +1,4 @@
-"""Starts the launchers of a gang's further nodes, and hears of their ends, for a thread that has no event loop.
+"""Starts the launchers of a worker group's further nodes, and hears of their ends, for a thread that has no event loop.
 
 Invariants:
 
@@ -40,7 +40,7 @@ class NodeStarter:
         self._on_end = on_end
         self._loop = asyncio.new_event_loop()
         self._futures: list[Future[Any]] = []
-        self._thread = threading.Thread(target=self._loop.run_forever, name="gang-nodes", daemon=True)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="worker group-nodes", daemon=True)
         self._thread.start()
         self._futures.append(asyncio.run_coroutine_threadsafe(self._watch(), self._loop))
 

@@ -1,4 +1,4 @@
-"""What the launcher of a gang and the launchers of its further nodes say to each other.
+"""What the launcher of a worker group and the launchers of its further nodes say to each other.
 
 Everything is msgpack of a closed union. What is for ranks travels as the bytes that they get.
 

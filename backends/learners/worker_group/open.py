@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.backends.learners.check_demonstrations import check_demonstrations
-from penstock.backends.learners.worker_group.backend import GangLearnerBackend
-from penstock.backends.learners.worker_group.plan import GangPlan, PackedDemonstration
+from penstock.backends.learners.worker_group.backend import WorkerGroupBackend
+from penstock.backends.learners.worker_group.plan import LearnerPlan, PackedDemonstration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from penstock.messages.commands import LearnerCommand
 
 
-def open_gang_learner(
+def open_worker_group(
     *,
     rank: str,
     model_folder: Path,
@@ -50,7 +50,7 @@ def open_gang_learner(
         UserFault: the demonstrations of ``options.warm_start`` are missing.
     """
     check_demonstrations(options.warm_start, demonstrations)
-    plan = GangPlan(
+    plan = LearnerPlan(
         rank=rank,
         model_folder=str(model_folder.absolute()),
         checkpoints_folder=str(checkpoints_folder.absolute()),
@@ -65,7 +65,7 @@ def open_gang_learner(
             PackedDemonstration(_packed(prompt), _packed(response)) for prompt, response in demonstrations or ()
         ),
     )
-    return GangLearnerBackend(plan, log_path=log_path, further=further)
+    return WorkerGroupBackend(plan, log_path=log_path, further=further)
 
 
 def _packed(ids: Sequence[int]) -> bytes:

@@ -1,4 +1,4 @@
-"""The nodes of a gang but the Learner's, and the ranks there, as the Learner's process sees them.
+"""The nodes of a worker group but the Learner's, and the ranks there, as the Learner's process sees them.
 
 ```
 Learner's process ── TCP ──► launcher of node 1 ─┬─ guardian ─ rank 4
@@ -9,7 +9,8 @@ Invariants:
 
 * A node is lost when its line has closed or is silent for too long, when its launcher has ended, or says that it
   cannot take part. A lost node is not found again; ``lost`` tells the story from then on.
-* Only a process that has the secret of this gang is taken for a launcher. It is made here, for this gang alone.
+* Only a process that has the secret of this worker group is taken for a launcher. It is made here, for this one
+  alone.
 * What is said to ranks travels to each of their nodes once.
 
 | wait | who ends it |
@@ -120,7 +121,7 @@ class OtherNodes:
         for number in range(num_nodes):
             mine = numbers[number * per_node : (number + 1) * per_node]
             self.nodes.append(Node(number + 1, [RemoteRank(rank, log_path(rank)) for rank in mine]))
-        self._mark = run_folder / f".gang-{secrets.token_hex(8)}"
+        self._mark = run_folder / f".worker-group-{secrets.token_hex(8)}"
         run_folder.mkdir(parents=True, exist_ok=True)
         self._mark.touch()
         self._order = partial(
@@ -134,7 +135,7 @@ class OtherNodes:
 
     @property
     def hosts(self) -> tuple[str, ...] | None:
-        """Of the gang's nodes, the Learner's first; None while not all have come."""
+        """Of the worker group's nodes, the Learner's first; None while not all have come."""
         hosts = tuple(node.host for node in self.nodes)
         return (self.own_host, *hosts) if all(hosts) else None
 

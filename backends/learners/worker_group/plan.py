@@ -29,7 +29,7 @@ class ExportPlan(Value, frozen=True, kw_only=True):
     """Of the transport."""
 
 
-class GangPlan(Value, frozen=True, kw_only=True):
+class LearnerPlan(Value, frozen=True, kw_only=True):
     """One learner, the same for all of its ranks; see :func:`.open_torch_learner`.
 
     Paths are absolute: a rank need not have the working directory of whoever started it.

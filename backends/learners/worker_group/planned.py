@@ -11,19 +11,19 @@ from penstock.backends.weights.renamed import renamed_exporter
 from penstock.backends.weights.transports import open_exporter
 
 if TYPE_CHECKING:
-    from penstock.backends.learners.worker_group.gang import Gang
-    from penstock.backends.learners.worker_group.plan import ExportPlan, GangPlan
+    from penstock.backends.learners.worker_group.plan import ExportPlan, LearnerPlan
+    from penstock.backends.learners.worker_group.workers import WorkerGroup
     from penstock.backends.weights.protocol import WeightExporter
 
 
-def exporter_of(plan: GangPlan, gang: Gang) -> WeightExporter | None:
+def exporter_of(plan: LearnerPlan, workers: WorkerGroup) -> WeightExporter | None:
     """What the first rank publishes with; None on the others.
 
     Raises:
         WeightExportError: weights cannot be published there.
         UserCodeError: the function that names them cannot be loaded.
     """
-    if not gang.is_first:
+    if not workers.is_first:
         return None
     return open_export(plan.export, plan.epoch)
 
@@ -46,7 +46,7 @@ def open_export(export: ExportPlan, epoch: int) -> WeightExporter:
     return renamed_exporter(exporter, export.names_function)
 
 
-def demonstrations_of(plan: GangPlan) -> list[tuple[list[int], list[int]]]:
+def demonstrations_of(plan: LearnerPlan) -> list[tuple[list[int], list[int]]]:
     """Token ids of a prompt and of a response each, the end token included."""
     return [(_ids(each.prompt), _ids(each.response)) for each in plan.demonstrations]
 

@@ -38,7 +38,6 @@ from torch._C._distributed_c10d import TCPStore
 from penstock.backends.learners.worker_group.channel import Channel, ChannelClosedError
 from penstock.backends.learners.worker_group.devices import choose_rank_device
 from penstock.backends.learners.worker_group.failures import failure_of
-from penstock.backends.learners.worker_group.gang import join_gang
 from penstock.backends.learners.worker_group.interfaces import meet_over
 from penstock.backends.learners.worker_group.settling import settle_in
 from penstock.backends.learners.worker_group.words import (
@@ -56,12 +55,13 @@ from penstock.backends.learners.worker_group.words import (
     decode_launcher_word,
     encode_word,
 )
+from penstock.backends.learners.worker_group.workers import join_workers
 
 if TYPE_CHECKING:
-    from penstock.backends.learners.worker_group.gang import Gang
-    from penstock.backends.learners.worker_group.plan import GangPlan
+    from penstock.backends.learners.worker_group.plan import LearnerPlan
     from penstock.backends.learners.worker_group.words import LauncherWord, LearnerAnswer, Word
     from penstock.backends.learners.worker_group.worker import LearnerWorker, RankOpener, WorkerHost
+    from penstock.backends.learners.worker_group.workers import WorkerGroup
     from penstock.messages.base import Metric
 
 TICK_S: Final = 0.5
@@ -98,16 +98,16 @@ class Rank:
         Raises:
             Exception: it cannot go on.
         """
-        gang = self._meet()
-        worker = open_worker(self.join.plan, gang, self)
-        self.say(RankReady(str(gang.device)))
+        workers = self._meet()
+        worker = open_worker(self.join.plan, workers, self)
+        self.say(RankReady(str(workers.device)))
         try:
             while True:
                 match word := self._inbox.get():
                     case Order(number, command):
                         answer = worker.carry_out(command)
                         self._show_gauges()
-                        self.say(OrderDone(number, answer if gang.is_first else None))
+                        self.say(OrderDone(number, answer if workers.is_first else None))
                     case Finish():
                         break
                     case Join() | StoreAt():
@@ -145,7 +145,7 @@ class Rank:
         """To the launcher; from any thread."""
         self._channel.say(encode_word(word), wait_s=self._timeout_s)
 
-    def _meet(self) -> Gang:
+    def _meet(self) -> WorkerGroup:
         join, limit = self.join, timedelta(seconds=self.join.start_timeout_s)
         num_local_ranks = join.num_ranks // len(join.node_hosts)
         node, local_rank = divmod(self._rank, num_local_ranks)
@@ -155,7 +155,7 @@ class Rank:
         if device.type == "cuda":
             torch.cuda.set_device(device)
         store = self._open_store(limit) if self._rank == 0 else self._find_store(limit)
-        return join_gang(
+        return join_workers(
             store=store,
             rank=self._rank,
             num_ranks=join.num_ranks,
@@ -213,10 +213,10 @@ class Rank:
             self.say(GaugesShown(self._shown))
 
 
-def open_worker(plan: GangPlan, gang: Gang, host: WorkerHost) -> LearnerWorker:
+def open_worker(plan: LearnerPlan, workers: WorkerGroup, host: WorkerHost) -> LearnerWorker:
     """What works in a rank of this learner."""
     open_rank: RankOpener = pkgutil.resolve_name(plan.rank)
-    return open_rank(plan, gang, host)
+    return open_rank(plan, workers, host)
 
 
 def leave(exit_code: int) -> NoReturn:

@@ -1,4 +1,4 @@
-"""The ranks of a gang on one node, as the process sees them that started them: their launch, their lines, their end.
+"""The ranks of a worker group on a node, as the process sees them that started them: launch, lines, end.
 
 Invariants:
 
@@ -59,7 +59,7 @@ class RankSet:
 
     def launch(self, numbers: range, log_path: Callable[[int], Path]) -> None:
         """Start those with these numbers."""
-        self._folder = Path(tempfile.mkdtemp(prefix="penstock-gang-"))
+        self._folder = Path(tempfile.mkdtemp(prefix="penstock-worker group-"))
         path = self._folder / "line"
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._listener.bind(str(path))

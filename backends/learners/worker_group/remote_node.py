@@ -1,4 +1,4 @@
-"""What the Learner's process knows of a further node of its gang, and of the ranks there."""
+"""What the Learner's process knows of a further node of its worker group, and of the ranks there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a process of a gang does first, a rank and a launcher alike."""
+"""What a process of a worker group does first, a rank and a launcher alike."""
 
 from __future__ import annotations
 

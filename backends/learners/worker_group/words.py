@@ -1,4 +1,4 @@
-"""What a gang's ranks and the process that started them say to each other.
+"""What a worker group's ranks and the process that started them say to each other.
 
 Invariants:
 
@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 
 # msgspec reads the annotations:
-from penstock.backends.learners.worker_group.plan import GangPlan
+from penstock.backends.learners.worker_group.plan import LearnerPlan
 from penstock.messages.base import Metric
 from penstock.messages.commands import LearnerCommand
 from penstock.messages.local import (
@@ -48,7 +48,7 @@ class Word(msgspec.Struct, frozen=True, tag=True, gc=False):
 class Join(Word, frozen=True, kw_only=True):
     """The first word: be a part of this learner."""
 
-    plan: GangPlan
+    plan: LearnerPlan
     num_ranks: int
     timeout_s: float
     """How long ranks wait for each other."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from penstock.backends.learners.worker_group.gang import Gang
-    from penstock.backends.learners.worker_group.plan import GangPlan
+    from penstock.backends.learners.worker_group.plan import LearnerPlan
     from penstock.backends.learners.worker_group.words import LearnerAnswer
+    from penstock.backends.learners.worker_group.workers import WorkerGroup
     from penstock.messages.base import Metric
     from penstock.messages.commands import LearnerCommand
 
 
 class LearnerWorker(Protocol):
-    """Trains, exports and saves, as one rank of a gang or alone. One thread calls it."""
+    """Trains, exports and saves, as one rank of a worker group or alone. One thread calls it."""
 
     def carry_out(self, command: LearnerCommand, /) -> LearnerAnswer | None:
         """Do it, and answer it unless that comes later, or never."""
@@ -47,7 +47,7 @@ class WorkerHost(Protocol):
 class RankOpener(Protocol):
     """What a learner with ranks names for them, as ``module:function``. Only the process of a rank imports it."""
 
-    def __call__(self, plan: GangPlan, gang: Gang, host: WorkerHost, /) -> LearnerWorker:
+    def __call__(self, plan: LearnerPlan, workers: WorkerGroup, host: WorkerHost, /) -> LearnerWorker:
         """The worker of one rank; the first one publishes the weights.
 
         Raises:

@@ -20,8 +20,8 @@ def open_host(scenario: Scenario, temp_folder: Path, wiring: str) -> ProcessHost
         wiring: module that says what the actors are.
     """
     if scenario.runtime.host == "local":
+        from penstock.runtime.hosts.local.local_host import LocalHost
         from penstock.runtime.hosts.local.warm import modules_of
-        from penstock.runtime.hosts.local.yard import LocalHost
 
         return LocalHost(modules_of(scenario, wiring))
     from penstock.runtime.hosts.ray.cluster import RayHost

@@ -145,7 +145,7 @@ class Session:
     def _supervise(self, host: ProcessHost, placement: Placement, signals: Signals, plan: bytes) -> Outcome:
         job, runtime = self._job, self._job.scenario.runtime
         links = Links(client_keys=make_keys() if runtime.encrypt else None, host=host.node_host, wakes_on_changes=True)
-        yard = host.yard(placement)
+        launcher = host.launcher(placement)
         settings = SupervisorSettings(
             names=self._names,
             heartbeat_timeout_s=runtime.heartbeat_timeout_s,
@@ -157,7 +157,7 @@ class Session:
             settings,
             boot_of=self._boots(links, host, plan),
             links=links,
-            yard=yard,
+            launcher=launcher,
             sink=self,
             signals=signals,
             lifeline=STDIN,

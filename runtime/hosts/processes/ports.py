@@ -32,7 +32,7 @@ class EndedProcess(msgspec.Struct, frozen=True):
     """None when the process is gone."""
 
 
-class Yard(Protocol):
+class Launcher(Protocol):
     """Who starts and kills processes."""
 
     def fileno(self) -> int:
@@ -102,7 +102,7 @@ class ProcessHost(Protocol):
         """The living nodes with the GPUs that are free on them, this one first."""
         ...
 
-    def yard(self, placement: Placement) -> Yard:
+    def launcher(self, placement: Placement) -> Launcher:
         """Who starts and kills the processes.
 
         Raises:

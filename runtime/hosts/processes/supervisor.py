@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
     from penstock.messages.base import Event
     from penstock.runtime.hosts.processes.boot import Boot
-    from penstock.runtime.hosts.processes.ports import EndedProcess, RunSink, SupervisorSettings, Yard
+    from penstock.runtime.hosts.processes.ports import EndedProcess, Launcher, RunSink, SupervisorSettings
     from penstock.runtime.hosts.processes.signals import Signals
 
 TURN_S: Final = 0.2
@@ -86,7 +86,7 @@ class Supervisor:
         *,
         boot_of: Callable[[str, int], Boot],
         links: Links,
-        yard: Yard,
+        launcher: Launcher,
         sink: RunSink,
         signals: Signals,
         lifeline: int | None = None,
@@ -96,7 +96,7 @@ class Supervisor:
             settings: who is started, and the limits.
             boot_of: what the incarnation of this name and epoch is started with.
             links: the supervisor's sockets, made on this thread.
-            yard: starts and kills processes.
+            launcher: starts and kills processes.
             sink: is told what happens.
             signals: what a user or the system asks for.
             lifeline: a descriptor that reaches its end when whoever started the driver is gone.
@@ -107,7 +107,7 @@ class Supervisor:
         self.num_fenced = 0
         self._boot_of = boot_of
         self._links = links
-        self._yard = yard
+        self._launcher = launcher
         self._sink = sink
         self._signals = signals
         self._lifeline = lifeline
@@ -124,7 +124,7 @@ class Supervisor:
         """Nobody is asked any more, everybody is killed."""
         self._next_look_s = 0.0
         self._listened_s = 0.0
-        for source in (yard, signals):
+        for source in (launcher, signals):
             links.poller.register(source.fileno(), zmq.POLLIN)
         if lifeline is not None:
             links.poller.register(lifeline, zmq.POLLIN)
@@ -162,7 +162,7 @@ class Supervisor:
 
     def _may_save(self) -> bool:
         """Whether a last checkpoint is still to come: who writes it and who records it are there and have started."""
-        if self._finished is not None or self._is_hurried or self._yard.broken():
+        if self._finished is not None or self._is_hurried or self._launcher.broken():
             return False
         return all(name in self._crew and self._crew[name].is_ready for name in (BUFFER, LEARNER))
 
@@ -173,11 +173,11 @@ class Supervisor:
         self._broadcast(EndAsked(grace_s=END_TIMEOUT_S))
         while self._crew and not self._is_hurried:
             left_s = deadline_s - time.monotonic()
-            if left_s <= 0 or self._yard.broken() or all(one.process is None for one in self._crew.values()):
+            if left_s <= 0 or self._launcher.broken() or all(one.process is None for one in self._crew.values()):
                 break
             self._turn(min(left_s, TURN_S))
         for incarnation in list(self._crew.values()):
-            self._yard.kill(incarnation.name, incarnation.epoch, incarnation.process)
+            self._launcher.kill(incarnation.name, incarnation.epoch, incarnation.process)
             self._forget(incarnation)
 
     def _pause_s(self) -> float:
@@ -198,9 +198,9 @@ class Supervisor:
             if change.peer in self._crew and change.state is not LineState.REFUSED:
                 self._crew[change.peer].line_is(now_s, up=change.state is LineState.UP)
                 self._next_look_s = 0.0  # a process that was just killed shows in /proc
-        for ended in self._yard.ended():
+        for ended in self._launcher.ended():
             self._on_ended(ended)
-        if broken := self._yard.broken():
+        if broken := self._launcher.broken():
             self._conclude(OutcomeKind.FAILED, broken)
         self._look(now_s)
         self._start_due(now_s)
@@ -278,13 +278,13 @@ class Supervisor:
         if change is None:
             return
         incarnation.process = started
-        self._yard.announced(started)
+        self._launcher.announced(started)
         self._links.connect(started.address)
         self._broadcast(change, but=incarnation.name)
         self._send_whole(incarnation, now_s)
         self._sink.on_actor(incarnation.name, incarnation.epoch, "up")
         if len(self._crew) == len(self.settings.names) and all(one.process is not None for one in self._crew.values()):
-            self._yard.make_spare()
+            self._launcher.make_spare()
         where = (started.pid, started.node_id[:8], started.address.endpoint)
         _log.info("%s %d is process %d on node %s, %s", incarnation.name, incarnation.epoch, *where)
 
@@ -300,7 +300,7 @@ class Supervisor:
         process = incarnation.process
         self._sink.on_slow(incarnation.name, beat.turn_s)
         _log.warning("%s %d has been in one turn for %.0f s", incarnation.name, incarnation.epoch, beat.turn_s)
-        if process is not None and self._yard.is_local(process):
+        if process is not None and self._launcher.is_local(process):
             kill(process.pid, process.start_ticks, signal.SIGUSR1)  # its log then shows where every thread is
 
     def _on_replacement_asked(self, asker: str, asked: ReplacementAsked) -> None:
@@ -346,7 +346,7 @@ class Supervisor:
         self._next_look_s = now_s + TURN_S
         for incarnation in list(self._crew.values()):
             process = incarnation.process
-            is_local = process is not None and self._yard.is_local(process)
+            is_local = process is not None and self._launcher.is_local(process)
             facts = facts_of(process.pid) if process is not None and is_local else None
             cause = incarnation.cause_of_loss(
                 now_s, facts, timeout_s=self.settings.heartbeat_timeout_s, is_local=is_local
@@ -357,7 +357,7 @@ class Supervisor:
     def _start(self, name: str, epoch: int) -> None:
         self._crew[name] = Incarnation(name, epoch, time.monotonic())
         self._sink.on_actor(name, epoch, "starting")
-        self._yard.launch(self._boot_of(name, epoch))
+        self._launcher.launch(self._boot_of(name, epoch))
 
     def _start_due(self, now_s: float) -> None:
         for name, (due_s, epoch) in list(self._due.items()):
@@ -370,7 +370,7 @@ class Supervisor:
         _log.warning("%s %d is lost: %s", name, epoch, cause)
         self._forget(incarnation)
         self._broadcast(self._directory.give_up(name, epoch))
-        self._yard.kill(name, epoch, process)
+        self._launcher.kill(name, epoch, process)
         self._sink.on_actor(name, epoch, "lost")
         if self._outcome is not None:
             return

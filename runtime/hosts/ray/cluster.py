@@ -1,4 +1,4 @@
-"""Ray: started for the run, or a cluster that is there already; and the yard that starts processes on it.
+"""Ray: started for the run, or a cluster that is there already; and the launcher that starts processes on it.
 
 Invariants:
 
@@ -241,16 +241,16 @@ class RayHost:
     def nodes(self) -> list[NodeGpus]:
         return self.cluster.nodes()
 
-    def yard(self, placement: Placement) -> RayYard:
-        return RayYard(self.cluster, placement)
+    def launcher(self, placement: Placement) -> RayLauncher:
+        return RayLauncher(self.cluster, placement)
 
     def stop(self) -> None:
         if self._cluster is not None:
             self._cluster.stop()
 
 
-class RayYard:
-    """Starts each process as a Ray actor, and kills it. Implements ``penstock.runtime.hosts.processes.ports.Yard``."""
+class RayLauncher:
+    """Starts each process as a Ray actor, and kills it. Implements :class:`.Launcher`."""
 
     def __init__(self, cluster: RayCluster, placement: Placement) -> None:
         """Reserves the GPUs of the run.
@@ -279,7 +279,7 @@ class RayYard:
         self._spare: Any = None
 
     def fileno(self) -> int:
-        """See :class:`~penstock.runtime.hosts.processes.ports.Yard`, as for the other methods."""
+        """See :class:`~penstock.runtime.hosts.processes.ports.Launcher`, as for the other methods."""
         return self._ended.fileno()
 
     def launch(self, boot: Boot) -> None:

@@ -14,7 +14,7 @@ from penstock.backends.engines.served.sglang.loading import ServerStaging
 from penstock.backends.engines.served.sglang.opening import EngineSetup
 from penstock.backends.engines.served.sglang.parts import ModelShape
 from penstock.backends.engines.served.sglang.requests import RequestRules
-from penstock.backends.engines.torch.drawings import drawings
+from penstock.backends.engines.torch.sampling_parameters import sampling_parameters
 from penstock.backends.weights.expectation import expect_model
 from penstock.messages.errors import UserFault
 
@@ -42,13 +42,13 @@ def open_sglang_engine(context: EngineContext) -> Backend[EngineCommand]:
     """
     model_folder, options = context.model_folder, context.options
     expected = expect_model(model_folder)
-    run, *others = drawings(model_folder, context.sampling, context.by_dataset)
+    run, *others = sampling_parameters(model_folder, context.sampling, context.by_dataset)
 
     def make_rules(opened: Opened) -> RequestRules:
         info = opened.endpoints[0].info
         return RequestRules(
             tag=secrets.token_hex(4),
-            drawing=run,
+            sampling=run,
             by_dataset=tuple(others),
             max_context=context.max_context,
             timeout_s=options.request_timeout_s,

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from penstock.backends.engines.expert_choices import ExpertShape
     from penstock.backends.engines.served.sglang.assembler import Chunk, Generated
-    from penstock.backends.engines.torch.drawings import Drawing
+    from penstock.backends.engines.torch.sampling_parameters import SamplingParameters
     from penstock.backends.engines.torch.stopping import StopStrings
     from penstock.messages.commands import Generate
     from penstock.messages.samples import ExpertChoices, Outcome
@@ -61,9 +61,9 @@ class RequestRules:
 
     tag: str
     """Of this engine's incarnation: a server may still end what an earlier one has asked it for."""
-    drawing: Drawing
+    sampling: SamplingParameters
     """Of the run."""
-    by_dataset: tuple[Drawing, ...] = ()
+    by_dataset: tuple[SamplingParameters, ...] = ()
     """Of the datasets of an evaluation."""
     max_context: int
     timeout_s: float
@@ -92,8 +92,8 @@ class OpenRequest:
         self._prompt = self.part.context_tokens or command.prompt.tokens
         room = rules.max_context - len(self._prompt) // TOKEN_BYTES
         dataset = command.prompt.dataset
-        self._drawing = rules.drawing if dataset is None else rules.by_dataset[dataset]
-        self._limit = min(self._drawing.sampling.max_response_tokens, command.max_new_tokens or room, room)
+        self._sampling = rules.sampling if dataset is None else rules.by_dataset[dataset]
+        self._limit = min(self._sampling.sampling.max_response_tokens, command.max_new_tokens or room, room)
         self._num_reported = self.part.num_tokens
         self._num_sent = 0
         self._version = 0
@@ -104,17 +104,17 @@ class OpenRequest:
     def already_over(self) -> Outcome | None:
         """How a response has ended that has nothing to be asked for any more."""
         tokens = tokens_view(self.part.tokens)
-        if len(tokens) and tokens[-1] in self._drawing.stop_token_ids:
+        if len(tokens) and tokens[-1] in self._sampling.stop_token_ids:
             return Completed(stop=StopReason.END_TOKEN)
-        if len(tokens) and self._drawing.stop_strings is not None:
-            self._stops = _StopFollower(self._drawing.stop_strings)
+        if len(tokens) and self._sampling.stop_strings is not None:
+            self._stops = _StopFollower(self._sampling.stop_strings)
             if self._stops.follow(0, self.part.tokens) is not None:
                 return Completed(stop=StopReason.STOP_STRING)
         return Truncated() if len(tokens) >= self._limit else None
 
     def call(self, label: str, version: int) -> GenerateCall:
         """What to ask the server for next, under these weights."""
-        rules, sampling, command = self._rules, self._drawing.sampling, self.command
+        rules, sampling, command = self._rules, self._sampling.sampling, self.command
         self.rid = f"{rules.tag}-{command.key.group_id}-{command.key.index}-{command.attempt}-{self._num_sent}"
         self.has_tokens = self.is_sent_again = False
         self._num_sent += 1
@@ -128,7 +128,7 @@ class OpenRequest:
             top_k=sampling.top_k,
             min_p=sampling.min_p,
             stop=sampling.stop,
-            stop_token_ids=tuple(sorted(self._drawing.stop_token_ids)),
+            stop_token_ids=tuple(sorted(self._sampling.stop_token_ids)),
             seed=command.seed & 0x7FFF_FFFF if rules.is_seeded else None,
             extra_key=label,
             priority=self._priority() if rules.has_priorities else None,

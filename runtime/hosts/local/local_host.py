@@ -1,4 +1,4 @@
-"""The driver's end of the zygote: the local host, and the yard that starts and kills its processes.
+"""The driver's end of the zygote: the local host, and the launcher that starts and kills its processes.
 
 Invariants:
 
@@ -87,9 +87,9 @@ class LocalHost:
         """This machine and its GPUs."""
         return [NodeGpus(NODE_ID, len(visible_gpus()))]
 
-    def yard(self, placement: Placement) -> LocalYard:
+    def launcher(self, placement: Placement) -> LocalLauncher:
         """Who starts the actors."""
-        return LocalYard(self, placement)
+        return LocalLauncher(self, placement)
 
     def fork(self, kind: ChildKind, title: str, given: msgspec.Struct, answer: int, devices: str | None = None) -> int:
         """Start a process; its number."""
@@ -134,8 +134,8 @@ class LocalHost:
             processes.kill(pid, facts.start_ticks)
 
 
-class LocalYard:
-    """Implements ``penstock.runtime.hosts.processes.ports.Yard``, whose docstrings say what each method is for."""
+class LocalLauncher:
+    """Implements ``penstock.runtime.hosts.processes.ports.Launcher``, whose docstrings say what each method is for."""
 
     def __init__(self, host: LocalHost, placement: Placement) -> None:
         self._host = host

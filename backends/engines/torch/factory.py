@@ -9,9 +9,9 @@ import torch
 from penstock.backends.checkpoint.model_config import read_model_config
 from penstock.backends.devices import choose_device
 from penstock.backends.engines.torch.backend import TorchEngineBackend
-from penstock.backends.engines.torch.drawings import drawings
-from penstock.backends.engines.torch.engine_settings import EngineSettings, OtherDrawing
+from penstock.backends.engines.torch.engine_settings import EngineSettings, OtherSampling
 from penstock.backends.engines.torch.sampling import Sampler
+from penstock.backends.engines.torch.sampling_parameters import sampling_parameters
 from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def open_torch_engine(
     config = read_model_config(model_folder)
     if dtype not in DTYPES:
         raise UserFault(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
-    run, *others = drawings(model_folder, sampling, by_dataset)
+    run, *others = sampling_parameters(model_folder, sampling, by_dataset)
     settings = EngineSettings(
         num_slots=options.slots,
         max_context=max_context,
@@ -56,7 +56,7 @@ def open_torch_engine(
         stop_token_ids=run.stop_token_ids,
         stop_strings=run.stop_strings,
         others=tuple(
-            OtherDrawing(
+            OtherSampling(
                 sampler=_sampler(other.sampling), stop_token_ids=other.stop_token_ids, stop_strings=other.stop_strings
             )
             for other in others

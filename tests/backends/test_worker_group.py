@@ -1,4 +1,4 @@
-"""The gang of a learner with ranks that have no model: real processes and signals, and what is told of their ends."""
+"""A learner with ranks that have no model: real processes and signals, and what is told of their ends."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from learner_cases import make_groups, train_command
 
 from penstock.backends.learners.options import LearnerOptions
 from penstock.backends.learners.torch.spec import RANK
-from penstock.backends.learners.worker_group import backend as gang_backend
+from penstock.backends.learners.worker_group import backend as worker_group_backend
 from penstock.backends.learners.worker_group import rank_process
 from penstock.backends.learners.worker_group.channel import INLINE_BYTES
-from penstock.backends.learners.worker_group.ending import GangError
-from penstock.backends.learners.worker_group.open import open_gang_learner
+from penstock.backends.learners.worker_group.ending import WorkerGroupError
+from penstock.backends.learners.worker_group.open import open_worker_group
 from penstock.backends.learners.worker_group.plan import ExportPlan
 from penstock.backends.processes.process_facts import marked_processes
 from penstock.messages.base import Metric
@@ -42,8 +42,8 @@ LATE_S: Final = 2.0
 """``rank_timeout_s`` of those that are to run into it."""
 
 
-class Gang:
-    """A started gang whose answers are read one by one."""
+class WorkerGroup:
+    """A started worker group whose answers are read one by one."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Gang:
         further: FurtherNodes | None = None,
     ) -> None:
         self.folder = folder
-        self.backend = open_gang_learner(
+        self.backend = open_worker_group(
             rank=RANK,
             model_folder=folder,
             checkpoints_folder=folder,
@@ -65,7 +65,7 @@ class Gang:
             seed=0,
             num_steps=10,
             epoch=1,
-            export=ExportPlan(transport="disk", run_id="gang", folder=str(folder), host="127.0.0.1"),
+            export=ExportPlan(transport="disk", run_id="worker group", folder=str(folder), host="127.0.0.1"),
             demonstrations=None,
             log_path=lambda rank: folder / "logs" / f"rank-{rank}.log",
             further=further,
@@ -96,19 +96,21 @@ class Gang:
 
 
 @pytest.fixture
-def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Gang]]:
-    """Starts gangs and closes them; nothing is left of them."""
-    monkeypatch.setattr(rank_process, "RANK_MODULE", "gang_stand_in")
+def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., WorkerGroup]]:
+    """Starts worker groups and closes them; nothing is left of them."""
+    monkeypatch.setattr(rank_process, "RANK_MODULE", "worker_group_stand_in")
     monkeypatch.setenv(MARK, str(tmp_path))
-    gangs: list[Gang] = []
+    worker_groups: list[WorkerGroup] = []
 
-    def start(fate: str = "none", *, num_ranks: int = 2, rank_timeout_s: float = WAIT_S) -> Gang:
-        gangs.append(Gang(tmp_path / str(len(gangs)), fate, num_ranks=num_ranks, rank_timeout_s=rank_timeout_s))
-        return gangs[-1]
+    def start(fate: str = "none", *, num_ranks: int = 2, rank_timeout_s: float = WAIT_S) -> WorkerGroup:
+        worker_groups.append(
+            WorkerGroup(tmp_path / str(len(worker_groups)), fate, num_ranks=num_ranks, rank_timeout_s=rank_timeout_s)
+        )
+        return worker_groups[-1]
 
     yield start
-    for gang in gangs:
-        gang.close()
+    for workers in worker_groups:
+        workers.close()
     assert marked_processes([f"{MARK}={tmp_path}".encode()]) == {}
 
 
@@ -117,23 +119,23 @@ def orders_in(log: str) -> list[str]:
 
 
 def test_every_rank_gets_every_command_in_order_as_the_same_bytes_and_the_first_alone_answers(
-    launch: Callable[..., Gang],
+    launch: Callable[..., WorkerGroup],
 ) -> None:
-    gang = launch(num_ranks=3)
+    workers = launch(num_ranks=3)
     many = make_groups(((1.0, 0.0),) * 400)
     for command in (OpenLearner(), train_command(1, groups=many), SaveCheckpoint(1), train_command(2)):
-        gang.backend.execute(command)
-    answers = [gang.next() for _ in range(4)]
+        workers.backend.execute(command)
+    answers = [workers.next() for _ in range(4)]
     assert answers == [
         LearnerOpened(version=0),
         BatchTrained(version=1, num_trained_tokens=1, num_masked_tokens=0, metrics=()),
         CheckpointWritten(version=1, path="later"),
         BatchTrained(version=2, num_trained_tokens=1, num_masked_tokens=0, metrics=()),
     ]
-    gang.close()
+    workers.close()
     with pytest.raises(Empty):
-        gang.events.get_nowait()
-    first, *others = [orders_in(gang.log(rank)) for rank in range(3)]
+        workers.events.get_nowait()
+    first, *others = [orders_in(workers.log(rank)) for rank in range(3)]
     assert [line.split()[1:3] for line in first] == [
         ["1", "OpenLearner"], ["2", "Train"], ["3", "SaveCheckpoint"], ["4", "Train"]
     ]  # fmt: skip
@@ -141,40 +143,42 @@ def test_every_rank_gets_every_command_in_order_as_the_same_bytes_and_the_first_
     assert others == [first, first]
 
 
-def test_figures_of_the_first_rank_are_the_learners(launch: Callable[..., Gang]) -> None:
-    gang = launch()
-    gang.backend.execute(OpenLearner())
-    gang.next()
-    assert Metric(name="learner/orders", value=1.0) in gang.backend.gauges()
-    assert Metric(name="learner/num_ranks", value=2.0) in gang.backend.gauges()
+def test_figures_of_the_first_rank_are_the_learners(launch: Callable[..., WorkerGroup]) -> None:
+    workers = launch()
+    workers.backend.execute(OpenLearner())
+    workers.next()
+    assert Metric(name="learner/orders", value=1.0) in workers.backend.gauges()
+    assert Metric(name="learner/num_ranks", value=2.0) in workers.backend.gauges()
 
 
-def test_a_rank_that_is_killed_ends_the_gang_with_its_last_words(launch: Callable[..., Gang]) -> None:
-    gang = launch("kill:1", num_ranks=3)
-    error = gang.error_of_a_step()
-    assert isinstance(error, GangError)
+def test_a_rank_that_is_killed_ends_the_worker_group_with_its_last_words(launch: Callable[..., WorkerGroup]) -> None:
+    workers = launch("kill:1", num_ranks=3)
+    error = workers.error_of_a_step()
+    assert isinstance(error, WorkerGroupError)
     story = str(error)
     assert story.startswith("the learner has lost a rank: rank 1 (process ")
     assert "was killed by SIGKILL; the others were ended with it" in story
     assert "about to die" in story
-    assert str(gang.folder / "logs" / "rank-1.log") in story
-    assert marked_processes([f"{MARK}={gang.folder.parent}".encode()]) == {}
+    assert str(workers.folder / "logs" / "rank-1.log") in story
+    assert marked_processes([f"{MARK}={workers.folder.parent}".encode()]) == {}
 
 
-def test_what_others_say_of_a_death_before_it_is_known_is_not_taken_for_the_cause(launch: Callable[..., Gang]) -> None:
+def test_what_others_say_of_a_death_before_it_is_known_is_not_taken_for_the_cause(
+    launch: Callable[..., WorkerGroup],
+) -> None:
     story = str(launch("blame:1").error_of_a_step())
     assert "rank 1" in story
     assert "SIGKILL" in story
 
 
-def test_a_rank_that_is_stopped_is_named(launch: Callable[..., Gang]) -> None:
+def test_a_rank_that_is_stopped_is_named(launch: Callable[..., WorkerGroup]) -> None:
     story = str(launch("stop:1", rank_timeout_s=LATE_S).error_of_a_step())
     assert "rank 1" in story
     assert "is stopped by a signal" in story
 
 
 def test_a_rank_that_others_have_overtaken_is_waited_for_no_longer_than_the_limit(
-    launch: Callable[..., Gang],
+    launch: Callable[..., WorkerGroup],
 ) -> None:
     story = str(launch("late:1", rank_timeout_s=LATE_S).error_of_a_step())
     assert "rank 1" in story
@@ -187,59 +191,59 @@ def test_a_rank_that_others_have_overtaken_is_waited_for_no_longer_than_the_limi
         ("user:1", UserFault, "expected another dtype"),
         ("diverge:0", DivergedError, "the loss is nan"),
         ("disk:0", OSError, "no space"),
-        ("crash:1", GangError, "failed: KeyError: 'x'. The end of its log"),
+        ("crash:1", WorkerGroupError, "failed: KeyError: 'x'. The end of its log"),
     ],
 )
 def test_an_error_of_a_rank_is_the_learners(
-    fate: str, kind: type[BaseException], words: str, launch: Callable[..., Gang]
+    fate: str, kind: type[BaseException], words: str, launch: Callable[..., WorkerGroup]
 ) -> None:
     error = launch(fate).error_of_a_step()
     assert type(error) is kind
     assert words in str(error)
 
 
-def test_a_rank_that_ends_at_once_is_named(launch: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_ends_at_once_is_named(launch: Callable[..., WorkerGroup], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_process, "RANK_MODULE", "timeit")  # a module that says nothing, and ends
     error = launch().next()
-    assert isinstance(error, GangError)
+    assert isinstance(error, WorkerGroupError)
     assert "(process " in str(error)
     assert "ended with exit code" in str(error)
 
 
 def test_ranks_that_do_not_come_are_named(
-    launch: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    launch: Callable[..., WorkerGroup], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "stays_and_says_nothing.py").write_text("import signal\n\nsignal.pause()\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.setattr(rank_process, "RANK_MODULE", "stays_and_says_nothing")
-    monkeypatch.setattr(gang_backend, "START_TIMEOUT_S", LATE_S)
+    monkeypatch.setattr(worker_group_backend, "START_TIMEOUT_S", LATE_S)
     story = str(launch(rank_timeout_s=LATE_S).next())
     assert re.search(r"rank 0 \(process \d+\), rank 1 \(process \d+\) did not start within 2 s", story)
 
 
-def test_closed_between_two_commands_every_rank_finishes(launch: Callable[..., Gang]) -> None:
-    gang = launch(num_ranks=3)
-    gang.backend.execute(OpenLearner())
-    gang.next()
-    gang.close()
-    assert all(gang.log(rank).splitlines()[-1] == "finished" for rank in range(3))
-    assert gang.events.empty()
+def test_closed_between_two_commands_every_rank_finishes(launch: Callable[..., WorkerGroup]) -> None:
+    workers = launch(num_ranks=3)
+    workers.backend.execute(OpenLearner())
+    workers.next()
+    workers.close()
+    assert all(workers.log(rank).splitlines()[-1] == "finished" for rank in range(3))
+    assert workers.events.empty()
 
 
 def test_closed_within_a_command_the_first_rank_leaves_it_and_nothing_is_said_to_have_failed(
-    launch: Callable[..., Gang],
+    launch: Callable[..., WorkerGroup],
 ) -> None:
-    gang = launch("hold:0")
+    workers = launch("hold:0")
     for command in (OpenLearner(), train_command()):
-        gang.backend.execute(command)
-    assert isinstance(gang.next(), LearnerOpened)
+        workers.backend.execute(command)
+    assert isinstance(workers.next(), LearnerOpened)
     deadline_s = time.monotonic() + WAIT_S
-    while "Train" not in gang.log(0):
+    while "Train" not in workers.log(0):
         assert time.monotonic() < deadline_s
         time.sleep(0.02)  # between two looks at a file; nothing is timed by it
-    gang.close()
-    assert gang.log(0).splitlines()[-1] == "left within an order"
-    assert gang.events.empty()
+    workers.close()
+    assert workers.log(0).splitlines()[-1] == "left within an order"
+    assert workers.events.empty()
 
 
 def test_no_rank_outlives_a_launcher_that_is_killed(tmp_path: Path) -> None:
@@ -247,13 +251,13 @@ def test_no_rank_outlives_a_launcher_that_is_killed(tmp_path: Path) -> None:
         import sys
         from pathlib import Path
         from penstock.backends.learners.worker_group import rank_process
-        from test_learner_gang import Gang
+        from test_worker_group import WorkerGroup
         from penstock.messages.commands import OpenLearner
-        rank_process.RANK_MODULE = "gang_stand_in"
-        gang = Gang(Path(sys.argv[1]), "none", num_ranks=2, rank_timeout_s=60.0)
-        gang.backend.execute(OpenLearner())
-        gang.next()
-        pids = [rank.pid for rank in gang.backend._set.ranks]
+        rank_process.RANK_MODULE = "worker_group_stand_in"
+        workers = WorkerGroup(Path(sys.argv[1]), "none", num_ranks=2, rank_timeout_s=60.0)
+        workers.backend.execute(OpenLearner())
+        workers.next()
+        pids = [rank.pid for rank in workers.backend._set.ranks]
         print(*pids, flush=True)
         sys.stdin.read()
     """)

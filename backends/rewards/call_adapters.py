@@ -82,7 +82,7 @@ def reward_call(
     )
 
 
-class FilterTrade:
+class FilterAdapter:
     """``JudgeGroup`` to ``GroupJudged``. A filter that fails on a group turns it away, with a cause of its own."""
 
     kind = FILTER
@@ -95,13 +95,13 @@ class FilterTrade:
         self._timeout_s = timeout_s
 
     def call(self, command: JudgeGroup, call_id: int, names: tuple[str, ...]) -> FilterCall:
-        """See :class:`~penstock.backends.rewards.pool.Trade`."""
+        """See :class:`~penstock.backends.rewards.pool.CallAdapter`."""
         group = command.group
         responses = tuple(self._text.of(sample) for sample in group.samples) if "responses" in names else ()
         return FilterCall(call_id, self._timeout_s, _ENCODER.encode(group), responses)
 
     def event(self, command: JudgeGroup, answer: Answer) -> LocalEvent:
-        """See :class:`~penstock.backends.rewards.pool.Trade`."""
+        """See :class:`~penstock.backends.rewards.pool.CallAdapter`."""
         group_id = command.group.group_id
         if isinstance(answer, Kept):
             return GroupJudged(group_id=group_id, keep=answer.keep, cause=answer.cause)

@@ -1,4 +1,4 @@
-"""The line between the launchers of a gang: whole frames in order, and none that somebody else has made."""
+"""The line between the launchers of a worker group: whole frames in order, and none that somebody else has made."""
 
 from __future__ import annotations
 

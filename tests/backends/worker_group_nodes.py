@@ -1,4 +1,4 @@
-"""Nodes of a gang that are this machine: each command is a process of its own, as on another node."""
+"""Nodes of a worker group that are this machine: each command is a process of its own, as on another node."""
 
 from __future__ import annotations
 

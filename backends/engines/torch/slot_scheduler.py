@@ -27,7 +27,7 @@ MIN_SAVED_POSITIONS: Final = 512
 """Attention is split where it spares so many masked positions: what a further call costs."""
 
 
-class Seating:
+class SlotScheduler:
     """The requests of one engine."""
 
     def __init__(self, num_slots: int, slots: SlotState, admission: Admission, prompts: PromptIndex) -> None:
@@ -54,7 +54,7 @@ class Seating:
         size = len(alive) + len(chosen)
         free = set(range(size)) - alive
         self.running += [None] * (size - len(self.running))
-        newcomers = [(self._seat(running, free), running) for running in chosen]
+        newcomers = [(self._take_slot(running, free), running) for running in chosen]
         prefill = None
         if newcomers:
             assert version is not None
@@ -108,7 +108,7 @@ class Seating:
         self.queue.extendleft(reversed(deferred))
         return chosen
 
-    def _seat(self, running: Running, free: set[int]) -> int:
+    def _take_slot(self, running: Running, free: set[int]) -> int:
         """Put a request into one of the free slots, best into one that holds its prompt, else far behind."""
         held = self._prompts.find(running.request.prompt, free)
         slot = held if held in free else max(free)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from penstock.messages.weights import Canary
 
 
-class NothingExporter:
+class NoWeightsExporter:
     """The learner's end: describes each publish, and carries none."""
 
     def __init__(self, learner_epoch: int) -> None:

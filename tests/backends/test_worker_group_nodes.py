@@ -1,4 +1,4 @@
-"""A gang over nodes, with ranks that have no model: real launchers, lines and signals, and what their ends lead to."""
+"""A learner over nodes, with ranks that have no model: real launchers, lines and signals, and what their ends do."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from queue import Empty
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from gang_nodes import LocalNodes
 from learner_cases import make_groups, train_command
-from test_learner_gang import WAIT_S, Gang, orders_in
+from test_worker_group import WAIT_S, WorkerGroup, orders_in
+from worker_group_nodes import LocalNodes
 
 from penstock.backends.learners.worker_group import other_nodes, rank_process
 from penstock.backends.learners.worker_group.channel import INLINE_BYTES
-from penstock.backends.learners.worker_group.ending import GangError
+from penstock.backends.learners.worker_group.ending import WorkerGroupError
 from penstock.backends.learners.worker_group.other_nodes import SECRET_VARIABLE, FurtherNodes
 from penstock.backends.processes.process_facts import environment_of, marked_processes
 from penstock.messages.commands import OpenLearner, SaveCheckpoint
@@ -38,68 +38,70 @@ LATE_S: Final = 2.0
 
 
 @pytest.fixture
-def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Gang]]:
-    """Starts gangs over nodes and closes them; nothing is left of them."""
-    monkeypatch.setattr(rank_process, "RANK_MODULE", "gang_stand_in")
-    monkeypatch.setattr(other_nodes, "NODE_MODULE", "gang_node_stand_in")
+def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., WorkerGroup]]:
+    """Starts worker groups over nodes and closes them; nothing is left of them."""
+    monkeypatch.setattr(rank_process, "RANK_MODULE", "worker_group_stand_in")
+    monkeypatch.setattr(other_nodes, "NODE_MODULE", "worker_group_node_stand_in")
     monkeypatch.setenv(MARK, str(tmp_path))
-    gangs: list[Gang] = []
+    worker_groups: list[WorkerGroup] = []
 
     def start(
         fate: str = "none", *, nodes: LocalNodes | None = None, num_ranks: int = 4, rank_timeout_s: float = WAIT_S
-    ) -> Gang:
-        folder = tmp_path / str(len(gangs))
+    ) -> WorkerGroup:
+        folder = tmp_path / str(len(worker_groups))
         folder.mkdir()
 
         def node_log(node: int) -> Path:
             return folder / "logs" / f"node-{node}.log"
 
         further = FurtherNodes(nodes or LocalNodes(), node_log)
-        gangs.append(Gang(folder, fate, num_ranks=num_ranks, rank_timeout_s=rank_timeout_s, further=further))
-        return gangs[-1]
+        worker_groups.append(
+            WorkerGroup(folder, fate, num_ranks=num_ranks, rank_timeout_s=rank_timeout_s, further=further)
+        )
+        return worker_groups[-1]
 
     yield start
-    for gang in gangs:
-        gang.close()
+    for workers in worker_groups:
+        workers.close()
     assert left(tmp_path) == {}
-    assert not list(tmp_path.glob(".gang-*"))
+    assert not list(tmp_path.glob(".worker-group-*"))
 
 
 def left(folder: Path) -> dict[int, int]:
-    """Processes of gangs below this folder."""
+    """Processes of worker groups below this folder."""
     return marked_processes([f"{MARK}={folder}".encode()])
 
 
 def test_ranks_of_every_node_get_every_command_as_the_same_bytes_and_the_first_alone_answers(
-    launch: Callable[..., Gang],
+    launch: Callable[..., WorkerGroup],
 ) -> None:
-    gang = launch(num_ranks=6, nodes=LocalNodes(3))
+    workers = launch(num_ranks=6, nodes=LocalNodes(3))
     many = make_groups(((1.0, 0.0),) * 400)
     for command in (OpenLearner(), train_command(1, groups=many), SaveCheckpoint(1), train_command(2)):
-        gang.backend.execute(command)
-    assert [gang.next() for _ in range(4)] == [
+        workers.backend.execute(command)
+    assert [workers.next() for _ in range(4)] == [
         LearnerOpened(version=0),
         BatchTrained(version=1, num_trained_tokens=1, num_masked_tokens=0, metrics=()),
         CheckpointWritten(version=1, path="later"),
         BatchTrained(version=2, num_trained_tokens=1, num_masked_tokens=0, metrics=()),
     ]
-    gang.close()
+    workers.close()
     with pytest.raises(Empty):
-        gang.events.get_nowait()
-    first, *others = [orders_in(gang.log(rank)) for rank in range(6)]
+        workers.events.get_nowait()
+    first, *others = [orders_in(workers.log(rank)) for rank in range(6)]
     assert [line.split()[1:3] for line in first] == [
         ["1", "OpenLearner"], ["2", "Train"], ["3", "SaveCheckpoint"], ["4", "Train"]
     ]  # fmt: skip
     assert int(first[1].split()[3]) > INLINE_BYTES, "the batch was to travel by reference"
     assert others == [first] * 5
-    assert all(gang.log(rank).splitlines()[-1] == "finished" for rank in range(6))
+    assert all(workers.log(rank).splitlines()[-1] == "finished" for rank in range(6))
 
 
-def test_no_rank_is_told_the_secret_of_the_line(launch: Callable[..., Gang], tmp_path: Path) -> None:
+def test_no_rank_is_told_the_secret_of_the_line(launch: Callable[..., WorkerGroup], tmp_path: Path) -> None:
     nodes = LocalNodes()
-    gang = launch(nodes=nodes)
-    gang.backend.execute(OpenLearner())
-    gang.next()
+    workers = launch(nodes=nodes)
+    workers.backend.execute(OpenLearner())
+    workers.next()
     told = [
         pid
         for pid in left(tmp_path)
@@ -112,16 +114,16 @@ def test_no_rank_is_told_the_secret_of_the_line(launch: Callable[..., Gang], tmp
 @pytest.mark.parametrize(
     ("fate", "kind", "words"),
     [
-        ("kill:3", GangError, ("rank 3 (process ", " on 127.0.0.1) was killed by SIGKILL", "about to die")),
-        ("kill:1", GangError, ("rank 1 (process ", ") was killed by SIGKILL", "about to die")),
-        ("blame:3", GangError, ("rank 3", "SIGKILL")),
+        ("kill:3", WorkerGroupError, ("rank 3 (process ", " on 127.0.0.1) was killed by SIGKILL", "about to die")),
+        ("kill:1", WorkerGroupError, ("rank 1 (process ", ") was killed by SIGKILL", "about to die")),
+        ("blame:3", WorkerGroupError, ("rank 3", "SIGKILL")),
         ("user:2", UserFault, ("expected another dtype",)),
         ("disk:2", OSError, ("no space",)),
-        ("crash:3", GangError, ("rank 3", "failed: KeyError: 'x'. The end of its log")),
+        ("crash:3", WorkerGroupError, ("rank 3", "failed: KeyError: 'x'. The end of its log")),
     ],
 )
 def test_the_end_of_a_rank_is_told_wherever_it_was(
-    fate: str, kind: type[BaseException], words: tuple[str, ...], launch: Callable[..., Gang], tmp_path: Path
+    fate: str, kind: type[BaseException], words: tuple[str, ...], launch: Callable[..., WorkerGroup], tmp_path: Path
 ) -> None:
     error = launch(fate).error_of_a_step()
     assert type(error) is kind
@@ -129,54 +131,56 @@ def test_the_end_of_a_rank_is_told_wherever_it_was(
     assert left(tmp_path) == {}
 
 
-def test_a_rank_of_another_node_that_is_stopped_is_named(launch: Callable[..., Gang]) -> None:
+def test_a_rank_of_another_node_that_is_stopped_is_named(launch: Callable[..., WorkerGroup]) -> None:
     story = str(launch("stop:3", rank_timeout_s=LATE_S).error_of_a_step())
     assert "rank 3 (process " in story
     assert "is stopped by a signal" in story
 
 
-def test_a_node_whose_launcher_is_killed_ends_the_gang(launch: Callable[..., Gang], tmp_path: Path) -> None:
+def test_a_node_whose_launcher_is_killed_ends_the_worker_group(
+    launch: Callable[..., WorkerGroup], tmp_path: Path
+) -> None:
     nodes = LocalNodes()
-    gang = launch("hold:0", nodes=nodes)
-    gang.backend.execute(OpenLearner())
-    gang.next()
+    workers = launch("hold:0", nodes=nodes)
+    workers.backend.execute(OpenLearner())
+    workers.next()
     os.kill(nodes.pids[1], signal.SIGKILL)
-    error = gang.next()
-    assert type(error) is GangError
+    error = workers.next()
+    assert type(error) is WorkerGroupError
     assert "the learner has lost a node: node 1 (127.0.0.1, ranks 2 to 3) was lost" in str(error)
     assert left(tmp_path) == {}
 
 
-def test_a_node_that_is_silent_ends_the_gang_after_the_limit(
-    launch: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_a_node_that_is_silent_ends_the_worker_group_after_the_limit(
+    launch: Callable[..., WorkerGroup], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(other_nodes, "LINK_TIMEOUT_S", LATE_S)
     nodes = LocalNodes()
-    gang = launch(nodes=nodes)
-    gang.backend.execute(OpenLearner())
-    gang.next()
+    workers = launch(nodes=nodes)
+    workers.backend.execute(OpenLearner())
+    workers.next()
     os.kill(nodes.pids[1], signal.SIGSTOP)
-    error = gang.next()
-    assert type(error) is GangError
+    error = workers.next()
+    assert type(error) is WorkerGroupError
     assert "nothing was heard of node 1 (127.0.0.1, ranks 2 to 3) for 2 s" in str(error)
     assert left(tmp_path) == {}
 
 
 def test_a_node_whose_launcher_does_not_come_is_named_with_what_it_wrote(
-    launch: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch
+    launch: Callable[..., WorkerGroup], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(other_nodes, "NODE_MODULE", "penstock.no_such_module")
     error = launch().next()
-    assert type(error) is GangError
+    assert type(error) is WorkerGroupError
     assert "node 1 (ranks 2 to 3) was lost: exit code 1; the others" in str(error)
     assert "No module named penstock.no_such_module" in str(error)
 
 
 def test_a_run_folder_that_a_node_does_not_share_is_the_users_to_mend(
-    launch: Callable[..., Gang], tmp_path: Path
+    launch: Callable[..., WorkerGroup], tmp_path: Path
 ) -> None:
     def hide() -> None:
-        for mark in tmp_path.rglob(".gang-*"):
+        for mark in tmp_path.rglob(".worker-group-*"):
             mark.unlink()
 
     error = launch(nodes=LocalNodes(before=hide)).next()
@@ -186,23 +190,23 @@ def test_a_run_folder_that_a_node_does_not_share_is_the_users_to_mend(
 
 
 def test_closed_within_a_command_the_first_rank_leaves_it_and_the_others_end(
-    launch: Callable[..., Gang],
+    launch: Callable[..., WorkerGroup],
 ) -> None:
-    gang = launch("hold:0")
+    workers = launch("hold:0")
     for command in (OpenLearner(), train_command()):
-        gang.backend.execute(command)
-    assert isinstance(gang.next(), LearnerOpened)
+        workers.backend.execute(command)
+    assert isinstance(workers.next(), LearnerOpened)
     deadline_s = time.monotonic() + WAIT_S
-    while "Train" not in gang.log(0):
+    while "Train" not in workers.log(0):
         assert time.monotonic() < deadline_s
         time.sleep(0.02)  # between two looks at a file; nothing is timed by it
-    gang.close()
-    assert gang.log(0).splitlines()[-1] == "left within an order"
-    assert gang.events.empty()
+    workers.close()
+    assert workers.log(0).splitlines()[-1] == "left within an order"
+    assert workers.events.empty()
 
 
 def test_who_has_not_the_secret_is_turned_away_and_disturbs_nobody(
-    launch: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch
+    launch: Callable[..., WorkerGroup], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     strangers: list[socket.socket] = []
     listen = socket.create_server
@@ -215,9 +219,9 @@ def test_who_has_not_the_secret_is_turned_away_and_disturbs_nobody(
         return listener
 
     monkeypatch.setattr(socket, "create_server", listen_and_visit)
-    gang = launch()
-    gang.backend.execute(OpenLearner())
-    assert isinstance(gang.next(), LearnerOpened)
+    workers = launch()
+    workers.backend.execute(OpenLearner())
+    assert isinstance(workers.next(), LearnerOpened)
     for stranger in strangers:
         stranger.settimeout(WAIT_S)
         seen = b"more"
@@ -229,8 +233,8 @@ def test_who_has_not_the_secret_is_turned_away_and_disturbs_nobody(
         stranger.close()
 
 
-# A line that is silent rather than cut is in test_a_node_that_is_silent_ends_the_gang_after_the_limit as well, from the
-# launcher's side.
+# A line that is silent rather than cut is in test_a_node_that_is_silent_ends_the_worker_group_after_the_limit as well,
+# from the launcher's side.
 @pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
 def test_no_rank_of_another_node_outlives_the_launcher_or_its_silence(number: signal.Signals, tmp_path: Path) -> None:
     """Nothing but its line tells the node's launcher of the end."""
@@ -239,18 +243,18 @@ def test_no_rank_of_another_node_outlives_the_launcher_or_its_silence(number: si
         from pathlib import Path
         from penstock.backends.learners.worker_group import other_nodes, rank_process
         from penstock.backends.learners.worker_group.other_nodes import FurtherNodes
-        from test_learner_gang import Gang
-        from gang_nodes import LooseNodes
+        from test_worker_group import WorkerGroup
+        from worker_group_nodes import LooseNodes
         from penstock.messages.commands import OpenLearner
-        rank_process.RANK_MODULE = "gang_stand_in"
-        other_nodes.NODE_MODULE = "gang_node_stand_in"
+        rank_process.RANK_MODULE = "worker_group_stand_in"
+        other_nodes.NODE_MODULE = "worker_group_node_stand_in"
         other_nodes.LINK_TIMEOUT_S = 5.0
         folder, nodes = Path(sys.argv[1]), LooseNodes()
         further = FurtherNodes(nodes, lambda node: folder / f"node-{node}.log")
-        gang = Gang(folder, "none", num_ranks=4, rank_timeout_s=60.0, further=further)
-        gang.backend.execute(OpenLearner())
-        gang.next()
-        print(*[rank.pid for rank in gang.backend._set.ranks[2:]], nodes.pids[1], flush=True)
+        workers = WorkerGroup(folder, "none", num_ranks=4, rank_timeout_s=60.0, further=further)
+        workers.backend.execute(OpenLearner())
+        workers.next()
+        print(*[rank.pid for rank in workers.backend._set.ranks[2:]], nodes.pids[1], flush=True)
         sys.stdin.read()
     """)
     found = os.pathsep.join(folder for folder in sys.path if folder)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawing:
+class SamplingParameters:
     """One way to draw a response, and what ends it."""
 
     sampling: SamplingOptions
@@ -25,11 +25,13 @@ class Drawing:
     stop_strings: StopStrings | None
 
 
-def drawings(model_folder: Path, run: SamplingOptions, by_dataset: Sequence[SamplingOptions]) -> tuple[Drawing, ...]:
+def sampling_parameters(
+    model_folder: Path, run: SamplingOptions, by_dataset: Sequence[SamplingOptions]
+) -> tuple[SamplingParameters, ...]:
     """That of the run, and those of the datasets in the order of the scenario."""
     ends = read_end_token_ids(model_folder)
     return tuple(
-        Drawing(
+        SamplingParameters(
             sampling=sampling,
             stop_token_ids=ends | frozenset(sampling.stop_token_ids),
             stop_strings=StopStrings(sampling.stop, read_tokenizer(model_folder)) if sampling.stop else None,

@@ -127,7 +127,7 @@ def measure_line(order: Order) -> Travel:
 
 def main(arguments: list[str]) -> int:
     """Measure and print."""
-    parser = argparse.ArgumentParser(prog="penstock bench gang", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="penstock bench worker_group", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--groups", type=int, default=32)
     parser.add_argument("--samples", type=int, default=8, help="of each group")
     parser.add_argument("--tokens", type=int, default=8000, help="of each sample")

@@ -4,13 +4,13 @@ Invariants:
 
 * Every rank calls the same methods in the same order; that is what makes a collective of them.
 * What a method returns is the same on every rank, except where it says otherwise.
-* A gang of one has no process group, and each of its methods is the obvious one without any.
+* A worker group of one has no process group, and each of its methods is the obvious one without any.
 * The control group is gloo on every device: it carries flags and small figures, and notices a dead peer at once.
   Tensors travel in the default group, which takes gloo for a CPU and NCCL for a GPU.
 
 | wait | who ends it |
 |---|---|
-| every collective | the other ranks; a peer that died, by an error at once (gloo); at the latest the gang's timeout |
+| every collective | the other ranks; a peer that died, by an error at once (gloo); at the latest the group's timeout |
 | ``barrier`` | the other ranks; at the latest its own timeout |
 
 Whoever started the ranks has a deadline for each command besides, which also ends what hangs outside of a collective.
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gang:
+class WorkerGroup:
     """One rank's view of all ranks."""
 
     rank: int
@@ -47,7 +47,7 @@ class Gang:
     timeout_s: float
     """How long a collective may wait."""
     control: ProcessGroup | None = None
-    """None in a gang of one."""
+    """None in a worker group of one."""
 
     @property
     def is_first(self) -> bool:
@@ -72,7 +72,7 @@ class Gang:
             dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
         return tensor
 
-    def spread_(self, tensor: Tensor) -> Tensor:
+    def broadcast_(self, tensor: Tensor) -> Tensor:
         """What the first rank has, in place."""
         if not self.is_alone:
             dist.broadcast(tensor, src=0)
@@ -106,14 +106,14 @@ class Gang:
             dist.monitored_barrier(self.control, timeout=limit)
 
 
-def alone_on(device: torch.device) -> Gang:
-    """A gang of one."""
-    return Gang(rank=0, num_ranks=1, local_rank=0, device=device, timeout_s=float("inf"))
+def alone_on(device: torch.device) -> WorkerGroup:
+    """A worker group of one."""
+    return WorkerGroup(rank=0, num_ranks=1, local_rank=0, device=device, timeout_s=float("inf"))
 
 
-def join_gang(
+def join_workers(
     *, store: Store, rank: int, num_ranks: int, local_rank: int, device: torch.device, timeout_s: float
-) -> Gang:
+) -> WorkerGroup:
     """Meet the other ranks; once in a process.
 
     Raises:
@@ -130,7 +130,7 @@ def join_gang(
         device_id=device if device.type == "cuda" else None,
     )
     control = cast("ProcessGroup", dist.new_group(backend="gloo", timeout=limit))
-    return Gang(
+    return WorkerGroup(
         rank=rank, num_ranks=num_ranks, local_rank=local_rank, device=device, timeout_s=timeout_s, control=control
     )
 
@@ -145,4 +145,4 @@ def is_peer_lost(error: BaseException) -> bool:
 
 
 SOLO: Final = alone_on(torch.device("cpu"))
-"""The gang of one process on the CPU."""
+"""The worker group of one process on the CPU."""

@@ -1,4 +1,4 @@
-"""A gang of torch ranks publishes from the first rank's process, by every transport, what it has trained."""
+"""A worker group of torch ranks publishes from the first rank's process, by every transport, what it has trained."""
 
 # safetensors is typed in part only:
 # pyright: reportUnknownVariableType=false
@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from penstock.backends.checkpoint.make import make_model
 from penstock.backends.learners.options import LearnerOptions
 from penstock.backends.learners.torch.spec import RANK
-from penstock.backends.learners.worker_group.open import open_gang_learner
+from penstock.backends.learners.worker_group.open import open_worker_group
 from penstock.backends.learners.worker_group.plan import ExportPlan
 from penstock.backends.weights.segments import segments_of, sweep
 from penstock.backends.weights.transports import open_fetcher
@@ -55,9 +55,9 @@ WAIT_S = 120.0
 def test_what_two_ranks_have_trained_is_published_and_saved(
     transport: Literal["shared_memory", "disk", "distributed", "tensor"], tmp_path: Path
 ) -> None:
-    run_id = f"gang{uuid.uuid4().hex[:12]}"
+    run_id = f"worker group{uuid.uuid4().hex[:12]}"
     make_model("xs", tmp_path / "model", seed=0)
-    backend = open_gang_learner(
+    backend = open_worker_group(
         rank=RANK,
         model_folder=tmp_path / "model",
         checkpoints_folder=tmp_path / "checkpoints",

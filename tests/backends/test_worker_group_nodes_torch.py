@@ -8,13 +8,13 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 import pytest
-from gang_nodes import LocalNodes
 from learner_cases import train_command
+from worker_group_nodes import LocalNodes
 
 from penstock.backends.checkpoint.make import make_model
 from penstock.backends.learners.options import LearnerOptions
 from penstock.backends.learners.torch.spec import RANK
-from penstock.backends.learners.worker_group.open import open_gang_learner
+from penstock.backends.learners.worker_group.open import open_worker_group
 from penstock.backends.learners.worker_group.other_nodes import FurtherNodes
 from penstock.backends.learners.worker_group.plan import ExportPlan
 from penstock.messages.commands import OpenLearner, SaveCheckpoint
@@ -30,7 +30,7 @@ WAIT_S = 180.0
 
 def trained(folder: Path, further: FurtherNodes | None) -> tuple[bytes, float]:
     """The weights after two batches, and the loss of the last one."""
-    backend = open_gang_learner(
+    backend = open_worker_group(
         rank=RANK,
         model_folder=folder.parent / "model",
         checkpoints_folder=folder / "checkpoints",

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 SETTLE_TIMER: Final = "settle"
 
 
-class Telling:
+class Outbox:
     """What was told, and what is due to be."""
 
     def __init__(self, books: Books) -> None:

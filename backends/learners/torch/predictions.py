@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from penstock.backends.learners.training.coupling import asks_policy, scattered
-from penstock.backends.learners.training.step import Opening
+from penstock.backends.learners.training.step import Predictions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.torch.micro_batch import MicroBatch
     from penstock.backends.learners.torch.models import Models
     from penstock.backends.learners.torch.rounds import Rounds
-    from penstock.backends.learners.worker_group.gang import Gang
+    from penstock.backends.learners.worker_group.workers import WorkerGroup
 
 
 @torch.no_grad()
@@ -34,18 +34,18 @@ def open_batch(
     batches: Sequence[MicroBatch],
     spare: MicroBatch,
     rounds: Rounds,
-    gang: Gang,
+    workers: WorkerGroup,
     options: LearnerOptions,
     *,
     num_tokens: int,
-) -> Opening:
+) -> Predictions:
     """
     Args:
         models: that are asked.
         batches: of this rank, of all updates of the first pass.
         spare: of no token.
         rounds: what runs them.
-        gang: all ranks.
+        worker group: all ranks.
         options: the ``learner:`` block.
         num_tokens: that are trained, of the whole batch.
 
@@ -54,7 +54,7 @@ def open_batch(
     """
     critic, with_policy = models.critic, asks_policy(options)
     if not with_policy and critic is None:
-        return Opening()
+        return Predictions()
 
     def ask(batch: MicroBatch) -> dict[str, Tensor]:
         said: dict[str, Tensor] = {}
@@ -72,9 +72,9 @@ def open_batch(
 
     found = rounds.run("opening", batches, spare, ask)
     places = torch.cat([batch.places for batch in batches]).to(models.policy.device)
-    return Opening(
+    return Predictions(
         **{
-            name: gang.sum_(scattered(torch.cat([said[name] for said in found]), places, num_tokens))
+            name: workers.sum_(scattered(torch.cat([said[name] for said in found]), places, num_tokens))
             for name in found[0]
         }
     )

@@ -8,12 +8,12 @@ import pytest
 from engine_cases import Case, logprobs_of, make_case, open_engine, random_tokens, request, run_all, tokens_of
 
 from penstock.backends.checkpoint.make import SYMBOLS, character_tokenizer
-from penstock.backends.engines.torch.engine_settings import OtherDrawing
+from penstock.backends.engines.torch.engine_settings import OtherSampling
 from penstock.backends.engines.torch.sampling import Sampler
 from penstock.backends.engines.torch.stopping import EndReason, StopStrings
 
-GREEDY = OtherDrawing(sampler=Sampler(temperature=0), stop_token_ids=frozenset(), stop_strings=None)
-ANY_END = OtherDrawing(
+GREEDY = OtherSampling(sampler=Sampler(temperature=0), stop_token_ids=frozenset(), stop_strings=None)
+ANY_END = OtherSampling(
     sampler=Sampler(), stop_token_ids=frozenset(range(0, len(SYMBOLS), 2)),
     stop_strings=StopStrings(["e"], character_tokenizer()),
 )  # fmt: skip
@@ -31,7 +31,7 @@ def test_each_request_is_drawn_as_it_asks_and_the_others_as_without_it(case: Cas
     greedy = run_all(open_engine(case, sampler=Sampler(temperature=0)), usual)
     mixed = run_all(
         open_engine(case, others=(GREEDY, ANY_END)),
-        [replace(each, drawing=tag % 2) for tag, each in enumerate(usual)],
+        [replace(each, sampling_index=tag % 2) for tag, each in enumerate(usual)],
     )
     for tag in range(6):
         expected = greedy if tag % 2 else alone
@@ -41,7 +41,7 @@ def test_each_request_is_drawn_as_it_asks_and_the_others_as_without_it(case: Cas
 
 def test_what_ends_a_response_is_what_its_drawing_says(case: Case) -> None:
     engine = open_engine(case, others=(GREEDY, ANY_END))
-    requests = [replace(request(tag, random_tokens(4, tag), 40), drawing=2 * (tag % 2)) for tag in range(8)]
+    requests = [replace(request(tag, random_tokens(4, tag), 40), sampling_index=2 * (tag % 2)) for tag in range(8)]
     ends = run_all(engine, requests)
     assert {ends[tag].reason for tag in range(0, 8, 2)} == {EndReason.LENGTH}
     for tag in range(1, 8, 2):

@@ -143,8 +143,6 @@ def _engine(
     scenario, index = plan.scenario, engine_index(name)
     group, place = group_of(scenario.engines, index)
     options = options_of(scenario.engines, index)
-    if are_modelled(scenario.engines):  # one model stands for engines of every kind
-        group = options = scenario.engines
     spec = ENGINES.spec(group.backend)
     judges = judging(name, plan, host) if Capability.EMBEDDED in spec.capabilities else None
     samplings = [each.sampling for each in sets_of(scenario)]

@@ -45,6 +45,12 @@ def modelled_from(source: Source) -> tuple[Scenario, list[str]]:
             source.override(f"{name}.backend=simulated", Path.cwd())
             changed.append(f"{name}.backend")
         changed += [f"{name}.{key}" for key in keys if _drop(block, key)]
+        others = block.get("more")
+        for index, group in enumerate(others if isinstance(others, list) else ()):
+            if isinstance(group, dict):
+                group["backend"] = "simulated"
+                path = f"{name}.more.{index}"
+                changed += [f"{path}.backend", *(f"{path}.{key}" for key in keys if _drop(group, key))]
     return scenario_from(source), changed
 
 

@@ -110,6 +110,19 @@ def test_a_scenario_of_real_parts_is_modelled_and_says_what_was_changed(name: st
     assert (one.engines.backend, one.learner.backend) == ("simulated", "simulated")
 
 
+def test_engines_of_further_kinds_are_modelled_with_slots_of_their_own() -> None:
+    def simulated(slots: int) -> tuple[int, float]:
+        more = f"engines.more=[{{backend: torch, count: 1, slots: {slots}}}]"
+        one, said = load_modelled(SCENARIOS / "fully_async.yaml", [more, "run.num_steps=2", "engines.count=1"])
+        assert "engines.more.0.backend" in said
+        simulation = Simulation(one)
+        result = simulation.result(simulation.run(), 1.0)
+        assert result.completed
+        return result.num_steps, result.virtual_s
+
+    assert simulated(1) != simulated(64)
+
+
 def test_the_quickstart_is_simulated_as_it_stands() -> None:
     one, _ = load_modelled(SCENARIOS / "quickstart.yaml", ["run.num_steps=2"])
     code, said = simulate(one)

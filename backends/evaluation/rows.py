@@ -99,8 +99,3 @@ def evaluation_seed(seed: int) -> int:
     """The seed from which datasets of an evaluation make rows: ``lines:100`` is another hundred rows there than in
     ``data.path``, the same in every run of this seed."""
     return seed ^ 0x5EED_E7A1
-
-
-def row_counts(rows: Sequence[EvaluationRows]) -> tuple[int, ...]:
-    """Prompts of each dataset."""
-    return tuple(each.num_prompts for each in rows)

@@ -72,21 +72,6 @@ class WorkerGroup:
             dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
         return tensor
 
-    def broadcast_(self, tensor: Tensor) -> Tensor:
-        """What the first rank has, in place."""
-        if not self.is_alone:
-            dist.broadcast(tensor, src=0)
-        return tensor
-
-    def gather_to_first(self, tensor: Tensor) -> list[Tensor]:
-        """The tensors of all ranks, of one shape and type, in the order of the ranks; nothing on other ranks than the
-        first."""
-        if self.is_alone:
-            return [tensor]
-        parts = [torch.empty_like(tensor) for _ in range(self.num_ranks)] if self.is_first else None
-        dist.gather(tensor, parts, dst=0)
-        return parts or []
-
     def agree(self, flag: bool) -> bool:
         """Whether any rank says so."""
         if self.is_alone:

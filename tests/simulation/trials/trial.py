@@ -39,7 +39,6 @@ from penstock.messages.names import (
 )
 from penstock.messages.rows import RowSource
 from penstock.messages.training import OnStale, UpdateMode
-from penstock.runtime.hosts.virtual.episodes import EpisodicEngine
 from penstock.runtime.hosts.virtual.host import HostSettings
 from penstock.runtime.hosts.virtual.links import LinkModel
 from penstock.runtime.hosts.virtual.process import Casting, Player
@@ -57,6 +56,7 @@ from penstock.runtime.run.wiring import (
 )
 from penstock.runtime.scenario import Scenario
 from penstock.runtime.scenario.run_options import RunOptions, RuntimeOptions
+from trials.episodes import EpisodicEngine
 from trials.faults import Fault, FaultKind
 
 if TYPE_CHECKING:

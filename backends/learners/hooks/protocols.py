@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from penstock.backends.learners.batch.segments import Segments
     from penstock.backends.learners.batch.sequences import TrainSequence
+    from penstock.backends.learners.objectives.protocol import Segments
     from penstock.backends.learners.options import ObjectiveOptions
     from penstock.messages.samples import Group, Sample
 

@@ -48,11 +48,10 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, kw_only=True)
-class OpenedLearner(Opened):
+class OpenedLearner(Opened[MegatronTrainer]):
     """What exists from ``OpenLearner`` on."""
 
     trainable: TrainableModel
-    trainer: MegatronTrainer
     reference: ParallelModel | None
     critic: MegatronCritic | None
     publisher: WeightPublisher

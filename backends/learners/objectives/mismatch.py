@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from penstock.backends.learners.batch.segments import Segments
-    from penstock.backends.learners.objectives.protocol import PolicyTokens
+    from penstock.backends.learners.objectives.protocol import PolicyTokens, Segments
 
 FRESH_DIFFERENCE: Final = "train/fresh_logprob_abs_diff"
 FRESH_TOKENS: Final = "train/fresh_tokens"

@@ -44,11 +44,10 @@ if TYPE_CHECKING:
 
     from penstock.backends.learners.checkpoints.record import CheckpointRecord
     from penstock.backends.learners.options import LearnerOptions, LoraOptions
-    from penstock.backends.learners.training.batch_trainer import StepResult
     from penstock.backends.learners.worker_group.worker import WorkerHost
     from penstock.backends.learners.worker_group.workers import WorkerGroup
     from penstock.backends.weights.protocol import WeightExporter
-    from penstock.messages.commands import OpenLearner, PublishWeights, Train
+    from penstock.messages.commands import OpenLearner, PublishWeights
 
 Demonstration = tuple["Sequence[int]", "Sequence[int]"]
 """Token ids of a prompt and of a response, the end token included."""
@@ -74,11 +73,10 @@ class LearnerSetup:
 
 
 @dataclass(slots=True, kw_only=True)
-class OpenedLearner(Opened):
+class OpenedLearner(Opened[PolicyTrainer]):
     """What exists from ``OpenLearner`` on."""
 
     model: PackedModel
-    trainer: PolicyTrainer
     reference: PackedModel | None
     parked: ParkedMemory | None = None
     """While it sleeps, on a device of its own memory."""
@@ -212,14 +210,6 @@ class TorchWorker(CommandWorker[OpenedLearner]):
             ),
             check_stop=self._host.check_stop,
             workers=self._workers,
-        )
-
-    def _train_batch(self, opened: OpenedLearner, command: Train) -> StepResult:
-        return opened.trainer.train(
-            command.groups,
-            version=command.version,
-            min_token_version=command.min_token_version,
-            mask_old_tokens=command.mask_old_tokens,
         )
 
     def _refresh_reference(self, opened: OpenedLearner) -> bool:

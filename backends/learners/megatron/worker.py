@@ -22,8 +22,8 @@ from penstock.backends.learners.training.command_worker import CommandWorker
 from penstock.backends.learners.worker_group.planned import exporter_of
 
 if TYPE_CHECKING:
+    from penstock.backends.learners.plan import LearnerPlan
     from penstock.backends.learners.training.command_worker import Published
-    from penstock.backends.learners.worker_group.plan import LearnerPlan
     from penstock.backends.learners.worker_group.worker import WorkerHost
     from penstock.backends.learners.worker_group.workers import WorkerGroup
     from penstock.backends.weights.protocol import WeightExporter

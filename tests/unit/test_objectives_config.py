@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from penstock.backends.learners.hooks.protocols import Segments
 from penstock.backends.learners.objectives.objective import checked_terms, couples_tokens, policy_objective
 from penstock.backends.learners.objectives.open import open_objective
 from penstock.backends.learners.objectives.presets import PRESETS, objective
-from penstock.backends.learners.objectives.protocol import ObjectiveTerms, PolicyTokens, Segments
+from penstock.backends.learners.objectives.protocol import ObjectiveTerms, PolicyTokens
 from penstock.backends.learners.objectives.token_advantages import RewardedSamples, token_estimates
 from penstock.backends.learners.objectives.validity import (
     learns_from_equals,

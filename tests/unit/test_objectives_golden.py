@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+from penstock.backends.learners.hooks.protocols import Segments
 from penstock.backends.learners.objectives.advantages import (
     generalized_advantages,
     group_normalized_advantages,
@@ -22,7 +23,6 @@ from penstock.backends.learners.objectives.correction import (
 from penstock.backends.learners.objectives.kl import k3_kl, kl_estimate
 from penstock.backends.learners.objectives.logprobs import token_entropy, token_logprobs
 from penstock.backends.learners.objectives.policy_loss import cispo_loss, clipped_policy_loss, sequence_logprobs
-from penstock.backends.learners.objectives.protocol import Segments
 from penstock.backends.learners.objectives.values import clipped_value_loss
 from penstock.backends.learners.training.metrics import pass_at_k
 

@@ -14,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.backends.learners.hooks.protocols import Segments
 from penstock.backends.learners.learning_rate import learning_rate
 from penstock.backends.learners.objectives.advantages import group_normalized_advantages
 from penstock.backends.learners.objectives.correction import truncated_importance_weights
@@ -21,7 +22,7 @@ from penstock.backends.learners.objectives.logprobs import token_entropy, token_
 from penstock.backends.learners.objectives.objective import finished, policy_objective
 from penstock.backends.learners.objectives.policy_loss import clipped_policy_loss, reduction_weights
 from penstock.backends.learners.objectives.presets import objective
-from penstock.backends.learners.objectives.protocol import ObjectiveTerms, PolicyTokens, Segments
+from penstock.backends.learners.objectives.protocol import ObjectiveTerms, PolicyTokens
 from penstock.backends.learners.objectives.token_advantages import RewardedSamples, token_advantages, token_estimates
 from penstock.backends.learners.objectives.validity import objective_problem
 from penstock.backends.learners.options import MisOptions, ObjectiveOptions

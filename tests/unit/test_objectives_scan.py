@@ -13,13 +13,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.backends.learners.hooks.protocols import Segments
 from penstock.backends.learners.objectives.advantages import (
     discounted_returns,
     generalized_advantages,
     generalized_token_advantages,
 )
 from penstock.backends.learners.objectives.presets import objective
-from penstock.backends.learners.objectives.protocol import Segments
 from penstock.backends.learners.objectives.scan import reverse_recurrence
 from penstock.backends.learners.objectives.token_advantages import RewardedSamples, token_estimates
 

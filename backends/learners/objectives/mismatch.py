@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from penstock.backends.learners.objectives.protocol import PolicyTokens, Segments
+    from penstock.backends.learners.hooks.protocols import Segments
+    from penstock.backends.learners.objectives.protocol import PolicyTokens
 
 FRESH_DIFFERENCE: Final = "train/fresh_logprob_abs_diff"
 FRESH_TOKENS: Final = "train/fresh_tokens"

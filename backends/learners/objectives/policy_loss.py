@@ -16,8 +16,8 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from penstock.backends.learners.hooks.protocols import Segments
     from penstock.backends.learners.objective_names import Reduction
-    from penstock.backends.learners.objectives.protocol import Segments
 
 MAX_LOG_RATIO: Final = 20.0
 """Beyond it a ratio says nothing more, and ``exp`` must not overflow."""

@@ -23,11 +23,11 @@ from penstock.backends.learners.batch.components import component_rewards
 from penstock.backends.learners.batch.sequences import joined, teacher_top_of
 from penstock.backends.learners.batch.updates import whole_batch
 from penstock.backends.learners.hooks.objective import advantages_by
-from penstock.backends.learners.hooks.protocols import AdvantageInput
+from penstock.backends.learners.hooks.protocols import AdvantageInput, Segments
 from penstock.backends.learners.objectives.distillation import sampled_reverse_kl
 from penstock.backends.learners.objectives.kl import kl_estimate
 from penstock.backends.learners.objectives.objective import old_logprobs, rewards_need_kl
-from penstock.backends.learners.objectives.protocol import PolicyTokens, Segments
+from penstock.backends.learners.objectives.protocol import PolicyTokens
 from penstock.backends.learners.objectives.token_advantages import RewardedSamples, TokenEstimates, token_estimates
 from penstock.backends.learners.objectives.validity import needs_teacher_top
 from penstock.backends.learners.training.per_sample import judged_of, means_by_loss, pairs_of, step_weights

@@ -242,7 +242,7 @@ def _laid_out(
     import torch
     from megatron.core.packed_seq_params import PackedSeqParams
 
-    from penstock.backends.learners.batch.division import divide_over_ranks
+    from penstock.backends.learners.batch.packing import divide_over_ranks
     from penstock.backends.learners.batch.sequences import read_groups
     from penstock.backends.learners.megatron.packed import pack_share
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import msgspec
 import pytest
 
 from penstock.backends.contracts.hearing import Driven
@@ -31,7 +32,7 @@ class LearnerSubject:
 
     def open(self, epoch: int = 1) -> Driven:
         """An incarnation of it, started."""
-        context = replace(self.context, epoch=epoch)
+        context = replace(self.context, plan=msgspec.structs.replace(self.context.plan, epoch=epoch))
         return Driven(self.spec.open(context), self.timeout_s)
 
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from penstock.backends.registry import Registry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
+    from collections.abc import Callable
 
     from penstock.backends.learners.options import LearnerOptions
+    from penstock.backends.learners.plan import LearnerPlan
     from penstock.backends.learners.worker_group.other_nodes import FurtherNodes
-    from penstock.backends.learners.worker_group.plan import ExportPlan
     from penstock.backends.protocol import Backend, Timers
     from penstock.messages.base import Options
     from penstock.messages.commands import LearnerCommand
@@ -24,25 +26,8 @@ if TYPE_CHECKING:
 class LearnerContext:
     """Everything that a learner is opened with."""
 
-    model_folder: Path
-    """A Hugging Face checkpoint, with its tokenizer."""
-    checkpoints_folder: Path
-    """Where ``SaveCheckpoint`` writes."""
-    options: LearnerOptions
-    temperature: float
-    """Of the sampling; 0 means 1, as engines then report log-probs of temperature 1."""
-    dtype: str
-    """``float32`` or ``bfloat16``."""
-    seed: int
-    """Of the run."""
-    num_steps: int
-    """Batches of the run."""
-    epoch: int
-    """Of this incarnation of the learner; no two of one run have the same."""
-    export: ExportPlan
-    """Where weights are published."""
-    demonstrations: Sequence[tuple[Sequence[int], Sequence[int]]] | None = None
-    """For the warm start: token ids of a prompt and of a response each. None: there is none."""
+    plan: LearnerPlan
+    """The learner itself."""
     log_path: Callable[[str, int], Path]
     """Of a further process: what it is and its number."""
     further: FurtherNodes | None = None
@@ -98,20 +83,14 @@ def open_ranks(context: LearnerContext, rank: str) -> Backend[LearnerCommand]:
     Raises:
         UserFault: demonstrations and ``options.warm_start`` do not go together.
     """
-    from penstock.backends.learners.worker_group.open import open_worker_group
+    from penstock.backends.learners.worker_group.backend import WorkerGroupBackend
 
-    return open_worker_group(
+    context.plan.check()
+    plan = msgspec.structs.replace(
+        context.plan,
         rank=rank,
-        model_folder=context.model_folder,
-        checkpoints_folder=context.checkpoints_folder,
-        options=context.options,
-        temperature=context.temperature,
-        dtype=context.dtype,
-        seed=context.seed,
-        num_steps=context.num_steps,
-        epoch=context.epoch,
-        export=context.export,
-        demonstrations=context.demonstrations,
-        log_path=partial(context.log_path, "rank"),
-        further=context.further,
+        # A rank need not have the working directory of whoever started it.
+        model_folder=str(Path(context.plan.model_folder).absolute()),
+        checkpoints_folder=str(Path(context.plan.checkpoints_folder).absolute()),
     )
+    return WorkerGroupBackend(plan, log_path=partial(context.log_path, "rank"), further=context.further)

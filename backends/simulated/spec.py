@@ -25,7 +25,8 @@ def _open_learner(context: LearnerContext) -> Backend[LearnerCommand]:
     from penstock.backends.simulated.learner import SimulatedLearner
 
     assert context.timers is not None, "simulated parts need a clock"
-    return SimulatedLearner(context.options.simulated, seed=context.seed, epoch=context.epoch, timers=context.timers)
+    plan = context.plan
+    return SimulatedLearner(plan.options.simulated, seed=plan.seed, epoch=plan.epoch, timers=context.timers)
 
 
 def _open_teacher(context: TeacherContext) -> Backend[TeacherCommand]:

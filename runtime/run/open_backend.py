@@ -27,8 +27,8 @@ from penstock.runtime.scenario.recorded_rules import recorded_settings
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.backends.data.demonstrations import Demonstration
     from penstock.backends.engines.surroundings import Surroundings
+    from penstock.backends.learners.plan import PackedDemonstration
     from penstock.backends.ledger.evaluation_answers import AnswerFiles
     from penstock.backends.ledger.kept_samples import SampleKeeper
     from penstock.backends.ledger.protocol import LedgerStore
@@ -200,8 +200,8 @@ def _with_episodes(name: str, plan: RunPlan, epoch: int, engine: Backend[Any]) -
 def _learner(
     plan: RunPlan, epoch: int, timers: Timers | None, host: str, remote_ranks: RemoteRanks | None
 ) -> Backend[Any]:
+    from penstock.backends.learners.plan import ExportPlan, LearnerPlan
     from penstock.backends.learners.worker_group.other_nodes import FurtherNodes
-    from penstock.backends.learners.worker_group.plan import ExportPlan
     from penstock.runtime.run.plan import log_name
 
     scenario, folder = plan.scenario, Path(plan.run_folder)
@@ -214,23 +214,25 @@ def _learner(
         further = FurtherNodes(remote_ranks, partial(log_path, "node"))
     return LEARNERS.spec(scenario.learner.backend).open(
         LearnerContext(
-            model_folder=Path(plan.model_folder),
-            checkpoints_folder=folder / "checkpoints",
-            options=scenario.learner,
-            temperature=scenario.sampling.temperature,
-            dtype=scenario.model.dtype,
-            seed=scenario.run.seed,
-            num_steps=scenario.run.num_steps,
-            epoch=epoch,
-            export=ExportPlan(
-                transport=plan.transport,
-                run_id=plan.run_id,
-                folder=str(folder / "weights"),
-                host=host,
-                names_function=scenario.weights.names_function,
-                options=scenario.weights.options,
+            plan=LearnerPlan(
+                model_folder=plan.model_folder,
+                checkpoints_folder=str(folder / "checkpoints"),
+                options=scenario.learner,
+                temperature=scenario.sampling.temperature or 1.0,
+                dtype=scenario.model.dtype,
+                seed=scenario.run.seed,
+                num_steps=scenario.run.num_steps,
+                epoch=epoch,
+                export=ExportPlan(
+                    transport=plan.transport,
+                    run_id=plan.run_id,
+                    folder=str(folder / "weights"),
+                    host=host,
+                    names_function=scenario.weights.names_function,
+                    options=scenario.weights.options,
+                ),
+                demonstrations=_demonstrations(plan),
             ),
-            demonstrations=_demonstrations(plan),
             log_path=log_path,
             further=further,
             timers=timers,
@@ -238,14 +240,15 @@ def _learner(
     )
 
 
-def _demonstrations(plan: RunPlan) -> list[Demonstration] | None:
+def _demonstrations(plan: RunPlan) -> tuple[PackedDemonstration, ...] | None:
     """For the warm start; None where there is none."""
     scenario, warm_start = plan.scenario, plan.scenario.learner.warm_start
     if warm_start is None:
         return None
     from penstock.backends.data.demonstrations import load_demonstrations
+    from penstock.backends.learners.plan import pack_demonstrations
 
-    return load_demonstrations(
+    demonstrations = load_demonstrations(
         warm_start.path,
         scenario.data.prompt_key,
         warm_start.response_key,
@@ -256,6 +259,7 @@ def _demonstrations(plan: RunPlan) -> list[Demonstration] | None:
         system_prompt=scenario.data.system_prompt,
         max_tokens=scenario.model.max_context,
     )
+    return pack_demonstrations(demonstrations)
 
 
 def _choosing(plan: RunPlan, prompts: Backend[Any], prompt_of: Callable[[int], Prompt]) -> Backend[Any]:

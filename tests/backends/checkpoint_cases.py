@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 import pytest
 import torch
-from learner_cases import make_groups
+from learner_cases import learner_plan, make_groups
 
 from penstock.backends.learners.checkpoints.channel import CheckpointChannel
 from penstock.backends.learners.checkpoints.folder import CheckpointFolder
@@ -25,7 +25,7 @@ from penstock.backends.learners.torch.parallel import replica, whole
 from penstock.backends.learners.torch.sharded_load import load_divided
 from penstock.backends.learners.torch.snapshot import restore_random_state, take_snapshot
 from penstock.backends.learners.torch.trainer import PolicyTrainer
-from penstock.backends.learners.torch.worker import LearnerSetup, TorchWorker
+from penstock.backends.learners.torch.worker import TorchWorker
 from penstock.messages.errors import UserFault
 from penstock.messages.local import BatchTrained, CheckpointWritten
 
@@ -207,20 +207,10 @@ def carry_out(
     workers: WorkerGroup, source: Path, folder: Path, division: Division, epoch: int, commands: Sequence[LearnerCommand]
 ) -> tuple[list[float], list[str]]:
     """The losses of what was trained, and the paths of what was saved."""
-    setup = LearnerSetup(
-        model_folder=source,
-        checkpoints_folder=folder,
-        options=LearnerOptions(learning_rate=1e-2, parallel=division.parallel, objective=CRITIC),
-        temperature=1.0,
-        dtype="float32",
-        seed=3,
-        num_steps=9,
-        epoch=epoch,
-        exporter=None,
-        demonstrations=[],
-    )
+    options = LearnerOptions(learning_rate=1e-2, parallel=division.parallel, objective=CRITIC)
     host = Host()
-    worker = TorchWorker(setup, workers, host)
+    plan = learner_plan(source, folder, options, seed=3, num_steps=9, epoch=epoch)
+    worker = TorchWorker(plan, workers, host, None)
     losses: list[float] = []
     for command in commands:
         answer = worker.carry_out(command)

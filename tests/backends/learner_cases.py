@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.backends.checkpoint.make import END_ID, SYMBOLS, character_tokenizer
 from penstock.backends.learners.options import LearnerOptions
-from penstock.backends.learners.torch.factory import open_torch_learner
+from penstock.backends.learners.plan import ExportPlan, LearnerPlan, pack_demonstrations
+from penstock.backends.learners.torch.backend import open_torch_learner
 from penstock.messages.arrays import pack_floats, pack_tokens
 from penstock.messages.commands import LearnerCommand, Train
 from penstock.messages.local import LocalEvent
@@ -111,6 +112,21 @@ class RunningLearner:
         return {metric.name: metric.value for metric in self.backend.gauges()}[name]
 
 
+def learner_plan(model_folder: Path, checkpoints_folder: Path, options: LearnerOptions, **others: Any) -> LearnerPlan:  # noqa: ANN401 - fields of it
+    """Of a run with ten batches, unless told; it publishes nowhere, unless told."""
+    usual: dict[str, Any] = {
+        "temperature": 1.0,
+        "dtype": "float32",
+        "seed": 0,
+        "num_steps": 10,
+        "epoch": 1,
+        "export": ExportPlan(transport="disk", run_id="", folder="", host="127.0.0.1"),
+    }
+    return LearnerPlan(
+        model_folder=str(model_folder), checkpoints_folder=str(checkpoints_folder), options=options, **(usual | others)
+    )
+
+
 def open_learner(
     model_folder: Path,
     checkpoints_folder: Path,
@@ -124,19 +140,17 @@ def open_learner(
 ) -> RunningLearner:
     """Of a run with ten batches, started and not opened yet."""
     weights = HeldWeights()
-    backend = open_torch_learner(
-        model_folder=model_folder,
-        checkpoints_folder=checkpoints_folder,
-        options=options or LearnerOptions(learning_rate=1e-3),
-        temperature=temperature,
+    plan = learner_plan(
+        model_folder,
+        checkpoints_folder,
+        options or LearnerOptions(learning_rate=1e-3),
         dtype=dtype,
         seed=seed,
-        num_steps=10,
+        temperature=temperature,
         epoch=epoch,
-        exporter=weights,
-        demonstrations=demonstrations,
+        demonstrations=None if demonstrations is None else pack_demonstrations(demonstrations),
     )
-    return RunningLearner(backend, weights)
+    return RunningLearner(open_torch_learner(plan, weights), weights)
 
 
 def make_groups(rewards: Sequence[Sequence[float]] = ((1.0, 0.0), (0.5, 0.5, 0.0))) -> tuple[Group, ...]:

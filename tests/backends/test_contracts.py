@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from engine_cases import make_case, random_tokens, reference_canary, weights_of
-from learner_cases import train_command
+from learner_cases import learner_plan, train_command
 
 from penstock.backends.checkpoint.make import END_ID, END_TOKEN, character_tokenizer, make_model
 from penstock.backends.contracts.engine import EngineContract, EngineSubject
@@ -21,8 +21,8 @@ from penstock.backends.data.recorded_rows import RecordedSettings
 from penstock.backends.engines.options import EnginesOptions, LatencyOptions, SamplingOptions
 from penstock.backends.engines.spec import ENGINES, EngineContext
 from penstock.backends.learners.options import LearnerOptions, SimulatedLearnerOptions
+from penstock.backends.learners.plan import ExportPlan
 from penstock.backends.learners.spec import LEARNERS, LearnerContext
-from penstock.backends.learners.worker_group.plan import ExportPlan
 from penstock.backends.simulated.learner import canary_logprobs
 from penstock.backends.simulated.timers import ThreadTimers
 from penstock.backends.weights.disk import FILE_NAME
@@ -135,15 +135,12 @@ def simulated_manifest(version: int, publish: int) -> WeightManifest:
 
 def learner_context(folder: Path, options: LearnerOptions) -> LearnerContext:
     return LearnerContext(
-        model_folder=folder / "model",
-        checkpoints_folder=folder / "checkpoints",
-        options=options,
-        temperature=1.0,
-        dtype="float32",
-        seed=0,
-        num_steps=10,
-        epoch=1,
-        export=ExportPlan(transport=DISK, run_id="contract", folder=str(folder / "weights"), host="127.0.0.1"),
+        plan=learner_plan(
+            folder / "model",
+            folder / "checkpoints",
+            options,
+            export=ExportPlan(transport=DISK, run_id="contract", folder=str(folder / "weights"), host="127.0.0.1"),
+        ),
         log_path=lambda who, number: folder / f"{who}{number}.log",
     )
 

@@ -6,8 +6,12 @@ import random
 
 import pytest
 
-from penstock.backends.learners.batch.division import divide_over_ranks, micro_batch_cost, sequence_cost
-from penstock.backends.learners.batch.packing import split_into_micro_batches
+from penstock.backends.learners.batch.packing import (
+    divide_over_ranks,
+    micro_batch_cost,
+    sequence_cost,
+    split_into_micro_batches,
+)
 from penstock.backends.learners.batch.sequences import TrainSequence, demonstration_sequence
 
 HIDDEN = 64

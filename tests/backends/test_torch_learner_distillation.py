@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from penstock.backends.checkpoint.make import make_model
-from penstock.backends.learners.batch.segments import Segments
 from penstock.backends.learners.batch.sequences import read_groups
+from penstock.backends.learners.hooks.protocols import Segments
 from penstock.backends.learners.objectives.advantages import whitened
 from penstock.backends.learners.objectives.objective import advantages_need_policy
 from penstock.backends.learners.objectives.presets import objective

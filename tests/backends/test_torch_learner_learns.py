@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import pytest
+from learner_cases import learner_plan
 
 from penstock.backends.checkpoint.make import END_ID, character_tokenizer, make_model
 from penstock.backends.data.lines import LinesRow, lines_demonstration, lines_reward, lines_row
@@ -16,7 +17,8 @@ from penstock.backends.engines.options import EnginesOptions, SamplingOptions
 from penstock.backends.engines.torch.factory import open_torch_engine
 from penstock.backends.learners.objectives.presets import objective
 from penstock.backends.learners.options import LearnerOptions, LoraOptions, WarmStartOptions
-from penstock.backends.learners.torch.factory import open_torch_learner
+from penstock.backends.learners.plan import pack_demonstrations
+from penstock.backends.learners.torch.backend import open_torch_learner
 from penstock.backends.weights.transports import open_exporter, open_fetcher
 from penstock.messages.arrays import floats_view, pack_tokens, tokens_view
 from penstock.messages.commands import (
@@ -72,16 +74,14 @@ class Loop:
 
     def __init__(self, folder: Path, model_folder: Path, options: LearnerOptions, num_steps: int) -> None:
         self.learner: Backend[LearnerCommand] = open_torch_learner(
-            model_folder=model_folder,
-            checkpoints_folder=folder / "checkpoints",
-            options=options,
-            temperature=1.0,
-            dtype="float32",
-            seed=0,
-            num_steps=num_steps,
-            epoch=1,
-            exporter=open_exporter("disk", run_id="learns", learner_epoch=0, folder=folder / "weights"),
-            demonstrations=[demonstration(index) for index in range(4_000)],
+            learner_plan(
+                model_folder,
+                folder / "checkpoints",
+                options,
+                num_steps=num_steps,
+                demonstrations=pack_demonstrations(demonstration(index) for index in range(4_000)),
+            ),
+            open_exporter("disk", run_id="learns", learner_epoch=0, folder=folder / "weights"),
         )
         self.engine: Backend[EngineCommand] = open_torch_engine(
             model_folder=model_folder,

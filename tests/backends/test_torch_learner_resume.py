@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 import msgspec
 import pytest
 import torch
-from learner_cases import RunningLearner, demonstrations, make_groups, open_learner, train_command
+from learner_cases import RunningLearner, demonstrations, learner_plan, make_groups, open_learner, train_command
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -31,7 +31,7 @@ from penstock.backends.learners.checkpoints.record import RECORD_FILE, STATE_FOL
 from penstock.backends.learners.checkpoints.state import load_state
 from penstock.backends.learners.objectives.presets import objective
 from penstock.backends.learners.options import LearnerOptions, ObjectiveOptions, WarmStartOptions
-from penstock.backends.learners.torch.factory import open_torch_learner
+from penstock.backends.learners.torch.backend import open_torch_learner
 from penstock.backends.learners.torch.model import CheckpointError
 from penstock.backends.weights.protocol import WeightFetchError
 from penstock.backends.weights.transports import open_exporter, open_fetcher
@@ -656,18 +656,8 @@ def test_a_learner_that_fails_leaves_its_newest_export_and_one_that_ends_does_no
         exporter = open_exporter(
             transport, run_id=f"resume-{os.getpid()}", learner_epoch=epoch, folder=tmp_path / "weights"
         )
-        backend = open_torch_learner(
-            model_folder=model_folder,
-            checkpoints_folder=tmp_path / "checkpoints",
-            options=LearnerOptions(),
-            temperature=1.0,
-            dtype="float32",
-            seed=0,
-            num_steps=5,
-            epoch=epoch,
-            exporter=exporter,
-            demonstrations=None,
-        )
+        plan = learner_plan(model_folder, tmp_path / "checkpoints", LearnerOptions(), num_steps=5, epoch=epoch)
+        backend = open_torch_learner(plan, exporter)
         return RunningLearner(backend, cast("Any", None))
 
     first = learner(1)

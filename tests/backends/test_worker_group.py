@@ -14,16 +14,15 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from learner_cases import make_groups, train_command
+from learner_cases import learner_plan, make_groups, train_command
 
 from penstock.backends.learners.options import LearnerOptions
+from penstock.backends.learners.spec import LearnerContext, open_ranks
 from penstock.backends.learners.torch.spec import RANK
 from penstock.backends.learners.worker_group import backend as worker_group_backend
 from penstock.backends.learners.worker_group import rank_process
 from penstock.backends.learners.worker_group.channel import INLINE_BYTES
 from penstock.backends.learners.worker_group.ending import WorkerGroupError
-from penstock.backends.learners.worker_group.open import open_worker_group
-from penstock.backends.learners.worker_group.plan import ExportPlan
 from penstock.backends.processes.process_facts import marked_processes
 from penstock.messages.base import Metric
 from penstock.messages.commands import OpenLearner, SaveCheckpoint
@@ -55,21 +54,13 @@ class WorkerGroup:
         further: FurtherNodes | None = None,
     ) -> None:
         self.folder = folder
-        self.backend = open_worker_group(
-            rank=RANK,
-            model_folder=folder,
-            checkpoints_folder=folder,
-            options=LearnerOptions(num_ranks=num_ranks, rank_timeout_s=rank_timeout_s),
-            temperature=1.0,
-            dtype=fate,
-            seed=0,
-            num_steps=10,
-            epoch=1,
-            export=ExportPlan(transport="disk", run_id="worker group", folder=str(folder), host="127.0.0.1"),
-            demonstrations=None,
-            log_path=lambda rank: folder / "logs" / f"rank-{rank}.log",
+        options = LearnerOptions(num_ranks=num_ranks, rank_timeout_s=rank_timeout_s)
+        context = LearnerContext(
+            plan=learner_plan(folder, folder, options, dtype=fate),
+            log_path=lambda who, number: folder / "logs" / f"{who}-{number}.log",
             further=further,
         )
+        self.backend = open_ranks(context, RANK)
         self.events: SimpleQueue[LocalEvent | BaseException] = SimpleQueue()
         self.backend.start(self.events.put, self.events.put)
         self._is_closed = False

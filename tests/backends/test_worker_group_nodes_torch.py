@@ -8,15 +8,15 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 import pytest
-from learner_cases import train_command
+from learner_cases import learner_plan, train_command
 from worker_group_nodes import LocalNodes
 
 from penstock.backends.checkpoint.make import make_model
 from penstock.backends.learners.options import LearnerOptions
+from penstock.backends.learners.plan import ExportPlan
+from penstock.backends.learners.spec import LearnerContext, open_ranks
 from penstock.backends.learners.torch.spec import RANK
-from penstock.backends.learners.worker_group.open import open_worker_group
 from penstock.backends.learners.worker_group.other_nodes import FurtherNodes
-from penstock.backends.learners.worker_group.plan import ExportPlan
 from penstock.messages.commands import OpenLearner, SaveCheckpoint
 from penstock.messages.local import BatchTrained, CheckpointWritten, LearnerOpened, LocalEvent
 
@@ -30,21 +30,13 @@ WAIT_S = 180.0
 
 def trained(folder: Path, further: FurtherNodes | None) -> tuple[bytes, float]:
     """The weights after two batches, and the loss of the last one."""
-    backend = open_worker_group(
-        rank=RANK,
-        model_folder=folder.parent / "model",
-        checkpoints_folder=folder / "checkpoints",
-        options=LearnerOptions(num_ranks=2, learning_rate=1e-3, device="cpu"),
-        temperature=1.0,
-        dtype="float32",
-        seed=0,
-        num_steps=10,
-        epoch=1,
+    plan = learner_plan(
+        folder.parent / "model",
+        folder / "checkpoints",
+        LearnerOptions(num_ranks=2, learning_rate=1e-3, device="cpu"),
         export=ExportPlan(transport="disk", run_id="nodes", folder=str(folder / "weights"), host="127.0.0.1"),
-        demonstrations=None,
-        log_path=partial(_log, folder, "rank"),
-        further=further,
     )
+    backend = open_ranks(LearnerContext(plan=plan, log_path=partial(_log, folder), further=further), RANK)
     events: SimpleQueue[LocalEvent | BaseException] = SimpleQueue()
     backend.start(events.put, events.put)
 

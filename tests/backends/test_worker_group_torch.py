@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 import torch
-from learner_cases import train_command
+from learner_cases import learner_plan, train_command
 from safetensors.torch import load_file
 
 from penstock.backends.checkpoint.make import make_model
 from penstock.backends.learners.options import LearnerOptions
+from penstock.backends.learners.plan import ExportPlan
+from penstock.backends.learners.spec import LearnerContext, open_ranks
 from penstock.backends.learners.torch.spec import RANK
-from penstock.backends.learners.worker_group.open import open_worker_group
-from penstock.backends.learners.worker_group.plan import ExportPlan
 from penstock.backends.weights.segments import segments_of, sweep
 from penstock.backends.weights.transports import open_fetcher
 from penstock.messages.commands import (
@@ -57,20 +57,14 @@ def test_what_two_ranks_have_trained_is_published_and_saved(
 ) -> None:
     run_id = f"worker group{uuid.uuid4().hex[:12]}"
     make_model("xs", tmp_path / "model", seed=0)
-    backend = open_worker_group(
-        rank=RANK,
-        model_folder=tmp_path / "model",
-        checkpoints_folder=tmp_path / "checkpoints",
-        options=LearnerOptions(num_ranks=2, learning_rate=1e-3, device="cpu"),
-        temperature=1.0,
-        dtype="float32",
-        seed=0,
-        num_steps=10,
-        epoch=1,
+    plan = learner_plan(
+        tmp_path / "model",
+        tmp_path / "checkpoints",
+        LearnerOptions(num_ranks=2, learning_rate=1e-3, device="cpu"),
         export=ExportPlan(transport=transport, run_id=run_id, folder=str(tmp_path / "weights"), host="127.0.0.1"),
-        demonstrations=None,
-        log_path=lambda rank: tmp_path / f"rank-{rank}.log",
     )
+    context = LearnerContext(plan=plan, log_path=lambda who, number: tmp_path / f"{who}-{number}.log")
+    backend = open_ranks(context, RANK)
     events: SimpleQueue[LocalEvent | BaseException] = SimpleQueue()
     backend.start(events.put, events.put)
 

@@ -19,13 +19,13 @@ from penstock.backends.learners.batch.sequences import demonstration_sequence
 from penstock.backends.learners.megatron.spec import RANK
 from penstock.backends.learners.objectives.presets import objective
 from penstock.backends.learners.options import WarmStartOptions
+from penstock.backends.learners.plan import ExportPlan, LearnerPlan, pack_demonstrations
+from penstock.backends.learners.spec import LearnerContext, open_ranks
 from penstock.backends.learners.torch.model import PackedModel
 from penstock.backends.learners.torch.reference import new_reference, refresh
 from penstock.backends.learners.torch.trainer import PolicyTrainer
 from penstock.backends.learners.torch.warm_start import warm_start
 from penstock.backends.learners.training.canary import canary_under, choose_canary
-from penstock.backends.learners.worker_group.open import open_worker_group
-from penstock.backends.learners.worker_group.plan import ExportPlan
 from penstock.backends.weights.segments import segments_of, sweep
 from penstock.backends.weights.transports import open_fetcher
 from penstock.messages.arrays import floats_view
@@ -84,10 +84,9 @@ class RunningWorkers:
         self._folder = folder
         self._run_id = f"mega{uuid.uuid4().hex[:12]}"
         self._events: SimpleQueue[LocalEvent | BaseException] = SimpleQueue()
-        self.backend = open_worker_group(
-            rank=RANK,
-            model_folder=model,
-            checkpoints_folder=folder / "checkpoints",
+        learner = LearnerPlan(
+            model_folder=str(model),
+            checkpoints_folder=str(folder / "checkpoints"),
             options=options_of(megatron),
             temperature=plan.TEMPERATURE,
             dtype="float32",
@@ -97,9 +96,10 @@ class RunningWorkers:
             export=ExportPlan(
                 transport="shared_memory", run_id=self._run_id, folder=str(folder / "weights"), host="127.0.0.1"
             ),
-            demonstrations=DEMONSTRATIONS,
-            log_path=lambda rank: folder / f"rank-{rank}.log",
+            demonstrations=pack_demonstrations(DEMONSTRATIONS),
         )
+        context = LearnerContext(plan=learner, log_path=lambda who, number: folder / f"{who}-{number}.log")
+        self.backend = open_ranks(context, RANK)
         self.backend.start(self._events.put, self._events.put)
 
     def ask(self, command: LearnerCommand, answer: type[EventT]) -> EventT:

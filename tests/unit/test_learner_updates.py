@@ -10,7 +10,6 @@ import pytest
 
 from penstock.backends.learners.batch.sequences import TrainBatch, TrainSequence, demonstration_sequence
 from penstock.backends.learners.batch.updates import Update, divide_batch
-from penstock.backends.learners.objectives.figures import BatchFigures
 from penstock.backends.learners.objectives.mismatch import (
     FRESH_COUNT,
     FRESH_DIFFERENCE,
@@ -22,6 +21,7 @@ from penstock.backends.learners.objectives.mismatch import (
     TEMPERATURE_SLOPE,
 )
 from penstock.backends.learners.objectives.objective import SQUARE_SUM, TOKEN_SUM, WEIGHT_SUM
+from penstock.backends.learners.training.batch_trainer import TrainedUpdate, joined_figures
 
 
 def make_batch(draw: random.Random, *, num_groups: int) -> TrainBatch:
@@ -137,10 +137,11 @@ def test_figures_of_a_batch_are_means_over_its_steps_as_the_loss_weighs() -> Non
         ("sequence_mean", 4.0, 4.0),
         ("constant", 4.0, 5.5),
     ):
-        figures = BatchFigures(reduction)  # type: ignore[arg-type]  # a literal of each name
-        figures.add(totals(1.0, ppo_kl=0.0, tokens=10.0), update_with(10, 5))
-        figures.add(totals(7.0, ppo_kl=0.4, tokens=30.0), update_with(30, 5))
-        found = figures.result()
+        trained = (
+            TrainedUpdate(update_with(10, 5), totals(1.0, ppo_kl=0.0, tokens=10.0)),
+            TrainedUpdate(update_with(30, 5), totals(7.0, ppo_kl=0.4, tokens=30.0)),
+        )
+        found = joined_figures(trained, reduction)  # type: ignore[arg-type]  # a literal of each name
         assert found["train/loss"] == pytest.approx(loss)
         assert found["train/pg_clipfrac"] == pytest.approx(share)
         assert found["train/grad_norm"] == 4.0
@@ -154,9 +155,7 @@ def test_figures_of_a_batch_are_means_over_its_steps_as_the_loss_weighs() -> Non
 
 
 def test_the_figures_of_one_step_are_its_own() -> None:
-    figures = BatchFigures("token_mean")
-    figures.add(totals(0.1, ppo_kl=0.3, tokens=3.0), update_with(3, 1))
-    found = figures.result()
+    found = joined_figures([TrainedUpdate(update_with(3, 1), totals(0.1, ppo_kl=0.3, tokens=3.0))], "token_mean")
     assert found["train/loss"] == 0.1
     assert found["train/num_updates"] == 1.0
     assert not {"train/grad_norm_max", "train/first_ppo_kl"} & set(found)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from penstock.backends.learners.batch.segments import Segments
+from penstock.backends.learners.hooks.protocols import Segments
 from penstock.backends.learners.objectives import correction, policy_loss
 from penstock.backends.learners.objectives.advantages import (
     discounted_returns,
@@ -34,8 +34,8 @@ from penstock.backends.learners.objectives.imitation import (
 from penstock.backends.learners.objectives.kl import kl_estimate
 from penstock.backends.learners.objectives.logprobs import other_logprobs, token_entropy, token_logprobs
 from penstock.backends.learners.objectives.mismatch import mis_metrics
+from penstock.backends.learners.objectives.policy_loss import reduction_weights
 from penstock.backends.learners.objectives.preference import pair_loss
-from penstock.backends.learners.objectives.reduction import reduction_weights
 from penstock.backends.learners.objectives.values import clipped_value_loss
 
 if TYPE_CHECKING:

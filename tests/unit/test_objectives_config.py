@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.backends.learners.batch.segments import Segments
+from penstock.backends.learners.hooks.protocols import Segments
 from penstock.backends.learners.objectives.objective import checked_terms, couples_tokens, policy_objective
 from penstock.backends.learners.objectives.open import open_objective
 from penstock.backends.learners.objectives.presets import PRESETS, objective

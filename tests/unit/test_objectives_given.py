@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from penstock.backends.learners.batch.segments import Segments
 from penstock.backends.learners.batch.sequences import TrainSequence, demonstration_sequence
 from penstock.backends.learners.batch.updates import Update
+from penstock.backends.learners.hooks.protocols import Segments
 from penstock.backends.learners.objectives.objective import finished, policy_objective
 from penstock.backends.learners.objectives.open import open_objective
 from penstock.backends.learners.objectives.preference import preference_pairs

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from penstock.backends.learners.batch.segments import Segments
+from penstock.backends.learners.hooks.protocols import Segments
 from penstock.backends.learners.objectives.advantages import (
     generalized_advantages,
     group_normalized_advantages,

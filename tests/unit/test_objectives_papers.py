@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from penstock.backends.learners.batch.components import component_rewards
-from penstock.backends.learners.batch.segments import Segments
+from penstock.backends.learners.hooks.protocols import Segments
 from penstock.backends.learners.objectives.advantages import (
     decoupled_advantages,
     generalized_advantages,
@@ -24,10 +24,9 @@ from penstock.backends.learners.objectives.advantages import (
     mean_normalized_advantages,
 )
 from penstock.backends.learners.objectives.objective import policy_objective
-from penstock.backends.learners.objectives.policy_loss import geometric_mean_loss, soft_gated_loss
+from penstock.backends.learners.objectives.policy_loss import geometric_mean_loss, reduction_weights, soft_gated_loss
 from penstock.backends.learners.objectives.presets import objective
 from penstock.backends.learners.objectives.protocol import PolicyTokens
-from penstock.backends.learners.objectives.reduction import reduction_weights
 from penstock.backends.learners.objectives.token_advantages import RewardedSamples, token_estimates
 from penstock.messages.base import Metric
 from penstock.messages.errors import UserFault

@@ -14,16 +14,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.backends.learners.batch.segments import Segments
+from penstock.backends.learners.hooks.protocols import Segments
 from penstock.backends.learners.learning_rate import learning_rate
 from penstock.backends.learners.objectives.advantages import group_normalized_advantages
 from penstock.backends.learners.objectives.correction import truncated_importance_weights
 from penstock.backends.learners.objectives.logprobs import token_entropy, token_logprobs
 from penstock.backends.learners.objectives.objective import finished, policy_objective
-from penstock.backends.learners.objectives.policy_loss import clipped_policy_loss
+from penstock.backends.learners.objectives.policy_loss import clipped_policy_loss, reduction_weights
 from penstock.backends.learners.objectives.presets import objective
 from penstock.backends.learners.objectives.protocol import ObjectiveTerms, PolicyTokens
-from penstock.backends.learners.objectives.reduction import reduction_weights
 from penstock.backends.learners.objectives.token_advantages import RewardedSamples, token_advantages, token_estimates
 from penstock.backends.learners.objectives.validity import objective_problem
 from penstock.backends.learners.options import MisOptions, ObjectiveOptions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.backends.learners.training.step_times import StepTimes
+from penstock.backends.learners.training.metrics import StepTimes
 
 
 class Clock:

@@ -39,7 +39,7 @@ STOREYS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("spec",),
         ("worker_group",),
         ("batch",),
-        ("check_demonstrations", "learning_rate"),
+        ("plan", "learning_rate"),
         ("options",),
         ("objective_names", "megatron_options"),
     ),

@@ -31,7 +31,6 @@ from penstock.backends.learners.megatron.warm_start import warm_start
 from penstock.backends.learners.objectives.validity import is_user_objective, needs_reference
 from penstock.backends.learners.training.canary import choose_canary
 from penstock.backends.learners.training.command_worker import Opened
-from penstock.backends.learners.worker_group.planned import demonstrations_of
 from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
@@ -42,17 +41,16 @@ if TYPE_CHECKING:
     from penstock.backends.learners.megatron.critic import MegatronCritic
     from penstock.backends.learners.megatron.model_config import Precision
     from penstock.backends.learners.megatron.offload import SleepingMemory
-    from penstock.backends.learners.worker_group.plan import LearnerPlan
+    from penstock.backends.learners.plan import LearnerPlan
     from penstock.backends.learners.worker_group.workers import WorkerGroup
     from penstock.backends.weights.protocol import WeightExporter
 
 
 @dataclass(slots=True, kw_only=True)
-class OpenedLearner(Opened):
+class OpenedLearner(Opened[MegatronTrainer]):
     """What exists from ``OpenLearner`` on."""
 
     trainable: TrainableModel
-    trainer: MegatronTrainer
     reference: ParallelModel | None
     critic: MegatronCritic | None
     publisher: WeightPublisher
@@ -202,7 +200,7 @@ class LearnerOpener:
         if block is None:
             return
         check = partial(check_length, architecture=trainable.model.architecture)
-        sequences = demonstration_sequences(demonstrations_of(self._plan), check)
+        sequences = demonstration_sequences(self._plan.demonstration_ids(), check)
         self._report({"learner/warm_start_fraction": 0.0})
         warm_start(
             trainable,

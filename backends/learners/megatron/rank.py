@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from penstock.backends.learners.megatron import no_cuda
 
 if TYPE_CHECKING:
-    from penstock.backends.learners.worker_group.plan import LearnerPlan
+    from penstock.backends.learners.plan import LearnerPlan
     from penstock.backends.learners.worker_group.worker import LearnerWorker, WorkerHost
     from penstock.backends.learners.worker_group.workers import WorkerGroup
 

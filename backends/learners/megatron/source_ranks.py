@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from penstock.backends.learners.training.coupling import scattered, summed_over
-
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -48,7 +46,7 @@ class SourceRanks:
         """
         found = torch.zeros(count, device=self._workers.device)
         if self.is_source and values:
-            found = scattered(torch.cat(list(values)).float(), places.to(self._workers.device), count)
+            found.index_copy_(0, places.to(self._workers.device), torch.cat(list(values)).float())
         return self._workers.sum_(found)
 
     def same(self, values: Tensor | None, count: int) -> Tensor:
@@ -58,10 +56,10 @@ class SourceRanks:
             found.copy_(values)
         return self._workers.sum_(found)
 
-    def totals(self, sums: Mapping[str, Tensor]) -> dict[str, float]:
-        """Sums over the tokens of each replica, added up."""
-        return summed_over(self._workers, sums if self.is_source else {})
+    def totals(self, figures: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+        """Sums over the tokens of each micro-batch of each replica, added up."""
+        return self._workers.totals(figures if self.is_source else ())
 
     def whole(self, figures: Mapping[str, Tensor]) -> dict[str, float]:
         """Figures that every rank has found of all tokens."""
-        return summed_over(self._workers, figures if self._workers.is_first else {})
+        return self._workers.totals([figures] if self._workers.is_first else ())

@@ -32,7 +32,7 @@ from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 from penstock.backends.learners.megatron.build import as_objects
 from penstock.backends.learners.megatron.model_config import ddp_fields, optimizer_fields
 from penstock.backends.learners.megatron.schedule import MicroBatchRunner
-from penstock.backends.learners.training.finite import non_finite
+from penstock.backends.learners.training.alarms import non_finite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

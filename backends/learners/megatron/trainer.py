@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from penstock.backends.learners.batch.division import divide_over_ranks
+from penstock.backends.learners.batch.packing import divide_over_ranks
 from penstock.backends.learners.batch.updates import whole_batch
 from penstock.backends.learners.learning_rate import policy_learning_rate
 from penstock.backends.learners.megatron.critic import OwnCritic, SharedCritic
@@ -30,11 +30,11 @@ from penstock.backends.learners.megatron.router_replay import replay_fraction
 from penstock.backends.learners.megatron.schedule import MicroBatchRunner
 from penstock.backends.learners.megatron.source_ranks import SourceRanks
 from penstock.backends.learners.megatron.speed import speed_of
-from penstock.backends.learners.objectives.objective import couples_tokens, finished
+from penstock.backends.learners.objectives.objective import asks_policy, couples_tokens, finished
 from penstock.backends.learners.objectives.open import open_objective
 from penstock.backends.learners.objectives.validity import needs_reference_point
 from penstock.backends.learners.training.batch_trainer import Added, BatchTrainer, UpdateWork
-from penstock.backends.learners.training.coupling import asks_policy, logprob_gradients, places_in, sums
+from penstock.backends.learners.training.coupling import logprob_gradients, places_in
 from penstock.backends.learners.training.mismatched import mismatched, reference_point
 from penstock.backends.learners.training.step import BatchTokens, Predictions, Scores, StepTokens
 
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 Parts = list[list["TrainSequence"]]
 
 
-class MegatronTrainer:
+class MegatronTrainer(BatchTrainer):
     """Trains a model with the objectives of the scenario."""
 
     def __init__(
@@ -91,20 +91,7 @@ class MegatronTrainer:
             UserCodeError: its function cannot be loaded.
         """
         model = trainable.model
-        self._trainable = trainable
-        self._options = options
-        self._num_steps = num_steps
-        self._workers = workers
-        self._sources = SourceRanks(workers, model.layout)
-        self._critic = critic
-        self._objective = open_objective(options.objective, num_steps=options.num_updates * options.num_passes)
-        self._reference: MicroBatchRunner | None = None
-        if reference is not None:
-            self._reference = MicroBatchRunner(
-                reference, reference.chunks, device=workers.device, temperature=temperature, check_stop=check_stop
-            )
-        self._batches = BatchTrainer(
-            self,
+        super().__init__(
             options,
             num_steps=num_steps,
             seed=seed,
@@ -118,17 +105,22 @@ class MegatronTrainer:
             ),
             workers=workers,
         )
+        self._trainable = trainable
+        self._sources = SourceRanks(workers, model.layout)
+        self._critic = critic
+        self._objective = open_objective(options.objective, num_steps=options.num_updates * options.num_passes)
+        self._reference: MicroBatchRunner | None = None
+        if reference is not None:
+            self._reference = MicroBatchRunner(
+                reference, reference.chunks, device=workers.device, temperature=temperature, check_stop=check_stop
+            )
 
     def train(
         self, groups: Sequence[Group], *, version: int, min_token_version: int, mask_old_tokens: bool = False
     ) -> StepResult:
-        """See :meth:`.BatchTrainer.train`.
-
-        Raises:
-            MemoryError: a micro-batch does not fit.
-        """
+        """See :class:`.BatchTrainer`."""
         try:
-            return self._batches.train(
+            return super().train(
                 groups, version=version, min_token_version=min_token_version, mask_old_tokens=mask_old_tokens
             )
         except torch.OutOfMemoryError as error:
@@ -139,11 +131,11 @@ class MegatronTrainer:
             ) from error
 
     def check_length(self, sequence: TrainSequence, what: str, /) -> None:
-        """See :class:`.UpdateTrainer`."""
+        """See :class:`.BatchTrainer`."""
         check_length(sequence, what, self._trainable.model.architecture)
 
     def add(self, work: UpdateWork, /) -> Added:
-        """See :class:`.UpdateTrainer`."""
+        """See :class:`.BatchTrainer`."""
         known = self._open(work.batch, work.first_pass, version=work.version) if work.known is None else work.known
         parts, num_parts = self._parts(work.update)
         batches = self._laid_out(parts, work.update.sequences[0])
@@ -151,7 +143,7 @@ class MegatronTrainer:
         own = StepTokens(known, work.update, parts, is_only_step=work.is_only, reference_point=point)
         if not work.trains_policy:
             assert self._critic is not None, "critic_only_steps"
-            return Added(known, self._sources.totals(sums(self._critic.add_gradients(own, batches))))
+            return Added(known, self._sources.totals(self._critic.add_gradients(own, batches)))
         if num_parts > 1 and couples_tokens(self._options.objective):
             whole = StepTokens(
                 known, work.update, [work.update.sequences], is_only_step=work.is_only, reference_point=point
@@ -160,11 +152,11 @@ class MegatronTrainer:
         else:
             totals = self._add_apart(own, batches)
         if isinstance(self._critic, OwnCritic):
-            totals |= self._sources.totals(sums(self._critic.add_gradients(own, batches)))
+            totals |= self._sources.totals(self._critic.add_gradients(own, batches))
         return Added(known, {**totals, **self._expert_figures(work.update)})
 
     def change(self, totals: Mapping[str, float], *, step: int, name: str) -> dict[str, float]:
-        """See :class:`.UpdateTrainer`."""
+        """See :class:`.BatchTrainer`."""
         norms: dict[str, float] = {}
         if self._critic is not None:
             loss = totals["train/value_loss"]
@@ -199,7 +191,7 @@ class MegatronTrainer:
             return self._with_values(terms.loss, number, said, own, batches, found)
 
         self._trainable.add_gradients(batches.sequences, loss)
-        return self._sources.totals(sums(found))
+        return self._sources.totals(found)
 
     def _add_coupled(
         self, whole: StepTokens, own: StepTokens, batches: MicroBatches, places: Tensor, update: Update
@@ -219,7 +211,7 @@ class MegatronTrainer:
 
         self._trainable.add_gradients(batches.sequences, loss)
         figures = self._sources.whole(gradients.figures)
-        return figures | self._sources.totals(sums(of_values)) if isinstance(self._critic, SharedCritic) else figures
+        return figures | self._sources.totals(of_values) if isinstance(self._critic, SharedCritic) else figures
 
     def _with_values(
         self,

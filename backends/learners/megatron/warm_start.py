@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.backends.learners.batch.division import divide_over_ranks
+from penstock.backends.learners.batch.packing import divide_over_ranks
 from penstock.backends.learners.batch.warm_batches import warm_steps
 from penstock.backends.learners.megatron.micro_batches import laid_out
 from penstock.backends.learners.megatron.source_ranks import SourceRanks
@@ -76,5 +76,4 @@ def accumulate(trainable: TrainableModel, step: WarmStep, sources: SourceRanks, 
         return -batches.own(number, scores).logprobs.sum() / step.num_tokens
 
     losses = trainable.add_gradients(batches.sequences, loss, temperature=1.0)
-    found = {"loss": sum(losses[1:], start=losses[0])} if losses else {}
-    return sources.totals(found)["loss"]
+    return sources.totals([{"loss": loss} for loss in losses])["loss"]

@@ -22,13 +22,12 @@ from penstock.backends.learners.training.command_worker import CommandWorker
 from penstock.backends.learners.worker_group.planned import exporter_of
 
 if TYPE_CHECKING:
-    from penstock.backends.learners.training.batch_trainer import StepResult
+    from penstock.backends.learners.plan import LearnerPlan
     from penstock.backends.learners.training.command_worker import Published
-    from penstock.backends.learners.worker_group.plan import LearnerPlan
     from penstock.backends.learners.worker_group.worker import WorkerHost
     from penstock.backends.learners.worker_group.workers import WorkerGroup
     from penstock.backends.weights.protocol import WeightExporter
-    from penstock.messages.commands import OpenLearner, PublishWeights, Train
+    from penstock.messages.commands import OpenLearner, PublishWeights
     from penstock.messages.local import CheckpointWritten
 
 _log: Final = logging.getLogger(__name__)
@@ -85,14 +84,6 @@ class MegatronWorker(CommandWorker[OpenedLearner]):
     def _resume(self, command: OpenLearner) -> OpenedLearner:
         stored = self._checkpoints.open(Path(command.path), version=command.version, dtype=self._plan.dtype)
         return self._opener.resume(stored)
-
-    def _train_batch(self, opened: OpenedLearner, command: Train) -> StepResult:
-        return opened.trainer.train(
-            command.groups,
-            version=command.version,
-            min_token_version=command.min_token_version,
-            mask_old_tokens=command.mask_old_tokens,
-        )
 
     def _refresh_reference(self, opened: OpenedLearner) -> bool:
         if opened.reference is None:

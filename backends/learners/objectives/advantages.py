@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import torch
 
-from penstock.backends.learners.batch.segments import Segments
+from penstock.backends.learners.hooks.protocols import Segments
 from penstock.backends.learners.objectives.scan import reverse_recurrence
 from penstock.messages.errors import UserFault
 

@@ -18,7 +18,7 @@ from penstock.backends.learners.objectives.policy_loss import MAX_LOG_RATIO, pro
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from penstock.backends.learners.batch.segments import Segments
+    from penstock.backends.learners.hooks.protocols import Segments
     from penstock.backends.learners.objective_names import Level, MisMode
 
 

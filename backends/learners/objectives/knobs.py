@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple, cast
 import msgspec
 import torch
 
-from penstock.backends.learners.batch.segments import Segments
+from penstock.backends.learners.hooks.protocols import Segments
 from penstock.backends.learners.objectives.kl import kl_estimate
 from penstock.backends.learners.objectives.objective import old_logprobs, rewards_need_kl
+from penstock.backends.learners.objectives.policy_loss import reduction_weights
 from penstock.backends.learners.objectives.preference import preference_pairs
 from penstock.backends.learners.objectives.presets import PRESETS, objective
 from penstock.backends.learners.objectives.protocol import Judged, PolicyTokens
-from penstock.backends.learners.objectives.reduction import reduction_weights
 from penstock.backends.learners.objectives.token_advantages import RewardedSamples, token_estimates
 from penstock.backends.learners.objectives.validity import is_user_objective, needs_reference, prefers_pairs
 from penstock.backends.learners.options import MisOptions

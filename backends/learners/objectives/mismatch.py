@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from penstock.backends.learners.batch.segments import Segments
+    from penstock.backends.learners.hooks.protocols import Segments
     from penstock.backends.learners.objectives.protocol import PolicyTokens
 
 FRESH_DIFFERENCE: Final = "train/fresh_logprob_abs_diff"

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from penstock.backends.learners.objectives.policy_loss import ClippedLoss
     from penstock.backends.learners.objectives.protocol import PolicyTokens
-    from penstock.backends.learners.options import ObjectiveOptions
+    from penstock.backends.learners.options import LearnerOptions, ObjectiveOptions
 
 WEIGHT_SUM: Final = "sums/weight"
 SQUARE_SUM: Final = "sums/square"
@@ -91,6 +91,12 @@ def rewards_need_kl(options: ObjectiveOptions) -> bool:
 def advantages_need_policy(options: ObjectiveOptions) -> bool:
     """Whether advantages depend on log-probs of the policy that opens a batch."""
     return rewards_need_kl(options) or (options.opd_kl_coef != 0.0 and options.old_logprobs != "engine")
+
+
+def asks_policy(options: LearnerOptions) -> bool:
+    """Whether anything depends on log-probs of the policy that opens a batch."""
+    is_moving = options.num_updates * options.num_passes > 1
+    return advantages_need_policy(options.objective) or (is_moving and options.objective.old_logprobs != "engine")
 
 
 def old_logprobs(tokens: PolicyTokens, options: ObjectiveOptions) -> Tensor:

@@ -24,7 +24,7 @@ from penstock.backends.learners.objectives.scan import reverse_recurrence
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from penstock.backends.learners.batch.segments import Segments
+    from penstock.backends.learners.hooks.protocols import Segments
     from penstock.backends.learners.options import ObjectiveOptions
 
 

@@ -6,47 +6,41 @@ Invariants:
   to is the loss of the step, and its gradient.
 * What couples tokens of several micro-batches is computed over all tokens of the step at once, in the order of the
   batch, on every rank alike.
+* A batch is opened with the very micro-batches of the first pass, so a policy that has not moved yet is at a distance
+  of exactly 0 from what opened it. Each rank asks about its own; all know all of it afterwards, with the same bits.
 * After it every rank has the figures of the whole step.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 
-from penstock.backends.learners.objectives.objective import couples_tokens
-from penstock.backends.learners.torch.micro_batch import laid_out, padding_micro_batch
-from penstock.backends.learners.training.coupling import logprob_gradients, places_in, scattered, summed_over, sums
+from penstock.backends.learners.batch.packing import divide_over_ranks
+from penstock.backends.learners.objectives.objective import asks_policy, couples_tokens
+from penstock.backends.learners.objectives.open import open_objective
+from penstock.backends.learners.objectives.validity import is_user_objective
+from penstock.backends.learners.torch.collectives import Collectives
+from penstock.backends.learners.torch.rounds import MicroBatchSize, Rounds, laid_out, padding_micro_batch
+from penstock.backends.learners.training.batch_trainer import Added
+from penstock.backends.learners.training.coupling import logprob_gradients, places_in
 from penstock.backends.learners.training.mismatched import reference_point
-from penstock.backends.learners.training.step import Scores, StepTokens
+from penstock.backends.learners.training.step import BatchTokens, Predictions, Scores, StepTokens
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
 
-    from penstock.backends.learners.batch.division import Division
+    from penstock.backends.learners.batch.packing import Division
     from penstock.backends.learners.batch.updates import Update
-    from penstock.backends.learners.objectives.protocol import ObjectiveFunction
     from penstock.backends.learners.options import LearnerOptions
-    from penstock.backends.learners.torch.micro_batch import MicroBatch
-    from penstock.backends.learners.torch.models import Models
-    from penstock.backends.learners.torch.rounds import Rounds
-    from penstock.backends.learners.training.step import BatchTokens
+    from penstock.backends.learners.torch.critic import Critic
+    from penstock.backends.learners.torch.model import PackedModel
+    from penstock.backends.learners.torch.rounds import MicroBatch
+    from penstock.backends.learners.training.batch_trainer import UpdateWork
     from penstock.backends.learners.worker_group.workers import WorkerGroup
-
-
-class Step(NamedTuple):
-    """One optimizer step before it is run."""
-
-    known: BatchTokens
-    update: Update
-    division: Division
-    is_only: bool
-    """Whether the policy that is trained is the one that opened the batch."""
-    mismatched: tuple[Update, Division] | None = None
-    """What the reference point of KTO is found from; None where there is none."""
 
 
 class Accumulation:
@@ -54,125 +48,210 @@ class Accumulation:
 
     def __init__(
         self,
-        models: Models,
-        objective: ObjectiveFunction,
+        policy: PackedModel,
+        reference: PackedModel | None,
+        critic: Critic | None,
         options: LearnerOptions,
-        rounds: Rounds,
+        *,
+        temperature: float,
+        check_stop: Callable[[], None],
         workers: WorkerGroup,
     ) -> None:
-        self._models = models
-        self._objective = objective
+        """Arguments as for :class:`.PolicyTrainer`."""
+        objective = options.objective
+        self._policy = policy
+        self._reference = reference
+        self._critic = critic
         self._options = options
-        self._rounds = rounds
+        self._temperature = temperature
         self._workers = workers
+        self._objective = open_objective(objective, num_steps=options.num_updates * options.num_passes)
+        self._trains_entropy = objective.entropy_coef != 0.0 or is_user_objective(objective.name)
+        own_reference = [] if reference is None or reference.model is policy.model else [reference.model]
+        roots = [policy.model, *own_reference, *([] if critic is None else critic.roots)]
+        self._rounds = Rounds(workers, Collectives(roots), check_stop)
+        self.size = MicroBatchSize(options.max_tokens_per_micro_batch, is_speaker=workers.is_first)
+        """Of the micro-batches."""
 
-    def add(self, step: Step, *, trains_policy: bool) -> dict[str, float]:
-        """Add the gradients of a step; the sums over its tokens.
+    def add(self, work: UpdateWork, pairs: Update | None) -> Added:
+        """Open the batch, if that has not been done, and add the gradients of an update.
+
+        Args:
+            work: the update.
+            pairs: what the reference point of KTO is found from; None where there is none.
 
         Raises:
             OutOfMemoryError: a micro-batch was too large; some gradients have been added.
         """
-        parts = step.division.ranks[self._workers.rank]
-        batches, spare = laid_out(parts, step.update.sequences[0]), padding_micro_batch(step.update.sequences[0])
-        point = self._reference_point(step, spare)
-        own = StepTokens(step.known, step.update, parts, is_only_step=step.is_only, reference_point=point)
-        if not trains_policy:
-            totals = self._add_values(own, batches, spare)
-        elif len(step.division.in_order) > 1 and couples_tokens(self._options.objective):
-            whole = StepTokens(
-                step.known, step.update, [step.update.sequences], is_only_step=step.is_only, reference_point=point
-            )
-            totals = self._add_coupled(step, whole, own, batches, spare)
+        known, update = work.known or self._opened(work), work.update
+        division = self._division(update)
+        parts = division.ranks[self._workers.rank]
+        batches, spare = laid_out(parts, update.sequences[0]), padding_micro_batch(update.sequences[0])
+        point = None if pairs is None else self._reference_point(pairs, spare)
+        own = StepTokens(known, update, parts, is_only_step=work.is_only, reference_point=point)
+        if not work.trains_policy:
+            figures = self._add_values(own, batches, spare)
+        elif len(division.in_order) > 1 and couples_tokens(self._options.objective):
+            whole = StepTokens(known, update, [update.sequences], is_only_step=work.is_only, reference_point=point)
+            places = places_in(update, parts).to(self._policy.device)
+            figures = self._add_coupled(whole, own, batches, spare, places, update.num_tokens)
         else:
-            totals = self._add_apart(own, batches, spare)
-        return summed_over(self._workers, totals)
+            figures = self._add_apart(own, batches, spare)
+        return Added(known, self._workers.totals(figures))
 
-    def _add_apart(self, own: StepTokens, batches: Sequence[MicroBatch], spare: MicroBatch) -> dict[str, Tensor]:
+    def can_be_finer(self, updates: Sequence[Update]) -> bool:
+        """Whether some micro-batch of these has several sequences."""
+        return not all(self._division(update).is_finest for update in updates)
+
+    def _division(self, update: Update) -> Division:
+        return divide_over_ranks(
+            update.sequences,
+            num_ranks=self._workers.num_ranks,
+            max_tokens=self.size.max_tokens,
+            hidden_size=self._policy.hidden_size,
+        )
+
+    def _opened(self, work: UpdateWork) -> BatchTokens:
+        """What is known of a batch before its first optimizer step."""
+        opening = Predictions()
+        if self._critic is not None or asks_policy(self._options):
+            opening = self._predictions(work)
+        return BatchTokens(
+            work.batch, self._options.objective, opening, version=work.version, device=self._policy.device
+        )
+
+    @torch.no_grad()
+    def _predictions(self, work: UpdateWork) -> Predictions:
+        """What the models say about the tokens of a batch, as far as anything depends on it."""
+        critic, with_policy = self._critic, asks_policy(self._options)
+
+        def ask(batch: MicroBatch) -> dict[str, Tensor]:
+            said: dict[str, Tensor] = {}
+            hidden = None
+            if with_policy or (critic is not None and critic.is_shared):
+                scores = self._scores(batch, with_reference=with_policy)
+                hidden = scores.hidden
+                if with_policy:
+                    said["logprobs"] = scores.logprobs
+                if scores.reference is not None:
+                    said["reference"] = scores.reference
+            if critic is not None:
+                said["values"] = critic.values(batch.packed, hidden)[: batch.num_tokens]
+            return said
+
+        spare = work.batch.sequences[0]
+        parts = [part for update in work.first_pass for part in self._division(update).ranks[self._workers.rank]]
+        batches = laid_out(parts, spare)
+        found = self._rounds.run("opening", batches, padding_micro_batch(spare), ask)
+        places = torch.cat([batch.places for batch in batches]).to(self._policy.device)
+        count = work.batch.num_trained_tokens
+        return Predictions(
+            **{name: self._exchanged([said[name] for said in found], places, count) for name in found[0]}
+        )
+
+    def _add_apart(
+        self, own: StepTokens, batches: Sequence[MicroBatch], spare: MicroBatch
+    ) -> Sequence[Mapping[str, Tensor]]:
         """Loss and gradient micro-batch by micro-batch, for a loss that is a sum over tokens (or one micro-batch)."""
 
         def work(batch: MicroBatch) -> dict[str, Tensor]:
-            scores = self._models.scores(batch, with_reference=own.asks_reference)
+            scores = self._scores(batch, with_reference=own.asks_reference)
             terms = self._objective(own.tokens(batch.part, scores), self._options.objective)
             return {**terms.figures, **self._backward(terms.loss, batch, own, scores.hidden)}
 
-        return sums(self._rounds.run(f"apart {own.asks_reference}", batches, spare, work))
+        return self._rounds.run(f"apart {own.asks_reference}", batches, spare, work)
 
     def _add_coupled(
-        self, step: Step, whole: StepTokens, own: StepTokens, batches: Sequence[MicroBatch], spare: MicroBatch
-    ) -> dict[str, Tensor]:
+        self,
+        whole: StepTokens,
+        own: StepTokens,
+        batches: Sequence[MicroBatch],
+        spare: MicroBatch,
+        places: Tensor,
+        count: int,
+    ) -> Sequence[Mapping[str, Tensor]]:
         """Where the loss of a token depends on log-probs of others; see :mod:`.coupling`."""
-        places = places_in(step.update, step.division.ranks[self._workers.rank]).to(self._models.policy.device)
-        asks, count = own.asks_reference, step.update.num_tokens
-        scores = self._all_scores(batches, spare, places, num_tokens=count, with_reference=asks)
+        scores = self._all_scores(batches, spare, places, count, with_reference=own.asks_reference)
         gradients = logprob_gradients(
             self._objective, self._options.objective, whole, scores, places, workers=self._workers
         )
 
         def work(batch: MicroBatch) -> dict[str, Tensor]:
-            again = self._models.scores(batch, with_reference=False)
+            again = self._scores(batch, with_reference=False)
             surrogate = gradients.surrogate(batch.part, again.logprobs, again.entropy)
             return self._backward(surrogate, batch, own, again.hidden)
 
-        values = sums(self._rounds.run("coupled", batches, spare, work))
+        values = self._rounds.run("coupled", batches, spare, work)
         # Every rank has found those of the whole step, and they will be added up.
-        return {**gradients.figures, **values} if self._workers.is_first else values
+        return [gradients.figures, *values] if self._workers.is_first else values
 
-    def _add_values(self, own: StepTokens, batches: Sequence[MicroBatch], spare: MicroBatch) -> dict[str, Tensor]:
+    def _add_values(
+        self, own: StepTokens, batches: Sequence[MicroBatch], spare: MicroBatch
+    ) -> Sequence[Mapping[str, Tensor]]:
         """The critic alone; with a shared trunk its head alone, as the trunk is the policy's."""
-        critic = self._models.critic
+        critic = self._critic
         assert critic is not None, "critic_only_steps"
 
         def work(batch: MicroBatch) -> dict[str, Tensor]:
             hidden = None
             if critic.is_shared:
                 with torch.no_grad():
-                    hidden = self._models.scores(batch, with_reference=False).hidden
+                    hidden = self._scores(batch, with_reference=False).hidden
             terms = critic.terms(batch.packed, hidden, own.value_targets(batch.part))
             torch.autograd.backward(terms.loss)
             return terms.figures
 
-        return sums(self._rounds.run("values", batches, spare, work))
+        return self._rounds.run("values", batches, spare, work)
 
-    def _reference_point(self, step: Step, spare: MicroBatch) -> Tensor | None:
+    def _reference_point(self, pairs: Update, spare: MicroBatch) -> Tensor:
         """See :mod:`.mismatched`; the same on every rank."""
-        if step.mismatched is None:
-            return None
-        pairs, division = step.mismatched
-        parts = division.ranks[self._workers.rank]
-        batches, places = laid_out(parts, pairs.sequences[0]), places_in(pairs, parts).to(self._models.policy.device)
-        scores = self._all_scores(batches, spare, places, num_tokens=pairs.num_tokens, with_reference=True)
+        parts = self._division(pairs).ranks[self._workers.rank]
+        batches, places = laid_out(parts, pairs.sequences[0]), places_in(pairs, parts).to(self._policy.device)
+        scores = self._all_scores(batches, spare, places, pairs.num_tokens, with_reference=True)
         return reference_point(pairs, scores)
 
     @torch.no_grad()
     def _all_scores(
-        self,
-        batches: Sequence[MicroBatch],
-        spare: MicroBatch,
-        places: Tensor,
-        *,
-        num_tokens: int,
-        with_reference: bool,
+        self, batches: Sequence[MicroBatch], spare: MicroBatch, places: Tensor, count: int, *, with_reference: bool
     ) -> Scores:
-        """Of all tokens of these micro-batches, on every rank, in the order of the places."""
+        """Of all ``count`` tokens of these micro-batches, on every rank, in the order of the places."""
 
         def work(batch: MicroBatch) -> Scores:
-            return self._models.scores(batch, with_reference=with_reference)._replace(hidden=None)
-
-        def exchanged(values: Sequence[Tensor]) -> Tensor:
-            return self._workers.sum_(scattered(torch.cat(list(values)), places, num_tokens))
+            return self._scores(batch, with_reference=with_reference)._replace(hidden=None)
 
         found = self._rounds.run(f"scores {with_reference}", batches, spare, work)
         references = [scores.reference for scores in found if scores.reference is not None]
         return Scores(
-            logprobs=exchanged([scores.logprobs for scores in found]),
-            entropy=exchanged([scores.entropy for scores in found]),
-            reference=exchanged(references) if references else None,
+            logprobs=self._exchanged([scores.logprobs for scores in found], places, count),
+            entropy=self._exchanged([scores.entropy for scores in found], places, count),
+            reference=self._exchanged(references, places, count) if references else None,
             hidden=None,
         )
 
+    def _exchanged(self, values: Sequence[Tensor], places: Tensor, count: int) -> Tensor:
+        """``[count]`` with the values of each rank, end to end, at its places: each comes from one rank, and zeros from
+        the others, so all have the same bits."""
+        own = torch.cat(list(values))
+        return self._workers.sum_(own.new_zeros(count).index_copy(0, places, own))
+
+    def _scores(self, batch: MicroBatch, *, with_reference: bool) -> Scores:
+        """What the models say about the trained tokens of a micro-batch, about none if it stands in for nothing."""
+        found = self._policy.scores(
+            batch.packed,
+            temperature=self._temperature,
+            entropy_gradient=self._trains_entropy,
+            wants_hidden=self._critic is not None and self._critic.is_shared,
+        )
+        reference = None
+        if with_reference and self._reference is not None:
+            with torch.no_grad():
+                reference = self._reference.logprobs(batch.packed, temperature=self._temperature)
+        scores = Scores(found.logprobs, found.entropy, reference, found.hidden, found.top)
+        return scores.first(batch.num_tokens)
+
     def _backward(self, loss: Tensor, batch: MicroBatch, own: StepTokens, hidden: Tensor | None) -> dict[str, Tensor]:
         """Send the loss of the policy back through it, and that of the values; the figures of these."""
-        critic = self._models.critic
+        critic = self._critic
         if critic is None or not critic.is_shared:
             torch.autograd.backward(loss)
         if critic is None:

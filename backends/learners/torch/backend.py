@@ -20,15 +20,32 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from penstock.backends.devices import choose_device
 from penstock.backends.learners.torch.worker import TorchWorker
+from penstock.backends.learners.worker_group.workers import alone_on
 
 if TYPE_CHECKING:
-    from penstock.backends.learners.torch.worker import LearnerSetup
+    from penstock.backends.learners.plan import LearnerPlan
     from penstock.backends.learners.worker_group.words import LearnerAnswer
     from penstock.backends.learners.worker_group.workers import WorkerGroup
-    from penstock.backends.protocol import Emit, Fail
+    from penstock.backends.protocol import Backend, Emit, Fail
+    from penstock.backends.weights.protocol import WeightExporter
     from penstock.messages.base import Metric
     from penstock.messages.commands import LearnerCommand
+
+
+def open_torch_learner(plan: LearnerPlan, exporter: WeightExporter) -> Backend[LearnerCommand]:
+    """A learner in this process, checked before its thread starts; the model is loaded by its ``OpenLearner``.
+
+    Args:
+        plan: of the learner.
+        exporter: closed by the learner at its normal end, and left as it is when the learner fails.
+
+    Raises:
+        UserFault: the demonstrations of ``learner.warm_start`` are missing, or the device does not exist.
+    """
+    plan.check()
+    return TorchLearnerBackend(plan, alone_on(choose_device(plan.options.device, "learner.device")), exporter)
 
 
 class _LearnerClosed(Exception):  # noqa: N818  # no error: the way out of a long command
@@ -38,11 +55,11 @@ class _LearnerClosed(Exception):  # noqa: N818  # no error: the way out of a lon
 class TorchLearnerBackend:
     """Carries out the Learner's commands with torch."""
 
-    def __init__(self, setup: LearnerSetup, workers: WorkerGroup) -> None:
+    def __init__(self, plan: LearnerPlan, workers: WorkerGroup, exporter: WeightExporter) -> None:
         """``workers`` has one rank, which is this process."""
         assert workers.is_alone
-        self._num_threads = setup.options.num_threads
-        self._worker = TorchWorker(setup, workers, self)
+        self._num_threads = plan.options.num_threads
+        self._worker = TorchWorker(plan, workers, self, exporter)
         self._commands: SimpleQueue[LearnerCommand | None] = SimpleQueue()
         self._closing = threading.Event()
         self._failed = threading.Event()

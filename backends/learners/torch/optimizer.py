@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from penstock.backends.learners.checkpoints.shards import is_divided, local_of
 from penstock.backends.learners.torch.model import CheckpointError
 from penstock.backends.learners.torch.parallel import like, load_into
-from penstock.backends.learners.training.finite import non_finite
+from penstock.backends.learners.training.alarms import non_finite
 from penstock.backends.learners.worker_group.workers import SOLO
 
 if TYPE_CHECKING:
@@ -76,7 +76,9 @@ class MasterAdamW:
         self._is_summed = False
         self._is_sharded = any(isinstance(parameter, DTensor) for parameter in self._parameters)
         self._hooks = [
-            _add_hook(parameter, _GradientSum(master)) for parameter, master in self._pairs() if master is not parameter
+            _add_hook(parameter, _GradientSum(master))
+            for parameter, master in zip(self._parameters, self._masters, strict=True)
+            if master is not parameter
         ]
         matrices = [master for master in self._masters if master.ndim > 1]
         others = [master for master in self._masters if master.ndim <= 1]
@@ -216,12 +218,9 @@ class MasterAdamW:
         for hook in self._hooks:
             hook.remove()
 
-    def _pairs(self) -> list[tuple[nn.Parameter, Tensor]]:
-        return list(zip(self._parameters, self._masters, strict=True))
-
     @torch.no_grad()
     def _round_into_model(self) -> None:
-        for parameter, master in self._pairs():
+        for parameter, master in zip(self._parameters, self._masters, strict=True):
             if master is not parameter:
                 parameter.copy_(master)
 

@@ -11,28 +11,17 @@ if TYPE_CHECKING:
     from penstock.messages.commands import LearnerCommand
 
 
-RANK: Final = "penstock.backends.learners.torch.rank:open_rank"
+RANK: Final = "penstock.backends.learners.torch.worker:open_torch_worker"
 
 
 def _open(context: LearnerContext) -> Backend[LearnerCommand]:
     """In the process that opens it, or over several of its own."""
-    if context.options.num_ranks > 1:
+    if context.plan.options.num_ranks > 1:
         return open_ranks(context, RANK)
-    from penstock.backends.learners.torch.factory import open_torch_learner
+    from penstock.backends.learners.torch.backend import open_torch_learner
     from penstock.backends.learners.worker_group.planned import open_export
 
-    return open_torch_learner(
-        model_folder=context.model_folder,
-        checkpoints_folder=context.checkpoints_folder,
-        options=context.options,
-        temperature=context.temperature,
-        dtype=context.dtype,
-        seed=context.seed,
-        num_steps=context.num_steps,
-        epoch=context.epoch,
-        exporter=open_export(context.export, context.epoch),
-        demonstrations=context.demonstrations,
-    )
+    return open_torch_learner(context.plan, open_export(context.plan))
 
 
 TORCH: Final = LearnerSpec(
@@ -41,7 +30,7 @@ TORCH: Final = LearnerSpec(
     modules=(
         "penstock.backends.data.demonstrations",
         "penstock.backends.weights.renamed",
-        "penstock.backends.learners.torch.factory",
+        "penstock.backends.learners.torch.backend",
         "penstock.backends.weights.transports",
     ),
 )

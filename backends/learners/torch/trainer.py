@@ -3,7 +3,7 @@
 Invariants:
 
 * Loss, gradient and figures are those of the whole batch, whatever its micro-batches and the ranks are
-  (:mod:`.accumulation`, :mod:`.opening`).
+  (:mod:`.accumulation`).
 * Every rank runs its own micro-batches.
 * Micro-batches that memory does not suffice for are tried anew at half the size, and so are all after them.
 """
@@ -12,43 +12,33 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.backends.learners.batch.division import divide_over_ranks
 from penstock.backends.learners.batch.updates import whole_batch
 from penstock.backends.learners.learning_rate import policy_learning_rate
 from penstock.backends.learners.objectives.objective import finished
-from penstock.backends.learners.objectives.open import open_objective
-from penstock.backends.learners.objectives.validity import is_user_objective, needs_reference_point
-from penstock.backends.learners.torch.accumulation import Accumulation, Step
-from penstock.backends.learners.torch.collectives import Collectives
+from penstock.backends.learners.objectives.validity import needs_reference_point
+from penstock.backends.learners.torch.accumulation import Accumulation
 from penstock.backends.learners.torch.critic import Critic
-from penstock.backends.learners.torch.micro_batch import laid_out, padding_micro_batch
 from penstock.backends.learners.torch.model import ADAPTER_PREFIX, CheckpointError
-from penstock.backends.learners.torch.models import Models
 from penstock.backends.learners.torch.optimizer import MasterAdamW
-from penstock.backends.learners.torch.predictions import open_batch
-from penstock.backends.learners.torch.rounds import MicroBatchSize, OutOfMemoryError, Rounds
+from penstock.backends.learners.torch.rounds import OutOfMemoryError
 from penstock.backends.learners.torch.speed import DTYPE_NAMES, speed_of
-from penstock.backends.learners.training.batch_trainer import Added, BatchTrainer, UpdateWork
+from penstock.backends.learners.training.batch_trainer import BatchTrainer, UpdateWork
 from penstock.backends.learners.training.mismatched import mismatched
-from penstock.backends.learners.training.step import BatchTokens
 from penstock.backends.learners.worker_group.workers import SOLO
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from torch import Tensor
 
-    from penstock.backends.learners.batch.division import Division
     from penstock.backends.learners.batch.sequences import TrainBatch, TrainSequence
-    from penstock.backends.learners.batch.updates import Update
     from penstock.backends.learners.options import LearnerOptions
     from penstock.backends.learners.torch.model import PackedModel
-    from penstock.backends.learners.training.batch_trainer import StepResult
+    from penstock.backends.learners.training.batch_trainer import Added
     from penstock.backends.learners.worker_group.workers import WorkerGroup
-    from penstock.messages.samples import Group
 
 
-class PolicyTrainer:
+class PolicyTrainer(BatchTrainer):
     """Owns the optimizer of the policy, whose weights belong to ``model``, and the critic."""
 
     def __init__(
@@ -79,11 +69,16 @@ class PolicyTrainer:
             UserFault: the objective makes no sense.
             UserCodeError: its function cannot be loaded.
         """
-        self._options = options
-        self._num_steps = num_steps
-        self._workers = workers
-        objective = open_objective(options.objective, num_steps=options.num_updates * options.num_passes)
+        super().__init__(
+            options,
+            num_steps=num_steps,
+            seed=seed,
+            dtype=DTYPE_NAMES.get(model.dtype, str(model.dtype)),
+            speed=speed_of(model, options, num_ranks=workers.num_ranks),
+            workers=workers,
+        )
         has_critic = options.objective.critic != "none"
+        self._policy = model
         self._critic = Critic(model, options, num_steps=num_steps, workers=workers) if has_critic else None
         self._optimizer = MasterAdamW(
             model.model,
@@ -96,47 +91,23 @@ class PolicyTrainer:
         self._optimizers: list[MasterAdamW | Critic] = [self._optimizer]
         if self._critic is not None:
             self._optimizers.append(self._critic)
-        self._models = Models(
-            policy=model,
-            reference=reference,
-            critic=self._critic,
-            temperature=temperature,
-            entropy_gradient=options.objective.entropy_coef != 0.0 or is_user_objective(options.objective.name),
-        )
-        self._rounds = Rounds(workers, Collectives(self._models.roots), check_stop)
-        self._accumulation = Accumulation(self._models, objective, options, self._rounds, workers)
-        self._size = MicroBatchSize(options.max_tokens_per_micro_batch, is_speaker=workers.is_first)
-        self._batches = BatchTrainer(
-            self,
-            options,
-            num_steps=num_steps,
-            seed=seed,
-            dtype=DTYPE_NAMES.get(model.dtype, str(model.dtype)),
-            speed=speed_of(model, options, num_ranks=workers.num_ranks),
-            workers=workers,
-        )
-
-    def train(
-        self, groups: Sequence[Group], *, version: int, min_token_version: int, mask_old_tokens: bool = False
-    ) -> StepResult:
-        """See :meth:`.BatchTrainer.train`."""
-        return self._batches.train(
-            groups, version=version, min_token_version=min_token_version, mask_old_tokens=mask_old_tokens
+        self._accumulation = Accumulation(
+            model, reference, self._critic, options, temperature=temperature, check_stop=check_stop, workers=workers
         )
 
     def check_length(self, sequence: TrainSequence, what: str, /) -> None:
-        """See :class:`.UpdateTrainer`."""
-        self._models.policy.check_length(sequence, what)
+        """See :class:`.BatchTrainer`."""
+        self._policy.check_length(sequence, what)
 
     @property
     def max_tokens_per_micro_batch(self) -> int:
         """As it was found to fit."""
-        return self._size.max_tokens
+        return self._accumulation.size.max_tokens
 
     def state(self) -> dict[str, Tensor]:
         """What the next step depends on beside the model and the version; see :meth:`.MasterAdamW.state`,
         :meth:`.Critic.state` and :meth:`.Adapters.state`."""
-        adapters = self._models.policy.adapters
+        adapters = self._policy.adapters
         of_policy = self._optimizer.state() | ({} if adapters is None else adapters.state())
         return of_policy | ({} if self._critic is None else self._critic.state())
 
@@ -146,8 +117,8 @@ class PolicyTrainer:
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Go on where ``state`` was taken; see :meth:`.MasterAdamW.restore` and :meth:`.Critic.restore`."""
-        if self._models.policy.adapters is not None:
-            self._models.policy.adapters.restore(tensors)
+        if self._policy.adapters is not None:
+            self._policy.adapters.restore(tensors)
         elif any(name.startswith(ADAPTER_PREFIX) for name in tensors):
             raise CheckpointError(
                 "the checkpoint was written with learner.lora, and its optimizer knows adapters only; resume with it, "
@@ -181,26 +152,23 @@ class PolicyTrainer:
             optimizer.forget_gradients()
 
     def add(self, work: UpdateWork, /) -> Added:
-        """See :class:`.UpdateTrainer`. With smaller micro-batches if memory does not suffice, and then the opening anew
+        """See :class:`.BatchTrainer`. With smaller micro-batches if memory does not suffice, and then the opening anew
         as well, as it has to be of the same ones."""
         pairs = mismatched(work.update) if needs_reference_point(self._options.objective) else None
         while True:
-            divisions = [self._division(update) for update in (work.update, pairs) if update is not None]
             try:
-                known = work.known or self._open(work.batch, work.first_pass, version=work.version)
-                of_pairs = None if pairs is None else (pairs, divisions[1])
-                step = Step(known, work.update, divisions[0], is_only=work.is_only, mismatched=of_pairs)
-                totals = self._accumulation.add(step, trains_policy=work.trains_policy)
+                added = self._accumulation.add(work, pairs)
             except OutOfMemoryError:
-                divisions += [self._division(other) for other in work.first_pass] if work.known is None else []
+                run = [work.update, *([] if pairs is None else [pairs]), *([] if work.known else work.first_pass)]
+                can_be_finer = self._accumulation.can_be_finer(run)
             else:
-                self._size.worked(step=work.version + 1)
-                return Added(known, totals)
+                self._accumulation.size.worked(step=work.version + 1)
+                return added
             self.forget_gradients()
-            self._size.halve(can_be_finer=not all(division.is_finest for division in divisions))
+            self._accumulation.size.halve(can_be_finer=can_be_finer)
 
     def change(self, totals: Mapping[str, float], *, step: int, name: str) -> dict[str, float]:
-        """See :class:`.UpdateTrainer`."""
+        """See :class:`.BatchTrainer`."""
         norms: dict[str, float] = {}
         if self._critic is not None:
             norms["train/critic-grad_norm"] = self._critic.step(step, loss=totals["train/value_loss"], name=name)
@@ -208,25 +176,3 @@ class PolicyTrainer:
             rate = policy_learning_rate(step, self._options, num_steps=self._num_steps)
             norms["train/grad_norm"] = self._optimizer.step(rate, loss=totals["train/loss"], name=name)
         return norms
-
-    def _open(self, batch: TrainBatch, first_pass: Sequence[Update], *, version: int) -> BatchTokens:
-        parts = [part for update in first_pass for part in self._division(update).ranks[self._workers.rank]]
-        spare = batch.sequences[0]
-        opening = open_batch(
-            self._models,
-            laid_out(parts, spare),
-            padding_micro_batch(spare),
-            self._rounds,
-            self._workers,
-            self._options,
-            num_tokens=batch.num_trained_tokens,
-        )
-        return BatchTokens(batch, self._options.objective, opening, version=version, device=self._models.policy.device)
-
-    def _division(self, update: Update) -> Division:
-        return divide_over_ranks(
-            update.sequences,
-            num_ranks=self._workers.num_ranks,
-            max_tokens=self._size.max_tokens,
-            hidden_size=self._models.policy.hidden_size,
-        )

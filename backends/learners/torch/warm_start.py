@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from penstock.backends.learners.batch.division import divide_over_ranks
+from penstock.backends.learners.batch.packing import divide_over_ranks
 from penstock.backends.learners.batch.warm_batches import warm_steps
-from penstock.backends.learners.torch.micro_batch import laid_out
 from penstock.backends.learners.torch.optimizer import MasterAdamW
+from penstock.backends.learners.torch.rounds import laid_out
 from penstock.backends.learners.worker_group.workers import SOLO
 
 if TYPE_CHECKING:

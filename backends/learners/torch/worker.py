@@ -37,48 +37,35 @@ from penstock.backends.learners.torch.trainer import PolicyTrainer
 from penstock.backends.learners.torch.warm_start import warm_start
 from penstock.backends.learners.training.canary import canary_under, choose_canary
 from penstock.backends.learners.training.command_worker import CommandWorker, Opened, Published
+from penstock.backends.learners.worker_group.planned import exporter_of
 from penstock.messages.local import CheckpointWritten
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from penstock.backends.learners.checkpoints.record import CheckpointRecord
-    from penstock.backends.learners.options import LearnerOptions, LoraOptions
-    from penstock.backends.learners.training.batch_trainer import StepResult
+    from penstock.backends.learners.options import LoraOptions
+    from penstock.backends.learners.plan import LearnerPlan
     from penstock.backends.learners.worker_group.worker import WorkerHost
     from penstock.backends.learners.worker_group.workers import WorkerGroup
     from penstock.backends.weights.protocol import WeightExporter
-    from penstock.messages.commands import OpenLearner, PublishWeights, Train
-
-Demonstration = tuple["Sequence[int]", "Sequence[int]"]
-"""Token ids of a prompt and of a response, the end token included."""
+    from penstock.messages.commands import OpenLearner, PublishWeights
 
 _log: Final = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LearnerSetup:
-    """What a learner is made from; see :func:`.open_torch_learner`."""
+def open_torch_worker(plan: LearnerPlan, workers: WorkerGroup, host: WorkerHost) -> TorchWorker:
+    """What works in a rank of this learner; the first rank publishes the weights.
 
-    model_folder: Path
-    checkpoints_folder: Path
-    options: LearnerOptions
-    temperature: float
-    dtype: str
-    seed: int
-    num_steps: int
-    epoch: int
-    exporter: WeightExporter | None
-    """None on every rank but the first."""
-    demonstrations: Sequence[Demonstration]
+    Raises:
+        WeightExportError: they cannot be published there.
+    """
+    return TorchWorker(plan, workers, host, exporter_of(plan, workers))
 
 
 @dataclass(slots=True, kw_only=True)
-class OpenedLearner(Opened):
+class OpenedLearner(Opened[PolicyTrainer]):
     """What exists from ``OpenLearner`` on."""
 
     model: PackedModel
-    trainer: PolicyTrainer
     reference: PackedModel | None
     parked: ParkedMemory | None = None
     """While it sleeps, on a device of its own memory."""
@@ -92,13 +79,16 @@ class OpenedLearner(Opened):
 class TorchWorker(CommandWorker[OpenedLearner]):
     """One rank of the learner, or all of it."""
 
-    def __init__(self, setup: LearnerSetup, workers: WorkerGroup, host: WorkerHost) -> None:
-        super().__init__(setup.options, workers, host, setup.exporter)
-        self._setup = setup
+    def __init__(
+        self, plan: LearnerPlan, workers: WorkerGroup, host: WorkerHost, exporter: WeightExporter | None
+    ) -> None:
+        super().__init__(plan.options, workers, host, exporter)
+        self._plan = plan
+        self._model_folder, self._folder = Path(plan.model_folder), Path(plan.checkpoints_folder)
         self._checkpoints = CheckpointFolder(
-            setup.checkpoints_folder,
-            epoch=setup.epoch,
-            tokenizer_source=setup.model_folder,
+            self._folder,
+            epoch=plan.epoch,
+            tokenizer_source=self._model_folder,
             channel=CheckpointChannel(workers),
         )
         self._writer = CheckpointWriter(self._checkpoints, done=host.emit, fail=host.fail)
@@ -114,25 +104,25 @@ class TorchWorker(CommandWorker[OpenedLearner]):
         self._checkpoints.delete_below(below_version)
 
     def _begin(self) -> OpenedLearner:
-        setup = self._setup
-        torch.manual_seed(setup.seed)
-        lora = setup.options.lora
-        if lora is None or setup.options.warm_start is None:
-            model = self._loaded(setup.model_folder, lora)
+        plan = self._plan
+        torch.manual_seed(plan.seed)
+        lora = plan.options.lora
+        if lora is None or plan.options.warm_start is None:
+            model = self._loaded(self._model_folder, lora)
             self._warm_start(model)
         else:
             # All of its weights are trained first, and then none of them.
-            model = PackedModel.load(setup.model_folder, dtype=setup.dtype, device=self._workers.device)
+            model = PackedModel.load(self._model_folder, dtype=plan.dtype, device=self._workers.device)
             self._warm_start(model)
             model.adapt(lora)
-            parallelize(model, self._workers, setup.options)
-        reference = new_reference(model, setup.options, self._workers)
+            parallelize(model, self._workers, plan.options)
+        reference = new_reference(model, plan.options, self._workers)
         trainer = self._trainer(model, reference)
         return OpenedLearner(model=model, trainer=trainer, reference=reference, canary=choose_canary(model))
 
     def _resume(self, command: OpenLearner) -> OpenedLearner:
-        setup, folder = self._setup, Path(command.path)
-        torch.manual_seed(setup.seed)
+        plan, folder = self._plan, Path(command.path)
+        torch.manual_seed(plan.seed)
         record = read_record(
             folder, version=command.version, rank=self._workers.rank, num_ranks=self._workers.num_ranks
         )
@@ -141,18 +131,18 @@ class TorchWorker(CommandWorker[OpenedLearner]):
                 f"{folder}: learner.backend is torch, and the {record.backend} learner wrote it; resume with "
                 f"learner.backend={record.backend}, or start a new run from its model (penstock convert; model.path)"
             )
-        check_dtype(folder, record, setup.dtype)
-        if setup.options.lora is None:
+        check_dtype(folder, record, plan.dtype)
+        if plan.options.lora is None:
             model = self._loaded(folder)
             reference = self._stored_reference(folder, record)
         else:
-            model = self._loaded(_base_folder(folder, record), setup.options.lora)
-            reference = new_reference(model, setup.options, self._workers)
+            model = self._loaded(_base_folder(folder, record), plan.options.lora)
+            reference = new_reference(model, plan.options, self._workers)
         trainer = self._trainer(model, reference)
         tensors = load_state(folder / STATE_FOLDER, trainer.layouts())
         trainer.restore(tensors)
         restore_random_state(tensors, self._workers)
-        if folder.parent.resolve() == setup.checkpoints_folder.resolve():
+        if folder.parent.resolve() == self._folder.resolve():
             self._checkpoints.reference = record.reference
         self._writer.saved = CheckpointWritten(version=record.version, path=str(folder))
         return OpenedLearner(
@@ -166,8 +156,8 @@ class TorchWorker(CommandWorker[OpenedLearner]):
         )
 
     def _stored_reference(self, folder: Path, record: CheckpointRecord) -> PackedModel | None:
-        setup = self._setup
-        objective = setup.options.objective
+        plan = self._plan
+        objective = plan.options.objective
         if not needs_reference(objective):
             return None
         if record.reference is None:
@@ -180,46 +170,38 @@ class TorchWorker(CommandWorker[OpenedLearner]):
 
     def _loaded(self, folder: Path, lora: LoraOptions | None = None) -> PackedModel:
         """A model, divided over the ranks."""
-        return load_divided(folder, self._workers, self._setup.options, dtype=self._setup.dtype, lora=lora)
+        return load_divided(folder, self._workers, self._plan.options, dtype=self._plan.dtype, lora=lora)
 
     def _trainer(self, model: PackedModel, reference: PackedModel | None) -> PolicyTrainer:
-        setup = self._setup
+        plan = self._plan
         return PolicyTrainer(
             model,
-            setup.options,
-            temperature=setup.temperature,
-            num_steps=setup.num_steps,
-            reference=reference if needs_reference(setup.options.objective) else None,
+            plan.options,
+            temperature=plan.temperature,
+            num_steps=plan.num_steps,
+            reference=reference if needs_reference(plan.options.objective) else None,
             check_stop=self._host.check_stop,
-            seed=setup.seed,
+            seed=plan.seed,
             workers=self._workers,
         )
 
     def _warm_start(self, model: PackedModel) -> None:
-        block = self._setup.options.warm_start
+        block = self._plan.options.warm_start
         if block is None:
             return
-        sequences = demonstration_sequences(self._setup.demonstrations, model.check_length)
+        sequences = demonstration_sequences(self._plan.demonstration_ids(), model.check_length)
         self._report({"learner/warm_start_fraction": 0.0})
         warm_start(
             model,
             sequences,
-            self._setup.options,
+            self._plan.options,
             block,
-            seed=self._setup.seed,
+            seed=self._plan.seed,
             report=lambda fraction, loss: self._report(
                 {"learner/warm_start_fraction": fraction, "learner/warm_start_loss": loss}
             ),
             check_stop=self._host.check_stop,
             workers=self._workers,
-        )
-
-    def _train_batch(self, opened: OpenedLearner, command: Train) -> StepResult:
-        return opened.trainer.train(
-            command.groups,
-            version=command.version,
-            min_token_version=command.min_token_version,
-            mask_old_tokens=command.mask_old_tokens,
         )
 
     def _refresh_reference(self, opened: OpenedLearner) -> bool:
@@ -249,7 +231,7 @@ class TorchWorker(CommandWorker[OpenedLearner]):
             opened.reference,
             workers=self._workers,
             version=opened.version,
-            dtype=self._setup.dtype,
+            dtype=self._plan.dtype,
             trained_tokens=opened.trained_tokens,
             canary=opened.canary,
             reference_version=opened.reference_version,

@@ -1,5 +1,5 @@
 """What is noticed about a run that is trained with the wrong numbers: engine and learner that compute different models,
-and a first step on which the policy is not where it must be.
+and a first step on which the policy is not where it must be, or an optimizer step whose loss or gradient is no number.
 
 Before the first step nothing has moved: every token was made by the very weights that are trained, the policy is the
 one that opened the batch, and the reference is a copy of it. So three figures must be 0 but for rounding, whatever the
@@ -25,6 +25,7 @@ from penstock.backends.learners.objectives.mismatch import (
     TEMPERATURE_SLOPE,
 )
 from penstock.backends.learners.objectives.validity import LIKELIHOODS
+from penstock.messages.errors import DivergedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -132,3 +133,20 @@ class Alarms:
                 "0: the reference is another model, or is computed otherwise than the policy (model.dtype, "
                 "sampling.temperature)"
             )
+
+
+def non_finite(*, loss: float, norm: float, name: str) -> DivergedError | None:
+    """The error of a step that must not be made; None where it may.
+
+    Args:
+        loss: of the step.
+        norm: of its gradient.
+        name: of the step, for the message.
+    """
+    if math.isfinite(norm) and math.isfinite(loss):
+        return None
+    return DivergedError(
+        f"{name}: the training has diverged: the loss is {loss} and the gradient norm {norm}, both must be finite; the "
+        "weights were not changed. Lower learner.learning_rate or learner.max_grad_norm, or look at the rewards of "
+        "this batch"
+    )

@@ -1,42 +1,56 @@
 """One batch of reinforcement learning: groups in, new weights and figures out, by one optimizer step or several.
 
-Whatever runs the models is an :class:`UpdateTrainer`; what is here is the same for all of them.
+What is here is the same for all learners; how the models are run is a subclass of :class:`BatchTrainer`.
 
 Invariants:
 
 * Every rank is given every batch, whole, and all end with the same figures.
 * Which samples come together in which step is a function of seed, version and pass.
 * A batch without any trained token changes nothing, not even the optimizer's momentum.
+* One optimizer step has the figures that it has. Those of several are means, weighted as the loss weighs: by tokens, or
+  by samples where the loss is a mean over samples. What compares the engine with the learner is that of the first
+  step: later ones have moved away from the weights that the engine had.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.backends.learners.batch.sequences import read_groups
 from penstock.backends.learners.batch.updates import divide_batch
 from penstock.backends.learners.hooks.agreement import check_agreement
 from penstock.backends.learners.hooks.batches import BatchHooks
 from penstock.backends.learners.learning_rate import critic_learning_rate, policy_learning_rate
-from penstock.backends.learners.objectives.figures import BatchFigures
+from penstock.backends.learners.objectives.mismatch import COMPARISON_SUMS
+from penstock.backends.learners.objectives.objective import finished
 from penstock.backends.learners.objectives.validity import compares_rewards
 from penstock.backends.learners.training.alarms import Alarms
 from penstock.backends.learners.training.metrics import as_metrics, batch_metrics
-from penstock.backends.learners.worker_group.workers import SOLO
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from penstock.backends.learners.batch.sequences import TrainBatch, TrainSequence
     from penstock.backends.learners.batch.updates import Update
+    from penstock.backends.learners.objective_names import Reduction
     from penstock.backends.learners.options import LearnerOptions
     from penstock.backends.learners.training.flops import Speed
     from penstock.backends.learners.training.step import BatchTokens
     from penstock.backends.learners.worker_group.workers import WorkerGroup
     from penstock.messages.base import Metric
     from penstock.messages.samples import Group
+
+OF_FIRST_STEP: Final = (
+    "train/train_rollout_logprob_abs_diff",
+    "train/train_rollout_kl",
+    *COMPARISON_SUMS,
+)
+LOSSES: Final = ("train/loss", "train/pg_loss")
+"""Means over samples under ``reduction: constant``, where the other figures are means over tokens."""
+NORMS: Final = ("train/grad_norm", "train/critic-grad_norm")
 
 
 class StepResult(NamedTuple):
@@ -74,20 +88,52 @@ class Added(NamedTuple):
     """Sums over its tokens, the same on every rank."""
 
 
-class UpdateTrainer(Protocol):
-    """Owns models and optimizers."""
+class TrainedUpdate(NamedTuple):
+    """One optimizer step that was made."""
 
+    update: Update
+    totals: Mapping[str, float]
+    """Sums over its tokens, and the norms of its gradients."""
+
+
+class BatchTrainer(ABC):
+    """Owns models and optimizers, reads batches, divides them into updates, and collects the figures."""
+
+    def __init__(
+        self, options: LearnerOptions, *, num_steps: int, seed: int, dtype: str, speed: Speed, workers: WorkerGroup
+    ) -> None:
+        """
+        Args:
+            options: the ``learner:`` block.
+            num_steps: of the whole run, for the schedule.
+            seed: of the order in which a batch is gone through, where it is divided.
+            dtype: that the model computes in.
+            speed: of its steps.
+            workers: all ranks; each has such a trainer, and they are called alike.
+
+        Raises:
+            UserCodeError: a hook cannot be loaded.
+        """
+        self._options = options
+        self._num_steps = num_steps
+        self._seed = seed
+        self._speed = speed
+        self._alarms = Alarms(options, dtype)
+        self._workers = workers
+        self._hooks = BatchHooks(options, workers)
+
+    @abstractmethod
     def check_length(self, sequence: TrainSequence, what: str, /) -> None:
         """
         Raises:
             UserFault: the sequence is longer than the model's context.
         """
-        ...
 
+    @abstractmethod
     def add(self, work: UpdateWork, /) -> Added:
         """Open the batch, if that has not been done, and add the gradients of an update."""
-        ...
 
+    @abstractmethod
     def change(self, totals: Mapping[str, float], *, step: int, name: str) -> dict[str, float]:
         """Apply the gradients; the norms that they had.
 
@@ -99,44 +145,6 @@ class UpdateTrainer(Protocol):
         Raises:
             DivergedError: loss or gradient is not finite; that optimizer step has not changed the weights.
         """
-        ...
-
-
-class BatchTrainer:
-    """Reads batches, divides them into updates, and collects the figures."""
-
-    def __init__(
-        self,
-        trainer: UpdateTrainer,
-        options: LearnerOptions,
-        *,
-        num_steps: int,
-        seed: int,
-        dtype: str,
-        speed: Speed,
-        workers: WorkerGroup = SOLO,
-    ) -> None:
-        """
-        Args:
-            trainer: what makes the optimizer steps.
-            options: the ``learner:`` block.
-            num_steps: of the whole run, for the schedule.
-            seed: of the order in which a batch is gone through, where it is divided.
-            dtype: that the model computes in.
-            speed: of its steps.
-            worker group: all ranks; each has such a trainer, and they are called alike.
-
-        Raises:
-            UserCodeError: a hook cannot be loaded.
-        """
-        self._trainer = trainer
-        self._options = options
-        self._num_steps = num_steps
-        self._seed = seed
-        self._speed = speed
-        self._alarms = Alarms(options, dtype)
-        self._workers = workers
-        self._hooks = BatchHooks(options, workers)
 
     def train(
         self, groups: Sequence[Group], *, version: int, min_token_version: int, mask_old_tokens: bool = False
@@ -146,13 +154,14 @@ class BatchTrainer:
         Raises:
             UserFault: a sample has a reward that is not finite, or is longer than the model's context.
             UserCodeError: a function of the user's failed, or returned what cannot be used.
-            DivergedError: see :meth:`UpdateTrainer.change`.
+            DivergedError: see :meth:`change`.
+            MemoryError: a micro-batch does not fit, and cannot be made smaller.
         """
         started_s = time.perf_counter()
         batch = read_groups(groups, min_token_version=min_token_version, mask_old_tokens=mask_old_tokens)
         batch = self._hooks.prepared(batch, version=version - 1)
         for sequence in batch.sequences:
-            self._trainer.check_length(sequence, "a sample")
+            self.check_length(sequence, "a sample")
         figures = {**batch_metrics(groups), "train/num_tokens": float(batch.num_trained_tokens)}
         figures |= self._hooks.figures_of(batch)
         figures |= self._hooks.log_rollout(groups, figures, version=version)
@@ -171,33 +180,65 @@ class BatchTrainer:
         )
 
     def _optimize(self, batch: TrainBatch, *, step: int) -> dict[str, float]:
-        options = self._options
-        passes = [self._divided(batch, step, index) for index in range(options.num_passes)]
+        """Pass after pass the updates of the batch, an optimizer step each; figures under ``train/``."""
+        options, objective = self._options, self._options.objective
+        by_sample = not compares_rewards(objective)
+        draws = [random.Random(f"updates {self._seed} {step} {index}") for index in range(options.num_passes)]
+        passes = [divide_batch(batch, options.num_updates, by_sample=by_sample, draw=draw) for draw in draws]
         updates = [update for part in passes for update in part]
-        trains_policy = step >= options.objective.critic_only_steps
-        # Figures are means over tokens where the user weighs, as they are where the loss is a sum over a constant.
-        has_function = options.objective.reduction_function is not None
-        reported = BatchFigures("constant" if has_function else options.objective.reduction)
+        trains_policy = step >= objective.critic_only_steps
         known: BatchTokens | None = None
+        trained: list[TrainedUpdate] = []
         for number, update in enumerate(updates, start=1):
             is_only = len(updates) == 1
-            found = self._trainer.add(UpdateWork(batch, passes[0], update, known, step, is_only, trains_policy))
+            found = self.add(UpdateWork(batch, passes[0], update, known, step, is_only, trains_policy))
             if known is None and found.known.user_values is not None:
                 check_agreement(
                     self._workers, found.known.user_values, "learner.objective: what its functions returned"
                 )
             known = found.known
             name = f"step {step + 1}" if is_only else f"step {step + 1}, update {number} of {len(updates)}"
-            reported.add(found.totals | self._trainer.change(found.totals, step=step, name=name), update)
+            norms = self.change(found.totals, step=step, name=name)
+            trained.append(TrainedUpdate(update, found.totals | norms))
+        # Figures are means over tokens where the user weighs, as they are where the loss is a sum over a constant.
+        has_function = objective.reduction_function is not None
         figures = {} if known is None else known.figures()
-        figures |= reported.result()
+        figures |= joined_figures(trained, "constant" if has_function else objective.reduction)
         if trains_policy:
             figures["train/lr-pg_0"] = policy_learning_rate(step, options, num_steps=self._num_steps)
-        if options.objective.critic != "none":
+        if objective.critic != "none":
             figures["train/critic-lr-pg_0"] = critic_learning_rate(step, options, num_steps=self._num_steps)
         return figures
 
-    def _divided(self, batch: TrainBatch, step: int, index: int) -> list[Update]:
-        by_sample = not compares_rewards(self._options.objective)
-        draw = random.Random(f"updates {self._seed} {step} {index}")
-        return divide_batch(batch, self._options.num_updates, by_sample=by_sample, draw=draw)
+
+def joined_figures(trained: Sequence[TrainedUpdate], reduction: Reduction) -> dict[str, float]:
+    """The figures of a batch from those of its optimizer steps, by metric name.
+
+    Args:
+        trained: the steps in their order, at least one.
+        reduction: of the loss.
+    """
+    first = trained[0].totals
+    names = {name: None for each in trained for name in each.totals}
+    figures = finished(first if len(trained) == 1 else {name: _joined(name, trained, reduction) for name in names})
+    if len(trained) > 1:
+        figures |= {f"{name}_max": max(each.totals[name] for each in trained) for name in NORMS if name in names}
+        if "train/ppo_kl" in first:
+            figures["train/first_ppo_kl"] = first["train/ppo_kl"]
+    return {**figures, "train/num_updates": float(len(trained))}
+
+
+def _joined(name: str, trained: Sequence[TrainedUpdate], reduction: Reduction) -> float:
+    """One figure of several steps."""
+    if name in OF_FIRST_STEP:
+        return trained[0].totals.get(name, 0.0)
+    steps = [each for each in trained if name in each.totals]
+    if name.startswith("sums/"):
+        return sum(each.totals[name] for each in steps)
+    if name in NORMS:
+        weights = [1] * len(steps)
+    elif reduction == "sequence_mean" or (reduction == "constant" and name in LOSSES):
+        weights = [each.update.num_samples for each in steps]
+    else:
+        weights = [each.update.num_tokens for each in steps]
+    return sum(w * each.totals[name] for w, each in zip(weights, steps, strict=True)) / sum(weights)

@@ -21,11 +21,10 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar, assert_never
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar, assert_never
 
 from penstock.backends.learners.learning_rate import is_reference_due
-from penstock.backends.learners.training.metrics import as_metrics
-from penstock.backends.learners.training.step_times import StepTimes
+from penstock.backends.learners.training.metrics import StepTimes, as_metrics
 from penstock.messages.commands import (
     DeleteCheckpoints,
     LearnerCommand,
@@ -50,7 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from penstock.backends.learners.options import LearnerOptions
-    from penstock.backends.learners.training.batch_trainer import StepResult
+    from penstock.backends.learners.training.batch_trainer import BatchTrainer
     from penstock.backends.learners.worker_group.words import LearnerAnswer
     from penstock.backends.learners.worker_group.worker import WorkerHost
     from penstock.backends.learners.worker_group.workers import WorkerGroup
@@ -61,10 +60,14 @@ SEPARATE_MEMORY: Final = ("cuda",)
 """Devices whose memory is not the host's: only there anything is moved when the learner sleeps."""
 
 
+TrainerT = TypeVar("TrainerT", bound="BatchTrainer")
+
+
 @dataclass(slots=True, kw_only=True)
-class Opened:
+class Opened(Generic[TrainerT]):
     """What every learner has from ``OpenLearner`` on."""
 
+    trainer: TrainerT
     canary: tuple[int, ...]
     reference_version: int = 0
     """Which policy the reference is."""
@@ -81,7 +84,7 @@ class Published(NamedTuple):
     figures: Mapping[str, float]
 
 
-OpenedT = TypeVar("OpenedT", bound=Opened)
+OpenedT = TypeVar("OpenedT", bound="Opened[Any]")
 
 
 class CommandWorker(ABC, Generic[OpenedT]):
@@ -114,10 +117,6 @@ class CommandWorker(ABC, Generic[OpenedT]):
     @abstractmethod
     def _resume(self, command: OpenLearner) -> OpenedT:
         """From the checkpoint that the command names."""
-
-    @abstractmethod
-    def _train_batch(self, opened: OpenedT, command: Train) -> StepResult:
-        """One batch."""
 
     @abstractmethod
     def _refresh_reference(self, opened: OpenedT) -> bool:
@@ -157,32 +156,29 @@ class CommandWorker(ABC, Generic[OpenedT]):
     def carry_out(self, command: LearnerCommand, /) -> LearnerAnswer | None:
         """See :class:`.LearnerWorker`."""
         with self._times.at_work():
-            return self._carry_out(command)
-
-    def _carry_out(self, command: LearnerCommand) -> LearnerAnswer | None:
-        match command:
-            case OpenLearner():
-                return self._open(command)
-            case Train():
-                return self._train(command)
-            case PublishWeights():
-                return self._publish(command)
-            case ReleaseWeights():
-                if self._exporter is not None:
-                    self._exporter.release(command.below_version)
-                return None
-            case SaveCheckpoint():
-                return self._save(command)
-            case DeleteCheckpoints():
-                if self._workers.is_first:
-                    self._delete_checkpoints(command.below_version)
-                return None
-            case SleepLearner():
-                return self._sleep()
-            case WakeLearner():
-                return self._wake()
-            case _:
-                assert_never(command)
+            match command:
+                case OpenLearner():
+                    return self._open(command)
+                case Train():
+                    return self._train(command)
+                case PublishWeights():
+                    return self._publish(command)
+                case ReleaseWeights():
+                    if self._exporter is not None:
+                        self._exporter.release(command.below_version)
+                    return None
+                case SaveCheckpoint():
+                    return self._save(command)
+                case DeleteCheckpoints():
+                    if self._workers.is_first:
+                        self._delete_checkpoints(command.below_version)
+                    return None
+                case SleepLearner():
+                    return self._sleep()
+                case WakeLearner():
+                    return self._wake()
+                case _:
+                    assert_never(command)
 
     def finish(self) -> None:
         """See :class:`.LearnerWorker`."""
@@ -205,7 +201,13 @@ class CommandWorker(ABC, Generic[OpenedT]):
 
     def _train(self, command: Train) -> BatchTrained:
         opened = self._ready(command.version - 1, "Train", awake=True)
-        result = self._train_batch(opened, command)
+        trainer: BatchTrainer = opened.trainer
+        result = trainer.train(
+            command.groups,
+            version=command.version,
+            min_token_version=command.min_token_version,
+            mask_old_tokens=command.mask_old_tokens,
+        )
         opened.version = command.version
         if is_reference_due(command.version, self._options) and self._refresh_reference(opened):
             opened.reference_version = command.version

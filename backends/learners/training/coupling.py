@@ -7,33 +7,27 @@ forward pass.
 Invariants:
 
 * The loss is computed over all tokens of the step at once, in the order of the batch, on every rank alike.
-* What ranks exchange has the same bits on all of them: each value comes from one rank, and zeros from the others.
 """
-
-# Tensor.tolist and torch.distributed are typed in part only:
-# pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-import torch.distributed as dist
 
 from penstock.backends.learners.hooks.agreement import check_agreement
 from penstock.backends.learners.hooks.objective import IMPORTANCE
-from penstock.backends.learners.objectives.objective import advantages_need_policy
 from penstock.backends.learners.objectives.validity import is_user_objective
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from torch import Tensor
 
     from penstock.backends.learners.batch.sequences import TrainSequence
     from penstock.backends.learners.batch.updates import Update
     from penstock.backends.learners.objectives.protocol import ObjectiveFunction
-    from penstock.backends.learners.options import LearnerOptions, ObjectiveOptions
+    from penstock.backends.learners.options import ObjectiveOptions
     from penstock.backends.learners.training.step import Scores, StepTokens
     from penstock.backends.learners.worker_group.workers import WorkerGroup
 
@@ -96,12 +90,6 @@ def _user_function(options: ObjectiveOptions) -> str | None:
     return None if options.importance_function is None else IMPORTANCE
 
 
-def asks_policy(options: LearnerOptions) -> bool:
-    """Whether anything depends on log-probs of the policy that opens a batch."""
-    is_moving = options.num_updates * options.num_passes > 1
-    return advantages_need_policy(options.objective) or (is_moving and options.objective.old_logprobs != "engine")
-
-
 def places_in(update: Update, parts: Sequence[Sequence[TrainSequence]]) -> Tensor:
     """Of the tokens of some parts among those of the step in the order of the batch, int64 ``[T]`` on the CPU."""
     starts: dict[int, int] = {}
@@ -115,35 +103,3 @@ def places_in(update: Update, parts: Sequence[Sequence[TrainSequence]]) -> Tenso
         for sequence in part
     ]
     return torch.cat([torch.zeros(0, dtype=torch.int64), *places])
-
-
-def scattered(values: Tensor, places: Tensor, count: int) -> Tensor:
-    """``[count]`` with ``values [N]`` at ``places [N]`` and 0 elsewhere."""
-    return values.new_zeros(count).index_copy(0, places, values)
-
-
-def sums(figures: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Over micro-batches, name by name."""
-    totals: dict[str, Tensor] = {}
-    for found in figures:
-        for name, value in found.items():
-            totals[name] = totals[name] + value if name in totals else value
-    return totals
-
-
-def summed_over(workers: WorkerGroup, totals: Mapping[str, Tensor]) -> dict[str, float]:
-    """Over all ranks, of which each may have other names, or none."""
-    names = _names_of_all(workers, totals)
-    zero = torch.zeros((), dtype=torch.float64, device=workers.device)
-    # One transfer for all of them: each would wait for the device on its own.
-    found = workers.sum_(torch.stack([totals[name].double() if name in totals else zero for name in names]))
-    return dict(zip(names, cast("list[float]", found.tolist()), strict=True))
-
-
-def _names_of_all(workers: WorkerGroup, names: Iterable[str]) -> list[str]:
-    """What any rank names, in one order."""
-    own = list(names)
-    found: list[list[str]] = [own] * workers.num_ranks
-    if not workers.is_alone:
-        dist.all_gather_object(found, own, group=workers.control)
-    return sorted({name for part in found for name in part})

@@ -11,9 +11,9 @@ import torch
 
 from penstock.backends.learners.hooks.objective import reduction_by
 from penstock.backends.learners.hooks.protocols import ReductionInput
+from penstock.backends.learners.objectives.policy_loss import reduction_weights
 from penstock.backends.learners.objectives.preference import preference_pairs
 from penstock.backends.learners.objectives.protocol import Judged
-from penstock.backends.learners.objectives.reduction import reduction_weights
 from penstock.backends.learners.objectives.validity import needs_reference_point, prefers_pairs
 
 if TYPE_CHECKING:

@@ -20,11 +20,10 @@ import numpy as np
 import torch
 
 from penstock.backends.learners.batch.components import component_rewards
-from penstock.backends.learners.batch.segments import Segments
 from penstock.backends.learners.batch.sequences import joined, teacher_top_of
 from penstock.backends.learners.batch.updates import whole_batch
 from penstock.backends.learners.hooks.objective import advantages_by
-from penstock.backends.learners.hooks.protocols import AdvantageInput
+from penstock.backends.learners.hooks.protocols import AdvantageInput, Segments
 from penstock.backends.learners.objectives.distillation import sampled_reverse_kl
 from penstock.backends.learners.objectives.kl import kl_estimate
 from penstock.backends.learners.objectives.objective import old_logprobs, rewards_need_kl
@@ -106,8 +105,10 @@ class BatchTokens:
         self.rewards, self.group_ids = torch.from_numpy(batch.rewards), torch.from_numpy(batch.group_ids)
         self._samples = _samples_of(ordered, len(batch.rewards))
         self._kl = self._kl_in_rewards()
-        self._teacher = _teacher_of(ordered, device)
-        self._teacher_top = self._top_of_teacher(ordered)
+        self.teacher = _teacher_of(ordered, device)
+        """Its log-probs of the tokens ``[N]``; None where there is no teacher."""
+        self.teacher_top = self._top_of_teacher(ordered)
+        """Those of the tokens that it finds likeliest ``[N, k]``; None where nothing asks for them."""
         self._reverse_kl = self._kl_to_teacher()
         positions = torch.from_numpy(np.concatenate([s.positions for s in ordered]))
         estimates = self._estimates(positions)
@@ -191,10 +192,6 @@ class BatchTokens:
             return values
         return values.new_zeros(len(self._own)).masked_scatter(self._own, values)
 
-    def teacher_at(self, place: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Log-probs of the teacher at these places: of the tokens there ``[N]``, and of its likeliest ``[N, k]``."""
-        return _at(self._teacher, place), _at(self._teacher_top, place)
-
     def _top_of_teacher(self, ordered: Sequence[TrainSequence]) -> Tensor | None:
         if not needs_teacher_top(self.options) or (self._own is not None and not bool(self._own.any())):
             return None
@@ -217,12 +214,12 @@ class BatchTokens:
     def _kl_to_teacher(self) -> Tensor | None:
         if not self.options.opd_kl_coef or (self._own is not None and not bool(self._own.any())):
             return None
-        if self._teacher is None or bool(self._of_objective(self._teacher).isnan().any()):
+        if self.teacher is None or bool(self._of_objective(self.teacher).isnan().any()):
             raise UserFault(
                 "learner.objective.opd_kl_coef: samples of this batch came without the log-probs of a teacher; set it "
                 "to 0, or train what a run with a teacher has recorded"
             )
-        return sampled_reverse_kl(self._old(), self._teacher)
+        return sampled_reverse_kl(self._old(), self.teacher)
 
     def _old(self) -> Tensor:
         """Log-probs of the proximal policy before the first step ``[N]``, without gradient."""
@@ -293,7 +290,7 @@ class StepTokens:
         self._rollout, self._staleness = known.rollout[place], known.staleness[place]
         self._advantages = known.advantages[place]
         self._is_of_one_version = known.is_of_one_version[place]
-        self._teacher, self._teacher_top = known.teacher_at(place)
+        self._teacher, self._teacher_top = _at(known.teacher, place), _at(known.teacher_top, place)
         self._imitated, self._knows_rollout = _at(known.imitated, place), known.knows_rollout
         self._pairs = pairs_of(known, update)
         self._judged = judged_of(known, update, reference_point)

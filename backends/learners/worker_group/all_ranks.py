@@ -17,8 +17,8 @@ from penstock.backends.learners.worker_group.words import LOOPBACK, encode_word
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from penstock.backends.learners.plan import LearnerPlan
     from penstock.backends.learners.worker_group.other_nodes import FurtherNodes
-    from penstock.backends.learners.worker_group.plan import LearnerPlan
     from penstock.backends.learners.worker_group.rank_view import RankView
     from penstock.backends.learners.worker_group.remote_node import LostNode
     from penstock.backends.learners.worker_group.words import RankWord, Word

@@ -58,8 +58,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from penstock.backends.learners.plan import LearnerPlan
     from penstock.backends.learners.worker_group.other_nodes import FurtherNodes
-    from penstock.backends.learners.worker_group.plan import LearnerPlan
     from penstock.backends.learners.worker_group.rank_view import RankView
     from penstock.backends.learners.worker_group.words import RankWord
     from penstock.backends.protocol import Emit, Fail

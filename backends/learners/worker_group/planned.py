@@ -1,17 +1,15 @@
-"""What ranks make of the plan of their learner, whichever library trains."""
+"""What a learner publishes its weights with, whichever library trains."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from penstock.backends.weights.renamed import renamed_exporter
 from penstock.backends.weights.transports import open_exporter
 
 if TYPE_CHECKING:
-    from penstock.backends.learners.worker_group.plan import ExportPlan, LearnerPlan
+    from penstock.backends.learners.plan import LearnerPlan
     from penstock.backends.learners.worker_group.workers import WorkerGroup
     from penstock.backends.weights.protocol import WeightExporter
 
@@ -23,34 +21,23 @@ def exporter_of(plan: LearnerPlan, workers: WorkerGroup) -> WeightExporter | Non
         WeightExportError: weights cannot be published there.
         UserCodeError: the function that names them cannot be loaded.
     """
-    if not workers.is_first:
-        return None
-    return open_export(plan.export, plan.epoch)
+    return open_export(plan) if workers.is_first else None
 
 
-def open_export(export: ExportPlan, epoch: int) -> WeightExporter:
+def open_export(plan: LearnerPlan) -> WeightExporter:
     """The learner's end of the transport, with the names that engines call weights by.
 
     Raises:
         PartError, ValueError, WeightExportError: see :func:`~penstock.backends.weights.transports.open_exporter`.
         UserCodeError: the function that names them cannot be loaded.
     """
+    export = plan.export
     exporter = open_exporter(
         export.transport,
         run_id=export.run_id,
-        learner_epoch=epoch,
+        learner_epoch=plan.epoch,
         folder=Path(export.folder),
         host=export.host,
         options=export.options,
     )
     return renamed_exporter(exporter, export.names_function)
-
-
-def demonstrations_of(plan: LearnerPlan) -> list[tuple[list[int], list[int]]]:
-    """Token ids of a prompt and of a response each, the end token included."""
-    return [(_ids(each.prompt), _ids(each.response)) for each in plan.demonstrations]
-
-
-def _ids(packed: bytes) -> list[int]:
-    ids: list[int] = np.frombuffer(packed, dtype=np.int32).tolist()
-    return ids

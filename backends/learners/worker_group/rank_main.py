@@ -58,7 +58,7 @@ from penstock.backends.learners.worker_group.words import (
 from penstock.backends.learners.worker_group.workers import join_workers
 
 if TYPE_CHECKING:
-    from penstock.backends.learners.worker_group.plan import LearnerPlan
+    from penstock.backends.learners.plan import LearnerPlan
     from penstock.backends.learners.worker_group.words import LauncherWord, LearnerAnswer, Word
     from penstock.backends.learners.worker_group.worker import LearnerWorker, RankOpener, WorkerHost
     from penstock.backends.learners.worker_group.workers import WorkerGroup

@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 
 # msgspec reads the annotations:
-from penstock.backends.learners.worker_group.plan import LearnerPlan
+from penstock.backends.learners.plan import LearnerPlan
 from penstock.messages.base import Metric
 from penstock.messages.commands import LearnerCommand
 from penstock.messages.local import (

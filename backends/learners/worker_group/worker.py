@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from penstock.backends.learners.worker_group.plan import LearnerPlan
+    from penstock.backends.learners.plan import LearnerPlan
     from penstock.backends.learners.worker_group.words import LearnerAnswer
     from penstock.backends.learners.worker_group.workers import WorkerGroup
     from penstock.messages.base import Metric

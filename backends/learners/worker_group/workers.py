@@ -16,7 +16,7 @@ Invariants:
 Whoever started the ranks has a deadline for each command besides, which also ends what hangs outside of a collective.
 """
 
-# torch.distributed is typed in part only:
+# Tensor.tolist and torch.distributed are typed in part only:
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ import torch
 import torch.distributed as dist
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from torch import Tensor
     from torch._C._distributed_c10d import Store
     from torch.distributed import ProcessGroup
@@ -79,6 +81,22 @@ class WorkerGroup:
         found = torch.tensor([int(flag)])
         dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self.control)
         return bool(found.item())
+
+    def totals(self, figures: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+        """Scalars by name, added up over the micro-batches of this rank and over the ranks, of which each may have
+        other names, or none."""
+        own: dict[str, Tensor] = {}
+        for found in figures:
+            for name, value in found.items():
+                own[name] = own[name] + value if name in own else value
+        named: list[list[str]] = [list(own)] * self.num_ranks
+        if not self.is_alone:
+            dist.all_gather_object(named, list(own), group=self.control)
+        names = sorted({name for part in named for name in part})
+        zero = torch.zeros((), dtype=torch.float64, device=self.device)
+        # One transfer for all of them: each would wait for the device on its own.
+        sums = self.sum_(torch.stack([own[name].double() if name in own else zero for name in names]))
+        return dict(zip(names, cast("list[float]", sums.tolist()), strict=True))
 
     def barrier(self, timeout_s: float | None = None) -> None:
         """Wait until every rank is here.

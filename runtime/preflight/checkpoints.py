@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from penstock.backends.data.problems import DataError
-from penstock.backends.data.special_tokens import read_special_tokens, vocabulary_size
+from penstock.backends.checkpoint.hf_config import CONFIG_FILE, HfConfig, find_config
+from penstock.backends.data.special_tokens import read_special_tokens
 from penstock.backends.data.tokenizer import FILE_NAME, TextTokenizer
 from penstock.backends.engines.options import kinds
 from penstock.backends.engines.spec import ENGINES
@@ -39,7 +39,7 @@ def check_checkpoint(folder: Path, key: str = "model.path", *, needs_weights: bo
             f"{key}: {folder}: {what}; expected what transformers' save_pretrained writes, a name on the hub "
             f"(ORG/NAME), or set {key.removesuffix('path')}make"
         )
-    missing = [] if (folder / "config.json").is_file() else ["config.json"]
+    missing = [] if (folder / CONFIG_FILE).is_file() else [CONFIG_FILE]
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         missing.append("tokenizer.json")
     missing += _missing_weights(folder, key) if needs_weights else []
@@ -56,10 +56,11 @@ def check_tokenizer(folder: Path, key: str = "model.path") -> None:
         return  # of another format, which engines of their own may read
     try:
         tokenizer, special = TextTokenizer(folder), read_special_tokens(folder)
-        size = vocabulary_size(folder)
-    except DataError as error:
+        config = find_config(folder / CONFIG_FILE, HfConfig)
+    except UserFault as error:
         raise UserFault(f"{key}: {error}") from None
-    if size is None:
+    size = 0 if config is None else config.vocab_size
+    if not size:
         return
     if tokenizer.num_own_tokens > size:
         raise UserFault(

@@ -323,7 +323,7 @@ MODELS = (
     Mistake(
         "a config without sizes",
         "RUN",
-        ("model.path: ", "config.json: not the JSON that belongs there: Object missing required field `vocab_size`"),
+        ("model.path: ", "config.json: lacks vocab_size, hidden_size, num_hidden_layers"),
         {"model/config.json": "{}"},
     ),
     Mistake(

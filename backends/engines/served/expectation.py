@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
+from penstock.backends.checkpoint.hf_config import HfConfig, read_config
 from penstock.backends.weights.protocol import WeightFetchError
 from penstock.backends.weights.tensor_file import DTYPE_NAMES, LENGTH_BYTES, MAX_HEADER_BYTES, parse_header
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 HEAD: Final = "lm_head.weight"
 INDEX_FILE: Final = "model.safetensors.index.json"
 SINGLE_FILE: Final = "model.safetensors"
-CONFIG_FILE: Final = "config.json"
 NUM_NAMED: Final = 5
 """So many offending tensors are named in an error."""
 PLAIN_FLOATS: Final = frozenset({"F32", "BF16", "F16"})
@@ -64,14 +64,6 @@ class Expectation:
     """Of every plain float; None takes any of them."""
 
 
-class _Config(msgspec.Struct):
-    """The part of ``config.json`` that decides which tensors a model has."""
-
-    tie_word_embeddings: bool | None = None
-    num_hidden_layers: int | None = None
-    text_config: _Config | None = None
-
-
 class _Index(msgspec.Struct):
     weight_map: dict[str, str]
 
@@ -81,19 +73,18 @@ def expect_model(folder: Path, dtype: str | None = None) -> Expectation:
 
     Raises:
         WeightFetchError: the folder has no safetensors files, or one is damaged.
+        UserFault: so is its ``config.json``.
     """
     if dtype is not None and dtype not in _DTYPES_BY_OPTION:
         raise ValueError(f"dtype: expected one of {', '.join(_DTYPES_BY_OPTION)}, got {dtype!r}")
     tensors = read_table(folder)
-    config = _read_config(folder)
-    inner = config.text_config or config
-    is_tied = inner.tie_word_embeddings if inner.tie_word_embeddings is not None else config.tie_word_embeddings
-    num_layers = inner.num_hidden_layers
+    config = read_config(folder, HfConfig)
+    num_layers = config.num_hidden_layers or None
     return Expectation(
         source=str(folder),
         tensors=tensors,
         optional=frozenset(name for name in tensors if _is_optional(name, num_layers)),
-        tied_head=bool(is_tied) or HEAD not in tensors,
+        tied_head=config.tie_word_embeddings or HEAD not in tensors,
         dtype=None if dtype is None else _DTYPES_BY_OPTION[dtype],
     )
 
@@ -189,16 +180,6 @@ def _read_header(path: Path) -> Layout:
             f"{path} was cut short or changed: its header describes {layout.size_bytes} bytes, found {size_bytes}"
         )
     return layout
-
-
-def _read_config(folder: Path) -> _Config:
-    path = folder / CONFIG_FILE
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=_Config)
-    except OSError as error:
-        raise WeightFetchError(f"{path} cannot be read: {error.strerror}") from error
-    except msgspec.MsgspecError as error:
-        raise WeightFetchError(f"{path} is no config of a model: {error}") from None
 
 
 def _some(names: Iterable[str]) -> str:

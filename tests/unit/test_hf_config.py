@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
 from penstock.backends.checkpoint.hf_config import DecoderConfig, HfConfig, decode_config, need, read_config
 from penstock.messages.errors import UserFault
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def read(**document: object) -> DecoderConfig:

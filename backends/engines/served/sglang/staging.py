@@ -71,7 +71,7 @@ class StagedFile:
                 raise WeightFetchError(f"{name} holds values that are not finite: the learner has diverged")
 
     def digest_now(self) -> str:
-        """Of the file as it is now."""
+        """Of the file as it is now: the server reads it itself, and it may have been changed since it was checked."""
         assert self._mapping is not None, "these weights were let go of"
         return digest_of(memoryview(self._mapping))
 

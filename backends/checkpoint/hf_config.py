@@ -1,5 +1,5 @@
 """The JSON files of a Hugging Face model folder that say what the model is: the one schema of ``config.json``, and
-those of ``generation_config.json`` and ``tokenizer_config.json``.
+those of ``generation_config.json``, ``tokenizer_config.json`` and the index of weights.
 
 Invariants:
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 CONFIG_FILE: Final = "config.json"
 GENERATION_FILE: Final = "generation_config.json"
 TOKENIZER_CONFIG_FILE: Final = "tokenizer_config.json"
+INDEX_FILE: Final = "model.safetensors.index.json"
 
 Size = Annotated[int, Meta(ge=0)]
 """0 is what the file does not say."""
@@ -145,6 +146,12 @@ class TokenizerConfig(msgspec.Struct, frozen=True):
     pad_token: str | AddedToken | None = None
 
 
+class WeightIndex(msgspec.Struct, frozen=True):
+    """Which file of the folder holds which tensor, where the weights are in several."""
+
+    weight_map: dict[str, str]
+
+
 SIZES: Final = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
 """What no decoder can be built without."""
 
@@ -185,6 +192,17 @@ def find_tokenizer_config(folder: Path) -> TokenizerConfig:
     file = folder / TOKENIZER_CONFIG_FILE
     text = _read(file)
     return TokenizerConfig() if text is None else _decode(text, str(file), TokenizerConfig)
+
+
+def find_weight_map(folder: Path) -> dict[str, str] | None:
+    """Tensor name → name of its file; None: the folder has no index, as all tensors are in one file.
+
+    Raises:
+        UserFault: the index cannot be read, or is not what belongs there.
+    """
+    file = folder / INDEX_FILE
+    text = _read(file)
+    return None if text is None else _decode(text, str(file), WeightIndex).weight_map
 
 
 def decode_config(text: bytes, origin: str, form: type[ConfigT]) -> ConfigT:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
-from penstock.backends.checkpoint.hf_config import CONFIG_FILE, HfConfig, find_config
+from penstock.backends.checkpoint.hf_config import CONFIG_FILE, HfConfig, find_config, find_weight_map
 from penstock.backends.data.special_tokens import read_special_tokens
 from penstock.backends.data.tokenizer import FILE_NAME, TextTokenizer
 from penstock.backends.engines.options import kinds
@@ -25,10 +23,6 @@ FLOAT32_BYTES: Final = 4
 BFLOAT16_BYTES: Final = 2
 
 TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json")
-
-
-class _WeightIndex(msgspec.Struct):
-    weight_map: dict[str, str]
 
 
 def check_checkpoint(folder: Path, key: str = "model.path", *, needs_weights: bool = True) -> None:
@@ -142,8 +136,11 @@ def check_weights(scenario: Scenario, run_parent: Path) -> None:
 
 
 def _missing_weights(folder: Path, key: str) -> list[str]:
-    index = folder / "model.safetensors.index.json"
-    if not index.is_file():
+    try:
+        weight_map = find_weight_map(folder)
+    except UserFault as error:
+        raise UserFault(f"{key}: {error}") from None
+    if weight_map is None:
         if any(folder.glob("*.safetensors")):
             return []
         if any(folder.glob("pytorch_model*.bin")):
@@ -152,8 +149,4 @@ def _missing_weights(folder: Path, key: str) -> list[str]:
                 "load it with transformers and call save_pretrained to write safetensors"
             )
         return ["model.safetensors"]
-    try:
-        shards = set(msgspec.json.decode(index.read_bytes(), type=_WeightIndex).weight_map.values())
-    except msgspec.DecodeError as error:
-        raise UserFault(f"{key}: {index}: no index of weights: {error}") from None
-    return sorted(name for name in shards if not (folder / name).is_file())
+    return sorted(name for name in set(weight_map.values()) if not (folder / name).is_file())

@@ -375,7 +375,7 @@ MODELS = (
     Mistake(
         "an index that is no JSON",
         "RUN",
-        ("model.path: ", "model.safetensors.index.json: no index of weights"),
+        ("model.path: ", "model.safetensors.index.json: not the JSON that belongs there"),
         {"model/model.safetensors.index.json": "["},
     ),
     Mistake("no tokenizer", "RUN", ("model.path: ", "missing tokenizer.json"), {"model/tokenizer.json": None}),

@@ -13,9 +13,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import msgspec
-
-from penstock.backends.checkpoint.hf_config import HfConfig, read_config
+from penstock.backends.checkpoint.hf_config import HfConfig, find_weight_map, read_config
 from penstock.backends.weights.protocol import WeightFetchError
 from penstock.backends.weights.tensor_file import DTYPE_NAMES, LENGTH_BYTES, MAX_HEADER_BYTES, parse_header
 
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
     from penstock.backends.weights.tensor_file import Layout
 
 HEAD: Final = "lm_head.weight"
-INDEX_FILE: Final = "model.safetensors.index.json"
 SINGLE_FILE: Final = "model.safetensors"
 NUM_NAMED: Final = 5
 """So many offending tensors are named in an error."""
@@ -64,10 +61,6 @@ class Expectation:
     """Of every plain float; None takes any of them."""
 
 
-class _Index(msgspec.Struct):
-    weight_map: dict[str, str]
-
-
 def expect_model(folder: Path, dtype: str | None = None) -> Expectation:
     """Read what the model of this folder takes; ``dtype`` (``float32``, ``bfloat16``) demands one of its floats.
 
@@ -94,6 +87,7 @@ def read_table(folder: Path) -> dict[str, TensorSpec]:
 
     Raises:
         WeightFetchError: there are none, or a file is damaged or was cut short.
+        UserFault: their index is damaged.
     """
     table: dict[str, TensorSpec] = {}
     for path in _weight_files(folder):
@@ -150,13 +144,8 @@ def _is_optional(name: str, num_layers: int | None) -> bool:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    index = folder / INDEX_FILE
-    try:
-        if index.is_file():
-            names = set(msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values())
-            return [folder / name for name in sorted(names)]
-    except (OSError, msgspec.MsgspecError) as error:
-        raise WeightFetchError(f"{index} cannot be read: {error}") from None
+    if (weight_map := find_weight_map(folder)) is not None:
+        return [folder / name for name in sorted(set(weight_map.values()))]
     single = folder / SINGLE_FILE
     files = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
     if not files:

@@ -33,6 +33,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from penstock.backends.checkpoint.hf_config import HfConfig, read_config
 from penstock.backends.checkpoint.make import make_model
 from penstock.backends.engines.served.sglang.control import SglangControl
 from penstock.backends.engines.served.sglang.environment import device_name, find_environment
@@ -104,10 +105,6 @@ class ClientReport(msgspec.Struct, frozen=True, kw_only=True):
         return self.ratio >= self.required_ratio
 
 
-class _Config(msgspec.Struct):
-    vocab_size: int
-
-
 async def run(load: Load, *, repetitions: int, target: Target | None = None, seed: int = 0) -> ClientReport:
     """Drive a server in turns; without a target, one of a made model that is started for it.
 
@@ -154,7 +151,7 @@ async def _measure(target: Target, load: Load, repetitions: int, seed: int) -> C
     http = SglangHttp(target.url, admin_api_key=target.admin_api_key)
     try:
         info = await SglangControl(http).server_info()
-        config = msgspec.json.decode((target.model_folder / "config.json").read_bytes(), type=_Config)
+        config = read_config(target.model_folder, HfConfig)
         generator = SglangGenerator(
             http,
             vocab_size=config.vocab_size,

@@ -109,6 +109,14 @@ class EvaluatedSample(Value, frozen=True, array_like=True):
     components: tuple[Metric, ...] = ()
     """Of the reward, where it has some."""
 
+    @property
+    def oldest_version(self) -> int | None:
+        return min((span.version for span in self.spans), default=None)
+
+    @property
+    def newest_version(self) -> int | None:
+        return max((span.version for span in self.spans), default=None)
+
 
 class EvaluatedRow(Value, frozen=True, array_like=True):
     """One prompt, and what became of its samples."""

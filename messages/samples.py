@@ -203,11 +203,6 @@ class Part(Value, frozen=True, kw_only=True, omit_defaults=True):
     def num_tokens(self) -> int:
         return len(self.tokens) // TOKEN_BYTES
 
-    @property
-    def oldest_version(self) -> int | None:
-        """The lowest version in the spans; None for a part without tokens."""
-        return min((span.version for span in self.spans if span.num_tokens), default=None)
-
 
 class StopReason(StrEnum):
     """Why a completed generation ended."""
@@ -279,8 +274,22 @@ class Sample(Value, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def oldest_version(self) -> int | None:
         """The lowest version that made one of its tokens; None when it has no tokens."""
-        versions = [v for part in self.parts if (v := part.oldest_version) is not None]
-        return min(versions, default=None)
+        return min(self.versions, default=None)
+
+    @property
+    def newest_version(self) -> int | None:
+        """The highest version that made one of its tokens, which finished it; None when it has no tokens."""
+        return max(self.versions, default=None)
+
+    @property
+    def versions(self) -> set[int]:
+        """Those that made its tokens."""
+        return {span.version for span in self.spans}
+
+    @property
+    def spans(self) -> tuple[VersionSpan, ...]:
+        """Of all its parts, in order, without those of no tokens."""
+        return tuple(span for part in self.parts for span in part.spans if span.num_tokens)
 
     @property
     def reward(self) -> float | None:

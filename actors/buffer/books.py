@@ -276,14 +276,13 @@ def recorded(group: Group, deadline_version: int, kept_cause: str = "") -> Group
 
 def note_of(sample: Sample) -> SampleNote:
     """What the ledger keeps of a sample for good."""
-    versions = [span.version for part in sample.parts for span in part.spans if span.num_tokens]
     return SampleNote(
         sample.key.index,
         sample.attempt,
         sample.engine,
         str(type(sample.outcome).__struct_config__.tag),  # as it is called on the wire
         sample.num_tokens,
-        min(versions, default=None),
-        max(versions, default=None),
+        sample.oldest_version,
+        sample.newest_version,
         sample.reward,
     )

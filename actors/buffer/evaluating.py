@@ -35,7 +35,8 @@ from penstock.messages.evaluation import (
     EvaluationShape,
     GroupEvaluated,
 )
-from penstock.messages.samples import SampleEnd, TerminalState, VersionSpan, is_evaluation
+from penstock.messages.parts import joined_spans
+from penstock.messages.samples import SampleEnd, TerminalState, is_evaluation
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -230,19 +231,9 @@ def _evaluated(sample: Sample) -> EvaluatedSample:
         sample.num_tokens,
         sum(part.loss_mask.count(0) for part in sample.parts),
         reward.value,
-        _joined_spans(sample),
+        joined_spans(sample.spans),
         reward.components,
     )
-
-
-def _joined_spans(sample: Sample) -> tuple[VersionSpan, ...]:
-    joined: list[VersionSpan] = []
-    for span in (span for part in sample.parts for span in part.spans if span.num_tokens):
-        if joined and joined[-1].version == span.version:
-            joined[-1] = VersionSpan(span.version, joined[-1].num_tokens + span.num_tokens)
-        else:
-            joined.append(span)
-    return tuple(joined)
 
 
 def _without_reward(sample: Sample) -> SampleEnd:

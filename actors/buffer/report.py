@@ -38,8 +38,8 @@ def ages(groups: tuple[Group, ...], version: int, *, of_newest: bool = False) ->
     oldest token, or of its newest ones where no others are trained."""
     consumed_at = version - 1
     samples = (sample for group in groups for sample in group.samples)
-    made = ([span.version for part in sample.parts for span in part.spans if span.num_tokens] for sample in samples)
-    return [consumed_at - (max(versions) if of_newest else min(versions)) for versions in made if versions]
+    made = (sample.newest_version if of_newest else sample.oldest_version for sample in samples)
+    return [consumed_at - version for version in made if version is not None]
 
 
 def step_report(

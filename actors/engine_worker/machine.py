@@ -39,7 +39,6 @@ from penstock.actors.engine_worker.looks import engine_activity, engine_waits
 from penstock.actors.engine_worker.phases import BUSY, ENGINE, HOLDING_NOTHING, REQUEST, Phase
 from penstock.actors.engine_worker.requests import RequestTable, closed
 from penstock.actors.engine_worker.weights import Weights
-from penstock.actors.parts import tail
 from penstock.actors.transitions import Steps
 from penstock.messages.base import Metric
 from penstock.messages.commands import (
@@ -65,6 +64,7 @@ from penstock.messages.local import (
     WeightsSwapped,
 )
 from penstock.messages.names import LEARNER, PROMPT_SOURCE, SCORER, SUPERVISOR, WEIGHT_PUBLISHER
+from penstock.messages.parts import cut
 from penstock.messages.samples import Cancelled, InfraError, Part
 from penstock.messages.training import Activity, DeviceTurned, DeviceYielded, Holder, NoticeGiven, UpdateMode
 from penstock.messages.weights import (
@@ -273,7 +273,7 @@ class EngineWorker:
             case Cancelled():  # interrupted: it goes on from here under the new weights
                 self.requests.interrupt(request, event.part)
                 if event.part.num_tokens > request.num_tokens:  # what PromptSource lacks it could never join later
-                    self._report(request, request.num_tokens, tail(event.part, request.num_tokens))
+                    self._report(request, request.num_tokens, cut(event.part, request.num_tokens))
             case InfraError():
                 self.requests.fail(request, event.part.num_tokens)
                 self._send(PROMPT_SOURCE, closed(event, self.settings.name))

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.actors.engine_worker.phases import RequestState
-from penstock.actors.parts import join
 from penstock.actors.settled import KnownSettled
 from penstock.messages.commands import Generate
 from penstock.messages.flow import GenerationClosed, GenerationProgressed, SampleGenerated, SampleIssued
 from penstock.messages.membership import HeldLease, LeaseStage
+from penstock.messages.parts import join
 from penstock.messages.samples import Part, Sample, is_evaluation
 
 if TYPE_CHECKING:

@@ -41,8 +41,8 @@ def oldest_age(batch: BatchReady) -> int:
     least = consumed_at - batch.max_staleness if batch.mask_stale else -1
     ages: list[int] = []
     for sample in (sample for group in batch.groups for sample in group.samples):
-        versions = [span.version for part in sample.parts for span in part.spans if span.num_tokens]
+        versions = sample.versions
         if batch.mask_old_tokens:
-            versions = versions and [max(versions)]
+            versions = versions and {max(versions)}
         ages += [consumed_at - version for version in versions if version >= least]
     return max(ages, default=0)

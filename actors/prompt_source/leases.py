@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.actors.parts import head, join
 from penstock.actors.prompt_source.routing import Cache
 from penstock.messages.evaluation import EvaluatedPlace
+from penstock.messages.parts import cut, join
 from penstock.messages.samples import Part, Prompt, Purpose, SampleKey, is_evaluation
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Lease(msgspec.Struct):
             self.forget_response()
             return
         self.num_tokens = known.save_point.num_tokens
-        self.chunks = [head(known, self.num_tokens)]
+        self.chunks = [cut(known, 0, self.num_tokens)]
 
     def catch_up(self, attempt: int) -> None:
         """Somebody knows of this attempt, which may be later than ours; then ours may have had other tokens."""

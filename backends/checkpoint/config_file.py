@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from penstock.backends.checkpoint.hf_config import CONFIG_FILE, GENERATION_FILE
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -22,11 +24,11 @@ def write_config(source: Path, target: Path, dtype: str | None) -> None:
     Raises:
         OSError: the disk refuses.
     """
-    config = cast("dict[str, Any]", msgspec.json.decode((source / "config.json").read_bytes()))
+    config = cast("dict[str, Any]", msgspec.json.decode((source / CONFIG_FILE).read_bytes()))
     if dtype is not None:
         _set_dtype(config, dtype)
-    (target / "config.json").write_bytes(msgspec.json.format(msgspec.json.encode(config)) + b"\n")
-    generation = source / "generation_config.json"
+    (target / CONFIG_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(config)) + b"\n")
+    generation = source / GENERATION_FILE
     if generation.is_file():
         shutil.copyfile(generation, target / generation.name)
 

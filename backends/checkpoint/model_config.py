@@ -8,11 +8,22 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 from tokenizers import Tokenizer
 
+from penstock.backends.checkpoint.hf_config import (
+    CONFIG_FILE,
+    GENERATION_FILE,
+    SIZES,
+    DecoderConfig,
+    HfConfig,
+    find_config,
+    find_tokenizer_config,
+    need,
+    read_config,
+)
 from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
@@ -24,12 +35,10 @@ ARCHITECTURES: Final = {
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
 }
-DEFAULT_ROPE_THETA: Final = 10_000.0
+DEFAULT_MAX_POSITIONS: Final = 2048
 QWEN3_HEAD_DIM: Final = 128
 EXPERT_SIZE_STEP: Final = 8
 """The grouped matrix product takes rows of a multiple of 16 bytes; so it does with every dtype."""
-
-StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 
 class Llama3Scaling(NamedTuple):
@@ -88,79 +97,21 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.experts if self.experts is not None and layer in self.experts.layers else None
 
 
-class _RawRope(msgspec.Struct):
-    rope_type: str | None = None
-    type: str | None = None
-    rope_theta: float | None = None
-    factor: float | None = None
-    low_freq_factor: float | None = None
-    high_freq_factor: float | None = None
-    original_max_position_embeddings: int | None = None
-    partial_rotary_factor: float | None = None
-
-
-class _RawConfig(msgspec.Struct, kw_only=True):
-    architectures: list[str] | None = None
-    model_type: str = ""
-    vocab_size: int
-    hidden_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    intermediate_size: int
-    num_key_value_heads: int | None = None
-    head_dim: int | None = None
-    rms_norm_eps: float = 1e-6
-    hidden_act: str = "silu"
-    max_position_embeddings: int = 2048
-    attention_bias: bool = False
-    mlp_bias: bool = False
-    tie_word_embeddings: bool = False
-    use_sliding_window: bool | None = None
-    rope_theta: float | None = None
-    rope_scaling: _RawRope | None = None
-    rope_parameters: _RawRope | None = None
-    eos_token_id: int | list[int] | None = None
-    num_experts: int | None = None
-    num_local_experts: int | None = None
-    """What transformers 5 calls ``num_experts`` when it writes."""
-    num_experts_per_tok: int | None = None
-    moe_intermediate_size: int | None = None
-    norm_topk_prob: bool | None = None
-    decoder_sparse_step: int = 1
-    mlp_only_layers: list[int] | None = None
-
-
-class _RawGeneration(msgspec.Struct):
-    eos_token_id: int | list[int] | None = None
-
-
-class _AddedToken(msgspec.Struct):
-    content: str
-
-
-class _RawTokenizerConfig(msgspec.Struct):
-    eos_token: str | _AddedToken | None = None
-
-
 def read_model_config(folder: Path) -> ModelConfig:
     """The configuration of the model in ``folder``.
 
     Raises:
         UserFault: no such folder, no ``config.json``, or a model that this engine does not compute.
     """
-    if not folder.is_dir():
-        raise UserFault(f"model folder {folder} does not exist; give a folder written by save_pretrained")
-    path = folder / "config.json"
-    raw = _decode(path, _RawConfig)
-    if raw is None:
-        raise UserFault(f"{folder} has no config.json; give a folder written by save_pretrained")
+    path = folder / CONFIG_FILE
+    raw = read_config(folder, DecoderConfig)
+    need(raw, str(path), *SIZES)
     family = _family(path, raw)
     _refuse_unsupported(path, raw)
-    num_kv_heads = raw.num_key_value_heads or raw.num_attention_heads
-    if raw.num_attention_heads % num_kv_heads:
+    if raw.num_attention_heads % raw.num_kv_heads:
         raise UserFault(
             f"{path}: num_attention_heads must be a multiple of num_key_value_heads,"
-            f" got {raw.num_attention_heads} and {num_kv_heads}"
+            f" got {raw.num_attention_heads} and {raw.num_kv_heads}"
         )
     default_head_dim = QWEN3_HEAD_DIM if family == "qwen3" else raw.hidden_size // raw.num_attention_heads
     head_dim = raw.head_dim or default_head_dim
@@ -173,14 +124,14 @@ def read_model_config(folder: Path) -> ModelConfig:
         hidden_size=raw.hidden_size,
         num_layers=raw.num_hidden_layers,
         num_heads=raw.num_attention_heads,
-        num_kv_heads=num_kv_heads,
+        num_kv_heads=raw.num_kv_heads,
         head_dim=head_dim,
         intermediate_size=raw.intermediate_size,
         rms_eps=raw.rms_norm_eps,
-        rope_theta=_rope_theta(raw),
+        rope_theta=raw.rope_base,
         rope_divisor=divisor,
         llama3_scaling=llama3,
-        max_positions=raw.max_position_embeddings,
+        max_positions=raw.max_position_embeddings or DEFAULT_MAX_POSITIONS,
         tied_head=raw.tie_word_embeddings,
         qk_norm=family in ("qwen3", "qwen3_moe"),
         qkv_bias=family == "qwen2" or raw.attention_bias,
@@ -196,14 +147,11 @@ def read_end_token_ids(folder: Path) -> frozenset[int]:
     Raises:
         UserFault: one of the files is malformed, or the tokenizer does not know its end token.
     """
-    config = _decode(folder / "config.json", _RawConfig)
-    generation = _decode(folder / "generation_config.json", _RawGeneration)
-    named = generation.eos_token_id if generation is not None else None
-    if named is None and config is not None:
-        named = config.eos_token_id
-    ids = set[int]() if named is None else {named} if isinstance(named, int) else set(named)
-    tokenizer_config = _decode(folder / "tokenizer_config.json", _RawTokenizerConfig)
-    token = tokenizer_config.eos_token if tokenizer_config is not None else None
+    generation = find_config(folder / GENERATION_FILE, HfConfig)
+    ids = set(generation.eos_token_id if generation is not None else ())
+    if not ids and (config := find_config(folder / CONFIG_FILE, HfConfig)) is not None:
+        ids |= set(config.eos_token_id)
+    token = find_tokenizer_config(folder).eos_token
     if token is not None and (folder / "tokenizer.json").is_file():
         text = token if isinstance(token, str) else token.content
         token_id = read_tokenizer(folder).token_to_id(text)
@@ -225,19 +173,19 @@ def read_tokenizer(folder: Path) -> Tokenizer:
     return Tokenizer.from_file(str(path))
 
 
-def _family(path: Path, raw: _RawConfig) -> str:
-    for name in raw.architectures or ():
+def _family(path: Path, raw: DecoderConfig) -> str:
+    for name in raw.architectures:
         if name in ARCHITECTURES:
             return ARCHITECTURES[name]
     if not raw.architectures and raw.model_type in ARCHITECTURES.values():
         return raw.model_type
-    found = ", ".join(raw.architectures or ()) or raw.model_type or "none"
+    found = ", ".join(raw.architectures) or raw.model_type or "none"
     raise UserFault(
         f"{path}: the torch engine serves {', '.join(ARCHITECTURES)}, found {found}; use an engine that supports it"
     )
 
 
-def _refuse_unsupported(path: Path, raw: _RawConfig) -> None:
+def _refuse_unsupported(path: Path, raw: DecoderConfig) -> None:
     if raw.hidden_act != "silu":
         raise UserFault(f"{path}: hidden_act must be silu, found {raw.hidden_act}")
     if raw.use_sliding_window:
@@ -247,7 +195,7 @@ def _refuse_unsupported(path: Path, raw: _RawConfig) -> None:
             raise UserFault(f"{path}: partial_rotary_factor must be 1, found {rope.partial_rotary_factor}")
 
 
-def _experts(path: Path, raw: _RawConfig) -> ExpertsConfig | None:
+def _experts(path: Path, raw: DecoderConfig) -> ExpertsConfig | None:
     num_experts, written = raw.num_experts, raw.num_local_experts
     if num_experts is not None and written is not None and num_experts != written:
         raise UserFault(f"{path}: num_experts is {num_experts} and num_local_experts {written}; keep one of them")
@@ -260,9 +208,8 @@ def _experts(path: Path, raw: _RawConfig) -> ExpertsConfig | None:
         )
     if raw.decoder_sparse_step < 1:
         raise UserFault(f"{path}: decoder_sparse_step must be at least 1, found {raw.decoder_sparse_step}")
-    dense = raw.mlp_only_layers or []
     step = raw.decoder_sparse_step
-    layers = frozenset(range(step - 1, raw.num_hidden_layers, step)).difference(dense)
+    layers = frozenset(range(step - 1, raw.num_hidden_layers, step)).difference(raw.mlp_only_layers)
     if not layers or not num_experts:
         return None
     if not 1 <= per_token <= num_experts:
@@ -281,16 +228,9 @@ def _experts(path: Path, raw: _RawConfig) -> ExpertsConfig | None:
     )
 
 
-def _rope_theta(raw: _RawConfig) -> float:
-    if raw.rope_parameters is not None and raw.rope_parameters.rope_theta is not None:
-        return raw.rope_parameters.rope_theta
-    return DEFAULT_ROPE_THETA if raw.rope_theta is None else raw.rope_theta
-
-
-def _rope_scaling(path: Path, raw: _RawConfig) -> tuple[float, Llama3Scaling | None]:
-    rope = raw.rope_parameters or raw.rope_scaling
-    kind = "default" if rope is None else (rope.rope_type or rope.type or "default")
-    if rope is None or kind == "default":
+def _rope_scaling(path: Path, raw: DecoderConfig) -> tuple[float, Llama3Scaling | None]:
+    rope, kind = raw.rope, raw.rope.kind
+    if kind == "default":
         return 1.0, None
     if kind == "linear" and rope.factor is not None:
         return rope.factor, None
@@ -304,12 +244,3 @@ def _rope_scaling(path: Path, raw: _RawConfig) -> tuple[float, Llama3Scaling | N
             )
         return 1.0, Llama3Scaling(rope.factor, low, high, original)
     raise UserFault(f"{path}: rope type must be default, linear (with a factor) or llama3, found {kind}")
-
-
-def _decode(path: Path, kind: type[StructT]) -> StructT | None:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except FileNotFoundError:
-        return None
-    except msgspec.MsgspecError as error:
-        raise UserFault(f"{path}: not the JSON that belongs there: {error}; copy it anew from its model") from error

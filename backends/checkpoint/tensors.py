@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
-import msgspec
 from safetensors import SafetensorError, safe_open
 
+from penstock.backends.checkpoint.hf_config import INDEX_FILE, find_weight_map
 from penstock.backends.weights.tensor_file import DTYPES
 from penstock.messages.errors import UserFault
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     import torch
 
 SINGLE_FILE: Final = "model.safetensors"
-INDEX_FILE: Final = "model.safetensors.index.json"
 
 
 class TensorSlice(Protocol):
@@ -44,10 +43,6 @@ class _Shard(Protocol):
     def get_slice(self, name: str) -> TensorSlice: ...
 
 
-class _Index(msgspec.Struct):
-    weight_map: dict[str, str]
-
-
 class CheckpointTensors(Mapping[str, "torch.Tensor"]):
     """Parameter name → CPU tensor, read on demand. A context manager: the files are closed at its end.
 
@@ -61,8 +56,8 @@ class CheckpointTensors(Mapping[str, "torch.Tensor"]):
         self._shard_of: dict[str, _Shard] = {}
         with ExitStack() as on_error:
             on_error.callback(self._files.close)
-            if (folder / INDEX_FILE).is_file():
-                self._open_shards(folder)
+            if (weight_map := find_weight_map(folder)) is not None:
+                self._open_shards(folder, weight_map)
             elif (folder / SINGLE_FILE).is_file():
                 shard = self._open(folder / SINGLE_FILE)
                 self._shard_of = dict.fromkeys(shard.keys(), shard)
@@ -72,12 +67,7 @@ class CheckpointTensors(Mapping[str, "torch.Tensor"]):
                 )
             on_error.pop_all()
 
-    def _open_shards(self, folder: Path) -> None:
-        path = folder / INDEX_FILE
-        try:
-            names_to_files = msgspec.json.decode(path.read_bytes(), type=_Index).weight_map
-        except msgspec.MsgspecError as error:
-            raise UserFault(f"{path}: {error}") from error
+    def _open_shards(self, folder: Path, names_to_files: dict[str, str]) -> None:
         shards: dict[str, _Shard] = {}
         for file_name in sorted(set(names_to_files.values())):
             shard_path = folder / file_name

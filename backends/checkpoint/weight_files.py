@@ -22,6 +22,7 @@ import msgspec
 import torch
 from huggingface_hub import split_state_dict_into_shards_factory
 
+from penstock.backends.checkpoint.hf_config import INDEX_FILE
 from penstock.backends.weights.tensor_file import lay_out, tensor_bytes
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_FILE_BYTES: Final = 5_000_000_000
 SINGLE_FILE: Final = "model.safetensors"
-INDEX_FILE: Final = "model.safetensors.index.json"
 FILE_PATTERN: Final = "model{suffix}.safetensors"
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 from tokenizers import Tokenizer
 
+from penstock.backends.checkpoint.hf_config import TOKENIZER_CONFIG_FILE
 from penstock.backends.data.problems import DataError
-from penstock.backends.data.special_tokens import TOKENIZER_CONFIG
 from penstock.backends.data.tokenizer import FILE_NAME
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class FolderTemplate:
         Raises:
             DataError: a file of the folder cannot be read.
         """
-        config, path = folder / TOKENIZER_CONFIG, folder / TEMPLATE_FILE
+        config, path = folder / TOKENIZER_CONFIG_FILE, folder / TEMPLATE_FILE
         try:
             said = msgspec.json.decode(config.read_bytes(), type=dict[str, object]) if config.is_file() else {}
             self.chat_template: object = path.read_text(encoding="utf-8") if path.is_file() else _template_in(said)

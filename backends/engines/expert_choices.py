@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-import msgspec
 import numpy as np
 
+from penstock.backends.checkpoint.hf_config import CONFIG_FILE, DecoderConfig, read_config
 from penstock.messages.errors import UserFault
 from penstock.messages.samples import ExpertChoices
 
@@ -25,26 +25,19 @@ class ExpertShape(NamedTuple):
     num_experts: int
 
 
-class _Config(msgspec.Struct):
-    num_hidden_layers: int = 0
-    num_experts_per_tok: int | None = None
-    num_experts: int | None = None
-    num_local_experts: int | None = None
-    n_routed_experts: int | None = None
-
-
 def read_expert_shape(model_folder: Path) -> ExpertShape:
     """As ``config.json`` says it.
 
     Raises:
         UserFault: the model has no experts.
     """
-    file = model_folder / "config.json"
-    config = msgspec.json.decode(file.read_bytes(), type=_Config)
-    num_experts = config.num_experts or config.num_local_experts or config.n_routed_experts
-    if not (num_experts and config.num_experts_per_tok and config.num_hidden_layers):
-        raise UserFault(f"engines.record_experts is true, and the model of {file} has no experts; set it to false")
-    return ExpertShape(config.num_hidden_layers, config.num_experts_per_tok, num_experts)
+    config = read_config(model_folder, DecoderConfig)
+    if not (config.expert_count and config.num_experts_per_tok and config.num_hidden_layers):
+        raise UserFault(
+            f"engines.record_experts is true, and the model of {model_folder / CONFIG_FILE} has no experts; set it to "
+            "false"
+        )
+    return ExpertShape(config.num_hidden_layers, config.num_experts_per_tok, config.expert_count)
 
 
 def pack_experts(chosen: NDArray[np.integer], *, num_experts: int) -> ExpertChoices:

@@ -28,6 +28,8 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from penstock.backends.draws import mixed
 from penstock.backends.episodes.episode import (
     ABORTED,
@@ -40,9 +42,9 @@ from penstock.backends.episodes.episode import (
     PlayedEpisode,
 )
 from penstock.backends.episodes.protocol import EpisodeOverError
-from penstock.backends.episodes.transcript import cut
 from penstock.messages.commands import AbortGeneration, ApplyWeights, Generate, InterruptGenerations
 from penstock.messages.local import GenerationAdvanced, GenerationEnded, WeightsSwapped
+from penstock.messages.parts import cut
 from penstock.messages.samples import Cancelled, Completed, InfraError, Part, Prompt, SavePoint, StopReason, Truncated
 
 if TYPE_CHECKING:
@@ -253,7 +255,7 @@ class EpisodeBackend:
                 # The numbers of the sample's own stream would come again in every turn.
                 seed=mixed(issued.seed, TURN_SEED, episode.num_turns) >> 1 if episode.num_turns > 1 else issued.seed,
                 deadline_version=issued.deadline_version,
-                prefix=cut(made, 0) if made.num_tokens else None,
+                prefix=msgspec.structs.replace(made, context_tokens=b"") if made.num_tokens else None,
                 max_new_tokens=turn.request.max_new_tokens,
             )
         )

@@ -11,18 +11,8 @@ Invariants:
 from __future__ import annotations
 
 from penstock.messages.arrays import LOGPROB_BYTES, TOKEN_BYTES
+from penstock.messages.parts import add_span, spans_between
 from penstock.messages.samples import Part, VersionSpan
-
-
-def cut(part: Part, begin: int, end: int | None = None) -> Part:
-    """Tokens ``begin`` … ``end − 1`` of a part."""
-    stop = part.num_tokens if end is None else min(end, part.num_tokens)
-    return Part(
-        tokens=part.tokens[begin * TOKEN_BYTES : stop * TOKEN_BYTES],
-        logprobs=part.logprobs[begin * LOGPROB_BYTES : stop * LOGPROB_BYTES],
-        spans=_spans_between(part.spans, begin, stop),
-        loss_mask=part.loss_mask[begin:stop],
-    )
 
 
 class Transcript:
@@ -69,7 +59,7 @@ class Transcript:
         self._tokens += tokens
         self._logprobs += bytes(num_tokens * LOGPROB_BYTES)
         self._mask += bytes(num_tokens)
-        self._add_span(VersionSpan(self._spans[-1].version, num_tokens))
+        add_span(self._spans, VersionSpan(self._spans[-1].version, num_tokens))
 
     def add_model(self, part: Part, *, is_trained: bool = True) -> None:
         """Tokens that the model made."""
@@ -77,7 +67,7 @@ class Transcript:
         self._logprobs += part.logprobs
         self._mask += (b"\1" if is_trained else b"\0") * part.num_tokens
         for span in part.spans:
-            self._add_span(span)
+            add_span(self._spans, span)
 
     def add_known(self, part: Part) -> None:
         """What another engine has told of: tokens of the model and of others."""
@@ -85,7 +75,7 @@ class Transcript:
         self._logprobs += part.logprobs
         self._mask += part.loss_mask or b"\1" * part.num_tokens
         for span in part.spans:
-            self._add_span(span)
+            add_span(self._spans, span)
 
     def mask_from(self, begin: int) -> None:
         """Nothing from this token on is trained."""
@@ -98,7 +88,7 @@ class Transcript:
         return Part(
             tokens=bytes(self._tokens[begin * TOKEN_BYTES : stop * TOKEN_BYTES]),
             logprobs=bytes(self._logprobs[begin * LOGPROB_BYTES : stop * LOGPROB_BYTES]),
-            spans=_spans_between(tuple(self._spans), begin, stop),
+            spans=spans_between(self._spans, begin, stop),
             loss_mask=mask if 0 in mask else b"",
             context_tokens=self._context if begin == 0 and self._context != self._prompt else b"",
         )
@@ -106,21 +96,3 @@ class Transcript:
     def whole(self) -> Part:
         """The response as one part."""
         return self.slice(0)
-
-    def _add_span(self, span: VersionSpan) -> None:
-        if not span.num_tokens:
-            return
-        if self._spans and self._spans[-1].version == span.version:
-            span = VersionSpan(span.version, self._spans.pop().num_tokens + span.num_tokens)
-        self._spans.append(span)
-
-
-def _spans_between(spans: tuple[VersionSpan, ...], begin: int, end: int) -> tuple[VersionSpan, ...]:
-    found: list[VersionSpan] = []
-    start = 0
-    for span in spans:
-        length = min(start + span.num_tokens, end) - max(start, begin)
-        if length > 0:
-            found.append(VersionSpan(span.version, length))
-        start += span.num_tokens
-    return tuple(found)

@@ -109,15 +109,12 @@ def figures_of(
 
 def versions_of(answers: Iterable[Answer]) -> VersionsOf | None:
     """The versions that made the tokens of these answers; None where there are no tokens."""
-    tokens_of: dict[int, int] = {}
-    for answer in answers:
-        for span in answer.spans:
-            if span.num_tokens:
-                tokens_of[span.version] = tokens_of.get(span.version, 0) + span.num_tokens
-    if not tokens_of:
+    spans = [span for answer in answers for span in answer.spans if span.num_tokens]
+    if not spans:
         return None
-    mean = sum(version * count for version, count in tokens_of.items()) / sum(tokens_of.values())
-    return VersionsOf(min(tokens_of), max(tokens_of), mean)
+    versions = [span.version for span in spans]
+    weighted = sum(span.version * span.num_tokens for span in spans)
+    return VersionsOf(min(versions), max(versions), weighted / sum(span.num_tokens for span in spans))
 
 
 def metric_name(dataset: str, figure: str) -> str:

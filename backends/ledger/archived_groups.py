@@ -15,6 +15,7 @@ import numpy as np
 
 from penstock.messages.base import Metric
 from penstock.messages.errors import UserFault
+from penstock.messages.parts import spans_between
 from penstock.messages.samples import (
     Completed,
     CountedSample,
@@ -114,15 +115,12 @@ def _parts(row: Row) -> Iterator[Part]:
     start = 0
     for number, length in enumerate(row["part_lengths"]):
         end = start + length
-        mine: list[VersionSpan] = []
-        while spans and sum(span.num_tokens for span in mine) < length:
-            mine.append(spans.pop(0))
         made: list[int] = [] if mask is None or all(mask[start:end]) else mask[start:end]
         yield Part(
             tokens=_bytes(tokens[start:end], TOKENS),
             logprobs=_bytes(logprobs[start:end], LOGPROBS),
             teacher_logprobs=b"" if teacher is None else _teacher(teacher[start:end]),
-            spans=tuple(mine),
+            spans=spans_between(spans, start, end),
             loss_mask=bytes(made),
             context_tokens=b"" if contexts is None else _bytes(contexts[number], TOKENS),
             experts=None if experts is None or experts[number] is None else ExpertChoices(**experts[number]),

@@ -129,11 +129,11 @@ class AuditedEvaluations:
     def _check_samples(self, entry: GroupEvaluated, opened: Evaluation) -> None:
         name = group_name(entry.group_id)
         for sample in entry.row.samples:
-            versions = [span.version for span in sample.spans]
-            if versions and min(versions) < opened.version:
-                self._find(f"group {name} has tokens of version {min(versions)}, it is evaluated at {opened.version}")
+            versions = sorted({span.version for span in sample.spans})
+            if versions and versions[0] < opened.version:
+                self._find(f"group {name} has tokens of version {versions[0]}, it is evaluated at {opened.version}")
             if opened.is_pinned and set(versions) - {opened.version}:
-                self._find(f"group {name} has tokens of {sorted(set(versions))}, it is pinned to {opened.version}")
+                self._find(f"group {name} has tokens of {versions}, it is pinned to {opened.version}")
             if sum(span.num_tokens for span in sample.spans) != sample.num_tokens:
                 self._find(f"the versions of sample {name}/{sample.index} do not add up to its tokens")
         for end in entry.row.missing:
@@ -150,15 +150,13 @@ class AuditedEvaluations:
 
 def sample_rows(entry: GroupEvaluated) -> list[EvaluatedSampleRow]:
     """What ``samples`` must say of a group, by index."""
-    rows: list[EvaluatedSampleRow] = []
-    for sample in entry.row.samples:
-        versions = [span.version for span in sample.spans]
-        rows.append(
-            (
-                sample.index, sample.attempt, sample.engine, sample.outcome, sample.num_tokens, sample.num_given_tokens,
-                min(versions, default=None), max(versions, default=None), number(sample.reward), EVALUATED, "",
-            )
-        )  # fmt: skip
+    rows: list[EvaluatedSampleRow] = [
+        (
+            sample.index, sample.attempt, sample.engine, sample.outcome, sample.num_tokens, sample.num_given_tokens,
+            sample.oldest_version, sample.newest_version, number(sample.reward), EVALUATED, "",
+        )
+        for sample in entry.row.samples
+    ]  # fmt: skip
     for end in entry.row.missing:
         ended = (None, None, None, end.num_tokens, 0, None, None, None, end.state.value, end.cause)
         rows.append((end.key.index, *ended))

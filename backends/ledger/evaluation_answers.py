@@ -146,7 +146,7 @@ def _row(command: KeepAnswers, sample: Sample, text_of: Callable[[list[int]], st
         outcome=outcome,
         detail=detail,
         num_tokens=sample.num_tokens,
-        spans=tuple((span.version, span.num_tokens) for part in sample.parts for span in part.spans),
+        spans=tuple((span.version, span.num_tokens) for span in sample.spans),
         engine=sample.engine,
         attempt=sample.attempt,
     )

@@ -217,10 +217,9 @@ class Projection:
 
 def _evaluated(entry: GroupEvaluated) -> Iterator[tuple[int | float | str | None, ...]]:
     for sample in entry.row.samples:
-        versions = [span.version for span in sample.spans]
         yield (
             entry.group_id, sample.index, sample.attempt, sample.engine, sample.outcome, sample.num_tokens,
-            sample.num_given_tokens, min(versions, default=None), max(versions, default=None), number(sample.reward),
+            sample.num_given_tokens, sample.oldest_version, sample.newest_version, number(sample.reward),
         )  # fmt: skip
 
 

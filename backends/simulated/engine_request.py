@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.backends.draws import uniform
 from penstock.messages.arrays import LOGPROB_BYTES, TOKEN_BYTES, pack_floats, pack_tokens
+from penstock.messages.parts import add_span, spans_between
 from penstock.messages.samples import Part, VersionSpan
 
 if TYPE_CHECKING:
@@ -70,13 +71,7 @@ class SimulatedRequest:
 
     def make(self, num_tokens: int) -> None:
         """There are ``num_tokens`` now; what is new was made by the version that the request runs under."""
-        new = num_tokens - self.made
-        if not new:
-            return
-        if self.spans and self.spans[-1].version == self.version:
-            self.spans[-1] = VersionSpan(self.version, self.spans[-1].num_tokens + new)
-        else:
-            self.spans.append(VersionSpan(self.version, new))
+        add_span(self.spans, VersionSpan(self.version, num_tokens - self.made))
         self.made = num_tokens
 
     def part_from(self, first: int) -> Part:
@@ -84,20 +79,8 @@ class SimulatedRequest:
         return Part(
             tokens=self.tokens[first * TOKEN_BYTES : self.made * TOKEN_BYTES],
             logprobs=self.logprobs[first * LOGPROB_BYTES : self.made * LOGPROB_BYTES],
-            spans=_spans_from(self.spans, first),
+            spans=spans_between(self.spans, first, self.made),
         )
-
-
-def _spans_from(spans: list[VersionSpan], first: int) -> tuple[VersionSpan, ...]:
-    if not first:
-        return tuple(spans)
-    kept: list[VersionSpan] = []
-    end = 0
-    for span in spans:
-        end += span.num_tokens
-        if end > first:
-            kept.append(VersionSpan(span.version, min(span.num_tokens, end - first)))
-    return tuple(kept)
 
 
 @lru_cache(maxsize=32)

@@ -169,6 +169,5 @@ def _trained(command: Train) -> BatchTrained:
 
 
 def _num_below(sample: Sample, version: int, *, mask_old_tokens: bool) -> int:
-    spans = [span for part in sample.parts for span in part.spans if span.num_tokens]
-    least = max((version, *(span.version for span in spans))) if mask_old_tokens else version
-    return sum(span.num_tokens for span in spans if span.version < least)
+    least = max((version, *sample.versions)) if mask_old_tokens else version
+    return sum(span.num_tokens for span in sample.spans if span.version < least)

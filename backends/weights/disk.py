@@ -143,7 +143,7 @@ def fetch_disk(manifest: WeightManifest) -> MappedWeights:
     except OSError as error:
         raise WeightFetchError(f"{path} cannot be read: {error.strerror}") from error
     digest = checked_digest(manifest, data)
-    return MappedWeights(tensor_views(parse_layout(data), data), data, digest)
+    return MappedWeights(tensor_views(parse_layout(data), data), digest)
 
 
 def _write(path: Path, layout: Layout, tensors: AnyWeights) -> str:

@@ -20,10 +20,11 @@ class MappedWeights:
     """Tensors that are views on one buffer. The buffer goes when the last view on it does, so a view that was kept
     past ``close`` costs memory and never points at nothing."""
 
-    def __init__(self, tensors: dict[str, torch.Tensor], data: memoryview[int], digest: str) -> None:
+    def __init__(self, tensors: dict[str, torch.Tensor], digest: str, *, shared: memoryview[int] | None = None) -> None:
+        """``shared``: the buffer, where another process can still write to it; None: it is this process's own."""
         self._tensors = tensors
-        self._data: memoryview[int] | None = data
         self._digest = digest
+        self._shared = shared
 
     @property
     def tensors(self) -> Mapping[str, torch.Tensor]:
@@ -37,12 +38,12 @@ class MappedWeights:
 
     def digest_now(self) -> str:
         """Of the bytes as they are now."""
-        assert self._data is not None, "these weights were let go of"
-        return digest_of(self._data)
+        # Nobody else reaches a copy in this process's memory, and it was hashed after it had been made.
+        return self._digest if self._shared is None else digest_of(self._shared)
 
     def close(self) -> None:
         """Let go of the bytes."""
-        self._data = None
+        self._shared = None
         self._tensors.clear()
 
 

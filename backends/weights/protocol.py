@@ -79,7 +79,8 @@ class FetchedWeights(Protocol):
         ...
 
     def digest_now(self) -> str:
-        """Of the bytes as they are now. Memory that is shared may have been changed since it was read."""
+        """Of the bytes as they are now. Memory that is shared may have been changed since it was read, and is hashed
+        again; what this process alone has cannot have been."""
         ...
 
     def close(self) -> None:

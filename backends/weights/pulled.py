@@ -76,7 +76,7 @@ def fetch_pushed(manifest: WeightManifest) -> MappedWeights:
         context.destroy(linger=0)
     check_size(named, len(data))
     digest = checked_digest(named, data)
-    return MappedWeights(tensor_views(parse_layout(data), data), data, digest)
+    return MappedWeights(tensor_views(parse_layout(data), data), digest)
 
 
 def configure(line: zmq.Socket[bytes], address: ServiceAddress) -> None:

@@ -138,9 +138,9 @@ def fetch_shared_memory(manifest: WeightManifest) -> MappedWeights:
         raise WeightFetchError(f"{path} cannot be mapped: {error.strerror}") from error
     finally:
         os.close(descriptor)
-    digest = checked_digest(manifest, memoryview(mapping))
     data = memoryview(mapping)
-    return MappedWeights(tensor_views(parse_layout(data), mapping), data, digest)
+    digest = checked_digest(manifest, data)
+    return MappedWeights(tensor_views(parse_layout(data), mapping), digest, shared=data)
 
 
 @contextlib.contextmanager

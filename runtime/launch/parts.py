@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
 from rich.markup import escape
 
+from penstock.backends.checkpoint.hf_config import HfConfig, read_config
 from penstock.backends.ledger.protocol import LedgerStoreError
 from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.errors import UserFault
@@ -66,19 +66,8 @@ def recorded_batches(scenario: Scenario, console: Console) -> Generator[Iterator
         batches.close()
 
 
-class _TextConfig(msgspec.Struct):
-    vocab_size: int | None = None
-
-
-class _Config(_TextConfig):
-    """Of ``config.json``; of models with images the text part has a block of its own."""
-
-    text_config: _TextConfig | None = None
-
-
 def _vocab_size(scenario: Scenario) -> int | None:
     """Token ids that the model knows; None for one that is made here, with the same tokenizer each time."""
     if scenario.model.path is None:
         return None
-    config = msgspec.json.decode((Path(scenario.model.path) / "config.json").read_bytes(), type=_Config)
-    return config.text_config.vocab_size if config.text_config is not None else config.vocab_size
+    return read_config(Path(scenario.model.path), HfConfig).vocab_size or None

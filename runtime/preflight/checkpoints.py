@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
-from penstock.backends.data.problems import DataError
-from penstock.backends.data.special_tokens import read_special_tokens, vocabulary_size
+from penstock.backends.checkpoint.hf_config import CONFIG_FILE, HfConfig, find_config, find_weight_map
+from penstock.backends.data.special_tokens import read_special_tokens
 from penstock.backends.data.tokenizer import FILE_NAME, TextTokenizer
 from penstock.backends.engines.options import kinds
 from penstock.backends.engines.spec import ENGINES
@@ -27,10 +25,6 @@ BFLOAT16_BYTES: Final = 2
 TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
-class _WeightIndex(msgspec.Struct):
-    weight_map: dict[str, str]
-
-
 def check_checkpoint(folder: Path, key: str = "model.path", *, needs_weights: bool = True) -> None:
     """The folder has a config, a tokenizer and every file of its weights."""
     if not folder.is_dir():
@@ -39,7 +33,7 @@ def check_checkpoint(folder: Path, key: str = "model.path", *, needs_weights: bo
             f"{key}: {folder}: {what}; expected what transformers' save_pretrained writes, a name on the hub "
             f"(ORG/NAME), or set {key.removesuffix('path')}make"
         )
-    missing = [] if (folder / "config.json").is_file() else ["config.json"]
+    missing = [] if (folder / CONFIG_FILE).is_file() else [CONFIG_FILE]
     if not any((folder / name).is_file() for name in TOKENIZER_FILES):
         missing.append("tokenizer.json")
     missing += _missing_weights(folder, key) if needs_weights else []
@@ -56,10 +50,11 @@ def check_tokenizer(folder: Path, key: str = "model.path") -> None:
         return  # of another format, which engines of their own may read
     try:
         tokenizer, special = TextTokenizer(folder), read_special_tokens(folder)
-        size = vocabulary_size(folder)
-    except DataError as error:
+        config = find_config(folder / CONFIG_FILE, HfConfig)
+    except UserFault as error:
         raise UserFault(f"{key}: {error}") from None
-    if size is None:
+    size = 0 if config is None else config.vocab_size
+    if not size:
         return
     if tokenizer.num_own_tokens > size:
         raise UserFault(
@@ -141,8 +136,11 @@ def check_weights(scenario: Scenario, run_parent: Path) -> None:
 
 
 def _missing_weights(folder: Path, key: str) -> list[str]:
-    index = folder / "model.safetensors.index.json"
-    if not index.is_file():
+    try:
+        weight_map = find_weight_map(folder)
+    except UserFault as error:
+        raise UserFault(f"{key}: {error}") from None
+    if weight_map is None:
         if any(folder.glob("*.safetensors")):
             return []
         if any(folder.glob("pytorch_model*.bin")):
@@ -151,8 +149,4 @@ def _missing_weights(folder: Path, key: str) -> list[str]:
                 "load it with transformers and call save_pretrained to write safetensors"
             )
         return ["model.safetensors"]
-    try:
-        shards = set(msgspec.json.decode(index.read_bytes(), type=_WeightIndex).weight_map.values())
-    except msgspec.DecodeError as error:
-        raise UserFault(f"{key}: {index}: no index of weights: {error}") from None
-    return sorted(name for name in shards if not (folder / name).is_file())
+    return sorted(name for name in set(weight_map.values()) if not (folder / name).is_file())

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from penstock.backends.learners.megatron.architecture import ArchitectureError, decode_architecture
+from penstock.backends.checkpoint.hf_config import CONFIG_FILE, DecoderConfig, find_config
+from penstock.backends.learners.megatron.architecture import architecture_of, decode_architecture
 from penstock.messages.errors import UserFault
 from penstock.runtime.scenario.paths import MODEL_CONFIG, MODEL_MAKE, MODEL_PATH
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from penstock.runtime.scenario.source import KeyPath
     from penstock.runtime.scenario.structure import Scenario
 
-CONFIG_FILE: Final = "config.json"
 _MADE: Final[dict[str, Any]] = {
     "model_type": "qwen3", "vocab_size": 79, "max_position_embeddings": 512, "tie_word_embeddings": True,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
@@ -70,11 +70,11 @@ def find_architecture(scenario: Scenario) -> Found | None:
         text = msgspec.json.encode(MADE_CONFIGS[model.make])
         return Found(decode_architecture(text, f"model.make: {model.make}"), MODEL_MAKE)
     own = Path(model.path) / CONFIG_FILE if model.path is not None else None
-    checkpoint = _decode(own, MODEL_PATH) if own is not None and own.is_file() else None
+    checkpoint = _read(own, MODEL_PATH) if own is not None and own.is_file() else None
     copy = None
     # A run that is gone on with has its checkpoint, and may well have outlived the copy.
     if model.config is not None and (checkpoint is None or Path(model.config).is_file()):
-        copy = _decode(Path(model.config), MODEL_CONFIG)
+        copy = _read(Path(model.config), MODEL_CONFIG)
     if checkpoint is not None and copy is not None and checkpoint != copy:
         raise UnreadableModelError(
             MODEL_CONFIG,
@@ -86,13 +86,13 @@ def find_architecture(scenario: Scenario) -> Found | None:
     return None if copy is None else Found(copy, MODEL_CONFIG)
 
 
-def _decode(file: Path, key: KeyPath) -> Architecture:
+def _read(file: Path, key: KeyPath) -> Architecture:
     try:
-        return decode_architecture(file.read_bytes(), str(file))
-    except ArchitectureError as error:
+        config = find_config(file, DecoderConfig)
+        if config is None:
+            raise UserFault(
+                f"{file} cannot be read (no such file or directory); expected a copy of the model's {CONFIG_FILE}"
+            )
+        return architecture_of(config, str(file))
+    except UserFault as error:
         raise UnreadableModelError(key, str(error)) from None
-    except OSError as error:
-        problem = (
-            f"{file} cannot be read ({(error.strerror or '').lower()}); expected a copy of the model's config.json"
-        )
-        raise UnreadableModelError(key, problem) from None

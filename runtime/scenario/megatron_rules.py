@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from penstock.backends.learners.megatron.architecture import ArchitectureError
 from penstock.backends.learners.megatron.config_fields import ConfigFieldError, check_config_fields
 from penstock.backends.learners.megatron.layout import LayoutError, check_layout, layout_of
 from penstock.backends.learners.megatron.moe_options import check_experts, given_losses
@@ -120,9 +119,9 @@ def _model(s: Scenario) -> Iterator[Broken]:
         check_layout(layout, found.architecture, learner.megatron.transformer)
     except UnreadableModelError as error:
         yield error.key, error.text
-    except ArchitectureError as error:
-        yield BACKEND, str(error)
     except LayoutError as error:
         yield KEY, str(error)
+    except UserFault as error:
+        yield BACKEND, str(error)
     else:
         yield from _experts(s, found.architecture)

@@ -25,11 +25,12 @@ from transformers import (
 
 from penstock.backends.checkpoint.checkpoint_names import CheckpointNames
 from penstock.backends.checkpoint.examine import examine_model
+from penstock.backends.checkpoint.hf_config import INDEX_FILE
 from penstock.backends.checkpoint.make import make_model
 from penstock.backends.checkpoint.model_format import ConversionPlan
 from penstock.backends.checkpoint.tensors import CheckpointTensors
 from penstock.backends.checkpoint.terminal import quiet_transformers
-from penstock.backends.checkpoint.weight_files import INDEX_FILE, SINGLE_FILE, WeightFileError, WeightFiles
+from penstock.backends.checkpoint.weight_files import SINGLE_FILE, WeightFileError, WeightFiles
 from penstock.backends.learners.convert_model import convert_model, parse_size
 from penstock.messages.errors import UserFault
 

@@ -25,9 +25,10 @@ from engine_cases import (
     weights_of,
 )
 
+from penstock.backends.checkpoint.hf_config import INDEX_FILE
 from penstock.backends.checkpoint.make import END_ID
 from penstock.backends.checkpoint.model_config import read_end_token_ids, read_model_config
-from penstock.backends.checkpoint.tensors import INDEX_FILE, SINGLE_FILE, CheckpointTensors
+from penstock.backends.checkpoint.tensors import SINGLE_FILE, CheckpointTensors
 from penstock.backends.engines.torch.attention import FreshAttention, RaggedRows
 from penstock.backends.engines.torch.cache import KeyValueCache
 from penstock.backends.engines.torch.engine import TorchEngine

@@ -11,8 +11,7 @@ import torch
 from safetensors.torch import save_file
 
 from penstock.backends.checkpoint.make import make_model
-from penstock.backends.weights.buckets import plan_buckets
-from penstock.backends.weights.expectation import (
+from penstock.backends.engines.served.expectation import (
     TensorSpec,
     UnfitWeightsError,
     check_tensors,
@@ -20,6 +19,7 @@ from penstock.backends.weights.expectation import (
     read_table,
     table_of,
 )
+from penstock.backends.weights.buckets import plan_buckets
 from penstock.backends.weights.protocol import WeightFetchError
 from penstock.backends.weights.tensor_file import lay_out, parse_header
 

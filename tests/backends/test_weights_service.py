@@ -20,10 +20,10 @@ import zmq
 from safetensors.torch import load_file
 
 from penstock.backends.checkpoint.make import make_model
+from penstock.backends.engines.served.expectation import UnfitWeightsError, expect_model
 from penstock.backends.engines.served.sglang.bucket_source import ServiceError, ServiceLine, open_source
 from penstock.backends.weights import pulled
 from penstock.backends.weights.buckets import plan_buckets
-from penstock.backends.weights.expectation import UnfitWeightsError, expect_model
 from penstock.backends.weights.protocol import WeightExportError, WeightFetchError
 from penstock.backends.weights.pushing import PushExporter
 from penstock.backends.weights.service_messages import (

@@ -235,6 +235,21 @@ def test_sweep_removes_half_written_segments(run_id: str) -> None:
     assert not segments_of(run_id)
 
 
+def test_a_change_after_the_fetch_shows_in_the_digest_exactly_where_it_reaches_the_tensors(
+    exporter: WeightExporter,
+) -> None:
+    manifest = exporter.export(weights(), version=0, publish=0, canary=None)
+    fetched = open_fetcher().fetch(manifest)
+    before = {name: tensor.clone() for name, tensor in fetched.tensors.items()}
+    with path_of(manifest).open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        last = file.read(1)[0]
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last ^ 1]))
+    changed = [name for name, tensor in fetched.tensors.items() if not torch.equal(tensor, before[name])]
+    assert bool(changed) == (fetched.digest_now() != manifest.digest) == (manifest.transport == "shared_memory")
+
+
 def test_what_was_fetched_outlives_its_release(exporter: WeightExporter) -> None:
     fetched = open_fetcher().fetch(exporter.export(weights(0), version=0, publish=0, canary=None))
     exporter.export(weights(1), version=1, publish=1, canary=None)

@@ -16,12 +16,12 @@ import torch
 from running_server import run_server
 from safetensors.torch import load_file
 
+from penstock.backends.engines.served.expectation import UnfitWeightsError, check_tensors, expect_model, read_table
 from penstock.backends.engines.served.sglang.bucket_push import PushError, ServerGroup, ServerRanks, push_tensors
 from penstock.backends.engines.served.sglang.bucket_source import open_source
 from penstock.backends.engines.served.sglang.control import PauseMode, SglangControl
 from penstock.backends.engines.served.sglang.http import Refused, SglangHttp
 from penstock.backends.processes.process_facts import is_running, marked_processes
-from penstock.backends.weights.expectation import UnfitWeightsError, check_tensors, expect_model, read_table
 from penstock.backends.weights.protocol import WeightFetchError
 from penstock.backends.weights.pushing import PushExporter
 from penstock.messages.errors import UserFault

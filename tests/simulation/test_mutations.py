@@ -31,7 +31,6 @@ from penstock.actors.buffer.run_state import RunState
 from penstock.actors.filter.assembly import Assembly
 from penstock.actors.filter.machine import Filter
 from penstock.actors.learner.machine import Learner
-from penstock.actors.parts import head
 from penstock.actors.prompt_source import leases
 from penstock.actors.prompt_source.issuing import Issuing
 from penstock.actors.prompt_source.leases import Lease
@@ -40,6 +39,7 @@ from penstock.backends.ledger.memory import MemoryStore
 from penstock.messages.commands import Record
 from penstock.messages.flow import GroupAdmitted, ScoringFailed
 from penstock.messages.ledger import BatchLeased, GroupsGranted, PayloadsReleased, StepRecorded
+from penstock.messages.parts import cut
 from penstock.messages.training import CheckpointNamed, StepFinished, UpdateMode
 from penstock.runtime.shell.delivery import Delivery
 
@@ -293,7 +293,7 @@ def goes_on_from_anywhere() -> AbstractContextManager[Any]:
 
 def cuts_behind_the_save_point() -> AbstractContextManager[Any]:
     """An episode goes on with a token that its saved state does not know of."""
-    return patch.object(leases, "head", lambda part, num_tokens: head(part, num_tokens + 1))
+    return patch.object(leases, "cut", lambda part, begin, end: cut(part, begin, end + 1))
 
 
 def gives_a_source_its_rows_too_often() -> AbstractContextManager[Any]:

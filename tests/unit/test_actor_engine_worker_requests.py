@@ -6,7 +6,6 @@ import actor_driver as drive
 import pytest
 from engine_bench import EngineBench, issued, submitted
 
-from penstock.actors.parts import join
 from penstock.messages.commands import AbortGeneration, Generate, OpenEngine, Send
 from penstock.messages.flow import (
     GenerationClosed,
@@ -18,6 +17,7 @@ from penstock.messages.flow import (
 )
 from penstock.messages.local import EngineOpened, GenerationAdvanced, GenerationEnded, Started
 from penstock.messages.membership import HeldLease, LeaseStage
+from penstock.messages.parts import join
 from penstock.messages.samples import Cancelled, Completed, InfraError, Part, PolicyError, Purpose, SampleKey, Truncated
 from penstock.messages.training import Activity, UpdateMode
 from penstock.messages.weights import EngineReady

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.actors.parts import head, join
 from penstock.actors.prompt_source.leases import Lease
 from penstock.messages.arrays import pack_floats, pack_tokens, tokens_view
+from penstock.messages.parts import cut, join
 from penstock.messages.samples import Part, SampleKey, SavePoint, VersionSpan
 
 FIRST = SavePoint(3, 1, b"first")
@@ -76,5 +76,5 @@ def test_a_report_that_does_not_follow_brings_no_save_point() -> None:
 
 def test_a_head_is_what_a_longer_part_begins_with() -> None:
     whole = join([chunk(1, 2), chunk(3, version=4), chunk(4, 5, version=5)])
-    assert head(whole, 3) == join([chunk(1, 2), chunk(3, version=4)])
-    assert head(whole, 5) == whole
+    assert cut(whole, 0, 3) == join([chunk(1, 2), chunk(3, version=4)])
+    assert cut(whole, 0, 5) == whole

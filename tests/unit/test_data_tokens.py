@@ -18,6 +18,7 @@ from penstock.backends.data.problems import DataError
 from penstock.backends.data.special_tokens import read_special_tokens
 from penstock.backends.data.tokenizer import TextTokenizer
 from penstock.messages.arrays import tokens_view
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,7 +84,7 @@ def test_a_folder_without_an_end_token_is_refused(folder: Path) -> None:
 
 def test_a_damaged_config_is_named(folder: Path) -> None:
     (folder / "generation_config.json").write_text('{"eos_token_id": "two"}')
-    with pytest.raises(DataError, match=r"generation_config\.json: .*Expected .* got `str`.*eos_token_id"):
+    with pytest.raises(UserFault, match=r"generation_config\.json: .*Expected .* got `str`.*eos_token_id"):
         read_special_tokens(folder)
 
 

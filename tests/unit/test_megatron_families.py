@@ -8,12 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.backends.learners.megatron.architecture import Architecture, ArchitectureError, decode_architecture
+from penstock.backends.learners.megatron.architecture import Architecture, decode_architecture
 from penstock.backends.learners.megatron.layout import LayoutError, check_layout, layout_of
 from penstock.backends.learners.megatron.memory import estimate_memory
 from penstock.backends.learners.megatron.model_config import Fields, transformer_fields
 from penstock.backends.learners.megatron.weight_map import parameters_of
 from penstock.backends.learners.megatron_options import MegatronOptions
+from penstock.messages.errors import UserFault
 
 DEEPSEEK_V3: dict[str, Any] = {
     "model_type": "deepseek_v3", "vocab_size": 129280, "hidden_size": 7168, "intermediate_size": 18432,
@@ -75,7 +76,7 @@ def test_without_a_query_rank_queries_are_made_of_the_hidden_state() -> None:
     ],
 )
 def test_what_megatron_core_would_compute_otherwise_is_refused(changed: dict[str, Any], text: str) -> None:
-    with pytest.raises(ArchitectureError, match=text):
+    with pytest.raises(UserFault, match=text):
         architecture(**changed)
 
 

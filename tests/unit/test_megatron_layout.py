@@ -10,7 +10,6 @@ import pytest
 
 from penstock.backends.learners.megatron.architecture import (
     Architecture,
-    ArchitectureError,
     decode_architecture,
 )
 from penstock.backends.learners.megatron.config_fields import (
@@ -60,7 +59,7 @@ def test_all_weights_of_a_model_are_mapped(config: dict[str, Any], num_parameter
     ],
 )
 def test_a_model_that_would_be_computed_otherwise_is_refused(changed: dict[str, Any], text: str) -> None:
-    with pytest.raises(ArchitectureError, match=text):
+    with pytest.raises(UserFault, match=text):
         architecture(**changed)
 
 

@@ -323,7 +323,7 @@ MODELS = (
     Mistake(
         "a config without sizes",
         "RUN",
-        ("model.path: ", "config.json: not the JSON that belongs there: Object missing required field `vocab_size`"),
+        ("model.path: ", "config.json: lacks vocab_size, hidden_size, num_hidden_layers"),
         {"model/config.json": "{}"},
     ),
     Mistake(
@@ -375,7 +375,7 @@ MODELS = (
     Mistake(
         "an index that is no JSON",
         "RUN",
-        ("model.path: ", "model.safetensors.index.json: no index of weights"),
+        ("model.path: ", "model.safetensors.index.json: not the JSON that belongs there"),
         {"model/model.safetensors.index.json": "["},
     ),
     Mistake("no tokenizer", "RUN", ("model.path: ", "missing tokenizer.json"), {"model/tokenizer.json": None}),

@@ -8,7 +8,8 @@ Invariants:
   cannot be served, which touches no other.
 * Weights that were fetched are kept until they are applied or two newer ones were fetched: the actor commits the
   newest that it knows of, and the one before that may be on its way already.
-* What was loaded is hashed before the next step. If it is not what was exported, every request ends there.
+* What was loaded is compared before the next step, by a new hash where another process could have changed it since
+  the fetch. If it is not what was exported, every request ends there.
 * Whatever else goes wrong ends the thread and is told through ``fail``.
 
 | waits for | who ends it |

@@ -41,7 +41,6 @@ from penstock.backends.engines.torch.requests import (
     RequestError,
     Running,
     checked_tokens,
-    joined,
     new_spans,
 )
 from penstock.backends.engines.torch.slot_scheduler import SlotScheduler
@@ -49,6 +48,7 @@ from penstock.backends.engines.torch.slots import MIN_ROWS, PromptIndex, Running
 from penstock.backends.engines.torch.stopping import EndReason, StopStringWatch
 from penstock.backends.engines.torch.weights import FusedWeights
 from penstock.messages.arrays import floats_view, tokens_view
+from penstock.messages.parts import join
 from penstock.messages.samples import Part
 
 if TYPE_CHECKING:
@@ -355,7 +355,7 @@ class TorchEngine:
     def _end(self, slot: int, running: Running, reason: EndReason) -> Ended:
         new = self._new_tokens(slot, running, 0, running.num_new(self._clock))
         self._scheduler.running[slot] = None
-        part = joined(running.request.prefix, new)
+        part = join((running.request.prefix, new))
         if self.settings.records_experts and part.num_tokens:
             num_inputs = running.position_at(self._clock)
             part = msgspec.structs.replace(part, experts=self._cache.experts_of(slot, num_inputs))
@@ -364,7 +364,7 @@ class TorchEngine:
     def _new_tokens(self, slot: int, running: Running, begin: int, end: int) -> Part:
         first = running.first_position
         tokens, logprobs = self._slots.drawn(slot, first + begin, first + end)
-        return Part(tokens=tokens, logprobs=logprobs, spans=tuple(new_spans(running.marks, begin, end)))
+        return Part(tokens=tokens, logprobs=logprobs, spans=new_spans(running.marks, begin, end))
 
     def _reports(self) -> list[Advanced]:
         num_tokens = self.settings.progress_tokens

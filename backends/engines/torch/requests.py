@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from penstock.messages.arrays import ArrayLengthError, tokens_view
+from penstock.messages.parts import spans_between
 from penstock.messages.samples import Part, VersionSpan
 
 if TYPE_CHECKING:
@@ -121,34 +120,11 @@ class Running:
         self.marks.append(VersionMark(version, self.num_new(clock)))
 
 
-def new_spans(marks: Sequence[VersionMark], begin: int, end: int) -> list[VersionSpan]:
+def new_spans(marks: Sequence[VersionMark], begin: int, end: int) -> tuple[VersionSpan, ...]:
     """Which version made the new tokens ``begin`` … ``end − 1``."""
-    ends = [mark.from_token for mark in marks[1:]] + [end]
-    spans: list[VersionSpan] = []
-    for mark, mark_end in zip(marks, ends, strict=True):
-        length = min(mark_end, end) - max(mark.from_token, begin)
-        if length > 0:
-            spans.append(VersionSpan(mark.version, length))
-    return spans
-
-
-def joined(prefix: Part, new: Part) -> Part:
-    """The response that ``new`` tokens after ``prefix`` make, with one list of spans."""
-    if not new.tokens:
-        return prefix
-    spans = [span for span in prefix.spans if span.num_tokens]
-    for span in new.spans:
-        if spans and spans[-1].version == span.version:
-            spans[-1] = VersionSpan(span.version, spans[-1].num_tokens + span.num_tokens)
-        else:
-            spans.append(span)
-    return msgspec.structs.replace(
-        prefix,
-        tokens=prefix.tokens + new.tokens,
-        logprobs=prefix.logprobs + new.logprobs,
-        spans=tuple(spans),
-        loss_mask=prefix.loss_mask + b"\x01" * new.num_tokens if prefix.loss_mask else b"",
-    )
+    ends = [mark.from_token for mark in marks[1:]] + [max(end, marks[-1].from_token)]
+    spans = (VersionSpan(mark.version, stop - mark.from_token) for mark, stop in zip(marks, ends, strict=True))
+    return spans_between(spans, begin, end)
 
 
 def checked_tokens(data: bytes, what: str, vocab_size: int) -> list[int]:

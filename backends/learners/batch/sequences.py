@@ -132,7 +132,7 @@ def read_groups(groups: Sequence[Group], *, min_token_version: int, mask_old_tok
     for group in groups:
         for sample in group.samples:
             num_before = 0
-            least = max(min_token_version, _newest_version(sample)) if mask_old_tokens else min_token_version
+            least = max(min_token_version, sample.newest_version or 0) if mask_old_tokens else min_token_version
             for index, part in enumerate(sample.parts):
                 made, recent = _made_by_model(part), _recent_enough(part, least)
                 num_masked += int((made & ~recent).sum())
@@ -251,7 +251,7 @@ def _sequence(
         positions=trained,
         versions=_versions(part)[trained],
         sample=index,
-        is_of_one_version=len(_all_versions(sample)) < 2,
+        is_of_one_version=len(sample.versions) < 2,
         is_imitated=sample.loss is Loss.SUPERVISED,
         teacher_logprobs=np.frombuffer(part.teacher_logprobs, dtype=np.float32)[trained]
         if part.teacher_logprobs
@@ -286,15 +286,6 @@ def _made_by_model(part: Part) -> NDArray[np.bool_]:
 def _recent_enough(part: Part, min_token_version: int) -> NDArray[np.bool_]:
     """``[R]``"""
     return _versions(part) >= min_token_version
-
-
-def _newest_version(sample: Sample) -> int:
-    """That which finished it; tokens that others wrote have none of their own."""
-    return max(_all_versions(sample), default=0)
-
-
-def _all_versions(sample: Sample) -> set[int]:
-    return {span.version for part in sample.parts for span in part.spans if span.num_tokens}
 
 
 def _versions(part: Part) -> NDArray[np.int64]:

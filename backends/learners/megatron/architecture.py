@@ -13,19 +13,21 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, Literal, TypedDict
 
-import msgspec
-
+from penstock.backends.checkpoint.hf_config import (
+    CONFIG_FILE,
+    SIZES,
+    DecoderConfig,
+    RopeParameters,
+    decode_config,
+    need,
+    read_config,
+)
 from penstock.backends.learners.megatron.families import FAMILIES, Family
-from penstock.backends.learners.megatron.hf_config import HfConfig, RopeParameters
 from penstock.backends.learners.megatron.refusals import unsupported
 from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-class ArchitectureError(UserFault):
-    """A model that is not among those that the learner can build."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,15 +126,9 @@ def read_architecture(folder: Path) -> Architecture:
     """Read ``config.json`` of a checkpoint.
 
     Raises:
-        ArchitectureError: there is none, or the model cannot be built.
+        UserFault: there is none, or the model cannot be built.
     """
-    file = folder / "config.json"
-    try:
-        text = file.read_bytes()
-    except OSError as error:
-        problem = f"{file} cannot be read ({error.strerror}); expected a Hugging Face checkpoint"
-        raise ArchitectureError(problem) from None
-    return decode_architecture(text, str(file))
+    return architecture_of(read_config(folder, DecoderConfig), str(folder / CONFIG_FILE))
 
 
 def decode_architecture(text: bytes, origin: str) -> Architecture:
@@ -143,21 +139,26 @@ def decode_architecture(text: bytes, origin: str) -> Architecture:
         origin: where it is from, for errors.
 
     Raises:
-        ArchitectureError: the model cannot be built.
+        UserFault: the model cannot be built.
     """
-    try:
-        kind = msgspec.json.decode(text, type=_Kind).model_type
-        family = FAMILIES.get(kind)
-        if family is None:
-            raise ArchitectureError(
-                f"{origin}: the Megatron learner has no family for model_type '{kind}'; there are "
-                f"{', '.join(FAMILIES)}. Use learner.backend: torch, which takes any causal model of transformers"
-            )
-        config = msgspec.json.decode(text, type=HfConfig)
-    except msgspec.DecodeError as error:
-        raise ArchitectureError(f"{origin}: {error}") from None
+    return architecture_of(decode_config(text, origin, DecoderConfig), origin)
+
+
+def architecture_of(config: DecoderConfig, origin: str) -> Architecture:
+    """What a ``config.json`` says, in the terms of megatron-core; ``origin`` is where it is from, for errors.
+
+    Raises:
+        UserFault: the model cannot be built.
+    """
+    family = FAMILIES.get(config.model_type)
+    if family is None:
+        raise UserFault(
+            f"{origin}: the Megatron learner has no family for model_type '{config.model_type}'; there are "
+            f"{', '.join(FAMILIES)}. Use learner.backend: torch, which takes any causal model of transformers"
+        )
+    need(config, origin, *SIZES)
     if problem := unsupported(config, family):
-        raise ArchitectureError(f"{origin}: {problem}; the Megatron learner would compute something else")
+        raise UserFault(f"{origin}: {problem}; the Megatron learner would compute something else")
     latent = _latent(config, family, origin)
     plain_head_dim = config.head_dim or family.head_dim or config.hidden_size // config.num_attention_heads
     return Architecture(
@@ -165,11 +166,11 @@ def decode_architecture(text: bytes, origin: str) -> Architecture:
         num_layers=config.num_hidden_layers,
         hidden_size=config.hidden_size,
         num_heads=config.num_attention_heads,
-        num_kv_heads=config.num_key_value_heads or config.num_attention_heads,
+        num_kv_heads=config.num_kv_heads,
         head_dim=latent.head_dim if latent else plain_head_dim,
         ffn_size=config.intermediate_size,
         vocab_size=config.vocab_size,
-        max_positions=config.max_position_embeddings,
+        max_positions=config.max_position_embeddings or DEFAULT_MAX_POSITIONS,
         norm_epsilon=config.rms_norm_eps,
         has_tied_embeddings=config.tie_word_embeddings,
         has_qkv_bias=family.qkv_bias == "always" or (family.qkv_bias == "as said" and config.attention_bias),
@@ -179,10 +180,7 @@ def decode_architecture(text: bytes, origin: str) -> Architecture:
     )
 
 
-class _Kind(msgspec.Struct, frozen=True):
-    model_type: str
-
-
+DEFAULT_MAX_POSITIONS: Final = 32768
 ROPE_KINDS: Final[dict[str, Literal["default", "llama3", "yarn"]]] = {
     "default": "default",
     "llama3": "llama3",
@@ -190,20 +188,21 @@ ROPE_KINDS: Final[dict[str, Literal["default", "llama3", "yarn"]]] = {
 }
 
 
-def _rope(config: HfConfig, family: Family) -> Rope:
+def _rope(config: DecoderConfig, family: Family) -> Rope:
     given = config.rope
     fraction = given.partial_rotary_factor or config.partial_rotary_factor or family.rope_fraction
-    original = given.original_max_position_embeddings or config.max_position_embeddings
+    positions = config.max_position_embeddings or DEFAULT_MAX_POSITIONS
+    original = given.original_max_position_embeddings or positions
     kind = ROPE_KINDS[given.kind]
-    factor = given.factor or (config.max_position_embeddings / original if kind == "yarn" else 1.0)
+    factor = given.factor or (positions / original if kind == "yarn" else 1.0)
     return Rope(
-        theta=given.rope_theta or config.rope_theta or 10000.0,
+        theta=config.rope_base,
         fraction=fraction,
         is_interleaved=family.has_interleaved_rope,
         kind=kind,
         factor=factor,
-        low_frequency_factor=given.low_freq_factor,
-        high_frequency_factor=given.high_freq_factor,
+        low_frequency_factor=1.0 if given.low_freq_factor is None else given.low_freq_factor,
+        high_frequency_factor=4.0 if given.high_freq_factor is None else given.high_freq_factor,
         original_positions=original,
         beta_fast=given.beta_fast or 32.0,
         beta_slow=given.beta_slow or 1.0,
@@ -225,14 +224,14 @@ def yarn_mscale(factor: float, mscale: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 
-def _latent(config: HfConfig, family: Family, origin: str) -> LatentAttention | None:
+def _latent(config: DecoderConfig, family: Family, origin: str) -> LatentAttention | None:
     if not family.has_latent_attention:
         return None
     rank, plain, turned, value = (
         config.kv_lora_rank, config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim,
     )  # fmt: skip
     if not (rank and plain and turned and value):
-        raise ArchitectureError(
+        raise UserFault(
             f"{origin}: a model of {config.model_type} needs kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim and "
             "v_head_dim, and not all of them are there"
         )
@@ -246,12 +245,12 @@ def _latent(config: HfConfig, family: Family, origin: str) -> LatentAttention | 
     )
 
 
-def _experts(config: HfConfig, family: Family, origin: str) -> Experts | None:
+def _experts(config: DecoderConfig, family: Family, origin: str) -> Experts | None:
     if not family.has_experts:
         return None
     count, per_token, ffn_size = config.expert_count, config.num_experts_per_tok, config.moe_intermediate_size
     if not (count and per_token and ffn_size):
-        raise ArchitectureError(
+        raise UserFault(
             f"{origin}: a model of {config.model_type} needs its number of experts, num_experts_per_tok and "
             "moe_intermediate_size, and not all of them are there"
         )
@@ -274,16 +273,16 @@ class _Router(TypedDict):
     shared_ffn_size: int
 
 
-def _sigmoid_router(config: HfConfig, experts: Experts, origin: str) -> _Router:
+def _sigmoid_router(config: DecoderConfig, experts: Experts, origin: str) -> _Router:
     """What a model adds whose experts are chosen by sigmoids and a bias, in groups."""
     groups, chosen, scale = config.n_group, config.topk_group, config.routed_scaling_factor
     if groups is None or chosen is None or scale is None or config.n_shared_experts is None:
-        raise ArchitectureError(
+        raise UserFault(
             f"{origin}: a model of {config.model_type} needs n_group, topk_group, routed_scaling_factor and "
             "n_shared_experts, and not all of them are there"
         )
     if experts.count % groups:
-        raise ArchitectureError(f"{origin}: n_group {groups} does not divide the {experts.count} experts")
+        raise UserFault(f"{origin}: n_group {groups} does not divide the {experts.count} experts")
     is_limited = chosen < groups
     return {
         "score": "sigmoid",

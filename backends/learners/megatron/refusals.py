@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from penstock.backends.checkpoint.hf_config import DecoderConfig
     from penstock.backends.learners.megatron.families import Family
-    from penstock.backends.learners.megatron.hf_config import HfConfig
 
 
-def unsupported(config: HfConfig, family: Family) -> str | None:
+def unsupported(config: DecoderConfig, family: Family) -> str | None:
     """What the config asks for, as a clause with what was found and what is expected; None: nothing."""
     if config.quantization_config is not None:
         method = config.quantization_config.get("quant_method")
@@ -29,7 +29,7 @@ def unsupported(config: HfConfig, family: Family) -> str | None:
     return _of_sigmoid_router(config) if family.router == "sigmoid" else None
 
 
-def _of_latent_attention(config: HfConfig) -> str | None:
+def _of_latent_attention(config: DecoderConfig) -> str | None:
     rope = config.rope
     if config.rope_interleave is False:
         return "rope_interleave is false, expected true"
@@ -37,12 +37,12 @@ def _of_latent_attention(config: HfConfig) -> str | None:
         return "partial_rotary_factor is not 1, expected 1"
     if rope.truncate is False:
         return "rope_parameters.truncate is false, expected true"
-    if config.num_key_value_heads not in (None, config.num_attention_heads):
+    if config.num_kv_heads != config.num_attention_heads:
         return f"num_key_value_heads is {config.num_key_value_heads}, expected num_attention_heads"
     return None
 
 
-def _of_sigmoid_router(config: HfConfig) -> str | None:
+def _of_sigmoid_router(config: DecoderConfig) -> str | None:
     if config.norm_topk_prob is False:
         return "norm_topk_prob is false, expected true"
     for name, found, wanted in (

@@ -24,22 +24,22 @@ import logging
 import uuid
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from penstock.backends.engines.served.expectation import HEAD
 from penstock.backends.engines.served.sglang.bucket_source import ServiceError
 from penstock.backends.engines.served.sglang.control import GroupMember, NoOpenSession, SessionAlreadyOpen
 from penstock.backends.engines.served.sglang.http import SglangError
 from penstock.backends.engines.transport_preflight import check_libraries
 from penstock.backends.weights.buckets import plan_buckets
 from penstock.backends.weights.builtin import check_loopback
-from penstock.backends.weights.expectation import HEAD
 from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+    from penstock.backends.engines.served.expectation import Expectation
     from penstock.backends.engines.served.sglang.bucket_source import PublishSource
     from penstock.backends.engines.served.sglang.control import SglangControl
     from penstock.backends.weights.buckets import Bucket
-    from penstock.backends.weights.expectation import Expectation
     from penstock.backends.weights.service_messages import GroupBackend, Libraries
 
 FLATTENED: Final = "flattened_bucket"

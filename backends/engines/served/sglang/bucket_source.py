@@ -28,7 +28,7 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
-from penstock.backends.weights.expectation import TensorSpec, UnfitWeightsError, check_tensors, table_of
+from penstock.backends.engines.served.expectation import TensorSpec, UnfitWeightsError, check_tensors, table_of
 from penstock.backends.weights.protocol import WeightFetchError
 from penstock.backends.weights.pulled import BROKEN, configure, story_of_the_break
 from penstock.backends.weights.service_messages import (
@@ -55,8 +55,8 @@ from penstock.backends.weights.tensor_file import DTYPE_NAMES, parse_header
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from penstock.backends.engines.served.expectation import Expectation
     from penstock.backends.weights.buckets import Bucket
-    from penstock.backends.weights.expectation import Expectation
     from penstock.backends.weights.service_messages import AnyRequest, GroupBackend, ServiceAddress
     from penstock.backends.weights.tensor_file import Layout
     from penstock.messages.weights import WeightManifest

@@ -5,9 +5,9 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING
 
-import msgspec
-
+from penstock.backends.checkpoint.hf_config import CONFIG_FILE, HfConfig, need, read_config
 from penstock.backends.engines.expert_choices import read_expert_shape
+from penstock.backends.engines.served.expectation import expect_model
 from penstock.backends.engines.served.sglang.backend import SglangEngineBackend
 from penstock.backends.engines.served.sglang.health import HealthLimits
 from penstock.backends.engines.served.sglang.loading import ServerStaging
@@ -15,8 +15,6 @@ from penstock.backends.engines.served.sglang.opening import EngineSetup
 from penstock.backends.engines.served.sglang.parts import ModelShape
 from penstock.backends.engines.served.sglang.requests import RequestRules
 from penstock.backends.engines.torch.sampling_parameters import sampling_parameters
-from penstock.backends.weights.expectation import expect_model
-from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,13 +23,6 @@ if TYPE_CHECKING:
     from penstock.backends.engines.spec import EngineContext
     from penstock.backends.protocol import Backend
     from penstock.messages.commands import EngineCommand
-
-
-class _Config(msgspec.Struct):
-    vocab_size: int | None = None
-    num_key_value_heads: int | None = None
-    num_attention_heads: int | None = None
-    text_config: _Config | None = None
 
 
 def open_sglang_engine(context: EngineContext) -> Backend[EngineCommand]:
@@ -99,13 +90,6 @@ def shape_of(model_folder: Path) -> ModelShape:
     Raises:
         UserFault: it does not say it.
     """
-    path = model_folder / "config.json"
-    try:
-        config = msgspec.json.decode(path.read_bytes(), type=_Config)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise UserFault(f"{path} cannot be read: {error}") from None
-    inner = config if config.vocab_size is not None else (config.text_config or config)
-    heads = inner.num_key_value_heads or inner.num_attention_heads
-    if inner.vocab_size is None or heads is None:
-        raise UserFault(f"{path}: vocab_size and num_attention_heads are needed; this is no causal language model")
-    return ModelShape(inner.vocab_size, heads)
+    config = read_config(model_folder, HfConfig)
+    need(config, str(model_folder / CONFIG_FILE), "vocab_size", "num_attention_heads")
+    return ModelShape(config.vocab_size, config.num_kv_heads)

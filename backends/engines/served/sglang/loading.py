@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
     import torch
 
+    from penstock.backends.engines.served.expectation import Expectation
     from penstock.backends.engines.served.sglang.bucket_source import PublishSource
     from penstock.backends.engines.served.sglang.opening import Endpoint
     from penstock.backends.engines.served.sglang.updates import Loadable
-    from penstock.backends.weights.expectation import Expectation
     from penstock.messages.weights import WeightManifest
 
 NOTHING: Final[Mapping[str, torch.Tensor]] = MappingProxyType({})

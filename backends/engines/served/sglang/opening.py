@@ -24,8 +24,7 @@ import socket
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
+from penstock.backends.checkpoint.hf_config import HfConfig, read_config
 from penstock.backends.engines.run_endpoints import write_endpoint
 from penstock.backends.engines.served.sglang.control import NoOpenSession, SglangControl
 from penstock.backends.engines.served.sglang.environment import SGLANG_VERSION, find_environment
@@ -250,16 +249,11 @@ async def _endpoint(http: SglangHttp) -> Endpoint:
     return Endpoint(http, control, await control.server_info())
 
 
-class _Architectures(msgspec.Struct):
-    architectures: tuple[str, ...] = ()
-
-
 async def _compare(setup: EngineSetup, address: str, endpoint: Endpoint) -> None:
     """The server runs the model of the scenario, in a way that its samples can be trained."""
     info = endpoint.info
     model = await endpoint.control.model_info()
-    config = setup.model_folder / "config.json"
-    wanted = msgspec.json.decode(config.read_bytes(), type=_Architectures).architectures
+    wanted = read_config(setup.model_folder, HfConfig).architectures
     problems: list[str] = []
     if info.version != SGLANG_VERSION:
         problems.append(f"it is SGLang {info.version}, and Penstock speaks to {SGLANG_VERSION}")

@@ -24,10 +24,10 @@ from penstock.backends.engines.served.sglang.generate import GenerateCall
 from penstock.backends.engines.served.sglang.http import BadReply
 from penstock.backends.engines.served.sglang.media import media_fields
 from penstock.backends.engines.served.sglang.versions import spans_of
-from penstock.backends.engines.torch.requests import joined
 from penstock.backends.engines.torch.stopping import StopStringWatch
-from penstock.messages.arrays import LOGPROB_BYTES, TOKEN_BYTES, tokens_view
+from penstock.messages.arrays import TOKEN_BYTES, tokens_view
 from penstock.messages.local import GenerationAdvanced, GenerationEnded
+from penstock.messages.parts import cut, join
 from penstock.messages.samples import (
     Cancelled,
     Completed,
@@ -35,7 +35,6 @@ from penstock.messages.samples import (
     Part,
     StopReason,
     Truncated,
-    VersionSpan,
 )
 
 if TYPE_CHECKING:
@@ -155,14 +154,14 @@ class OpenRequest:
         version = VersionTokens(chunk.version, len(chunk.tokens) // TOKEN_BYTES)
         begin = self._num_reported
         # What an earlier request had left unreported comes first.
-        report = joined(_cut(self.part, begin, None), self._new_part(chunk.tokens, chunk.logprobs, [version]))
+        report = join((cut(self.part, begin), self._new_part(chunk.tokens, chunk.logprobs, [version])))
         self._num_reported += report.num_tokens
         return GenerationAdvanced(key=self.command.key, attempt=self.command.attempt, from_token=begin, chunk=report)
 
     def take(self, generated: Generated) -> Outcome | None:
         """A request has ended; how the sample has, or None when it is to be sent again."""
         begin, self.rid = self.part.num_tokens, ""
-        self.part = joined(self.part, self._new_part(generated.tokens, generated.logprobs, generated.versions))
+        self.part = join((self.part, self._new_part(generated.tokens, generated.logprobs, generated.versions)))
         outcome = self._outcome(begin, generated)
         try:
             experts = self._experts(generated)
@@ -174,7 +173,7 @@ class OpenRequest:
 
     def _outcome(self, begin: int, generated: Generated) -> Outcome | None:
         if self._stops is not None and (end := self._stops.follow(begin, generated.tokens)) is not None:
-            self.part = _cut(self.part, 0, end)
+            self.part = cut(self.part, 0, end)
             return Completed(stop=StopReason.STOP_STRING)
         match generated.end:
             case EndReason.STOP_TOKEN:
@@ -236,22 +235,3 @@ class _StopFollower:
                 if self._watch.push(token):
                     self._end = place + 1
         return self._end
-
-
-def _cut(part: Part, begin: int, end: int | None) -> Part:
-    """The tokens from ``begin`` up to ``end``; empty when there are none."""
-    end = part.num_tokens if end is None else min(end, part.num_tokens)
-    spans: list[VersionSpan] = []
-    place = 0
-    for span in part.spans:
-        kept = min(place + span.num_tokens, end) - max(place, begin)
-        place += span.num_tokens
-        if kept > 0:
-            spans.append(VersionSpan(span.version, kept))
-    return Part(
-        tokens=part.tokens[begin * TOKEN_BYTES : end * TOKEN_BYTES],
-        logprobs=part.logprobs[begin * LOGPROB_BYTES : end * LOGPROB_BYTES],
-        spans=tuple(spans),
-        loss_mask=part.loss_mask[begin:end],
-        context_tokens=part.context_tokens if begin == 0 else b"",
-    )

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from penstock.backends.engines.served.expectation import check_tensors, table_of
 from penstock.backends.engines.served.sglang.versions import label_of
 from penstock.backends.weights.digest import digest_of
 from penstock.backends.weights.disk import FILE_NAME
-from penstock.backends.weights.expectation import check_tensors, table_of
 from penstock.backends.weights.fetched import check_size, checked_digest
 from penstock.backends.weights.protocol import WeightFetchError
 from penstock.backends.weights.spec import DISK, SHARED_MEMORY
@@ -35,8 +35,8 @@ from penstock.backends.weights.tensor_file import parse_layout, tensor_views
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from penstock.backends.engines.served.expectation import Expectation
     from penstock.backends.engines.served.sglang.opening import Endpoint
-    from penstock.backends.weights.expectation import Expectation
     from penstock.messages.weights import WeightManifest
 
 WEIGHT_SUFFIXES: Final = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth")
@@ -71,7 +71,7 @@ class StagedFile:
                 raise WeightFetchError(f"{name} holds values that are not finite: the learner has diverged")
 
     def digest_now(self) -> str:
-        """Of the file as it is now."""
+        """Of the file as it is now: the server reads it itself, and it may have been changed since it was checked."""
         assert self._mapping is not None, "these weights were let go of"
         return digest_of(memoryview(self._mapping))
 

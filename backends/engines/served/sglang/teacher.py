@@ -27,8 +27,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple, assert_never
 
-import msgspec
-
+from penstock.backends.checkpoint.hf_config import HfConfig, read_config
 from penstock.backends.engines.options import EnginesOptions
 from penstock.backends.engines.served.sglang.control import SglangControl
 from penstock.backends.engines.served.sglang.create import shape_of
@@ -108,18 +107,10 @@ def open_sglang_teacher(
     return SglangTeacherBackend(setup, options, address=address, vocab_size=shape_of(model_folder).vocab_size)
 
 
-class _Config(msgspec.Struct):
-    max_position_embeddings: int | None = None
-    text_config: _Config | None = None
-
-
 def longest_sample(model_folder: Path) -> int | None:
     """Tokens of the longest sample that a server of ours can be asked about; None where the model does not say."""
-    config = msgspec.json.decode((model_folder / "config.json").read_bytes(), type=_Config)
-    limit = config.max_position_embeddings
-    if limit is None and config.text_config is not None:
-        limit = config.text_config.max_position_embeddings
-    return None if limit is None else limit - NUM_EXTRA_TOKENS
+    limit = read_config(model_folder, HfConfig).max_position_embeddings
+    return limit - NUM_EXTRA_TOKENS if limit else None
 
 
 class SglangTeacherBackend:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
+from penstock.messages.parts import joined_spans
 from penstock.messages.samples import VersionSpan
 
 if TYPE_CHECKING:
@@ -33,12 +34,5 @@ def version_of(label: str) -> int | None:
 
 def spans_of(versions: Iterable[VersionTokens], fallback: int) -> tuple[VersionSpan, ...]:
     """Spans by version number, neighbours of one version joined; ``fallback`` stands for labels that are not ours."""
-    spans: list[VersionSpan] = []
-    for label, num_tokens in versions:
-        version = version_of(label)
-        version = fallback if version is None else version
-        if spans and spans[-1].version == version:
-            spans[-1] = VersionSpan(version, spans[-1].num_tokens + num_tokens)
-        else:
-            spans.append(VersionSpan(version, num_tokens))
-    return tuple(spans)
+    found = ((version_of(label), num_tokens) for label, num_tokens in versions)
+    return joined_spans(VersionSpan(fallback if version is None else version, count) for version, count in found)

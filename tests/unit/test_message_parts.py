@@ -8,25 +8,42 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.actors.parts import join, tail
 from penstock.messages.arrays import ArrayLengthError, pack_tokens
-from penstock.messages.samples import ExpertChoices, Part
+from penstock.messages.parts import add_span, cut, join, joined_spans, spans_between
+from penstock.messages.samples import ExpertChoices, Part, VersionSpan
 
 spans = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4)), max_size=5).map(
     lambda found: [span for i, span in enumerate(found) if i == 0 or span[0] != found[i - 1][0]]
 )
 
 
-@given(spans=spans, cut=st.integers(0, 25))
-def test_what_stands_before_a_cut_and_the_tail_after_it_are_the_whole(spans: list[tuple[int, int]], cut: int) -> None:
+@given(spans=spans, place=st.integers(0, 25))
+def test_what_stands_before_a_cut_and_the_tail_after_it_are_the_whole(spans: list[tuple[int, int]], place: int) -> None:
     whole = drive.part(*spans)
-    cut = min(cut, whole.num_tokens)
+    place = min(place, whole.num_tokens)
     head = Part(
-        tokens=whole.tokens[: 4 * cut],
-        logprobs=whole.logprobs[: 4 * cut],
-        spans=tuple(span for span in drive.part(*head_spans(spans, cut)).spans),
+        tokens=whole.tokens[: 4 * place],
+        logprobs=whole.logprobs[: 4 * place],
+        spans=tuple(span for span in drive.part(*head_spans(spans, place)).spans),
     )
-    assert join([head, tail(whole, cut)]) == whole
+    assert cut(whole, 0, place) == head
+    assert join([head, cut(whole, place)]) == whole
+
+
+@given(spans=spans, begin=st.integers(0, 25), end=st.integers(0, 25))
+def test_spans_of_a_stretch_are_those_of_its_tokens(spans: list[tuple[int, int]], begin: int, end: int) -> None:
+    whole = [VersionSpan(*span) for span in spans]
+    versions = [version for version, number in spans for _ in range(number)]
+    between = spans_between(whole, begin, end)
+    assert [span.version for span in between for _ in range(span.num_tokens)] == versions[begin : max(begin, end)]
+    assert all(span.num_tokens > 0 for span in between)
+
+
+def test_neighbours_of_one_version_are_one_span_and_empty_ones_none() -> None:
+    spans = [VersionSpan(0, 0), VersionSpan(1, 2), VersionSpan(2, 0), VersionSpan(1, 1), VersionSpan(3, 1)]
+    assert joined_spans(spans) == (VersionSpan(1, 3), VersionSpan(3, 1))
+    add_span(spans, VersionSpan(3, 4))
+    assert spans[-1] == VersionSpan(3, 5)
 
 
 def head_spans(spans: list[tuple[int, int]], cut: int) -> list[tuple[int, int]]:
@@ -52,7 +69,7 @@ def test_a_mask_of_one_stretch_holds_for_that_stretch_only() -> None:
     )
     assert join([drive.part((0, 1)), masked]).loss_mask == b"\1\0\1"
     assert join([drive.part((0, 1)), drive.part((0, 1))]).loss_mask == b""
-    assert tail(masked, 1).loss_mask == b"\1"
+    assert cut(masked, 1).loss_mask == b"\1"
 
 
 def test_the_context_is_that_of_the_first_stretch() -> None:
@@ -62,13 +79,13 @@ def test_the_context_is_that_of_the_first_stretch() -> None:
 
 def test_nothing_joined_is_an_empty_part() -> None:
     assert join([]) == Part()
-    assert tail(drive.part((0, 3)), 3) == Part()
+    assert cut(drive.part((0, 3)), 3) == Part()
 
 
 def test_the_whole_of_a_part_keeps_its_context_and_a_later_tail_does_not_repeat_it() -> None:
     whole = msgspec.structs.replace(drive.part((0, 3)), context_tokens=pack_tokens([7, 8]))
-    assert tail(whole, 0) == whole
-    assert tail(whole, 1).context_tokens == b""
+    assert cut(whole, 0) == whole
+    assert cut(whole, 1).context_tokens == b""
 
 
 def test_the_experts_of_successive_stretches_are_those_that_the_last_one_names() -> None:
@@ -77,8 +94,8 @@ def test_the_experts_of_successive_stretches_are_those_that_the_last_one_names()
     last = msgspec.structs.replace(drive.part((0, 2)), experts=experts)
     assert join([drive.part((0, 2)), last]).experts == experts
     assert join([last, drive.part((0, 1))]).experts is None
-    assert tail(last, 0).experts == experts
-    assert tail(last, 1).experts is None
+    assert cut(last, 0).experts == experts
+    assert cut(last, 1).experts is None
 
 
 def test_a_record_of_experts_has_whole_inputs() -> None:

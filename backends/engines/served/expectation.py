@@ -13,8 +13,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import msgspec
-
+from penstock.backends.checkpoint.hf_config import HfConfig, find_weight_map, read_config
 from penstock.backends.weights.protocol import WeightFetchError
 from penstock.backends.weights.tensor_file import DTYPE_NAMES, LENGTH_BYTES, MAX_HEADER_BYTES, parse_header
 
@@ -25,9 +24,7 @@ if TYPE_CHECKING:
     from penstock.backends.weights.tensor_file import Layout
 
 HEAD: Final = "lm_head.weight"
-INDEX_FILE: Final = "model.safetensors.index.json"
 SINGLE_FILE: Final = "model.safetensors"
-CONFIG_FILE: Final = "config.json"
 NUM_NAMED: Final = 5
 """So many offending tensors are named in an error."""
 PLAIN_FLOATS: Final = frozenset({"F32", "BF16", "F16"})
@@ -64,36 +61,23 @@ class Expectation:
     """Of every plain float; None takes any of them."""
 
 
-class _Config(msgspec.Struct):
-    """The part of ``config.json`` that decides which tensors a model has."""
-
-    tie_word_embeddings: bool | None = None
-    num_hidden_layers: int | None = None
-    text_config: _Config | None = None
-
-
-class _Index(msgspec.Struct):
-    weight_map: dict[str, str]
-
-
 def expect_model(folder: Path, dtype: str | None = None) -> Expectation:
     """Read what the model of this folder takes; ``dtype`` (``float32``, ``bfloat16``) demands one of its floats.
 
     Raises:
         WeightFetchError: the folder has no safetensors files, or one is damaged.
+        UserFault: so is its ``config.json``.
     """
     if dtype is not None and dtype not in _DTYPES_BY_OPTION:
         raise ValueError(f"dtype: expected one of {', '.join(_DTYPES_BY_OPTION)}, got {dtype!r}")
     tensors = read_table(folder)
-    config = _read_config(folder)
-    inner = config.text_config or config
-    is_tied = inner.tie_word_embeddings if inner.tie_word_embeddings is not None else config.tie_word_embeddings
-    num_layers = inner.num_hidden_layers
+    config = read_config(folder, HfConfig)
+    num_layers = config.num_hidden_layers or None
     return Expectation(
         source=str(folder),
         tensors=tensors,
         optional=frozenset(name for name in tensors if _is_optional(name, num_layers)),
-        tied_head=bool(is_tied) or HEAD not in tensors,
+        tied_head=config.tie_word_embeddings or HEAD not in tensors,
         dtype=None if dtype is None else _DTYPES_BY_OPTION[dtype],
     )
 
@@ -103,6 +87,7 @@ def read_table(folder: Path) -> dict[str, TensorSpec]:
 
     Raises:
         WeightFetchError: there are none, or a file is damaged or was cut short.
+        UserFault: their index is damaged.
     """
     table: dict[str, TensorSpec] = {}
     for path in _weight_files(folder):
@@ -159,13 +144,8 @@ def _is_optional(name: str, num_layers: int | None) -> bool:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    index = folder / INDEX_FILE
-    try:
-        if index.is_file():
-            names = set(msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values())
-            return [folder / name for name in sorted(names)]
-    except (OSError, msgspec.MsgspecError) as error:
-        raise WeightFetchError(f"{index} cannot be read: {error}") from None
+    if (weight_map := find_weight_map(folder)) is not None:
+        return [folder / name for name in sorted(set(weight_map.values()))]
     single = folder / SINGLE_FILE
     files = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
     if not files:
@@ -189,16 +169,6 @@ def _read_header(path: Path) -> Layout:
             f"{path} was cut short or changed: its header describes {layout.size_bytes} bytes, found {size_bytes}"
         )
     return layout
-
-
-def _read_config(folder: Path) -> _Config:
-    path = folder / CONFIG_FILE
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=_Config)
-    except OSError as error:
-        raise WeightFetchError(f"{path} cannot be read: {error.strerror}") from error
-    except msgspec.MsgspecError as error:
-        raise WeightFetchError(f"{path} is no config of a model: {error}") from None
 
 
 def _some(names: Iterable[str]) -> str:

@@ -39,8 +39,8 @@ def lines() -> Iterator[LinesToNodes]:
     made.close()
 
 
-def node_end(invitation: Invitation, wait_s: float = WAIT_S) -> NodeLine:
-    return line_to_launcher(invitation, WAIT_S, wait_s=wait_s)
+def node_end(invitation: Invitation, *, timeout_s: float = WAIT_S, wait_s: float = WAIT_S) -> NodeLine:
+    return line_to_launcher(invitation, timeout_s, wait_s=wait_s)
 
 
 def pair(lines: LinesToNodes) -> tuple[NodeLine, NodeLine]:
@@ -135,9 +135,9 @@ class Between:
         self._sockets = [self._listener]
         threading.Thread(target=self._run, daemon=True).start()
 
-    def node(self) -> NodeLine:
+    def node(self, *, timeout_s: float = WAIT_S) -> NodeLine:
         port = self._listener.getsockname()[1]
-        return node_end(Invitation(f"tcp://127.0.0.1:{port}", self.invitation.secret))
+        return node_end(Invitation(f"tcp://127.0.0.1:{port}", self.invitation.secret), timeout_s=timeout_s)
 
     def close(self) -> None:
         for one in self._sockets:
@@ -233,11 +233,10 @@ def test_whoever_is_between_reads_nothing(between: tuple[NodeLine, Between, Node
     assert b"can you" not in b"".join(middle.of_node)
 
 
-def test_a_line_that_is_slow_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_that_is_slow_is_not_silent(lines: LinesToNodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_line, "BEAT_MS", 100)
-    lines, pause = LinesToNodes("127.0.0.1", 1.0), threading.Event()
     launcher, invitation = lines.open()
-    middle = Between(invitation)
+    middle, pause = Between(invitation), threading.Event()
 
     def slowly(_: int, frame: bytes) -> list[bytes]:
         if len(frame) > PIECE_BYTES:
@@ -245,40 +244,31 @@ def test_a_line_that_is_slow_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> N
         return [frame]
 
     middle.change = slowly
-    port = middle._listener.getsockname()[1]
-    node = line_to_launcher(Invitation(f"tcp://127.0.0.1:{port}", invitation.secret), 1.0, wait_s=WAIT_S)
+    node = middle.node(timeout_s=1.0)
     node.send(b"came")
     assert words(launcher, 1) == [b"came"]
     launcher.send(large := os.urandom(8 * PIECE_BYTES))
     assert words(node, 1) == [large]
-    assert launcher.is_up
+    assert node.is_up
     middle.close()
-    lines.close()
 
 
-def test_an_end_that_says_nothing_for_the_limit_is_lost(
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_line_that_is_silent_for_the_limit_is_down_though_nobody_has_closed_it(
+    lines: LinesToNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_line, "BEAT_MS", 100)
-    lines = LinesToNodes("127.0.0.1", 0.5)
-    launcher, invitation = lines.open()
-    middle = Between(invitation)
-    node = middle.node()
-    node.send(b"came")
-    assert words(launcher, 1) == [b"came"]
-    silent, end = threading.Event(), threading.Event()
+    _, invitation = lines.open()
+    middle, end = Between(invitation), threading.Event()
 
     def hold(_: int, frame: bytes) -> list[bytes]:
-        silent.set()
         end.wait(WAIT_S)
         return [frame]
 
-    middle.change = hold  # so the node hears no question, and answers none
-    assert silent.wait(WAIT_S)
-    assert words_until_the_end(launcher) == []
+    middle.change = hold  # from the first beat on
+    node = middle.node(timeout_s=0.5)
+    assert words_until_the_end(node) == []
     end.set()
     middle.close()
-    lines.close()
 
 
 def test_a_stranger_cannot_have_memory_set_aside(lines: LinesToNodes) -> None:

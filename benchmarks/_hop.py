@@ -7,12 +7,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from penstock.backends.processes.curve import KeyPair
 from penstock.messages.flow import GroupAdmitted
 from penstock.messages.names import BUFFER, FILTER
 from penstock.messages.samples import Completed, Group, Part, Prompt, Reward, Sample, SampleKey, VersionSpan
 from penstock.messages.wire import Envelope, Header
 from penstock.runtime.hosts.processes.control import Address
-from penstock.runtime.hosts.processes.keys import KeyPair
 from penstock.runtime.hosts.processes.links import Links
 
 CALLEE: Final = BUFFER

@@ -24,12 +24,12 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from penstock.backends.processes.curve import make_keys
 from penstock.benchmarks._hop import CALLEE, Callee, Taker, ZmqReceiver, message
 from penstock.benchmarks._progress import repeated
 from penstock.messages.inboxes import BufferWire
 from penstock.messages.wire import InboxDecoder, encode_pack
 from penstock.runtime.hosts.processes.control import Address
-from penstock.runtime.hosts.processes.keys import make_keys
 from penstock.runtime.hosts.processes.links import Links
 from penstock.runtime.hosts.ray.cluster import RayCluster, make_temp_folder, prepare_environment
 

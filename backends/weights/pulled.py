@@ -14,6 +14,7 @@ import torch
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from penstock.backends.processes.curve import KeyPair, show_keys
 from penstock.backends.weights.fetched import MappedWeights, check_size, checked_digest
 from penstock.backends.weights.protocol import WeightFetchError
 from penstock.backends.weights.service_messages import (
@@ -83,9 +84,8 @@ def configure(line: zmq.Socket[bytes], address: ServiceAddress) -> None:
     """Give a socket the keys of a service, and a bound on what whoever poses as it may make this process buffer."""
     line.linger = 0
     line.maxmsgsize = MAX_REPLY_BYTES
-    line.curve_serverkey = address.server_key.encode()
-    line.curve_publickey = address.client_public.encode()
-    line.curve_secretkey = address.client_secret.encode()
+    own = KeyPair(address.client_public.encode(), address.client_secret.encode())
+    show_keys(line, own, address.server_key.encode())
     line.ipv6 = "[" in address.endpoint
 
 

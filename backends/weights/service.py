@@ -2,7 +2,7 @@
 
 Invariants:
 
-* One thread owns the sockets. Requests are answered in it, except those to process groups, whose threads hand in their
+* One thread owns the socket. Requests are answered in it, except those to process groups, whose threads hand in their
   answers. Nothing that an engine does can hold up the learner's own thread: that only takes snapshots.
 * Only who has the key of a manifest of this service gets past the handshake, and what is said is encrypted (CURVE).
   The keys are made per incarnation.
@@ -10,7 +10,7 @@ Invariants:
 
 | waits for | who ends it |
 |---|---|
-| the thread, for requests, handshakes and answers of groups | any of them, or ``close`` |
+| the thread, for requests and answers of groups | any of them, or ``close`` |
 | ``close``, for the thread | the thread; at the latest its timeout |
 """
 
@@ -28,8 +28,8 @@ import msgspec
 import torch
 import zmq
 from torch.cuda import nccl as torch_nccl
-from zmq.utils import z85
 
+from penstock.backends.processes.curve import ZapHandler, bind_at, make_keys
 from penstock.backends.weights.payloads import pack_bucket
 from penstock.backends.weights.protocol import WeightExportError, WeightFetchError
 from penstock.backends.weights.service_messages import (
@@ -54,6 +54,7 @@ from penstock.backends.weights.tensor_file import DTYPES
 from penstock.backends.weights.update_group import UpdateGroup
 
 if TYPE_CHECKING:
+    from penstock.backends.processes.curve import KeyPair
     from penstock.backends.weights.service_messages import AnyReply
     from penstock.backends.weights.snapshots import SnapshotShelf
     from penstock.backends.weights.update_group import Answer
@@ -61,10 +62,6 @@ if TYPE_CHECKING:
 HANDSHAKE_MS: Final = 5000
 CLOSE_TIMEOUT_S: Final = 5.0
 GROUP_END_S: Final = 1.0
-ZAP_ENDPOINT: Final = "inproc://zeromq.zap.01"
-ZAP_DOMAIN: Final = b"penstock-weights"
-ZAP_VERSION: Final = b"1.0"
-NUM_CURVE_FIELDS: Final = 7
 
 _requests: Final = msgspec.msgpack.Decoder(AnyRequest)
 _replies: Final = msgspec.msgpack.Encoder()
@@ -90,8 +87,6 @@ class WeightService:
         Raises:
             WeightExportError: it cannot listen there.
         """
-        self.num_refused = 0
-        """Handshakes of clients without the key."""
         self._shelf = shelf
         self._host = host
         self._groups: dict[str, UpdateGroup] = {}
@@ -101,20 +96,11 @@ class WeightService:
         self._ringer.setblocking(False)
         self._is_closing = threading.Event()
         self._failure: BaseException | None = None
-        client_public, client_secret = zmq.curve_keypair()
-        server_public, server_secret = zmq.curve_keypair()
-        self._admitted = z85.decode(client_public)
+        keys = make_keys()
         self._context: zmq.Context[_Socket] = zmq.Context()
-        self._zap = self._context.socket(zmq.REP)
-        self._zap.linger = 0
-        self._zap.bind(ZAP_ENDPOINT)
-        self._router = self._open(server_secret)
-        self.address = ServiceAddress(
-            endpoint=self._router.getsockopt_string(zmq.LAST_ENDPOINT),
-            server_key=server_public.decode(),
-            client_public=client_public.decode(),
-            client_secret=client_secret.decode(),
-        )
+        self._zap = ZapHandler(self._context, admitted=keys.public)
+        self._router = self._context.socket(zmq.ROUTER)
+        self.address = self._open(keys)
         self._thread = threading.Thread(target=self._run, name="weights-service", daemon=True)
         self._thread.start()
 
@@ -134,24 +120,27 @@ class WeightService:
         self._thread.join(CLOSE_TIMEOUT_S)
         self._ringer.close()
 
-    def _open(self, server_secret: bytes) -> _Socket:
-        router = self._context.socket(zmq.ROUTER)
-        router.linger = 0
-        router.handshake_ivl = HANDSHAKE_MS
-        router.maxmsgsize = MAX_REQUEST_BYTES
-        router.ipv6 = ":" in self._host
-        router.curve_server = True
-        router.curve_secretkey = server_secret
-        router.zap_domain = ZAP_DOMAIN
-        router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+    def _open(self, keys: KeyPair) -> ServiceAddress:
+        self._router.linger = 0
+        self._router.handshake_ivl = HANDSHAKE_MS
+        self._router.maxmsgsize = MAX_REQUEST_BYTES
+        server_key = self._zap.guard(self._router)
         try:
-            router.bind(f"tcp://[{self._host}]:*" if ":" in self._host else f"tcp://{self._host}:*")
+            endpoint = bind_at(self._router, self._host)
         except zmq.ZMQError as error:
-            router.close(0)
-            self._zap.close(0)
-            self._context.term()
+            self._close_sockets()
             raise WeightExportError(f"the weight service cannot listen at {self._host}: {error}") from error
-        return router
+        return ServiceAddress(
+            endpoint=endpoint,
+            server_key=server_key.decode(),
+            client_public=keys.public.decode(),
+            client_secret=keys.secret.decode(),
+        )
+
+    def _close_sockets(self) -> None:
+        self._router.close(0)
+        self._zap.close()
+        self._context.term()
 
     # --- the thread -------------------------------------------------------------------------------------------
 
@@ -168,19 +157,15 @@ class WeightService:
                 group.close()
             for group in self._groups.values():
                 group.join(GROUP_END_S)
-            self._router.close(0)
-            self._zap.close(0)
             self._bell.close()
-            self._context.term()
+            self._close_sockets()
 
     def _serve(self) -> None:
         poller = zmq.Poller()
-        for source in (self._zap, self._router, self._bell):
+        for source in (self._router, self._bell):
             poller.register(source, zmq.POLLIN)
         while not self._is_closing.is_set():
             ready = dict(poller.poll())
-            if self._zap in ready:
-                self._zap.send_multipart(self._admit(self._zap.recv_multipart()))
             if self._bell.fileno() in ready or self._bell in ready:
                 with contextlib.suppress(BlockingIOError):
                     self._bell.recv(4096)
@@ -188,21 +173,6 @@ class WeightService:
                 self._send(self._outbox.popleft())
             if self._router in ready:
                 self._take(self._router.recv_multipart())
-
-    def _admit(self, frames: list[bytes]) -> list[bytes]:
-        """Request (RFC 27): version, id, domain, address, identity, mechanism, key."""
-        request_id = frames[1] if len(frames) > 1 else b""
-        is_admitted = (
-            len(frames) == NUM_CURVE_FIELDS
-            and frames[0] == ZAP_VERSION
-            and frames[2] == ZAP_DOMAIN
-            and frames[5] == b"CURVE"
-            and frames[6] == self._admitted
-        )
-        if is_admitted:
-            return [ZAP_VERSION, request_id, b"200", b"OK", b"engine", b""]
-        self.num_refused += 1
-        return [ZAP_VERSION, request_id, b"400", b"not a key of this service", b"", b""]
 
     def _take(self, frames: list[bytes]) -> None:
         if len(frames) != 3:

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from concurrent.futures import Future
 
+    from penstock.backends.processes.curve import KeyPair
     from penstock.runtime.hosts.processes.control import Address
-    from penstock.runtime.hosts.processes.keys import KeyPair
 
 CHUNK_BYTES: Final = 65536
 MAX_FRAMES_A_TURN: Final = 256

@@ -229,7 +229,7 @@ def test_a_client_without_the_secret_of_the_manifest_is_refused(pusher: PushExpo
         open_fetcher().fetch(stranger)
     with pytest.raises(WeightFetchError, match="refused the key"):
         run(_open(stranger))
-    assert pusher._service.num_refused >= 2
+    assert pusher._service._zap.num_refused >= 2
     run(_open(manifest))
 
 

@@ -18,10 +18,11 @@ from learner_cases import make_groups, train_command
 from test_worker_group import WAIT_S, WorkerGroup, orders_in
 from worker_group_nodes import LocalNodes
 
-from penstock.backends.learners.worker_group import other_nodes, rank_process
+from penstock.backends.learners.worker_group import node_line, other_nodes, rank_process
 from penstock.backends.learners.worker_group.channel import INLINE_BYTES
 from penstock.backends.learners.worker_group.ending import WorkerGroupError
 from penstock.backends.learners.worker_group.other_nodes import SECRET_VARIABLE, FurtherNodes
+from penstock.backends.processes.curve import bind_at
 from penstock.backends.processes.process_facts import environment_of, marked_processes
 from penstock.messages.commands import OpenLearner, SaveCheckpoint
 from penstock.messages.errors import UserFault
@@ -30,6 +31,8 @@ from penstock.messages.local import BatchTrained, CheckpointWritten, LearnerOpen
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    from penstock.backends.processes.curve import AnySocket
 
 pytestmark = pytest.mark.long_run
 
@@ -162,7 +165,7 @@ def test_a_node_that_is_silent_ends_the_worker_group_after_the_limit(
     os.kill(nodes.pids[1], signal.SIGSTOP)
     error = workers.next()
     assert type(error) is WorkerGroupError
-    assert "nothing was heard of node 1 (127.0.0.1, ranks 2 to 3) for 2 s" in str(error)
+    assert "node 1 (127.0.0.1, ranks 2 to 3) was lost: the line has closed, or was silent for 2 s" in str(error)
     assert left(tmp_path) == {}
 
 
@@ -209,16 +212,17 @@ def test_who_has_not_the_secret_is_turned_away_and_disturbs_nobody(
     launch: Callable[..., WorkerGroup], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     strangers: list[socket.socket] = []
-    listen = socket.create_server
 
-    def listen_and_visit(address: tuple[str, int], **options: object) -> socket.socket:
-        listener = listen(address, **options)  # type: ignore[arg-type]
+    def listen_and_visit(line: AnySocket, host: str) -> str:
+        endpoint = bind_at(line, host)
+        address = host, int(endpoint.rpartition(":")[2])
         for said in (b"", b"GET / HTTP/1.1\r\n\r\n", os.urandom(200)):
-            strangers.append(socket.create_connection(listener.getsockname()))
+            strangers.append(socket.create_connection(address))
             strangers[-1].sendall(said)
-        return listener
+        return endpoint
 
-    monkeypatch.setattr(socket, "create_server", listen_and_visit)
+    monkeypatch.setattr(node_line, "bind_at", listen_and_visit)
+    monkeypatch.setattr(node_line, "HANDSHAKE_MS", 1000)
     workers = launch()
     workers.backend.execute(OpenLearner())
     assert isinstance(workers.next(), LearnerOpened)
@@ -241,7 +245,7 @@ def test_no_rank_of_another_node_outlives_the_launcher_or_its_silence(number: si
     program = textwrap.dedent("""
         import sys
         from pathlib import Path
-        from penstock.backends.learners.worker_group import other_nodes, rank_process
+        from penstock.backends.learners.worker_group import node_line, other_nodes, rank_process
         from penstock.backends.learners.worker_group.other_nodes import FurtherNodes
         from test_worker_group import WorkerGroup
         from worker_group_nodes import LooseNodes

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from penstock.backends.processes.curve import make_keys
 from penstock.messages.names import FILTER, SCORER
 from penstock.messages.training import StopAsked
 from penstock.messages.wire import Envelope, Header, InboxDecoder, WireError, encode_pack
@@ -15,7 +16,6 @@ from penstock.runtime.chaos.faults import ChaosKind
 from penstock.runtime.chaos.switchboard import Switchboard
 from penstock.runtime.hosts.processes.boot import Boot
 from penstock.runtime.hosts.processes.control import Address
-from penstock.runtime.hosts.processes.keys import make_keys
 from penstock.runtime.hosts.processes.links import Links
 from penstock.runtime.hosts.processes.rerouting import SOCKET_VARIABLE, announced_address
 

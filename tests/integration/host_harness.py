@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import host_echo
 import msgspec
 
+from penstock.backends.processes.curve import KeyPair, make_keys
 from penstock.messages.names import SUPERVISOR
 from penstock.runtime.hosts.local.local_host import LocalHost
 from penstock.runtime.hosts.local.warm import EVERY_ACTOR
 from penstock.runtime.hosts.processes.boot import Boot
 from penstock.runtime.hosts.processes.control import Address
 from penstock.runtime.hosts.processes.descendants import is_running
-from penstock.runtime.hosts.processes.keys import KeyPair, make_keys
 from penstock.runtime.hosts.processes.links import Links
 from penstock.runtime.hosts.processes.ports import Outcome, SupervisorSettings
 from penstock.runtime.hosts.processes.signals import Signals

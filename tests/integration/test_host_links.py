@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 import zmq
 
+from penstock.backends.processes.curve import PIECE_BYTES, KeyPair, make_keys
 from penstock.messages.names import SCORER
 from penstock.runtime.hosts.processes.control import Address
-from penstock.runtime.hosts.processes.keys import KeyPair, make_keys
-from penstock.runtime.hosts.processes.links import PIECE_BYTES, LineState, Links
+from penstock.runtime.hosts.processes.links import LineState, Links
 from penstock.runtime.hosts.processes.wakeup import Wakeup
 
 if TYPE_CHECKING:

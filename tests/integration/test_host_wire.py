@@ -10,11 +10,11 @@ import zmq
 from host_echo import ENGINE, RunPlan, prompt_of, sample_of
 from host_harness import EchoRun
 
+from penstock.backends.processes.curve import make_keys
 from penstock.messages.flow import SampleGenerated
 from penstock.messages.names import BUFFER, FILTER, SCORER
 from penstock.messages.wire import Envelope, Header, encode_pack
 from penstock.runtime.hosts.processes.control import DirectoryChanged, EndAsked
-from penstock.runtime.hosts.processes.keys import make_keys
 from penstock.runtime.hosts.processes.links import Links
 from penstock.runtime.hosts.processes.ports import OutcomeKind
 from penstock.runtime.hosts.ray.cluster import RayHost

@@ -5,7 +5,6 @@ A worker group on one node has no lines but those of :mod:`.rank_set`, no thread
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -83,14 +82,12 @@ class AllRanks:
 
     def lost(self) -> LostNode | None:
         """A node that can no longer take part."""
-        return None if self._others is None else self._others.lost(time.monotonic())
+        return None if self._others is None else self._others.lost()
 
     def grant_a_fresh_period(self, now_s: float) -> None:
         """This process did not run for long, so it knows nothing about how long others were silent."""
         for rank in self.ranks:
             rank.heard_s = now_s
-        if self._others is not None:
-            self._others.grant_a_fresh_period(now_s)
 
     def kill(self, timeout_s: float) -> None:
         """End every process, and remove what they met at."""

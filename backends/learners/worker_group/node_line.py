@@ -1,192 +1,161 @@
-"""The line between the launcher of a worker group and the launcher of one of its further nodes: frames over TCP.
-
-```
-32 random bytes, each way; then frames:   length (8 bytes) ─ proof (32 bytes) ─ that many bytes
-```
+"""The line between the launcher of a worker group and the launcher of one of its further nodes: ZeroMQ with CURVE.
 
 Invariants:
 
-* Frames arrive whole, in order, each once, or the line closes: there is no second connection. What comes after a gap
-  would be worth nothing.
-* Only who has the secret of this worker group can make a frame: each carries a keyed digest of itself and of its
-  number. The keys are made from the secret and the random bytes of both ends, so nothing of another line is taken for a
-  frame of this one. Nothing is encrypted, as what the ranks say to each other is not.
-* ``send``, ``write`` and ``read`` never wait. What the network does not take stays here until ``write``.
-
-A line that is silent is no business of this class: ``heard_s`` says since when.
+* Words arrive whole, in order, each once, or the line is down, for good: a PAIR socket has one peer at a time, and none
+  of ours looks for another. What comes after a gap would be worth nothing.
+* Only who has the keys of this worker group is taken for the other end, by either of them, and what is said is
+  encrypted.
+* ``send`` and ``receive`` never wait. What the network does not take stays with ZeroMQ.
+* ZeroMQ's own thread says every moment that this process lives, also between the pieces of a large word. A line that is
+  silent for longer than its limit is down.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import hmac
-import os
-import socket
-import struct
-import time
-from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
+
+import zmq
+
+from penstock.backends.processes.curve import (
+    MAX_WIRE_BYTES,
+    ZERO_COPY_BYTES,
+    AnySocket,
+    KeyPair,
+    ZapHandler,
+    bind_at,
+    make_keys,
+    pieces_of,
+    show_keys,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Iterator
 
-NONCE_BYTES: Final = 32
-PROOF_BYTES: Final = 32
-MAX_FIRST_BYTES: Final = 64 << 10
-"""Of the first frame: nobody has proved anything yet, so nobody makes this process set memory aside."""
-MAX_FRAME_BYTES: Final = 64 << 30
-_LENGTH: Final = struct.Struct("<Q")
-_LAUNCHER: Final = b"launcher"
-_NODE: Final = b"node"
+BEAT_MS: Final = 500
+HANDSHAKE_MS: Final = 5000
+_NUMBER_BYTES: Final = 8
 
 
 class LineClosedError(OSError):
-    """The other end is gone, or is not who it should be."""
-
-
-class _Seal:
-    """Makes the proofs of one direction."""
-
-    def __init__(self, secret: bytes, nonces: bytes, who: bytes) -> None:
-        self._key = hashlib.blake2b(nonces, key=secret, person=who, digest_size=32).digest()
-        self._number = 0
-
-    def proof_of(self, data: bytes | bytearray) -> bytes:
-        """Of the next frame."""
-        digest = hashlib.blake2b(_LENGTH.pack(self._number), key=self._key, digest_size=PROOF_BYTES)
-        digest.update(data)
-        self._number += 1
-        return digest.digest()
+    """The line is down."""
 
 
 class NodeLine:
-    """One end of the line."""
+    """One end of the line. One thread uses it."""
 
-    def __init__(self, connection: socket.socket, secret: bytes, *, is_launcher: bool) -> None:
-        """
+    def __init__(self, context: zmq.Context[AnySocket], timeout_s: float) -> None:
+        """Leads nowhere yet.
+
         Args:
-            connection: TCP, connected; this object's from now on.
-            secret: of the worker group, 32 to 64 bytes.
-            is_launcher: which of the two ends this is.
+            context: of the socket.
+            timeout_s: how long the line may be silent.
         """
-        connection.setblocking(False)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._connection = connection
-        self._secret = secret
-        self._is_launcher = is_launcher
-        self._nonce = os.urandom(NONCE_BYTES)
-        self._unsent: deque[memoryview] = deque([memoryview(self._nonce)])
-        self._early: list[bytes] = []
-        """Frames from before the other end's random bytes have come."""
-        self._seal: _Seal | None = None
-        self._parts = self._read_parts()
-        self._part = bytearray(next(self._parts))
-        self._num_read = 0
-        self._frames: list[bytearray] = []
-        self.heard_s = time.monotonic()
-        """When anything last came."""
-
-    def fileno(self) -> int:
-        """For a selector."""
-        return self._connection.fileno()
+        self.socket = context.socket(zmq.PAIR)
+        """For a poller: readable when there is something to ``receive``."""
+        self.peer_host = ""
+        """The other end's address, as this end sees it, once it has said something."""
+        self._timeout_s = timeout_s
+        self._num_sent = self._num_received = 0
+        self.socket.linger = self.socket.sndhwm = self.socket.rcvhwm = 0
+        self.socket.heartbeat_ivl, self.socket.heartbeat_timeout = BEAT_MS, int(timeout_s * 1000)
+        self.socket.handshake_ivl = HANDSHAKE_MS
+        self.socket.maxmsgsize = MAX_WIRE_BYTES
+        self.socket.reconnect_ivl = -1
+        self.socket.immediate = True  # what cannot be sent now, because nobody is there, is not kept for later
 
     @property
-    def wants_to_write(self) -> bool:
-        """Whether something is left to send."""
-        return bool(self._unsent)
-
-    @property
-    def own_host(self) -> str:
-        """The address of this machine that the line uses."""
-        return str(self._connection.getsockname()[0])
+    def is_up(self) -> bool:
+        """Whether the other end is there."""
+        return bool(self.socket.poll(0, zmq.POLLOUT))
 
     def send(self, data: bytes) -> None:
-        """Send a frame, now or by ``write``.
+        """Send a word.
 
         Raises:
-            LineClosedError: the other end is gone.
+            LineClosedError: the line is down.
         """
-        if self._seal is None:
-            self._early.append(data)
-        else:
-            self._enclose(self._seal, data)
-        self.write()
-
-    def write(self) -> None:
-        """Send what is left, as much as the network takes now.
-
-        Raises:
-            LineClosedError: the other end is gone.
-        """
+        parts: list[bytes | memoryview] = [self._num_sent.to_bytes(_NUMBER_BYTES, "little"), *pieces_of(data)]
+        self._num_sent += 1
         try:
-            while self._unsent:
-                num_sent = self._connection.send(self._unsent[0], socket.MSG_NOSIGNAL)
-                if num_sent == len(self._unsent[0]):
-                    self._unsent.popleft()
-                else:
-                    self._unsent[0] = self._unsent[0][num_sent:]
-        except BlockingIOError:
-            pass
-        except OSError as error:
-            raise LineClosedError(f"the line has closed: {error.strerror or error}") from error
+            self.socket.send_multipart(parts, zmq.NOBLOCK, copy=len(data) < ZERO_COPY_BYTES)
+        except zmq.Again:
+            raise self.closed() from None
 
-    def read(self) -> list[bytearray]:
-        """The frames that have come whole.
+    def receive(self) -> Iterator[bytes]:
+        """The words that have come, also those from before the line went down.
 
         Raises:
-            LineClosedError: there will be none; or what came was made by somebody else.
+            LineClosedError: there is a gap.
         """
-        try:
-            while num_bytes := self._connection.recv_into(memoryview(self._part)[self._num_read :]):
-                self.heard_s = time.monotonic()
-                self._num_read += num_bytes
-                while self._num_read == len(self._part):
-                    self._part, self._num_read = bytearray(self._parts.send(self._part)), 0
-        except BlockingIOError:
-            frames, self._frames = self._frames, []
-            return frames
-        except LineClosedError:
-            raise
-        except OSError as error:
-            raise LineClosedError(f"the line has closed: {error.strerror or error}") from error
-        if self._frames:
-            frames, self._frames = self._frames, []
-            return frames  # the end is there the next time as well
-        raise LineClosedError("the other end has closed the line")
+        while self.socket.poll(0):
+            number, *pieces = self.socket.recv_multipart(copy=False)
+            # CURVE refuses what is changed or repeated, but not what follows something that was left out.
+            if int.from_bytes(number.bytes, "little") != self._num_received:
+                raise LineClosedError("something that was said on the line is missing")
+            self._num_received += 1
+            self.peer_host = cast("str", number.get("Peer-Address"))
+            yield b"".join(piece.buffer for piece in pieces)
 
-    def finish(self) -> None:
-        """Nothing more is sent. What was sent arrives only if this end goes on reading until the other closes: a TCP
-        connection that is closed with something unread takes back what the peer has not read yet."""
-        with contextlib.suppress(OSError):
-            self._connection.shutdown(socket.SHUT_WR)
+    def closed(self) -> LineClosedError:
+        """What to say of a line that is down."""
+        return LineClosedError(f"the line has closed, or was silent for {self._timeout_s:g} s")
+
+
+class Invitation(NamedTuple):
+    """What the other end of a line has to know."""
+
+    endpoint: str
+    secret: str
+    """The keys."""
+
+
+class LinesToNodes:
+    """Makes the launcher's ends."""
+
+    def __init__(self, host: str, timeout_s: float) -> None:
+        """
+        Args:
+            host: address of this machine that the nodes can reach.
+            timeout_s: how long a line may be silent.
+        """
+        self._host, self._timeout_s = host, timeout_s
+        self._context: zmq.Context[AnySocket] = zmq.Context()
+        self._node_keys = make_keys()
+        self._zap = ZapHandler(self._context, admitted=self._node_keys.public)
+
+    def open(self) -> tuple[NodeLine, Invitation]:
+        """A line that waits for its other end.
+
+        Raises:
+            zmq.ZMQError: this machine has no such address.
+        """
+        line = NodeLine(self._context, self._timeout_s)
+        keys = self._zap.guard(line.socket), self._node_keys.public, self._node_keys.secret
+        return line, Invitation(bind_at(line.socket, self._host), b" ".join(keys).decode())
 
     def close(self) -> None:
-        """The other end notices."""
-        self._connection.close()
+        """All of them; the other ends notice."""
+        self._zap.close()
+        self._context.destroy(linger=0)
 
-    def _read_parts(self) -> Generator[int, bytearray, None]:
-        """Yields how many bytes come next and is sent them, for ever."""
-        theirs = bytes((yield NONCE_BYTES))
-        launcher, node = (self._nonce, theirs) if self._is_launcher else (theirs, self._nonce)
-        mine, other = (_LAUNCHER, _NODE) if self._is_launcher else (_NODE, _LAUNCHER)
-        self._seal = _Seal(self._secret, launcher + node, mine)
-        for early in self._early:
-            self._enclose(self._seal, early)
-        self._early = []
-        expected = _Seal(self._secret, launcher + node, other)
-        limit = MAX_FIRST_BYTES
-        while True:
-            head = yield _LENGTH.size + PROOF_BYTES
-            (length,) = _LENGTH.unpack_from(head)
-            if not 0 < length <= limit:
-                raise LineClosedError(f"the other end announced a frame of {length} bytes; at most {limit} are taken")
-            data = yield length
-            if not hmac.compare_digest(expected.proof_of(data), head[_LENGTH.size :]):
-                raise LineClosedError("a frame was not made by the other end of this line")
-            self._frames.append(data)
-            limit = MAX_FRAME_BYTES
 
-    def _enclose(self, seal: _Seal, data: bytes) -> None:
-        self._unsent.append(memoryview(_LENGTH.pack(len(data)) + seal.proof_of(data)))
-        self._unsent.append(memoryview(data))
+def line_to_launcher(invitation: Invitation, timeout_s: float, *, wait_s: float) -> NodeLine:
+    """The node's end.
+
+    Args:
+        invitation: of the launcher.
+        timeout_s: how long the line may be silent.
+        wait_s: for the launcher to take it.
+
+    Raises:
+        LineClosedError: it has not.
+    """
+    server_key, public, secret = invitation.secret.encode().split()
+    line = NodeLine(zmq.Context(), timeout_s)
+    show_keys(line.socket, KeyPair(public, secret), server_key)
+    line.socket.ipv6 = "[" in invitation.endpoint
+    line.socket.connect(invitation.endpoint)
+    if not line.socket.poll(int(wait_s * 1000), zmq.POLLOUT):
+        raise LineClosedError(f"the learner's process has not taken this node's line within {wait_s:g} s")
+    return line

@@ -1,19 +1,18 @@
-"""The launcher on a further node of a worker group: ``python -m …worker_group.node_main HOST PORT NODE``.
+"""The launcher on a further node of a worker group: ``python -m …worker_group.node_main ENDPOINT TIMEOUT_S``.
 
 It starts the ranks of its node as the Learner's process starts those of its own, hands them what it is told, and tells
 what they say.
 
 Invariants:
 
-* It has a line to the Learner's process and a secret, by environment, that proves who it is.
-* When the line closes, or is silent for longer than ``link_timeout_s``, it ends its ranks and itself. When it ends in
+* It has a line to the Learner's process, and keys, by environment, that prove who it is.
+* When the line closes, or is silent for longer than ``TIMEOUT_S``, it ends its ranks and itself. When it ends in
   any way, the guardians of its ranks end them.
 * What is for ranks is written once to memory that all of them map.
 
 | wait | who ends it |
 |---|---|
 | for the line | the Learner's process; at the latest ``CONNECT_TIMEOUT_S`` |
-| for the first word | the Learner's process; at the latest ``FIRST_WORD_S`` |
 | for the Learner's mark in the run's folder | the file system; at the latest ``SHARED_WAIT_S`` |
 | for anything to happen | a rank, a guardian, the line; at the latest ``TICK_S`` |
 """
@@ -22,19 +21,16 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import sys
 import time
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, assert_never
 
-from penstock.backends.learners.worker_group.node_line import LineClosedError, NodeLine
+from penstock.backends.learners.worker_group.node_line import Invitation, LineClosedError, line_to_launcher
 from penstock.backends.learners.worker_group.node_words import (
-    LauncherLives,
     NodeCame,
     NodeFailed,
-    NodeLives,
     RankSaid,
     RankShown,
     StartRanks,
@@ -49,15 +45,13 @@ from penstock.backends.learners.worker_group.words import FailureKind
 from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
+    from penstock.backends.learners.worker_group.node_line import NodeLine
     from penstock.backends.learners.worker_group.node_words import NodeWord, OrderToNode
     from penstock.backends.learners.worker_group.rank_process import RankProcess
 
 CONNECT_TIMEOUT_S: Final = 30.0
-FIRST_WORD_S: Final = 60.0
 SHARED_WAIT_S: Final = 10.0
 TICK_S: Final = 0.5
-PAUSE_S: Final = 10.0
-"""A process that did not run for longer was stopped itself, and the line was not silent."""
 FAREWELL_S: Final = 2.0
 END_TIMEOUT_S: Final = 10.0
 FAILED: Final = 1
@@ -68,16 +62,14 @@ _log: Final = logging.getLogger(__name__)
 class NodeLauncher:
     """The ranks of this node, and the line."""
 
-    def __init__(self, line: NodeLine, node: int) -> None:
-        """Says which node it is."""
+    def __init__(self, line: NodeLine) -> None:
+        """Asks what to start."""
         self._line = line
         self._set = RankSet()
-        self._timeout_s = FIRST_WORD_S
         self._shown: dict[int, RankShown] = {}
-        self._said_s = 0.0
         self._has_failed = False
-        self._set.watch(line, self._serve, writes=True)
-        self._say(NodeCame(node, line.own_host))
+        self._set.watch(line.socket, self._serve)
+        self._say(NodeCame())
 
     def run(self) -> None:
         """Until the line ends; it raises what ends it otherwise.
@@ -85,21 +77,12 @@ class NodeLauncher:
         Raises:
             LineClosedError: the Learner's process is gone, or silent.
         """
-        looked_s = time.monotonic()
-        while True:
+        while self._line.is_up:
             for rank, word in self._set.listen(TICK_S):
                 self._say(RankSaid(rank.rank, word))
-            now_s = time.monotonic()
-            if now_s - looked_s > PAUSE_S:
-                self._line.heard_s = now_s
-            looked_s = now_s
-            if now_s - self._said_s > TICK_S:
-                self._said_s = now_s
-                self._say(NodeLives())
             for rank in self._set.ranks:
                 self._show(rank)
-            if now_s - self._line.heard_s > self._timeout_s:
-                raise LineClosedError(f"nothing was heard of the learner's process for {self._timeout_s:g} s")
+        raise self._line.closed()
 
     def fail(self, error: BaseException) -> None:
         """Say why this node cannot go on, if anybody listens."""
@@ -109,11 +92,8 @@ class NodeLauncher:
         deadline_s = time.monotonic() + FAREWELL_S
         self._has_failed = True
         try:
-            self._line.send(encode_node_word(NodeFailed(kind=kind, message=story)))
-            while self._line.wants_to_write and time.monotonic() < deadline_s:
-                self._set.listen(TICK_S)
-            self._line.finish()
-            while time.monotonic() < deadline_s:
+            self._say(NodeFailed(kind=kind, message=story))
+            while self._line.is_up and time.monotonic() < deadline_s:
                 self._set.listen(TICK_S)
         except LineClosedError:
             _log.info("the learner's process has closed the line")
@@ -121,30 +101,22 @@ class NodeLauncher:
     def end(self) -> None:
         """Every rank."""
         self._set.kill(END_TIMEOUT_S)
-        self._line.close()
+        self._line.socket.close()
 
     def _serve(self) -> None:
-        self._line.write()
-        for frame in self._line.read():
+        for data in self._line.receive():
             if not self._has_failed:
-                self._carry_out(decode_order(frame))
-        self._watch()
-
-    def _watch(self) -> None:
-        self._set.watch(self._line, self._serve, writes=self._line.wants_to_write)
+                self._carry_out(decode_order(data))
 
     def _carry_out(self, order: OrderToNode) -> None:
         match order:
             case StartRanks():
-                self._timeout_s = order.link_timeout_s
                 _check(order)
                 numbers = range(order.first_rank, order.first_rank + len(order.log_paths))
                 self._set.launch(numbers, lambda rank: Path(order.log_paths[rank - order.first_rank]))
                 _log.info("starts the ranks %d to %d", numbers[0], numbers[-1])
             case ToRanks(ranks, data):
                 self._set.say(data, [self._set.rank(rank) for rank in ranks] if ranks else self._set.ranks)
-            case LauncherLives():
-                pass
             case _:
                 assert_never(order)
 
@@ -166,7 +138,6 @@ class NodeLauncher:
 
     def _say(self, word: NodeWord) -> None:
         self._line.send(encode_node_word(word))
-        self._watch()
 
 
 def _check(order: StartRanks) -> None:
@@ -180,8 +151,7 @@ def _check(order: StartRanks) -> None:
             f"model.path: this node has no folder {order.model_folder}; ranks over several nodes each read the model: "
             "put it where all nodes have it under the same path"
         )
-    # The line is silent meanwhile.
-    deadline_s, mark = time.monotonic() + min(SHARED_WAIT_S, order.link_timeout_s / 2), Path(order.mark_path)
+    deadline_s, mark = time.monotonic() + SHARED_WAIT_S, Path(order.mark_path)
     while not mark.exists():
         if time.monotonic() > deadline_s:
             raise UserFault(
@@ -193,12 +163,11 @@ def _check(order: StartRanks) -> None:
 
 def main() -> None:
     """See the module."""
-    host, port, node = sys.argv[1:]
+    endpoint, timeout_s = sys.argv[1:]
     # Not for the ranks, which inherit this environment.
-    secret = bytes.fromhex(os.environ.pop(SECRET_VARIABLE))
+    invitation = Invitation(endpoint, os.environ.pop(SECRET_VARIABLE))
     settle_in()
-    connection = socket.create_connection((host, int(port)), CONNECT_TIMEOUT_S)
-    launcher = NodeLauncher(NodeLine(connection, secret, is_launcher=False), int(node))
+    launcher = NodeLauncher(line_to_launcher(invitation, float(timeout_s), wait_s=CONNECT_TIMEOUT_S))
     try:
         launcher.run()
     except LineClosedError as error:

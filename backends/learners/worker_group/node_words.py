@@ -3,8 +3,8 @@
 Everything is msgpack of a closed union. What is for ranks travels as the bytes that they get.
 
 ```
-node      NodeCame ─ (RankSaid, RankShown, NodeLives)… ─ the end of the line, maybe after NodeFailed
-launcher  StartRanks ─ (ToRanks, LauncherLives)… ─ the end of the line
+node      NodeCame ─ (RankSaid, RankShown)… ─ the end of the line, maybe after NodeFailed
+launcher  StartRanks ─ ToRanks… ─ the end of the line
 ```
 """
 
@@ -35,8 +35,6 @@ class StartRanks(NodeWord, frozen=True, kw_only=True):
     """Has to be there."""
     mark_path: str
     """A file in the run's folder that has to be seen there: ranks write one checkpoint together."""
-    link_timeout_s: float
-    """How long the line may be silent."""
 
 
 class ToRanks(NodeWord, frozen=True):
@@ -47,21 +45,14 @@ class ToRanks(NodeWord, frozen=True):
     data: bytes
 
 
-class LauncherLives(NodeWord, frozen=True):
-    """Said every moment."""
-
-
-OrderToNode = StartRanks | ToRanks | LauncherLives
+OrderToNode = StartRanks | ToRanks
 
 
 # --- of a node ------------------------------------------------------------------------------------------------
 
 
 class NodeCame(NodeWord, frozen=True):
-    """The first word: which node this is, and its address on the network that leads to the launcher."""
-
-    node: int
-    host: str
+    """The first word: tell this node what to start."""
 
 
 class RankSaid(NodeWord, frozen=True):
@@ -83,10 +74,6 @@ class RankShown(NodeWord, frozen=True, kw_only=True):
     """The end of what it has written, once something is wrong with it."""
 
 
-class NodeLives(NodeWord, frozen=True):
-    """Said every moment."""
-
-
 class NodeFailed(NodeWord, frozen=True, kw_only=True):
     """The last word: this node cannot take part."""
 
@@ -94,7 +81,7 @@ class NodeFailed(NodeWord, frozen=True, kw_only=True):
     message: str
 
 
-WordOfNode = NodeCame | RankSaid | RankShown | NodeLives | NodeFailed
+WordOfNode = NodeCame | RankSaid | RankShown | NodeFailed
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _orders: Final[msgspec.msgpack.Decoder[OrderToNode]] = msgspec.msgpack.Decoder(OrderToNode)
@@ -106,7 +93,7 @@ def encode_node_word(word: NodeWord) -> bytes:
     return _encoder.encode(word)
 
 
-def decode_order(data: bytes | bytearray) -> OrderToNode:
+def decode_order(data: bytes) -> OrderToNode:
     """What a node has read.
 
     Raises:
@@ -115,7 +102,7 @@ def decode_order(data: bytes | bytearray) -> OrderToNode:
     return _orders.decode(data)
 
 
-def decode_word_of_node(data: bytes | bytearray) -> WordOfNode:
+def decode_word_of_node(data: bytes) -> WordOfNode:
     """What the launcher has read.
 
     Raises:

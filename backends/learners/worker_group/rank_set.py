@@ -15,14 +15,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import selectors
 import shutil
 import socket
 import tempfile
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
+
+import zmq
 
 from penstock.backends.learners.worker_group.channel import Channel, ChannelClosedError, Parcel
 from penstock.backends.learners.worker_group.rank_process import RankProcess
@@ -35,13 +36,8 @@ if TYPE_CHECKING:
 
 _WAKE: Final = 8
 
-
-class HasFileno(Protocol):
-    """What a selector can wait for."""
-
-    def fileno(self) -> int:
-        """The descriptor."""
-        ...
+Source = zmq.Socket[bytes] | int
+"""A socket of ZeroMQ, or a descriptor."""
 
 
 class RankSet:
@@ -52,7 +48,8 @@ class RankSet:
         self.ranks: list[RankProcess] = []
         self.heard: list[tuple[RankProcess, RankWord]] = []
         """What ``listen`` has read, for whoever called it to take."""
-        self._selector = selectors.DefaultSelector()
+        self._poller = zmq.Poller()
+        self._serve: dict[Source, Callable[[], object]] = {}
         self._alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._listener: socket.socket | None = None
         self._folder: Path | None = None
@@ -65,8 +62,8 @@ class RankSet:
         self._listener.bind(str(path))
         self._listener.listen(len(numbers))
         self._listener.setblocking(False)
-        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
-        self._selector.register(self._alarm, selectors.EVENT_READ, partial(os.read, self._alarm, _WAKE))
+        self.watch(self._listener.fileno(), self._accept)
+        self.watch(self._alarm, partial(os.read, self._alarm, _WAKE))
         now_s = time.monotonic()
         for number in numbers:
             log = log_path(number)
@@ -74,23 +71,20 @@ class RankSet:
             rank = RankProcess(number, path, log)
             rank.heard_s = now_s
             self.ranks.append(rank)
-            self._selector.register(rank.guardian_output, selectors.EVENT_READ, partial(self._read_guardian, rank))
+            self.watch(rank.guardian_output, partial(self._read_guardian, rank))
 
     def rank(self, number: int) -> RankProcess:
         """The one with this number."""
         return self.ranks[number - self.ranks[0].rank]
 
-    def watch(self, line: HasFileno, serve: Callable[[], None], *, writes: bool = False) -> None:
-        """Have ``listen`` call this whenever there is something to read, or also room to write; from now on."""
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if writes else 0)
-        if line.fileno() in self._selector.get_map():
-            self._selector.modify(line, events, serve)
-        else:
-            self._selector.register(line, events, serve)
+    def watch(self, source: Source, serve: Callable[[], object]) -> None:
+        """Have ``listen`` call this whenever there is something to read."""
+        self._poller.register(source, zmq.POLLIN)
+        self._serve[source] = serve
 
-    def unwatch(self, line: HasFileno) -> None:
-        """No more."""
-        self._selector.unregister(line)
+    def _unwatch(self, source: Source) -> None:
+        self._poller.unregister(source)
+        del self._serve[source]
 
     def wake(self) -> None:
         """End the current or the next ``listen``; from any thread."""
@@ -99,8 +93,8 @@ class RankSet:
     def listen(self, timeout_s: float) -> list[tuple[RankProcess, RankWord]]:
         """Wait for something to happen; returns what ranks have said, in order."""
         self.heard = []
-        for key, _ in self._selector.select(timeout_s):
-            key.data()
+        for source, _ in self._poller.poll(int(timeout_s * 1000)):
+            self._serve[source]()
         return self.heard
 
     def say(self, data: bytes, ranks: Iterable[RankProcess]) -> None:
@@ -125,7 +119,6 @@ class RankSet:
         deadline_s = time.monotonic() + timeout_s
         for rank in self.ranks:
             rank.await_end(max(0.0, deadline_s - time.monotonic()))
-        self._selector.close()
         if self._listener is not None:
             self._listener.close()
         self._remove_folder()
@@ -134,17 +127,17 @@ class RankSet:
         assert self._listener is not None
         line, _ = self._listener.accept()
         channel = Channel(line)
-        self._selector.register(channel, selectors.EVENT_READ, partial(self._meet, channel))
+        self.watch(channel.fileno(), partial(self._meet, channel))
 
     def _meet(self, channel: Channel) -> None:
         """The first word of a line says whose it is."""
-        self._selector.unregister(channel)
+        self._unwatch(channel.fileno())
         with contextlib.suppress(ChannelClosedError):
             word = channel.receive(decode_rank_word)
             assert isinstance(word, RankCame)
             rank = self.rank(word.rank)
             rank.channel = channel
-            self._selector.register(channel, selectors.EVENT_READ, partial(self._read_line, rank, channel))
+            self.watch(channel.fileno(), partial(self._read_line, rank, channel))
             self._hear(rank, word)
         if all(rank.channel is not None for rank in self.ranks):
             self._remove_folder()  # nobody else is to come, and a launcher that is killed cannot do it later
@@ -158,7 +151,7 @@ class RankSet:
         try:
             self._hear(rank, channel.receive(decode_rank_word))
         except ChannelClosedError:
-            self._selector.unregister(channel)  # the guardian tells how it ended
+            self._unwatch(channel.fileno())  # the guardian tells how it ended
 
     def _hear(self, rank: RankProcess, word: RankWord) -> None:
         rank.heard_s = time.monotonic()
@@ -170,4 +163,4 @@ class RankSet:
         output = rank.guardian_output
         rank.read_guardian()
         if rank.is_gone:
-            self._selector.unregister(output)
+            self._unwatch(output)

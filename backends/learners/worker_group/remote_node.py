@@ -45,28 +45,29 @@ class RemoteRank(RankView):
 class Node:
     """One of them."""
 
-    def __init__(self, number: int, ranks: list[RemoteRank]) -> None:
+    def __init__(self, number: int, ranks: list[RemoteRank], line: NodeLine) -> None:
         """It has not come."""
         self.number: Final = number
         self.ranks: Final = ranks
-        self.host = ""
-        self.line: NodeLine | None = None
+        self.line: Final = line
         self.failure: NodeFailed | None = None
         self.end: RankEnded | None = None
         self.cut = ""
-        """Why its line has closed."""
+        """Why nothing more is said on its line."""
 
-    def lost(self, now_s: float, timeout_s: float) -> LostNode | None:
+    @property
+    def host(self) -> str:
+        """Its address; empty until it has come."""
+        return self.line.peer_host
+
+    @property
+    def lost(self) -> LostNode | None:
         """What has become of it, where it can no longer take part."""
         if self.failure is not None:
             return LostNode(f"{self}: {self.failure.message}", self.failure.kind is FailureKind.USERS)
         if self.end is not None:
             return LostNode(f"{self} was lost: {self.end.reason}", last_lines=self.end.last_lines[-TOLD_LINES:])
-        if self.cut:
-            return LostNode(f"{self} was lost: {self.cut}")
-        if self.line is not None and now_s - self.line.heard_s > timeout_s:
-            return LostNode(f"nothing was heard of {self} for {timeout_s:g} s")
-        return None
+        return LostNode(f"{self} was lost: {self.cut}") if self.cut else None
 
     def __str__(self) -> str:
         ranks = f"rank {self.ranks[0].rank}" if len(self.ranks) == 1 else f"ranks {_span(self.ranks)}"

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from penstock.backends.processes.curve import make_keys
 from penstock.backends.processes.http_server import is_loopback
 from penstock.messages.names import LEARNER, SUPERVISOR
 from penstock.messages.training import Activity, RunFinished
@@ -26,7 +27,6 @@ from penstock.runtime.hosts.driver.open_host import open_host
 from penstock.runtime.hosts.processes.boot import Boot
 from penstock.runtime.hosts.processes.control import Address
 from penstock.runtime.hosts.processes.descendants import kill_descendants
-from penstock.runtime.hosts.processes.keys import make_keys
 from penstock.runtime.hosts.processes.links import Links
 from penstock.runtime.hosts.processes.loop import RunClock
 from penstock.runtime.hosts.processes.ports import FIRST_EPOCH, Outcome, OutcomeKind, SupervisorSettings

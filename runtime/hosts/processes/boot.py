@@ -6,9 +6,9 @@ import importlib
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
+from penstock.backends.processes.curve import KeyPair
 from penstock.messages.base import Value
 from penstock.runtime.hosts.processes.control import Address
-from penstock.runtime.hosts.processes.keys import KeyPair
 from penstock.runtime.shell.watchdog import NEVER
 
 if TYPE_CHECKING:

@@ -24,14 +24,23 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from penstock.runtime.hosts.processes.keys import make_keys
-from penstock.runtime.hosts.processes.zap import DOMAIN, ZapHandler
+from penstock.backends.processes.curve import (
+    ENVELOPE_BYTES,
+    MAX_WIRE_BYTES,
+    PIECE_BYTES,
+    ZERO_COPY_BYTES,
+    AnySocket,
+    ZapHandler,
+    bind_at,
+    pieces_of,
+    show_keys,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from penstock.backends.processes.curve import KeyPair
     from penstock.runtime.hosts.processes.control import Address
-    from penstock.runtime.hosts.processes.keys import KeyPair
 
 HEARTBEAT_MS: Final = 1000
 HEARTBEAT_TIMEOUT_MS: Final = 3000
@@ -40,20 +49,13 @@ HANDSHAKE_MS: Final = 2000
 RECONNECT_MS: Final = 20
 RECONNECT_MAX_MS: Final = 1000
 MAX_SOCKETS: Final = 65_000
-ZERO_COPY_BYTES: Final = 256 * 1024
-"""From this size on it is cheaper to lend a frame to ZeroMQ than to copy it."""
-PIECE_BYTES: Final = 1 << 20
 MAX_REPLY_BYTES: Final = 256
 """Of what an inbox answers on the connection of a frame."""
-ENVELOPE_BYTES: Final = 1024
-"""More than ZeroMQ puts around a piece when it encrypts it, and more than any step of a handshake takes."""
 
 _FAILED: Final = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
 _LINE_EVENTS: Final = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _FAILED
-
-AnySocket = zmq.Socket[bytes]
 
 
 class LineState(StrEnum):
@@ -125,18 +127,12 @@ class Links:
         inbox = self._inbox = self.context.socket(zmq.ROUTER)
         inbox.linger = inbox.rcvhwm = inbox.sndhwm = 0
         inbox.handshake_ivl = HANDSHAKE_MS
-        inbox.maxmsgsize = PIECE_BYTES + ENVELOPE_BYTES
+        inbox.maxmsgsize = MAX_WIRE_BYTES
         if self.client_keys is not None:
             self._zap = ZapHandler(self.context, admitted=self.client_keys.public)
-            server_keys = make_keys()
-            self.server_key = server_keys.public
-            inbox.curve_server = True
-            inbox.curve_secretkey = server_keys.secret
-            inbox.zap_domain = DOMAIN
-            inbox.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # no handler: nobody gets in, instead of everybody
+            self.server_key = self._zap.guard(inbox)
         self._inbox_monitor = inbox.get_monitor_socket(_FAILED)
-        inbox.bind(f"tcp://{host}:*")
-        self.endpoint = inbox.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.endpoint = bind_at(inbox, host)
         self.poller.register(inbox, zmq.POLLIN)
 
     # --- lines out --------------------------------------------------------------------------------------------
@@ -159,9 +155,7 @@ class Links:
         socket.maxmsgsize = MAX_REPLY_BYTES + ENVELOPE_BYTES
         socket.reconnect_ivl, socket.reconnect_ivl_max = RECONNECT_MS, RECONNECT_MAX_MS
         if self.client_keys is not None:
-            socket.curve_publickey = self.client_keys.public
-            socket.curve_secretkey = self.client_keys.secret
-            socket.curve_serverkey = address.server_key
+            show_keys(socket, self.client_keys, address.server_key)
         monitor = socket.get_monitor_socket(_LINE_EVENTS)
         if self._wakes_on_changes:
             self.poller.register(monitor, zmq.POLLIN)
@@ -194,9 +188,7 @@ class Links:
         if len(frame) <= PIECE_BYTES:
             line.socket.send(frame, zmq.NOBLOCK, copy=len(frame) < ZERO_COPY_BYTES)
         else:
-            whole = memoryview(frame)
-            pieces = [whole[start : start + PIECE_BYTES] for start in range(0, len(frame), PIECE_BYTES)]
-            line.socket.send_multipart(pieces, zmq.NOBLOCK, copy=False)
+            line.socket.send_multipart(pieces_of(frame), zmq.NOBLOCK, copy=False)
         return True
 
     def changes(self) -> list[LineChange]:

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from penstock.backends.processes.curve import KeyPair
 from penstock.messages.base import Value
 from penstock.runtime.hosts.processes.control import Address
-from penstock.runtime.hosts.processes.keys import KeyPair
 
 if TYPE_CHECKING:
     from penstock.runtime.hosts.processes.boot import Boot

@@ -8,18 +8,17 @@ Invariants:
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
 from penstock.backends.processes.function_process import FunctionProcess
-from penstock.backends.rewards.wire import SAID, Launched, encoded
+from penstock.backends.rewards.wire import SAID, Answer, Launched
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from penstock.backends.rewards.wire import Call, Ready, Said
+    from penstock.backends.rewards.wire import Call
 
 ASYNC_GRACE_S: Final = 1.0
 """An ``async`` call ends itself at its deadline; one that has not by then blocks the others too."""
@@ -37,15 +36,14 @@ class Sent(NamedTuple):
     sent_at_s: float
 
 
-class WorkerProcess(FunctionProcess):
+class WorkerProcess(FunctionProcess[Answer]):
     """A process that calls one function."""
 
-    def __init__(self, kind: str, spec: str, options_json: str, clock: Callable[[], float]) -> None:
-        super().__init__(MODULE, kind, spec, options_json, variables=_variables(options_json), name=spec)
-        self._clock = clock
-        self._progress_s = self.started_at_s = clock()
+    def __init__(self, kind: str, spec: str, options_json: str) -> None:
+        variables = _variables(options_json)
+        super().__init__(MODULE, kind, spec, options_json, said=SAID, variables=variables, name=spec)
+        self._progress_s = self.started_at_s
         self._mean_s: float | None = None
-        self.ready: Ready | None = None
         self.sent: deque[Sent] = deque()
 
     @property
@@ -58,22 +56,17 @@ class WorkerProcess(FunctionProcess):
         depth = 1 if not self._mean_s else max(1, min(MAX_DEPTH, int(QUEUED_WORK_S / self._mean_s)))
         return depth - len(self.sent)
 
-    def send(self, calls: list[Call]) -> None:
-        """Send these; whatever the socket does not take now follows with :meth:`flush`."""
-        now_s = self._clock()
+    def call(self, calls: list[Call]) -> None:
+        """Send these."""
+        now_s = time.monotonic()
         if not self.sent:
             self._progress_s = now_s
         self.sent.extend(Sent(call.id, call.timeout_s, now_s) for call in calls)
-        self.write(encoded(calls))
-
-    def receive(self) -> Iterator[Said]:
-        """What it has said since; afterwards ``is_gone`` says whether it has closed its end."""
-        for body in self.bodies():
-            yield from SAID.decode(body)
+        self.send(calls)
 
     def answered(self, call_id: int, elapsed_s: float) -> None:
         """Strike a call off."""
-        self._progress_s = self._clock()
+        self._progress_s = time.monotonic()
         self._mean_s = elapsed_s if self._mean_s is None else 0.9 * self._mean_s + 0.1 * elapsed_s
         self.sent = deque(sent for sent in self.sent if sent.id != call_id)
 
@@ -87,7 +80,7 @@ class WorkerProcess(FunctionProcess):
 
     def overdue(self) -> set[int]:
         """The calls whose time is up."""
-        now_s = self._clock()
+        now_s = time.monotonic()
         if self.is_side_by_side:
             return {sent.id for sent in self.sent if sent.sent_at_s + sent.timeout_s + ASYNC_GRACE_S <= now_s}
         if self.sent and self._progress_s + self.sent[0].timeout_s <= now_s:

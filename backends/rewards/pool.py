@@ -16,44 +16,20 @@ Invariants:
 from __future__ import annotations
 
 import itertools
+from abc import abstractmethod
 from collections import deque
-from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from penstock.backends.processes.function_pool import FunctionPool
 from penstock.backends.rewards.process import WorkerProcess
 from penstock.backends.rewards.wire import Answer, CallFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from penstock.backends.protocol import Fail
     from penstock.backends.rewards.wire import Call
 
 MAX_DEATHS: Final = 2
 
 CommandT = TypeVar("CommandT")
-AdaptedT = TypeVar("AdaptedT", contravariant=True)
-EventT = TypeVar("EventT", covariant=True)
-AnsweredT = TypeVar("AnsweredT")
-
-
-class CallAdapter(Protocol[AdaptedT, EventT]):
-    """How commands become calls and answers become events. Its methods run on the pool's thread."""
-
-    kind: str
-    spec: str
-    options_json: str
-    """Of the function, for its process; empty: none."""
-    timeout_key: str
-    """The scenario's key of the deadline, for messages; empty when there is none."""
-
-    def call(self, command: AdaptedT, call_id: int, names: tuple[str, ...]) -> Call:
-        """The call of this command, with what the function asks for."""
-        ...
-
-    def event(self, command: AdaptedT, answer: Answer) -> EventT:
-        """The event that answers the command."""
-        ...
 
 
 class _Job(Generic[CommandT]):
@@ -63,22 +39,30 @@ class _Job(Generic[CommandT]):
         self.num_deaths = 0
 
 
-class WorkerPool(FunctionPool[Answer, WorkerProcess], Generic[CommandT, AnsweredT]):
-    """See the module."""
+class WorkerPool(FunctionPool[Answer, WorkerProcess], Generic[CommandT]):
+    """See the module. A subclass says how commands become calls and what becomes of the answers."""
 
-    def __init__(self, adapter: CallAdapter[CommandT, AnsweredT], num_workers: int) -> None:
-        super().__init__(f"{adapter.kind}-pool", adapter.spec, num_workers)
-        self._adapter = adapter
+    def __init__(
+        self, kind: str, spec: str, num_workers: int = 1, *, options_json: str = "", timeout_key: str = ""
+    ) -> None:
+        """
+        Args:
+            kind: of the function, as :func:`penstock.backends.rewards.functions.load_function` knows it.
+            spec: ``file.py:name``, or the name of one that is built in.
+            num_workers: processes that run it.
+            options_json: of the function, for its process; empty: none.
+            timeout_key: the scenario's key of the deadline, for messages; empty when there is none.
+        """
+        super().__init__(f"{kind}-pool", spec, num_workers)
+        self._kind = kind
+        self._spec = spec
+        self._options_json = options_json
+        self._timeout_key = timeout_key
         self._ids = itertools.count()
         self._queue: deque[_Job[CommandT]] = deque()
         self._running: dict[int, _Job[CommandT]] = {}
         self.num_answered = 0
         self.num_failed = 0
-
-    def start(self, emit: Callable[[AnsweredT], None], fail: Fail) -> None:
-        """Start the thread, and with it the processes."""
-        self._emit = emit
-        self._begin(fail)
 
     def submit(self, command: CommandT) -> None:
         """Have this done. From any thread; returns at once."""
@@ -95,10 +79,20 @@ class WorkerPool(FunctionPool[Answer, WorkerProcess], Generic[CommandT, Answered
         """Commands that processes have."""
         return len(self._running)
 
+    # --- what a subclass does, on the thread ------------------------------------------------------------------
+
+    @abstractmethod
+    def _call(self, command: CommandT, call_id: int, names: tuple[str, ...]) -> Call:
+        """The call of this command, with what the function asks for."""
+
+    @abstractmethod
+    def _on_answer(self, command: CommandT, answer: Answer) -> None:
+        """The function, or the pool in its place, has answered a command."""
+
     # --- the thread -------------------------------------------------------------------------------------------
 
     def _open_process(self) -> WorkerProcess:
-        return WorkerProcess(self._adapter.kind, self._adapter.spec, self._adapter.options_json)
+        return WorkerProcess(self._kind, self._spec, self._options_json)
 
     def _hand_out(self) -> None:
         """Send what waits to the processes with the least work, one frame each."""
@@ -112,7 +106,7 @@ class WorkerPool(FunctionPool[Answer, WorkerProcess], Generic[CommandT, Answered
             assert worker.ready is not None
             job = self._queue.popleft()
             self._running[job.call_id] = job
-            call = self._adapter.call(job.command, job.call_id, worker.ready.names)
+            call = self._call(job.command, job.call_id, worker.ready.names)
             batches.setdefault(load[2], []).append(call)
         for number, calls in batches.items():
             self._processes[number].call(calls)
@@ -123,7 +117,7 @@ class WorkerPool(FunctionPool[Answer, WorkerProcess], Generic[CommandT, Answered
 
     def _on_lost(self, process: WorkerProcess, how: str) -> None:
         guilty = set[int]() if process.is_side_by_side else {sent.id for sent in list(process.sent)[:1]}
-        self._settle(process, guilty, f"the process of the {self._adapter.kind} function {how}")
+        self._settle(process, guilty, f"the process of the {self._kind} function {how}")
 
     def _deadline_s(self, process: WorkerProcess) -> float | None:
         return process.deadline_s()
@@ -132,8 +126,8 @@ class WorkerPool(FunctionPool[Answer, WorkerProcess], Generic[CommandT, Answered
         guilty = process.overdue()
         limit_s = next(sent.timeout_s for sent in process.sent if sent.id in guilty)
         self._drop(process)
-        key = f" ({self._adapter.timeout_key})" if self._adapter.timeout_key else ""
-        self._settle(process, guilty, f"the {self._adapter.kind} function took longer than {limit_s:g} s{key}")
+        key = f" ({self._timeout_key})" if self._timeout_key else ""
+        self._settle(process, guilty, f"the {self._kind} function took longer than {limit_s:g} s{key}")
 
     def _settle(self, worker: WorkerProcess, guilty: set[int], reason: str) -> None:
         """Answer for the calls that ended the process; the others wait again, before all that came later."""
@@ -150,4 +144,4 @@ class WorkerPool(FunctionPool[Answer, WorkerProcess], Generic[CommandT, Answered
     def _answer(self, job: _Job[CommandT], answer: Answer) -> None:
         self.num_answered += 1
         self.num_failed += isinstance(answer, CallFailed)
-        self._emit(self._adapter.event(job.command, answer))
+        self._on_answer(job.command, answer)

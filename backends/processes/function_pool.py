@@ -120,8 +120,10 @@ class FunctionPool(ABC, Generic[SaidT, ProcessT]):
                     self._selector.register(process.socket, selectors.EVENT_READ, process)
                     self._processes.append(process)
                 self._hand_out()
-                self._hear(self._patience_s())
-                self._end_overdue()
+                until_s = self._earliest_deadline_s()
+                self._hear(None if until_s is None else max(0.0, until_s - time.monotonic()))
+                if until_s is not None and until_s <= time.monotonic():
+                    self._end_overdue()
         except BaseException as error:  # the thread's end must not go unnoticed, whatever ended it
             self._fail(error)
         finally:
@@ -129,10 +131,9 @@ class FunctionPool(ABC, Generic[SaidT, ProcessT]):
                 process.end()
             self._selector.close()
 
-    def _patience_s(self) -> float | None:
-        deadlines = [self._any_deadline_s(process) for process in self._processes]
-        now_s = time.monotonic()
-        return min((max(0.0, deadline - now_s) for deadline in deadlines if deadline is not None), default=None)
+    def _earliest_deadline_s(self) -> float | None:
+        deadlines = (self._any_deadline_s(process) for process in self._processes)
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def _any_deadline_s(self, process: ProcessT) -> float | None:
         return process.started_at_s + START_TIMEOUT_S if process.ready is None else self._deadline_s(process)

@@ -16,6 +16,7 @@ Invariants:
 from __future__ import annotations
 
 import itertools
+import time
 from abc import abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
@@ -25,7 +26,8 @@ from penstock.backends.rewards.process import WorkerProcess
 from penstock.backends.rewards.wire import Answer, CallFailed
 
 if TYPE_CHECKING:
-    from penstock.backends.rewards.wire import Call
+    from penstock.backends.rewards.process import Sent
+    from penstock.backends.rewards.wire import Call, Launched
 
 MAX_DEATHS: Final = 2
 
@@ -43,20 +45,20 @@ class WorkerPool(FunctionPool[Answer, WorkerProcess], Generic[CommandT]):
     """See the module. A subclass says how commands become calls and what becomes of the answers."""
 
     def __init__(
-        self, kind: str, spec: str, num_workers: int = 1, *, options_json: str = "", timeout_key: str = ""
+        self, kind: str, spec: str, num_workers: int = 1, *, launched: Launched | None = None, timeout_key: str = ""
     ) -> None:
         """
         Args:
             kind: of the function, as :func:`penstock.backends.rewards.functions.load_function` knows it.
             spec: ``file.py:name``, or the name of one that is built in.
             num_workers: processes that run it.
-            options_json: of the function, for its process; empty: none.
+            launched: options of a reward function.
             timeout_key: the scenario's key of the deadline, for messages; empty when there is none.
         """
         super().__init__(f"{kind}-pool", spec, num_workers)
         self._kind = kind
         self._spec = spec
-        self._options_json = options_json
+        self._launched = launched
         self._timeout_key = timeout_key
         self._ids = itertools.count()
         self._queue: deque[_Job[CommandT]] = deque()
@@ -92,7 +94,7 @@ class WorkerPool(FunctionPool[Answer, WorkerProcess], Generic[CommandT]):
     # --- the thread -------------------------------------------------------------------------------------------
 
     def _open_process(self) -> WorkerProcess:
-        return WorkerProcess(self._kind, self._spec, self._options_json)
+        return WorkerProcess(self._kind, self._spec, self._launched)
 
     def _hand_out(self) -> None:
         """Send what waits to the processes with the least work, one frame each."""
@@ -116,26 +118,26 @@ class WorkerPool(FunctionPool[Answer, WorkerProcess], Generic[CommandT]):
         self._answer(self._running.pop(said.id), said)
 
     def _on_lost(self, process: WorkerProcess, how: str) -> None:
-        guilty = set[int]() if process.is_side_by_side else {sent.id for sent in list(process.sent)[:1]}
+        guilty = [] if process.is_side_by_side else list(process.sent)[:1]
         self._settle(process, guilty, f"the process of the {self._kind} function {how}")
 
     def _deadline_s(self, process: WorkerProcess) -> float | None:
-        return process.deadline_s()
+        return min((deadline_s for deadline_s, _ in process.deadlines()), default=None)
 
     def _on_overdue(self, process: WorkerProcess) -> None:
-        guilty = process.overdue()
-        limit_s = next(sent.timeout_s for sent in process.sent if sent.id in guilty)
+        now_s = time.monotonic()
+        guilty = [sent for deadline_s, sent in process.deadlines() if deadline_s <= now_s]
         self._drop(process)
         key = f" ({self._timeout_key})" if self._timeout_key else ""
-        self._settle(process, guilty, f"the {self._kind} function took longer than {limit_s:g} s{key}")
+        self._settle(process, guilty, f"the {self._kind} function took longer than {guilty[0].timeout_s:g} s{key}")
 
-    def _settle(self, worker: WorkerProcess, guilty: set[int], reason: str) -> None:
+    def _settle(self, worker: WorkerProcess, guilty: list[Sent], reason: str) -> None:
         """Answer for the calls that ended the process; the others wait again, before all that came later."""
         again: list[_Job[CommandT]] = []
         for sent in worker.sent:
             job = self._running.pop(sent.id)
             job.num_deaths += 1
-            if sent.id in guilty or job.num_deaths >= MAX_DEATHS:
+            if sent in guilty or job.num_deaths >= MAX_DEATHS:
                 self._answer(job, CallFailed(sent.id, 0.0, reason))
             else:
                 again.append(job)

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from penstock.backends.processes.function_process import FunctionProcess
-from penstock.backends.rewards.wire import SAID, Answer, Launched
+from penstock.backends.rewards.wire import SAID, Answer
 
 if TYPE_CHECKING:
-    from penstock.backends.rewards.wire import Call
+    from penstock.backends.rewards.wire import Call, Launched
 
 ASYNC_GRACE_S: Final = 1.0
 """An ``async`` call ends itself at its deadline; one that has not by then blocks the others too."""
@@ -39,9 +39,11 @@ class Sent(NamedTuple):
 class WorkerProcess(FunctionProcess[Answer]):
     """A process that calls one function."""
 
-    def __init__(self, kind: str, spec: str, options_json: str) -> None:
-        variables = _variables(options_json)
-        super().__init__(MODULE, kind, spec, options_json, said=SAID, variables=variables, name=spec)
+    def __init__(self, kind: str, spec: str, launched: Launched | None) -> None:
+        service = None if launched is None else launched.function.remote or launched.function.judge
+        key = None if service is None else service.auth_env
+        told = "" if launched is None else msgspec.json.encode(launched).decode()
+        super().__init__(MODULE, kind, spec, told, said=SAID, variables=() if key is None else (key,), name=spec)
         self._progress_s = self.started_at_s
         self._mean_s: float | None = None
         self.sent: deque[Sent] = deque()
@@ -70,33 +72,13 @@ class WorkerProcess(FunctionProcess[Answer]):
         self._mean_s = elapsed_s if self._mean_s is None else 0.9 * self._mean_s + 0.1 * elapsed_s
         self.sent = deque(sent for sent in self.sent if sent.id != call_id)
 
-    def deadline_s(self) -> float | None:
-        """When this process is overdue; None while it has nothing to do."""
-        if not self.sent:
-            return None
+    def deadlines(self) -> list[tuple[float, Sent]]:
+        """When the calls that it works on are overdue."""
         if self.is_side_by_side:
-            return min(sent.sent_at_s + sent.timeout_s for sent in self.sent) + ASYNC_GRACE_S
-        return self._progress_s + self.sent[0].timeout_s
-
-    def overdue(self) -> set[int]:
-        """The calls whose time is up."""
-        now_s = time.monotonic()
-        if self.is_side_by_side:
-            return {sent.id for sent in self.sent if sent.sent_at_s + sent.timeout_s + ASYNC_GRACE_S <= now_s}
-        if self.sent and self._progress_s + self.sent[0].timeout_s <= now_s:
-            return {self.sent[0].id}
-        return set()
+            return [(sent.sent_at_s + sent.timeout_s + ASYNC_GRACE_S, sent) for sent in self.sent]
+        return [(self._progress_s + self.sent[0].timeout_s, self.sent[0])] if self.sent else []
 
     @property
     def is_side_by_side(self) -> bool:
         """Whether its calls run side by side."""
         return self.ready is not None and self.ready.is_async
-
-
-def _variables(options_json: str) -> tuple[str, ...]:
-    """The key of a service that the function asks."""
-    if not options_json:
-        return ()
-    function = msgspec.json.decode(options_json, type=Launched).function
-    service = function.remote or function.judge
-    return () if service is None or service.auth_env is None else (service.auth_env,)

@@ -13,8 +13,6 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-import msgspec
-
 from penstock.backends.rewards.builtin import IN_PROCESS, score_in_process
 from penstock.backends.rewards.functions import GROUP_REWARD, REWARD, SAMPLE_LISTS, NoRewardError
 from penstock.backends.rewards.functions_asked import LENGTH_PENALTY
@@ -93,7 +91,7 @@ class PoolSource(WorkerPool[Question]):
             GROUP_REWARD if function.per_group else REWARD,
             function.function,
             function.num_workers or 1,
-            options_json=msgspec.json.encode(launched).decode(),
+            launched=launched,
             timeout_key=f"reward.{function.function}.timeout_s" if is_service else "reward.timeout_s",
         )
         self._text = text

@@ -21,8 +21,6 @@ from penstock.backends.rewards.wire import Answer, Launched
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-import msgspec
-
 SECRETS = (
     "RAY_AUTH_TOKEN", "OPENAI_API_KEY", "WANDB_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY",
     "GITHUB_TOKEN", "HTTPS_PROXY", "PENSTOCK_SGLANG_ADMIN_KEY", "PENSTOCK_GANG_SECRET", "JUDGE_KEY", "SSH_AUTH_SOCK",
@@ -53,8 +51,8 @@ def seen_by(process: FunctionProcess[Any]) -> set[str]:
 
 
 def reward_process(options: FunctionOptions | None = None) -> FunctionProcess[Answer]:
-    launched = options and msgspec.json.encode(Launched(function=options, surroundings=Surroundings())).decode()
-    return WorkerProcess("reward", "f1" if options is None else options.function, launched or "")
+    launched = None if options is None else Launched(function=options, surroundings=Surroundings())
+    return WorkerProcess("reward", "f1" if options is None else options.function, launched)
 
 
 def player_process() -> FunctionProcess[Said]:

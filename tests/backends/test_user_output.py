@@ -56,7 +56,7 @@ def play(tmp_path: Path, body: str, *, num_calls: int) -> None:
     """Call a reward function so often, one call after the other."""
     file = tmp_path / "mine.py"
     file.write_text(f"import sys, os\ndef reward(row):\n    {body}\n    return 1.0\n")
-    process = WorkerProcess(REWARD, f"{file}:reward", "")
+    process = WorkerProcess(REWARD, f"{file}:reward", None)
     try:
         assert answered(process) == ["Ready"]
         for number in range(num_calls):

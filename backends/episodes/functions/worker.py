@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -101,10 +101,9 @@ class _Link:
             self._answer.set_result(answer)
 
 
-class _Running:
-    def __init__(self, link: _Link, task: asyncio.Task[None]) -> None:
-        self.link = link
-        self.task = task
+class _Running(NamedTuple):
+    link: _Link
+    task: asyncio.Task[None]
 
 
 class _Server:

@@ -1,4 +1,4 @@
-"""The child's end of :mod:`penstock.backends.processes.function_wire`, in the process that runs users' functions.
+"""The child's end of :mod:`penstock.backends.processes.frames`, in the process that runs users' functions.
 
 A wait for the next order ends with the parent, whose death ends this process.
 """
@@ -11,7 +11,7 @@ import socket
 import sys
 from typing import TYPE_CHECKING, TypeVar
 
-from penstock.backends.processes.function_wire import READ_BYTES, FrameReader, LoadFailed
+from penstock.backends.processes.frames import READ_BYTES, FrameReader, LoadFailed
 from penstock.backends.processes.process_facts import end_with_parent
 from penstock.backends.processes.user_code import told
 from penstock.messages.errors import UserFault

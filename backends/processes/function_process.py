@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import msgspec
 
-from penstock.backends.processes.function_wire import READ_BYTES, FrameReader, LoadFailed, Ready, frame
+from penstock.backends.processes.frames import READ_BYTES, FrameReader, LoadFailed, Ready, frame
 from penstock.backends.processes.process_facts import how_it_ended
 from penstock.backends.processes.user_code import UserCodeError
 from penstock.backends.processes.user_environment import user_environment

@@ -1,5 +1,5 @@
 """What the reward backend and its worker processes say to each other, in the frames of
-:mod:`penstock.backends.processes.function_wire`.
+:mod:`penstock.backends.processes.frames`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from penstock.backends.engines.surroundings import Surroundings
-from penstock.backends.processes.function_wire import LoadFailed, Ready
+from penstock.backends.processes.frames import LoadFailed, Ready
 from penstock.backends.rewards.options import FunctionOptions
 from penstock.backends.rewards.sampling_calls import PriorityCall, RewardedCall, Verdict
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import msgspec
 
+from penstock.backends.processes.frames import Ready, frame
 from penstock.backends.processes.function_child import line_to_parent, load_failure, orders_beside, orders_of
-from penstock.backends.processes.function_wire import Ready, frame
 from penstock.backends.processes.user_code import defined_at, described, named
 from penstock.backends.processes.user_loop import run_beside_functions
 from penstock.backends.rewards.functions import (

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock.backends.episodes.functions.wire import FunctionSpecs
+from penstock.backends.processes.frames import LoadFailed, Ready, frame
 from penstock.backends.processes.function_child import line_to_parent, load_failure
 from penstock.backends.processes.function_pool import START_TIMEOUT_S
 from penstock.backends.processes.function_process import FunctionProcess
-from penstock.backends.processes.function_wire import LoadFailed, Ready, frame
 from penstock.backends.processes.user_code import UserCodeError, load_object
 
 if TYPE_CHECKING:

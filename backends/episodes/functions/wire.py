@@ -1,5 +1,5 @@
 """What an engine's backend and the process that plays its episodes say to each other, in the frames of
-:mod:`penstock.backends.processes.function_wire`.
+:mod:`penstock.backends.processes.frames`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Final, Literal
 import msgspec
 
 from penstock.backends.episodes.playing import Answer, PlayRules, TurnAsked
-from penstock.backends.processes.function_wire import LoadFailed, Ready
+from penstock.backends.processes.frames import LoadFailed, Ready
 
 EVALUATION: Final = "evaluation/"
 """With the number of a dataset of the evaluation: the name of its function."""

@@ -39,8 +39,8 @@ from penstock.backends.episodes.functions.wire import (
 )
 from penstock.backends.episodes.interfaces import JsonObject, Task
 from penstock.backends.episodes.play import Play
+from penstock.backends.processes.frames import Ready, frame
 from penstock.backends.processes.function_child import line_to_parent, load_failure, orders_beside
-from penstock.backends.processes.function_wire import Ready, frame
 from penstock.backends.processes.user_loop import run_beside_functions
 
 if TYPE_CHECKING:

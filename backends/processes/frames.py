@@ -1,7 +1,8 @@
-"""What we and a child process that runs users' functions say to each other, over a socket pair.
+"""Messages between us and a child process, over a stream: a socket pair or a pipe.
 
 A frame is a length (4 bytes, little-endian) and a msgpack list of messages: many small ones cost one system call.
-Nothing is ever unpickled. The child's first word is :class:`Ready` or :class:`LoadFailed`.
+Nothing is ever unpickled. The first word of a child that runs users' functions is :class:`Ready` or
+:class:`LoadFailed`.
 """
 
 from __future__ import annotations

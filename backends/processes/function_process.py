@@ -1,4 +1,4 @@
-"""A child process that runs a user's functions, and the frames that go to it and come from it.
+"""A child process that runs a user's functions, as its parent sees it.
 
 Invariants:
 
@@ -18,65 +18,60 @@ import signal
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Final
+import time
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
+import msgspec
+
+from penstock.backends.processes.frames import READ_BYTES, FrameReader, LoadFailed, Ready, frame
 from penstock.backends.processes.process_facts import how_it_ended
+from penstock.backends.processes.user_code import UserCodeError
 from penstock.backends.processes.user_environment import user_environment
 from penstock.backends.processes.user_output import passed_outputs
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Sequence
+    from collections.abc import Generator, Iterable, Iterator, Sequence
 
-LENGTH_BYTES: Final = 4
-READ_BYTES: Final = 1 << 16
+    from msgspec.msgpack import Decoder
+
 REAP_TIMEOUT_S: Final = 5.0
 EXIT_TIMEOUT_S: Final = 1.0
 """From when it closes its end of the socket until it is killed."""
 OUT_OF_MEMORY: Final = ", as the kernel does when memory runs out"
 
-
-def framed(body: bytes) -> bytes:
-    """One frame with this body."""
-    return len(body).to_bytes(LENGTH_BYTES, "little") + body
+SaidT = TypeVar("SaidT")
 
 
-class FrameBuffer:
-    """Cuts a stream of bytes into frames."""
-
-    def __init__(self) -> None:
-        self._data = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """Take the next bytes; give each body that is whole now."""
-        self._data += data
-        start = 0
-        while (body := start + LENGTH_BYTES) <= len(self._data):
-            end = body + int.from_bytes(self._data[start:body], "little")
-            if end > len(self._data):
-                break
-            yield bytes(self._data[body:end])
-            start = end
-        del self._data[:start]
-
-
-class FunctionProcess:
+class FunctionProcess(Generic[SaidT]):
     """See the module."""
 
     def __init__(
-        self, module: str, *arguments: str, variables: Sequence[str] = (), is_silent: bool = False, name: str = ""
+        self,
+        module: str,
+        *arguments: str,
+        said: Decoder[list[Ready | LoadFailed | SaidT]],
+        variables: Sequence[str] = (),
+        is_silent: bool = False,
+        name: str = "",
     ) -> None:
         """
         Args:
             module: run as ``python -m MODULE FD … PARENT``, with the number of its end of the socket first and our
                 process id last.
             arguments: between the two.
+            said: of what it says.
             variables: of our environment, that it needs beside those that every such process gets.
             is_silent: what it prints goes nowhere.
             name: of what it runs, for our log.
         """
         self.is_gone = False
         """It has closed its end: nothing more comes."""
-        self._inbox = FrameBuffer()
+        self.fault = ""
+        """Why it is gone, where that is not how it ended."""
+        self.ready: Ready | None = None
+        """Its word that it has loaded its functions."""
+        self.started_at_s = time.monotonic()
+        self._inbox = FrameReader(said)
         self._outbox = bytearray()
         self.socket, theirs = socket.socketpair()
         self.socket.setblocking(False)
@@ -112,9 +107,9 @@ class FunctionProcess:
         """Whether something waits for room in the socket."""
         return bool(self._outbox)
 
-    def write(self, body: bytes) -> None:
-        """Send a frame with this body."""
-        self._outbox += framed(body)
+    def send(self, messages: Iterable[object]) -> None:
+        """Send these in one frame; what the socket does not take now follows with :meth:`flush`."""
+        self._outbox += frame(messages)
         self.flush()
 
     def flush(self) -> None:
@@ -123,8 +118,13 @@ class FunctionProcess:
             while self._outbox:
                 del self._outbox[: self.socket.send(self._outbox)]
 
-    def bodies(self) -> Iterator[bytes]:
-        """Of the frames that have come since; afterwards ``is_gone`` says whether it has closed its end."""
+    def heard(self) -> Iterator[SaidT]:
+        """What it has said since; afterwards ``is_gone`` says whether more can come. One that says what is no message
+        of ours is as good as gone.
+
+        Raises:
+            UserCodeError: what it was to load cannot be loaded.
+        """
         while not self.is_gone:
             try:
                 data = self.socket.recv(READ_BYTES)
@@ -137,10 +137,23 @@ class FunctionProcess:
                 return
             for output in self._outputs:
                 output.next_stretch()
-            yield from self._inbox.feed(data)
+            try:
+                for said in self._inbox.feed(data):
+                    if isinstance(said, LoadFailed):
+                        raise UserCodeError(said.message)
+                    if isinstance(said, Ready):
+                        self.ready = said
+                    else:
+                        yield said
+            except msgspec.MsgspecError as error:
+                self.is_gone, self.fault = True, f"said what nobody understands ({error})"
 
     def end(self) -> str:
         """Kill it with all that it started; returns in words how it ended. Again has no further effect."""
+        how = self._ended()
+        return self.fault or how
+
+    def _ended(self) -> str:
         if self._process.returncode is not None:
             return how_it_ended(self._process.returncode)
         has_ended = self._has_ended()

@@ -37,8 +37,8 @@ from penstock.messages.samples import Reward, Sample
 if TYPE_CHECKING:
     from penstock.backends.engines.surroundings import Surroundings
     from penstock.backends.protocol import Emit, Fail
-    from penstock.backends.rewards.call_adapters import ResponseText
     from penstock.backends.rewards.functions_asked import AskedFunctions
+    from penstock.backends.rewards.sample_calls import ResponseText
     from penstock.backends.rewards.sources import Source
     from penstock.backends.rewards.wire import Answer
     from penstock.messages.commands import ScoreGroup

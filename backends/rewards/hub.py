@@ -10,18 +10,21 @@ Invariants:
 from __future__ import annotations
 
 import difflib
+import logging
 from typing import TYPE_CHECKING, Final
 
 from penstock.backends.engines.surroundings import Surroundings
 from penstock.backends.processes.user_code import UserCodeError, split_spec
 from penstock.backends.rewards.builtin import BUILT_IN
-from penstock.backends.rewards.call_adapters import FilterAdapter, ResponseText
 from penstock.backends.rewards.combine import Rewards
+from penstock.backends.rewards.functions import FILTER
 from penstock.backends.rewards.functions_asked import asked_functions
 from penstock.backends.rewards.pool import WorkerPool
+from penstock.backends.rewards.sample_calls import ResponseText, filter_call
+from penstock.backends.rewards.wire import CallFailed, Kept
 from penstock.messages.base import Metric
 from penstock.messages.commands import JudgeGroup
-from penstock.messages.local import GroupJudged, LocalEvent
+from penstock.messages.local import GroupJudged
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,9 +32,14 @@ if TYPE_CHECKING:
     from penstock.backends.ledger.kept_samples import SampleKeeper
     from penstock.backends.protocol import Backend, Emit, Fail
     from penstock.backends.rewards.options import RewardOptions
+    from penstock.backends.rewards.wire import Answer, FilterCall
     from penstock.messages.commands import FilterCommand, Score, ScoreGroup
 
 FILTER_TIMEOUT_S: Final = 30.0
+FILTER_ERROR: Final = "filter_error"
+"""The cause of a group that was turned away because the user's filter failed on it."""
+
+_LOG: Final = logging.getLogger(__name__)
 
 
 def open_rewards(
@@ -61,7 +69,7 @@ def open_filter(
     if function is None:
         return KeepEveryGroup()
     split_spec(function)
-    return FilterBackend(FilterAdapter(function, ResponseText(tokenizer_folder), timeout_s))
+    return GroupFilter(function, ResponseText(tokenizer_folder), timeout_s)
 
 
 def open_filters(
@@ -76,13 +84,7 @@ def open_filters(
     Raises:
         UserFault: there is no such file.
     """
-    from penstock.backends.rewards.sampling import (
-        FilterFunctions,
-        GroupShower,
-        HookAdapter,
-        SampleFilterAdapter,
-        SampleSifter,
-    )
+    from penstock.backends.rewards.sampling import FilterFunctions, GroupShower, SampleSifter
 
     judge, text = open_filter(function, tokenizer_folder), ResponseText(tokenizer_folder)
     for spec in (sample_function, hook):
@@ -90,33 +92,52 @@ def open_filters(
             split_spec(spec)
     return FilterFunctions(
         judge,
-        None if sample_function is None else SampleSifter(SampleFilterAdapter(sample_function, text)),
-        None if hook is None else GroupShower(HookAdapter(hook, ResponseText(tokenizer_folder))),
+        None if sample_function is None else SampleSifter(sample_function, text),
+        None if hook is None else GroupShower(hook, ResponseText(tokenizer_folder)),
         keeper,
     )
 
 
-class FilterBackend:
-    """Asks the user's filter in a process."""
+class GroupFilter(WorkerPool[JudgeGroup]):
+    """Asks the user's filter in a process. One that fails on a group turns it away, with a cause of its own."""
 
-    def __init__(self, adapter: FilterAdapter) -> None:
-        self._pool = WorkerPool[JudgeGroup, LocalEvent](adapter, 1)
+    def __init__(self, spec: str, text: ResponseText, timeout_s: float) -> None:
+        super().__init__(FILTER, spec)
+        self._text = text
+        self._timeout_s = timeout_s
 
     def start(self, emit: Emit, fail: Fail) -> None:
         """See :class:`~penstock.backends.protocol.Backend`. A filter that cannot be loaded comes to ``fail``."""
-        self._pool.start(emit, fail)
+        self._emit = emit
+        self._begin(fail)
 
     def execute(self, command: JudgeGroup, /) -> None:
         """Have a group judged."""
-        self._pool.submit(command)
+        self.submit(command)
 
     def gauges(self) -> tuple[Metric, ...]:
         """As for rewards."""
-        return _gauges(self._pool)
+        return (
+            Metric("filter/waiting", float(self.num_waiting)),
+            Metric("filter/running", float(self.num_running)),
+            Metric("filter/answered", float(self.num_answered)),
+            Metric("filter/failed", float(self.num_failed)),
+            Metric("filter/replaced_processes", float(self.num_restarts)),
+        )
 
-    def close(self, timeout_s: float) -> None:
-        """Kill the process."""
-        self._pool.close(timeout_s)
+    def _call(self, command: JudgeGroup, call_id: int, names: tuple[str, ...]) -> FilterCall:
+        return filter_call(command.group, self._timeout_s, call_id, self._text, names)
+
+    def _on_answer(self, command: JudgeGroup, answer: Answer) -> None:
+        group_id = command.group.group_id
+        if isinstance(answer, Kept):
+            self._emit(GroupJudged(group_id=group_id, keep=answer.keep, cause=answer.cause))
+            return
+        assert isinstance(answer, CallFailed)
+        # Causes are few and counted in the balance, so the text of the error cannot be one.
+        _LOG.warning("group %d is turned away because the filter failed on it: %s", group_id, answer.reason)
+        judged = GroupJudged(group_id=group_id, keep=False, cause=FILTER_ERROR, is_failure=True, reason=answer.reason)
+        self._emit(judged)
 
 
 class KeepEveryGroup:
@@ -136,16 +157,6 @@ class KeepEveryGroup:
 
     def close(self, timeout_s: float) -> None:
         """Nothing runs."""
-
-
-def _gauges(pool: WorkerPool[JudgeGroup, LocalEvent]) -> tuple[Metric, ...]:
-    return (
-        Metric("filter/waiting", float(pool.num_waiting)),
-        Metric("filter/running", float(pool.num_running)),
-        Metric("filter/answered", float(pool.num_answered)),
-        Metric("filter/failed", float(pool.num_failed)),
-        Metric("filter/replaced_processes", float(pool.num_restarts)),
-    )
 
 
 def _check_function(key: str, function: str) -> None:

@@ -8,18 +8,17 @@ Invariants:
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
 from penstock.backends.processes.function_process import FunctionProcess
-from penstock.backends.rewards.wire import SAID, Launched, encoded
+from penstock.backends.rewards.wire import SAID, Answer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from penstock.backends.rewards.wire import Call, Ready, Said
+    from penstock.backends.rewards.wire import Call, Launched
 
 ASYNC_GRACE_S: Final = 1.0
 """An ``async`` call ends itself at its deadline; one that has not by then blocks the others too."""
@@ -37,15 +36,16 @@ class Sent(NamedTuple):
     sent_at_s: float
 
 
-class WorkerProcess(FunctionProcess):
+class WorkerProcess(FunctionProcess[Answer]):
     """A process that calls one function."""
 
-    def __init__(self, kind: str, spec: str, options_json: str, clock: Callable[[], float]) -> None:
-        super().__init__(MODULE, kind, spec, options_json, variables=_variables(options_json), name=spec)
-        self._clock = clock
-        self._progress_s = self.started_at_s = clock()
+    def __init__(self, kind: str, spec: str, launched: Launched | None) -> None:
+        service = None if launched is None else launched.function.remote or launched.function.judge
+        key = None if service is None else service.auth_env
+        told = "" if launched is None else msgspec.json.encode(launched).decode()
+        super().__init__(MODULE, kind, spec, told, said=SAID, variables=() if key is None else (key,), name=spec)
+        self._progress_s = self.started_at_s
         self._mean_s: float | None = None
-        self.ready: Ready | None = None
         self.sent: deque[Sent] = deque()
 
     @property
@@ -58,52 +58,27 @@ class WorkerProcess(FunctionProcess):
         depth = 1 if not self._mean_s else max(1, min(MAX_DEPTH, int(QUEUED_WORK_S / self._mean_s)))
         return depth - len(self.sent)
 
-    def send(self, calls: list[Call]) -> None:
-        """Send these; whatever the socket does not take now follows with :meth:`flush`."""
-        now_s = self._clock()
+    def call(self, calls: list[Call]) -> None:
+        """Send these."""
+        now_s = time.monotonic()
         if not self.sent:
             self._progress_s = now_s
         self.sent.extend(Sent(call.id, call.timeout_s, now_s) for call in calls)
-        self.write(encoded(calls))
-
-    def receive(self) -> Iterator[Said]:
-        """What it has said since; afterwards ``is_gone`` says whether it has closed its end."""
-        for body in self.bodies():
-            yield from SAID.decode(body)
+        self.send(calls)
 
     def answered(self, call_id: int, elapsed_s: float) -> None:
         """Strike a call off."""
-        self._progress_s = self._clock()
+        self._progress_s = time.monotonic()
         self._mean_s = elapsed_s if self._mean_s is None else 0.9 * self._mean_s + 0.1 * elapsed_s
         self.sent = deque(sent for sent in self.sent if sent.id != call_id)
 
-    def deadline_s(self) -> float | None:
-        """When this process is overdue; None while it has nothing to do."""
-        if not self.sent:
-            return None
+    def deadlines(self) -> list[tuple[float, Sent]]:
+        """When the calls that it works on are overdue."""
         if self.is_side_by_side:
-            return min(sent.sent_at_s + sent.timeout_s for sent in self.sent) + ASYNC_GRACE_S
-        return self._progress_s + self.sent[0].timeout_s
-
-    def overdue(self) -> set[int]:
-        """The calls whose time is up."""
-        now_s = self._clock()
-        if self.is_side_by_side:
-            return {sent.id for sent in self.sent if sent.sent_at_s + sent.timeout_s + ASYNC_GRACE_S <= now_s}
-        if self.sent and self._progress_s + self.sent[0].timeout_s <= now_s:
-            return {self.sent[0].id}
-        return set()
+            return [(sent.sent_at_s + sent.timeout_s + ASYNC_GRACE_S, sent) for sent in self.sent]
+        return [(self._progress_s + self.sent[0].timeout_s, self.sent[0])] if self.sent else []
 
     @property
     def is_side_by_side(self) -> bool:
         """Whether its calls run side by side."""
         return self.ready is not None and self.ready.is_async
-
-
-def _variables(options_json: str) -> tuple[str, ...]:
-    """The key of a service that the function asks."""
-    if not options_json:
-        return ()
-    function = msgspec.json.decode(options_json, type=Launched).function
-    service = function.remote or function.judge
-    return () if service is None or service.auth_env is None else (service.auth_env,)

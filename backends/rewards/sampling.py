@@ -19,12 +19,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-import msgspec
-
-from penstock.backends.rewards.call_adapters import reward_call
 from penstock.backends.rewards.pool import WorkerPool
+from penstock.backends.rewards.sample_calls import filter_call, reward_call
 from penstock.backends.rewards.sampling_calls import (
     HOOK,
     PRIORITY,
@@ -35,7 +33,7 @@ from penstock.backends.rewards.sampling_calls import (
     RewardedCall,
     Verdict,
 )
-from penstock.backends.rewards.wire import CallFailed, FilterCall, Judged, Kept, SampleCall, ShowCall
+from penstock.backends.rewards.wire import CallFailed, Judged, Kept, SampleCall, ShowCall
 from penstock.messages.base import Metric
 from penstock.messages.commands import JudgeGroup, JudgeSamples, KeepSamples, ShowGroup
 from penstock.messages.local import DroppedSample, SamplesJudged
@@ -45,7 +43,7 @@ if TYPE_CHECKING:
 
     from penstock.backends.ledger.kept_samples import SampleKeeper
     from penstock.backends.protocol import Backend, Emit, Fail
-    from penstock.backends.rewards.call_adapters import ResponseText
+    from penstock.backends.rewards.sample_calls import ResponseText
     from penstock.backends.rewards.wire import Answer
     from penstock.messages.commands import FilterCommand
     from penstock.messages.samples import Prompt, Sample
@@ -58,7 +56,6 @@ SAMPLE_FILTER_ERROR: Final = "sample_filter_error"
 """The cause of a sample that was dropped because the user's filter failed on it."""
 USER_SAMPLE_FILTER: Final = "user_sample_filter"
 
-_ENCODER: Final = msgspec.msgpack.Encoder()
 _LOG: Final = logging.getLogger(__name__)
 
 
@@ -71,25 +68,39 @@ class _Sifting:
         self.dropped: list[DroppedSample] = []
 
 
-class _SampleTask:
-    def __init__(self, sifting: _Sifting, sample: Sample) -> None:
-        self.sifting = sifting
-        self.sample = sample
+class _SampleTask(NamedTuple):
+    sifting: _Sifting
+    sample: Sample
 
 
-class SampleFilterAdapter:
-    """One sample to its verdict: none for one that is kept."""
-
-    kind = SAMPLE_FILTER
-    options_json = ""
-    timeout_key = ""
+class SampleSifter(WorkerPool[_SampleTask]):
+    """Asks the filter of samples, in processes."""
 
     def __init__(self, spec: str, text: ResponseText) -> None:
-        self.spec = spec
+        super().__init__(SAMPLE_FILTER, spec, NUM_SAMPLE_WORKERS)
         self._text = text
 
-    def call(self, command: _SampleTask, call_id: int, names: tuple[str, ...]) -> SampleCall:
-        """See :class:`~penstock.backends.rewards.pool.CallAdapter`."""
+    def start(self, emit: Emit, fail: Fail) -> None:
+        """See :class:`~penstock.backends.protocol.Backend`. A filter that cannot be loaded comes to ``fail``."""
+        self._emit = emit
+        self._begin(fail)
+
+    def execute(self, command: JudgeSamples, /) -> None:
+        """Have the samples of a group judged."""
+        sifting = _Sifting(command)
+        for sample in command.group.samples:
+            self.submit(_SampleTask(sifting, sample))
+        if not command.group.samples:
+            self._emit(SamplesJudged(group_id=command.group.group_id, dropped=()))
+
+    def gauges(self) -> tuple[Metric, ...]:
+        """Calls that wait, and failures so far."""
+        return (
+            Metric("filter/samples_waiting", float(self.num_waiting + self.num_running)),
+            Metric("filter/samples_failed", float(self.num_failed)),
+        )
+
+    def _call(self, command: _SampleTask, call_id: int, names: tuple[str, ...]) -> SampleCall:
         sample, prompt = command.sample, command.sifting.group.prompt
         reward = sample.outcome.reward
         rewarded = RewardedCall(
@@ -100,93 +111,33 @@ class SampleFilterAdapter:
         call = reward_call(sample, prompt, SAMPLE_TIMEOUT_S, call_id, self._text, frozenset(names))
         return SampleCall(call_id, SAMPLE_TIMEOUT_S, call, rewarded)
 
-    def event(self, command: _SampleTask, answer: Answer) -> tuple[_SampleTask, DroppedSample | None]:
-        """See :class:`~penstock.backends.rewards.pool.CallAdapter`."""
-        index = command.sample.key.index
-        if isinstance(answer, Kept):
-            return command, None if answer.keep else DroppedSample(index, answer.cause or USER_SAMPLE_FILTER)
-        assert isinstance(answer, CallFailed)
-        _LOG.warning("sample %s is dropped because the filter failed on it: %s", command.sample.key, answer.reason)
-        return command, DroppedSample(index, SAMPLE_FILTER_ERROR, answer.reason)
-
-
-class SampleSifter:
-    """Asks the filter of samples, in processes."""
-
-    def __init__(self, adapter: SampleFilterAdapter) -> None:
-        self._pool = WorkerPool[_SampleTask, "tuple[_SampleTask, DroppedSample | None]"](adapter, NUM_SAMPLE_WORKERS)
-
-    def start(self, emit: Emit, fail: Fail) -> None:
-        """See :class:`~penstock.backends.protocol.Backend`. A filter that cannot be loaded comes to ``fail``."""
-        self._emit = emit
-        self._pool.start(self._on_verdict, fail)
-
-    def execute(self, command: JudgeSamples, /) -> None:
-        """Have the samples of a group judged."""
-        sifting = _Sifting(command)
-        for sample in command.group.samples:
-            self._pool.submit(_SampleTask(sifting, sample))
-        if not command.group.samples:
-            self._emit(SamplesJudged(group_id=command.group.group_id, dropped=()))
-
-    def _on_verdict(self, verdict: tuple[_SampleTask, DroppedSample | None]) -> None:
-        """On the pool's one thread."""
-        task, dropped_one = verdict
-        sifting = task.sifting
-        if dropped_one is not None:
-            sifting.dropped.append(dropped_one)
+    def _on_answer(self, command: _SampleTask, answer: Answer) -> None:
+        sifting, key = command.sifting, command.sample.key
+        if isinstance(answer, CallFailed):
+            _LOG.warning("sample %s is dropped because the filter failed on it: %s", key, answer.reason)
+            sifting.dropped.append(DroppedSample(key.index, SAMPLE_FILTER_ERROR, answer.reason))
+        else:
+            assert isinstance(answer, Kept)
+            if not answer.keep:
+                sifting.dropped.append(DroppedSample(key.index, answer.cause or USER_SAMPLE_FILTER))
         sifting.num_left -= 1
         if not sifting.num_left:
             dropped = tuple(sorted(sifting.dropped, key=lambda item: item.index))
             self._emit(SamplesJudged(group_id=sifting.group.group_id, dropped=dropped))
 
-    def gauges(self) -> tuple[Metric, ...]:
-        """Calls that wait, and failures so far."""
-        return (
-            Metric("filter/samples_waiting", float(self._pool.num_waiting + self._pool.num_running)),
-            Metric("filter/samples_failed", float(self._pool.num_failed)),
-        )
 
-    def close(self, timeout_s: float) -> None:
-        """Kill the processes."""
-        self._pool.close(timeout_s)
-
-
-class HookAdapter:
-    """A group to the hook; the answer says only whether it failed."""
-
-    kind = HOOK
-    options_json = ""
-    timeout_key = ""
-
-    def __init__(self, spec: str, text: ResponseText) -> None:
-        self.spec = spec
-        self._text = text
-
-    def call(self, command: ShowGroup, call_id: int, names: tuple[str, ...]) -> ShowCall:
-        """See :class:`~penstock.backends.rewards.pool.CallAdapter`."""
-        group = command.group
-        responses = tuple(self._text.of(sample) for sample in group.samples) if "responses" in names else ()
-        shown = FilterCall(call_id, HOOK_TIMEOUT_S, _ENCODER.encode(group), responses)
-        return ShowCall(call_id, HOOK_TIMEOUT_S, shown, Verdict(not command.cause, command.cause))
-
-    def event(self, command: ShowGroup, answer: Answer) -> None:
-        """See :class:`~penstock.backends.rewards.pool.CallAdapter`."""
-        if isinstance(answer, CallFailed):
-            _LOG.warning("the hook failed on group %d: %s", command.group.group_id, answer.reason)
-
-
-class GroupShower:
+class GroupShower(WorkerPool[ShowGroup]):
     """Shows groups to the user's hook, in a process."""
 
-    def __init__(self, adapter: HookAdapter) -> None:
-        self._pool = WorkerPool[ShowGroup, None](adapter, 1)
+    def __init__(self, spec: str, text: ResponseText) -> None:
+        super().__init__(HOOK, spec)
+        self._text = text
         self._num_skipped = 0
         self._is_off = False
 
     def start(self, emit: Emit, fail: Fail) -> None:
         """See :class:`~penstock.backends.protocol.Backend`. Nothing comes to ``fail``."""
-        self._pool.start(lambda _: None, self._on_failure)
+        self._begin(self._on_failure)
 
     def _on_failure(self, error: BaseException) -> None:
         self._is_off = True
@@ -194,23 +145,27 @@ class GroupShower:
 
     def execute(self, command: ShowGroup, /) -> None:
         """Show a group, if there is room for it."""
-        if self._is_off or self._pool.num_waiting >= MAX_SHOWN_WAITING:
+        if self._is_off or self.num_waiting >= MAX_SHOWN_WAITING:
             self._num_skipped += 1
         else:
-            self._pool.submit(command)
+            self.submit(command)
 
     def gauges(self) -> tuple[Metric, ...]:
         """Totals: groups that were shown, on which the hook failed, and that were not shown."""
-        num_unshown = self._num_skipped + (self._pool.num_waiting + self._pool.num_running if self._is_off else 0)
+        num_unshown = self._num_skipped + (self.num_waiting + self.num_running if self._is_off else 0)
         return (
-            Metric("filter/hook_shown", float(self._pool.num_answered)),
-            Metric("filter/hook_failed", float(self._pool.num_failed)),
+            Metric("filter/hook_shown", float(self.num_answered)),
+            Metric("filter/hook_failed", float(self.num_failed)),
             Metric("filter/hook_skipped", float(num_unshown)),
         )
 
-    def close(self, timeout_s: float) -> None:
-        """Kill the process."""
-        self._pool.close(timeout_s)
+    def _call(self, command: ShowGroup, call_id: int, names: tuple[str, ...]) -> ShowCall:
+        shown = filter_call(command.group, HOOK_TIMEOUT_S, call_id, self._text, names)
+        return ShowCall(call_id, HOOK_TIMEOUT_S, shown, Verdict(not command.cause, command.cause))
+
+    def _on_answer(self, command: ShowGroup, answer: Answer) -> None:
+        if isinstance(answer, CallFailed):
+            _LOG.warning("the hook failed on group %d: %s", command.group.group_id, answer.reason)
 
 
 class FilterFunctions:
@@ -273,27 +228,40 @@ class _Weighing:
         self.done = threading.Event()
 
 
-class _PromptTask:
-    def __init__(self, weighing: _Weighing, place: int, prompt: Prompt, history: PromptHistory) -> None:
-        self.weighing = weighing
-        self.place = place
-        self.prompt = prompt
-        self.history = history
+class _PromptTask(NamedTuple):
+    weighing: _Weighing
+    place: int
+    prompt: Prompt
+    history: PromptHistory
 
 
-class PriorityAdapter:
-    """A prompt with its history to its weight."""
-
-    kind = PRIORITY
-    options_json = ""
-    timeout_key = "prompt_source.priority_timeout_s"
+class PriorityFunction(WorkerPool[_PromptTask]):
+    """Asks the user's curriculum, in a process, and waits for it."""
 
     def __init__(self, spec: str, timeout_s: float) -> None:
-        self.spec = spec
+        super().__init__(PRIORITY, spec, timeout_key="prompt_source.priority_timeout_s")
         self._timeout_s = timeout_s
+        self.num_late = 0
+        """Prompts that had no number when the deadline came."""
 
-    def call(self, command: _PromptTask, call_id: int, names: tuple[str, ...]) -> PriorityCall:
-        """See :class:`~penstock.backends.rewards.pool.CallAdapter`."""
+    def start(self, fail: Fail) -> None:
+        """Start the process. A function that cannot be loaded comes to ``fail``."""
+        self._begin(fail)
+
+    def weigh(self, prompts: Sequence[tuple[Prompt, PromptHistory]]) -> list[float | None]:
+        """The weights, in order; returns at the deadline at the latest."""
+        weighing = _Weighing(len(prompts))
+        until_s = time.monotonic() + self._timeout_s
+        for place, (prompt, history) in enumerate(prompts):
+            self.submit(_PromptTask(weighing, place, prompt, history))
+        if prompts and not weighing.done.wait(max(0.0, until_s - time.monotonic())):
+            self.num_late += weighing.num_left
+            _LOG.warning(
+                "%d of %d prompts have no priority within %g s", weighing.num_left, len(prompts), self._timeout_s
+            )
+        return list(weighing.values)
+
+    def _call(self, command: _PromptTask, call_id: int, names: tuple[str, ...]) -> PriorityCall:
         prompt = command.prompt
         return PriorityCall(
             id=call_id,
@@ -306,58 +274,18 @@ class PriorityAdapter:
             history=command.history,
         )
 
-    def event(self, command: _PromptTask, answer: Answer) -> tuple[_PromptTask, float | None]:
-        """See :class:`~penstock.backends.rewards.pool.CallAdapter`."""
+    def _on_answer(self, command: _PromptTask, answer: Answer) -> None:
+        weighing = command.weighing
         match answer:
             case Judged():
-                return command, answer.value
+                weighing.values[command.place] = answer.value
             case Kept():
-                return command, None
+                weighing.values[command.place] = None
             case CallFailed():
                 _LOG.warning("no priority for row %d: %s", command.prompt.row, answer.reason)
-                return command, 0.0
+                weighing.values[command.place] = 0.0
             case _:
                 raise AssertionError(answer)
-
-
-class PriorityFunction:
-    """Asks the user's curriculum, in a process, and waits for it."""
-
-    def __init__(self, spec: str, timeout_s: float) -> None:
-        self._pool = WorkerPool[_PromptTask, "tuple[_PromptTask, float | None]"](PriorityAdapter(spec, timeout_s), 1)
-        self._timeout_s = timeout_s
-        self.num_late = 0
-        """Prompts that had no number when the deadline came."""
-
-    def start(self, fail: Fail) -> None:
-        """Start the process. A function that cannot be loaded comes to ``fail``."""
-        self._pool.start(self._on_weight, fail)
-
-    @property
-    def num_failed(self) -> int:
-        """Prompts on which the function failed."""
-        return self._pool.num_failed
-
-    def weigh(self, prompts: Sequence[tuple[Prompt, PromptHistory]]) -> list[float | None]:
-        """The weights, in order; returns at the deadline at the latest."""
-        weighing = _Weighing(len(prompts))
-        until_s = time.monotonic() + self._timeout_s
-        for place, (prompt, history) in enumerate(prompts):
-            self._pool.submit(_PromptTask(weighing, place, prompt, history))
-        if prompts and not weighing.done.wait(max(0.0, until_s - time.monotonic())):
-            self.num_late += weighing.num_left
-            _LOG.warning(
-                "%d of %d prompts have no priority within %g s", weighing.num_left, len(prompts), self._timeout_s
-            )
-        return list(weighing.values)
-
-    def _on_weight(self, weight: tuple[_PromptTask, float | None]) -> None:
-        task, value = weight
-        task.weighing.values[task.place] = value
-        task.weighing.num_left -= 1
-        if not task.weighing.num_left:
-            task.weighing.done.set()
-
-    def close(self, timeout_s: float) -> None:
-        """Kill the process."""
-        self._pool.close(timeout_s)
+        weighing.num_left -= 1
+        if not weighing.num_left:
+            weighing.done.set()

@@ -13,21 +13,19 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-import msgspec
-
 from penstock.backends.rewards.builtin import IN_PROCESS, score_in_process
-from penstock.backends.rewards.call_adapters import reward_call, written_tokens
 from penstock.backends.rewards.functions import GROUP_REWARD, REWARD, SAMPLE_LISTS, NoRewardError
 from penstock.backends.rewards.functions_asked import LENGTH_PENALTY
 from penstock.backends.rewards.length import length_penalty
 from penstock.backends.rewards.pool import WorkerPool
+from penstock.backends.rewards.sample_calls import reward_call, written_tokens
 from penstock.backends.rewards.wire import CallFailed, GroupCall, Judged, Launched
 
 if TYPE_CHECKING:
     from penstock.backends.engines.surroundings import Surroundings
     from penstock.backends.protocol import Fail
-    from penstock.backends.rewards.call_adapters import ResponseText
     from penstock.backends.rewards.options import FunctionOptions
+    from penstock.backends.rewards.sample_calls import ResponseText
     from penstock.backends.rewards.wire import Answer, RewardCall
     from penstock.messages.samples import Prompt, Sample
 
@@ -83,46 +81,36 @@ def open_source(function: FunctionOptions, text: ResponseText, surroundings: Sur
     return PoolSource(Launched(function=function, surroundings=surroundings), text)
 
 
-class PoolSource:
+class PoolSource(WorkerPool[Question]):
     """A function in processes that can be killed."""
 
     def __init__(self, launched: Launched, text: ResponseText) -> None:
-        adapter = _RewardAdapter(launched, text)
-        self._pool = WorkerPool[Question, tuple[int, "Answer"]](adapter, launched.function.num_workers or 1)
-
-    def start(self, answered: Answered, fail: Fail) -> None:
-        """See :class:`Source`."""
-        self._pool.start(lambda pair: answered(*pair), fail)
-
-    def ask(self, question: Question) -> None:
-        """See :class:`Source`."""
-        self._pool.submit(question)
-
-    def counts(self) -> Counts:
-        """See :class:`Source`."""
-        pool = self._pool
-        return Counts(pool.num_waiting, pool.num_running, pool.num_answered, pool.num_failed, pool.num_restarts)
-
-    def close(self, timeout_s: float) -> None:
-        """See :class:`Source`."""
-        self._pool.close(timeout_s)
-
-
-class _RewardAdapter:
-    """Questions as calls."""
-
-    def __init__(self, launched: Launched, text: ResponseText) -> None:
         function = launched.function
-        self.kind = GROUP_REWARD if function.per_group else REWARD
-        self.spec = function.function
-        self.options_json = msgspec.json.encode(launched).decode()
-        service = function.remote or function.judge
-        self.timeout_key = "reward.timeout_s" if service is None else f"reward.{self.spec}.timeout_s"
+        is_service = function.remote is not None or function.judge is not None
+        super().__init__(
+            GROUP_REWARD if function.per_group else REWARD,
+            function.function,
+            function.num_workers or 1,
+            launched=launched,
+            timeout_key=f"reward.{function.function}.timeout_s" if is_service else "reward.timeout_s",
+        )
         self._text = text
         self._is_group = bool(function.per_group)
 
-    def call(self, command: Question, call_id: int, names: tuple[str, ...]) -> RewardCall | GroupCall:
-        """See :class:`~penstock.backends.rewards.pool.CallAdapter`."""
+    def start(self, answered: Answered, fail: Fail) -> None:
+        """See :class:`Source`."""
+        self._answered = answered
+        self._begin(fail)
+
+    def ask(self, question: Question) -> None:
+        """See :class:`Source`."""
+        self.submit(question)
+
+    def counts(self) -> Counts:
+        """See :class:`Source`."""
+        return Counts(self.num_waiting, self.num_running, self.num_answered, self.num_failed, self.num_restarts)
+
+    def _call(self, command: Question, call_id: int, names: tuple[str, ...]) -> RewardCall | GroupCall:
         needs = frozenset(SAMPLE_LISTS.get(name, name) for name in names)
         calls = tuple(
             reward_call(sample, command.prompt, command.timeout_s, call_id, self._text, needs)
@@ -130,9 +118,8 @@ class _RewardAdapter:
         )
         return GroupCall(call_id, command.timeout_s, calls) if self._is_group else calls[0]
 
-    def event(self, command: Question, answer: Answer) -> tuple[int, Answer]:
-        """See :class:`~penstock.backends.rewards.pool.CallAdapter`."""
-        return command.id, answer
+    def _on_answer(self, command: Question, answer: Answer) -> None:
+        self._answered(command.id, answer)
 
 
 class ThreadSource:

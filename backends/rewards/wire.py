@@ -1,21 +1,17 @@
-"""What the reward backend and its worker processes say to each other, over a socket pair.
-
-A frame is a length (4 bytes, little-endian) and a msgpack list: many small calls or answers cost one system call.
+"""What the reward backend and its worker processes say to each other, in the frames of
+:mod:`penstock.backends.processes.frames`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
 from penstock.backends.engines.surroundings import Surroundings
-from penstock.backends.processes.function_process import framed
+from penstock.backends.processes.frames import LoadFailed, Ready
 from penstock.backends.rewards.options import FunctionOptions
 from penstock.backends.rewards.sampling_calls import PriorityCall, RewardedCall, Verdict
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 class Launched(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,22 +79,6 @@ class ShowCall(msgspec.Struct, frozen=True, array_like=True, tag=True):
 Call = RewardCall | GroupCall | FilterCall | SampleCall | ShowCall | PriorityCall
 
 
-class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The function is loaded."""
-
-    names: tuple[str, ...]
-    """What it asks for."""
-    concurrency: int
-    """Calls that run side by side: 1 for a plain function."""
-    is_async: bool = False
-
-
-class LoadFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The function cannot be loaded; the process ends."""
-
-    message: str
-
-
 class Judged(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A reward."""
 
@@ -134,18 +114,8 @@ class GroupJudged(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 Answer = Judged | GroupJudged | Kept | CallFailed
-Said = Ready | LoadFailed | Judged | GroupJudged | Kept | CallFailed
 
-_ENCODER: Final = msgspec.msgpack.Encoder()
 CALLS: Final[msgspec.msgpack.Decoder[list[Call]]] = msgspec.msgpack.Decoder(list[Call])
-SAID: Final[msgspec.msgpack.Decoder[list[Said]]] = msgspec.msgpack.Decoder(list[Said])
-
-
-def encoded(items: Sequence[Call] | Sequence[Said]) -> bytes:
-    """The body of a frame with these items."""
-    return _ENCODER.encode(items)
-
-
-def frame(items: Sequence[Call] | Sequence[Said]) -> bytes:
-    """One frame with these items."""
-    return framed(encoded(items))
+SAID: Final[msgspec.msgpack.Decoder[list[Ready | LoadFailed | Answer]]] = msgspec.msgpack.Decoder(
+    list[Ready | LoadFailed | Answer]
+)

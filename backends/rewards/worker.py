@@ -11,18 +11,14 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import os
-import signal
-import socket
-import sys
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import msgspec
 
-from penstock.backends.processes.function_process import FrameBuffer
-from penstock.backends.processes.user_code import defined_at, described, named, told
+from penstock.backends.processes.frames import Ready, frame
+from penstock.backends.processes.function_child import line_to_parent, load_failure, orders_beside, orders_of
+from penstock.backends.processes.user_code import defined_at, described, named
 from penstock.backends.processes.user_loop import run_beside_functions
 from penstock.backends.rewards.functions import (
     FILTER,
@@ -35,17 +31,15 @@ from penstock.backends.rewards.functions import (
     weighed,
 )
 from penstock.backends.rewards.sampling_calls import HOOK, PRIORITY, SAMPLE_FILTER
-from penstock.backends.rewards.wire import CALLS, CallFailed, GroupCall, Kept, Launched, LoadFailed, Ready, frame
-from penstock.messages.errors import UserFault
+from penstock.backends.rewards.wire import CALLS, CallFailed, GroupCall, Kept, Launched
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Awaitable
 
     from penstock.backends.rewards.functions import Loaded
     from penstock.backends.rewards.wire import Answer, Call
 
-PR_SET_PDEATHSIG: Final = 1
-READ_BYTES: Final = 1 << 16
 MAX_REASON_CHARACTERS: Final = 500
 
 
@@ -58,60 +52,38 @@ class Served(NamedTuple):
 
 
 def main() -> None:
-    """Arguments: descriptor of the socket, kind of function, what to load, as JSON the options of a reward function
-    (nothing: none), process id of the parent."""
-    descriptor, kind, spec, options_json, parent = sys.argv[1:]
-    stand_alone(int(parent))
-    os.set_inheritable(int(descriptor), False)  # or what the function starts keeps it open after our death
-    connection = socket.socket(fileno=int(descriptor))
+    """Arguments: kind of function, what to load, as JSON the options of a reward function (nothing: none)."""
+    line, (kind, spec, options_json) = line_to_parent()
     try:
         launched = msgspec.json.decode(options_json, type=Launched) if options_json else None
         loaded = load_function(kind, spec, launched)
     except BaseException as error:  # foreign code may raise anything while it is set up
-        message = str(error) if isinstance(error, UserFault) else f"{spec}: {told(error)}"
-        connection.sendall(frame([LoadFailed(message)]))
+        line.sendall(frame([load_failure(error, spec)]))
         return
-    connection.sendall(frame([Ready(loaded.names, loaded.concurrency, is_async=loaded.is_async)]))
+    line.sendall(frame([Ready(loaded.names, loaded.concurrency, is_async=loaded.is_async)]))
     served = Served(kind, loaded, None if launched is None else launched.function.key)
     if loaded.is_async:
-        run_beside_functions(_serve_side_by_side(connection, served), spec)
+        run_beside_functions(_serve_side_by_side(line, served), spec)
     else:
-        _serve_in_turn(connection, served)
+        _serve_in_turn(line, served)
 
 
-def stand_alone(parent: int) -> None:
-    """Hear signals again, and die with the thread that started this process, whose id is given."""
-    # Actors run with signals blocked, and children inherit that.
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before the line above
-        os._exit(1)
+def _serve_in_turn(line: socket.socket, served: Served) -> None:
+    for call in orders_of(line, CALLS):
+        line.sendall(frame([_answer(call, served)]))
 
 
-def _serve_in_turn(connection: socket.socket, served: Served) -> None:
-    buffer = FrameBuffer()
-    while data := connection.recv(READ_BYTES):
-        for body in buffer.feed(data):
-            for call in CALLS.decode(body):
-                connection.sendall(frame([_answer(call, served)]))
-
-
-async def _serve_side_by_side(connection: socket.socket, served: Served) -> None:
-    reader, writer = await asyncio.open_connection(sock=connection)
-    buffer = FrameBuffer()
+async def _serve_side_by_side(line: socket.socket, served: Served) -> None:
+    stream, writer = await asyncio.open_connection(sock=line)
     running: set[asyncio.Task[None]] = set()
 
     async def run(call: Call) -> None:
         writer.write(frame([await _answer_async(call, served)]))
 
-    while data := await reader.read(READ_BYTES):
-        for body in buffer.feed(data):
-            for call in CALLS.decode(body):
-                task = asyncio.create_task(run(call))
-                running.add(task)
-                task.add_done_callback(running.discard)
+    async for call in orders_beside(stream, CALLS):
+        task = asyncio.create_task(run(call))
+        running.add(task)
+        task.add_done_callback(running.discard)
     writer.close()
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.backends.episodes.functions.opening import specs_of
-from penstock.backends.episodes.functions.trial import check_loads
-from penstock.backends.processes.user_code import UserCodeError
 from penstock.backends.processes.user_environment import pass_variables
-from penstock.messages.errors import UserFault
+from penstock.runtime.preflight.function_trial import EPISODE, NamedFunction, check_loads
 from penstock.runtime.scenario.evaluation_rules import sets_of
 
 if TYPE_CHECKING:
@@ -37,7 +35,5 @@ def check_episode(scenario: Scenario) -> None:
         UserFault: they cannot be.
     """
     pass_variables(scenario.runtime.pass_env)
-    try:
-        check_loads(specs_of(scenario.episode, [each.generate for each in sets_of(scenario)]))
-    except UserCodeError as error:
-        raise UserFault(f"episode.generate: {error}") from None
+    specs = specs_of(scenario.episode, [each.generate for each in sets_of(scenario)])
+    check_loads([NamedFunction("episode.generate", EPISODE, specs.in_words(), specs)])

@@ -12,26 +12,26 @@ Invariants:
 
 from __future__ import annotations
 
-import os
 import selectors
-import socket
-import sys
 import time
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from penstock.backends.processes.function_process import FunctionProcess, framed
-from penstock.backends.processes.user_code import UserCodeError, load_object, told
-from penstock.messages.errors import UserFault
+from penstock.backends.episodes.functions.wire import FunctionSpecs
+from penstock.backends.processes.frames import LoadFailed, Ready, frame
+from penstock.backends.processes.function_child import line_to_parent, load_failure
+from penstock.backends.processes.function_pool import START_TIMEOUT_S
+from penstock.backends.processes.function_process import FunctionProcess
+from penstock.backends.processes.user_code import UserCodeError, load_object
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-TIMEOUT_S: Final = 120.0
-"""As long as a run waits for its functions: imports of a user's may take long."""
+MODULE: Final = "penstock.runtime.preflight.function_trial"
 TRAINING_HOOK: Final = "training hook"
 POLICY: Final = "policy"
+EPISODE: Final = "episode"
 
 
 class NamedFunction(msgspec.Struct, frozen=True):
@@ -40,19 +40,25 @@ class NamedFunction(msgspec.Struct, frozen=True):
     key: str
     """Of the scenario."""
     kind: str
-    """As what it is loaded: :data:`TRAINING_HOOK`, :data:`POLICY`, or a kind of
+    """As what it is loaded: :data:`TRAINING_HOOK`, :data:`POLICY`, :data:`EPISODE`, or a kind of
     :func:`penstock.backends.rewards.functions.load_function`."""
     spec: str
-    """``file.py:name``"""
+    """``file.py:name``; for episodes, all of them in words."""
+    episode: FunctionSpecs | None = None
+    """What plays them, with tools and environment."""
 
 
-class _Said(msgspec.Struct):
+class _Loading(msgspec.Struct, frozen=True, array_like=True, tag=True):
     index: int
-    """Of the function that is loaded now; one past the last: all are."""
-    problem: str = ""
+    """Of the function that is loaded now."""
 
 
-def check_loads(functions: Sequence[NamedFunction], timeout_s: float = TIMEOUT_S) -> None:
+_SAID: Final[msgspec.msgpack.Decoder[list[Ready | LoadFailed | _Loading]]] = msgspec.msgpack.Decoder(
+    list[Ready | LoadFailed | _Loading]
+)
+
+
+def check_loads(functions: Sequence[NamedFunction], timeout_s: float = START_TIMEOUT_S) -> None:
     """Load them in a process as a run does.
 
     Raises:
@@ -61,50 +67,35 @@ def check_loads(functions: Sequence[NamedFunction], timeout_s: float = TIMEOUT_S
     if not functions:
         return
     given = msgspec.json.encode(functions).decode()
-    process = FunctionProcess("penstock.runtime.preflight.function_trial", given, is_silent=True)
-    said, deadline_s = _Said(0), time.monotonic() + timeout_s
+    process = FunctionProcess[_Loading](MODULE, given, said=_SAID, is_silent=True)
+    tried, deadline_s = functions[0], process.started_at_s + timeout_s
     try:
         with selectors.DefaultSelector() as selector:
             selector.register(process.socket, selectors.EVENT_READ)
-            while said.index < len(functions):
+            while process.ready is None:
                 if not selector.select(max(0.0, deadline_s - time.monotonic())):
-                    raise _blamed(functions[said.index], f"did not load within {timeout_s:g} s")
-                for body in process.bodies():
-                    said = msgspec.json.decode(body, type=_Said)
-                    if said.problem:
-                        raise UserCodeError(f"{functions[said.index].key}: {said.problem}")
-                if process.is_gone and said.index < len(functions):
-                    raise _blamed(functions[said.index], f"the process that loads it {process.end()}")
+                    raise UserCodeError(f"{tried.spec}: did not load within {timeout_s:g} s")
+                for loading in process.heard():
+                    tried = functions[loading.index]
+                if process.is_gone and process.ready is None:
+                    raise UserCodeError(f"{tried.spec}: the process that loads it {process.end()}")
+    except UserCodeError as error:
+        raise UserCodeError(f"{tried.key}: {str(error).removeprefix(f'{tried.key}: ')}") from None
     finally:
         process.end()
 
 
-def _blamed(function: NamedFunction, text: str) -> UserCodeError:
-    return UserCodeError(f"{function.key}: {function.spec}: {text}")
-
-
 def main() -> None:
-    """Arguments: descriptor of the socket, the functions as JSON, process id of the parent."""
-    from penstock.backends.rewards.worker import stand_alone  # it imports what a function of a reward is loaded with
-
-    descriptor, given, parent = sys.argv[1:]
-    stand_alone(int(parent))
-    os.set_inheritable(int(descriptor), False)
-    connection = socket.socket(fileno=int(descriptor))
-    functions = msgspec.json.decode(given, type=list[NamedFunction])
-    for index, function in enumerate(functions):
-        _say(connection, _Said(index))
+    """Arguments: the functions as JSON."""
+    line, (given,) = line_to_parent()
+    for index, function in enumerate(msgspec.json.decode(given, type=list[NamedFunction])):
+        line.sendall(frame([_Loading(index)]))
         try:
             _load(function)
         except BaseException as error:  # foreign code may raise anything while it is set up
-            message = str(error) if isinstance(error, UserFault) else f"{function.spec}: {told(error)}"
-            _say(connection, _Said(index, message.removeprefix(f"{function.key}: ")))
+            line.sendall(frame([load_failure(error, function.spec)]))
             return
-    _say(connection, _Said(len(functions)))
-
-
-def _say(connection: socket.socket, said: _Said) -> None:
-    connection.sendall(framed(msgspec.json.encode(said)))
+    line.sendall(frame([Ready()]))
 
 
 def _load(function: NamedFunction) -> None:
@@ -115,6 +106,10 @@ def _load(function: NamedFunction) -> None:
         from penstock.backends.processes.hook_calling import Hook
 
         Hook[object](function.spec, function.key)
+    elif function.episode is not None:
+        from penstock.backends.episodes.functions.loading import load_functions
+
+        load_functions(function.episode)
     else:
         from penstock.backends.rewards.functions import load_function
 

@@ -12,12 +12,12 @@ from episode_functions_bench import END, FunctionBench
 
 from penstock.backends.checkpoint.make import make_model
 from penstock.backends.episodes.functions.opening import specs_of
-from penstock.backends.episodes.functions.trial import check_loads
 from penstock.backends.episodes.options import EpisodeOptions
 from penstock.backends.processes.user_code import UserCodeError
 from penstock.messages.arrays import tokens_view
 from penstock.messages.base import Metric
 from penstock.messages.samples import Completed, InfraError, PolicyError, Reward, StopReason, Truncated
+from penstock.runtime.preflight.function_trial import NamedFunction, check_loads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -159,4 +159,4 @@ def test_the_calculators_masked_tokens_are_the_calculators(guess: FunctionBench)
 def test_what_is_no_tool_and_no_environment_is_refused_before_a_run(options: dict[str, object], message: str) -> None:
     given = EpisodeOptions(kind="function", generate="multi_turn", **options)  # type: ignore[arg-type]
     with pytest.raises(UserCodeError, match=message):
-        check_loads(specs_of(given))
+        check_loads([NamedFunction("episode.generate", "episode", "multi_turn", specs_of(given))])

@@ -252,6 +252,11 @@ def test_calls_sent_ahead_of_a_hang_are_not_lost(judges: list[Judge], tmp_path: 
         ("os._exit(3)", "the process of the reward function ended with exit code 3"),
         ("os.kill(os.getpid(), 9)", "was killed by SIGKILL, as the kernel does when memory runs out"),
         ("ctypes.string_at(0)", "was killed by SIGSEGV"),
+        (
+            "[os.write(int(number), b'\\x04\\0\\0\\0oops') for number in os.listdir('/proc/self/fd') "
+            "if 'socket:' in os.path.realpath(f'/proc/self/fd/{number}')]",
+            "the process of the reward function said what nobody understands",
+        ),
     ],
 )
 def test_a_call_that_kills_its_process_costs_only_itself(

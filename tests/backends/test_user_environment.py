@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from penstock.backends.engines.surroundings import Surroundings
-from penstock.backends.episodes.functions.process import PlayerProcess
+from penstock.backends.episodes.functions import driver
+from penstock.backends.episodes.functions.wire import SAID, Said
+from penstock.backends.processes.function_process import FunctionProcess
 from penstock.backends.processes.process_facts import environment_of
 from penstock.backends.processes.user_environment import pass_variables, user_environment
 from penstock.backends.rewards.options import FunctionOptions
 from penstock.backends.rewards.process import WorkerProcess
 from penstock.backends.rewards.service_options import JudgeOptions, RemoteOptions
-from penstock.backends.rewards.wire import Launched
+from penstock.backends.rewards.wire import Answer, Launched
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from penstock.backends.processes.function_process import FunctionProcess
-
-import msgspec
 
 SECRETS = (
     "RAY_AUTH_TOKEN", "OPENAI_API_KEY", "WANDB_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "AWS_SECRET_ACCESS_KEY",
@@ -38,7 +36,7 @@ def _secrets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     pass_variables(())
 
 
-def seen_by(process: FunctionProcess) -> set[str]:
+def seen_by(process: FunctionProcess[Any]) -> set[str]:
     """Names of the variables that it began with. (What it is to load is nothing; it is asked before it says so.)"""
     try:
         names: set[str] = set()
@@ -52,13 +50,17 @@ def seen_by(process: FunctionProcess) -> set[str]:
         process.end()
 
 
-def reward_process(options: FunctionOptions | None = None) -> FunctionProcess:
-    launched = options and msgspec.json.encode(Launched(function=options, surroundings=Surroundings())).decode()
-    return WorkerProcess("reward", "f1" if options is None else options.function, launched or "", time.monotonic)
+def reward_process(options: FunctionOptions | None = None) -> FunctionProcess[Answer]:
+    launched = None if options is None else Launched(function=options, surroundings=Surroundings())
+    return WorkerProcess("reward", "f1" if options is None else options.function, launched)
+
+
+def player_process() -> FunctionProcess[Said]:
+    return FunctionProcess[Said](driver.MODULE, said=SAID)
 
 
 def test_processes_of_rewards_and_episodes_have_no_secret_and_what_finds_them() -> None:
-    for process in (reward_process(), PlayerProcess(time.monotonic())):
+    for process in (reward_process(), player_process()):
         names = seen_by(process)
         assert not names & set(SECRETS)
         assert {"PATH", "HOME", "PYTHONPATH", "OMP_NUM_THREADS", "PENSTOCK_RUN_ID"} <= names
@@ -66,7 +68,7 @@ def test_processes_of_rewards_and_episodes_have_no_secret_and_what_finds_them() 
 
 def test_they_have_what_the_scenario_names() -> None:
     pass_variables(["OPENAI_API_KEY", "NOT_SET"])
-    for process in (reward_process(), PlayerProcess(time.monotonic())):
+    for process in (reward_process(), player_process()):
         assert seen_by(process) & set(SECRETS) == {"OPENAI_API_KEY"}
     pass_variables(())
     assert "OPENAI_API_KEY" not in user_environment()

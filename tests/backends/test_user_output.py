@@ -13,7 +13,7 @@ from penstock.backends.processes.function_process import FunctionProcess
 from penstock.backends.processes.user_code import UserCodeError
 from penstock.backends.rewards.functions import REWARD
 from penstock.backends.rewards.process import WorkerProcess
-from penstock.backends.rewards.wire import RewardCall
+from penstock.backends.rewards.wire import SAID, Answer, RewardCall
 from penstock.runtime.preflight.function_trial import NamedFunction, check_loads
 
 if TYPE_CHECKING:
@@ -34,9 +34,13 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def answered(process: WorkerProcess) -> list[str]:
     """What it says next, by kind."""
+    was_ready = process.ready is not None
     while not process.is_gone:
         assert select.select([process.socket], [], [], TIMEOUT_S)[0]
-        if said := [type(each).__name__ for each in process.receive()]:
+        said = [type(each).__name__ for each in process.heard()]
+        if not was_ready and process.ready is not None:
+            return ["Ready", *said]
+        if said:
             return said
     return []
 
@@ -52,11 +56,11 @@ def play(tmp_path: Path, body: str, *, num_calls: int) -> None:
     """Call a reward function so often, one call after the other."""
     file = tmp_path / "mine.py"
     file.write_text(f"import sys, os\ndef reward(row):\n    {body}\n    return 1.0\n")
-    process = WorkerProcess(REWARD, f"{file}:reward", "", lambda: 0.0)
+    process = WorkerProcess(REWARD, f"{file}:reward", None)
     try:
         assert answered(process) == ["Ready"]
         for number in range(num_calls):
-            process.send([call(number)])
+            process.call([call(number)])
             assert answered(process) == ["Judged"]
     finally:
         process.end()
@@ -91,7 +95,7 @@ def test_a_log_that_cannot_be_written_holds_up_nobody(tmp_path: Path, monkeypatc
 
 
 def test_a_silent_process_prints_nowhere(log: Path) -> None:
-    process = FunctionProcess("this", is_silent=True)
+    process = FunctionProcess[Answer]("this", said=SAID, is_silent=True)
     assert select.select([process.socket], [], [], TIMEOUT_S)[0]
     process.end()
     assert log.read_text() == ""

@@ -1,4 +1,4 @@
-"""Episodes that a user's functions play, and the thread that feeds, watches and replaces the process they run in.
+"""Episodes that a user's functions play, in a pool of one process.
 
 Invariants:
 
@@ -6,11 +6,9 @@ Invariants:
   its time or its process dies. Never with a reward that no function gave.
 * A function that blocks the event loop, or does not end when it is told to, costs its process; the other episodes in it
   end as ``infra_error`` and are issued again.
-* One thread owns the process and starts it. It lives as long as the process does, because the kernel ties it to it.
 
 | waits for | who ends it |
 |---|---|
-| the process to load the functions | the process; past ``START_TIMEOUT_S`` the run fails |
 | an episode to ask for a turn, or to end | its function; ``episode.idle_timeout_s``, ``episode.timeout_s`` |
 | a function that was told to stop | the function; past ``STOP_TIMEOUT_S`` its process is killed |
 | an answer to ``Ping`` | the process; past ``episode.stall_timeout_s`` it is killed |
@@ -21,23 +19,20 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
-import selectors
-import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Final, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from penstock.backends.data.tokenizer import TextTokenizer
 from penstock.backends.episodes.functions.choice import chosen
-from penstock.backends.episodes.functions.process import PlayerProcess
 from penstock.backends.episodes.functions.wire import (
+    SAID,
     Begin,
     Ended,
-    Loaded,
-    LoadFailed,
     Ping,
     Pong,
+    Said,
     SavedState,
     Setup,
     Stop,
@@ -47,7 +42,8 @@ from penstock.backends.episodes.functions.wire import (
 from penstock.backends.episodes.playing import NOTHING, PROMPT, Answer
 from penstock.backends.episodes.protocol import EpisodeOverError, TurnRequest
 from penstock.backends.episodes.stops import StopWatch
-from penstock.backends.processes.user_code import UserCodeError
+from penstock.backends.processes.function_pool import FunctionPool
+from penstock.backends.processes.function_process import FunctionProcess
 from penstock.messages.arrays import floats_view, pack_tokens, tokens_view
 from penstock.messages.base import Metric
 from penstock.messages.errors import UserFault
@@ -63,35 +59,18 @@ from penstock.messages.samples import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
-    from penstock.backends.episodes.functions.wire import Said
+    from penstock.backends.episodes.functions.wire import Order
     from penstock.backends.episodes.options import EpisodeOptions
     from penstock.backends.episodes.playing import EndedBy
     from penstock.backends.episodes.protocol import Episode, EpisodeOutcome
     from penstock.backends.protocol import Fail
     from penstock.messages.samples import Outcome, Part
 
-START_TIMEOUT_S: Final = 120.0
+MODULE: Final = "penstock.backends.episodes.functions.worker"
 STOP_TIMEOUT_S: Final = 10.0
-MAX_FAILED_STARTS: Final = 3
-
-
-class EpisodeProcessError(RuntimeError):
-    """No process that plays episodes can be had."""
-
-
-class _Opened(NamedTuple):
-    episode: Episode
-
-
-class _Closed(NamedTuple):
-    episode: Episode
-
-
-class _Made(NamedTuple):
-    id: int
-    answer: Answer
 
 
 class _Listener:
@@ -107,7 +86,7 @@ class _Listener:
     def ended(self, turn: Part, outcome: Outcome) -> None:
         """See :class:`~penstock.backends.episodes.protocol.TurnListener`."""
         if not isinstance(outcome, Cancelled | InfraError):
-            self._driver.post(_Made(self._episode, _answer(turn, outcome)))
+            self._driver.answered(self._episode, _answer(turn, outcome))
 
 
 class _Playing:
@@ -123,48 +102,40 @@ class _Playing:
         self.num_turns = 0
 
 
-class FunctionEpisodes:
+class FunctionEpisodes(FunctionPool[Said, FunctionProcess[Said]]):
     """See the module; an :class:`~penstock.backends.episodes.protocol.EpisodeDriver`."""
 
     def __init__(self, setup: Setup, options: EpisodeOptions, model_folder: Path) -> None:
+        super().__init__("episodes", "episode.generate", 1)
         self._setup = setup
         self._options = options
         self.model_folder = model_folder
         self._tokenizer: TextTokenizer | None = None
-        self._posted: deque[_Opened | _Closed | _Made] = deque()
+        self._posted: deque[Callable[[], None]] = deque()
         self._waiting: deque[Episode] = deque()
         """For the process to be loaded."""
         self._playing: dict[int, _Playing] = {}
         self._ids = itertools.count()
-        self._process: PlayerProcess | None = None
         self._pinged_at_s: float | None = None
         self._next_ping_s = 0.0
-        self._num_failed_starts = 0
-        self._selector = selectors.DefaultSelector()
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="episodes", daemon=True)
-        self.num_restarts = 0
         self._num_ended: dict[str, int] = dict.fromkeys(("completed", "truncated", "policy_error", "infra_error"), 0)
 
     # --- EpisodeDriver ----------------------------------------------------------------------------------------
 
     def start(self, fail: Fail) -> None:
         """See :class:`~penstock.backends.episodes.protocol.EpisodeDriver`."""
-        self._fail = fail
-        self._selector.register(self._wake, selectors.EVENT_READ)
-        self._thread.start()
+        self._begin(fail)
 
     def opened(self, episode: Episode) -> None:
         """Play it."""
-        self.post(_Opened(episode))
+        self._post(partial(self._waiting.append, episode))
 
     def resumed(self, episode: Episode) -> None:
         """Its function does not know that it was paused."""
 
     def closed(self, episode: Episode, reason: str) -> None:
         """Its function is cancelled."""
-        self.post(_Closed(episode))
+        self._post(partial(self._on_closed, episode))
 
     def gauges(self) -> tuple[Metric, ...]:
         """Episodes that are played, and totals of how they ended."""
@@ -175,67 +146,32 @@ class FunctionEpisodes:
             Metric("episodes/process_restarts", float(self.num_restarts)),
         )
 
-    def close(self, timeout_s: float) -> None:
-        """See :class:`~penstock.backends.episodes.protocol.EpisodeDriver`."""
-        self._closing.set()
-        os.eventfd_write(self._wake, 1)
-        if self._thread.ident is not None:
-            self._thread.join(timeout_s)
-
     @property
     def pid(self) -> int | None:
         """Of the process that plays; None while there is none."""
-        process = self._process
-        return None if process is None else process.pid
+        return next((process.pid for process in list(self._processes)), None)
 
-    def post(self, news: _Opened | _Closed | _Made) -> None:
-        """Have the thread do this. From any thread; returns at once."""
-        self._posted.append(news)
-        os.eventfd_write(self._wake, 1)
+    def answered(self, number: int, answer: Answer) -> None:
+        """The model has made the turn that an episode waits for. From any thread; returns at once."""
+        self._post(partial(self._on_answered, number, answer))
 
-    # --- the thread -------------------------------------------------------------------------------------------
+    def _post(self, action: Callable[[], None]) -> None:
+        self._posted.append(action)
+        self._wake()
 
-    def _run(self) -> None:
-        try:
-            while not self._closing.is_set():
-                process = self._process or self._started()
-                self._take_posted()
-                self._begin_waiting(process)
-                self._hear(process, self._patience_s(process))
-                self._end_overdue()
-        except BaseException as error:  # the thread's end must not go unnoticed, whatever ended it
-            self._fail(error)
-        finally:
-            if self._process is not None:
-                self._process.end()
-            self._selector.close()
+    # --- the pool's thread ------------------------------------------------------------------------------------
 
-    def _started(self) -> PlayerProcess:
-        process = self._process = PlayerProcess(time.monotonic())
-        self._selector.register(process.socket, selectors.EVENT_READ, process)
+    def _open_process(self) -> FunctionProcess[Said]:
+        process = FunctionProcess[Said](MODULE, said=SAID)
         self._pinged_at_s = None
-        process.send(self._setup)
+        process.send([self._setup])
         return process
 
-    def _take_posted(self) -> None:
+    def _hand_out(self) -> None:
         while self._posted:
-            match self._posted.popleft():
-                case _Opened(episode):
-                    self._waiting.append(episode)
-                case _Closed(episode):
-                    with contextlib.suppress(ValueError):
-                        self._waiting.remove(episode)
-                    for number, playing in self._playing.items():
-                        if playing.episode is episode:
-                            self._stop(number, playing)
-                case _Made(number, answer):
-                    answered = self._playing.get(number)
-                    if answered is not None and self._process is not None:
-                        answered.idle_since_s = time.monotonic()
-                        self._process.send(TurnMade(number, answer))
-
-    def _begin_waiting(self, process: PlayerProcess) -> None:
-        while self._waiting and process.is_loaded:
+            self._posted.popleft()()
+        (process,) = self._processes
+        while self._waiting and process.ready is not None:
             episode, number = self._waiting.popleft(), next(self._ids)
             self._playing[number] = playing = _Playing(episode, time.monotonic())
             try:
@@ -244,43 +180,10 @@ class FunctionEpisodes:
                 del self._playing[number]
                 self._end(playing, InfraError(detail=str(error)))
                 continue
-            process.send(_begin(number, episode, function))
+            process.send([_begin(number, episode, function)])
 
-    def _patience_s(self, process: PlayerProcess) -> float | None:
-        if not process.is_loaded:
-            deadline_s = process.started_at_s + START_TIMEOUT_S
-        elif self._playing:
-            deadline_s = min(
-                self._ping_deadline_s(), *(self._deadline(playing)[0] for playing in self._playing.values())
-            )
-        else:
-            return None
-        return max(0.0, deadline_s - time.monotonic())
-
-    def _hear(self, process: PlayerProcess, patience_s: float | None) -> None:
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if process.wants_to_write else 0)
-        if self._selector.get_key(process.socket).events != events:
-            self._selector.modify(process.socket, events, process)
-        for key, ready in self._selector.select(patience_s):
-            if key.data is None:
-                with contextlib.suppress(BlockingIOError):
-                    os.eventfd_read(self._wake)
-                continue
-            if ready & selectors.EVENT_WRITE:
-                process.flush()
-            if ready & selectors.EVENT_READ:
-                for said in process.receive():
-                    self._take_said(process, said)
-        if process.is_gone:
-            self._on_death(process, process.fault)
-
-    def _take_said(self, process: PlayerProcess, said: Said) -> None:
+    def _on_said(self, process: FunctionProcess[Said], said: Said) -> None:
         match said:
-            case Loaded():
-                process.is_loaded = True
-                self._num_failed_starts = 0
-            case LoadFailed(message):
-                raise UserCodeError(message)
             case WantTurn():
                 self._begin_turn(said)
             case SavedState():
@@ -291,6 +194,22 @@ class FunctionEpisodes:
                 self._on_ended(said)
             case Pong():
                 self._pinged_at_s = None
+
+    def _on_closed(self, episode: Episode) -> None:
+        with contextlib.suppress(ValueError):
+            self._waiting.remove(episode)
+        for number, playing in self._playing.items():
+            if playing.episode is episode:
+                self._stop(number, playing)
+
+    def _on_answered(self, number: int, answer: Answer) -> None:
+        if (playing := self._playing.get(number)) is not None:
+            playing.idle_since_s = time.monotonic()
+            self._tell(TurnMade(number, answer))
+
+    def _tell(self, order: Order) -> None:
+        for process in self._processes:
+            process.send([order])
 
     # --- episodes ---------------------------------------------------------------------------------------------
 
@@ -333,11 +252,16 @@ class FunctionEpisodes:
         playing.episode.end(outcome)
 
     def _stop(self, number: int, playing: _Playing) -> None:
-        if playing.stopping_since_s is None and self._process is not None:
+        if playing.stopping_since_s is None:
             playing.stopping_since_s = time.monotonic()
-            self._process.send(Stop(number))
+            self._tell(Stop(number))
 
     # --- what takes too long ----------------------------------------------------------------------------------
+
+    def _deadline_s(self, process: FunctionProcess[Said]) -> float | None:
+        if not self._playing:
+            return None
+        return min(self._ping_deadline_s(), *(self._deadline(playing)[0] for playing in self._playing.values()))
 
     def _deadline(self, playing: _Playing) -> tuple[float, str]:
         """When it is overdue, and what then to say."""
@@ -356,50 +280,37 @@ class FunctionEpisodes:
     def _ping_deadline_s(self) -> float:
         return self._next_ping_s if self._pinged_at_s is None else self._pinged_at_s + self._options.stall_timeout_s
 
-    def _end_overdue(self) -> None:
-        process, now_s = self._process, time.monotonic()
-        if process is None:
-            return
-        if not process.is_loaded:
-            if process.started_at_s + START_TIMEOUT_S <= now_s:
-                raise EpisodeProcessError(f"episode.generate did not load within {START_TIMEOUT_S:g} s")
-            return
+    def _on_overdue(self, process: FunctionProcess[Said]) -> None:
+        now_s = time.monotonic()
         for number, playing in list(self._playing.items()):
             deadline_s, why = self._deadline(playing)
             if deadline_s > now_s:
                 continue
             if not why:
-                self._on_death(
-                    process, f"was killed: a function did not end within {STOP_TIMEOUT_S:g} s of being told to"
-                )
+                self._kill(process, f"a function did not end within {STOP_TIMEOUT_S:g} s of being told to")
                 return
             self._stop(number, playing)
             self._end(playing, InfraError(detail=f"the episode {why}"))
         if self._playing and self._ping_deadline_s() <= now_s:
             self._ping(process, now_s)
 
-    def _ping(self, process: PlayerProcess, now_s: float) -> None:
+    def _ping(self, process: FunctionProcess[Said], now_s: float) -> None:
         limit_s = self._options.stall_timeout_s
         if self._pinged_at_s is not None:
-            self._on_death(process, f"was killed: a function blocked it for {limit_s:g} s (episode.stall_timeout_s)")
+            self._kill(process, f"a function blocked it for {limit_s:g} s (episode.stall_timeout_s)")
             return
         self._pinged_at_s, self._next_ping_s = now_s, now_s + limit_s / 4
-        process.send(Ping(0))
+        process.send([Ping(0)])
 
-    def _on_death(self, process: PlayerProcess, why: str) -> None:
-        self._selector.unregister(process.socket)
-        self._process = None
-        self.num_restarts += 1
-        how = process.end()
-        if not process.is_loaded:
-            self._num_failed_starts += 1
-            if self._num_failed_starts >= MAX_FAILED_STARTS:
-                times = f"{self._num_failed_starts} times in a row"
-                raise EpisodeProcessError(f"the process for episode.generate {why or how} while it loaded, {times}")
+    def _kill(self, process: FunctionProcess[Said], why: str) -> None:
+        self._drop(process)
+        self._on_lost(process, f"was killed: {why}")
+
+    def _on_lost(self, process: FunctionProcess[Said], how: str) -> None:
         playings, self._playing = self._playing, {}
         for playing in playings.values():
             if playing.stopping_since_s is None:
-                self._end(playing, InfraError(detail=f"the process that plays episodes {why or how}"))
+                self._end(playing, InfraError(detail=f"the process that plays episodes {how}"))
 
 
 def _begin(number: int, episode: Episode, function: str) -> Begin:

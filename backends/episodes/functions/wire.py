@@ -1,6 +1,5 @@
-"""What an engine's backend and the process that plays its episodes say to each other, over a socket pair.
-
-A frame is a length (4 bytes, little-endian) and one msgpack message. Nothing is ever unpickled.
+"""What an engine's backend and the process that plays its episodes say to each other, in the frames of
+:mod:`penstock.backends.processes.frames`.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from typing import Final, Literal
 import msgspec
 
 from penstock.backends.episodes.playing import Answer, PlayRules, TurnAsked
-from penstock.backends.processes.function_process import framed
+from penstock.backends.processes.frames import LoadFailed, Ready
 
 EVALUATION: Final = "evaluation/"
 """With the number of a dataset of the evaluation: the name of its function."""
@@ -34,6 +33,10 @@ class FunctionSpecs(msgspec.Struct, frozen=True, kw_only=True):
     tools: tuple[str, ...] = ()
     environment: str = ""
 
+    def in_words(self) -> str:
+        """For messages."""
+        return ", ".join(named.spec for named in self.functions)
+
 
 # --- orders -----------------------------------------------------------------------------------------------------
 
@@ -43,8 +46,7 @@ class Setup(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     specs: FunctionSpecs
     model_folder: str
-    rules: PlayRules | None
-    """None: nothing is played, it is only about loading."""
+    rules: PlayRules
 
 
 class Begin(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -93,16 +95,6 @@ Order = Setup | Begin | TurnMade | Stop | Ping
 # --- what it says ---------------------------------------------------------------------------------------------
 
 
-class Loaded(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The functions are there."""
-
-
-class LoadFailed(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """They cannot be loaded; the process ends."""
-
-    message: str
-
-
 class WantTurn(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The episode waits for the model."""
 
@@ -133,18 +125,9 @@ class Pong(msgspec.Struct, frozen=True, array_like=True, tag=True):
     number: int
 
 
-Said = Loaded | LoadFailed | WantTurn | SavedState | Ended | Pong
+Said = WantTurn | SavedState | Ended | Pong
 
-_ENCODER: Final = msgspec.msgpack.Encoder()
-ORDER: Final[msgspec.msgpack.Decoder[Order]] = msgspec.msgpack.Decoder(Order)
-SAID: Final[msgspec.msgpack.Decoder[Said]] = msgspec.msgpack.Decoder(Said)
-
-
-def encoded(message: Order | Said) -> bytes:
-    """The body of a frame with this message."""
-    return _ENCODER.encode(message)
-
-
-def frame(message: Order | Said) -> bytes:
-    """One frame with this message."""
-    return framed(encoded(message))
+ORDERS: Final[msgspec.msgpack.Decoder[list[Order]]] = msgspec.msgpack.Decoder(list[Order])
+SAID: Final[msgspec.msgpack.Decoder[list[Ready | LoadFailed | Said]]] = msgspec.msgpack.Decoder(
+    list[Ready | LoadFailed | Said]
+)

@@ -16,13 +16,9 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import socket
-import sys
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -31,10 +27,8 @@ from penstock.backends.episodes.dialogue import MalformedError
 from penstock.backends.episodes.functions.ends import end_of, failure_of
 from penstock.backends.episodes.functions.loading import load_functions
 from penstock.backends.episodes.functions.wire import (
-    ORDER,
+    ORDERS,
     Begin,
-    Loaded,
-    LoadFailed,
     Ping,
     Pong,
     SavedState,
@@ -42,37 +36,26 @@ from penstock.backends.episodes.functions.wire import (
     Stop,
     TurnMade,
     WantTurn,
-    frame,
 )
 from penstock.backends.episodes.interfaces import JsonObject, Task
 from penstock.backends.episodes.play import Play
-from penstock.backends.processes.function_process import FrameBuffer
-from penstock.backends.processes.process_facts import end_with_parent
-from penstock.backends.processes.user_code import told
+from penstock.backends.processes.frames import Ready, frame
+from penstock.backends.processes.function_child import line_to_parent, load_failure, orders_beside
 from penstock.backends.processes.user_loop import run_beside_functions
-from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
+    import socket
+
     from penstock.backends.data.chat import ChatTemplate
     from penstock.backends.episodes.functions.loading import PlayFunction
     from penstock.backends.episodes.functions.wire import Said
     from penstock.backends.episodes.playing import Answer, PlayRules, TurnAsked
 
-READ_BYTES: Final = 1 << 16
-
 
 def main() -> None:
-    """Arguments: descriptor of the socket, process id of the parent."""
-    descriptor, parent = (int(argument) for argument in sys.argv[1:])
-    # Actors run with signals blocked, and children inherit that.
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    end_with_parent(signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the line above
-        os._exit(1)
-    os.set_inheritable(descriptor, False)  # or what a function starts keeps it open after our death
-    run_beside_functions(_serve(socket.socket(fileno=descriptor)), "episode.generate")
+    """There are no arguments."""
+    line, _ = line_to_parent()
+    run_beside_functions(_serve(line), "episode.generate")
 
 
 class _ModelWords:
@@ -107,21 +90,20 @@ class _Link:
 
     async def turn(self, asked: TurnAsked) -> Answer:
         self._answer = asyncio.get_running_loop().create_future()
-        self._writer.write(frame(WantTurn(self._episode, asked)))
+        self._writer.write(frame([WantTurn(self._episode, asked)]))
         return await self._answer
 
     def save(self, saved: bytes) -> None:
-        self._writer.write(frame(SavedState(self._episode, saved)))
+        self._writer.write(frame([SavedState(self._episode, saved)]))
 
     def made(self, answer: Answer) -> None:
         if self._answer is not None and not self._answer.done():
             self._answer.set_result(answer)
 
 
-class _Running:
-    def __init__(self, link: _Link, task: asyncio.Task[None]) -> None:
-        self.link = link
-        self.task = task
+class _Running(NamedTuple):
+    link: _Link
+    task: asyncio.Task[None]
 
 
 class _Server:
@@ -167,7 +149,7 @@ class _Server:
         self._say(ended)
 
     def _say(self, said: Said) -> None:
-        self._writer.write(frame(said))
+        self._writer.write(frame([said]))
 
 
 def _task(begin: Begin) -> Task:
@@ -186,38 +168,30 @@ def _task(begin: Begin) -> Task:
     )
 
 
-async def _serve(connection: socket.socket) -> None:
-    reader, writer = await asyncio.open_connection(sock=connection)
-    buffer = FrameBuffer()
+async def _serve(line: socket.socket) -> None:
+    stream, writer = await asyncio.open_connection(sock=line)
     server: _Server | None = None
-    while data := await reader.read(READ_BYTES):
-        for body in buffer.feed(data):
-            order = ORDER.decode(body)
-            if isinstance(order, Setup):
-                server = _loaded(order, writer)
-                await writer.drain()
-                if server is None:
-                    return
-            else:
-                assert server is not None, "the first order is the setup"
-                server.take(order)
+    async for order in orders_beside(stream, ORDERS):
+        if isinstance(order, Setup):
+            server = _loaded(order, writer)
+            await writer.drain()
+            if server is None:
+                return
+        else:
+            assert server is not None, "the first order is the setup"
+            server.take(order)
 
 
 def _loaded(setup: Setup, writer: asyncio.StreamWriter) -> _Server | None:
     try:
-        functions = load_functions(setup.specs)
-        rules = setup.rules
-        server = None
-        if rules is not None:
-            words = _ModelWords(Path(setup.model_folder))
-            if rules.uses_chat:
-                _ = words.template  # it takes seconds, in which no episode could go on
-            server = _Server(rules, words, functions, writer)
+        words = _ModelWords(Path(setup.model_folder))
+        server = _Server(setup.rules, words, load_functions(setup.specs), writer)
+        if setup.rules.uses_chat:
+            _ = words.template  # it takes seconds, in which no episode could go on
     except BaseException as error:  # foreign code may raise anything while it is set up
-        message = str(error) if isinstance(error, UserFault) else told(error)
-        writer.write(frame(LoadFailed(message)))
+        writer.write(frame([load_failure(error, setup.specs.in_words())]))
         return None
-    writer.write(frame(Loaded()))
+    writer.write(frame([Ready()]))
     return server
 
 

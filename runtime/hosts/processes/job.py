@@ -1,7 +1,7 @@
 """What the launcher and the driver tell each other.
 
 ```
-launcher ── DriverJob, msgpack with its length before it, then nothing until the end ──► driver's stdin
+launcher ── DriverJob in a frame, then nothing until the end ──► driver's stdin
 driver ── DriverReady, then DriverEnd, one JSON object a line ──► a pipe to the launcher
 ```
 """
@@ -9,11 +9,11 @@ driver ── DriverReady, then DriverEnd, one JSON object a line ──► a pi
 from __future__ import annotations
 
 import os
-import struct
 from typing import Final
 
 import msgspec
 
+from penstock.backends.processes.frames import READ_BYTES, FrameReader, frame
 from penstock.messages.base import Value
 from penstock.runtime.hosts.processes.ports import FIRST_EPOCH, OutcomeKind
 from penstock.runtime.scenario import Scenario
@@ -24,7 +24,6 @@ RUN_FOLDER_VARIABLE: Final = "PENSTOCK_RUN_FOLDER"
 """Beside it: runs of different folders may have one name."""
 STORY_PIPE_VARIABLE: Final = "PENSTOCK_STORY_PIPE"
 """Number of the descriptor that the driver writes to."""
-_LENGTH: Final = struct.Struct("<I")
 
 
 class DriverJob(Value, frozen=True, kw_only=True):
@@ -70,27 +69,19 @@ DriverWord = DriverReady | DriverEnd
 
 def write_job(descriptor: int, job: DriverJob) -> None:
     """Write a job whole."""
-    data = msgspec.msgpack.encode(job)
-    data = _LENGTH.pack(len(data)) + data
+    data = frame([job])
     while data:
         data = data[os.write(descriptor, data) :]
 
 
 def read_job(descriptor: int) -> DriverJob:
-    """Read a job; what comes behind it stays unread.
+    """Read a job, behind which nothing comes.
 
     Raises:
         EOFError: whoever was to write it is gone.
     """
-    (length,) = _LENGTH.unpack(_read(descriptor, _LENGTH.size))
-    return msgspec.msgpack.decode(_read(descriptor, length), type=DriverJob)
-
-
-def _read(descriptor: int, length: int) -> bytes:
-    data = b""
-    while len(data) < length:
-        more = os.read(descriptor, length - len(data))
-        if not more:
-            raise EOFError("the job was cut off")
-        data += more
-    return data
+    reader = FrameReader(msgspec.msgpack.Decoder(list[DriverJob]))
+    while data := os.read(descriptor, READ_BYTES):
+        for job in reader.feed(data):
+            return job
+    raise EOFError("the job was cut off")

@@ -1,32 +1,22 @@
-"""How samples and groups become calls of a function, and a filter's answers events."""
+"""What of a sample becomes part of a function's call: its text and its tokens."""
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from penstock.backends.rewards.functions import FILTER
-from penstock.backends.rewards.wire import CallFailed, FilterCall, Kept, RewardCall
+from penstock.backends.rewards.wire import FilterCall, RewardCall
 from penstock.messages.arrays import tokens_view
-from penstock.messages.local import GroupJudged
 from penstock.messages.samples import Truncated
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.backends.data.tokenizer import TextTokenizer
-    from penstock.backends.rewards.wire import Answer
-    from penstock.messages.commands import JudgeGroup
-    from penstock.messages.local import LocalEvent
-    from penstock.messages.samples import Prompt, Sample
-
-FILTER_ERROR: Final = "filter_error"
-"""The cause of a group that was turned away because the user's filter failed on it."""
+    from penstock.messages.samples import Group, Prompt, Sample
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
-_LOG: Final = logging.getLogger(__name__)
 
 
 class ResponseText:
@@ -82,30 +72,7 @@ def reward_call(
     )
 
 
-class FilterAdapter:
-    """``JudgeGroup`` to ``GroupJudged``. A filter that fails on a group turns it away, with a cause of its own."""
-
-    kind = FILTER
-    timeout_key = ""
-    options_json = ""
-
-    def __init__(self, spec: str, text: ResponseText, timeout_s: float) -> None:
-        self.spec = spec
-        self._text = text
-        self._timeout_s = timeout_s
-
-    def call(self, command: JudgeGroup, call_id: int, names: tuple[str, ...]) -> FilterCall:
-        """See :class:`~penstock.backends.rewards.pool.CallAdapter`."""
-        group = command.group
-        responses = tuple(self._text.of(sample) for sample in group.samples) if "responses" in names else ()
-        return FilterCall(call_id, self._timeout_s, _ENCODER.encode(group), responses)
-
-    def event(self, command: JudgeGroup, answer: Answer) -> LocalEvent:
-        """See :class:`~penstock.backends.rewards.pool.CallAdapter`."""
-        group_id = command.group.group_id
-        if isinstance(answer, Kept):
-            return GroupJudged(group_id=group_id, keep=answer.keep, cause=answer.cause)
-        assert isinstance(answer, CallFailed)
-        # Causes are few and counted in the balance, so the text of the error cannot be one.
-        _LOG.warning("group %d is turned away because the filter failed on it: %s", group_id, answer.reason)
-        return GroupJudged(group_id=group_id, keep=False, cause=FILTER_ERROR, is_failure=True, reason=answer.reason)
+def filter_call(group: Group, timeout_s: float, call_id: int, text: ResponseText, names: tuple[str, ...]) -> FilterCall:
+    """The call that judges a group, or shows it, without the responses when ``names`` does not have them."""
+    responses = tuple(text.of(sample) for sample in group.samples) if "responses" in names else ()
+    return FilterCall(call_id, timeout_s, _ENCODER.encode(group), responses)

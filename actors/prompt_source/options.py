@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from penstock.messages.base import Options
+from penstock.messages.option_keys import PriorityKey
 
 
 class ReplayOptions(Options, frozen=True, kw_only=True):
@@ -41,7 +42,7 @@ class PromptSourceOptions(Options, frozen=True, kw_only=True):
     given to another engine; an engine where nothing moves is replaced."""
     census_timeout_s: Annotated[float, Meta(gt=0)] = 2.0
     """An unanswered census is repeated after this time."""
-    priority: str | None = None
+    priority: PriorityKey | None = None
     """``file.py:function``: a curriculum. Is called with ``prompt`` and ``history`` of candidates; the prompt with the
     highest number comes next. null: the order of the (shuffled) dataset."""
     priority_candidates: Annotated[int, Meta(ge=1)] = 1024

@@ -22,6 +22,7 @@ from penstock.backends.rewards.pool import WorkerPool
 from penstock.messages.base import Metric
 from penstock.messages.commands import JudgeGroup
 from penstock.messages.local import GroupJudged, LocalEvent
+from penstock.messages.option_keys import is_user_code
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -149,7 +150,7 @@ def _gauges(pool: WorkerPool[JudgeGroup, LocalEvent]) -> tuple[Metric, ...]:
 
 
 def _check_function(key: str, function: str) -> None:
-    if ".py:" in function:
+    if is_user_code(function):
         split_spec(function)
         return
     near = difflib.get_close_matches(function, BUILT_IN, n=1)

@@ -12,22 +12,7 @@ from penstock.messages.errors import UserFault
 from penstock.runtime.scenario.evaluation_rules import sets_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from penstock.runtime.scenario.structure import Scenario
-
-
-def episode_functions(scenario: Scenario) -> Iterator[tuple[str, str]]:
-    """The keys that may name something in a user's file, and what they name."""
-    episode = scenario.episode
-    if episode.generate is not None:
-        yield "episode.generate", episode.generate
-    for place, named in enumerate(episode.functions):
-        yield f"episode.functions[{place}].generate", named.generate
-    if episode.environment is not None:
-        yield "episode.environment", episode.environment
-    for place, tool in enumerate(episode.tools):
-        yield f"episode.tools[{place}]", tool
 
 
 def check_episode(scenario: Scenario) -> None:

@@ -24,14 +24,13 @@ import msgspec
 from penstock.backends.processes.function_process import FunctionProcess, framed
 from penstock.backends.processes.user_code import UserCodeError, load_object, told
 from penstock.messages.errors import UserFault
+from penstock.messages.option_keys import Names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 TIMEOUT_S: Final = 120.0
 """As long as a run waits for its functions: imports of a user's may take long."""
-TRAINING_HOOK: Final = "training hook"
-POLICY: Final = "policy"
 
 
 class NamedFunction(msgspec.Struct, frozen=True):
@@ -40,7 +39,7 @@ class NamedFunction(msgspec.Struct, frozen=True):
     key: str
     """Of the scenario."""
     kind: str
-    """As what it is loaded: :data:`TRAINING_HOOK`, :data:`POLICY`, or a kind of
+    """As what it is loaded: a value of :class:`Names`, or of a reward a kind of
     :func:`penstock.backends.rewards.functions.load_function`."""
     spec: str
     """``file.py:name``"""
@@ -108,10 +107,10 @@ def _say(connection: socket.socket, said: _Said) -> None:
 
 
 def _load(function: NamedFunction) -> None:
-    if function.kind == POLICY:
+    if function.kind == Names.POLICY:
         if not callable(load_object(function.spec)):
             raise UserCodeError(f"{function.spec}: expected a class or a function that makes a policy")
-    elif function.kind == TRAINING_HOOK:
+    elif function.kind in (Names.OBJECTIVE, Names.TRAINING_HOOK):
         from penstock.backends.processes.hook_calling import Hook
 
         Hook[object](function.spec, function.key)

@@ -13,13 +13,15 @@ import msgspec
 
 from penstock.backends.learners.megatron.architecture import ArchitectureError, decode_architecture
 from penstock.messages.errors import UserFault
-from penstock.runtime.scenario.paths import MODEL_CONFIG, MODEL_MAKE, MODEL_PATH
 
 if TYPE_CHECKING:
     from penstock.backends.learners.megatron.architecture import Architecture
     from penstock.runtime.scenario.source import KeyPath
     from penstock.runtime.scenario.structure import Scenario
 
+MODEL_PATH: KeyPath = ("model", "path")
+MODEL_CONFIG: KeyPath = ("model", "config")
+MODEL_MAKE: KeyPath = ("model", "make")
 CONFIG_FILE: Final = "config.json"
 _MADE: Final[dict[str, Any]] = {
     "model_type": "qwen3", "vocab_size": 79, "max_position_embeddings": 512, "tie_word_embeddings": True,

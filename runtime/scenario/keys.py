@@ -14,6 +14,7 @@ import msgspec
 from msgspec import inspect as shapes
 
 from penstock.messages.base import Options
+from penstock.messages.option_keys import Names
 from penstock.runtime.scenario.source import show
 from penstock.runtime.scenario.structure import Scenario
 from penstock.runtime.scenario.terms import known_elsewhere
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 _MISSING = re.compile(r"missing required field `(?P<field>\w+)`")
 _AT = re.compile(r" - at `\$(?P<path>.*)`$")
+_WORDS = {Names.FILE: "a path", Names.MODEL: "a folder, or a name on a hub", Names.ROWS: "a source of rows"}
 _STEP = re.compile(r"\.(?P<key>\w+)|\[(?P<index>\d+)\]")
 
 
@@ -86,6 +88,8 @@ def allowed(shape: shapes.Type) -> str:
             return "a number" + _bounds(shape)
         case shapes.StrType():
             return "a string"
+        case shapes.Metadata(extra={"names": Names() as names}):
+            return _WORDS.get(names, "file.py:function" if names.is_only_function else "a name, or file.py:name")
         case shapes.LiteralType(values=values):
             return _one_of([str(value) for value in values])
         case shapes.EnumType(cls=cls):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 
 from penstock.backends.rewards.builtin import BUILT_IN
-from penstock.runtime.scenario.paths import is_user_code
+from penstock.messages.option_keys import is_user_code
 
 
 def reward_problem(name: str) -> str | None:

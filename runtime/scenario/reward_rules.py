@@ -10,8 +10,9 @@ from msgspec.structs import replace
 from penstock.backends.rewards.builtin import BUILT_IN, KEYS
 from penstock.backends.rewards.functions import NAMES, REWARD
 from penstock.backends.rewards.functions_asked import CHOSEN, JUDGE, REMOTE, asked_functions
+from penstock.messages.option_keys import is_user_code
+from penstock.runtime.scenario.objective import OBJECTIVE
 from penstock.runtime.scenario.own_judge_rules import own_judge_rules
-from penstock.runtime.scenario.paths import OBJECTIVE, is_user_code
 from penstock.runtime.scenario.reward_names import reward_problem
 from penstock.runtime.scenario.row_metadata import unnamed
 

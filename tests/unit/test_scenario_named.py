@@ -145,15 +145,17 @@ def test_every_kind_of_function_has_a_contract_or_belongs_to_an_episode() -> Non
     assert {each.value for each in judged} <= NAMES.keys()
 
 
+class Inner(Options, frozen=True, kw_only=True):
+    rows: tuple[RowsKey, ...] = ()
+
+
+class Block(Options, frozen=True, kw_only=True):
+    hook: TrainingHookKey | None = None
+    inner: tuple[Inner, ...] = ()
+    word: str = "a.py:b"
+
+
 def test_a_new_key_is_found_by_its_type_alone() -> None:
-    class Inner(Options, frozen=True, kw_only=True):
-        rows: tuple[RowsKey, ...] = ()
-
-    class Block(Options, frozen=True, kw_only=True):
-        hook: TrainingHookKey | None = None
-        inner: tuple[Inner, ...] = ()
-        word: str = "a.py:b"
-
     block = Block(hook="a.py:b", inner=(Inner(), Inner(rows=("x", "y"))))
     assert list(named_values(block)) == [
         Named(("hook",), "a.py:b", Names.TRAINING_HOOK),

@@ -9,6 +9,8 @@ from msgspec import Meta
 from penstock.messages.base import Options
 from penstock.messages.option_keys import PriorityKey
 
+Routing = Literal["prefix_affine", "least_loaded"]
+
 
 class ReplayOptions(Options, frozen=True, kw_only=True):
     """Prompts that earned little are drawn again."""
@@ -26,7 +28,7 @@ class ReplayOptions(Options, frozen=True, kw_only=True):
 class PromptSourceOptions(Options, frozen=True, kw_only=True):
     """Which engine gets a sample, retries and deadlines."""
 
-    routing: Literal["prefix_affine", "least_loaded"] = "prefix_affine"
+    routing: Routing = "prefix_affine"
     """``prefix_affine``: the samples of a group go to one engine, which computes their prompt once, and to others when
     it is full. ``least_loaded``: each goes to the engine with the smallest share of its slots taken."""
     max_load: Annotated[float, Meta(ge=1, le=16)] = 1.5

@@ -49,6 +49,10 @@ def marked() -> list[tuple[KeyPath, Names]]:
     ]
 
 
+def ids(cases: list[tuple[KeyPath, Names]]) -> list[str]:
+    return [".".join(map(str, path)) for path, _ in cases]
+
+
 FUNCTIONS = [(path, names) for path, names in marked() if names.is_function]
 
 
@@ -86,9 +90,7 @@ def test_every_key_that_says_that_it_names_a_file_or_a_function_is_typed_so() ->
     assert len(said & known) > 30
 
 
-@pytest.mark.parametrize(
-    ("path", "names"), marked(), ids=lambda each: ".".join(each) if isinstance(each, tuple) else ""
-)
+@pytest.mark.parametrize(("path", "names"), marked(), ids=ids(marked()))
 def test_whatever_a_key_names_is_found_where_it_stands(tmp_path: Path, path: KeyPath, names: Names) -> None:
     value = "here.py:mine" if names.is_function else "here"
     scenario, key = scenario_with(path, value)
@@ -98,9 +100,7 @@ def test_whatever_a_key_names_is_found_where_it_stands(tmp_path: Path, path: Key
     assert f"{tmp_path}/{value}" in [each.value for each in named_values(changed)]
 
 
-@pytest.mark.parametrize(
-    ("path", "names"), FUNCTIONS, ids=lambda each: ".".join(each) if isinstance(each, tuple) else ""
-)
+@pytest.mark.parametrize(("path", "names"), FUNCTIONS, ids=ids(FUNCTIONS))
 def test_every_function_is_looked_for_before_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: KeyPath, names: Names
 ) -> None:
@@ -115,9 +115,7 @@ def test_every_function_is_looked_for_before_a_run(
     assert (key in {each.key for each in loaded}) == (not has_own_check and is_asked)
 
 
-@pytest.mark.parametrize(
-    ("path", "names"), FUNCTIONS, ids=lambda each: ".".join(each) if isinstance(each, tuple) else ""
-)
+@pytest.mark.parametrize(("path", "names"), FUNCTIONS, ids=ids(FUNCTIONS))
 def test_a_word_is_refused_where_only_a_function_of_a_file_is_meant(path: KeyPath, names: Names) -> None:
     scenario, _ = scenario_with(path, "keep")
     refused = [

@@ -8,21 +8,9 @@ from msgspec import Meta
 
 from penstock.messages.base import Options
 from penstock.messages.option_keys import PriorityKey
+from penstock.messages.rows import ReplayOptions
 
 Routing = Literal["prefix_affine", "least_loaded"]
-
-
-class ReplayOptions(Options, frozen=True, kw_only=True):
-    """Prompts that earned little are drawn again."""
-
-    fraction: Annotated[float, Meta(gt=0, le=1)]
-    """Share of the groups that are drawn from such prompts, as long as there are any."""
-    below_reward: float
-    """A prompt earned little when the mean reward of its last group, also of one that was turned away, is below."""
-    max_times: Annotated[int, Meta(ge=1)] = 3
-    """So often in a row at most; afterwards it comes again when the dataset does."""
-    min_gap: Annotated[int, Meta(ge=0)] = 0
-    """Groups that must have come in since its last one."""
 
 
 class PromptSourceOptions(Options, frozen=True, kw_only=True):

@@ -14,7 +14,6 @@ from penstock.backends.protocol import Capability
 from penstock.backends.rewards.functions_asked import asked_functions
 from penstock.runtime.scenario.data_rules import media_rules
 from penstock.runtime.scenario.own_judge_rules import own_judge_rules
-from penstock.runtime.scenario.reward_names import reward_problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -100,9 +99,7 @@ def _set_rules(s: Scenario, index: int, each: EvaluationSet) -> Iterator[tuple[K
     if media_columns(each.data.multimodal_keys):
         yield from _media(s, each, key_of("multimodal_keys"))
     yield from _lengths(s, each, key_of("sampling", "max_response_tokens"), key_of("max_prompt_tokens"))
-    if problem := reward_problem(each.reward.function):
-        yield key_of("reward", "function"), problem
-    elif each.reward != s.reward:
+    if each.reward != s.reward:
         for function in asked_functions(each.reward).every():
             if function.judge is not None:
                 yield from own_judge_rules(s, key_of("reward", "judge"), function.judge)

@@ -116,12 +116,11 @@ def test_every_function_is_looked_for_before_a_run(
 
 
 @pytest.mark.parametrize(("path", "names"), FUNCTIONS, ids=ids(FUNCTIONS))
-def test_a_word_is_refused_where_only_a_function_of_a_file_is_meant(path: KeyPath, names: Names) -> None:
+def test_a_word_is_refused_where_it_names_no_function(path: KeyPath, names: Names) -> None:
     scenario, _ = scenario_with(path, "keep")
-    refused = [
-        text for _, text in function_rules(scenario) if text.startswith("must be file.py:function; found 'keep'")
-    ]
-    assert bool(refused) == names.is_only_function
+    (first, *_) = [*(text for _, text in function_rules(scenario)), ""]
+    assert ("must be file.py:function; found 'keep'" in first) == names.is_only_function
+    assert ("no reward function is called 'keep'" in first) == (names is Names.REWARD)
 
 
 def test_the_schema_tells_an_editor_what_a_function_looks_like() -> None:

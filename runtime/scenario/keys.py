@@ -8,14 +8,13 @@ import inspect
 import re
 import textwrap
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 from msgspec import inspect as shapes
 
 from penstock.messages.base import Options
 from penstock.messages.option_keys import Names
-from penstock.runtime.scenario.source import show
 from penstock.runtime.scenario.structure import Scenario
 from penstock.runtime.scenario.terms import known_elsewhere
 
@@ -114,6 +113,31 @@ def misfit(error: msgspec.ValidationError, data: Plain, struct: type[msgspec.Str
     if missing := _MISSING.search(str(error)):
         return (*path, missing["field"]), "missing; it has no default"
     return path, f"must be {allowed(shape_at(path, struct))}; found {show(_value_at(data, path))}"
+
+
+def dotted(path: KeyPath) -> str:
+    """``("engines", "simulated", "prefill_s")`` as ``engines.simulated.prefill_s``; indices in brackets."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return text.removeprefix(".")
+
+
+def show(value: object) -> str:
+    """A value as it would stand in YAML, shortened."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return str(value).lower()
+        case dict():
+            return "a block"
+        case list():
+            text = f"[{', '.join(map(show, cast('list[object]', value)))}]"
+            return text if len(text) <= 60 else "a list"
+        case str():
+            text = repr(value)
+            return text if len(text) <= 60 else text[:57] + "…'"
+        case _:
+            return str(value)
 
 
 def _value_at(data: Plain, path: KeyPath) -> Plain:

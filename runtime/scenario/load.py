@@ -18,13 +18,13 @@ import yaml
 from penstock.backends.learners.options import ObjectiveOptions
 from penstock.messages.errors import UserFault
 from penstock.runtime.scenario.hub_names import is_left_to_the_hub
-from penstock.runtime.scenario.keys import misfit, unknown_key
+from penstock.runtime.scenario.keys import dotted, misfit, unknown_key
 from penstock.runtime.scenario.named import absolute, with_values
 from penstock.runtime.scenario.objective import fill_objective, name_objective, with_objective
 from penstock.runtime.scenario.part_names import unknown_part
 from penstock.runtime.scenario.resolve import resolve, unresolvable
 from penstock.runtime.scenario.rules import broken_rule
-from penstock.runtime.scenario.source import Place, Plain, Source, dotted, read_source
+from penstock.runtime.scenario.source import Place, Plain, Source, read_source
 from penstock.runtime.scenario.structure import Scenario
 
 if TYPE_CHECKING:

@@ -16,9 +16,8 @@ import msgspec
 from msgspec import inspect as shapes
 
 from penstock.messages.option_keys import Names, is_user_code
-from penstock.runtime.scenario.keys import shape_of
+from penstock.runtime.scenario.keys import dotted, shape_of
 from penstock.runtime.scenario.objective import OBJECTIVE_NAME
-from penstock.runtime.scenario.source import dotted
 from penstock.runtime.scenario.structure import Scenario
 
 if TYPE_CHECKING:

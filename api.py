@@ -36,6 +36,7 @@ import msgspec
 
 from penstock.backends.ledger.audit import AuditReport
 from penstock.messages.errors import RunFailedError, UserFault
+from penstock.messages.option_keys import Names
 from penstock.runtime.hosts.virtual.simulate_view import Result as SimulationResult
 from penstock.runtime.launch.apart import EvaluateJob, LaunchJob, ResumeJob
 from penstock.runtime.launch.evaluate import evaluation_name
@@ -51,7 +52,7 @@ from penstock.runtime.observability.trackers import ActivityRow, StepRow
 from penstock.runtime.scenario import Scenario
 from penstock.runtime.scenario.load import overridden_source, scenario_from
 from penstock.runtime.scenario.modelled import modelled_from
-from penstock.runtime.scenario.paths import REWARD_FUNCTION, absolute
+from penstock.runtime.scenario.named import absolute
 from penstock.runtime.scenario.shipped import find_scenario
 from penstock.runtime.scenario.source import Place, Source, read_source
 
@@ -238,7 +239,7 @@ def evaluate(
         if reward is not None:
             function = write_function(folder, "reward", reward)
             wanted |= {f"reward.{key}": value for key, value in function.settings().items()}
-            wanted["reward.function"] = absolute(REWARD_FUNCTION, function.spec, Path.cwd())
+            wanted["reward.function"] = absolute(Names.REWARD, function.spec, Path.cwd())
         job = EvaluateJob(
             model=named,
             scenario_file=None if scenario is None else str(find_scenario(Path(scenario)).absolute()),

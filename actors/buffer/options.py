@@ -7,13 +7,14 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from penstock.messages.base import Options
+from penstock.messages.option_keys import PolicyKey
 from penstock.messages.training import OnStale, UpdateMode
 
 
 class StalenessOptions(Options, frozen=True, kw_only=True):
     """The staleness policy of the buffer."""
 
-    policy: str = "fully_async"
+    policy: PolicyKey = "fully_async"
     """``sync``, ``one_step_off``, ``fully_async``, or ``file.py:Name`` for one of your own."""
     max_staleness: Annotated[int, Meta(ge=0, le=1024)] | None = None
     """η: how many versions old a trained token may be at most; null: the policy's own (0, 1, 2)."""

@@ -73,7 +73,7 @@ class Filter:
     """The Filter's state machine."""
 
     def __init__(self, settings: FilterSettings) -> None:
-        self.settings = settings
+        self.settings, self._options = settings, settings.options
         self.assemblies: dict[int, Assembly] = {}
         self.judging: dict[int, int] = {}
         """Sweep in which the user's filter was asked, by group id."""
@@ -196,11 +196,11 @@ class Filter:
             failed = Group(group_id=assembly.group_id, prompt=assembly.prompt, samples=samples, ended=(end,))
             self._out.append(KeepSamples(failed))
         place = event.key.index % assembly.size
-        match "shrink" if is_evaluation(assembly.group_id) else self.settings.on_failed_sample:
+        match "shrink" if is_evaluation(assembly.group_id) else self._options.on_failed_sample:
             case "reject":
                 self._reject(assembly, cause)
                 return
-            case "refill" if assembly.num_refills < self.settings.max_refills:
+            case "refill" if assembly.num_refills < self._options.max_refills:
                 assembly.num_refills += 1
             case _:
                 assembly.given_up.add(place)
@@ -215,7 +215,7 @@ class Filter:
         if is_evaluation(assembly.group_id):
             self._admit(assembly)
             return
-        if self.settings.has_sample_function and not assembly.is_sifted and assembly.samples:
+        if self._options.sample_function is not None and not assembly.is_sifted and assembly.samples:
             self.judging[assembly.group_id] = self._sweep
             self._out.append(JudgeSamples(assembly.group()))
             return
@@ -223,28 +223,28 @@ class Filter:
         cause = self._cause_to_reject(group)
         if cause:
             self._reject(assembly, cause, is_verdict=cause != TOO_FEW)
-        elif self.settings.has_function:
+        elif self._options.function is not None:
             self.judging[assembly.group_id] = self._sweep
             self._out.append(JudgeGroup(group))
         else:
             self._admit(assembly)
 
     def _group(self, assembly: Assembly) -> Group:
-        return assembly.group(counts_dropped=self.settings.drop_samples == "after_statistics")
+        return assembly.group(counts_dropped=self._options.drop_samples == "after_statistics")
 
     def _cause_to_reject(self, group: Group) -> str:
-        settings = self.settings
+        options = self._options
         lengths = [sample.num_tokens for sample in group.samples]
         compared = [sample for sample in group.samples if sample.loss is Loss.OBJECTIVE]
         rewards = [reward for sample in compared if (reward := sample.reward) is not None]
         rewards += [sample.reward for sample in group.counted]
-        if not lengths or len(lengths) + len(group.counted) < settings.min_group_size:
+        if not lengths or len(lengths) + len(group.counted) < options.min_group_size:
             return TOO_FEW
-        if max(lengths) < settings.min_response_tokens:
+        if max(lengths) < options.min_response_tokens:
             return "too_short"
-        if settings.max_response_tokens is not None and max(lengths) > settings.max_response_tokens:
+        if options.max_response_tokens is not None and max(lengths) > options.max_response_tokens:
             return "too_long"
-        if settings.drop_zero_spread and rewards and max(rewards) - min(rewards) < SMALLEST_SPREAD:
+        if options.drop_zero_spread and rewards and max(rewards) - min(rewards) < SMALLEST_SPREAD:
             return "zero_spread"
         return ""
 
@@ -273,7 +273,7 @@ class Filter:
         self._gone.add(assembly.group_id)
         if self.settings.keeps_samples and assembly.samples:
             self._out.append(KeepSamples(assembly.came(cause, reason), cause))
-        if self.settings.has_hook and not is_evaluation(assembly.group_id):
+        if self._options.all_samples_hook is not None and not is_evaluation(assembly.group_id):
             self._out.append(ShowGroup(assembly.all_samples(), cause))
 
     def _reject(self, assembly: Assembly, cause: str, reason: str = "", *, is_verdict: bool = False) -> None:
@@ -285,7 +285,7 @@ class Filter:
             cause=cause,
             ended=assembly.rejected(cause, reason[:MAX_REASON_CHARACTERS]),
             mean_reward=sum(rewards) / len(rewards) if rewards else None,
-            group=self._group(assembly) if is_verdict and self.settings.offers_rejected else None,
+            group=self._group(assembly) if is_verdict and self._options.keep_when_insufficient is not None else None,
         )
         self._out.append(Send(BUFFER, rejected))
 

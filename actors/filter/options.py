@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from penstock.messages.base import Options
+from penstock.messages.option_keys import FilterKey, SampleFilterKey, SamplesHookKey
 
 
 class FilterOptions(Options, frozen=True, kw_only=True):
@@ -21,15 +22,15 @@ class FilterOptions(Options, frozen=True, kw_only=True):
     """Turn away groups in which every response is shorter."""
     max_response_tokens: Annotated[int, Meta(ge=1)] | None = None
     """Turn away groups in which any response is longer."""
-    function: str | None = None
+    function: FilterKey | None = None
     """``file.py:function``: a user's filter; gets the group, returns True, False, or (False, "cause")."""
-    sample_function: str | None = None
+    sample_function: SampleFilterKey | None = None
     """``file.py:function``: the same for each sample of a complete group, before anything else judges the group; what
     it drops is not drawn again."""
     drop_samples: Literal["before_statistics", "after_statistics"] = "before_statistics"
     """What ``sample_function`` drops. ``before_statistics``: leaves the group, whose mean and spread are those of the
     others. ``after_statistics``: its reward counts in mean and spread, and nothing of it is trained."""
-    all_samples_hook: str | None = None
+    all_samples_hook: SamplesHookKey | None = None
     """``file.py:function``: is shown every group that is admitted or turned away, with all its samples and the cause;
     changes nothing, and its failures are counted."""
     keep_when_insufficient: Annotated[int, Meta(ge=1)] | None = None

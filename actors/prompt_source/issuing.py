@@ -57,7 +57,7 @@ class Issuing:
     def failed(self, group: LeasedGroup, lease: Lease, reason: str, num_tokens: int) -> None:
         """``num_tokens``: that the attempt had made, as far as anybody knows."""
         self.num_lost_tokens += max(0, num_tokens - lease.num_tokens)
-        if lease.attempt < group.num_retries(self._settings.num_retries) + lease.num_vanished:
+        if lease.attempt < group.num_retries(self._settings.options.num_retries) + lease.num_vanished:
             if num_tokens > lease.num_at_issue and lease.avoids != lease.engine:
                 self._table.note_cache(lease)
             else:

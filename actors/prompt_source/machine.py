@@ -82,9 +82,9 @@ class PromptSource:
 
     def __init__(self, settings: PromptSourceSettings) -> None:
         self.settings = settings
-        is_affine = settings.routing == "prefix_affine"
+        is_affine = settings.options.routing == "prefix_affine"
         self.table = LeaseTable(
-            EnginePools(recorded=settings.recorded_engines, is_affine=is_affine, max_load=settings.max_load)
+            EnginePools(recorded=settings.recorded_engines, is_affine=is_affine, max_load=settings.options.max_load)
         )
         self.census = Census()
         self.issuing = Issuing(settings, self.table, self.census)
@@ -165,7 +165,7 @@ class PromptSource:
             case EngineLost() | ActorLost():
                 self._on_lost(event.name, event.epoch)
             case Started():
-                self._out.append(StartTimer(SWEEP_TIMER, self.settings.lease_timeout_s / 2))
+                self._out.append(StartTimer(SWEEP_TIMER, self.settings.options.lease_timeout_s / 2))
                 if not self._may_issue:
                     self._take_census()
             case TimerFired():
@@ -285,14 +285,14 @@ class PromptSource:
         members = tuple(ActorEpoch(name, epoch) for name, epoch in self._members.items())
         asked = LeasesAsked(round=self.census.round, members=members, with_prefixes=not self._may_issue)
         self._out.extend(Send(name, asked) for name in self.census.missing())
-        self._out.append(StartTimer(CENSUS_TIMER, self.settings.census_timeout_s))
+        self._out.append(StartTimer(CENSUS_TIMER, self.settings.options.census_timeout_s))
 
     def _on_timer(self, key: str) -> None:
         if key == CENSUS_TIMER:
             self._ask()
             return
         self.issuing.sweep += 1
-        self._out.append(StartTimer(SWEEP_TIMER, self.settings.lease_timeout_s / 2))
+        self._out.append(StartTimer(SWEEP_TIMER, self.settings.options.lease_timeout_s / 2))
         waits = (LeaseState.ISSUED, LeaseState.LEFT, LeaseState.FAILED)
         if any(lease.sweep < self.issuing.sweep - 1 and lease.state in waits for _, lease in self.table.all_leases()):
             self._take_census()
@@ -335,8 +335,8 @@ class PromptSource:
             else:
                 assert evaluation_place(group.group_id) < self._prompts.next_place
             for lease in group.leases.values():
-                assert lease.attempt <= group.num_retries(self.settings.num_retries) + lease.num_vanished, lease
-                assert lease.num_engine_losses <= self.settings.max_engine_losses + 1, lease
+                assert lease.attempt <= group.num_retries(self.settings.options.num_retries) + lease.num_vanished, lease
+                assert lease.num_engine_losses <= self.settings.options.max_engine_losses + 1, lease
                 if lease.engine:
                     is_known = lease.engine in self.settings.recorded_engines
                     assert group.prompt is not None, lease

@@ -7,25 +7,16 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from penstock.messages.base import Options
+from penstock.messages.option_keys import PriorityKey
+from penstock.messages.rows import ReplayOptions
 
-
-class ReplayOptions(Options, frozen=True, kw_only=True):
-    """Prompts that earned little are drawn again."""
-
-    fraction: Annotated[float, Meta(gt=0, le=1)]
-    """Share of the groups that are drawn from such prompts, as long as there are any."""
-    below_reward: float
-    """A prompt earned little when the mean reward of its last group, also of one that was turned away, is below."""
-    max_times: Annotated[int, Meta(ge=1)] = 3
-    """So often in a row at most; afterwards it comes again when the dataset does."""
-    min_gap: Annotated[int, Meta(ge=0)] = 0
-    """Groups that must have come in since its last one."""
+Routing = Literal["prefix_affine", "least_loaded"]
 
 
 class PromptSourceOptions(Options, frozen=True, kw_only=True):
     """Which engine gets a sample, retries and deadlines."""
 
-    routing: Literal["prefix_affine", "least_loaded"] = "prefix_affine"
+    routing: Routing = "prefix_affine"
     """``prefix_affine``: the samples of a group go to one engine, which computes their prompt once, and to others when
     it is full. ``least_loaded``: each goes to the engine with the smallest share of its slots taken."""
     max_load: Annotated[float, Meta(ge=1, le=16)] = 1.5
@@ -41,7 +32,7 @@ class PromptSourceOptions(Options, frozen=True, kw_only=True):
     given to another engine; an engine where nothing moves is replaced."""
     census_timeout_s: Annotated[float, Meta(gt=0)] = 2.0
     """An unanswered census is repeated after this time."""
-    priority: str | None = None
+    priority: PriorityKey | None = None
     """``file.py:function``: a curriculum. Is called with ``prompt`` and ``history`` of candidates; the prompt with the
     highest number comes next. null: the order of the (shuffled) dataset."""
     priority_candidates: Annotated[int, Meta(ge=1)] = 1024

@@ -57,7 +57,7 @@ class Recovering:
 
     def give_up_stuck(self, stuck: StuckEngine) -> None:
         """One of several that hang goes on elsewhere; an engine where nothing moves at all is given up."""
-        engine, count, period_s = stuck.view, len(stuck.leases), self._settings.lease_timeout_s
+        engine, count, period_s = stuck.view, len(stuck.leases), self._settings.options.lease_timeout_s
         if not stuck.does_something:
             for _, lease in stuck.leases:
                 lease.running_since = None  # its successor, or a later census, begins anew
@@ -78,7 +78,7 @@ class Recovering:
         lease.num_engine_losses += was_on_lost
         if not was_on_lost and lease.num_tokens > lease.num_at_issue:
             self._table.note_cache(lease)
-        if lease.num_engine_losses > self._settings.max_engine_losses:
+        if lease.num_engine_losses > self._settings.options.max_engine_losses:
             self._issuing.give_up(group, lease, f"{lease.num_engine_losses} engines died with it")
         else:
             self._issuing.again(lease)

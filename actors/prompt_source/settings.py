@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
+# msgspec reads the annotation:
+from penstock.actors.prompt_source.options import PromptSourceOptions
 from penstock.messages.base import Value
 from penstock.messages.rows import RowSource
-
-Routing = Literal["least_loaded", "prefix_affine"]
 
 
 class PromptSourceSettings(Value, frozen=True, kw_only=True):
     """Sizes, budgets and deadlines of the run."""
 
+    options: PromptSourceOptions
     epoch: int
     """Of this incarnation; above 0 it takes a census before it issues anything."""
     seed: int
@@ -25,14 +24,6 @@ class PromptSourceSettings(Value, frozen=True, kw_only=True):
     prefetch_rows: int = 0
     """Rows that are named to the backend before they are wanted."""
     samples_per_group: int
-    num_retries: int
-    """Of a sample whose prompt has no number of its own."""
-    max_engine_losses: int
-    lease_timeout_s: float
-    census_timeout_s: float
-    routing: Routing = "prefix_affine"
-    max_load: float = 1.5
-    """Samples that an engine is given, relative to its slots."""
     salvages_responses: bool = True
     """What a lost attempt had reported is the prefix of the next one. Of an episode it is only what stands before its
     last save point, as nobody can put the other side of the conversation back to anywhere else."""

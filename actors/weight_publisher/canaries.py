@@ -58,7 +58,8 @@ class Canaries:
 
     def what_is_wrong(self, manifest: WeightManifest, event: WeightsApplied) -> str:
         """With what an engine has loaded; empty: nothing."""
-        settings = self._settings
+        settings, options = self._settings, self._settings.options
+        assert options.canary_tolerance is not None, "scenarios are resolved"
         if event.digest != manifest.digest:
             return f"it loaded the digest {event.digest}, {manifest.digest} was exported"
         others = self._exports.checksum_of(event.publish, event.layout)
@@ -67,10 +68,10 @@ class Canaries:
                 f"what it loaded has the checksum {event.checksum}, on engines that are laid out alike it is {others}"
             )
         has_weights = event.engine not in settings.weightless
-        if settings.check_canary and has_weights and manifest.canary is not None:
+        if options.canary and has_weights and manifest.canary is not None:
             difference = canary_difference(manifest.canary, event.canary_logprobs)
-            if difference > settings.canary_tolerance:
-                off = f"its canary is off by {difference:.3g} of its spread, {settings.canary_tolerance:g} is allowed"
+            if difference > options.canary_tolerance:
+                off = f"its canary is off by {difference:.3g} of its spread, {options.canary_tolerance:g} is allowed"
                 return divergence(manifest.canary) or off
         return ""
 

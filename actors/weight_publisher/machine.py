@@ -69,7 +69,7 @@ class WeightPublisher:
         self.settings = settings
         self.engines = EngineTable()
         self.exports = ExportTable()
-        self._announcing = Announcing(self.engines, settings.announce_fraction)
+        self._announcing = Announcing(self.engines, settings.options.announce_fraction)
         self.learner_version = 0
         self.num_failed_publishes = 0
         self.num_quarantines = 0
@@ -117,7 +117,7 @@ class WeightPublisher:
             case DrainFinished():
                 engine = self.engines.live(event.engine, event.engine_epoch)
                 if engine is not None and engine.phase is Phase.COMMITTING and engine.takes(event.publish):
-                    self._out.append(StartTimer(engine.name, self.settings.commit_timeout_s))
+                    self._out.append(StartTimer(engine.name, self.settings.options.commit_timeout_s))
             case EngineOpening():
                 engine = self.engines.live(event.engine, event.engine_epoch)
                 if engine is not None and engine.phase is Phase.STARTING:
@@ -266,7 +266,7 @@ class WeightPublisher:
         self.num_failed_publishes += 1
         self._give_back(manifest.publish)
         num_failed = exports.num_failed_in_a_row
-        if num_failed >= self.settings.max_failed_publishes:
+        if num_failed >= self.settings.options.max_failed_publishes:
             last = f"the last, version {version}, on {engine.name}: {wrong}"
             has_diverged = manifest.canary is not None and bool(divergence(manifest.canary))
             self._out.append(FailRun(f"{num_failed} publishes in a row failed, {last}", has_diverged))
@@ -319,7 +319,7 @@ class WeightPublisher:
             if engine.phase is Phase.IDLE and (export := self._next_for(engine)) is not None:
                 self._turn(engine, Phase.STAGING, export)
                 self._out.append(Send(engine.name, WeightsStaged(manifest=export.manifest)))
-                self._out.append(StartTimer(engine.name, self.settings.stage_timeout_s))
+                self._out.append(StartTimer(engine.name, self.settings.options.stage_timeout_s))
             if engine.phase is Phase.STAGED and engine.target is not None:
                 self._commit(engine, engine.target)
 
@@ -330,7 +330,7 @@ class WeightPublisher:
         self._turn(engine, Phase.COMMITTING, export)
         committed = WeightsCommitted(version=manifest.version, publish=manifest.publish, update_mode=export.update_mode)
         drains = export.update_mode is UpdateMode.DRAIN
-        timeout_s = self.settings.drain_timeout_s if drains else self.settings.commit_timeout_s
+        timeout_s = self.settings.options.drain_timeout_s if drains else self.settings.options.commit_timeout_s
         self._out.append(Send(engine.name, committed))
         self._out.append(StartTimer(engine.name, timeout_s))
 

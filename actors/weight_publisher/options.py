@@ -7,6 +7,7 @@ from typing import Annotated
 from msgspec import Meta, field
 
 from penstock.messages.base import Options, OptionValue
+from penstock.messages.option_keys import TrainingHookKey
 
 
 class WeightsOptions(Options, frozen=True, kw_only=True):
@@ -20,7 +21,7 @@ class WeightsOptions(Options, frozen=True, kw_only=True):
     """Of a transport that another package brings, as that says (docs/extending.md)."""
     bucket_size_bytes: Annotated[int, Meta(ge=1 << 20)] = 256 << 20
     """So much is sent to an SGLang server at a time under ``distributed`` and ``tensor``."""
-    names_function: str | None = None
+    names_function: TrainingHookKey | None = None
     """A function of yours that gives the name under which engines get a weight, for a model that they call otherwise:
     file.py:function (docs/hooks.md)."""
     publish_every: Annotated[int, Meta(ge=1)] = 1

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+# msgspec reads the annotation:
+from penstock.actors.weight_publisher.options import WeightsOptions
 from penstock.messages.base import Value
 
 
 class WeightPublisherSettings(Value, frozen=True, kw_only=True):
     """Deadlines and tolerances."""
 
+    options: WeightsOptions
     start_timeout_s: float = 120.0
     """For an engine to open, from when its process is there, or from when it is its turn to."""
     share_devices: tuple[str, ...] = ()
@@ -17,12 +20,5 @@ class WeightPublisherSettings(Value, frozen=True, kw_only=True):
     proves nothing."""
     has_models: bool = True
     """Whether the run has other engines."""
-    stage_timeout_s: float
-    commit_timeout_s: float
-    drain_timeout_s: float
-    announce_fraction: float
-    check_canary: bool
-    canary_tolerance: float
-    max_failed_publishes: int
     max_fetch_retries: int = 2
     """Of the newest weights by one engine; past it the engine is replaced."""

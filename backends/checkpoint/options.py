@@ -7,16 +7,17 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from penstock.messages.base import Options
+from penstock.messages.option_keys import FileKey, ModelKey
 
 
 class ModelOptions(Options, frozen=True, kw_only=True):
     """Which model is trained. Exactly one of ``path`` and ``make``."""
 
-    path: str | None = None
+    path: ModelKey | None = None
     """A folder that transformers' ``save_pretrained`` wrote, with its tokenizer; or a name on the Hugging Face hub,
     such as ``Qwen/Qwen3-0.6B`` or, with a revision, ``Qwen/Qwen3-0.6B@main``: it is fetched before anything starts, and
     the run's own scenario names the folder in the cache, with the commit."""
-    config: str | None = None
+    config: FileKey | None = None
     """A copy of the checkpoint's `config.json`, such as `scenarios/models/qwen3_30b_a3b.json`: from it `--dry-run`
     plans the layout and the memory of a Megatron learner on a machine that does not have the checkpoint."""
     make: Literal["xs", "s", "m", "moe_xs"] | None = None

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from penstock.messages.base import Options
+from penstock.messages.option_keys import RowsKey
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,7 +33,7 @@ class RecordedOptions(Options, frozen=True, kw_only=True):
     """Responses that the rows hold already, for engines of the backend `recorded`. The page docs/learner.md has the
     forms of rows."""
 
-    path: str | None = None
+    path: RowsKey | None = None
     """Rows with responses, beside those of data.path, for which engines generate; written as data.path. null: the rows
     of data.path hold the responses, and where other engines are in the run too, those that hold none are for these."""
     response_key: str = "response"
@@ -58,7 +59,7 @@ class RecordedOptions(Options, frozen=True, kw_only=True):
 class SourceOptions(Options, frozen=True, kw_only=True):
     """One of several sources of prompts. What is null here is as the ``data:`` block says for all."""
 
-    path: str
+    path: RowsKey
     """Written as data.path, with all its forms."""
     name: SourceName | None = None
     """In figures and messages; null: the name of the file without its endings."""
@@ -94,7 +95,7 @@ class SourceOptions(Options, frozen=True, kw_only=True):
 class DataOptions(Options, frozen=True, kw_only=True):
     """Where the prompts come from."""
 
-    path: str | None = None
+    path: RowsKey | None = None
     """``rows.jsonl`` (also compressed: ``.jsonl.gz``, ``.jsonl.zst``), ``rows.parquet``, a folder that Hugging Face
     ``datasets`` has saved, a file of a repository on the Hugging Face hub (``hub:openai/gsm8k/main/train.parquet``, and
     ``ORG/NAME`` where it has one for training), each with ``@[a:b]`` for a slice (``@[-500:]``: the last 500 rows);

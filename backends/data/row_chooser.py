@@ -17,6 +17,7 @@ import msgspec
 from penstock.backends.draws import mixed, uniform
 from penstock.messages.base import Value
 from penstock.messages.flow import GroupRow
+from penstock.messages.rows import ReplayOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -28,15 +29,6 @@ _REPLAYS, _CANDIDATES, _TIES = range(3)
 """Streams of random numbers of one run."""
 
 
-class ReplaySettings(Value, frozen=True, kw_only=True):
-    """As ``prompt_source.replay`` in the scenario."""
-
-    fraction: float
-    below_reward: float
-    max_times: int
-    min_gap: int
-
-
 class ChoosingSettings(Value, frozen=True, kw_only=True):
     """How rows are chosen."""
 
@@ -44,7 +36,7 @@ class ChoosingSettings(Value, frozen=True, kw_only=True):
     num_rows: int
     has_priority: bool = False
     num_candidates: int = 1024
-    replay: ReplaySettings | None = None
+    replay: ReplayOptions | None = None
 
 
 class RowRecord(msgspec.Struct):

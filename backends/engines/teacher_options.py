@@ -11,6 +11,7 @@ from penstock.backends.engines.options import HttpUrl
 # msgspec reads the annotation:
 from penstock.backends.learners.options import WarmStartOptions
 from penstock.messages.base import Options, OptionValue
+from penstock.messages.option_keys import ModelKey
 
 Seconds = Annotated[float, Meta(gt=0)]
 
@@ -18,7 +19,7 @@ Seconds = Annotated[float, Meta(gt=0)]
 class TeacherModelOptions(Options, frozen=True, kw_only=True):
     """Which model teaches. Exactly one of ``path`` and ``make``. Its tokenizer has to be that of the student."""
 
-    path: str | None = None
+    path: ModelKey | None = None
     """A folder that transformers' ``save_pretrained`` wrote, with its tokenizer; also for servers that run already."""
     make: Literal["xs", "s", "m", "moe_xs"] | None = None
     """As ``model.make``; made in the run's folder, and worth learning from only with a warm start."""

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from penstock.messages.base import Options
+from penstock.messages.option_keys import EpisodePartKey
 
 
 class NamedEpisodeOptions(Options, frozen=True, kw_only=True):
@@ -14,7 +15,7 @@ class NamedEpisodeOptions(Options, frozen=True, kw_only=True):
 
     name: Annotated[str, Meta(min_length=1)]
     """As it stands in the rows."""
-    generate: str
+    generate: EpisodePartKey
     """As ``episode.generate``."""
 
 
@@ -24,7 +25,7 @@ class EpisodeOptions(Options, frozen=True, kw_only=True):
     kind: Literal["single", "function", "gateway"] = "single"
     """``single``: one response to the prompt. ``function``: ``generate`` plays, turn by turn. ``gateway``: an agent
     outside takes the sample as a session and talks to the model through an OpenAI-compatible endpoint."""
-    generate: str | None = None
+    generate: EpisodePartKey | None = None
     """With ``function``: ``file.py:function``, see docs/episodes.md; or ``multi_turn``, a ready one that gives the
     model ``tools`` or an ``environment``."""
     function_key: str | None = None
@@ -32,9 +33,9 @@ class EpisodeOptions(Options, frozen=True, kw_only=True):
     ``functions``; rows without it take ``generate``."""
     functions: tuple[NamedEpisodeOptions, ...] = ()
     """The functions that rows can name."""
-    tools: tuple[str, ...] = ()
+    tools: tuple[EpisodePartKey, ...] = ()
     """What the model can call with ``multi_turn``: ``file.py:Tool`` each, or the name of a ready one."""
-    environment: str | None = None
+    environment: EpisodePartKey | None = None
     """What answers the model with ``multi_turn``: ``file.py:Class``, or the name of a ready one."""
     max_turns: Annotated[int, Meta(ge=1)] = 32
     """Responses of the model in one episode; the next request is refused, and the sample counts as truncated."""

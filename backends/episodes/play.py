@@ -212,7 +212,7 @@ class Conversation:
     def _turn(self, answer: Answer, stop: tuple[str, ...], *, has_tools: bool) -> Turn:
         play = self._play
         text = before_stop(play.words.tokenizer.decode(answer.ids), stop)
-        parsed = parse_tool_calls(text, play.rules.tool_format if has_tools else "none")
+        parsed = parse_tool_calls(text, play.rules.options.tool_format if has_tools else "none")
         calls = [
             ToolCall(f"{self._number:02x}{play.num_turns:04x}{number:03x}", FunctionCall(*call))
             for number, call in enumerate(parsed.calls)
@@ -322,7 +322,7 @@ class Play:
         Raises:
             ToolTimeoutError: it took longer. Who does not catch it has an episode that is tried again.
         """
-        limit_s = self.rules.tool_timeout_s if timeout_s is None else timeout_s
+        limit_s = self.rules.options.tool_timeout_s if timeout_s is None else timeout_s
         deadline = asyncio.timeout(limit_s)
         try:
             async with deadline:
@@ -356,7 +356,7 @@ class Play:
     def limit(self, num_before: int, max_new_tokens: int | None) -> int:
         """How many tokens the next turn may have."""
         rules = self.rules
-        if self.num_turns >= rules.max_turns:
+        if self.num_turns >= rules.options.max_turns:
             self.is_cut_off = True
             raise EpisodeLimitError(f"{self.num_turns} turns are all that episode.max_turns allows")
         if not num_before:
@@ -383,7 +383,7 @@ class Play:
         return answer
 
     def _add(self, name: str, *, is_trained: bool, parent: Conversation | None) -> Conversation:
-        if len(self._conversations) >= self.rules.max_parts:
+        if len(self._conversations) >= self.rules.options.max_parts:
             self.is_cut_off = True
             raise EpisodeLimitError(f"{len(self._conversations)} conversations are all that episode.max_parts allows")
         added = Conversation(self, len(self._conversations), name=name, is_trained=is_trained, parent=parent)

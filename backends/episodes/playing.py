@@ -8,7 +8,7 @@ import msgspec
 
 from penstock.backends.episodes.api import ChatMessage
 from penstock.backends.episodes.interfaces import JsonObject
-from penstock.backends.episodes.tool_calls import ToolFormat
+from penstock.backends.episodes.options import EpisodeOptions
 
 if TYPE_CHECKING:
     from penstock.backends.data.chat import ChatTemplate
@@ -21,12 +21,9 @@ EndedBy = Literal["end_token", "stop_string", "length"]
 class PlayRules(msgspec.Struct, frozen=True, kw_only=True):
     """What the scenario says of every episode."""
 
-    max_turns: int
-    max_parts: int
+    options: EpisodeOptions
     max_context: int
     max_response_tokens: int
-    tool_format: ToolFormat
-    tool_timeout_s: float
     uses_chat: bool = False
     """Prompts are rendered with the chat template."""
 

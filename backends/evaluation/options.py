@@ -9,6 +9,7 @@ from msgspec import Meta
 from penstock.backends.data.options import MediaKeys, Scalar
 from penstock.backends.rewards.options import RewardOptions
 from penstock.messages.base import Options
+from penstock.messages.option_keys import EpisodeKey, RowsKey
 
 DatasetName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
@@ -43,7 +44,7 @@ class EvaluationSettings(Options, frozen=True, kw_only=True):
     """How answers are drawn, where it differs from the run's."""
     reward: RewardOptions | None = None
     """How answers are scored; null: as the run's ``reward:`` says. Retries and alarms are those of the run."""
-    generate: str | None = None
+    generate: EpisodeKey | None = None
     """``file.py:function`` that plays the episode of an answer; null: as the run's ``episode:`` says."""
     k: tuple[Annotated[int, Meta(ge=1)], ...] | None = None
     """For which k pass@k is told: the chance that at least one of k answers passes. null: 1, and samples_per_prompt if
@@ -79,7 +80,7 @@ class EvaluationDataset(EvaluationSettings, frozen=True, kw_only=True):
 
     name: DatasetName
     """Names its figures: ``eval/NAME/reward_mean``."""
-    path: str
+    path: RowsKey
     """Written as data.path, with all its forms."""
 
 

@@ -23,6 +23,7 @@ from penstock.backends.learners.objective_names import (
     Reduction,
 )
 from penstock.messages.base import Options, OptionValue
+from penstock.messages.option_keys import ObjectiveKey, RowsKey, TrainingHookKey
 
 Unit = Annotated[float, Meta(ge=0, le=1)]
 NonNegative = Annotated[float, Meta(ge=0)]
@@ -58,7 +59,7 @@ class ObjectiveOptions(Options, frozen=True, kw_only=True):
     stands for, and the formulas. The defaults below are those of `dapo`; another name brings its own, and any key can
     be set over them."""
 
-    name: str = "dapo"
+    name: ObjectiveKey = "dapo"
     """grpo, dapo, dr_grpo, gspo, gmpo, sapo, cispo, rloo, maxrl, gdpo, ppo, vapo, reinforce_plus_plus,
     reinforce_plus_plus_baseline, dppo; distill, gkd; sft, dpo, ln_dpo, ipo, kto, rejection_sampling, reward_weighted;
     or a function of your own as file.py:function."""
@@ -97,14 +98,14 @@ class ObjectiveOptions(Options, frozen=True, kw_only=True):
     """How rewards become advantages; `teacher`: not at all, the teacher alone is learnt from."""
     component_weights: dict[str, float] | None = None
     """For `estimator: gdpo`: what each named component of the reward weighs. null: as in reward.components."""
-    postprocess_function: str | None = None
+    postprocess_function: TrainingHookKey | None = None
     """A function of yours that is given the rewards of each group and returns those that are trained on, as
     file.py:function (docs/hooks.md)."""
-    advantage_function: str | None = None
+    advantage_function: TrainingHookKey | None = None
     """A function of yours in place of the estimator (docs/hooks.md)."""
-    reduction_function: str | None = None
+    reduction_function: TrainingHookKey | None = None
     """A function of yours in place of the reduction (docs/hooks.md)."""
-    importance_function: str | None = None
+    importance_function: TrainingHookKey | None = None
     """A function of yours in place of the correction (docs/hooks.md)."""
     whiten: bool = False
     """Advantages of the whole batch to mean 0 and standard deviation 1."""
@@ -192,7 +193,7 @@ class ObjectiveOptions(Options, frozen=True, kw_only=True):
 class WarmStartOptions(Options, frozen=True, kw_only=True):
     """Supervised steps before version 0."""
 
-    path: str
+    path: RowsKey
     """Rows with a prompt and a response: as ``data.path``; ``lines:N`` gives noisy demonstrations of the task."""
     response_key: str = "response"
     """Column with the response to imitate."""
@@ -294,12 +295,12 @@ class LearnerOptions(Options, frozen=True, kw_only=True):
     """Batches between two checkpoints. After the loss of the learner those since the last one are trained again."""
     keep_checkpoints: Annotated[int, Meta(ge=1)] = 2
     """Checkpoints that the run can be resumed from; older ones are removed, and the samples that they do not need."""
-    conversion_function: str | None = None
+    conversion_function: TrainingHookKey | None = None
     """A function of yours that is given each sequence as it would be trained, and returns it as it is to be, as
     file.py:function (docs/hooks.md)."""
-    rollout_log_function: str | None = None
+    rollout_log_function: TrainingHookKey | None = None
     """A function of yours that adds figures of each batch before it is trained (docs/hooks.md)."""
-    step_log_function: str | None = None
+    step_log_function: TrainingHookKey | None = None
     """A function of yours that adds figures of each batch after it was trained (docs/hooks.md)."""
     warm_start: WarmStartOptions | None = None
     """Supervised steps before the run, for a model that earns nothing yet. null: none."""

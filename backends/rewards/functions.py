@@ -65,6 +65,7 @@ from penstock.backends.rewards.wire import (
     ShowCall,
 )
 from penstock.messages.arrays import tokens_view
+from penstock.messages.option_keys import Names
 from penstock.messages.samples import Group
 
 if TYPE_CHECKING:
@@ -73,9 +74,9 @@ if TYPE_CHECKING:
 
     from penstock.backends.rewards.wire import Call, Launched
 
-REWARD: Final = "reward"
+REWARD: Final = Names.REWARD.value
 GROUP_REWARD: Final = "group reward"
-FILTER: Final = "filter"
+FILTER: Final = Names.FILTER.value
 SAMPLE_LISTS: Final = {"responses": "response", "conversations": "conversation", "indices": "index"}
 """What a function for groups calls the lists, and what one sample has under another name."""
 NAMES: Final[dict[str, tuple[str, ...]]] = {

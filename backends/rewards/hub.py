@@ -25,6 +25,7 @@ from penstock.backends.rewards.wire import CallFailed, Kept
 from penstock.messages.base import Metric
 from penstock.messages.commands import JudgeGroup
 from penstock.messages.local import GroupJudged
+from penstock.messages.option_keys import is_user_code
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -160,7 +161,7 @@ class KeepEveryGroup:
 
 
 def _check_function(key: str, function: str) -> None:
-    if ".py:" in function:
+    if is_user_code(function):
         split_spec(function)
         return
     near = difflib.get_close_matches(function, BUILT_IN, n=1)

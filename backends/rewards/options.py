@@ -8,6 +8,7 @@ from msgspec import Meta
 
 from penstock.backends.rewards.service_options import JudgeOptions, RemoteOptions
 from penstock.messages.base import Options
+from penstock.messages.option_keys import RewardKey
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
@@ -45,7 +46,7 @@ class CodeOptions(Options, frozen=True, kw_only=True):
 class FunctionOptions(Options, frozen=True, kw_only=True):
     """One reward function."""
 
-    function: str
+    function: RewardKey
     """As reward.function."""
     key: str | None = None
     """As reward.key."""
@@ -100,7 +101,7 @@ class RewardAlarmOptions(Options, frozen=True, kw_only=True):
 class RewardOptions(Options, frozen=True, kw_only=True):
     """How responses are scored."""
 
-    function: str = "math"
+    function: RewardKey = "math"
     """``math``, ``deepscaler``, ``dapo``, ``gpqa``, ``f1``, ``ifbench``, ``reasoning_gym``, ``length_penalty``,
     ``remote``, ``judge``, ``code``, ``lines``, ``random``, or ``file.py:function``. ``boxed_math``, ``boxed_gpqa``,
     ``boxed_f1``, ``boxed_ifbench`` and ``boxed_reasoning_gym`` see the last box of the response alone. The page

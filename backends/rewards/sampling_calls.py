@@ -18,15 +18,16 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock.messages.arrays import tokens_view
+from penstock.messages.option_keys import Names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SAMPLE_TIMEOUT_S: Final = 5.0
 """Of a call of a sample filter."""
-SAMPLE_FILTER: Final = "sample filter"
-HOOK: Final = "hook"
-PRIORITY: Final = "priority"
+SAMPLE_FILTER: Final = Names.SAMPLE_FILTER.value
+HOOK: Final = Names.SAMPLES_HOOK.value
+PRIORITY: Final = Names.PRIORITY.value
 OF_A_SAMPLE: Final = ("reward", "components", "outcome")
 OF_A_GROUP: Final = ("kept", "cause")
 OF_A_PROMPT: Final = ("prompt", "label", "metadata", "row", "prompt_tokens", "history")

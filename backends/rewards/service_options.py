@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, field
 
 from penstock.messages.base import Options
+from penstock.messages.option_keys import FileKey
 
 Seconds = Annotated[float, Meta(gt=0)]
 Count = Annotated[int, Meta(ge=1)]
@@ -68,7 +69,7 @@ class JudgeOptions(ServiceOptions, frozen=True, kw_only=True):
     to be SGLang, as an embedded teacher only scores."""
     model: str = "default"
     """As the endpoint calls it."""
-    template: str | None = None
+    template: FileKey | None = None
     """A file with the question; ``{{prompt}}``, ``{{response}}``, ``{{label}}`` and ``{{metadata.COLUMN}}`` are put
     in. null: a question about right or wrong, answered with yes or no."""
     system: str | None = None

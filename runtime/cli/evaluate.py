@@ -16,13 +16,14 @@ from penstock.backends.evaluation.figures import REWARD_MEAN
 from penstock.backends.learners.checkpoints.names import version_of
 from penstock.backends.ledger.evaluation_answers import FOLDER
 from penstock.messages.errors import UserFault
+from penstock.messages.option_keys import Names
 from penstock.runtime.cli.ending import tell_end
 from penstock.runtime.launch.evaluate import evaluate as run_evaluation
 from penstock.runtime.launch.evaluate import plan_evaluation
 from penstock.runtime.observability.evaluations import read_evaluations
 from penstock.runtime.observability.texts import NOTHING, number_text
 from penstock.runtime.safe_text import terminal_lines
-from penstock.runtime.scenario.paths import REWARD_FUNCTION, absolute
+from penstock.runtime.scenario.named import absolute
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -99,7 +100,7 @@ def asked_settings(
         except ValueError:
             raise UserFault(f"--k {k}: expected whole numbers with commas, such as 1,8") from None
     if reward is not None:
-        reward = absolute(REWARD_FUNCTION, reward, Path.cwd())
+        reward = absolute(Names.REWARD, reward, Path.cwd())
     given: dict[str, Plain] = {
         **others,
         "k": numbers,

@@ -11,9 +11,9 @@ import yaml
 from rich.markup import escape
 
 from penstock.messages.errors import UserFault
+from penstock.messages.option_keys import is_user_code
 from penstock.runtime.safe_text import terminal_lines
 from penstock.runtime.scenario import load_scenario
-from penstock.runtime.scenario.paths import is_user_code
 from penstock.runtime.scenario.schema import schema_text
 from penstock.runtime.scenario.shipped import shipped_scenarios
 

@@ -12,8 +12,7 @@ from penstock.backends.learners.megatron.weight_map import padded_vocab_size, pa
 from penstock.runtime.cli.engine_memory import engine_lines
 from penstock.runtime.cli.megatron_memory import memory_lines
 from penstock.runtime.cli.tables import aligned, count_text, listed
-from penstock.runtime.scenario.architecture import find_architecture
-from penstock.runtime.scenario.paths import MODEL_CONFIG, MODEL_PATH
+from penstock.runtime.scenario.architecture import MODEL_CONFIG, MODEL_PATH, find_architecture
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

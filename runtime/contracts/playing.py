@@ -26,6 +26,7 @@ from penstock.backends.episodes.functions.ends import end_of, failure_of
 from penstock.backends.episodes.functions.loading import load_function
 from penstock.backends.episodes.functions.wire import FunctionSpecs
 from penstock.backends.episodes.interfaces import Task
+from penstock.backends.episodes.options import EpisodeOptions
 from penstock.backends.episodes.play import Play
 from penstock.backends.episodes.playing import Answer, PlayRules
 from penstock.messages.errors import UserFault
@@ -48,12 +49,9 @@ TEMPLATE: Final = (
 """A chat template like those that are about."""
 MAX_CONTEXT: Final = 4096
 RULES: Final = PlayRules(
-    max_turns=8,
-    max_parts=8,
+    options=EpisodeOptions(max_turns=8, tool_timeout_s=5.0),
     max_context=MAX_CONTEXT,
     max_response_tokens=512,
-    tool_format="hermes",
-    tool_timeout_s=5.0,
     uses_chat=True,
 )
 

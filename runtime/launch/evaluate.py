@@ -27,7 +27,7 @@ from penstock.runtime.launch.runs import SCENARIO_NAME, model_folder
 from penstock.runtime.observability.evaluations import read_evaluations
 from penstock.runtime.scenario.evaluation_rules import sets_of
 from penstock.runtime.scenario.load import overridden_source, scenario_from
-from penstock.runtime.scenario.paths import MADE_DATA
+from penstock.runtime.scenario.named import MADE_DATA
 from penstock.runtime.scenario.source import Place, Source, read_source
 
 if TYPE_CHECKING:

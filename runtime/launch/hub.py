@@ -19,20 +19,20 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
 from rich.markup import escape
 
 from penstock.messages.errors import UserFault, first_line
+from penstock.messages.option_keys import Names
 from penstock.runtime.safe_text import terminal_lines
-from penstock.runtime.scenario import Scenario
-from penstock.runtime.scenario.hub_names import PREFIX, ROW_SUFFIXES, HubName, not_yet_paths, read_hub_name
-from penstock.runtime.scenario.paths import MODEL_PATH, ROW_KEYS
-from penstock.runtime.scenario.source import KeyPath, Plain, dotted
+from penstock.runtime.scenario.hub_names import PREFIX, ROW_SUFFIXES, HubName, read_hub_name
+from penstock.runtime.scenario.named import Named, with_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from rich.console import Console
+
+    from penstock.runtime.scenario import Scenario
 
 MODEL_FILES: Final = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 REPLY_TIMEOUT_S: Final = 20.0
@@ -47,15 +47,15 @@ def with_hub(scenario: Scenario, console: Console) -> Scenario:
     Raises:
         UserFault: one cannot be fetched.
     """
-    data: dict[str, Plain] = msgspec.to_builtins(scenario)
-    num_fetched = 0
-    for key, path, block, value in not_yet_paths(data):
-        if name := read_hub_name(value, key):
-            block[str(key[-1])] = _fetched(name, key, dotted(path), console)
-            num_fetched += 1
-        elif value.startswith(PREFIX):
-            raise UserFault(f"{dotted(path)}: {value}: expected hub:ORG/NAME, then @REVISION, and of rows /FILE")
-    return msgspec.convert(data, Scenario) if num_fetched else scenario
+
+    def fetched(each: Named) -> str:
+        if name := read_hub_name(each.value, each.names):
+            return _fetched(name, each.names, each.key, console)
+        if each.value.startswith(PREFIX):
+            raise UserFault(f"{each.key}: {each.value}: expected hub:ORG/NAME, then @REVISION, and of rows /FILE")
+        return each.value
+
+    return with_values(scenario, fetched)
 
 
 def fetched_model(model: Path, console: Console) -> Path:
@@ -64,18 +64,18 @@ def fetched_model(model: Path, console: Console) -> Path:
     Raises:
         UserFault: it cannot be fetched.
     """
-    name = None if model.exists() else read_hub_name(str(model), MODEL_PATH)
-    return model if name is None else Path(_fetched(name, MODEL_PATH, "model", console))
+    name = None if model.exists() else read_hub_name(str(model), Names.MODEL)
+    return model if name is None else Path(_fetched(name, Names.MODEL, "model", console))
 
 
-def _fetched(name: HubName, key: KeyPath, at: str, console: Console) -> str:
+def _fetched(name: HubName, names: Names, at: str, console: Console) -> str:
     import httpx2
     from huggingface_hub.errors import HFValidationError
 
     say: Callable[[str], None] = partial(_say, console)
     say(f"{at}: {name.repository} is no file or folder here, so the hub is asked")
     try:
-        path = _fetch_rows(name, at, say, console) if key in ROW_KEYS else _fetch_model(name, say, console)
+        path = _fetch_rows(name, at, say, console) if names is Names.ROWS else _fetch_model(name, say, console)
     except (HFValidationError, OSError, httpx2.HTTPError) as error:  # the library's own, and those of its HTTP client
         raise UserFault(f"{at}: {name.repository}: {_why(error)}") from None
     say(f"{at}: {path}")

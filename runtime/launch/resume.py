@@ -27,7 +27,7 @@ from penstock.runtime.launch.launch import Ended, check, drive, write_scenario
 from penstock.runtime.launch.runs import SCENARIO_NAME, hold_run, read_record
 from penstock.runtime.launch.status import state_of
 from penstock.runtime.scenario import load_scenario
-from penstock.runtime.scenario.source import show
+from penstock.runtime.scenario.keys import show
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,7 +17,8 @@ from penstock.runtime.observability.report import SCENARIO_FILE, fact_rows
 from penstock.runtime.observability.summary import read_summary
 from penstock.runtime.observability.texts import tiles
 from penstock.runtime.observability.trackers import read_steps
-from penstock.runtime.scenario.source import dotted, read_source, show
+from penstock.runtime.scenario.keys import dotted, show
+from penstock.runtime.scenario.source import read_source
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

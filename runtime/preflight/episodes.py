@@ -6,26 +6,12 @@ from typing import TYPE_CHECKING
 
 from penstock.backends.episodes.functions.opening import specs_of
 from penstock.backends.processes.user_environment import pass_variables
-from penstock.runtime.preflight.function_trial import EPISODE, NamedFunction, check_loads
+from penstock.messages.option_keys import Names
+from penstock.runtime.preflight.function_trial import NamedFunction, check_loads
 from penstock.runtime.scenario.evaluation_rules import sets_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from penstock.runtime.scenario.structure import Scenario
-
-
-def episode_functions(scenario: Scenario) -> Iterator[tuple[str, str]]:
-    """The keys that may name something in a user's file, and what they name."""
-    episode = scenario.episode
-    if episode.generate is not None:
-        yield "episode.generate", episode.generate
-    for place, named in enumerate(episode.functions):
-        yield f"episode.functions[{place}].generate", named.generate
-    if episode.environment is not None:
-        yield "episode.environment", episode.environment
-    for place, tool in enumerate(episode.tools):
-        yield f"episode.tools[{place}]", tool
 
 
 def check_episode(scenario: Scenario) -> None:
@@ -36,4 +22,4 @@ def check_episode(scenario: Scenario) -> None:
     """
     pass_variables(scenario.runtime.pass_env)
     specs = specs_of(scenario.episode, [each.generate for each in sets_of(scenario)])
-    check_loads([NamedFunction("episode.generate", EPISODE, specs.in_words(), specs)])
+    check_loads([NamedFunction("episode.generate", Names.EPISODE, specs.in_words(), specs)])

@@ -24,14 +24,12 @@ from penstock.backends.processes.function_child import line_to_parent, load_fail
 from penstock.backends.processes.function_pool import START_TIMEOUT_S
 from penstock.backends.processes.function_process import FunctionProcess
 from penstock.backends.processes.user_code import UserCodeError, load_object
+from penstock.messages.option_keys import Names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MODULE: Final = "penstock.runtime.preflight.function_trial"
-TRAINING_HOOK: Final = "training hook"
-POLICY: Final = "policy"
-EPISODE: Final = "episode"
 
 
 class NamedFunction(msgspec.Struct, frozen=True):
@@ -40,7 +38,7 @@ class NamedFunction(msgspec.Struct, frozen=True):
     key: str
     """Of the scenario."""
     kind: str
-    """As what it is loaded: :data:`TRAINING_HOOK`, :data:`POLICY`, :data:`EPISODE`, or a kind of
+    """As what it is loaded: a value of :class:`Names`, or of a reward a kind of
     :func:`penstock.backends.rewards.functions.load_function`."""
     spec: str
     """``file.py:name``; for episodes, all of them in words."""
@@ -99,10 +97,10 @@ def main() -> None:
 
 
 def _load(function: NamedFunction) -> None:
-    if function.kind == POLICY:
+    if function.kind == Names.POLICY:
         if not callable(load_object(function.spec)):
             raise UserCodeError(f"{function.spec}: expected a class or a function that makes a policy")
-    elif function.kind == TRAINING_HOOK:
+    elif function.kind in (Names.OBJECTIVE, Names.TRAINING_HOOK):
         from penstock.backends.processes.hook_calling import Hook
 
         Hook[object](function.spec, function.key)

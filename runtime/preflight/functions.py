@@ -14,39 +14,28 @@ from penstock.backends.extras import missing_extra
 from penstock.backends.processes.user_code import UserCodeError, split_spec
 from penstock.backends.processes.user_environment import pass_variables
 from penstock.backends.rewards.builtin import REASONING_GYM
-from penstock.backends.rewards.functions import FILTER, GROUP_REWARD, REWARD
+from penstock.backends.rewards.functions import GROUP_REWARD, REWARD
 from penstock.backends.rewards.functions_asked import asked_functions
-from penstock.backends.rewards.sampling_calls import HOOK, PRIORITY, SAMPLE_FILTER
 from penstock.messages.errors import UserFault
-from penstock.runtime.preflight.episodes import episode_functions
-from penstock.runtime.preflight.function_trial import POLICY, TRAINING_HOOK, NamedFunction, check_loads
-from penstock.runtime.scenario.evaluation_rules import evaluation_functions, sets_of
-from penstock.runtime.scenario.hook_rules import hooks_of
-from penstock.runtime.scenario.paths import (
-    FILTER_FUNCTION,
-    FILTER_HOOK,
-    FILTER_SAMPLE_FUNCTION,
-    PRIORITY_FUNCTION,
-    is_user_code,
-)
-from penstock.runtime.scenario.sampling_rules import sampling_functions
-from penstock.runtime.scenario.source import dotted
+from penstock.messages.option_keys import Names, is_user_code
+from penstock.runtime.preflight.function_trial import NamedFunction, check_loads
+from penstock.runtime.scenario.evaluation_rules import sets_of
+from penstock.runtime.scenario.named import named_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.backends.rewards.options import RewardOptions
     from penstock.runtime.scenario.structure import Scenario
 
 
 def check_user_code(scenario: Scenario) -> None:
     """Each ``file.py:name`` of the scenario names a file that can be parsed and defines that name; what a built-in
     reward needs is installed."""
-    for key, value in _named(scenario):
-        if is_user_code(value):
-            _check_definition(key, value)
-        elif value in REASONING_GYM and (missing := missing_extra("reasoning_gym")):
-            raise UserFault(f"{key}: {value}: {missing}")
+    for each in named_values(scenario):
+        if each.names.is_function and is_user_code(each.value):
+            _check_definition(each.key, each.value)
+        elif each.names is Names.REWARD and each.value in REASONING_GYM and (missing := missing_extra("reasoning_gym")):
+            raise UserFault(f"{each.key}: {each.value}: {missing}")
 
 
 def check_functions_load(scenario: Scenario) -> None:
@@ -57,65 +46,36 @@ def check_functions_load(scenario: Scenario) -> None:
         UserFault: one of them cannot be loaded.
     """
     pass_variables(scenario.runtime.pass_env)
-    check_loads(list(dict.fromkeys(_loaded(scenario))))
+    check_loads(_loaded(scenario))
 
 
-def _named(scenario: Scenario) -> Iterator[tuple[str, str]]:
-    """Every key that may name a function, and what it names."""
-    rewards = (("reward", scenario.reward), *_evaluation_rewards(scenario))
-    for key, value in (
-        *(named for block, reward in rewards for named in _of_reward(block, reward)),
-        ("filter.function", scenario.filter.function),
-        ("staleness.policy", scenario.staleness.policy),
-        ("learner.objective", scenario.learner.objective.name),
-        *episode_functions(scenario),
-        *evaluation_functions(scenario),
-        *((dotted(key), value) for key, value in hooks_of(scenario).items()),
-        *((dotted(key), value) for key, value in sampling_functions(scenario).items()),
-    ):
-        if value is not None:
-            yield key, value
+def _loaded(scenario: Scenario) -> list[NamedFunction]:
+    """The functions of files, with what they are loaded as; each once."""
+    rewards = [scenario.reward, *(each.reward for each in sets_of(scenario))]
+    asked = [function for reward in rewards for function in asked_functions(reward).every()]
+    found: dict[tuple[str, str], NamedFunction] = {}
+    for each in named_values(scenario):
+        if not is_user_code(each.value) or not _is_loaded(each.names, scenario.run.only):
+            continue
+        kinds = [each.names.value]
+        if each.names is Names.REWARD:
+            kinds = [GROUP_REWARD if one.per_group else REWARD for one in asked if one.function == each.value]
+        for kind in kinds:
+            found.setdefault((kind, each.value), NamedFunction(each.key, kind, each.value))
+    return list(found.values())
 
 
-def _evaluation_rewards(scenario: Scenario) -> Iterator[tuple[str, RewardOptions]]:
-    for index, each in enumerate(sets_of(scenario)):
-        if each.reward != scenario.reward:
-            yield f"evaluation.datasets[{index}].reward", each.reward
-
-
-def _of_reward(block: str, reward: RewardOptions) -> Iterator[tuple[str, str]]:
-    yield f"{block}.function", reward.function
-    for index, part in enumerate(reward.components):
-        yield f"{block}.components[{index}].function", part.function
-    for index, each in enumerate(reward.functions):
-        yield f"{block}.functions[{index}].function", each.function
-
-
-def _loaded(scenario: Scenario) -> Iterator[NamedFunction]:
-    """The functions of files, with what they are loaded as."""
-    if scenario.run.only != "learner":
-        for block, reward in (("reward", scenario.reward), *_evaluation_rewards(scenario)):
-            keys = {value: key for key, value in reversed(list(_of_reward(block, reward)))}
-            for function in asked_functions(reward).every():
-                if is_user_code(function.function):
-                    kind = GROUP_REWARD if function.per_group else REWARD
-                    yield NamedFunction(keys[function.function], kind, function.function)
-    learns = scenario.run.only in (None, "learner")
-    kinds = {
-        FILTER_FUNCTION: FILTER,
-        FILTER_SAMPLE_FUNCTION: SAMPLE_FILTER,
-        FILTER_HOOK: HOOK,
-        PRIORITY_FUNCTION: PRIORITY,
-    }
-    for key, value in {FILTER_FUNCTION: scenario.filter.function, **sampling_functions(scenario)}.items():
-        if value is not None and is_user_code(value) and scenario.run.only != "learner":
-            yield NamedFunction(dotted(key), kinds[key], value)
-    if is_user_code(scenario.staleness.policy):
-        yield NamedFunction("staleness.policy", POLICY, scenario.staleness.policy)
-    if learns and is_user_code(scenario.learner.objective.name):
-        yield NamedFunction("learner.objective", TRAINING_HOOK, scenario.learner.objective.name)
-    for key, value in hooks_of(scenario).items() if learns else ():
-        yield NamedFunction(dotted(key), TRAINING_HOOK, value)
+def _is_loaded(names: Names, only: str | None) -> bool:
+    """Whether runs with ``run.only`` load what is named so."""
+    match names:
+        case Names.POLICY:
+            return True
+        case Names.OBJECTIVE | Names.TRAINING_HOOK:
+            return only in (None, "learner")
+        case Names.EPISODE | Names.EPISODE_PART:
+            return False  # they have a check of their own
+        case _:
+            return names.is_function and only != "learner"
 
 
 def _check_definition(key: str, spec: str) -> None:

@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import msgspec
-
 from penstock.backends.engines.options import engine_groups
 from penstock.backends.engines.spec import ENGINES
 from penstock.messages.errors import UserFault
@@ -30,7 +28,6 @@ from penstock.runtime.preflight.megatron import check_megatron
 from penstock.runtime.preflight.rewards import check_rewards
 from penstock.runtime.preflight.rows import check_data
 from penstock.runtime.scenario.hub_names import not_yet_paths, read_hub_name
-from penstock.runtime.scenario.source import dotted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -108,9 +105,9 @@ def machine_checks(scenario: Scenario, run_parent: Path) -> Iterator[MachineChec
 
 
 def _awaited(scenario: Scenario) -> Iterator[str]:
-    for key, path, _, value in not_yet_paths(msgspec.to_builtins(scenario)):
-        if read_hub_name(value, key):
-            yield f"{dotted(path)}: {value}"
+    for each in not_yet_paths(scenario):
+        if read_hub_name(each.value, each.names):
+            yield f"{each.key}: {each.value}"
 
 
 def _refuse_unfetched(awaited: Sequence[str]) -> None:

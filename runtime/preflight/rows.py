@@ -26,7 +26,7 @@ from penstock.backends.data.tokenizer import FILE_NAME, TextTokenizer
 from penstock.backends.learners.spec import is_modelled
 from penstock.messages.errors import UserFault
 from penstock.runtime.scenario.evaluation_rules import sets_of
-from penstock.runtime.scenario.paths import MADE_DATA
+from penstock.runtime.scenario.named import MADE_DATA
 from penstock.runtime.scenario.recorded_rules import recorded_settings
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import sqlite3
 from contextlib import closing
 from typing import TYPE_CHECKING, Final
 
-from penstock.backends.data.row_chooser import ChoosingSettings, ReplaySettings
+from penstock.backends.data.row_chooser import ChoosingSettings
 from penstock.backends.ledger.sqlite import open_read_only
 from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.errors import UserFault
@@ -26,20 +26,12 @@ def choosing_settings(plan: RunPlan) -> ChoosingSettings | None:
     options = plan.scenario.prompt_source
     if not plan.chooses_rows:
         return None
-    replay = options.replay
     return ChoosingSettings(
         seed=plan.scenario.run.seed,
         num_rows=plan.num_rows,
         has_priority=options.priority is not None,
         num_candidates=options.priority_candidates,
-        replay=None
-        if replay is None
-        else ReplaySettings(
-            fraction=replay.fraction,
-            below_reward=replay.below_reward,
-            max_times=replay.max_times,
-            min_gap=replay.min_gap,
-        ),
+        replay=options.replay,
     )
 
 

@@ -196,8 +196,8 @@ def staleness_policy(scenario: Scenario) -> StalenessPolicy:
 
 def _prompt_source(plan: RunPlan, epoch: int) -> PromptSourceSettings:
     scenario = plan.scenario
-    options = scenario.prompt_source
     return PromptSourceSettings(
+        options=scenario.prompt_source,
         epoch=epoch,
         seed=scenario.run.seed,
         num_rows=plan.num_rows,
@@ -206,13 +206,7 @@ def _prompt_source(plan: RunPlan, epoch: int) -> PromptSourceSettings:
         chooses_rows=plan.chooses_rows,
         prefetch_rows=scenario.data.prefetch_rows if scenario.data.stream else 0,
         samples_per_group=scenario.sampling.samples_per_group,
-        routing=options.routing,
-        max_load=options.max_load,
         max_evaluating=max_evaluating(scenario),
-        num_retries=options.num_retries,
-        max_engine_losses=options.max_engine_losses,
-        lease_timeout_s=options.lease_timeout_s,
-        census_timeout_s=options.census_timeout_s,
         salvages_responses=scenario.episode.kind == "single",
         recorded_engines=recorded_engines(scenario),
     )
@@ -257,19 +251,9 @@ def _filter(plan: RunPlan) -> FilterSettings:
     options, num_samples = plan.scenario.filter, plan.scenario.sampling.samples_per_group
     assert options.drop_zero_spread is not None, "scenarios are resolved"
     return FilterSettings(
-        drop_zero_spread=options.drop_zero_spread,
-        min_response_tokens=options.min_response_tokens,
-        max_response_tokens=options.max_response_tokens,
-        has_function=options.function is not None,
-        on_failed_sample=options.on_failed_sample,
-        max_refills=options.max_refills,
+        options=msgspec.structs.replace(options, min_group_size=min(options.min_group_size, num_samples)),
         tells_scorer=bool(_whole_groups(plan.scenario)),
-        min_group_size=min(options.min_group_size, num_samples),
-        has_sample_function=options.sample_function is not None,
-        drop_samples=options.drop_samples,
-        has_hook=options.all_samples_hook is not None,
         keeps_samples=keeps_samples(plan),
-        offers_rejected=options.keep_when_insufficient is not None,
         judge_timeout_s=60.0 if options.sample_function is None else 60.0 + SAMPLE_TIMEOUT_S * num_samples,
     )
 
@@ -332,18 +316,10 @@ def _mixture(sources: Sequence[RowSource]) -> str:
 
 
 def _weight_publisher(plan: RunPlan) -> WeightPublisherSettings:
-    options = plan.scenario.weights
-    assert options.canary_tolerance is not None, "scenarios are resolved"
     return WeightPublisherSettings(
+        options=plan.scenario.weights,
         start_timeout_s=plan.scenario.engines.start_timeout_s,
         weightless=recorded_engines(plan.scenario),
         has_models=some_can(plan.scenario.engines, Capability.HOLDS_WEIGHTS),
         share_devices=_sharing(plan.scenario),
-        stage_timeout_s=options.stage_timeout_s,
-        commit_timeout_s=options.commit_timeout_s,
-        drain_timeout_s=options.drain_timeout_s,
-        announce_fraction=options.announce_fraction,
-        check_canary=options.canary,
-        canary_tolerance=options.canary_tolerance,
-        max_failed_publishes=options.max_failed_publishes,
     )

@@ -14,13 +14,15 @@ import msgspec
 from penstock.backends.checkpoint.hf_config import CONFIG_FILE, DecoderConfig, find_config
 from penstock.backends.learners.megatron.architecture import architecture_of, decode_architecture
 from penstock.messages.errors import UserFault
-from penstock.runtime.scenario.paths import MODEL_CONFIG, MODEL_MAKE, MODEL_PATH
 
 if TYPE_CHECKING:
     from penstock.backends.learners.megatron.architecture import Architecture
     from penstock.runtime.scenario.source import KeyPath
     from penstock.runtime.scenario.structure import Scenario
 
+MODEL_PATH: KeyPath = ("model", "path")
+MODEL_CONFIG: KeyPath = ("model", "config")
+MODEL_MAKE: KeyPath = ("model", "make")
 _MADE: Final[dict[str, Any]] = {
     "model_type": "qwen3", "vocab_size": 79, "max_position_embeddings": 512, "tie_word_embeddings": True,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},

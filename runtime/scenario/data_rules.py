@@ -12,13 +12,8 @@ from penstock.backends.data.row import retries_problem
 from penstock.backends.data.sources import COMPRESSED_SUFFIXES, parse_source
 from penstock.backends.engines.spec import engines_that, some_can, unable
 from penstock.backends.protocol import Capability
-from penstock.runtime.scenario.paths import (
-    DATA_PATH,
-    MADE_DATA,
-    RECORDED_PATH,
-    TEACHER_WARM_START_PATH,
-    WARM_START_PATH,
-)
+from penstock.messages.option_keys import Names
+from penstock.runtime.scenario.named import MADE_DATA, named_values
 from penstock.runtime.scenario.row_metadata import metadata_blocks, unnamed
 
 if TYPE_CHECKING:
@@ -28,6 +23,9 @@ if TYPE_CHECKING:
     from penstock.backends.data.options import DataOptions
     from penstock.runtime.scenario.source import KeyPath
     from penstock.runtime.scenario.structure import Scenario
+
+
+DATA_PATH: KeyPath = ("data", "path")
 
 
 def data_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
@@ -63,23 +61,14 @@ def _sources(data: DataOptions) -> Iterator[tuple[KeyPath, str]]:
 
 
 def _paths(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
-    warm_start = s.learner.warm_start
-    taught = None if s.teacher is None else s.teacher.model.warm_start
-    given: list[tuple[KeyPath, str | None]] = [
-        (DATA_PATH, s.data.path),
-        (WARM_START_PATH, warm_start.path if warm_start else None),
-        (RECORDED_PATH, s.data.recorded.path),
-        (TEACHER_WARM_START_PATH, taught.path if taught else None),
-        *((("data", "sources", index, "path"), each.path) for index, each in enumerate(s.data.sources)),
-        *((("evaluation", "datasets", index, "path"), each.path) for index, each in enumerate(s.evaluation.datasets)),
-    ]
     is_good = True
-    for key, path in given:
+    for each in named_values(s):
         try:
-            parse_source(path or "")
+            if each.names is Names.ROWS:
+                parse_source(each.value)
         except DataError as error:
             is_good = False
-            yield key, str(error)
+            yield each.path, str(error)
     if is_good and s.data.sources and s.data.path is None:
         names = Counter(source.name for source in named_sources(s.data))
         for index, source in enumerate(named_sources(s.data)):

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.backends.data.media import media_columns
-from penstock.backends.data.problems import DataError
-from penstock.backends.data.sources import parse_source
 from penstock.backends.engines.spec import all_can
 from penstock.backends.evaluation.options import EvaluationOptions
 from penstock.backends.evaluation.sets import RunSettings, evaluation_sets
@@ -16,8 +14,6 @@ from penstock.backends.protocol import Capability
 from penstock.backends.rewards.functions_asked import asked_functions
 from penstock.runtime.scenario.data_rules import media_rules
 from penstock.runtime.scenario.own_judge_rules import own_judge_rules
-from penstock.runtime.scenario.paths import is_user_code
-from penstock.runtime.scenario.reward_names import reward_problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,16 +40,6 @@ def evaluated_version(scenario: Scenario) -> int:
     if scenario.run.only != "evaluate" or path is None:
         return 0
     return version_of(Path(path).name) or 0
-
-
-def evaluation_functions(scenario: Scenario) -> Iterator[tuple[str, str | None]]:
-    """The key of each function that the block may name, and what it says."""
-    blocks = [("evaluation.defaults", scenario.evaluation.defaults)]
-    blocks += [(f"evaluation.datasets[{index}]", dataset) for index, dataset in enumerate(scenario.evaluation.datasets)]
-    for key, settings in blocks:
-        yield f"{key}.generate", settings.generate
-        if settings.reward is not None:
-            yield f"{key}.reward.function", settings.reward.function
 
 
 def evaluation_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
@@ -94,10 +80,6 @@ def _set_rules(s: Scenario, index: int, each: EvaluationSet) -> Iterator[tuple[K
         said = _is_given(dataset, key) or not _is_given(s.evaluation.defaults, key)
         return (*DATASETS, index, *key) if said else (*DEFAULTS, *key)
 
-    try:
-        parse_source(dataset.path)
-    except DataError as error:
-        yield (*DATASETS, index, "path"), str(error)
     if each.k and each.k[-1] > n:
         yield (
             key_of("k"),
@@ -117,11 +99,7 @@ def _set_rules(s: Scenario, index: int, each: EvaluationSet) -> Iterator[tuple[K
     if media_columns(each.data.multimodal_keys):
         yield from _media(s, each, key_of("multimodal_keys"))
     yield from _lengths(s, each, key_of("sampling", "max_response_tokens"), key_of("max_prompt_tokens"))
-    if each.generate is not None and not is_user_code(each.generate):
-        yield key_of("generate"), f"must be file.py:function; found '{each.generate}'"
-    if problem := reward_problem(each.reward.function):
-        yield key_of("reward", "function"), problem
-    elif each.reward != s.reward:
+    if each.reward != s.reward:
         for function in asked_functions(each.reward).every():
             if function.judge is not None:
                 yield from own_judge_rules(s, key_of("reward", "judge"), function.judge)

@@ -15,17 +15,19 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.runtime.scenario.paths import MODEL_PATH, ROW_KEYS, TEACHER_MODEL_PATH, blocks_at
+from penstock.messages.option_keys import Names
+from penstock.runtime.scenario.named import named_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from penstock.runtime.scenario.source import KeyPath, Plain
+    from penstock.runtime.scenario.named import Named
+    from penstock.runtime.scenario.structure import Scenario
 
 PREFIX: Final = "hub:"
 ROW_SUFFIXES: Final = (".parquet", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".json")
-HUB_KEYS: Final = (MODEL_PATH, TEACHER_MODEL_PATH, *ROW_KEYS)
+ON_HUBS: Final = (Names.MODEL, Names.ROWS)
 _NAME: Final = re.compile(
     r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w.-]+))?(/(?P<file>[^@]+))?(?P<slice>@\[.*\])?"
 )
@@ -42,40 +44,27 @@ class HubName(NamedTuple):
     """As it stands behind the name; may be empty."""
 
 
-def read_hub_name(value: str, key: KeyPath) -> HubName | None:
-    """The name in this value, if it is written like one.
-
-    Args:
-        value: of a key.
-        key: one of :data:`HUB_KEYS`.
-    """
+def read_hub_name(value: str, names: Names) -> HubName | None:
+    """The name in this value of a key that names such a thing, if it is written like one."""
     found = _NAME.fullmatch(value.removeprefix(PREFIX))
-    if key not in HUB_KEYS or found is None:
+    if names not in ON_HUBS or found is None:
         return None
     name = HubName(found["repository"], found["revision"], found["file"], found["slice"] or "")
-    if key not in ROW_KEYS:
+    if names is Names.MODEL:
         return None if name.file or name.slice else name
     if not value.startswith(PREFIX) and (name.file or name.repository.endswith(ROW_SUFFIXES)):
         return None  # the path of a file that is not there
     return name
 
 
-def is_left_to_the_hub(key: KeyPath, value: str, folder: Path) -> bool:
+def is_left_to_the_hub(names: Names, value: str, folder: Path) -> bool:
     """Whether no path is meant: a name, and nothing is there from ``folder`` on that is called so."""
     if value.startswith(PREFIX):
-        return key in HUB_KEYS
-    return read_hub_name(value, key) is not None and not (folder / value.partition("@[")[0]).exists()
+        return names in ON_HUBS
+    return read_hub_name(value, names) is not None and not (folder / value.partition("@[")[0]).exists()
 
 
-def not_yet_paths(scenario: Plain) -> Iterator[tuple[KeyPath, KeyPath, dict[str, Plain], str]]:
-    """What a loaded scenario has in the place of an absolute path: which of :data:`HUB_KEYS` it is, where it stands,
-    the block that it stands in, and the value. Made rows are among them.
-
-    Args:
-        scenario: as plain data.
-    """
-    for key in HUB_KEYS:
-        for path, block in blocks_at(scenario, key[:-1]):
-            value = block.get(str(key[-1]))
-            if isinstance(value, str) and not value.startswith("/"):
-                yield key, (*path, key[-1]), block, value
+def not_yet_paths(scenario: Scenario) -> Iterator[Named]:
+    """What a loaded scenario has in the place of an absolute path, of those keys that may name something on a hub. Made
+    rows are among them."""
+    return (each for each in named_values(scenario) if each.names in ON_HUBS and not each.value.startswith("/"))

@@ -8,13 +8,13 @@ import inspect
 import re
 import textwrap
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 from msgspec import inspect as shapes
 
 from penstock.messages.base import Options
-from penstock.runtime.scenario.source import show
+from penstock.messages.option_keys import Names
 from penstock.runtime.scenario.structure import Scenario
 from penstock.runtime.scenario.terms import known_elsewhere
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _MISSING = re.compile(r"missing required field `(?P<field>\w+)`")
 _AT = re.compile(r" - at `\$(?P<path>.*)`$")
+_WORDS = {Names.FILE: "a path", Names.MODEL: "a folder, or a name on a hub", Names.ROWS: "a source of rows"}
 _STEP = re.compile(r"\.(?P<key>\w+)|\[(?P<index>\d+)\]")
 
 
@@ -86,6 +87,8 @@ def allowed(shape: shapes.Type) -> str:
             return "a number" + _bounds(shape)
         case shapes.StrType():
             return "a string"
+        case shapes.Metadata(extra={"names": Names() as names}):
+            return _WORDS.get(names, "file.py:function" if names.is_only_function else "a name, or file.py:name")
         case shapes.LiteralType(values=values):
             return _one_of([str(value) for value in values])
         case shapes.EnumType(cls=cls):
@@ -110,6 +113,31 @@ def misfit(error: msgspec.ValidationError, data: Plain, struct: type[msgspec.Str
     if missing := _MISSING.search(str(error)):
         return (*path, missing["field"]), "missing; it has no default"
     return path, f"must be {allowed(shape_at(path, struct))}; found {show(_value_at(data, path))}"
+
+
+def dotted(path: KeyPath) -> str:
+    """``("engines", "simulated", "prefill_s")`` as ``engines.simulated.prefill_s``; indices in brackets."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return text.removeprefix(".")
+
+
+def show(value: object) -> str:
+    """A value as it would stand in YAML, shortened."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return str(value).lower()
+        case dict():
+            return "a block"
+        case list():
+            text = f"[{', '.join(map(show, cast('list[object]', value)))}]"
+            return text if len(text) <= 60 else "a list"
+        case str():
+            text = repr(value)
+            return text if len(text) <= 60 else text[:57] + "…'"
+        case _:
+            return str(value)
 
 
 def _value_at(data: Plain, path: KeyPath) -> Plain:

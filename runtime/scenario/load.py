@@ -18,17 +18,19 @@ import yaml
 from penstock.backends.learners.options import ObjectiveOptions
 from penstock.messages.errors import UserFault
 from penstock.runtime.scenario.hub_names import is_left_to_the_hub
-from penstock.runtime.scenario.keys import misfit, unknown_key
+from penstock.runtime.scenario.keys import dotted, misfit, unknown_key
+from penstock.runtime.scenario.named import absolute, with_values
 from penstock.runtime.scenario.objective import fill_objective, name_objective, with_objective
 from penstock.runtime.scenario.part_names import unknown_part
-from penstock.runtime.scenario.paths import PATH_KEYS, absolute, blocks_at
 from penstock.runtime.scenario.resolve import resolve, unresolvable
 from penstock.runtime.scenario.rules import broken_rule
-from penstock.runtime.scenario.source import Place, Plain, Source, dotted, read_source
+from penstock.runtime.scenario.source import Place, Plain, Source, read_source
 from penstock.runtime.scenario.structure import Scenario
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from penstock.runtime.scenario.named import Named
 
 
 def load_scenario(file: Path, overrides: Sequence[str] = ()) -> Scenario:
@@ -114,11 +116,9 @@ def _decode(source: Source) -> Scenario:
 
 
 def _make_paths_absolute(scenario: Scenario, source: Source) -> Scenario:
-    data: dict[str, Plain] = msgspec.to_builtins(scenario)
-    for pattern in PATH_KEYS:
-        for path, block in list(blocks_at(data, pattern[:-1])):
-            key = str(pattern[-1])
-            if isinstance(value := block.get(key), str):
-                folder = source.place((*path, key)).folder
-                block[key] = value if is_left_to_the_hub(pattern, value, folder) else absolute(pattern, value, folder)
-    return msgspec.convert(data, Scenario)
+    def made_absolute(each: Named) -> str:
+        folder = source.place(each.path).folder
+        is_on_hub = is_left_to_the_hub(each.names, each.value, folder)
+        return each.value if is_on_hub else absolute(each.names, each.value, folder)
+
+    return with_values(scenario, made_absolute)

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 BLOCK: Final = "learner"
 KEY: Final = "objective"
+OBJECTIVE: Final = (BLOCK, KEY)
+OBJECTIVE_NAME: Final = (BLOCK, KEY, "name")
 
 
 def name_objective(source: Source) -> None:

@@ -16,7 +16,7 @@ from penstock.backends.learners.objectives.validity import (
 )
 from penstock.backends.learners.spec import is_modelled
 from penstock.backends.protocol import Capability
-from penstock.runtime.scenario.paths import OBJECTIVE, OBJECTIVE_NAME
+from penstock.runtime.scenario.objective import OBJECTIVE, OBJECTIVE_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,7 +16,7 @@ from penstock.backends.engines.spec import all_can
 from penstock.backends.learners.objectives.validity import learns_from_equals
 from penstock.backends.protocol import Capability
 from penstock.messages.errors import UserFault
-from penstock.runtime.scenario.paths import STALENESS_POLICY, is_user_code
+from penstock.messages.option_keys import is_user_code
 
 if TYPE_CHECKING:
     from penstock.actors.buffer.options import StalenessOptions
@@ -49,7 +49,10 @@ def unresolvable(staleness: StalenessOptions) -> tuple[KeyPath, str] | None:
     if not is_user_code(name):
         near = difflib.get_close_matches(name, BUILTIN, n=1)
         hint = f"did you mean '{near[0]}'? " if near else ""
-        return STALENESS_POLICY, f"no policy is called '{name}'; {hint}there are {', '.join(BUILTIN)}, and file.py:Name"
+        return (
+            "staleness",
+            "policy",
+        ), f"no policy is called '{name}'; {hint}there are {', '.join(BUILTIN)}, and file.py:Name"
     for key in ("max_staleness", "update_mode"):
         if getattr(staleness, key) is None:
             return ("staleness", key), "missing; a policy of your own has no default for it"

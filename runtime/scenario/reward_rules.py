@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from penstock.backends.rewards.builtin import BUILT_IN, KEYS
 from penstock.backends.rewards.functions import NAMES, REWARD
 from penstock.backends.rewards.functions_asked import CHOSEN, JUDGE, REMOTE, asked_functions
+from penstock.messages.option_keys import is_user_code
+from penstock.runtime.scenario.objective import OBJECTIVE
 from penstock.runtime.scenario.own_judge_rules import own_judge_rules
-from penstock.runtime.scenario.paths import OBJECTIVE, is_user_code
-from penstock.runtime.scenario.reward_names import reward_problem
 from penstock.runtime.scenario.row_metadata import unnamed
 
 if TYPE_CHECKING:
@@ -39,8 +39,6 @@ def reward_rules(s: Scenario) -> Iterator[Broken]:
     """The key to change, and what is wrong with it."""
     reward = s.reward
     yield from _names(reward)
-    if next(_names(reward), None) is not None:
-        return
     yield from _choice(s, reward)
     yield from _learnt_components(s, reward)
     for path, function in _places(reward, s.sampling.max_response_tokens):
@@ -85,8 +83,6 @@ def _with(reward: RewardOptions, item: ComponentOptions | NamedFunctionOptions) 
 
 
 def _names(reward: RewardOptions) -> Iterator[Broken]:
-    if problem := reward_problem(reward.function):
-        yield (*BLOCK, "function"), problem
     for key, items in _lists(reward):
         names = [item.name for item in items]
         for index, item in enumerate(items):
@@ -95,10 +91,6 @@ def _names(reward: RewardOptions) -> Iterator[Broken]:
                     (*BLOCK, key, index, "name"),
                     f"'{item.name}' is the name of an earlier one as well; choose another",
                 )
-            if item.function == CHOSEN and key == "components":
-                continue
-            if problem := reward_problem(item.function):
-                yield (*BLOCK, key, index, "function"), problem
 
 
 def _choice(s: Scenario, reward: RewardOptions) -> Iterator[Broken]:

@@ -28,12 +28,12 @@ from penstock.runtime.scenario.capabilities import lacking
 from penstock.runtime.scenario.data_rules import data_rules
 from penstock.runtime.scenario.episode_rules import episode_rules
 from penstock.runtime.scenario.evaluation_rules import evaluation_rules
-from penstock.runtime.scenario.hook_rules import hook_rules
+from penstock.runtime.scenario.function_rules import function_rules
 from penstock.runtime.scenario.lora_rules import lora_rules
 from penstock.runtime.scenario.megatron_rules import megatron_rules
+from penstock.runtime.scenario.objective import OBJECTIVE
 from penstock.runtime.scenario.part_names import engine_keys, part_rules_of
 from penstock.runtime.scenario.part_rules import part_rules
-from penstock.runtime.scenario.paths import FILTER_FUNCTION, OBJECTIVE, is_user_code
 from penstock.runtime.scenario.rank_rules import rank_rules
 from penstock.runtime.scenario.recorded_rules import recorded_rules
 from penstock.runtime.scenario.reward_rules import reward_rules
@@ -73,12 +73,6 @@ def _names(s: Scenario) -> Iterator[Broken]:
 def _host(s: Scenario) -> Iterator[Broken]:
     if s.runtime.host == "local" and s.runtime.ray_address is not None:
         yield ("runtime", "host"), "is local, and a Ray cluster is named by runtime.ray_address; leave one of them out"
-
-
-def _functions(s: Scenario) -> Iterator[Broken]:
-    yield from reward_rules(s)
-    if s.filter.function is not None and not is_user_code(s.filter.function):
-        yield FILTER_FUNCTION, f"must be file.py:function; found '{s.filter.function}'"
 
 
 def _model(s: Scenario) -> Iterator[Broken]:
@@ -297,8 +291,8 @@ RULES: tuple[Callable[[Scenario], Iterator[Broken]], ...] = (
     _names,
     _host,
     data_rules,
-    _functions,
-    hook_rules,
+    function_rules,
+    reward_rules,
     sampling_rules,
     _model,
     _lengths,

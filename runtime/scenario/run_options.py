@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from penstock.messages.base import Options
+from penstock.messages.option_keys import FileKey
 
 Seconds = Annotated[float, Meta(gt=0)]
 
@@ -29,7 +30,7 @@ class RunOptions(Options, frozen=True, kw_only=True):
     """``learner``: train the batches that another run has recorded (``batches_from``), without engines. ``rollout``:
     generate, score and filter with the model as it is, train nothing, and keep the groups. ``evaluate``: evaluate the
     model as it is, once, on ``evaluation.datasets``. As ``penstock run --only``. null: everything."""
-    batches_from: str | None = None
+    batches_from: FileKey | None = None
     """Folder of the run whose batches ``only: learner`` trains, in its order. As ``penstock run --from``."""
     num_groups: Annotated[int, Meta(ge=1)] | None = None
     """Groups that ``only: rollout`` collects; null: ``num_steps`` times ``learner.groups_per_batch``. As ``penstock run

@@ -6,12 +6,6 @@ from typing import TYPE_CHECKING
 
 from penstock.backends.learners.objectives.validity import compares_rewards
 from penstock.backends.learners.spec import is_modelled
-from penstock.runtime.scenario.paths import (
-    FILTER_HOOK,
-    FILTER_SAMPLE_FUNCTION,
-    PRIORITY_FUNCTION,
-    is_user_code,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,20 +16,8 @@ if TYPE_CHECKING:
 Broken = tuple["KeyPath", str]
 
 
-def sampling_functions(s: Scenario) -> dict[KeyPath, str | None]:
-    """Functions of the user's by key; those that the scenario does not name are None."""
-    return {
-        FILTER_SAMPLE_FUNCTION: s.filter.sample_function,
-        FILTER_HOOK: s.filter.all_samples_hook,
-        PRIORITY_FUNCTION: s.prompt_source.priority,
-    }
-
-
 def sampling_rules(s: Scenario) -> Iterator[Broken]:
-    """Functions, what is dropped, what is kept, and what is drawn."""
-    for key, value in sampling_functions(s).items():
-        if value is not None and not is_user_code(value):
-            yield key, f"must be file.py:function; found '{value}'"
+    """What is dropped, what is kept, and what is drawn."""
     yield from _drops(s)
     kept_after, fails_after = s.filter.keep_when_insufficient, s.staleness.max_rejected_batches
     if kept_after is not None and kept_after >= fails_after:
@@ -68,13 +50,13 @@ def _rows(s: Scenario) -> Iterator[Broken]:
         return
     if s.data.stream:
         yield (
-            PRIORITY_FUNCTION,
+            ("prompt_source", "priority"),
             "every candidate would have to be read from the disk for each group; set data.stream to false, or remove "
             "the curriculum",
         )
     if any(source.weight is not None for source in s.data.sources):
         yield (
-            PRIORITY_FUNCTION,
+            ("prompt_source", "priority"),
             "a curriculum chooses among all rows, so the weights of data.sources would mean nothing; remove them, or "
             "the curriculum",
         )

@@ -10,8 +10,8 @@ import msgspec
 
 from penstock.backends.learners.options import LearnerOptions
 from penstock.runtime.scenario.keys import block_paths, field_docs
+from penstock.runtime.scenario.objective import KEY
 from penstock.runtime.scenario.part_names import CHOICES
-from penstock.runtime.scenario.paths import OBJECTIVE
 from penstock.runtime.scenario.structure import Scenario
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -31,7 +31,7 @@ def scenario_schema() -> dict[str, Any]:
             named = definitions[struct.__name__]["properties"][choice.key]
             named["anyOf"] = [{"enum": list(choice.builtin())}, {"type": named.pop("type")}]
     # One word is short for a block with that name.
-    objective = definitions[LearnerOptions.__name__]["properties"][OBJECTIVE[-1]]
+    objective = definitions[LearnerOptions.__name__]["properties"][KEY]
     reference = objective.pop("$ref")
     objective["anyOf"] = [{"$ref": reference}, {"type": "string"}]
     return {"$schema": DIALECT, "title": "A scenario of Penstock", **schema}

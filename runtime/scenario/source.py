@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import yaml
 
 from penstock.messages.errors import UserFault
+from penstock.runtime.scenario.keys import dotted, show
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -91,31 +92,6 @@ def read_source(file: Path) -> Source:
     if not isinstance(data, dict):
         raise UserFault(f"{file}:1: a scenario is a mapping of blocks (run:, data:, …), found {show(data)}")
     return Source(data, reader.places)
-
-
-def dotted(path: KeyPath) -> str:
-    """``("engines", "simulated", "prefill_s")`` as ``engines.simulated.prefill_s``; indices in brackets."""
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
-    return text.removeprefix(".")
-
-
-def show(value: object) -> str:
-    """A value as it would stand in YAML, shortened."""
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return str(value).lower()
-        case dict():
-            return "a block"
-        case list():
-            text = f"[{', '.join(map(show, cast('list[object]', value)))}]"
-            return text if len(text) <= 60 else "a list"
-        case str():
-            text = repr(value)
-            return text if len(text) <= 60 else text[:57] + "…'"
-        case _:
-            return str(value)
 
 
 class _CoreLoader(yaml.SafeLoader):

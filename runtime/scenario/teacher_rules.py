@@ -9,8 +9,8 @@ from penstock.backends.engines.spec import ENGINES, are_modelled
 from penstock.backends.learners.objectives.validity import is_user_objective, needs_teacher_top
 from penstock.backends.learners.spec import is_modelled
 from penstock.backends.protocol import Capability
+from penstock.runtime.scenario.objective import OBJECTIVE
 from penstock.runtime.scenario.part_names import engine_keys
-from penstock.runtime.scenario.paths import OBJECTIVE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,7 +13,6 @@ from trials.fuzz import TrialRun
 from trials.trial import RowChoice, Trial
 
 from penstock.actors.buffer import machine
-from penstock.actors.prompt_source.options import ReplayOptions
 from penstock.backends.ledger.audit_books import AuditBooks
 from penstock.backends.ledger.memory import MemoryStore
 from penstock.backends.simulated.rewards import JudgingModel
@@ -26,6 +25,7 @@ from penstock.messages.ledger import (
     StepRecorded,
 )
 from penstock.messages.names import BUFFER, FILTER, PROMPT_SOURCE
+from penstock.messages.rows import ReplayOptions
 from penstock.messages.samples import TerminalState
 from penstock.messages.training import OnStale, UpdateMode
 

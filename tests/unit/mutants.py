@@ -192,8 +192,8 @@ MUTANTS = (
     Mutant(
         "a group is too short when one of its samples is",
         "actors/filter/machine.py",
-        "if max(lengths) < settings.min_response_tokens:",
-        "if min(lengths) < settings.min_response_tokens:",
+        "if max(lengths) < options.min_response_tokens:",
+        "if min(lengths) < options.min_response_tokens:",
         FILTER,
     ),
     Mutant(

@@ -8,6 +8,7 @@ import actor_driver as drive
 import msgspec
 
 from penstock.actors.prompt_source.machine import PromptSource
+from penstock.actors.prompt_source.options import PromptSourceOptions
 from penstock.actors.prompt_source.settings import PromptSourceSettings
 from penstock.messages.commands import FetchPrompts, Send
 from penstock.messages.flow import (
@@ -36,7 +37,7 @@ from penstock.messages.weights import EngineReady
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from penstock.actors.prompt_source.settings import Routing
+    from penstock.actors.prompt_source.options import Routing
     from penstock.messages.base import Event
     from penstock.messages.commands import AnyCommand
     from penstock.messages.samples import Outcome, Part, Prompt
@@ -67,17 +68,19 @@ class SourceBench:
         self.driver = drive.Driver(
             PromptSource(
                 PromptSourceSettings(
+                    options=PromptSourceOptions(
+                        num_retries=num_retries,
+                        max_engine_losses=max_engine_losses,
+                        lease_timeout_s=600.0,
+                        census_timeout_s=2.0,
+                        routing=routing,
+                        max_load=max_load,
+                    ),
                     epoch=epoch,
                     seed=seed,
                     num_rows=num_rows,
                     shuffle=shuffle,
                     samples_per_group=num_samples,
-                    num_retries=num_retries,
-                    max_engine_losses=max_engine_losses,
-                    lease_timeout_s=600.0,
-                    census_timeout_s=2.0,
-                    routing=routing,
-                    max_load=max_load,
                     salvages_responses=salvages_responses,
                     recorded_engines=recorded_engines,
                 )

@@ -15,6 +15,7 @@ from penstock.actors.buffer.evaluating import EvaluationSchedule
 from penstock.actors.buffer.goals import Evaluate
 from penstock.actors.buffer.machine import Buffer
 from penstock.actors.filter.machine import Filter
+from penstock.actors.filter.options import FilterOptions
 from penstock.actors.filter.settings import FilterSettings
 from penstock.actors.learner.machine import Learner
 from penstock.actors.learner.settings import LearnerSettings
@@ -407,13 +408,15 @@ def test_an_interrupted_evaluation_gives_its_slot_to_training_that_waits() -> No
 
 def test_a_group_of_an_evaluation_goes_out_unjudged_and_unrefilled() -> None:
     strict = FilterSettings(
-        drop_zero_spread=True,
-        min_response_tokens=100,
-        max_response_tokens=None,
-        has_function=True,
-        on_failed_sample="refill",
-        max_refills=4,
-        min_group_size=2,
+        options=FilterOptions(
+            drop_zero_spread=True,
+            min_response_tokens=100,
+            max_response_tokens=None,
+            function="mine.py:judge",
+            on_failed_sample="refill",
+            max_refills=4,
+            min_group_size=2,
+        )
     )
     driver = drive.Driver(Filter(strict))
     about = {"group_size": 2, "purpose": Purpose.EVALUATE, "prompt": drive.prompt(0)}
@@ -434,13 +437,14 @@ def test_a_group_of_an_evaluation_without_any_sample_goes_out_too() -> None:
     driver = drive.Driver(
         Filter(
             FilterSettings(
-                drop_zero_spread=False,
-                min_response_tokens=0,
-                max_response_tokens=None,
-                has_function=False,
-                on_failed_sample="reject",
-                max_refills=0,
-                min_group_size=1,
+                options=FilterOptions(
+                    drop_zero_spread=False,
+                    min_response_tokens=0,
+                    max_response_tokens=None,
+                    on_failed_sample="reject",
+                    max_refills=0,
+                    min_group_size=1,
+                )
             )
         )
     )

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.actors.filter.machine import SWEEP_TIMER, Filter
+from penstock.actors.filter.options import FilterOptions
 from penstock.actors.filter.settings import FilterSettings
 from penstock.messages.commands import JudgeGroup, Send, StartTimer
 from penstock.messages.flow import (
@@ -46,13 +47,15 @@ def filter_of(
     return drive.Driver(
         Filter(
             FilterSettings(
-                drop_zero_spread=drop_zero_spread,
-                min_response_tokens=min_response_tokens,
-                max_response_tokens=max_response_tokens,
-                has_function=has_function,
-                on_failed_sample=on_failed_sample,
-                max_refills=max_refills,
-                min_group_size=min_group_size,
+                options=FilterOptions(
+                    drop_zero_spread=drop_zero_spread,
+                    min_response_tokens=min_response_tokens,
+                    max_response_tokens=max_response_tokens,
+                    function="mine.py:judge" if has_function else None,
+                    on_failed_sample=on_failed_sample,
+                    max_refills=max_refills,
+                    min_group_size=min_group_size,
+                ),
                 judge_timeout_s=60.0,
             )
         )

@@ -8,6 +8,7 @@ import actor_driver as drive
 import msgspec
 
 from penstock.actors.filter.machine import SWEEP_TIMER, Filter
+from penstock.actors.filter.options import FilterOptions
 from penstock.actors.filter.settings import FilterSettings
 from penstock.messages.base import Metric
 from penstock.messages.commands import AnyCommand, JudgeGroup, JudgeSamples, ShowGroup
@@ -31,17 +32,19 @@ def filter_of(
     drop_zero_spread: bool = True,
 ) -> drive.Driver[Filter]:
     settings = FilterSettings(
-        drop_zero_spread=drop_zero_spread,
-        min_response_tokens=0,
-        max_response_tokens=None,
-        has_function=has_function,
-        on_failed_sample=on_failed_sample,
-        max_refills=0,
-        min_group_size=min_group_size,
-        has_sample_function=has_sample_function,
-        drop_samples=drops,
-        has_hook=has_hook,
-        offers_rejected=offers_rejected,
+        options=FilterOptions(
+            drop_zero_spread=drop_zero_spread,
+            min_response_tokens=0,
+            max_response_tokens=None,
+            function="mine.py:judge" if has_function else None,
+            on_failed_sample=on_failed_sample,
+            max_refills=0,
+            min_group_size=min_group_size,
+            sample_function="mine.py:judge" if has_sample_function else None,
+            drop_samples=drops,
+            all_samples_hook="mine.py:judge" if has_hook else None,
+            keep_when_insufficient=1 if offers_rejected else None,
+        )
     )
     return drive.Driver(Filter(settings))
 

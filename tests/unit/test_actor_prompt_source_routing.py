@@ -17,7 +17,7 @@ from penstock.messages.samples import InfraError, SampleKey
 from penstock.messages.weights import ServingEngine
 
 if TYPE_CHECKING:
-    from penstock.actors.prompt_source.settings import Routing
+    from penstock.actors.prompt_source.options import Routing
     from penstock.messages.commands import AnyCommand
 
 FIRST = SampleKey(0, 0)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.actors.filter.machine import Filter
+from penstock.actors.filter.options import FilterOptions
 from penstock.actors.filter.settings import FilterSettings
 from penstock.actors.scorer.machine import SWEEP_TIMER, Scorer
 from penstock.actors.scorer.settings import ScorerSettings
@@ -198,13 +199,14 @@ def test_with_a_filter_behind_it_every_group_goes_out(
     filtering = drive.Driver(
         Filter(
             FilterSettings(
-                drop_zero_spread=False,
-                min_response_tokens=0,
-                max_response_tokens=None,
-                has_function=False,
-                on_failed_sample=policy,
-                max_refills=rng.randint(0, 4),
-                min_group_size=1,
+                options=FilterOptions(
+                    drop_zero_spread=False,
+                    min_response_tokens=0,
+                    max_response_tokens=None,
+                    on_failed_sample=policy,
+                    max_refills=rng.randint(0, 4),
+                    min_group_size=1,
+                ),
                 tells_scorer=True,
             )
         )
@@ -320,13 +322,14 @@ def test_a_scorer_that_took_anothers_place_is_shown_what_that_one_had_passed_on(
     filtering = drive.Driver(
         Filter(
             FilterSettings(
-                drop_zero_spread=False,
-                min_response_tokens=0,
-                max_response_tokens=None,
-                has_function=False,
-                on_failed_sample="refill",
-                max_refills=4,
-                min_group_size=1,
+                options=FilterOptions(
+                    drop_zero_spread=False,
+                    min_response_tokens=0,
+                    max_response_tokens=None,
+                    on_failed_sample="refill",
+                    max_refills=4,
+                    min_group_size=1,
+                ),
                 tells_scorer=True,
             )
         )

@@ -14,6 +14,7 @@ from penstock.actors.learner.machine import DEADLINE, YIELD_DEADLINE, Learner
 from penstock.actors.learner.settings import LearnerSettings
 from penstock.actors.learner.turns import TURNS_PER_EPOCH
 from penstock.actors.weight_publisher.machine import WeightPublisher
+from penstock.actors.weight_publisher.options import WeightsOptions
 from penstock.actors.weight_publisher.settings import WeightPublisherSettings
 from penstock.messages.commands import (
     AbortGeneration,
@@ -438,15 +439,17 @@ def test_an_engine_with_a_device_of_its_own_takes_no_turns() -> None:
 
 def test_the_start_of_an_engine_that_shares_devices_counts_from_its_turn() -> None:
     settings = WeightPublisherSettings(
+        options=WeightsOptions(
+            stage_timeout_s=1.0,
+            commit_timeout_s=1.0,
+            drain_timeout_s=1.0,
+            announce_fraction=0.5,
+            canary=True,
+            canary_tolerance=0.1,
+            max_failed_publishes=3,
+        ),
         start_timeout_s=9.0,
         share_devices=("engine/0",),
-        stage_timeout_s=1.0,
-        commit_timeout_s=1.0,
-        drain_timeout_s=1.0,
-        announce_fraction=0.5,
-        check_canary=True,
-        canary_tolerance=0.1,
-        max_failed_publishes=3,
     )
     driver = drive.Driver(WeightPublisher(settings))
     assert driver.hear(EngineJoined(name="engine/1", epoch=0)) == [StartTimer("engine/1", 9.0)]

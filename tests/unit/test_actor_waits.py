@@ -9,6 +9,7 @@ from engine_bench import EngineBench, manifest
 from source_bench import SourceBench
 
 from penstock.actors.filter.machine import Filter
+from penstock.actors.filter.options import FilterOptions
 from penstock.actors.filter.settings import FilterSettings
 from penstock.actors.learner.machine import Learner
 from penstock.actors.learner.settings import LearnerSettings
@@ -16,6 +17,7 @@ from penstock.actors.scorer.machine import Scorer
 from penstock.actors.scorer.settings import ScorerSettings
 from penstock.actors.waits import MAX_NAMED, several
 from penstock.actors.weight_publisher.machine import WeightPublisher
+from penstock.actors.weight_publisher.options import WeightsOptions
 from penstock.actors.weight_publisher.settings import WeightPublisherSettings
 from penstock.messages.flow import SampleFailed, SampleGenerated, SampleScored
 from penstock.messages.local import LearnerOpened, Started
@@ -117,13 +119,15 @@ def test_the_scorer_waits_for_rewards() -> None:
 
 def test_the_filter_waits_for_the_samples_that_a_group_lacks_replacements_among_them() -> None:
     settings = FilterSettings(
-        drop_zero_spread=True,
-        min_response_tokens=0,
-        max_response_tokens=None,
-        has_function=True,
-        on_failed_sample="refill",
-        max_refills=2,
-        min_group_size=2,
+        options=FilterOptions(
+            drop_zero_spread=True,
+            min_response_tokens=0,
+            max_response_tokens=None,
+            function="mine.py:judge",
+            on_failed_sample="refill",
+            max_refills=2,
+            min_group_size=2,
+        )
     )
     machine = Filter(settings)
     for index in (0, 2):
@@ -143,13 +147,15 @@ def test_the_filter_waits_for_the_samples_that_a_group_lacks_replacements_among_
 
 def test_the_publisher_waits_for_the_learner_and_for_engines_on_their_way() -> None:
     settings = WeightPublisherSettings(
-        stage_timeout_s=10.0,
-        commit_timeout_s=20.0,
-        drain_timeout_s=300.0,
-        announce_fraction=0.5,
-        check_canary=True,
-        canary_tolerance=0.05,
-        max_failed_publishes=3,
+        options=WeightsOptions(
+            stage_timeout_s=10.0,
+            commit_timeout_s=20.0,
+            drain_timeout_s=300.0,
+            announce_fraction=0.5,
+            canary=True,
+            canary_tolerance=0.05,
+            max_failed_publishes=3,
+        )
     )
     publisher = WeightPublisher(settings)
     for name in ("engine/0", "engine/1", "engine/2"):

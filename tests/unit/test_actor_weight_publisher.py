@@ -9,6 +9,7 @@ import pytest
 from engine_bench import CANARY, canary_logprobs, manifest
 
 from penstock.actors.weight_publisher.machine import WeightPublisher
+from penstock.actors.weight_publisher.options import WeightsOptions
 from penstock.actors.weight_publisher.settings import WeightPublisherSettings
 from penstock.messages.arrays import pack_floats
 from penstock.messages.commands import FailRun, ReplaceActor, Send, StartTimer, StopTimer
@@ -43,13 +44,15 @@ class PublisherBench:
         self.driver = drive.Driver(
             WeightPublisher(
                 WeightPublisherSettings(
-                    stage_timeout_s=10.0,
-                    commit_timeout_s=20.0,
-                    drain_timeout_s=300.0,
-                    announce_fraction=announce_fraction,
-                    check_canary=check_canary,
-                    canary_tolerance=0.05,
-                    max_failed_publishes=max_failed_publishes,
+                    options=WeightsOptions(
+                        stage_timeout_s=10.0,
+                        commit_timeout_s=20.0,
+                        drain_timeout_s=300.0,
+                        announce_fraction=announce_fraction,
+                        canary=check_canary,
+                        canary_tolerance=0.05,
+                        max_failed_publishes=max_failed_publishes,
+                    ),
                     max_fetch_retries=2,
                 )
             )

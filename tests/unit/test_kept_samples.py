@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from penstock.actors.filter.machine import Filter
+from penstock.actors.filter.options import FilterOptions
 from penstock.actors.filter.settings import FilterSettings
 from penstock.backends.ledger import kept_samples as module
 from penstock.backends.ledger.kept_samples import SAMPLES_FILE, SampleKeeper, clipped, kept_samples, read_kept
@@ -39,10 +40,9 @@ if TYPE_CHECKING:
 SIZE = 2
 
 
-def filter_of(**settings: object) -> drive.Driver[Filter]:
-    known = {"min_response_tokens": 0, "max_response_tokens": None, "has_function": False, "max_refills": 2}
-    named = {"drop_zero_spread": True, "on_failed_sample": "refill", "min_group_size": 1, "keeps_samples": True}
-    return drive.Driver(Filter(FilterSettings(**{**known, **named, **settings})))  # type: ignore[arg-type]
+def filter_of(*, keeps_samples: bool = True) -> drive.Driver[Filter]:
+    options = FilterOptions(drop_zero_spread=True, min_group_size=1, max_refills=2)
+    return drive.Driver(Filter(FilterSettings(options=options, keeps_samples=keeps_samples)))
 
 
 def scored(group_id: int, index: int, reward: float, purpose: Purpose = Purpose.TRAIN) -> SampleScored:

@@ -13,10 +13,12 @@ from source_bench import SourceBench, keys
 from penstock.actors.engine_worker.machine import EngineWorker
 from penstock.actors.engine_worker.settings import EngineWorkerSettings
 from penstock.actors.filter.machine import Filter
+from penstock.actors.filter.options import FilterOptions
 from penstock.actors.filter.settings import FilterSettings
 from penstock.actors.scorer.machine import Scorer
 from penstock.actors.scorer.settings import ScorerSettings
 from penstock.actors.weight_publisher.machine import WeightPublisher
+from penstock.actors.weight_publisher.options import WeightsOptions
 from penstock.actors.weight_publisher.settings import WeightPublisherSettings
 from penstock.backends.checkpoint.make import END_ID, END_TOKEN, character_tokenizer
 from penstock.backends.data.options import DataOptions, RecordedOptions
@@ -170,13 +172,14 @@ def test_an_imitated_sample_needs_no_reward_and_its_group_no_spread() -> None:
     scorer = Scorer(ScorerSettings(timeout_s=1.0, num_retries=0))
     gate = Filter(
         FilterSettings(
-            drop_zero_spread=True,
-            min_response_tokens=0,
-            max_response_tokens=None,
-            has_function=False,
-            on_failed_sample="reject",
-            max_refills=0,
-            min_group_size=1,
+            options=FilterOptions(
+                drop_zero_spread=True,
+                min_response_tokens=0,
+                max_response_tokens=None,
+                on_failed_sample="reject",
+                max_refills=0,
+                min_group_size=1,
+            )
         )
     )
     worker.handle(Started(epoch=1))
@@ -201,15 +204,17 @@ def test_an_imitated_sample_needs_no_reward_and_its_group_no_spread() -> None:
 def publisher(*, has_models: bool) -> WeightPublisher:
     machine = WeightPublisher(
         WeightPublisherSettings(
+            options=WeightsOptions(
+                stage_timeout_s=1.0,
+                commit_timeout_s=1.0,
+                drain_timeout_s=1.0,
+                announce_fraction=1.0,
+                canary=True,
+                canary_tolerance=0.01,
+                max_failed_publishes=3,
+            ),
             weightless=("engine/0",),
             has_models=has_models,
-            stage_timeout_s=1.0,
-            commit_timeout_s=1.0,
-            drain_timeout_s=1.0,
-            announce_fraction=1.0,
-            check_canary=True,
-            canary_tolerance=0.01,
-            max_failed_publishes=3,
         )
     )
     for index in range(2 if has_models else 1):

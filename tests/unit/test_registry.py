@@ -45,7 +45,6 @@ ELSEWHERE = {
     "runtime/preflight/machine.py": {"megatron"},
     "runtime/scenario/megatron_rules.py": {"megatron"},
     "runtime/scenario/modelled.py": {"sglang", "megatron", "simulated"},  # keys; and what a simulation is made of
-    "runtime/scenario/paths.py": {"recorded"},  # data.recorded
     "runtime/scenario/recorded_rules.py": {"recorded"},  # data.recorded
 }
 """Names of parts as whole strings, file by file. A file may leave this table; none comes into it."""

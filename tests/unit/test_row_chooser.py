@@ -9,14 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.backends.data.row_chooser import ChoosingSettings, ReplaySettings, RowChooser, RowRecord
+from penstock.backends.data.row_chooser import ChoosingSettings, RowChooser, RowRecord
 from penstock.messages.commands import ChooseRows, StreamPlace
 from penstock.messages.flow import GroupRow, RowOutcome
+from penstock.messages.rows import ReplayOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-REPLAY = ReplaySettings(fraction=1.0, below_reward=0.5, max_times=2, min_gap=0)
+REPLAY = ReplayOptions(fraction=1.0, below_reward=0.5, max_times=2, min_gap=0)
 
 
 def choose(
@@ -26,7 +27,7 @@ def choose(
     return ChooseRows(group_ids, stream, busy, tuple(outcomes))
 
 
-def replaying(replay: ReplaySettings = REPLAY, num_rows: int = 100) -> RowChooser:
+def replaying(replay: ReplayOptions = REPLAY, num_rows: int = 100) -> RowChooser:
     return RowChooser(ChoosingSettings(seed=1, num_rows=num_rows, replay=replay))
 
 
@@ -78,13 +79,13 @@ def test_an_outcome_without_reward_says_nothing_about_hardness() -> None:
 
 
 def test_a_replay_waits_for_the_gap() -> None:
-    chooser = replaying(ReplaySettings(fraction=1.0, below_reward=0.5, max_times=2, min_gap=2))
+    chooser = replaying(ReplayOptions(fraction=1.0, below_reward=0.5, max_times=2, min_gap=2))
     assert chooser.choose(choose(0, outcomes=[low(4), RowOutcome(1, 1.0, False)]))[0].row == 0
     assert chooser.choose(choose(1, outcomes=[RowOutcome(2, 1.0, False)]))[0].row == 4
 
 
 def test_the_share_of_replays_is_the_one_asked_for() -> None:
-    chooser = replaying(ReplaySettings(fraction=0.25, below_reward=0.5, max_times=10**6, min_gap=0))
+    chooser = replaying(ReplayOptions(fraction=0.25, below_reward=0.5, max_times=10**6, min_gap=0))
     chooser.choose(choose(0, outcomes=[low(row) for row in range(50)]))
     replays = sum(chooser.choose(choose(group))[0].position < 0 for group in range(1, 2001))
     assert 440 <= replays <= 560
@@ -145,7 +146,7 @@ def test_a_large_dataset_is_sampled() -> None:
 def test_a_chooser_that_is_told_everything_again_decides_the_same(restart_after: int) -> None:
     def made() -> RowChooser:
         options = ChoosingSettings(
-            seed=5, num_rows=40, has_priority=True, replay=ReplaySettings(
+            seed=5, num_rows=40, has_priority=True, replay=ReplayOptions(
                 fraction=0.5, below_reward=0.5, max_times=2, min_gap=1
             ),
         )  # fmt: skip
@@ -169,7 +170,7 @@ def test_a_chooser_that_is_told_everything_again_decides_the_same(restart_after:
 def test_every_group_gets_one_row_of_the_dataset(
     outcomes: list[tuple[int, float | None, bool]], groups: int, fraction: float
 ) -> None:
-    chooser = replaying(ReplaySettings(fraction=fraction, below_reward=0.6, max_times=2, min_gap=0), num_rows=10)
+    chooser = replaying(ReplayOptions(fraction=fraction, below_reward=0.6, max_times=2, min_gap=0), num_rows=10)
     found = chooser.choose(choose(*range(groups), outcomes=[RowOutcome(*outcome) for outcome in outcomes]))
     assert [item.group_id for item in found] == list(range(groups))
     taken = [item.position for item in found if item.position >= 0]

@@ -61,12 +61,9 @@ def test_a_scenario_may_have_all_of_it_and_every_actor_is_told(file: Path) -> No
     check_user_code(scenario)
     plan = RunPlan(scenario=scenario, run_id="x", run_folder="", model_folder="", num_rows=100)
     told = settings_of("filter", plan)
-    assert (told.has_sample_function, told.drop_samples, told.has_hook, told.offers_rejected) == (
-        True,
-        "after_statistics",
-        True,
-        True,
-    )
+    assert told.options == scenario.filter
+    assert None not in (told.options.sample_function, told.options.all_samples_hook)
+    assert (told.options.drop_samples, told.options.keep_when_insufficient) == ("after_statistics", 3)
     assert told.judge_timeout_s > 60 + 5 * scenario.sampling.samples_per_group - 1
     buffer = settings_of("buffer", plan)
     assert (buffer.keep_after_batches, buffer.mask_old_tokens, buffer.chooses_rows) == (3, True, True)
@@ -76,7 +73,8 @@ def test_a_scenario_may_have_all_of_it_and_every_actor_is_told(file: Path) -> No
 def test_without_any_of_it_nothing_is_different(file: Path) -> None:
     plan = RunPlan(scenario=load_scenario(file), run_id="x", run_folder="", model_folder="", num_rows=100)
     told = settings_of("filter", plan)
-    assert [told.has_sample_function, told.has_hook, told.offers_rejected] == [False] * 3
+    options = told.options
+    assert [options.sample_function, options.all_samples_hook, options.keep_when_insufficient] == [None] * 3
     buffer = settings_of("buffer", plan)
     assert (buffer.keep_after_batches, buffer.mask_old_tokens, buffer.chooses_rows) == (None, False, False)
 

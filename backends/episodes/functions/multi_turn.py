@@ -119,7 +119,7 @@ class _Game:
     async def _react(self, turn: Turn) -> None:
         if turn.calls:
             self._state.messages = [await self._called(call) for call in turn.calls]
-        elif self._tools and HERMES_OPEN in turn.text and self._play.rules.tool_format == "hermes":
+        elif self._tools and HERMES_OPEN in turn.text and self._play.rules.options.tool_format == "hermes":
             self._state.messages = [{"role": "user", "content": MALFORMED}]
         elif self._world is None:
             self._is_over = True

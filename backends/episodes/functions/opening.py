@@ -42,12 +42,9 @@ def open_functions(
 ) -> FunctionEpisodes:
     """The driver; its process starts with it."""
     rules = PlayRules(
-        max_turns=options.max_turns,
-        max_parts=options.max_parts,
+        options=options,
         max_context=max_context,
         max_response_tokens=max_response_tokens,
-        tool_format=options.tool_format,
-        tool_timeout_s=options.tool_timeout_s,
         uses_chat=uses_chat,
     )
     return FunctionEpisodes(Setup(specs_of(options, evaluated), str(model_folder), rules), options, model_folder)

@@ -12,6 +12,7 @@ from penstock.backends.learners.objectives.advantage_rules import advantage_rule
 from penstock.backends.learners.objectives.correction_rules import correction_problems
 from penstock.backends.learners.objectives.presets import PRESETS, objective
 from penstock.backends.learners.options import ObjectiveOptions
+from penstock.messages.option_keys import is_user_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,7 +32,7 @@ ABSOLUTE = ("gae", "reinforce_plus_plus")
 
 def is_user_objective(name: str) -> bool:
     """Whether it is a function of the user's own, ``file.py:function``."""
-    return ".py:" in name
+    return is_user_code(name)
 
 
 def needs_rollout_logprobs(options: ObjectiveOptions) -> bool:
@@ -289,10 +290,6 @@ def _kl(o: ObjectiveOptions) -> Iterator[Problem]:
 
 def _functions(o: ObjectiveOptions) -> Iterator[Problem]:
     """Functions of the user's own in place of parts of the objective."""
-    for key in ("postprocess_function", "advantage_function", "reduction_function", "importance_function"):
-        spec: str | None = getattr(o, key)
-        if spec is not None and not is_user_objective(spec):
-            yield key, f"expected a function as file.py:function, found '{spec}'"
     if o.advantage_function is not None and (judges_responses(o) or o.name == IMITATION):
         yield "advantage_function", f"has no effect with {o.name}, which reads no advantages; remove it"
     if o.reduction_function is not None and judges_responses(o):

@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from penstock.actors.buffer.policies import BUILTIN
-from penstock.actors.prompt_source.options import ReplayOptions
 from penstock.backends.engines.options import LatencyOptions
 from penstock.backends.engines.teacher_options import TeacherLatencyOptions
 from penstock.backends.learners.options import SimulatedLearnerOptions
 from penstock.backends.simulated.rewards import JudgingModel
 from penstock.messages.names import BUFFER, FILTER, LEARNER, PROMPT_SOURCE, SCORER, WEIGHT_PUBLISHER
-from penstock.messages.rows import RowSource
+from penstock.messages.rows import ReplayOptions, RowSource
 from penstock.messages.training import OnStale
 from penstock.runtime.hosts.virtual.links import LinkModel
 from penstock.runtime.hosts.virtual.supervisor import SupervisionModel

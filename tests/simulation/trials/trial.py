@@ -15,7 +15,7 @@ from penstock.actors.buffer.machine import Buffer
 from penstock.actors.buffer.options import StalenessOptions
 from penstock.actors.buffer.policies import BuiltinPolicy, RankedGroup
 from penstock.actors.filter.options import FilterOptions
-from penstock.actors.prompt_source.options import PromptSourceOptions, ReplayOptions
+from penstock.actors.prompt_source.options import PromptSourceOptions
 from penstock.actors.prompt_source.order import PromptOrder
 from penstock.actors.weight_publisher.options import WeightsOptions
 from penstock.backends.data.options import DataOptions
@@ -37,7 +37,7 @@ from penstock.messages.names import (
     role_of,
     teacher_index,
 )
-from penstock.messages.rows import RowSource
+from penstock.messages.rows import ReplayOptions, RowSource
 from penstock.messages.training import OnStale, UpdateMode
 from penstock.runtime.hosts.virtual.host import HostSettings
 from penstock.runtime.hosts.virtual.links import LinkModel

@@ -21,7 +21,7 @@ from penstock.backends.engines.served.base.health import Check
 from penstock.backends.engines.served.base.http import ServerHttp
 from penstock.backends.engines.served.base.opened import Opened, launch
 from penstock.backends.engines.served.base.settings import LogWords, ServerSettings
-from penstock.backends.engines.served.base.staging import StagedFile, stage
+from penstock.backends.engines.served.base.staging import stage
 from penstock.backends.engines.spec import EngineSpec
 from penstock.backends.protocol import Capability
 from penstock.backends.weights.expectation import expect_model
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import torch
 
     from penstock.backends.engines.served.base.calls import Chunk, GenerateCall
+    from penstock.backends.engines.served.base.dialect import Loadable
     from penstock.backends.engines.served.base.opened import EngineSetup
     from penstock.backends.engines.spec import EngineContext
     from penstock.backends.protocol import Backend
@@ -184,7 +185,7 @@ class OtherStaging:
         self._folder = context.run_folder / "staged"
         self._expected = expect_model(context.model_folder)
 
-    async def stage(self, manifest: WeightManifest) -> StagedFile:
+    async def stage(self, manifest: WeightManifest) -> Loadable[OtherEndpoint]:
         model, folder, expected = self._model_folder, self._folder, self._expected
         return await asyncio.to_thread(stage, manifest, model_folder=model, folder=folder, expected=expected)
 

@@ -22,8 +22,7 @@ from penstock.backends.contracts.engine import EngineContract, EngineSubject, se
 from penstock.backends.contracts.hearing import Driven
 from penstock.backends.engines.options import EnginesOptions
 from penstock.backends.engines.served.base.dialect import EngineFailedError
-from penstock.backends.engines.served.base.model import shape_of
-from penstock.backends.engines.served.base.opened import EngineSetup
+from penstock.backends.engines.served.base.opened import EngineSetup, shape_of
 from penstock.backends.engines.served.base.settings import OWNER_VARIABLE
 from penstock.backends.engines.served.base.teacher import ServedTeacherBackend
 from penstock.backends.processes.process_facts import marked_processes

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 import pytest
 
 from penstock.backends.engines.options import EnginesOptions
-from penstock.backends.engines.served.base.model import ModelShape
-from penstock.backends.engines.served.base.opened import EngineSetup
+from penstock.backends.engines.served.base.opened import EngineSetup, ModelShape
 from penstock.backends.engines.served.sglang.log_lines import news_in, port_in, reason_in, says_ready, tail_of
 from penstock.backends.engines.served.sglang.opening import launch_options
 from penstock.backends.engines.served.sglang.server_options import command_line

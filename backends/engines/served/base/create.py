@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from penstock.backends.engines.expert_choices import read_expert_shape
 from penstock.backends.engines.served.base.backend import ServedEngineBackend
 from penstock.backends.engines.served.base.health import HealthLimits
-from penstock.backends.engines.served.base.model import shape_of
-from penstock.backends.engines.served.base.opened import EngineSetup
+from penstock.backends.engines.served.base.opened import EngineSetup, shape_of
 from penstock.backends.engines.served.base.requests import RequestRules
 from penstock.backends.engines.torch.sampling_parameters import sampling_parameters
 

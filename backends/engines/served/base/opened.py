@@ -10,11 +10,14 @@ from __future__ import annotations
 import importlib.metadata
 import socket
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Generic
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple
+
+import msgspec
 
 from penstock.backends.engines.served.base.dialect import EndpointT
 from penstock.backends.engines.served.base.launched import LaunchedServer
 from penstock.backends.weights.service_messages import Libraries
+from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -22,11 +25,18 @@ if TYPE_CHECKING:
 
     from penstock.backends.engines.options import EnginesOptions
     from penstock.backends.engines.served.base.generator import Generator
-    from penstock.backends.engines.served.base.model import ModelShape
     from penstock.backends.engines.served.base.settings import ServerSettings
     from penstock.backends.processes.remote_ranks import RemoteRanks
 
 END_TIMEOUT_S: Final = 20.0
+
+
+class ModelShape(NamedTuple):
+    """What of the model is needed here."""
+
+    vocab_size: int
+    """Rows of the embedding."""
+    num_kv_heads: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,3 +149,28 @@ def libraries_of(python: Path) -> Libraries:
     versions = {found.name.lower(): found.version for found in importlib.metadata.distributions(path=folders)}
     nccl = next((version for name, version in versions.items() if name.startswith("nvidia-nccl")), "")
     return Libraries(torch=versions.get("torch", ""), nccl=nccl)
+
+
+class _Config(msgspec.Struct):
+    vocab_size: int | None = None
+    num_key_value_heads: int | None = None
+    num_attention_heads: int | None = None
+    text_config: _Config | None = None
+
+
+def shape_of(model_folder: Path) -> ModelShape:
+    """What the checkpoint's configuration says.
+
+    Raises:
+        UserFault: it does not say it.
+    """
+    path = model_folder / "config.json"
+    try:
+        config = msgspec.json.decode(path.read_bytes(), type=_Config)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise UserFault(f"{path} cannot be read: {error}") from None
+    inner = config if config.vocab_size is not None else (config.text_config or config)
+    heads = inner.num_key_value_heads or inner.num_attention_heads
+    if inner.vocab_size is None or heads is None:
+        raise UserFault(f"{path}: vocab_size and num_attention_heads are needed; this is no causal language model")
+    return ModelShape(inner.vocab_size, heads)

@@ -12,8 +12,7 @@ import msgspec
 
 from penstock.backends.engines.options import EnginesOptions
 from penstock.backends.engines.served.base.http import ServerHttp
-from penstock.backends.engines.served.base.model import shape_of
-from penstock.backends.engines.served.base.opened import EngineSetup, Opened
+from penstock.backends.engines.served.base.opened import EngineSetup, Opened, shape_of
 from penstock.backends.engines.served.base.teacher import ServedTeacherBackend
 from penstock.backends.engines.served.sglang.control import SglangControl
 from penstock.backends.engines.served.sglang.endpoint import SglangEndpoint

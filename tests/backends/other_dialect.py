@@ -86,7 +86,7 @@ class Load(msgspec.Struct):
 
 
 class OtherControl:
-    questions: Mapping[Check, str] = {Check.FRONT: "/live", Check.SCHEDULER: "/engine"}
+    questions: ClassVar[Mapping[Check, str]] = {Check.FRONT: "/live", Check.SCHEDULER: "/engine"}
 
     def __init__(self, http: ServerHttp) -> None:
         self.http = http

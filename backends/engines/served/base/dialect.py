@@ -9,7 +9,7 @@ happened, and has a deadline. Beside what stands here a dialect brings a
 from __future__ import annotations
 
 from enum import Enum, auto
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,30 +32,35 @@ class ServerLoad(Protocol):
     @property
     def num_queued(self) -> int:
         """Requests that it has taken and that do not run."""
+        ...
 
     @property
     def token_usage(self) -> float:
         """Share of its cache in use."""
+        ...
 
 
 class Control(Protocol):
     """Small questions to one server."""
 
-    @property
-    def questions(self) -> Mapping[Check, str]:
-        """How each check is called, for people."""
+    questions: ClassVar[Mapping[Check, str]]
+    """How each check is called, for people."""
 
     async def ask(self, check: Check, timeout_s: float) -> bool:
         """Ask a part whether it answers; whether it says that generation is paused."""
+        ...
 
     async def try_request(self, rid: str, timeout_s: float) -> None:
         """Have one token generated, at the expense of no other request."""
+        ...
 
     async def abort(self, rid: str, timeout_s: float) -> None:
         """End one request; one that is not known does no harm. The request itself says when it has ended."""
+        ...
 
     async def loads(self) -> ServerLoad:
         """How busy it is."""
+        ...
 
 
 class Memory(Enum):
@@ -81,32 +86,41 @@ class Endpoint(Protocol):
     @property
     def control(self) -> Control:
         """Its small questions."""
+        ...
 
     @property
     def layout(self) -> str:
         """Everything that its checksums depend on besides the weights."""
+        ...
 
     async def pause(self, mode: UpdateMode, timeout_s: float) -> None:
         """Stop generating. Requests that run stay open: under ``in_flight`` they keep their cache, otherwise what they
         have is computed again under the new weights. Requests sent meanwhile wait."""
+        ...
 
     async def resume(self, timeout_s: float) -> None:
         """Go on generating."""
+        ...
 
     async def load_folder(self, folder: Path, label: str, *, flush: bool, timeout_s: float) -> None:
         """Load this checkpoint and call its weights ``label``; ``flush``: forget every cached prefix."""
+        ...
 
     async def held(self, tensors: Mapping[str, torch.Tensor], timeout_s: float) -> Held:
         """What is there, compared with these tensors; none are given where they never passed through this process."""
+        ...
 
     async def sleep(self, timeout_s: float) -> None:
         """Give device memory up, weights included. It is idle, or refuses."""
+        ...
 
     async def wake(self, memory: Memory, timeout_s: float) -> None:
         """Take a part of it again; what was in it is gone."""
+        ...
 
     async def close(self) -> None:
         """Close the connections."""
+        ...
 
 
 EndpointT = TypeVar("EndpointT", bound=Endpoint)
@@ -121,16 +135,20 @@ class Loadable(Protocol[EndpointInT]):
     @property
     def tensors(self) -> Mapping[str, torch.Tensor]:
         """What can be compared with; empty where the bytes never pass through this process."""
+        ...
 
     def digest_now(self) -> str:
         """Of the bytes as they are now; they may have been changed since they were checked. The manifest's where they
         are nowhere to be changed."""
+        ...
 
     async def load(self, endpoint: EndpointInT, label: str, *, flush: bool, timeout_s: float) -> None:
         """Have one server load them, and call them ``label``."""
+        ...
 
     def close(self) -> None:
         """Let go of them."""
+        ...
 
 
 class Staging(Protocol[EndpointInT]):
@@ -142,6 +160,8 @@ class Staging(Protocol[EndpointInT]):
         Raises:
             WeightFetchError: they are not there, or not for this model.
         """
+        ...
 
     async def close(self) -> None:
         """Let go of what it holds open."""
+        ...

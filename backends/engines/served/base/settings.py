@@ -42,18 +42,23 @@ class LogWords(Protocol):
 
     def port_in(self, line: str) -> int | None:
         """The port that the server has bound, when this is the line that says so."""
+        ...
 
     def says_ready(self, line: str, *, serves: bool) -> bool:
         """Whether the server takes requests, or a node that takes none has loaded its part."""
+        ...
 
     def news_in(self, line: str) -> str:
         """What a line says to somebody who waits for a start; empty: nothing."""
+        ...
 
     def reason_in(self, lines: Sequence[str]) -> str:
         """The error that the server ended with; empty when none is named."""
+        ...
 
     def tail_of(self, lines: Sequence[str]) -> tuple[str, ...]:
         """The last lines that are worth reading."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -169,7 +169,7 @@ _ENCODER: Final = msgspec.json.Encoder()
 class SglangControl:
     """Everything but generation. Every method raises :class:`CallError` of the kind that happened."""
 
-    questions: Final[Mapping[Check, str]] = {Check.FRONT: "/ready", Check.SCHEDULER: "/server_info"}
+    questions: ClassVar[Mapping[Check, str]] = {Check.FRONT: "/ready", Check.SCHEDULER: "/server_info"}
 
     def __init__(self, http: ServerHttp) -> None:
         self._http = http

@@ -196,7 +196,7 @@ class ServedEngineBackend(LoopBackend[EngineCommand], Generic[EndpointT]):
         if change.after is HealthState.DEAD:
             server = None if self._opened is None else self._opened.server
             story = server.ended.result().story if server is not None and server.ended.done() else change.cause
-            self._give_up(EngineFailedError(story))
+            self._fail(EngineFailedError(story))
 
     async def _watch_ranks(self, ranks: RemoteRanks) -> None:
         ended = await ranks.ended()

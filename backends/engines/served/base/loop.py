@@ -41,7 +41,7 @@ class LoopBackend(ABC, Generic[CommandT]):
 
     def start(self, emit: Emit, fail: Fail) -> None:
         """See :class:`penstock.backends.protocol.Backend`."""
-        self._emit, self._fail = emit, fail
+        self._emit, self._tell_failure = emit, fail
         self._thread.start()
 
     def execute(self, command: CommandT, /) -> None:
@@ -71,7 +71,7 @@ class LoopBackend(ABC, Generic[CommandT]):
         try:
             self._loop.run_until_complete(self._main())
         except BaseException as error:  # the contract of Backend: the process ends with this story
-            self._give_up(error)
+            self._fail(error)
         finally:
             self._loop.close()
 
@@ -92,10 +92,10 @@ class LoopBackend(ABC, Generic[CommandT]):
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._give_up(error)
+            self._fail(error)
 
-    def _give_up(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException) -> None:
         """The first reason ends it; what is told afterwards would only contradict it."""
         if not (self._has_failed or self._stopping.is_set()):
             self._has_failed = True
-            self._fail(error)
+            self._tell_failure(error)

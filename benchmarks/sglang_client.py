@@ -35,13 +35,14 @@ from rich.table import Table
 
 from penstock.backends.checkpoint.hf_config import HfConfig, read_config
 from penstock.backends.checkpoint.make import make_model
+from penstock.backends.engines.served.base.calls import GenerateCall
+from penstock.backends.engines.served.base.http import ServerHttp
+from penstock.backends.engines.served.base.launched import LaunchedServer
 from penstock.backends.engines.served.sglang.control import SglangControl
 from penstock.backends.engines.served.sglang.environment import device_name, find_environment
-from penstock.backends.engines.served.sglang.generate import GenerateCall, SglangGenerator
-from penstock.backends.engines.served.sglang.http import SglangHttp
-from penstock.backends.engines.served.sglang.server import SglangServer
+from penstock.backends.engines.served.sglang.generate import SglangGenerator
 from penstock.backends.engines.served.sglang.server_options import command_line, defaults, merged
-from penstock.backends.engines.served.sglang.settings import ServerSettings
+from penstock.backends.engines.served.sglang.settings import SglangSettings
 from penstock.benchmarks._bench_serving import RUN_TIMEOUT_S, WAYS, WITH_LOGPROBS, Load, Target, bench_serving
 from penstock.benchmarks._progress import in_turn
 from penstock.messages.arrays import pack_tokens
@@ -129,7 +130,7 @@ async def _own_server(load: Load) -> AsyncGenerator[Target]:
         }
         small = CPU_OPTIONS if environment.is_cpu else {}
         options = merged(defaults(is_cpu=environment.is_cpu), small, ours)
-        settings = ServerSettings(
+        settings = SglangSettings(
             python=environment.python,
             model_folder=model_folder,
             options=tuple(command_line(options)),
@@ -138,7 +139,7 @@ async def _own_server(load: Load) -> AsyncGenerator[Target]:
             start_timeout_s=START_TIMEOUT_S,
             on_cpu=environment.is_cpu,
         )
-        server = await SglangServer.launch(settings)
+        server = await LaunchedServer.launch(settings)
         try:
             await server.wait_ready()
             pid = next(process.pid for process in server.processes if process.name == "main")
@@ -148,7 +149,7 @@ async def _own_server(load: Load) -> AsyncGenerator[Target]:
 
 
 async def _measure(target: Target, load: Load, repetitions: int, seed: int) -> ClientReport:
-    http = SglangHttp(target.url, admin_api_key=target.admin_api_key)
+    http = ServerHttp(target.url, admin_api_key=target.admin_api_key)
     try:
         info = await SglangControl(http).server_info()
         config = read_config(target.model_folder, HfConfig)

@@ -24,28 +24,31 @@ from sglang_replay import (
     status,
 )
 
-from penstock.backends.engines.served.sglang.assembler import Chunk, EndReason, Failure, Generated, VersionTokens
-from penstock.backends.engines.served.sglang.generate import (
-    LINGER_S,
-    BadTokenError,
+from penstock.backends.engines.served.base.calls import (
+    Chunk,
+    EndReason,
+    Failure,
     GenerateCall,
-    RetryPolicy,
-    SglangGenerator,
+    Generated,
+    VersionTokens,
 )
-from penstock.backends.engines.served.sglang.http import (
+from penstock.backends.engines.served.base.generator import BadTokenError, RetryPolicy
+from penstock.backends.engines.served.base.http import (
     BadReply,
+    CallError,
     ConnectFailed,
     CutOff,
     EventSplitter,
     Refused,
     ServerBusy,
     ServerError,
-    SglangError,
-    SglangHttp,
+    ServerHttp,
     TimedOut,
     error_of,
 )
+from penstock.backends.engines.served.sglang.generate import LINGER_S, SglangGenerator
 from penstock.messages.arrays import floats_view, pack_tokens, tokens_view
+from penstock.messages.samples import Media
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine
@@ -90,7 +93,7 @@ def call_of(rid: str = "r", **changes: Any) -> GenerateCall:  # noqa: ANN401 - f
 
 @asynccontextmanager
 async def generator_for(url: str, **options: Any) -> AsyncGenerator[SglangGenerator]:  # noqa: ANN401 - as it takes them
-    http = SglangHttp(url)
+    http = ServerHttp(url)
     options.setdefault("incremental", True)
     generator = SglangGenerator(http, vocab_size=VOCAB_SIZE, **options)
     try:
@@ -367,7 +370,7 @@ def test_a_cut_after_the_last_event_does_no_harm() -> None:
 
 
 def test_a_deadline_aborts_at_the_server_and_keeps_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.backends.engines.served.sglang.generate.ABORT_GRACE_S", SHORT_S)
+    monkeypatch.setattr("penstock.backends.engines.served.base.generator.ABORT_GRACE_S", SHORT_S)
     pieces = recording("incremental_length").events
     generated, server = run(generate(stalled(*pieces[:2]), call=call_of(deadline_s=SHORT_S)))
     assert (generated.end, generated.failure) == (EndReason.FAILED, Failure.TIMED_OUT)
@@ -548,6 +551,7 @@ def test_every_sampling_parameter_is_sent_so_that_no_default_of_the_server_count
     assert body["return_logprob"] is body["stream"] is True
     assert body["logprob_start_len"] == -1
     assert "X-SMG-Routing-Key" not in server.requests[0].headers
+    assert not {"image_data", "return_routed_experts"} & body.keys()
 
 
 def test_top_k_of_0_takes_all() -> None:
@@ -556,19 +560,16 @@ def test_top_k_of_0_takes_all() -> None:
 
 
 def test_routing_key_priority_seed_and_further_fields_are_passed_on() -> None:
-    call = call_of(routing_key="group-7", priority=3, seed=11, extras=(("image_data", msgspec.Raw(b'["aGk="]')),))
+    call = call_of(routing_key="group-7", priority=3, seed=11, media=(Media("image", "data:,aGk="),), with_experts=True)
     _, server = run(generate(recorded("incremental_length"), call=call, seeded=True, priorities=True))
     request = server.requests[0]
     assert request.headers["X-SMG-Routing-Key"] == "group-7"
-    assert (request.body["priority"], request.body["image_data"]) == (3, ["aGk="])
+    assert (request.body["priority"], request.body["image_data"]) == (3, ["data:,aGk="])
+    assert request.body["return_routed_experts"] is True
     assert msgspec.convert(request.body["sampling_params"], dict[str, Any])["sampling_seed"] == 11
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"seed": 1}, {"priority": 1}, {"extras": (("rid", msgspec.Raw(b'"other"')),)}],
-    ids=["seed", "priority", "rid"],
-)
+@pytest.mark.parametrize("changes", [{"seed": 1}, {"priority": 1}], ids=["seed", "priority"])
 def test_what_the_server_would_ignore_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="request r"):
         run(generate(recorded("incremental_length"), call=call_of(**changes)))
@@ -591,7 +592,7 @@ def test_an_id_outside_the_embedding_is_not_sent(ids: list[int]) -> None:
 def test_an_abort_behind_a_router_goes_to_every_server() -> None:
     async def work() -> list[object]:
         async with replay(status(404)) as router, replay() as one, replay() as other:
-            servers = [SglangHttp(one.url), SglangHttp(other.url)]
+            servers = [ServerHttp(one.url), ServerHttp(other.url)]
             async with generator_for(router.url, abort_at=servers) as generator:
                 await generator.abort("r")
             for http in servers:
@@ -627,7 +628,7 @@ def test_a_score_of_other_tokens_is_refused(ids: list[int]) -> None:
 
 
 @pytest.mark.parametrize(("code", "error"), [(400, Refused), (500, ServerError), (503, ServerBusy)])
-def test_a_score_that_fails_raises(code: int, error: type[SglangError]) -> None:
+def test_a_score_that_fails_raises(code: int, error: type[CallError]) -> None:
     with pytest.raises(error):
         run(score(status(code), [5, 6]))
 
@@ -689,7 +690,7 @@ def test_a_probe_without_a_number_at_a_place_is_refused(place: int, value: objec
 
 async def http_call(answer: Answer, timeout_s: float = TIMEOUT_S) -> bytes:
     async with replay(answer) as server:
-        http = SglangHttp(server.url)
+        http = ServerHttp(server.url)
         try:
             return await http.call("POST", "/generate", b"{}", timeout_s=timeout_s)
         finally:
@@ -700,7 +701,7 @@ async def http_call(answer: Answer, timeout_s: float = TIMEOUT_S) -> bytes:
     ("answer", "error"),
     [(status(503), ServerBusy), (status(403), Refused), (status(500), ServerError), (cut_after(), CutOff)],
 )
-def test_a_failed_call_says_of_what_kind(answer: Answer, error: type[SglangError]) -> None:
+def test_a_failed_call_says_of_what_kind(answer: Answer, error: type[CallError]) -> None:
     with pytest.raises(error):
         run(http_call(answer))
 
@@ -712,7 +713,7 @@ def test_a_call_has_a_deadline() -> None:
 
 def test_nothing_listening_is_a_failed_connection() -> None:
     async def work(port: int) -> None:
-        http = SglangHttp(f"http://127.0.0.1:{port}")
+        http = ServerHttp(f"http://127.0.0.1:{port}")
         with pytest.raises(ConnectFailed):
             await http.call("GET", "/ready", timeout_s=TIMEOUT_S)
         await http.close()
@@ -764,7 +765,7 @@ def test_an_error_repeats_the_words_of_the_server(body: bytes, words: str) -> No
 
 
 def test_an_endless_event_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.backends.engines.served.sglang.http.MAX_EVENT_BYTES", 100)
+    monkeypatch.setattr("penstock.backends.engines.served.base.http.MAX_EVENT_BYTES", 100)
     splitter = EventSplitter()
     assert splitter.feed(b"data: " + b"x" * 90) == []
     assert splitter.error is None

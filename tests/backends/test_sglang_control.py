@@ -9,6 +9,8 @@ import msgspec
 import pytest
 from sglang_replay import ReplayServer, replay
 
+from penstock.backends.engines.served.base.health import Check
+from penstock.backends.engines.served.base.http import BadReply, CallError, Refused, ServerBusy, ServerError, ServerHttp
 from penstock.backends.engines.served.sglang.control import (
     CacheNotFlushed,
     GroupMember,
@@ -17,7 +19,6 @@ from penstock.backends.engines.served.sglang.control import (
     SessionAlreadyOpen,
     SglangControl,
 )
-from penstock.backends.engines.served.sglang.http import BadReply, Refused, ServerError, SglangError, SglangHttp
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -46,7 +47,7 @@ def ask(
     async def work() -> tuple[T, ReplayServer]:
         async with replay() as server:
             server.control = answers
-            http = SglangHttp(server.url, admin_api_key="secret")
+            http = ServerHttp(server.url, admin_api_key="secret")
             try:
                 return await act(SglangControl(http)), server
             finally:
@@ -154,9 +155,9 @@ def test_an_error_of_the_server_is_not_swallowed(name: str) -> None:
         ("leave", b'{"success": false, "message": "The group to be destroyed does not exist."}', Refused),
     ],
 )
-def test_a_refusal_is_of_the_kind_that_the_server_words(name: str, body: bytes, error: type[SglangError]) -> None:
+def test_a_refusal_is_of_the_kind_that_the_server_words(name: str, body: bytes, error: type[CallError]) -> None:
     act, path, _ = TOLD[name]
-    with pytest.raises(SglangError) as caught:
+    with pytest.raises(CallError) as caught:
         ask(act, {path: (400, body)})
     assert type(caught.value) is error
     assert caught.value.status == 400
@@ -169,12 +170,17 @@ def test_a_flush_waits_at_the_server_and_says_when_requests_stood_in_the_way() -
         ask(lambda c: c.flush_cache(), {"/flush_cache": (400, b"Flush cache failed.\n")})
 
 
-@pytest.mark.parametrize(("code", "expected"), [(200, True), (503, False)])
-def test_ready_and_health_are_questions_with_two_answers(code: int, expected: bool) -> None:
-    assert ask(lambda c: c.ready(), {"/ready": (code, b"")})[0] is expected
-    assert ask(lambda c: c.health(timeout_s=TIMEOUT_S), {"/health": (code, b"")})[0] is expected
+@pytest.mark.parametrize(("code", "is_paused"), [(200, False), (503, True)])
+def test_the_main_process_says_whether_generation_is_paused(code: int, is_paused: bool) -> None:
+    assert ask(lambda c: c.ask(Check.FRONT, TIMEOUT_S), {"/ready": (code, b"")})[0] is is_paused
     with pytest.raises(ServerError):
-        ask(lambda c: c.ready(), {"/ready": (500, b"")})
+        ask(lambda c: c.ask(Check.FRONT, TIMEOUT_S), {"/ready": (500, b"")})
+
+
+@pytest.mark.parametrize(("check", "code"), [(Check.FRONT, 504), (Check.SCHEDULER, 503)])
+def test_a_part_that_is_merely_busy_says_nothing_of_a_pause(check: Check, code: int) -> None:
+    with pytest.raises(ServerBusy):
+        ask(lambda c: c.ask(check, TIMEOUT_S), {SglangControl.questions[check]: (code, b"")})
 
 
 def test_loads_are_added_up_over_data_parallel_ranks() -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from penstock.backends.engines.served.sglang.opening import libraries_of, meets_itself
+from penstock.backends.engines.served.base.opened import libraries_of
+from penstock.backends.engines.served.sglang.opening import meets_itself
 
 
 def test_the_libraries_of_an_environment_are_read_without_running_it() -> None:

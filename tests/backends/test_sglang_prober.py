@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from penstock.backends.engines.served.sglang.health import Check, HealthChange, HealthLimits, HealthState
-from penstock.backends.engines.served.sglang.http import SglangHttp
-from penstock.backends.engines.served.sglang.prober import STALL_S, Prober
+from penstock.backends.engines.served.base.health import HealthChange, HealthLimits, HealthState
+from penstock.backends.engines.served.base.http import ServerHttp
+from penstock.backends.engines.served.base.prober import STALL_S, Prober
+from penstock.backends.engines.served.sglang.control import SglangControl
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine
@@ -73,7 +74,7 @@ class Answers:
     async def _step(self) -> None:
         """A step of the clock in which every check that is answered at all is answered."""
         asked = self.asked.copy()
-        answered = [check.value for check in Check if self.gates[check.value].is_set()]
+        answered = [path for path in SglangControl.questions.values() if self.gates[path].is_set()]
         self.clock.ahead_s += STEP_S
         # Asked twice: the second question comes after the answer to the first.
         await self.until(
@@ -94,8 +95,8 @@ async def probed() -> AsyncGenerator[tuple[Answers, Prober]]:
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     _, port = runner.addresses[0][:2]
-    http = SglangHttp(f"http://127.0.0.1:{port}")
-    prober = Prober(http, answers.changes.put_nowait, limits=LIMITS, interval_s=0.002)
+    http = ServerHttp(f"http://127.0.0.1:{port}")
+    prober = Prober(SglangControl(http), answers.changes.put_nowait, limits=LIMITS, interval_s=0.002)
     prober.start()
     try:
         assert await answers.next_state() is HealthState.HEALTHY

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, ParamSpec
 
 import pytest
 
-from penstock.backends.engines.served.sglang.processes import end_marked, how_it_ended
-from penstock.backends.engines.served.sglang.server import ServerStartError, SglangServer
-from penstock.backends.engines.served.sglang.settings import SERVER_VARIABLE, ServerSettings
+from penstock.backends.engines.served.base.launched import LaunchedServer, ServerStartError
+from penstock.backends.engines.served.base.processes import end_marked, how_it_ended
+from penstock.backends.engines.served.base.settings import SERVER_VARIABLE
+from penstock.backends.engines.served.sglang.settings import SglangSettings
 from penstock.backends.processes.process_facts import environment_of, is_running, marked_processes
 from penstock.messages.errors import UserFault
 
@@ -61,15 +62,15 @@ def in_loop(test: Callable[Parameters, Coroutine[None, None, None]]) -> Callable
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Callable[[str], ServerSettings]:
+def settings(tmp_path: Path) -> Callable[[str], SglangSettings]:
     """``settings(code)``: those of a server that runs this."""
 
-    def make(code: str) -> ServerSettings:
+    def make(code: str) -> SglangSettings:
         program = tmp_path / "python"
         program.write_text(f"#!{sys.executable} -IS\n{SERVES}{code}")
         program.chmod(0o755)
         (tmp_path / "model").mkdir()
-        return ServerSettings(
+        return SglangSettings(
             python=program, model_folder=tmp_path / "model", options=("--tp", "1"), admin_api_key="hush1",
             log_path=tmp_path / "server.log", start_timeout_s=WAIT_S, owner=f"test-{tmp_path}",
         )  # fmt: skip
@@ -77,7 +78,7 @@ def settings(tmp_path: Path) -> Callable[[str], ServerSettings]:
     return make
 
 
-def left_of(settings: ServerSettings) -> dict[int, int]:
+def left_of(settings: SglangSettings) -> dict[int, int]:
     return marked_processes([f"PENSTOCK_SERVER_OWNER={settings.owner}".encode()])
 
 
@@ -85,19 +86,19 @@ def text_of(path: Path) -> str:
     return path.read_text()
 
 
-async def ready_server(settings: ServerSettings) -> SglangServer:
-    server = await SglangServer.launch(settings)
+async def ready_server(settings: SglangSettings) -> LaunchedServer:
+    server = await LaunchedServer.launch(settings)
     await server.wait_ready()
     return server
 
 
 @in_loop
 async def test_a_server_is_ready_by_its_own_word_and_gone_after_its_end(
-    settings: Callable[[str], ServerSettings],
+    settings: Callable[[str], SglangSettings],
 ) -> None:
     given = settings(TITLED + READY)
     news: list[str] = []
-    server = await SglangServer.launch(given, report=news.append)
+    server = await LaunchedServer.launch(given, report=news.append)
     await server.wait_ready()
     assert server.address == "http://127.0.0.1:4711"
     assert "Load weight begin." in news
@@ -112,7 +113,7 @@ async def test_a_server_is_ready_by_its_own_word_and_gone_after_its_end(
 
 @in_loop
 async def test_the_key_reaches_the_server_and_no_log_command_line_or_stranger(
-    settings: Callable[[str], ServerSettings],
+    settings: Callable[[str], SglangSettings],
 ) -> None:
     given = settings(READY)
     server = await ready_server(given)
@@ -135,7 +136,7 @@ async def test_the_key_reaches_the_server_and_no_log_command_line_or_stranger(
 )  # fmt: skip
 @in_loop
 async def test_the_end_of_any_process_is_the_end_of_the_server(
-    settings: Callable[[str], ServerSettings], name: str, number: signal.Signals
+    settings: Callable[[str], SglangSettings], name: str, number: signal.Signals
 ) -> None:
     given = settings(TITLED + READY)
     server = await ready_server(given)
@@ -151,7 +152,7 @@ async def test_the_end_of_any_process_is_the_end_of_the_server(
 
 
 @in_loop
-async def test_stopped_processes_are_named(settings: Callable[[str], ServerSettings]) -> None:
+async def test_stopped_processes_are_named(settings: Callable[[str], SglangSettings]) -> None:
     server = await ready_server(settings(TITLED + READY))
     assert server.stopped() == ()
     [scheduler] = [process for process in server.processes if process.name == "scheduler"]
@@ -164,9 +165,9 @@ async def test_stopped_processes_are_named(settings: Callable[[str], ServerSetti
 
 
 @in_loop
-async def test_a_server_that_fails_to_start_tells_why(settings: Callable[[str], ServerSettings]) -> None:
+async def test_a_server_that_fails_to_start_tells_why(settings: Callable[[str], SglangSettings]) -> None:
     given = settings("print('Traceback ...', flush=True); print('ValueError: no such model', flush=True); sys.exit(3)")
-    server = await SglangServer.launch(given)
+    server = await LaunchedServer.launch(given)
     with pytest.raises(ServerStartError, match=r"exit code 3; it said: ValueError: no such model") as raised:
         await server.wait_ready()
     assert str(given.log_path) in str(raised.value)
@@ -175,19 +176,19 @@ async def test_a_server_that_fails_to_start_tells_why(settings: Callable[[str], 
 
 @in_loop
 async def test_a_server_that_is_not_ready_in_time_is_ended_with_its_last_word(
-    settings: Callable[[str], ServerSettings],
+    settings: Callable[[str], SglangSettings],
 ) -> None:
     given = replace(settings("say('Load weight begin.'); signal.pause()"), start_timeout_s=10.0)
-    server = await SglangServer.launch(given)
+    server = await LaunchedServer.launch(given)
     with pytest.raises(ServerStartError, match=r"start_timeout_s = 10; the last that it reported: Load weight begin\."):
         await server.wait_ready()
     assert not left_of(given)
 
 
 @in_loop
-async def test_a_cancelled_wait_leaves_nothing(settings: Callable[[str], ServerSettings]) -> None:
+async def test_a_cancelled_wait_leaves_nothing(settings: Callable[[str], SglangSettings]) -> None:
     given = settings("signal.pause()")
-    server = await SglangServer.launch(given)
+    server = await LaunchedServer.launch(given)
     waiting = asyncio.create_task(server.wait_ready())
     await asyncio.sleep(0)
     waiting.cancel()
@@ -198,7 +199,7 @@ async def test_a_cancelled_wait_leaves_nothing(settings: Callable[[str], ServerS
 
 @in_loop
 async def test_a_launch_ends_the_earlier_server_of_its_owner_and_no_other(
-    settings: Callable[[str], ServerSettings],
+    settings: Callable[[str], SglangSettings],
 ) -> None:
     given = settings(TITLED + READY)
     earlier = await ready_server(given)
@@ -214,16 +215,16 @@ async def test_a_launch_ends_the_earlier_server_of_its_owner_and_no_other(
 
 
 @in_loop
-async def test_what_is_missing_is_named_before_anything_is_started(settings: Callable[[str], ServerSettings]) -> None:
+async def test_what_is_missing_is_named_before_anything_is_started(settings: Callable[[str], SglangSettings]) -> None:
     given = settings(READY)
     with pytest.raises(UserFault, match="interpreter /no/python is not there"):
-        await SglangServer.launch(replace(given, python=Path("/no/python")))
+        await LaunchedServer.launch(replace(given, python=Path("/no/python")))
     with pytest.raises(UserFault, match="model folder /no/model is not there"):
-        await SglangServer.launch(replace(given, model_folder=Path("/no/model")))
+        await LaunchedServer.launch(replace(given, model_folder=Path("/no/model")))
 
 
 @in_loop
-async def test_a_node_that_does_not_serve_has_no_port(settings: Callable[[str], ServerSettings]) -> None:
+async def test_a_node_that_does_not_serve_has_no_port(settings: Callable[[str], SglangSettings]) -> None:
     given = settings(
         "say('Dummy health check server started in background thread at 127.0.0.1:0'); signal.pause()",
     )
@@ -233,7 +234,7 @@ async def test_a_node_that_does_not_serve_has_no_port(settings: Callable[[str], 
 
 
 @in_loop
-async def test_the_mark_is_in_every_process(settings: Callable[[str], ServerSettings]) -> None:
+async def test_the_mark_is_in_every_process(settings: Callable[[str], SglangSettings]) -> None:
     server = await ready_server(settings(TITLED + READY))
     prefix = f"{SERVER_VARIABLE}=".encode()
     marks = [

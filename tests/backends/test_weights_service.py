@@ -20,8 +20,8 @@ import zmq
 from safetensors.torch import load_file
 
 from penstock.backends.checkpoint.make import make_model
+from penstock.backends.engines.served.base.bucket_source import ServiceError, ServiceLine, open_source
 from penstock.backends.engines.served.expectation import UnfitWeightsError, expect_model
-from penstock.backends.engines.served.sglang.bucket_source import ServiceError, ServiceLine, open_source
 from penstock.backends.weights import pulled
 from penstock.backends.weights.buckets import plan_buckets
 from penstock.backends.weights.protocol import WeightExportError, WeightFetchError
@@ -46,7 +46,7 @@ from penstock.messages.weights import Canary
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Generator
 
-    from penstock.backends.engines.served.sglang.bucket_source import PublishSource
+    from penstock.backends.engines.served.base.bucket_source import PublishSource
     from penstock.backends.weights.service_messages import Joining
     from penstock.messages.weights import WeightManifest
 

@@ -20,8 +20,8 @@ from running_server import RunningServer, run_server
 from served_engines import ENGINES, Served
 from tiny_models import Architecture, make_tiny_model
 
+from penstock.backends.engines.served.base.settings import RUN_VARIABLES
 from penstock.backends.engines.served.sglang.environment import SglangEnvironment, find_environment
-from penstock.backends.engines.served.sglang.settings import RUN_VARIABLES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

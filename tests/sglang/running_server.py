@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-from penstock.backends.engines.served.sglang.server import SglangServer
+from penstock.backends.engines.served.base.launched import LaunchedServer
 from penstock.backends.engines.served.sglang.server_options import command_line, defaults, merged
-from penstock.backends.engines.served.sglang.settings import ServerSettings
+from penstock.backends.engines.served.sglang.settings import SglangSettings
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Generator
@@ -36,14 +36,14 @@ class RunningServer(NamedTuple):
     """``http://127.0.0.1:PORT``."""
     admin_api_key: str
     model_folder: Path
-    handle: SglangServer
+    handle: LaunchedServer
 
 
 def settings_for(
     environment: SglangEnvironment, model_folder: Path, log_folder: Path, options: dict[str, OptionValue] | None = None
-) -> ServerSettings:
+) -> SglangSettings:
     """How the tests launch a server: small, in float32, with ``options`` over that."""
-    return ServerSettings(
+    return SglangSettings(
         python=environment.python,
         model_folder=model_folder,
         options=tuple(command_line(merged(defaults(is_cpu=True), SMALL, options or {}))),
@@ -68,7 +68,7 @@ def run_server(
         return asyncio.run_coroutine_threadsafe(work, loop).result(timeout_s)
 
     try:
-        handle = wait_for(SglangServer.launch(settings), START_TIMEOUT_S)
+        handle = wait_for(LaunchedServer.launch(settings), START_TIMEOUT_S)
         try:
             wait_for(handle.wait_ready(), START_TIMEOUT_S + 60)
             yield RunningServer(handle.address, settings.admin_api_key, model_folder, handle)

@@ -17,7 +17,9 @@ import torch
 from tiny_models import VOCAB_SIZE
 from transformers import AutoModelForCausalLM
 
-from penstock.backends.engines.served.sglang.assembler import Chunk, EndReason, Failure, Generated
+from penstock.backends.engines.served.base.calls import Chunk, EndReason, Failure, GenerateCall, Generated
+from penstock.backends.engines.served.base.health import Check
+from penstock.backends.engines.served.base.http import ServerHttp
 from penstock.backends.engines.served.sglang.control import (
     Loads,
     NoOpenSession,
@@ -25,8 +27,7 @@ from penstock.backends.engines.served.sglang.control import (
     SessionAlreadyOpen,
     SglangControl,
 )
-from penstock.backends.engines.served.sglang.generate import GenerateCall, SglangGenerator
-from penstock.backends.engines.served.sglang.http import SglangHttp
+from penstock.backends.engines.served.sglang.generate import SglangGenerator
 from penstock.messages.arrays import floats_view, pack_tokens, tokens_view
 
 if TYPE_CHECKING:
@@ -44,14 +45,14 @@ rids = (f"test-{i}" for i in itertools.count())
 
 
 class Client(NamedTuple):
-    http: SglangHttp
+    http: ServerHttp
     control: SglangControl
     generator: SglangGenerator
 
 
 @asynccontextmanager
 async def client_of(server: RunningServer, stream_interval: int) -> AsyncGenerator[Client]:
-    http = SglangHttp(server.address, admin_api_key=server.admin_api_key)
+    http = ServerHttp(server.address, admin_api_key=server.admin_api_key)
     control = SglangControl(http)
     info = await control.server_info()
     generator = SglangGenerator(
@@ -193,7 +194,7 @@ def test_a_request_goes_on_after_a_pause_as_if_there_had_been_none(server: Runni
         running = Running(client, call)
         await running.has_begun.wait()
         await client.control.pause(mode)
-        is_ready = await client.control.ready()
+        is_ready = not await client.control.ask(Check.FRONT, TIMEOUT_S)
         num_before = len(running.chunks)
         assert not running.ending.done()
         await client.control.continue_()

@@ -16,8 +16,8 @@ from conformance_bench import EngineBench, response_logprobs, tokens_of
 from transformers import AutoModelForCausalLM
 
 from penstock.backends.engines.options import EnginesOptions
+from penstock.backends.engines.served.base.http import ServerHttp
 from penstock.backends.engines.served.sglang.control import PauseMode, SglangControl
-from penstock.backends.engines.served.sglang.http import SglangHttp
 from penstock.backends.engines.served.sglang.opening import ADMIN_KEY_VARIABLE
 from penstock.messages.arrays import floats_view
 from penstock.messages.errors import UserFault
@@ -64,7 +64,7 @@ def control(server: RunningServer, what: str) -> None:
     """Something that another worker would do, from outside."""
 
     async def do() -> None:
-        http = SglangHttp(server.address, admin_api_key=server.admin_api_key)
+        http = ServerHttp(server.address, admin_api_key=server.admin_api_key)
         calls = SglangControl(http)
         try:
             match what:

@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from penstock.backends.engines.served.sglang.http import CutOff, Refused, SglangHttp
+from penstock.backends.engines.served.base.http import CutOff, Refused, ServerHttp
 from penstock.backends.engines.served.sglang.router import FLAGS, await_router
 from penstock.messages.errors import UserFault
 
@@ -105,7 +105,7 @@ async def workers(count: int) -> AsyncGenerator[dict[str, Worker]]:
 
 
 async def asked(router: str, *addresses: str, timeout_s: float = READY_S) -> None:
-    http = SglangHttp(router)
+    http = ServerHttp(router)
     try:
         await await_router(http, addresses, timeout_s=timeout_s)
     finally:
@@ -175,7 +175,7 @@ def test_a_paused_server_stays_where_health_is_asked_of_server_info(start_router
     run(test)
 
 
-async def read_all(http: SglangHttp, body: bytes) -> None:
+async def read_all(http: ServerHttp, body: bytes) -> None:
     async with http.stream("/generate", body, timeout_s=20.0) as events:
         while await events.next() is not None:
             pass
@@ -197,7 +197,7 @@ def test_a_stream_that_has_begun_is_never_begun_again(start_router: Callable[...
         async with workers(2) as found:
             router = start_router(*found, flags=flags)
             await asked(router, *found)
-            http = SglangHttp(router)
+            http = ServerHttp(router)
             with pytest.raises((CutOff, aiohttp.ClientError)):
                 await read_all(http, b'{"input_ids": [1], "stream": true}')
             await http.close()
@@ -212,7 +212,7 @@ def test_generation_goes_through_a_router_and_control_does_not(
     async def test() -> None:
         router = start_router(server.address)
         await asked(router, server.address)
-        http = SglangHttp(router)
+        http = ServerHttp(router)
         body = b'{"input_ids": [5, 6], "sampling_params": {"max_new_tokens": 2, "temperature": 0}, "rid": "through"}'
         assert b'"weight_version"' in await http.call("POST", "/generate", body, timeout_s=60.0)
         for path in ("/abort_request", "/pause_generation", "/continue_generation", "/update_weights_from_disk"):

@@ -18,11 +18,12 @@ import aiohttp
 import pytest
 from running_server import settings_for
 
-from penstock.backends.engines.served.sglang.health import HealthChange, HealthLimits, HealthState
-from penstock.backends.engines.served.sglang.http import SglangHttp
-from penstock.backends.engines.served.sglang.prober import Prober
-from penstock.backends.engines.served.sglang.processes import Watch
-from penstock.backends.engines.served.sglang.server import ServerStartError, SglangServer
+from penstock.backends.engines.served.base.health import HealthChange, HealthLimits, HealthState
+from penstock.backends.engines.served.base.http import ServerHttp
+from penstock.backends.engines.served.base.launched import LaunchedServer, ServerStartError
+from penstock.backends.engines.served.base.prober import Prober
+from penstock.backends.engines.served.base.processes import Watch
+from penstock.backends.engines.served.sglang.control import SglangControl
 from penstock.backends.processes.process_facts import is_running, marked_processes
 
 if TYPE_CHECKING:
@@ -42,14 +43,14 @@ LIMITS = HealthLimits(suspect_after_s=1.0, dead_after_s=6.0, cold_dead_after_s=6
 WORKER = """
 import asyncio, json, sys
 from pathlib import Path
-from penstock.backends.engines.served.sglang.server import SglangServer
-from penstock.backends.engines.served.sglang.settings import ServerSettings
+from penstock.backends.engines.served.base.launched import LaunchedServer
+from penstock.backends.engines.served.sglang.settings import SglangSettings
 
 async def main():
     fields = json.loads(sys.argv[1])
     paths = {name: Path(fields.pop(name)) for name in ("python", "model_folder", "log_path")}
-    settings = ServerSettings(**fields, **paths)
-    server = await SglangServer.launch(settings, report=lambda news: print(news, flush=True))
+    settings = SglangSettings(**fields, **paths)
+    server = await LaunchedServer.launch(settings, report=lambda news: print(news, flush=True))
     await server.wait_ready()
     print("ready", flush=True)
     await server.ended
@@ -87,9 +88,9 @@ class Probed:
         self.address = server.address
         self.headers = {"Authorization": f"Bearer {server.admin_api_key}"}
         self.changes: asyncio.Queue[HealthChange] = asyncio.Queue()
-        self.http = SglangHttp(server.address, admin_api_key=server.admin_api_key)
+        self.http = ServerHttp(server.address, admin_api_key=server.admin_api_key)
         self.prober = Prober(
-            self.http, self.changes.put_nowait, limits=LIMITS, interval_s=0.2,
+            SglangControl(self.http), self.changes.put_nowait, limits=LIMITS, interval_s=0.2,
             server=server.handle if sees_processes else None,
         )  # fmt: skip
 
@@ -210,7 +211,7 @@ async def test_an_option_that_sglang_refuses_is_quoted(
     environment: SglangEnvironment, tiny_model: Callable[..., Path], tmp_path: Path
 ) -> None:
     plain = settings_for(environment, tiny_model(), tmp_path)
-    handle = await SglangServer.launch(replace(plain, options=(*plain.options, "--no-such-option")))
+    handle = await LaunchedServer.launch(replace(plain, options=(*plain.options, "--no-such-option")))
     with pytest.raises(ServerStartError, match="exit code 2; it said: unrecognized arguments: --no-such-option"):
         await handle.wait_ready()
 

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 
 from live_run import LiveRun
 
-from penstock.backends.engines.served.sglang.settings import OWNER_VARIABLE
+from penstock.backends.engines.served.base.settings import OWNER_VARIABLE
 from penstock.backends.ledger.audit import audit_ledger
 from penstock.backends.ledger.sqlite import SqliteReader
 from penstock.backends.ledger.tables import LEDGER_FILE

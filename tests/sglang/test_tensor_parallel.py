@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from running_server import settings_for
 
-from penstock.backends.engines.served.sglang.server import SglangServer
+from penstock.backends.engines.served.base.launched import LaunchedServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from running_server import RunningServer
 
     from penstock.backends.engines.served.sglang.environment import SglangEnvironment
-    from penstock.backends.engines.served.sglang.settings import ServerSettings
+    from penstock.backends.engines.served.sglang.settings import SglangSettings
 
 pytestmark = [pytest.mark.sglang, pytest.mark.slow]
 WAIT_S = 120.0
@@ -37,9 +37,9 @@ class Reply(msgspec.Struct):
 
 
 @asynccontextmanager
-async def ready(*nodes: ServerSettings) -> AsyncGenerator[list[SglangServer]]:
+async def ready(*nodes: SglangSettings) -> AsyncGenerator[list[LaunchedServer]]:
     """A server on all its nodes."""
-    servers = [await SglangServer.launch(node) for node in nodes]
+    servers = [await LaunchedServer.launch(node) for node in nodes]
     try:
         await asyncio.gather(*(server.wait_ready() for server in servers))
         yield servers
@@ -62,14 +62,14 @@ async def greedy(address: str) -> list[list[int]]:
 
 
 @pytest.fixture
-def over_two(environment: SglangEnvironment, tiny_model: Callable[..., Path], tmp_path: Path) -> ServerSettings:
+def over_two(environment: SglangEnvironment, tiny_model: Callable[..., Path], tmp_path: Path) -> SglangSettings:
     """A server with two schedulers, each on a core of its own."""
     # One NUMA node has to be told which cores are whose; the stand-in for triton knows nothing of compilation.
     variables = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1", "TORCHDYNAMO_DISABLE": "1"}
     return replace(settings_for(environment, tiny_model(), tmp_path, {"tp_size": 2}), environment=variables)
 
 
-def test_two_processes_make_the_tokens_of_one(over_two: ServerSettings, server: RunningServer) -> None:
+def test_two_processes_make_the_tokens_of_one(over_two: SglangSettings, server: RunningServer) -> None:
     async def run() -> None:
         async with ready(over_two) as [two]:
             names = {process.name for process in two.processes}
@@ -80,7 +80,7 @@ def test_two_processes_make_the_tokens_of_one(over_two: ServerSettings, server: 
 
 
 def test_two_nodes_make_the_tokens_of_one_and_die_as_one(
-    over_two: ServerSettings, server: RunningServer, unused_port: Callable[[], int]
+    over_two: SglangSettings, server: RunningServer, unused_port: Callable[[], int]
 ) -> None:
     meeting_place = f"127.0.0.1:{unused_port()}"
     nodes = [

@@ -16,11 +16,11 @@ import torch
 from running_server import run_server
 from safetensors.torch import load_file
 
+from penstock.backends.engines.served.base.bucket_source import open_source
+from penstock.backends.engines.served.base.http import Refused, ServerHttp
 from penstock.backends.engines.served.expectation import UnfitWeightsError, check_tensors, expect_model, read_table
 from penstock.backends.engines.served.sglang.bucket_push import PushError, ServerGroup, ServerRanks, push_tensors
-from penstock.backends.engines.served.sglang.bucket_source import open_source
 from penstock.backends.engines.served.sglang.control import PauseMode, SglangControl
-from penstock.backends.engines.served.sglang.http import Refused, SglangHttp
 from penstock.backends.processes.process_facts import is_running, marked_processes
 from penstock.backends.weights.protocol import WeightFetchError
 from penstock.backends.weights.pushing import PushExporter
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from running_server import RunningServer
 
+    from penstock.backends.engines.served.base.launched import ServerEnd
     from penstock.backends.engines.served.sglang.environment import SglangEnvironment
-    from penstock.backends.engines.served.sglang.server import ServerEnd
     from penstock.messages.weights import WeightManifest
 
 pytestmark = pytest.mark.sglang
@@ -62,7 +62,7 @@ def export(exporter: PushExporter, folder: Path, publish: int = 0) -> WeightMani
 @asynccontextmanager
 async def paused(server: RunningServer) -> AsyncGenerator[SglangControl]:
     """The server, paused; continued with the weights that it was started with, unless it has died."""
-    http = SglangHttp(server.address, admin_api_key=server.admin_api_key)
+    http = ServerHttp(server.address, admin_api_key=server.admin_api_key)
     control = SglangControl(http)
     try:
         await control.pause(PauseMode.RETRACT)

@@ -16,9 +16,7 @@ LONGEST_MODULE = 450
 FUNCTION_P95 = 28
 LONGEST_FUNCTION = 60
 
-LONG_MODULES = {
-    "sglang/backend.py": 472,
-}
+LONG_MODULES: dict[str, int] = {}
 """Lines of those beyond the limit; by folder and file, so that a folder may move. Lower a number with the module, and
 strike it when it is within the limit. Nothing is added here."""
 LONG_FUNCTIONS = {

@@ -11,9 +11,9 @@ import pytest
 
 from penstock.backends.engines.expert_choices import ExpertShape, pack_experts, read_expert_shape
 from penstock.backends.engines.options import SamplingOptions
-from penstock.backends.engines.served.sglang.assembler import Assembler
-from penstock.backends.engines.served.sglang.http import BadReply
-from penstock.backends.engines.served.sglang.requests import OpenRequest, RequestRules
+from penstock.backends.engines.served.base.http import BadReply
+from penstock.backends.engines.served.base.requests import OpenRequest, RequestRules
+from penstock.backends.engines.served.sglang.assembler import SglangAssembler
 from penstock.backends.engines.torch.sampling_parameters import SamplingParameters
 from penstock.messages.arrays import pack_tokens
 from penstock.messages.commands import Generate
@@ -56,7 +56,7 @@ def answer(tokens: list[int], experts: np.ndarray[Any, Any] | None, *, text: str
 
 
 def generated(event: bytes) -> Any:  # noqa: ANN401 - what an assembler gives
-    assembler = Assembler(incremental=True, vocab_size=32)
+    assembler = SglangAssembler(incremental=True, vocab_size=32)
     assembler.take(event)
     return assembler.generated()
 
@@ -66,8 +66,8 @@ def drawn(num_inputs: int) -> np.ndarray[Any, Any]:
 
 
 def test_a_request_asks_for_experts_only_where_they_are_recorded() -> None:
-    assert dict(opened().call("v0", 0).extras) == {"return_routed_experts": msgspec.Raw(b"true")}
-    assert opened(None).call("v0", 0).extras == ()
+    assert opened().call("v0", 0).with_experts
+    assert not opened(None).call("v0", 0).with_experts
 
 
 def test_the_sample_has_the_experts_of_every_input() -> None:

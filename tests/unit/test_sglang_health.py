@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.backends.engines.served.sglang.health import (
+from penstock.backends.engines.served.base.health import (
     Answered,
     Asked,
     Check,
@@ -29,17 +29,19 @@ from penstock.backends.engines.served.sglang.health import (
     Stopped,
     Tick,
 )
+from penstock.backends.engines.served.sglang.control import SglangControl
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+QUESTIONS = SglangControl.questions
 LIMITS = HealthLimits(suspect_after_s=10, dead_after_s=100, cold_dead_after_s=900, stopped_dead_after_s=15)
 WARM: tuple[tuple[float, Fact], ...] = ((0, Ready()), (1, Progress()))
 
 
 def after(*facts: tuple[float, Fact]) -> tuple[Health, list[HealthChange]]:
     """A server to which all this happened, and its changes."""
-    health = Health(LIMITS, 0)
+    health = Health(LIMITS, 0, QUESTIONS)
     changes = [change for at_s, fact in facts if (change := health.feed(fact, at_s)) is not None]
     return health, changes
 
@@ -182,7 +184,7 @@ FACTS = st.sampled_from(
 
 @given(st.lists(st.tuples(st.floats(0, 60), FACTS), max_size=40))
 def test_nothing_changes_by_time_alone_before_next_s(steps: list[tuple[float, Fact]]) -> None:
-    health = Health(LIMITS, 0)
+    health = Health(LIMITS, 0, QUESTIONS)
     now_s = 0.0
     health.feed(Ready(), now_s)
     for pause_s, fact in steps:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 import pytest
 
 from penstock.backends.engines.options import EnginesOptions
+from penstock.backends.engines.served.base.opened import EngineSetup, ModelShape
 from penstock.backends.engines.served.sglang.log_lines import news_in, port_in, reason_in, says_ready, tail_of
-from penstock.backends.engines.served.sglang.opening import EngineSetup, launch_options
+from penstock.backends.engines.served.sglang.opening import launch_options
 from penstock.backends.engines.served.sglang.server_options import command_line
-from penstock.backends.engines.served.sglang.settings import ServerSettings
+from penstock.backends.engines.served.sglang.settings import SglangSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,8 +36,8 @@ class Changes(TypedDict, total=False):
     admin_api_key: str
 
 
-def settings(**changes: Unpack[Changes]) -> ServerSettings:
-    plain = ServerSettings(
+def settings(**changes: Unpack[Changes]) -> SglangSettings:
+    plain = SglangSettings(
         python=Path("/env/bin/python"), model_folder=Path("/models/m"), options=("--tp", "2"),
         admin_api_key="secret1", log_path=Path("/logs/server.log"), start_timeout_s=60.0,
     )  # fmt: skip
@@ -170,6 +171,7 @@ def test_a_server_that_takes_turns_on_a_gpu_is_started_so_that_it_can_give_its_m
             place=0,
             model_folder=tmp_path,
             run_folder=tmp_path,
+            shape=ModelShape(vocab_size=32, num_kv_heads=1),
             options=EnginesOptions(backend="sglang", sglang={"mem_fraction_static": 0.7}),
             max_context=512,
             dtype="bfloat16",

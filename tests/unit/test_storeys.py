@@ -44,6 +44,10 @@ STOREYS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("options",),
         ("objective_names", "megatron_options"),
     ),
+    "backends/engines/served": (
+        ("sglang",),
+        ("base",),
+    ),
     "runtime": (
         ("cli",),
         ("gateway", "slime", "contracts", "chaos"),

@@ -24,10 +24,10 @@ import logging
 import uuid
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from penstock.backends.engines.served.base.bucket_source import ServiceError
+from penstock.backends.engines.served.base.http import CallError
 from penstock.backends.engines.served.expectation import HEAD
-from penstock.backends.engines.served.sglang.bucket_source import ServiceError
 from penstock.backends.engines.served.sglang.control import GroupMember, NoOpenSession, SessionAlreadyOpen
-from penstock.backends.engines.served.sglang.http import SglangError
 from penstock.backends.engines.transport_preflight import check_libraries
 from penstock.backends.weights.buckets import plan_buckets
 from penstock.backends.weights.builtin import check_loopback
@@ -36,8 +36,8 @@ from penstock.messages.errors import UserFault
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
+    from penstock.backends.engines.served.base.bucket_source import PublishSource
     from penstock.backends.engines.served.expectation import Expectation
-    from penstock.backends.engines.served.sglang.bucket_source import PublishSource
     from penstock.backends.engines.served.sglang.control import SglangControl
     from penstock.backends.weights.buckets import Bucket
     from penstock.backends.weights.service_messages import GroupBackend, Libraries
@@ -119,7 +119,7 @@ class ServerGroup:
                         with contextlib.suppress(ServiceError):
                             await source.leave(self._name)
                         raise
-        except (SglangError, ServiceError, TimeoutError) as error:
+        except (CallError, ServiceError, TimeoutError) as error:
             await self.leave(source)
             raise PushError(_story(source, error, timeout_s)) from error
         except BaseException:
@@ -134,7 +134,7 @@ class ServerGroup:
         if source is not None and source.service_key == self._service_key:
             with contextlib.suppress(ServiceError):
                 await source.leave(name)
-        with contextlib.suppress(SglangError):
+        with contextlib.suppress(CallError):
             await self._control.destroy_group(name, CLEAN_UP_S)
 
     async def _join(self, source: PublishSource, timeout_s: float) -> None:
@@ -233,7 +233,7 @@ async def push_tensors(
             finally:
                 packing.cancel()
                 await asyncio.gather(packing, return_exceptions=True)
-    except (SglangError, ServiceError, TimeoutError) as error:
+    except (CallError, ServiceError, TimeoutError) as error:
         raise PushError(_story(source, error, timeout_s)) from error
 
 
@@ -263,7 +263,7 @@ async def _session(control: SglangControl, timeout_s: float) -> AsyncGenerator[N
     try:
         yield
     except BaseException:
-        with contextlib.suppress(SglangError):
+        with contextlib.suppress(CallError):
             await control.end_update(CLEAN_UP_S)
         raise
     with contextlib.suppress(NoOpenSession):

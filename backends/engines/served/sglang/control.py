@@ -17,21 +17,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Final, NamedTuple, TypeVar
 
 import msgspec
 
+from penstock.backends.engines.served.base.health import Check
+from penstock.backends.engines.served.base.http import BadReply, Refused, ServerBusy, quoted
 from penstock.backends.engines.served.sglang import control_wire as wire
-from penstock.backends.engines.served.sglang.http import BadReply, Refused, ServerBusy, quoted
 from penstock.messages.base import Value
 
 if TYPE_CHECKING:
-    from penstock.backends.engines.served.sglang.http import SglangHttp
+    from penstock.backends.engines.served.base.http import ServerHttp
 
 ANSWER_S: Final = 10.0
 """For calls that the server answers out of hand, unless it hangs."""
 UPDATE_S: Final = 300.0
 FLUSH_MARGIN_S: Final = 5.0
+HTTP_UNAVAILABLE: Final = 503
 
 ReplyT = TypeVar("ReplyT")
 
@@ -121,6 +123,11 @@ class Loads(Value, frozen=True, kw_only=True):
     max_total_tokens: int
 
     @property
+    def num_queued(self) -> int:
+        """Requests that wait, for the first time or again."""
+        return self.num_waiting + self.num_retracted
+
+    @property
     def token_usage(self) -> float:
         """Share of the KV pool in use."""
         return self.used_tokens / self.max_total_tokens if self.max_total_tokens else 0.0
@@ -160,9 +167,11 @@ _ENCODER: Final = msgspec.json.Encoder()
 
 
 class SglangControl:
-    """Everything but generation. Every method raises :class:`SglangError` of the kind that happened."""
+    """Everything but generation. Every method raises :class:`CallError` of the kind that happened."""
 
-    def __init__(self, http: SglangHttp) -> None:
+    questions: ClassVar[Mapping[Check, str]] = {Check.FRONT: "/ready", Check.SCHEDULER: "/server_info"}
+
+    def __init__(self, http: ServerHttp) -> None:
         self._http = http
 
     # --- questions --------------------------------------------------------------------------------------------
@@ -216,13 +225,19 @@ class SglangControl:
             max_total_tokens=sum(load.max_total_num_tokens for load in loads),
         )
 
-    async def ready(self, timeout_s: float = ANSWER_S) -> bool:
-        """Whether it takes requests now: not while it starts, not while it is paused."""
-        return await self._is_ok("/ready", timeout_s)
+    async def ask(self, check: Check, timeout_s: float) -> bool:
+        """Ask a part; whether it says that generation is paused.
 
-    async def health(self, timeout_s: float) -> bool:
-        """Whether it generates a token: a second at least, 20 s while it is paused or hangs."""
-        return await self._is_ok("/health", timeout_s)
+        ``/health`` would show no hang surely: any message that reaches the main process makes it answer 200, and while
+        requests run the scheduler answers it past the detokenizer (seen on SGLang 0.5.23).
+        """
+        try:
+            await self._http.call("GET", self.questions[check], timeout_s=timeout_s)
+        except ServerBusy as error:
+            if check is Check.FRONT and error.status == HTTP_UNAVAILABLE:
+                return True
+            raise
+        return False
 
     async def weights_checksum(self, timeout_s: float = UPDATE_S) -> WeightChecksums:
         """Of the weights in memory; answered while paused."""
@@ -235,6 +250,10 @@ class SglangControl:
         return WeightChecksums(ranks=ranks, overall=reply.per_engine_checksum)
 
     # --- requests ---------------------------------------------------------------------------------------------
+
+    async def try_request(self, rid: str, timeout_s: float) -> None:
+        """Have one token generated."""
+        await self._http.call("POST", "/generate", _ENCODER.encode(wire.TrialBody(rid, rid)), timeout_s=timeout_s)
 
     async def abort(self, rid: str, timeout_s: float = ANSWER_S) -> None:
         """End one request. Answered alike for an unknown one; the request itself says when it has ended."""
@@ -354,13 +373,6 @@ class SglangControl:
         await self._tell("/resume_memory_occupation", wire.TagsBody(tags), timeout_s)
 
     # --- plumbing ---------------------------------------------------------------------------------------------
-
-    async def _is_ok(self, path: str, timeout_s: float) -> bool:
-        try:
-            await self._http.call("GET", path, timeout_s=timeout_s)
-        except ServerBusy:
-            return False
-        return True
 
     async def _get(self, path: str, kind: type[ReplyT], timeout_s: float) -> ReplyT:
         return _decoded(await self._http.call("GET", path, timeout_s=timeout_s), kind, path)

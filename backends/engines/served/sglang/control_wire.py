@@ -107,6 +107,21 @@ class PauseBody(msgspec.Struct):
     mode: str
 
 
+class _TrialSampling(msgspec.Struct, frozen=True):
+    max_new_tokens: int = 1
+    temperature: float = 0.0
+    ignore_eos: bool = True
+
+
+class TrialBody(msgspec.Struct, frozen=True):
+    """The smallest request; its salt keeps what it caches from every other request."""
+
+    rid: str
+    extra_key: str
+    input_ids: tuple[int, ...] = (0,)
+    sampling_params: _TrialSampling = _TrialSampling()
+
+
 class AbortBody(msgspec.Struct, omit_defaults=True):
     """``/abort_request``."""
 

@@ -18,10 +18,10 @@ import contextlib
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from penstock.backends.engines.served.base.bucket_source import open_source
+from penstock.backends.engines.served.base.http import CallError
+from penstock.backends.engines.served.base.staging import FILE_TRANSPORTS, stage
 from penstock.backends.engines.served.sglang.bucket_push import PushError, ServerGroup, ServerRanks, push_tensors
-from penstock.backends.engines.served.sglang.bucket_source import open_source
-from penstock.backends.engines.served.sglang.http import SglangError
-from penstock.backends.engines.served.sglang.staging import FILE_TRANSPORTS, stage
 from penstock.backends.weights.protocol import WeightFetchError
 from penstock.backends.weights.spec import DISTRIBUTED, TENSOR
 from penstock.messages.errors import UserFault
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
     import torch
 
+    from penstock.backends.engines.served.base.bucket_source import PublishSource
+    from penstock.backends.engines.served.base.dialect import Loadable
     from penstock.backends.engines.served.expectation import Expectation
-    from penstock.backends.engines.served.sglang.bucket_source import PublishSource
-    from penstock.backends.engines.served.sglang.opening import Endpoint
-    from penstock.backends.engines.served.sglang.updates import Loadable
+    from penstock.backends.engines.served.sglang.endpoint import SglangEndpoint
     from penstock.messages.weights import WeightManifest
 
 NOTHING: Final[Mapping[str, torch.Tensor]] = MappingProxyType({})
@@ -54,7 +54,7 @@ class ServerStaging:
         self._folder = folder
         self._groups: dict[str, ServerGroup] = {}
 
-    async def stage(self, manifest: WeightManifest) -> Loadable:
+    async def stage(self, manifest: WeightManifest) -> Loadable[SglangEndpoint]:
         """Fetch and check.
 
         Raises:
@@ -75,7 +75,7 @@ class ServerStaging:
         for group in self._groups.values():
             await group.leave()
 
-    def ranks_of(self, endpoint: Endpoint) -> ServerRanks:
+    def ranks_of(self, endpoint: SglangEndpoint) -> ServerRanks:
         """Of a server of this engine."""
         info = endpoint.info
         return ServerRanks(
@@ -87,7 +87,7 @@ class ServerStaging:
             endpoint.libraries,
         )
 
-    def group_of(self, endpoint: Endpoint) -> ServerGroup:
+    def group_of(self, endpoint: SglangEndpoint) -> ServerGroup:
         """The learner's group with this server; made with its first update and kept."""
         group = self._groups.get(endpoint.http.base_url)
         if group is None:
@@ -111,21 +111,21 @@ class PushedWeights:
         """The manifest's: the learner's service keeps them to itself."""
         return self.manifest.digest
 
-    async def load(self, endpoint: Endpoint, label: str, *, flush: bool, timeout_s: float) -> None:
+    async def load(self, endpoint: SglangEndpoint, label: str, *, flush: bool, timeout_s: float) -> None:
         """Have them sent to one server.
 
         Raises:
-            SglangError: it broke off; the server holds part of them.
+            CallError: it broke off; the server holds part of them.
         """
         try:
             # Anew: a line that broke since they were staged stays broken.
             with contextlib.closing(await open_source(self.manifest)) as source:
                 await self._push(endpoint, source, flush=flush, timeout_s=timeout_s)
         except (PushError, WeightFetchError, UserFault) as error:
-            raise SglangError(str(error)) from error
+            raise CallError(str(error)) from error
         await endpoint.control.update_weight_version(label)
 
-    async def _push(self, endpoint: Endpoint, source: PublishSource, *, flush: bool, timeout_s: float) -> None:
+    async def _push(self, endpoint: SglangEndpoint, source: PublishSource, *, flush: bool, timeout_s: float) -> None:
         staging = self._staging
         if self.manifest.transport == TENSOR:
             await push_tensors(

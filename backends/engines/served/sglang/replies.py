@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from penstock.backends.engines.served.sglang.http import BadReply, Refused, ServerBusy, ServerError, quoted
+from penstock.backends.engines.served.base.http import BadReply, Refused, ServerBusy, ServerError, quoted
 
 
 class FinishReason(msgspec.Struct, gc=False):
@@ -81,16 +81,12 @@ class BusyInStream(ServerBusy):
     """The same for a request that met a full queue."""
 
 
-class NotANumberReply(BadReply):
-    """A log-prob that is no number."""
-
-
 def decode_reply(payload: bytes) -> tuple[Reply, MetaInfo]:
     """One event or answer.
 
     Raises:
         BadReply: it is not one.
-        SglangError: it says that the request failed.
+        CallError: it says that the request failed.
     """
     try:
         reply = _DECODER.decode(payload)

@@ -36,13 +36,13 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from penstock.backends.engines.served.sglang.http import BadReply, ConnectFailed, CutOff, ServerBusy, TimedOut
+from penstock.backends.engines.served.base.http import BadReply, ConnectFailed, CutOff, ServerBusy, TimedOut
 from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from penstock.backends.engines.served.sglang.http import SglangHttp
+    from penstock.backends.engines.served.base.http import ServerHttp
 
 FLAGS: Final = ("--disable-retries", "--disable-circuit-breaker", "--health-check-endpoint", "/server_info")
 ASK_AGAIN_S: Final = 0.2
@@ -73,7 +73,7 @@ _WORKERS: Final = msgspec.json.Decoder(_Workers)
 _READINESS: Final = msgspec.json.Decoder(_Readiness)
 
 
-async def await_router(http: SglangHttp, addresses: Collection[str], *, timeout_s: float) -> None:
+async def await_router(http: ServerHttp, addresses: Collection[str], *, timeout_s: float) -> None:
     """Wait until the router is ready and has exactly these servers, each of them healthy.
 
     To be called before the first request, and after each update before requests are let in again.
@@ -100,7 +100,7 @@ async def await_router(http: SglangHttp, addresses: Collection[str], *, timeout_
         ) from None
 
 
-async def _problem(http: SglangHttp, wanted: set[str]) -> str:
+async def _problem(http: ServerHttp, wanted: set[str]) -> str:
     """What is still missing; empty when nothing is."""
     try:
         readiness = _READINESS.decode(await http.call("GET", "/readiness", timeout_s=CALL_TIMEOUT_S))

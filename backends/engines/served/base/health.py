@@ -9,30 +9,30 @@ Invariants:
 
 * Every change has a cause in words. ``dead`` is final.
 * A token that arrives proves the whole way, so it ends every suspicion but that of a stopped process.
-* Silence counts against a server only where it could have spoken. ``/server_info`` waits behind a long forward pass
-  and behind a compilation, so its deadline is generous, and longer until the server has made its first token; while a
-  control call occupies the scheduler, up to the call's own deadline, nothing is counted; while it is paused no tokens
-  are expected.
+* Silence counts against a server only where it could have spoken. What the scheduler answers waits behind a long
+  forward pass and behind a compilation, so its deadline is generous, and longer until the server has made its first
+  token; while a control call occupies the scheduler, up to the call's own deadline, nothing is counted; while it is
+  paused no tokens are expected.
 * What is stopped by a signal is seen in the process table and needs no long wait.
 
-How each part shows that it hangs (seen on SGLang 0.5.23):
+How each part shows that it hangs:
 
-| hangs | ``/ready`` | ``/server_info`` | tokens |
+| hangs | main process | scheduler | tokens |
 |---|---|---|---|
 | main process (HTTP, tokenizer) | no answer | no answer | none |
 | scheduler | answers | no answer | none |
 | detokenizer | answers | answers | none |
-
-``/health`` shows none of this surely: any message that reaches the main process makes it answer 200, and while requests
-run the scheduler answers it past the detokenizer.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class HealthState(StrEnum):
@@ -48,12 +48,12 @@ class HealthState(StrEnum):
 
 
 class Check(StrEnum):
-    """A question that is asked again and again."""
+    """A part that is asked again and again whether it still answers."""
 
-    FRONT = "/ready"
-    """Answered by the main process alone."""
-    SCHEDULER = "/server_info"
-    """Answered by the scheduler, past the detokenizer."""
+    FRONT = "main process"
+    """It answers alone."""
+    SCHEDULER = "scheduler"
+    """It answers past the detokenizer."""
 
 
 class HealthLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,8 +173,9 @@ class Complaint(NamedTuple):
 class Health:
     """One server. All times are seconds of one clock that never goes back."""
 
-    def __init__(self, limits: HealthLimits, now_s: float) -> None:
+    def __init__(self, limits: HealthLimits, now_s: float, questions: Mapping[Check, str]) -> None:
         self.limits = limits
+        self._questions = questions
         self.state = HealthState.STARTING
         self.cause = "it was launched"
         self._is_warm = False
@@ -276,8 +277,8 @@ class Health:
         if self._num_in_flight and not self._is_paused:
             since_s = self._counted_from(self._tokens_due_s)
             what = (
-                f"no token arrives though {self._num_in_flight} requests are in flight; while {Check.SCHEDULER} is "
-                "answered that points to the detokenizer"
+                f"no token arrives though {self._num_in_flight} requests are in flight; while "
+                f"{self._questions[Check.SCHEDULER]} is answered that points to the detokenizer"
             )
             found.append(Complaint(what, since_s + limits.suspect_after_s, since_s + dead_after_s))
         return found
@@ -287,10 +288,9 @@ class Health:
         return max(silent_s, self._excused_s, until_s)
 
     def _silence(self, check: Check) -> str:
-        part = "main process" if check is Check.FRONT else "scheduler"
         reason = f" ({self._reasons[check]})" if check in self._reasons else ""
         late = f", and {self._occupied.call} has not ended in its time" if self._occupied is not None else ""
-        return f"its {part} does not answer {check.value}{reason}{late}, and no token arrives"
+        return f"its {check} does not answer {self._questions[check]}{reason}{late}, and no token arrives"
 
     def _change(self, after: HealthState, cause: str, now_s: float) -> HealthChange | None:
         if after is self.state:

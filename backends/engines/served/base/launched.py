@@ -1,16 +1,15 @@
-"""One SGLang server of ours: its launch, its log, its death, and the end of all its processes.
+"""One server of ours: its launch, its log, its death, and the end of all its processes.
 
 ```
-this process ── guardian ── main (HTTP, tokenizer) ─┬─ scheduler, one per GPU
-                                                    └─ detokenizer
+this process ── guardian ── main (HTTP) ── scheduler, one per GPU, and others that have named themselves
 ```
 
 Invariants:
 
 * The server never outlives this process, however this process ends: see :mod:`penstock.backends.processes.guardian`.
   What is left when the guardian is killed as well is found by its environment, by the next launch of the same owner.
-* ``ended`` completes when any process ends that the server cannot do without. SGLang starts none of them again, and
-  its main process takes seconds to notice; it is not waited for.
+* ``ended`` completes when any process ends that the server cannot do without. None of them is started again, and its
+  main process may take seconds to notice; it is not waited for.
 * Nothing is polled: the port, the readiness and the progress of a start are read from the log as it is written, and
   the end of a process is told by the kernel.
 * Everything runs on the one event loop that ``launch`` was called on.
@@ -35,8 +34,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
-from penstock.backends.engines.served.sglang.log_lines import news_in, port_in, reason_in, says_ready, tail_of
-from penstock.backends.engines.served.sglang.processes import (
+from penstock.backends.engines.served.base.processes import (
     ServerProcess,
     Watch,
     end_marked,
@@ -44,12 +42,7 @@ from penstock.backends.engines.served.sglang.processes import (
     how_it_ended,
     named_processes,
 )
-from penstock.backends.engines.served.sglang.settings import (
-    OWNER_VARIABLE,
-    RUN_VARIABLES,
-    SERVER_VARIABLE,
-    ServerSettings,
-)
+from penstock.backends.engines.served.base.settings import OWNER_VARIABLE, RUN_VARIABLES, SERVER_VARIABLE
 from penstock.backends.processes.guardian import Exited, GuardianJob, LogLine, Started, decode_word, start_guardian
 from penstock.backends.processes.process_facts import is_running, is_stopped, start_ticks_of
 from penstock.messages.errors import UserFault
@@ -57,6 +50,8 @@ from penstock.messages.errors import UserFault
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable
+
+    from penstock.backends.engines.served.base.settings import ServerSettings
 
 SPAWN_TIMEOUT_S: Final = 60.0
 END_TIMEOUT_S: Final = 30.0
@@ -82,17 +77,18 @@ class ServerEnd(NamedTuple):
     """By ``end``."""
     log_tail: tuple[str, ...]
     log_path: Path
+    reason: str
+    """Its own last words, as far as it has named an error."""
 
     @property
     def story(self) -> str:
         """The cause, where the log is, and its last lines."""
-        reason = reason_in(self.log_tail)
-        said = f"; it said: {reason}" if reason else ""
+        said = f"; it said: {self.reason}" if self.reason else ""
         tail = "".join(f"\n    {line}" for line in self.log_tail)
         return f"{self.cause}{said}. The end of its log, {self.log_path}:{tail}"
 
 
-class SglangServer:
+class LaunchedServer:
     """One server. ``launch`` makes it, ``wait_ready`` waits until it serves, ``end`` must be called once."""
 
     def __init__(self, settings: ServerSettings, report: Callable[[str], None] | None) -> None:
@@ -134,7 +130,7 @@ class SglangServer:
             ServerStartError: the processes cannot be started, or an earlier server of this owner cannot be ended.
         """
         if not os.access(settings.python, os.X_OK):
-            raise UserFault(f"SGLang's interpreter {settings.python} is not there or cannot be executed")
+            raise UserFault(f"{settings.kind}'s interpreter {settings.python} is not there or cannot be executed")
         if not settings.model_folder.is_dir():
             raise UserFault(f"the model folder {settings.model_folder} is not there")
         if settings.owner and (left := await end_marked(_owner_marks(settings.owner), END_TIMEOUT_S)):
@@ -193,7 +189,7 @@ class SglangServer:
     @property
     def log_tail(self) -> tuple[str, ...]:
         """The last lines that it has written since it was ready, or since its launch."""
-        return tail_of(self._lines)
+        return self.settings.log_words.tail_of(self._lines)
 
     def stopped(self) -> tuple[str, ...]:
         """Names of its processes that a signal has stopped (SIGSTOP)."""
@@ -229,7 +225,7 @@ class SglangServer:
         self._watch_processes()
 
     def _watch_processes(self) -> None:
-        found = named_processes(self._main_pid)
+        found = named_processes(self._main_pid, self.settings.title_prefix)
         for process in found:
             if process.pid == self._main_pid:
                 continue  # the guardian tells of that one, with its exit code
@@ -262,12 +258,13 @@ class SglangServer:
         self._lines.append(line)
         if self._ready.done():
             return
-        self._port = port_in(line) or self._port
-        if news := news_in(line):
+        words = self.settings.log_words
+        self._port = words.port_in(line) or self._port
+        if news := words.news_in(line):
             self._last_news = news
             if self._report is not None:
                 self._report(news)
-        self._says_ready |= says_ready(line, serves=self.settings.serves)
+        self._says_ready |= words.says_ready(line, serves=self.settings.serves)
         if self._says_ready and (self._port or not self.settings.serves):  # these come in either order
             self._lines.clear()  # what it complained about on its way is not why it will end
             self._remove_key()
@@ -286,10 +283,10 @@ class SglangServer:
 
     def _bury(self, what: str) -> None:
         if not self.ended.done():
-            cause = "the server was ended" if self._was_asked else f"the SGLang server died: {what}"
-            self.ended.set_result(
-                ServerEnd(cause, self._exit_code, self._was_asked, self.log_tail, self.settings.log_path)
-            )
+            settings, tail = self.settings, self.log_tail
+            cause = "the server was ended" if self._was_asked else f"the {settings.kind} server died: {what}"
+            reason = settings.log_words.reason_in(tail)
+            self.ended.set_result(ServerEnd(cause, self._exit_code, self._was_asked, tail, settings.log_path, reason))
 
     async def end(self, timeout_s: float = END_TIMEOUT_S) -> list[int]:
         """Kill all its processes and wait until they are gone. May be called again; does nothing then.

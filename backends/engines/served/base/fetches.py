@@ -1,4 +1,4 @@
-"""Brings weights near for one engine of SGLang servers, one publish after the other.
+"""Brings weights near for one engine, one publish after the other.
 
 | waits for | who ends it |
 |---|---|
@@ -8,23 +8,23 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic
 
+from penstock.backends.engines.served.base.dialect import EndpointT
 from penstock.backends.engines.staged_weights import StagedWeights
 from penstock.backends.weights.protocol import WeightFetchError
 from penstock.messages.local import WeightsStagedLocally
 
 if TYPE_CHECKING:
-    from penstock.backends.engines.served.sglang.parts import Staging
-    from penstock.backends.engines.served.sglang.updates import Loadable
+    from penstock.backends.engines.served.base.dialect import Loadable, Staging
     from penstock.messages.weights import WeightManifest
 
 
-class Fetches:
+class Fetches(Generic[EndpointT]):
     """Everything here belongs to the loop of one engine's backend."""
 
-    def __init__(self, staging: Staging) -> None:
-        self.staged: StagedWeights[Loadable] = StagedWeights()
+    def __init__(self, staging: Staging[EndpointT]) -> None:
+        self.staged: StagedWeights[Loadable[EndpointT]] = StagedWeights()
         self._staging = staging
         self._fetching = asyncio.Lock()
 

@@ -1,4 +1,4 @@
-"""SGLang servers as an engine behind :class:`penstock.backends.protocol.Backend`: one event loop on one thread.
+"""Servers as an engine behind :class:`penstock.backends.protocol.Backend`: one event loop on one thread.
 
 Invariants:
 
@@ -22,8 +22,7 @@ Invariants:
 | a call of a swap, or of falling asleep | the server; ``SWAP_CALL_S`` |
 | requests that were revoked, before it falls asleep | the server, which aborts them; ``ABORTED_S`` |
 | the canary's log-probs | the server; ``CANARY_S`` |
-| a router, to find every server healthy after a swap | the router; ``ROUTER_S`` |
-| ``close`` for the loop | its own deadline |
+| what a router needs after a swap | the router; the dialect's deadline |
 """
 
 from __future__ import annotations
@@ -32,28 +31,28 @@ import asyncio
 import contextlib
 import logging
 import secrets
-import threading
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, assert_never
+from typing import TYPE_CHECKING, Final, Generic, assert_never
 
-from penstock.backends.engines.served.sglang import updates
-from penstock.backends.engines.served.sglang.assembler import EndReason
-from penstock.backends.engines.served.sglang.fetches import Fetches
-from penstock.backends.engines.served.sglang.generate import BadTokenError, SglangGenerator
-from penstock.backends.engines.served.sglang.health import HealthState
-from penstock.backends.engines.served.sglang.http import SglangError
-from penstock.backends.engines.served.sglang.opening import open_engine
-from penstock.backends.engines.served.sglang.parts import EngineFailedError, ModelShape, Staging
-from penstock.backends.engines.served.sglang.prober import Prober
-from penstock.backends.engines.served.sglang.requests import LOST, OpenRequest
-from penstock.backends.engines.served.sglang.router import await_router
-from penstock.backends.engines.served.sglang.versions import label_of
+from penstock.backends.engines.served.base import updates
+from penstock.backends.engines.served.base.calls import EndReason
+from penstock.backends.engines.served.base.dialect import EndpointT, EngineFailedError, Memory
+from penstock.backends.engines.served.base.fetches import Fetches
+from penstock.backends.engines.served.base.generator import BadTokenError
+from penstock.backends.engines.served.base.health import HealthState
+from penstock.backends.engines.served.base.http import CallError
+from penstock.backends.engines.served.base.loop import LoopBackend
+from penstock.backends.engines.served.base.prober import Prober
+from penstock.backends.engines.served.base.requests import LOST, OpenRequest
+from penstock.backends.engines.served.base.versions import label_of
 from penstock.messages.arrays import TOKEN_BYTES
 from penstock.messages.base import Metric
 from penstock.messages.canary import canary_difference
 from penstock.messages.commands import (
     AbortGeneration,
     ApplyWeights,
+    EngineCommand,
     FetchWeights,
     Generate,
     InterruptGenerations,
@@ -66,16 +65,14 @@ from penstock.messages.samples import Cancelled, InfraError
 from penstock.messages.training import UpdateMode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable
 
-    from penstock.backends.engines.served.sglang.assembler import Chunk, Generated
-    from penstock.backends.engines.served.sglang.health import HealthChange, HealthLimits
-    from penstock.backends.engines.served.sglang.http import SglangHttp
-    from penstock.backends.engines.served.sglang.opening import EngineSetup, Opened
-    from penstock.backends.engines.served.sglang.requests import RequestRules
+    from penstock.backends.engines.served.base.calls import Chunk, Generated
+    from penstock.backends.engines.served.base.dialect import Staging
+    from penstock.backends.engines.served.base.health import HealthChange, HealthLimits
+    from penstock.backends.engines.served.base.opened import Opened
+    from penstock.backends.engines.served.base.requests import RequestRules
     from penstock.backends.processes.remote_ranks import RemoteRanks
-    from penstock.backends.protocol import Emit, Fail
-    from penstock.messages.commands import EngineCommand
     from penstock.messages.local import LocalEvent
     from penstock.messages.samples import Outcome, SampleKey
     from penstock.messages.weights import WeightManifest
@@ -85,36 +82,29 @@ LOST_S: Final = 15.0
 LOAD_CHECK_S: Final = 1.0
 CANARY_S: Final = 120.0
 ABORTED_S: Final = 60.0
-ROUTER_S: Final = 60.0
 FULL: Final = 0.9
 """Share of the server's cache from which on its queue is taken for want of memory."""
 
 _log: Final = logging.getLogger(__name__)
 
 
-class SglangEngineBackend:
-    """One engine of SGLang servers."""
+class ServedEngineBackend(LoopBackend[EngineCommand], Generic[EndpointT]):
+    """One engine of servers of one kind."""
 
     def __init__(
         self,
-        setup: EngineSetup,
+        open_engine: Callable[[Callable[[str], None]], Awaitable[Opened[EndpointT]]],
         *,
-        make_rules: Callable[[Opened], RequestRules],
-        shape: ModelShape,
-        staging: Staging,
+        rules: RequestRules,
+        staging: Staging[EndpointT],
         limits: HealthLimits,
     ) -> None:
-        self._setup = setup
-        self._make_rules = make_rules
-        self._shape = shape
+        """``open_engine`` starts or attaches; it is given what hears how a start goes on."""
+        super().__init__("served-engine")
+        self._open_engine = open_engine
+        self._rules = rules
         self._fetches = Fetches(staging)
         self._limits = limits
-        self._loop = asyncio.new_event_loop()
-        self._stopping = asyncio.Event()
-        self._thread: threading.Thread | None = None
-        self._close_s = 0.0
-        self._has_failed = False
-        self._tasks: set[asyncio.Task[None]] = set()
         self._requests: dict[tuple[SampleKey, int], OpenRequest] = {}
         self._running: dict[OpenRequest, asyncio.Task[None]] = {}
         self._gate = asyncio.Event()
@@ -126,23 +116,10 @@ class SglangEngineBackend:
         """Told after the canary's log-probs."""
         self._served: WeightManifest | None = None
         self._is_asleep = False
-        self._opened: Opened | None = None
+        self._opened: Opened[EndpointT] | None = None
         self._probers: tuple[Prober, ...] = ()
         self._num_generated = self._num_cached = self._num_retractions = 0
         self._token_usage = 0.0
-
-    # --- of the protocol --------------------------------------------------------------------------------------
-
-    def start(self, emit: Emit, fail: Fail) -> None:
-        """See :class:`penstock.backends.protocol.Backend`."""
-        self._emit, self._fail = emit, fail
-        self._thread = threading.Thread(target=self._run, name="sglang-engine", daemon=True)
-        self._thread.start()
-
-    def execute(self, command: EngineCommand, /) -> None:
-        """See :class:`penstock.backends.protocol.Backend`."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the engine was given up, or the run has ended
-            self._loop.call_soon_threadsafe(self._take, command)
 
     def gauges(self) -> tuple[Metric, ...]:
         """Requests at the server and here, the share of slots and of the server's cache in use, tokens so far."""
@@ -152,61 +129,21 @@ class SglangEngineBackend:
         return (
             Metric("engine/running", running),
             Metric("engine/queued", len(self._requests) - running),
-            Metric("engine/occupancy", running / self._num_slots),
+            Metric("engine/occupancy", running / self._opened.num_slots),
             Metric("engine/generated_tokens", self._num_generated),
             Metric("engine/cached_tokens", self._num_cached),
             Metric("engine/retractions", self._num_retractions),
             Metric("engine/token_usage", self._token_usage),
         )
 
-    def close(self, timeout_s: float) -> None:
-        """See :class:`penstock.backends.protocol.Backend`."""
-        if self._thread is None:
-            self._loop.close()
-            return
-        self._close_s = max(1.0, timeout_s - 1.0)
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._stopping.set)
-        self._thread.join(timeout_s)
-
     # --- the loop ---------------------------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        try:
-            self._loop.run_until_complete(self._main())
-        except BaseException as error:  # the contract of Backend: the process ends with this story
-            self._fail(error)
-        finally:
-            self._loop.close()
-
-    async def _main(self) -> None:
-        await self._stopping.wait()
-        for task in tuple(self._tasks):
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=self._close_s / 2)
+    async def _shut(self, timeout_s: float) -> None:
         for prober in self._probers:
             await prober.close()
         await self._fetches.close(is_open=self._opened is not None)
         if self._opened is not None:
-            await self._opened.close(self._close_s / 2)
-
-    def _spawn(self, body: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
-        task = self._loop.create_task(body, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._give_up(error)
-
-    def _give_up(self, error: BaseException) -> None:
-        """The first reason ends the engine; what is told afterwards would only contradict it."""
-        if not self._has_failed:
-            self._has_failed = True
-            self._fail(error)
+            await self._opened.close(timeout_s)
 
     def _tell(self, event: LocalEvent) -> None:
         if self._has_failed:
@@ -241,65 +178,41 @@ class SglangEngineBackend:
     # --- opening ----------------------------------------------------------------------------------------------
 
     async def _open(self) -> None:
-        options = self._setup.options
-        self._opened = opened = await open_engine(self._setup, lambda line: _log.info("server: %s", line))
-        self._rules = self._make_rules(opened)
-        self._scorers = tuple(self._generator_of(opened, endpoint.http) for endpoint in opened.endpoints)
-        self._generator = self._scorers[0] if options.router is None else self._generator_of(opened, opened.generation)
-        self._num_slots = min(options.slots, opened.num_slots)
-        if self._num_slots < 1:
-            raise UserFault("the server's --max-running-requests is too small; it must be at least 3")
+        self._opened = opened = await self._open_engine(lambda line: _log.info("server: %s", line))
+        self._rules = replace(self._rules, is_seeded=opened.is_seeded, has_priorities=opened.has_priorities)
         self._probers = tuple(
-            Prober(
-                endpoint.http,
-                self._on_health,
-                limits=self._limits,
-                server=opened.server,
-            )
+            Prober(endpoint.control, self._on_health, limits=self._limits, server=opened.server)
             for endpoint in opened.endpoints
         )
         for prober in self._probers:
             prober.start()
-        self._spawn(self._watch_load(), "load")
+        self._spawn(self._watch_load(opened), "load")
         if opened.remote_ranks is not None:
             self._spawn(self._watch_ranks(opened.remote_ranks), "ranks")
-        self._tell(EngineOpened(num_slots=self._num_slots))
-
-    def _generator_of(self, opened: Opened, http: SglangHttp) -> SglangGenerator:
-        info = opened.endpoints[0].info
-        return SglangGenerator(
-            http,
-            vocab_size=self._shape.vocab_size,
-            incremental=info.incremental_streaming,
-            stream_interval=self._setup.options.progress_tokens,
-            seeded=info.deterministic,
-            priorities=info.priority_scheduling,
-            abort_at=[endpoint.http for endpoint in opened.endpoints],
-        )
+        self._tell(EngineOpened(num_slots=opened.num_slots))
 
     def _on_health(self, change: HealthChange) -> None:
         _log.info("server: %s, was %s: %s", change.after, change.before, change.cause)
         if change.after is HealthState.DEAD:
             server = None if self._opened is None else self._opened.server
             story = server.ended.result().story if server is not None and server.ended.done() else change.cause
-            self._give_up(EngineFailedError(story))
+            self._fail(EngineFailedError(story))
 
     async def _watch_ranks(self, ranks: RemoteRanks) -> None:
         ended = await ranks.ended()
         last = "".join(f"\n    {line}" for line in ended.last_lines)
         raise EngineFailedError(f"node {ended.rank} of the server ended: {ended.reason}. The end of its log:{last}")
 
-    async def _watch_load(self) -> None:
-        assert self._opened is not None
+    async def _watch_load(self, opened: Opened[EndpointT]) -> None:
         while True:
             await asyncio.sleep(LOAD_CHECK_S)
             if not self._requests:
                 self._room.set()
                 continue
-            with contextlib.suppress(SglangError):  # the prober sees what is the matter
-                loads = [await endpoint.control.loads() for endpoint in self._opened.endpoints]
+            with contextlib.suppress(CallError):  # the prober sees what is the matter
+                loads = [await endpoint.control.loads() for endpoint in opened.endpoints]
                 self._token_usage = max(load.token_usage for load in loads)
-                is_full = any(load.num_waiting + load.num_retracted and load.token_usage > FULL for load in loads)
+                is_full = any(load.num_queued and load.token_usage > FULL for load in loads)
                 (self._room.clear if is_full else self._room.set)()
 
     # --- requests ---------------------------------------------------------------------------------------------
@@ -334,7 +247,9 @@ class SglangEngineBackend:
         return outcome
 
     async def _ask(self, request: OpenRequest) -> Generated:
+        assert self._opened is not None
         assert self._served is not None, "the actor submits nothing before weights are served"
+        generator = self._opened.generator
         call = request.call(label_of(self._served), self._served.version)
 
         def on_chunk(chunk: Chunk) -> None:
@@ -342,14 +257,14 @@ class SglangEngineBackend:
                 prober.token()
             advanced = request.advance(chunk)
             if advanced is None:
-                self._generator.abort_soon(call.rid)
+                generator.abort_soon(call.rid)
             else:
                 self._tell(advanced)
 
         for prober in self._probers:
             prober.submitted()
         try:
-            generated = await self._generator.generate(call, on_chunk)
+            generated = await generator.generate(call, on_chunk)
         finally:
             for prober in self._probers:
                 prober.finished()
@@ -381,8 +296,9 @@ class SglangEngineBackend:
         self._tell(request.ended(Cancelled(cause=cause)))
 
     async def _abort(self, rid: str) -> None:
-        with contextlib.suppress(SglangError):  # the request's own deadline, and the prober, see to the rest
-            await self._generator.abort(rid)
+        assert self._opened is not None
+        with contextlib.suppress(CallError):  # the request's own deadline, and the prober, see to the rest
+            await self._opened.generator.abort(rid)
 
     # --- weights ----------------------------------------------------------------------------------------------
 
@@ -393,32 +309,27 @@ class SglangEngineBackend:
 
     async def _swap(self, manifest: WeightManifest, mode: UpdateMode) -> None:
         assert self._opened is not None
-        endpoints = self._opened.endpoints
-        staged = self._fetches.staged.take(manifest)
+        opened, staged = self._opened, self._fetches.staged.take(manifest)
         if not any(request.rid for request in self._requests.values()):
             mode = UpdateMode.DRAIN  # nothing runs, so the cache can be flushed
         self._gate.clear()
         try:
-            async with contextlib.AsyncExitStack() as stack:
-                stack.callback(staged.close)
-                for prober in self._probers:
-                    await stack.enter_async_context(prober.occupied("the swap of weights", SWAP_CALL_S))
-                await updates.pause(endpoints, mode, SWAP_CALL_S)
-                await self._take_back_unbegun()
-                if self._is_asleep:
-                    await updates.wake(endpoints, updates.WEIGHTS_MEMORY, SWAP_CALL_S)
-                loaded = await updates.load(
-                    endpoints, staged, mode, num_kv_heads=self._shape.num_kv_heads, timeout_s=SWAP_CALL_S
-                )
-                if self._is_asleep:
-                    await updates.wake(endpoints, updates.OTHER_MEMORY, SWAP_CALL_S)
-                    self._is_asleep = False
-                self._served, self._held = manifest, []
-                await updates.resume(endpoints, SWAP_CALL_S)
-            if self._setup.options.router is not None:
-                await await_router(self._opened.generation, self._setup.options.addresses, timeout_s=ROUTER_S)
-            canary = await self._score_canary(manifest)
-        except (SglangError, UserFault) as error:
+            with contextlib.closing(staged):
+                async with self._occupied("the swap of weights"):
+                    await _each(endpoint.pause(mode, SWAP_CALL_S) for endpoint in opened.endpoints)
+                    await self._take_back_unbegun()
+                    if self._is_asleep:
+                        await _each(endpoint.wake(Memory.WEIGHTS, SWAP_CALL_S) for endpoint in opened.endpoints)
+                    loaded = await updates.load(opened.endpoints, staged, mode, SWAP_CALL_S)
+                    if self._is_asleep:
+                        await _each(endpoint.wake(Memory.REST, SWAP_CALL_S) for endpoint in opened.endpoints)
+                        self._is_asleep = False
+                    self._served, self._held = manifest, []
+                    await _each(endpoint.resume(SWAP_CALL_S) for endpoint in opened.endpoints)
+            if opened.after_swap is not None:
+                await opened.after_swap()
+            canary = await _score_canary(opened, manifest)
+        except (CallError, UserFault) as error:
             raise EngineFailedError(f"the swap to version {manifest.version} failed: {error}") from error
         held, self._held = self._held, None
         self._tell(
@@ -444,11 +355,9 @@ class SglangEngineBackend:
             if pending:
                 raise EngineFailedError(f"a request has not ended {ABORTED_S:g} s after the server was to sleep")
         try:
-            async with contextlib.AsyncExitStack() as stack:
-                for prober in self._probers:
-                    await stack.enter_async_context(prober.occupied("the release of memory", SWAP_CALL_S))
-                await updates.sleep(self._opened.endpoints, SWAP_CALL_S)
-        except SglangError as error:
+            async with self._occupied("the release of memory"):
+                await _each(endpoint.sleep(SWAP_CALL_S) for endpoint in self._opened.endpoints)
+        except CallError as error:
             raise EngineFailedError(f"the server cannot give its memory up: {error}") from error
         self._is_asleep = True
         self._tell(EngineSlept())
@@ -460,13 +369,27 @@ class SglangEngineBackend:
             request.is_sent_again = True
         await asyncio.gather(*(self._abort(request.rid) for request in unbegun))
 
-    async def _score_canary(self, manifest: WeightManifest) -> bytes:
-        """Of the servers behind this engine, the log-probs that are furthest from the learner's."""
-        canary = manifest.canary
-        if canary is None:
-            return b""
-        rid = f"canary-{label_of(manifest)}-{secrets.token_hex(4)}"
-        found = await asyncio.gather(
-            *(scorer.probe(canary.tokens, rid=rid, extra_key=rid, timeout_s=CANARY_S) for scorer in self._scorers)
-        )
-        return max(found, key=partial(canary_difference, canary))
+    @contextlib.asynccontextmanager
+    async def _occupied(self, call: str) -> AsyncGenerator[None]:
+        """No server's silence is held against it meanwhile."""
+        async with contextlib.AsyncExitStack() as stack:
+            for prober in self._probers:
+                await stack.enter_async_context(prober.occupied(call, SWAP_CALL_S))
+            yield
+
+
+async def _each(calls: Iterable[Coroutine[None, None, None]]) -> None:
+    """One call at each server, all at once."""
+    await asyncio.gather(*calls)
+
+
+async def _score_canary(opened: Opened[EndpointT], manifest: WeightManifest) -> bytes:
+    """Of the servers behind an engine, the log-probs that are furthest from the learner's."""
+    canary = manifest.canary
+    if canary is None:
+        return b""
+    rid = f"canary-{label_of(manifest)}-{secrets.token_hex(4)}"
+    found = await asyncio.gather(
+        *(scorer.probe(canary.tokens, rid=rid, extra_key=rid, timeout_s=CANARY_S) for scorer in opened.scorers)
+    )
+    return max(found, key=partial(canary_difference, canary))

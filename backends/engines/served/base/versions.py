@@ -15,7 +15,7 @@ from penstock.messages.samples import VersionSpan
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from penstock.backends.engines.served.sglang.assembler import VersionTokens
+    from penstock.backends.engines.served.base.calls import VersionTokens
     from penstock.messages.weights import WeightManifest
 
 _LABEL: Final = re.compile(r"v(?P<version>\d+)\.(?P<epoch>\d+)\.(?P<publish>\d+)")

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from penstock.backends.engines.served.base.versions import label_of
 from penstock.backends.engines.served.expectation import check_tensors, table_of
-from penstock.backends.engines.served.sglang.versions import label_of
 from penstock.backends.weights.digest import digest_of
 from penstock.backends.weights.disk import FILE_NAME
 from penstock.backends.weights.fetched import check_size, checked_digest
@@ -35,8 +35,8 @@ from penstock.backends.weights.tensor_file import parse_layout, tensor_views
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from penstock.backends.engines.served.base.dialect import Endpoint
     from penstock.backends.engines.served.expectation import Expectation
-    from penstock.backends.engines.served.sglang.opening import Endpoint
     from penstock.messages.weights import WeightManifest
 
 WEIGHT_SUFFIXES: Final = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt", ".pth")
@@ -79,9 +79,9 @@ class StagedFile:
         """Have a server of this node load the folder.
 
         Raises:
-            SglangError: it could not; it may hold part of these weights.
+            CallError: it could not; it may hold part of these weights.
         """
-        await endpoint.control.update_from_disk(str(self.folder), version=label, flush=flush, timeout_s=timeout_s)
+        await endpoint.load_folder(self.folder, label, flush=flush, timeout_s=timeout_s)
 
     def close(self) -> None:
         """Let go of the bytes and remove the folder. May be called more than once."""

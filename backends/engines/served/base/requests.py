@@ -1,4 +1,4 @@
-"""One sample at a SGLang engine: what it has so far, what is still to be asked for, and how it ended.
+"""One sample at a served engine: what it has so far, what is still to be asked for, and how it ended.
 
 Invariants:
 
@@ -19,11 +19,9 @@ import msgspec
 import numpy as np
 
 from penstock.backends.engines.expert_choices import pack_experts
-from penstock.backends.engines.served.sglang.assembler import EndReason, Failure, VersionTokens
-from penstock.backends.engines.served.sglang.generate import GenerateCall
-from penstock.backends.engines.served.sglang.http import BadReply
-from penstock.backends.engines.served.sglang.media import media_fields
-from penstock.backends.engines.served.sglang.versions import spans_of
+from penstock.backends.engines.served.base.calls import EndReason, Failure, GenerateCall, VersionTokens
+from penstock.backends.engines.served.base.http import BadReply
+from penstock.backends.engines.served.base.versions import spans_of
 from penstock.backends.engines.torch.stopping import StopStringWatch
 from penstock.messages.arrays import TOKEN_BYTES, tokens_view
 from penstock.messages.local import GenerationAdvanced, GenerationEnded
@@ -41,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.backends.engines.expert_choices import ExpertShape
-    from penstock.backends.engines.served.sglang.assembler import Chunk, Generated
+    from penstock.backends.engines.served.base.calls import Chunk, Generated
     from penstock.backends.engines.torch.sampling_parameters import SamplingParameters
     from penstock.backends.engines.torch.stopping import StopStrings
     from penstock.messages.commands import Generate
@@ -50,7 +48,6 @@ if TYPE_CHECKING:
 LOST: Final = (Failure.NO_CONNECTION, Failure.CUT_OFF)
 """The server has probably died; then it is no fault of the request."""
 FIRST_PRIORITY: Final = 1 << 30
-ROUTED_EXPERTS: Final = "return_routed_experts"
 INT32_BYTES: Final = 4
 
 
@@ -66,8 +63,8 @@ class RequestRules:
     """Of the datasets of an evaluation."""
     max_context: int
     timeout_s: float
-    is_seeded: bool
-    has_priorities: bool
+    is_seeded: bool = False
+    has_priorities: bool = False
     experts: ExpertShape | None = None
     """Of the model, where the server is to say which of them it chose."""
 
@@ -133,11 +130,9 @@ class OpenRequest:
             priority=self._priority() if rules.has_priorities else None,
             deadline_s=rules.timeout_s,
             routing_key=f"group-{command.key.group_id}",
-            extras=(*self._extras(), *media_fields(command.prompt.media)),
+            media=command.prompt.media,
+            with_experts=rules.experts is not None,
         )
-
-    def _extras(self) -> tuple[tuple[str, msgspec.Raw], ...]:
-        return () if self._rules.experts is None else ((ROUTED_EXPERTS, msgspec.Raw(b"true")),)
 
     def _priority(self) -> int:
         """Higher goes first: what must be trained soonest. An evaluation has a late deadline of its own, so training

@@ -1,8 +1,8 @@
-"""HTTP to one SGLang server: one session, bytes in and out, a deadline on every call, every failure of a kind.
+"""HTTP to one server: one session, bytes in and out, a deadline on every call, every failure of a kind.
 
 Invariants:
 
-* A call ends in its reply or in one :class:`SglangError` whose class says what may be done about it. Only
+* A call ends in its reply or in one :class:`CallError` whose class says what may be done about it. Only
   ``ConnectFailed`` promises that the server has seen nothing.
 * Connections are not limited in number, so control calls never queue behind generation: what limits generation is
   the caller's own count of open requests.
@@ -18,14 +18,14 @@ Invariants:
 
 ::
 
-    SglangError
+    CallError
     ├── ConnectFailed   no connection: nothing was sent, trying again is safe
     ├── ServerBusy      503, 504: not now
     ├── Refused         4xx, or ``success: false``: wrong request or wrong moment; the same again is refused again
     ├── ServerError     any other 5xx
     ├── CutOff          the connection was lost after the request was sent: it may have been carried out, or still run
     ├── TimedOut        no answer in time: likewise
-    └── BadReply        an answer that SGLang does not give
+    └── BadReply        an answer that this kind of server does not give
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator, Mapping
 
 MAX_EVENT_BYTES: Final = 256 * 1024 * 1024
-"""A stream that goes on for longer without the end of an event is not one of SGLang's."""
+"""A stream that goes on for longer without the end of an event is none."""
 MAX_QUOTED: Final = 600
 """Characters of a foreign message that go into one of ours."""
 
 
-class SglangError(Exception):
-    """A call to a SGLang server failed; see the module for the kinds."""
+class CallError(Exception):
+    """A call to a server failed; see the module for the kinds."""
 
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message, status)
@@ -59,32 +59,32 @@ class SglangError(Exception):
         return self.message
 
 
-class ConnectFailed(SglangError):  # noqa: N818 - it says what happened
+class ConnectFailed(CallError):  # noqa: N818 - it says what happened
     """No connection could be made: nothing was sent."""
 
 
-class ServerBusy(SglangError):  # noqa: N818 - it says what happened
+class ServerBusy(CallError):  # noqa: N818 - it says what happened
     """The server, or a router before it, does not take the request now."""
 
 
-class Refused(SglangError):  # noqa: N818 - it says what happened
+class Refused(CallError):  # noqa: N818 - it says what happened
     """The server does not take this request, and says why."""
 
 
-class ServerError(SglangError):
+class ServerError(CallError):
     """The server failed while it answered."""
 
 
-class CutOff(SglangError):  # noqa: N818 - it says what happened
+class CutOff(CallError):  # noqa: N818 - it says what happened
     """The connection was lost after the request had been sent."""
 
 
-class TimedOut(SglangError):  # noqa: N818 - it says what happened
+class TimedOut(CallError):  # noqa: N818 - it says what happened
     """The deadline passed without an answer."""
 
 
-class BadReply(SglangError):  # noqa: N818 - it says what happened
-    """The answer is not one that SGLang gives."""
+class BadReply(CallError):  # noqa: N818 - it says what happened
+    """The answer is not one that this kind of server gives."""
 
 
 class _ErrorDetail(msgspec.Struct):
@@ -99,7 +99,7 @@ class _ErrorBody(msgspec.Struct):
     detail: msgspec.Raw = msgspec.Raw()
 
 
-class SglangHttp:
+class ServerHttp:
     """One session with one server, or with a router before several."""
 
     def __init__(
@@ -124,7 +124,7 @@ class SglangHttp:
         """One request; the body of its 200.
 
         Raises:
-            SglangError: of the kind that happened.
+            CallError: of the kind that happened.
         """
         what = f"{method} {self.base_url}{path}"
         with _translated(what, timeout_s):
@@ -144,7 +144,7 @@ class SglangHttp:
         """A request that is answered by a stream of events; the time is that until the stream begins.
 
         Raises:
-            SglangError: of the kind that happened.
+            CallError: of the kind that happened.
         """
         what = f"POST {self.base_url}{path}"
         with _translated(what, timeout_s):
@@ -207,7 +207,7 @@ class EventStream:
 
 
 class EventSplitter:
-    """Server-sent events out of bytes, as SGLang writes them: one ``data:`` line each, then an empty line."""
+    """Server-sent events out of bytes: one ``data:`` line each, then an empty line."""
 
     def __init__(self) -> None:
         self.is_done = False
@@ -245,7 +245,7 @@ class EventSplitter:
             self.error = BadReply(f"expected an event of a stream, got {len(self._rest)} bytes: {quoted(self._rest)}")
 
 
-def error_of(status: int, body: bytes, what: str) -> SglangError:
+def error_of(status: int, body: bytes, what: str) -> CallError:
     """The error that a status other than 200 stands for, with the server's own words."""
     message = f"{what} was answered {status}: {_words(body)}"
     if status in (503, 504):

@@ -1,4 +1,4 @@
-"""Asks a server how it is, and feeds the answers to its :mod:`~penstock.backends.engines.served.sglang.health`.
+"""Asks a server how it is, and feeds the answers to its :mod:`~penstock.backends.engines.served.base.health`.
 
 Invariants:
 
@@ -23,10 +23,7 @@ import contextlib
 import secrets
 from typing import TYPE_CHECKING, Final
 
-import msgspec
-
-from penstock.backends.engines.served.sglang.control import SglangControl
-from penstock.backends.engines.served.sglang.health import (
+from penstock.backends.engines.served.base.health import (
     Answered,
     Asked,
     Check,
@@ -47,13 +44,13 @@ from penstock.backends.engines.served.sglang.health import (
     Stopped,
     Tick,
 )
-from penstock.backends.engines.served.sglang.http import ConnectFailed, CutOff, SglangError, TimedOut
+from penstock.backends.engines.served.base.http import CallError, ConnectFailed, CutOff, TimedOut
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
-    from penstock.backends.engines.served.sglang.http import SglangHttp
-    from penstock.backends.engines.served.sglang.server import ServerEnd, SglangServer
+    from penstock.backends.engines.served.base.dialect import Control
+    from penstock.backends.engines.served.base.launched import LaunchedServer, ServerEnd
 
 INTERVAL_S: Final = 5.0
 CHECK_TIMEOUT_S: Final = 30.0
@@ -61,22 +58,6 @@ TRIAL_TIMEOUT_S: Final = 20.0
 ABORT_TIMEOUT_S: Final = 5.0
 STALL_S: Final = 1.0
 """A timer that is later than this tells of a loop that was held up, or of a process that was stopped."""
-HTTP_UNAVAILABLE: Final = 503
-
-
-class _TrialSampling(msgspec.Struct, frozen=True):
-    max_new_tokens: int = 1
-    temperature: float = 0.0
-    ignore_eos: bool = True
-
-
-class _Trial(msgspec.Struct, frozen=True):
-    """The smallest request; its salt keeps what it caches from every other request."""
-
-    rid: str
-    extra_key: str
-    input_ids: tuple[int, ...] = (0,)
-    sampling_params: _TrialSampling = _TrialSampling()
 
 
 class Prober:
@@ -84,25 +65,25 @@ class Prober:
 
     def __init__(
         self,
-        http: SglangHttp,
+        control: Control,
         on_change: Callable[[HealthChange], None],
         *,
         limits: HealthLimits,
         interval_s: float = INTERVAL_S,
-        server: SglangServer | None = None,
+        server: LaunchedServer | None = None,
     ) -> None:
         """Does nothing before ``start``.
 
         Args:
-            http: of a server that is ready; it stays the caller's to close.
+            control: of a server that is ready.
             on_change: called with every change of state, on the loop.
             limits: how long silence is borne.
             interval_s: between an answer and the next question.
             server: when it is ours: its processes and its end are watched.
         """
         self._loop = asyncio.get_running_loop()
-        self.health = Health(limits, self._loop.time())
-        self._http = http
+        self.health = Health(limits, self._loop.time(), control.questions)
+        self._control = control
         self._on_change = on_change
         self._interval_s = interval_s
         self._server = server
@@ -187,20 +168,20 @@ class Prober:
 
     async def _ask(self, check: Check) -> None:
         self._feed(Asked(check))
-        status = 0
+        is_paused = False
         try:
-            await self._http.call("GET", check.value, timeout_s=CHECK_TIMEOUT_S)
+            is_paused = await self._control.ask(check, CHECK_TIMEOUT_S)
         except TimedOut:
             self._feed(Failed(check, f"asked again after {CHECK_TIMEOUT_S:g} s"))
             return
         except (ConnectFailed, CutOff) as error:
             self._feed(Failed(check, str(error)))
             return
-        except SglangError as error:  # an answer all the same
-            status = error.status
+        except CallError:  # an answer all the same
+            pass
         self._feed(Answered(check))
         if check is Check.FRONT:
-            self._feed(Paused(status == HTTP_UNAVAILABLE))
+            self._feed(Paused(is_paused))
 
     def _wants_trial(self) -> bool:
         return self._trial is None and not self._calls and self.health.misses_tokens(self._loop.time())
@@ -209,12 +190,12 @@ class Prober:
         """A request of our own: where it is answered, those in flight are slow and not lost."""
         rid = f"penstock-trial-{secrets.token_hex(8)}"
         try:
-            await self._http.call("POST", "/generate", msgspec.json.encode(_Trial(rid, rid)), timeout_s=TRIAL_TIMEOUT_S)
+            await self._control.try_request(rid, TRIAL_TIMEOUT_S)
             self._feed(Progress())
         except TimedOut:
-            with contextlib.suppress(SglangError):
-                await SglangControl(self._http).abort(rid, ABORT_TIMEOUT_S)
-        except SglangError:
+            with contextlib.suppress(CallError):
+                await self._control.abort(rid, ABORT_TIMEOUT_S)
+        except CallError:
             pass  # the checks find out what is the matter
         finally:
             self._trial = None

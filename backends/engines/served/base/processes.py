@@ -22,9 +22,6 @@ from penstock.backends.processes.process_facts import how_it_ended as how_it_end
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-TITLE: str = "sglang::"
-"""How the processes begin whose end is the end of the server."""
-
 
 class ServerProcess(NamedTuple):
     """One process that a server cannot do without."""
@@ -61,15 +58,15 @@ class Watch:
             self._handle = -1
 
 
-def named_processes(main_pid: int) -> list[ServerProcess]:
-    """The main process of a server and those below it that have named themselves."""
+def named_processes(main_pid: int, prefix: str) -> list[ServerProcess]:
+    """The main process of a server and those below it whose title begins so, without that beginning."""
     found: list[ServerProcess] = []
     for pid in (main_pid, *descendants_of(main_pid)):
         title = title_of(pid)
         facts = facts_of(pid)
-        if facts is not None and (pid == main_pid or title.startswith(TITLE)):
+        if facts is not None and (pid == main_pid or title.startswith(prefix)):
             found.append(
-                ServerProcess("main" if pid == main_pid else title.removeprefix(TITLE), pid, facts.start_ticks)
+                ServerProcess("main" if pid == main_pid else title.removeprefix(prefix), pid, facts.start_ticks)
             )
     return found
 

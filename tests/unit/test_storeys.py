@@ -47,6 +47,7 @@ STOREYS: dict[str, tuple[tuple[str, ...], ...]] = {
     "backends/engines/served": (
         ("sglang",),
         ("base",),
+        ("expectation",),
     ),
     "runtime": (
         ("cli",),

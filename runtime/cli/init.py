@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import yaml
 from rich.markup import escape
 
+from penstock.backends.registry import is_user_code
 from penstock.messages.errors import UserFault
 from penstock.runtime.safe_text import terminal_lines
 from penstock.runtime.scenario import load_scenario
-from penstock.runtime.scenario.paths import is_user_code
 from penstock.runtime.scenario.schema import schema_text
 from penstock.runtime.scenario.shipped import shipped_scenarios
 

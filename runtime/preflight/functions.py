@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from penstock.backends.extras import missing_extra
 from penstock.backends.processes.user_code import UserCodeError, split_spec
 from penstock.backends.processes.user_environment import pass_variables
+from penstock.backends.registry import is_user_code
 from penstock.backends.rewards.builtin import REASONING_GYM
 from penstock.backends.rewards.functions import FILTER, GROUP_REWARD, REWARD
 from penstock.backends.rewards.functions_asked import asked_functions
@@ -27,7 +28,6 @@ from penstock.runtime.scenario.paths import (
     FILTER_HOOK,
     FILTER_SAMPLE_FUNCTION,
     PRIORITY_FUNCTION,
-    is_user_code,
 )
 from penstock.runtime.scenario.sampling_rules import sampling_functions
 from penstock.runtime.scenario.source import dotted

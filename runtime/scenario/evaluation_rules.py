@@ -13,10 +13,10 @@ from penstock.backends.evaluation.options import EvaluationOptions
 from penstock.backends.evaluation.sets import RunSettings, evaluation_sets
 from penstock.backends.learners.checkpoints.names import version_of
 from penstock.backends.protocol import Capability
+from penstock.backends.registry import is_user_code
 from penstock.backends.rewards.functions_asked import asked_functions
 from penstock.runtime.scenario.data_rules import media_rules
 from penstock.runtime.scenario.own_judge_rules import own_judge_rules
-from penstock.runtime.scenario.paths import is_user_code
 from penstock.runtime.scenario.reward_names import reward_problem
 
 if TYPE_CHECKING:

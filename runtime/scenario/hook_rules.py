@@ -6,7 +6,8 @@ from functools import reduce
 from typing import TYPE_CHECKING
 
 from penstock.backends.learners.spec import is_modelled
-from penstock.runtime.scenario.paths import HOOKS, is_user_code
+from penstock.backends.registry import is_user_code
+from penstock.runtime.scenario.paths import HOOKS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

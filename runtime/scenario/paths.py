@@ -9,6 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from penstock.backends.registry import is_user_code
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -99,8 +101,3 @@ def absolute(key: KeyPath, value: str, folder: Path) -> str:
     if key in FUNCTION_KEYS and not is_user_code(value):
         return value
     return str(folder / Path(value).expanduser())
-
-
-def is_user_code(value: str) -> bool:
-    """Whether this names something in a user's file (``file.py:name``) and not something built in."""
-    return ".py:" in value

@@ -15,8 +15,9 @@ from penstock.actors.buffer.policies import BUILTIN
 from penstock.backends.engines.spec import all_can
 from penstock.backends.learners.objectives.validity import learns_from_equals
 from penstock.backends.protocol import Capability
+from penstock.backends.registry import is_user_code
 from penstock.messages.errors import UserFault
-from penstock.runtime.scenario.paths import STALENESS_POLICY, is_user_code
+from penstock.runtime.scenario.paths import STALENESS_POLICY
 
 if TYPE_CHECKING:
     from penstock.actors.buffer.options import StalenessOptions

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 
+from penstock.backends.registry import is_user_code
 from penstock.backends.rewards.builtin import BUILT_IN
-from penstock.runtime.scenario.paths import is_user_code
 
 
 def reward_problem(name: str) -> str | None:

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
+from penstock.backends.learners.objectives.spec import ESTIMATORS
+from penstock.backends.registry import is_user_code
 from penstock.backends.rewards.builtin import BUILT_IN, KEYS
 from penstock.backends.rewards.functions import NAMES, REWARD
 from penstock.backends.rewards.functions_asked import CHOSEN, JUDGE, REMOTE, asked_functions
 from penstock.runtime.scenario.own_judge_rules import own_judge_rules
-from penstock.runtime.scenario.paths import OBJECTIVE, is_user_code
+from penstock.runtime.scenario.paths import OBJECTIVE
 from penstock.runtime.scenario.reward_names import reward_problem
 from penstock.runtime.scenario.row_metadata import unnamed
 
@@ -124,7 +126,7 @@ def _choice(s: Scenario, reward: RewardOptions) -> Iterator[Broken]:
 def _learnt_components(s: Scenario, reward: RewardOptions) -> Iterator[Broken]:
     """An objective that reads components has to find them."""
     key = (*OBJECTIVE, "component_weights")
-    if s.learner.objective.estimator != "gdpo":
+    if not ESTIMATORS[s.learner.objective.estimator].components:
         return
     if s.learner.objective.component_weights is None:
         yield (

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from penstock.backends.learners.objectives.validity import compares_rewards
 from penstock.backends.learners.spec import is_modelled
+from penstock.backends.registry import is_user_code
 from penstock.runtime.scenario.paths import (
     FILTER_HOOK,
     FILTER_SAMPLE_FUNCTION,
     PRIORITY_FUNCTION,
-    is_user_code,
 )
 
 if TYPE_CHECKING:

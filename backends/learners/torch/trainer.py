@@ -17,7 +17,7 @@ from penstock.backends.learners.batch.updates import whole_batch
 from penstock.backends.learners.learning_rate import policy_learning_rate
 from penstock.backends.learners.objectives.objective import finished
 from penstock.backends.learners.objectives.open import open_objective
-from penstock.backends.learners.objectives.validity import is_user_objective, needs_reference_point
+from penstock.backends.learners.objectives.spec import loss_of
 from penstock.backends.learners.torch.accumulation import Accumulation, Step
 from penstock.backends.learners.torch.collectives import Collectives
 from penstock.backends.learners.torch.critic import Critic
@@ -101,7 +101,7 @@ class PolicyTrainer:
             reference=reference,
             critic=self._critic,
             temperature=temperature,
-            entropy_gradient=options.objective.entropy_coef != 0.0 or is_user_objective(options.objective.name),
+            entropy_gradient=options.objective.entropy_coef != 0.0 or loss_of(options.objective).is_function,
         )
         self._rounds = Rounds(workers, Collectives(self._models.roots), check_stop)
         self._accumulation = Accumulation(self._models, objective, options, self._rounds, workers)
@@ -183,7 +183,7 @@ class PolicyTrainer:
     def add(self, work: UpdateWork, /) -> Added:
         """See :class:`.UpdateTrainer`. With smaller micro-batches if memory does not suffice, and then the opening anew
         as well, as it has to be of the same ones."""
-        pairs = mismatched(work.update) if needs_reference_point(self._options.objective) else None
+        pairs = mismatched(work.update) if loss_of(self._options.objective).needs_reference_point else None
         while True:
             divisions = [self._division(update) for update in (work.update, pairs) if update is not None]
             try:

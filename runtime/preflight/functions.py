@@ -14,10 +14,10 @@ from penstock.backends.extras import missing_extra
 from penstock.backends.processes.user_code import UserCodeError, split_spec
 from penstock.backends.processes.user_environment import pass_variables
 from penstock.backends.registry import is_user_code
-from penstock.backends.rewards.builtin import REASONING_GYM
 from penstock.backends.rewards.functions import FILTER, GROUP_REWARD, REWARD
 from penstock.backends.rewards.functions_asked import asked_functions
 from penstock.backends.rewards.sampling_calls import HOOK, PRIORITY, SAMPLE_FILTER
+from penstock.backends.rewards.spec import REWARDS
 from penstock.messages.errors import UserFault
 from penstock.runtime.preflight.episodes import episode_functions
 from penstock.runtime.preflight.function_trial import POLICY, TRAINING_HOOK, NamedFunction, check_loads
@@ -45,7 +45,9 @@ def check_user_code(scenario: Scenario) -> None:
     for key, value in _named(scenario):
         if is_user_code(value):
             _check_definition(key, value)
-        elif value in REASONING_GYM and (missing := missing_extra("reasoning_gym")):
+            continue
+        extra = REWARDS.spec(value).extra if value in REWARDS.builtin else ""
+        if extra and (missing := missing_extra(extra)):
             raise UserFault(f"{key}: {value}: {missing}")
 
 

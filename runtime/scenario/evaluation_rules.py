@@ -15,9 +15,9 @@ from penstock.backends.learners.checkpoints.names import version_of
 from penstock.backends.protocol import Capability
 from penstock.backends.registry import is_user_code
 from penstock.backends.rewards.functions_asked import asked_functions
+from penstock.backends.rewards.spec import REWARDS
 from penstock.runtime.scenario.data_rules import media_rules
 from penstock.runtime.scenario.own_judge_rules import own_judge_rules
-from penstock.runtime.scenario.reward_names import reward_problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,7 +119,7 @@ def _set_rules(s: Scenario, index: int, each: EvaluationSet) -> Iterator[tuple[K
     yield from _lengths(s, each, key_of("sampling", "max_response_tokens"), key_of("max_prompt_tokens"))
     if each.generate is not None and not is_user_code(each.generate):
         yield key_of("generate"), f"must be file.py:function; found '{each.generate}'"
-    if problem := reward_problem(each.reward.function):
+    if problem := REWARDS.problem(each.reward.function):
         yield key_of("reward", "function"), problem
     elif each.reward != s.reward:
         for function in asked_functions(each.reward).every():

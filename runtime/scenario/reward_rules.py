@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from penstock.backends.learners.objectives.spec import ESTIMATORS
-from penstock.backends.registry import is_user_code
-from penstock.backends.rewards.builtin import BUILT_IN, KEYS
 from penstock.backends.rewards.functions import NAMES, REWARD
 from penstock.backends.rewards.functions_asked import CHOSEN, JUDGE, REMOTE, asked_functions
+from penstock.backends.rewards.spec import REWARDS
 from penstock.runtime.scenario.own_judge_rules import own_judge_rules
 from penstock.runtime.scenario.paths import OBJECTIVE
-from penstock.runtime.scenario.reward_names import reward_problem
 from penstock.runtime.scenario.row_metadata import unnamed
 
 if TYPE_CHECKING:
@@ -31,8 +29,6 @@ if TYPE_CHECKING:
     from penstock.runtime.scenario.structure import Scenario
 
 BLOCK: Final[KeyPath] = ("reward",)
-SINGLE: Final = frozenset(BUILT_IN) - {REMOTE}
-"""These see one sample."""
 
 Broken = tuple["KeyPath", str]
 
@@ -87,7 +83,7 @@ def _with(reward: RewardOptions, item: ComponentOptions | NamedFunctionOptions) 
 
 
 def _names(reward: RewardOptions) -> Iterator[Broken]:
-    if problem := reward_problem(reward.function):
+    if problem := REWARDS.problem(reward.function):
         yield (*BLOCK, "function"), problem
     for key, items in _lists(reward):
         names = [item.name for item in items]
@@ -99,7 +95,7 @@ def _names(reward: RewardOptions) -> Iterator[Broken]:
                 )
             if item.function == CHOSEN and key == "components":
                 continue
-            if problem := reward_problem(item.function):
+            if problem := REWARDS.problem(item.function):
                 yield (*BLOCK, key, index, "function"), problem
 
 
@@ -141,11 +137,12 @@ def _learnt_components(s: Scenario, reward: RewardOptions) -> Iterator[Broken]:
 
 
 def _function(s: Scenario, path: KeyPath, function: FunctionOptions) -> Iterator[Broken]:
-    if function.per_group and not is_user_code(function.function) and function.function in SINGLE:
+    spec = REWARDS.spec(function.function)
+    if function.per_group and not spec.sees_groups:
         yield (*path, "per_group"), f"'{function.function}' sees one sample; set it to false, or remove it"
-    keys = KEYS.get(function.function)
-    if function.key is not None and keys is not None and function.key not in keys:
-        yield (*path, "key"), f"what '{function.function}' returns has {' and '.join(keys)}, and no '{function.key}'"
+    if function.key is not None and spec.keys and function.key not in spec.keys:
+        found = " and ".join(spec.keys)
+        yield (*path, "key"), f"what '{function.function}' returns has {found}, and no '{function.key}'"
     if (penalty := function.length_penalty) is not None:
         cache, limit = penalty.cache_tokens or 0, penalty.max_tokens or 0
         if cache > limit:

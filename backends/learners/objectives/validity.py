@@ -5,9 +5,9 @@ A key counts as given where it differs from what the preset of that name says.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
 
-from penstock.backends.learners.objectives.advantage_rules import advantage_rules
 from penstock.backends.learners.objectives.correction_rules import correction_problems
 from penstock.backends.learners.objectives.spec import ESTIMATORS, LOSSES, OBJECTIVES, loss_of, objective
 from penstock.backends.learners.options import ObjectiveOptions
@@ -106,6 +106,33 @@ def _owned(o: ObjectiveOptions) -> Iterator[Problem]:
         remedies = [f"{choice}: {' or '.join(names)}" for choice, names in owners.items() if names]
         choice = remedies[0].partition(":")[0]
         yield key, f"has no effect with {choice}: {getattr(o, choice)}; remove it, or set {', or '.join(remedies)}"
+
+
+def _advantages(o: ObjectiveOptions) -> Iterator[Problem]:
+    """What makes advantages of rewards: estimators, what they take, and the critic."""
+    estimator = ESTIMATORS[o.estimator]
+    if estimator.whitens and not o.whiten:
+        yield "whiten", f"{o.estimator} is defined with whitened advantages; set whiten: true, or estimator: rloo"
+    if estimator.components and o.postprocess_function is not None:
+        yield (
+            "postprocess_function",
+            "changes the sum of a reward, and estimator: gdpo reads its components; remove it, or set estimator: grpo",
+        )
+    if o.component_weights == {}:
+        yield "component_weights", "names no component of the reward; add one, or remove it"
+    for name, weight in (o.component_weights or {}).items():
+        if weight == 0.0 or not math.isfinite(weight):
+            yield "component_weights", f"a weight of {weight:g} for '{name}': expected a finite number other than 0"
+    if estimator.needs_critic and o.critic == "none":
+        yield "critic", "estimator: gae needs the values of a critic; set critic: own or shared, or another estimator"
+    if o.critic != "none" and not estimator.needs_critic:
+        yield (
+            "critic",
+            f"{o.critic} has no effect with estimator: {o.estimator}, which needs no values; set critic: none, or "
+            "estimator: gae",
+        )
+    if o.gae_length_alpha is not None and o.gae_lambda != ObjectiveOptions().gae_lambda:
+        yield "gae_lambda", "gae_length_alpha takes its place; remove one of the two"
 
 
 def _distillation(o: ObjectiveOptions) -> Iterator[Problem]:
@@ -260,7 +287,7 @@ _RULES: tuple[Callable[[ObjectiveOptions], Iterator[Problem]], ...] = (
     _weightings,
     _likelihood,
     _responses,
-    advantage_rules,
+    _advantages,
     _distillation,
     _policy_loss,
     _kl,

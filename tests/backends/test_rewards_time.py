@@ -94,16 +94,16 @@ def test_every_checker_of_instructions_reads_a_hundred_thousand_characters_in_a_
 @pytest.mark.parametrize("name", ["f1", "gpqa", "dapo", "boxed_f1", "boxed_gpqa"])
 def test_every_reward_for_texts_is_linear(name: str) -> None:
     others: dict[str, object] = {"metadata": {}} if name.endswith("gpqa") else {}
-    assert_quick(lambda text: load_function(REWARD, name).function(response=text, label="A", **others), SLOW)
+    function = load_function(REWARD, name).function
+    assert_quick(lambda text: function(response=text, label="A", **others), SLOW)
 
 
 @pytest.mark.parametrize("name", ["math", "deepscaler", "boxed_math"])
 @pytest.mark.parametrize("wrapped", ["{}", "</think>\\boxed{{{}}}"])
 def test_every_reward_for_mathematics_is_linear(name: str, wrapped: str) -> None:
     others: dict[str, object] = {"truncated": False} if name == "math" else {}
-    assert_quick(
-        lambda text: load_function(REWARD, name).function(response=wrapped.format(text), label="5", **others), SLOW
-    )
+    function = load_function(REWARD, name).function
+    assert_quick(lambda text: function(response=wrapped.format(text), label="5", **others), SLOW)
 
 
 def test_every_other_parser_is_linear() -> None:

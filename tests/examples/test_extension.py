@@ -74,6 +74,7 @@ def test_a_run_with_its_parts_comes_to_its_end(site: Path, tmp_path: Path) -> No
     assert summary.balance.issued >= 16
     assert summary.balance.in_system == 0
     assert all("train/moved" in step.metrics for step in read_steps(run)), "the objective is the package's"
+    assert all("rollout/reward/num_tokens" in step.metrics for step in read_steps(run)), "and so is the reward"
 
 
 REFUSED = {
@@ -86,6 +87,9 @@ REFUSED = {
     "learner.objective=tahn": "learner.objective.name: no objective is called 'tahn'; did you mean 'tanh'?",
     "learner.objective.options.scale=0": "learner.objective.options.scale: must be a number, above 0; found 0",
     "learner.objective.name=grpo": "learner.objective.options: is for parts of other packages, and grpo has none",
+    "reward.function=brevty": "reward.function: no reward function is called 'brevty'; did you mean 'brevity'?",
+    "reward.key=score": "reward.key: what 'brevity' returns has reward and num_tokens, and no 'score'",
+    "reward.per_group=true": "reward.per_group: 'brevity' sees one sample; set it to false, or remove it",
     "teacher.backend=bigram": "teacher.backend: must be torch, sglang or simulated; found 'bigram'",
     "weights.transport=nccl": "must be auto, shared_memory, disk, distributed, tensor or scratch; found 'nccl'",
 }

@@ -110,8 +110,9 @@ import sys
 from penstock.backends.engines.spec import ENGINES
 from penstock.backends.learners.objectives.spec import OBJECTIVES
 from penstock.backends.learners.spec import LEARNERS
+from penstock.backends.rewards.spec import REWARDS
 from penstock.backends.weights.spec import TRANSPORTS
-for registry in (ENGINES, LEARNERS, OBJECTIVES, TRANSPORTS):
+for registry in (ENGINES, LEARNERS, OBJECTIVES, REWARDS, TRANSPORTS):
     assert all(registry.spec(name) for name in registry.builtin)
 print(sorted({"torch", "transformers", "numpy", "aiohttp", "importlib.metadata"} & set(sys.modules)))
 """

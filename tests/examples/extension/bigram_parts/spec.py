@@ -10,6 +10,7 @@ from penstock.backends.engines.spec import EngineContext, EngineSpec
 from penstock.backends.learners.objectives.spec import LossSpec, ObjectiveSpec
 from penstock.backends.protocol import Capability
 from penstock.backends.registry import read_options
+from penstock.backends.rewards.spec import RewardSpec
 from penstock.backends.weights.spec import ExportContext, TransportSite, TransportSpec
 from penstock.messages.base import Options
 from penstock.messages.errors import UserFault
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.objectives.protocol import ObjectiveFunction
     from penstock.backends.learners.options import ObjectiveOptions
     from penstock.backends.protocol import Backend
+    from penstock.backends.rewards.wire import Launched
     from penstock.backends.weights.protocol import FetchedWeights, WeightExporter
     from penstock.messages.commands import EngineCommand
     from penstock.messages.weights import WeightManifest
@@ -71,6 +73,12 @@ def check(site: TransportSite) -> str:
     return "the scratch disk is looked at when the learner opens it"
 
 
+def open_brevity(launched: Launched) -> object:
+    from bigram_parts.reward import brevity
+
+    return brevity
+
+
 def open_tanh(options: ObjectiveOptions) -> ObjectiveFunction:
     from bigram_parts.objective import tanh_loss
 
@@ -98,3 +106,4 @@ TANH = ObjectiveSpec(
     keys={"reduction": "sequence_mean"},
     options=TanhOptions,
 )
+BREVITY = RewardSpec(open=open_brevity, keys=("reward", "num_tokens"))

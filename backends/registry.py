@@ -14,6 +14,7 @@ other names only. ``docs/extending.md`` walks through a package.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from functools import cached_property
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import msgspec
 
 from penstock.messages.errors import UserFault
+from penstock.messages.option_keys import is_user_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -40,17 +42,21 @@ class PartError(UserFault):
 class Registry(Generic[SpecT]):
     """All parts of one kind."""
 
-    def __init__(self, kind: str, group: str, spec: type[SpecT], builtin: Mapping[str, str]) -> None:
+    def __init__(
+        self, kind: str, group: str, spec: type[SpecT], builtin: Mapping[str, str | SpecT], *, own: SpecT | None = None
+    ) -> None:
         """Args:
         kind: what a part is called in messages.
         group: of the entry points.
         spec: what a part must be described by.
-        builtin: ``module:attribute`` of each spec that is built in.
+        builtin: each spec that is built in, or its ``module:attribute``.
+        own: what ``file.py:function`` stands for, a function of the user's own; None: for nothing.
         """
         self._kind = kind
         self._group = group
         self._spec = spec
         self._builtin = dict(builtin)
+        self._own = own
         self._loaded: dict[str, SpecT] = {}
 
     @property
@@ -69,13 +75,15 @@ class Registry(Generic[SpecT]):
         Raises:
             PartError: nothing, or the package that brings it fails.
         """
+        if self._own is not None and is_user_code(name):
+            return self._own
         if name not in self._loaded:
             self._loaded[name] = self._load(name)
         return self._loaded[name]
 
     def having(self, is_wanted: Callable[[SpecT], bool]) -> tuple[str, ...]:
         """Names of those for which it holds; of those only that can be loaded."""
-        return tuple(name for name in self.names if self._problem(name) is None and is_wanted(self.spec(name)))
+        return tuple(name for name in self.names if self.problem(name) is None and is_wanted(self.spec(name)))
 
     def unknown(self, name: str, others: tuple[str, ...], is_good: Callable[[SpecT], bool]) -> str | None:
         """What is wrong with this name, and which there are; None where it can be used.
@@ -87,12 +95,21 @@ class Registry(Generic[SpecT]):
         """
         if name in others or (name in self._builtin and is_good(self.spec(name))):
             return None
+        if self._own is not None:
+            return self.problem(name)
         good = self.having(is_good)
         if name in good:
             return None
         words = [*others, *good]
-        broken = "".join(f"; {problem}" for each in self.names if (problem := self._problem(each)) is not None)
-        return f"must be {', '.join(words[:-1])} or {words[-1]}; found '{name}'{broken}"
+        return f"must be {', '.join(words[:-1])} or {words[-1]}; found '{name}'{self._broken()}"
+
+    def problem(self, name: str) -> str | None:
+        """Why there is no part of this name; None where there is one."""
+        try:
+            self.spec(name)
+        except PartError as error:
+            return str(error)
+        return None
 
     @cached_property
     def _brought(self) -> dict[str, list[EntryPoint]]:
@@ -105,19 +122,25 @@ class Registry(Generic[SpecT]):
                 found.setdefault(point.name, []).append(point)
         return found
 
-    def _problem(self, name: str) -> str | None:
-        try:
-            self.spec(name)
-        except PartError as error:
-            return str(error)
-        return None
+    def _broken(self) -> str:
+        return "".join(f"; {problem}" for each in self.names if (problem := self.problem(each)) is not None)
+
+    def _said_of(self, name: str) -> str:
+        """What is said of a name that nothing has."""
+        if self._own is not None and name.endswith(".py"):
+            return f"'{name}' names a file and no function in it; expected file.py:function, such as {name}:{self._kind.split()[0]}"
+        near = difflib.get_close_matches(name, self.names, n=1)
+        also = "" if self._own is None else ", and file.py:function"
+        hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(self.names)}{also}"
+        return f"no {self._kind} is called '{name}'; {hint}{self._broken()}"
 
     def _load(self, name: str) -> SpecT:
-        if name in self._builtin:
-            return self._checked(name, self._builtin[name], "penstock")
+        builtin = self._builtin.get(name)
+        if builtin is not None:
+            return self._checked(name, builtin, "penstock") if isinstance(builtin, str) else builtin
         match self._brought.get(name, []):
             case []:
-                raise PartError(f"no {self._kind} is called '{name}'; there are {', '.join(self.names)}")
+                raise PartError(self._said_of(name))
             case [point]:
                 return self._checked(name, point.value, _package(point))
             case points:

@@ -35,8 +35,7 @@ from rich.table import Table
 from penstock.backends.checkpoint.make import make_model
 from penstock.backends.checkpoint.terminal import quiet_transformers
 from penstock.backends.data.dataset import load_dataset
-from penstock.backends.learners.objectives.presets import PRESETS, objective
-from penstock.backends.learners.objectives.validity import needs_rollout_logprobs
+from penstock.backends.learners.objectives.spec import OBJECTIVES, loss_of, objective
 from penstock.benchmarks._aged_training import AgedCell, TrainedStep, train_aged, warm_started
 from penstock.messages.errors import DivergedError, UserFault
 from penstock.runtime.scenario import load_scenario
@@ -48,8 +47,8 @@ if TYPE_CHECKING:
 
 ROLLED: Final = [
     name
-    for name, given in ((name, objective(name)) for name in PRESETS)
-    if needs_rollout_logprobs(given) and not given.opd_kl_coef and given.estimator != "gdpo"
+    for name, given in ((name, objective(name)) for name in OBJECTIVES.builtin)
+    if loss_of(given).has_ratio and not given.opd_kl_coef and given.estimator != "gdpo"
 ]
 """Presets that learn from the model's own samples and their rewards, without rows that hold responses, a teacher, or
 rewards of several components."""

@@ -60,9 +60,7 @@ class ObjectiveOptions(Options, frozen=True, kw_only=True):
     be set over them."""
 
     name: ObjectiveKey = "dapo"
-    """grpo, dapo, dr_grpo, gspo, gmpo, sapo, cispo, rloo, maxrl, gdpo, ppo, vapo, reinforce_plus_plus,
-    reinforce_plus_plus_baseline, dppo; distill, gkd; sft, dpo, ln_dpo, ipo, kto, rejection_sampling, reward_weighted;
-    or a function of your own as file.py:function."""
+    """One of those in docs/objectives.md, or a function of your own as file.py:function."""
     clip_low: Unit = 0.2
     """The ratio of the policies is held above 1 less this. (With DPPO: the threshold for tokens that get rarer;
     with GMPO the logarithm of the ratio is held above minus this.)"""
@@ -188,6 +186,8 @@ class ObjectiveOptions(Options, frozen=True, kw_only=True):
     """λ of the others."""
     sft_coef: Positive = 1.0
     """Weight of the loss of samples that are imitated beside those of the objective (`data.recorded.loss: sft`)."""
+    options: dict[str, OptionValue] = field(default_factory=dict[str, OptionValue])
+    """Of an objective that another package brings, as that says (docs/extending.md)."""
 
 
 class WarmStartOptions(Options, frozen=True, kw_only=True):

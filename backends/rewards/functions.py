@@ -40,7 +40,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import msgspec
 
+from penstock.backends.engines.surroundings import Surroundings
 from penstock.backends.processes.user_code import UserCodeError, load_object, split_spec
+from penstock.backends.rewards.options import FunctionOptions
 from penstock.backends.rewards.sampling_calls import (
     HOOK,
     OF_A_GROUP,
@@ -54,25 +56,27 @@ from penstock.backends.rewards.sampling_calls import (
     verdict_argument,
 )
 from penstock.backends.rewards.signatures import asked_names
+from penstock.backends.rewards.spec import REWARDS
 from penstock.backends.rewards.wire import (
     CallFailed,
     GroupCall,
     GroupJudged,
     Judged,
     Kept,
+    Launched,
     RewardCall,
     SampleCall,
     ShowCall,
 )
 from penstock.messages.arrays import tokens_view
-from penstock.messages.option_keys import Names
+from penstock.messages.option_keys import Names, is_user_code
 from penstock.messages.samples import Group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from penstock.backends.rewards.wire import Call, Launched
+    from penstock.backends.rewards.wire import Call
 
 REWARD: Final = Names.REWARD.value
 GROUP_REWARD: Final = "group reward"
@@ -135,41 +139,27 @@ class Loaded(NamedTuple):
 
 
 def load_function(kind: str, spec: str, launched: Launched | None = None) -> Loaded:
-    """Load ``file.py:name``, or a built-in reward by its name.
+    """Load ``file.py:name``, or a reward by its name.
 
     Raises:
-        UserCodeError: it cannot be loaded, or asks for something that there is not.
+        UserFault: it cannot be loaded, or asks for something that there is not.
     """
-    if kind in SCORING and ":" not in spec:
-        return _load_built_in(kind, spec, launched)
-    found = load_object(spec)
-    path, name = split_spec(spec)
+    path, name = split_spec(spec) if kind not in SCORING or is_user_code(spec) else (None, spec)
+    plain = Launched(
+        function=FunctionOptions(function=spec, per_group=kind == GROUP_REWARD), surroundings=Surroundings()
+    )
+    found = REWARDS.spec(spec).open(launched or plain) if kind in SCORING else load_object(spec)
     if isinstance(found, type):
         found = found()
     if not callable(found):
         raise UserCodeError(f"{path}: {name!r} is {type(found).__name__}, which cannot be called")
     is_async = inspect.iscoroutinefunction(found) or inspect.iscoroutinefunction(type(found).__call__)
-    names = asked_names(found, kind, spec, NAMES)
-    return Loaded(found, names, is_async, path, ASYNC_CONCURRENCY if is_async else 1)
-
-
-def _load_built_in(kind: str, spec: str, launched: Launched | None) -> Loaded:
-    if spec in ("remote", "judge"):
-        from penstock.backends.rewards.services import open_service
-
-        assert launched is not None, "the hub says what is asked, and how"
-        service = open_service(kind, spec, launched)
-        return Loaded(service, service.names, True, None, service.concurrency)
-    if spec == "code":
-        from penstock.backends.rewards.code_answers import CodeReward
-        from penstock.backends.rewards.options import CodeOptions
-
-        tried = CodeReward((launched and launched.function.code) or CodeOptions())
-        return Loaded(tried, asked_names(tried, kind, spec, NAMES), True, None, tried.concurrency)
-    from penstock.backends.rewards.builtin import built_in
-
-    function = built_in(spec)
-    return Loaded(function, asked_names(function, kind, spec, NAMES), False, None)
+    concurrency = ASYNC_CONCURRENCY if is_async else 1
+    if path is not None:
+        return Loaded(found, asked_names(found, kind, spec, NAMES), is_async, path, concurrency)
+    names: tuple[str, ...] | None = getattr(found, "names", None)  # of a service, which is told what it asks for
+    asked = asked_names(found, kind, spec, NAMES) if names is None else names
+    return Loaded(found, asked, is_async, None, getattr(found, "concurrency", concurrency))
 
 
 def arguments(call: Call, names: tuple[str, ...]) -> dict[str, object]:

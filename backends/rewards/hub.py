@@ -9,18 +9,17 @@ Invariants:
 
 from __future__ import annotations
 
-import difflib
 import logging
 from typing import TYPE_CHECKING, Final
 
 from penstock.backends.engines.surroundings import Surroundings
 from penstock.backends.processes.user_code import UserCodeError, split_spec
-from penstock.backends.rewards.builtin import BUILT_IN
 from penstock.backends.rewards.combine import Rewards
 from penstock.backends.rewards.functions import FILTER
 from penstock.backends.rewards.functions_asked import asked_functions
 from penstock.backends.rewards.pool import WorkerPool
 from penstock.backends.rewards.sample_calls import ResponseText, filter_call
+from penstock.backends.rewards.spec import REWARDS
 from penstock.backends.rewards.wire import CallFailed, Kept
 from penstock.messages.base import Metric
 from penstock.messages.commands import JudgeGroup
@@ -54,8 +53,10 @@ def open_rewards(
     surroundings = surroundings or Surroundings()
     asked = asked_functions(options, max_response_tokens=surroundings.max_response_tokens)
     for function in asked.every():
-        if function.function not in BUILT_IN:
-            _check_function("reward.function", function.function)
+        if is_user_code(function.function):
+            split_spec(function.function)
+        elif problem := REWARDS.problem(function.function):
+            raise UserCodeError(f"reward.function: {problem}")
     return Rewards(asked, ResponseText(tokenizer_folder), surroundings)
 
 
@@ -158,12 +159,3 @@ class KeepEveryGroup:
 
     def close(self, timeout_s: float) -> None:
         """Nothing runs."""
-
-
-def _check_function(key: str, function: str) -> None:
-    if is_user_code(function):
-        split_spec(function)
-        return
-    near = difflib.get_close_matches(function, BUILT_IN, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise UserCodeError(f"{key}: expected one of {', '.join(BUILT_IN)}, or file.py:function, got {function!r}{hint}")

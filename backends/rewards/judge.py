@@ -84,7 +84,7 @@ class _Completion(msgspec.Struct):
 
 
 class JudgeReward:
-    """See :class:`penstock.backends.rewards.services.Service`."""
+    """An ``async`` reward function with what it asks for, and how many calls run side by side."""
 
     def __init__(self, options: JudgeOptions, surroundings: Surroundings) -> None:
         self._options = options

@@ -32,7 +32,7 @@ WHICH: Final = ("group_id", "index")
 
 
 class RemoteReward:
-    """See :class:`penstock.backends.rewards.services.Service`."""
+    """An ``async`` reward function with what it asks for, and how many calls run side by side."""
 
     def __init__(self, options: RemoteOptions, *, is_group: bool) -> None:
         if not options.url:

@@ -13,12 +13,20 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from penstock.backends.rewards.builtin import IN_PROCESS, score_in_process
-from penstock.backends.rewards.functions import GROUP_REWARD, REWARD, SAMPLE_LISTS, NoRewardError
+from penstock.backends.rewards.functions import (
+    GROUP_REWARD,
+    REWARD,
+    SAMPLE_LISTS,
+    NoRewardError,
+    arguments,
+    judged,
+    load_function,
+)
 from penstock.backends.rewards.functions_asked import LENGTH_PENALTY
 from penstock.backends.rewards.length import length_penalty
 from penstock.backends.rewards.pool import WorkerPool
 from penstock.backends.rewards.sample_calls import reward_call, written_tokens
+from penstock.backends.rewards.spec import REWARDS
 from penstock.backends.rewards.wire import CallFailed, GroupCall, Judged, Launched
 
 if TYPE_CHECKING:
@@ -74,11 +82,10 @@ class Source(Protocol):
 
 def open_source(function: FunctionOptions, text: ResponseText, surroundings: Surroundings) -> Source:
     """The function of these options, not started."""
-    if function.function in IN_PROCESS:
-        return ThreadSource(function.function, text)
     if function.function == LENGTH_PENALTY:
         return LengthSource(function)
-    return PoolSource(Launched(function=function, surroundings=surroundings), text)
+    launched = Launched(function=function, surroundings=surroundings)
+    return (ThreadSource if REWARDS.spec(function.function).runs_here else PoolSource)(launched, text)
 
 
 class PoolSource(WorkerPool[Question]):
@@ -123,14 +130,13 @@ class PoolSource(WorkerPool[Question]):
 
 
 class ThreadSource:
-    """A built-in function that is known to end, on a thread."""
+    """A function that is known to end, on a thread."""
 
-    def __init__(self, name: str, text: ResponseText) -> None:
-        self._name = name
+    def __init__(self, launched: Launched, text: ResponseText) -> None:
+        self._loaded = load_function(REWARD, launched.function.function, launched)
         self._text = text
         self._queue: queue.SimpleQueue[Question | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="rewards", daemon=True)
-        self._needs = frozenset({"response"}) if name == "lines" else frozenset[str]()
         self._num_answered = self._num_failed = 0
 
     def start(self, answered: Answered, fail: Fail) -> None:
@@ -161,9 +167,10 @@ class ThreadSource:
 
     def _judged(self, question: Question) -> Answer:
         self._num_answered += 1
-        call = reward_call(question.samples[0], question.prompt, question.timeout_s, 0, self._text, self._needs)
+        names = self._loaded.names
+        call = reward_call(question.samples[0], question.prompt, question.timeout_s, 0, self._text, frozenset(names))
         try:
-            return Judged(question.id, 0.0, score_in_process(self._name, call), ())
+            return judged(question.id, 0.0, self._loaded.function(**arguments(call, names)))
         except NoRewardError as error:
             self._num_failed += 1
             return CallFailed(question.id, 0.0, str(error))

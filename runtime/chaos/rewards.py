@@ -11,10 +11,8 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from penstock.backends.data.lines import lines_reward
-from penstock.backends.rewards.builtin import IN_PROCESS, random_reward
 from penstock.backends.rewards.functions import REWARD, load_function
 
 FUNCTION_VARIABLE: Final = "PENSTOCK_CHAOS_REWARD"
@@ -34,8 +32,7 @@ class Misbehaving:
     """Calls the scenario's function, but for the calls that are to fail."""
 
     def __init__(self) -> None:
-        self._function = os.environ[FUNCTION_VARIABLE]
-        self._loaded = None if self._function in IN_PROCESS else load_function(REWARD, self._function)
+        self._loaded = load_function(REWARD, os.environ[FUNCTION_VARIABLE])
         self._orders = Path(os.environ[ORDERS_VARIABLE])
 
     def __call__(self, **arguments: object) -> object:
@@ -50,15 +47,7 @@ class Misbehaving:
                 os.kill(os.getpid(), signal.SIGKILL)
             case _:
                 pass
-        if self._loaded is None:
-            return self._scored(**arguments)
         return self._loaded.function(**{name: arguments[name] for name in self._loaded.names})
-
-    def _scored(self, **arguments: Any) -> float:  # noqa: ANN401 - what a reward function is called with
-        """By a function that otherwise runs in the Scorer itself."""
-        if self._function == "random":
-            return random_reward(arguments["group_id"], arguments["index"])
-        return lines_reward(arguments["response"], arguments["label"], truncated=arguments["truncated"])
 
     def _order(self, sample: str) -> str:
         mark = self._orders.with_name(MET_FOLDER) / sample

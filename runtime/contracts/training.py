@@ -40,8 +40,8 @@ from penstock.backends.learners.hooks.protocols import (
     RolloutLog,
     StepLog,
 )
-from penstock.backends.learners.objectives.open import user_objective
-from penstock.backends.learners.objectives.presets import objective
+from penstock.backends.learners.objectives.open import checked_function
+from penstock.backends.learners.objectives.spec import objective
 from penstock.backends.learners.training.metrics import batch_metrics
 from penstock.backends.learners.training.step import BatchTokens, Predictions, Scores, StepTokens
 from penstock.backends.processes.hook_calling import Hook, checked_tensor
@@ -153,7 +153,7 @@ def check_loss(checks: Checks) -> None:
     hook = _loaded(checks, LOSS)
     if hook is None:
         return
-    function = user_objective(hook)
+    function = checked_function(hook, LOSS)
 
     def check(case: Case, *, distance: float = 0.1) -> None:
         found: list[torch.Tensor] = []

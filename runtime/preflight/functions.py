@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from penstock.backends.extras import missing_extra
 from penstock.backends.processes.user_code import UserCodeError, split_spec
 from penstock.backends.processes.user_environment import pass_variables
-from penstock.backends.rewards.builtin import REASONING_GYM
 from penstock.backends.rewards.functions import GROUP_REWARD, REWARD
 from penstock.backends.rewards.functions_asked import asked_functions
+from penstock.backends.rewards.spec import REWARDS
 from penstock.messages.errors import UserFault
 from penstock.messages.option_keys import Names, is_user_code
 from penstock.runtime.preflight.function_trial import NamedFunction, check_loads
@@ -34,7 +34,9 @@ def check_user_code(scenario: Scenario) -> None:
     for each in named_values(scenario):
         if each.names.is_function and is_user_code(each.value):
             _check_definition(each.key, each.value)
-        elif each.names is Names.REWARD and each.value in REASONING_GYM and (missing := missing_extra("reasoning_gym")):
+            continue
+        extra = REWARDS.spec(each.value).extra if each.names is Names.REWARD and each.value in REWARDS.builtin else ""
+        if extra and (missing := missing_extra(extra)):
             raise UserFault(f"{each.key}: {each.value}: {missing}")
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.backends.data.mixture import named_sources
 from penstock.backends.data.sources import parse_source
 from penstock.backends.rewards.functions_asked import asked_functions
+from penstock.backends.rewards.spec import REWARDS
 from penstock.messages.errors import UserFault
 from penstock.runtime.scenario.evaluation_rules import sets_of
 
@@ -27,8 +28,8 @@ def check_rewards(scenario: Scenario) -> None:
         name = parse_source(path).path.removeprefix(PREFIX).partition(":")[0]
         for code in {function.code for function in asked_functions(reward).every() if function.code is not None}:
             _check_sandbox(code)
-        asked = {function.function.removeprefix("boxed_") for function in asked_functions(reward).every()}
-        if path.startswith(PREFIX) and SCORER in asked:
+        scorers = [REWARDS.spec(function.function).extra for function in asked_functions(reward).every()]
+        if path.startswith(PREFIX) and SCORER in scorers:
             from penstock.backends.rewards.reasoning_gym_answers import unsafe_task
 
             if why_not := unsafe_task(name):

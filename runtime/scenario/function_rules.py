@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING
 
 from penstock.backends.learners.spec import is_modelled
-from penstock.backends.rewards.builtin import BUILT_IN
 from penstock.backends.rewards.functions_asked import CHOSEN
+from penstock.backends.rewards.spec import REWARDS
 from penstock.messages.option_keys import Names, is_user_code
 from penstock.runtime.scenario.named import named_values
 
@@ -24,21 +23,10 @@ def function_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
         if each.names.is_only_function and not is_user_code(each.value):
             yield each.path, f"must be file.py:function; found '{each.value}'"
         is_chosen = each.value == CHOSEN and "components" in each.path  # by the row
-        if each.names is Names.REWARD and not is_chosen and (problem := _reward_problem(each.value)):
+        if each.names is Names.REWARD and not is_chosen and (problem := REWARDS.problem(each.value)):
             yield each.path, problem
         if each.names is Names.TRAINING_HOOK and is_modelled(s.learner):
             yield (
                 each.path,
                 "a simulated learner trains nothing and calls no function; remove it, or set learner.backend",
             )
-
-
-def _reward_problem(name: str) -> str | None:
-    """What is wrong with the name of a reward function; None when nothing is."""
-    if is_user_code(name) or name in BUILT_IN:
-        return None
-    if name.endswith(".py"):
-        return f"'{name}' names a file and no function in it; expected file.py:function, such as {name}:reward"
-    near = difflib.get_close_matches(name, BUILT_IN, n=1)
-    hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(BUILT_IN)}, and file.py:function"
-    return f"no reward function is called '{name}'; {hint}"

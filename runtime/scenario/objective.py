@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from penstock.backends.learners.objectives.presets import PRESETS
+from penstock.backends.learners.objectives.spec import ESTIMATORS, keys_of
 
 if TYPE_CHECKING:
     from penstock.runtime.scenario.source import Plain, Source
@@ -30,7 +30,7 @@ def fill_objective(data: dict[str, Plain]) -> None:
     learner = data.get(BLOCK)
     given = learner.get(KEY) if isinstance(learner, dict) else None
     if isinstance(learner, dict) and isinstance(given, dict) and isinstance(name := given.get("name"), str):
-        learner[KEY] = {**PRESETS.get(name, {}), **given}
+        learner[KEY] = {**keys_of(name), **given}
 
 
 def with_objective(scenario: Scenario) -> Scenario:
@@ -40,7 +40,7 @@ def with_objective(scenario: Scenario) -> Scenario:
     if objective.reduction == "constant" and objective.constant_tokens is None:
         filled = msgspec.structs.replace(filled, constant_tokens=scenario.sampling.max_response_tokens)
     weights = {each.name: each.weight for each in scenario.reward.components if each.weight}
-    if objective.estimator == "gdpo" and objective.component_weights is None and weights:
+    if ESTIMATORS[objective.estimator].components and objective.component_weights is None and weights:
         filled = msgspec.structs.replace(filled, component_weights=weights)
     if filled is objective:
         return scenario

@@ -10,11 +10,13 @@ from penstock.actors.weight_publisher.options import WeightsOptions
 from penstock.backends.engines.options import EngineGroupOptions
 from penstock.backends.engines.spec import ENGINES, owners_of
 from penstock.backends.engines.teacher_options import TeacherOptions
-from penstock.backends.learners.options import LearnerOptions
+from penstock.backends.learners.objectives.spec import OBJECTIVES
+from penstock.backends.learners.options import LearnerOptions, ObjectiveOptions
 from penstock.backends.learners.spec import LEARNERS
 from penstock.backends.registry import read_options
 from penstock.backends.weights.spec import AUTO, TRANSPORTS
 from penstock.runtime.scenario.keys import misfit, shape_of, unknown_key
+from penstock.runtime.scenario.objective import OBJECTIVE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -53,10 +55,13 @@ def _can_be_chosen(spec: TransportSpec) -> bool:
     return spec.is_chosen
 
 
+FUNCTION: Final = "file.py:function"
+"""What the reference says where a function of the user's own may stand."""
 CHOICES: Final = (
     Choice(EngineGroupOptions, "backend", ENGINES),
     Choice(TeacherOptions, "backend", ENGINES, is_good=_teaches),
     Choice(LearnerOptions, "backend", LEARNERS),
+    Choice(ObjectiveOptions, "name", OBJECTIVES, (FUNCTION,)),
     Choice(WeightsOptions, "transport", TRANSPORTS, (AUTO,), is_good=_can_be_chosen),
 )
 
@@ -69,6 +74,7 @@ def choice_at(struct: type, key: str) -> Choice | None:
 def unknown_part(s: Scenario) -> Broken | None:
     """The first key that names a part which is not there, and which there are."""
     blocks: list[tuple[KeyPath, msgspec.Struct]] = [(("engines",), s.engines), (("learner",), s.learner)]
+    blocks += [(OBJECTIVE, s.learner.objective)]
     blocks += [(("engines", "more", index), group) for index, group in enumerate(s.engines.more)]
     blocks += [(("weights",), s.weights), *([] if s.teacher is None else [(("teacher",), s.teacher)])]
     for path, block in blocks:
@@ -81,8 +87,10 @@ def unknown_part(s: Scenario) -> Broken | None:
 
 
 def part_rules_of(s: Scenario) -> Iterator[Broken]:
-    """What is wrong with the options of learner and transport."""
+    """What is wrong with the options of learner, objective and transport."""
     yield from _options(("learner",), LEARNERS.spec(s.learner.backend).options, s.learner.options, s.learner.backend)
+    objective = s.learner.objective
+    yield from _options(OBJECTIVE, OBJECTIVES.spec(objective.name).options, objective.options, objective.name)
     wanted = s.weights.transport
     struct = None if wanted == AUTO else TRANSPORTS.spec(wanted).options
     yield from _options(("weights",), struct, s.weights.options, wanted)

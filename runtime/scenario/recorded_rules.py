@@ -7,13 +7,8 @@ from typing import TYPE_CHECKING
 from penstock.backends.data.options import RecordedOptions
 from penstock.backends.data.recorded_rows import RecordedSettings
 from penstock.backends.engines.spec import all_can, capabilities_of, some_can
-from penstock.backends.learners.objectives.validity import (
-    IMITATION,
-    compares_rewards,
-    judges_responses,
-    needs_rollout_logprobs,
-    prefers_pairs,
-)
+from penstock.backends.learners.objectives.spec import OBJECTIVES, loss_of
+from penstock.backends.learners.objectives.validity import compares_rewards
 from penstock.backends.learners.spec import is_modelled
 from penstock.backends.protocol import Capability
 from penstock.runtime.scenario.objective import OBJECTIVE, OBJECTIVE_NAME
@@ -36,9 +31,9 @@ def recorded_settings(scenario: Scenario) -> RecordedSettings | None:
         group_size=scenario.sampling.samples_per_group,
         max_response_tokens=scenario.sampling.max_response_tokens,
         are_all_recorded=all_can(scenario.engines, Capability.FROM_ROWS),
-        imitates=objective.name == IMITATION,
-        prefers_pairs=prefers_pairs(objective),
-        ratio_objective=objective.name if needs_rollout_logprobs(objective) else "",
+        imitates=OBJECTIVES.spec(objective.name).imitates,
+        prefers_pairs=loss_of(objective).unit == "pair",
+        ratio_objective=objective.name if loss_of(objective).has_ratio else "",
     )
 
 
@@ -48,10 +43,10 @@ def recorded_rules(s: Scenario) -> Iterator[tuple[KeyPath, str]]:
         return
     objective, settings = s.learner.objective, recorded_settings(s)
     if settings is None:
-        if objective.name == IMITATION:
+        if OBJECTIVES.spec(objective.name).imitates:
             yield (
                 OBJECTIVE_NAME,
-                f"{IMITATION} imitates responses that rows hold, and no engine gives them; set {_NEEDS_ENGINES}",
+                f"{objective.name} imitates responses that rows hold, and no engine gives them; set {_NEEDS_ENGINES}",
             )
         if s.data.recorded != RecordedOptions():
             yield ("data", "recorded"), f"has no effect without engines that answer from rows; set {_NEEDS_ENGINES}"
@@ -71,8 +66,9 @@ def _engines(s: Scenario, settings: RecordedSettings) -> Iterator[tuple[KeyPath,
     if settings.imitates and not settings.are_all_recorded:
         yield (
             OBJECTIVE_NAME,
-            f"{IMITATION} imitates every sample, those too that the run's own engines generate; take only engines of "
-            "the backend recorded, or the objective for what is generated and data.recorded.loss: sft for the rows",
+            f"{s.learner.objective.name} imitates every sample, those too that the run's own engines generate; take "
+            "only engines of the backend recorded, or the objective for what is generated and data.recorded.loss: sft "
+            "for the rows",
         )
     if settings.are_all_recorded and s.episode.kind != "single":
         yield ("episode", "kind"), "responses of rows are given as they are, with no conversation; set it to single"
@@ -90,12 +86,12 @@ def _losses(s: Scenario, settings: RecordedSettings) -> Iterator[tuple[KeyPath, 
     may_imitate = recorded.loss == "sft" or recorded.loss_key is not None
     if settings.imitates and may_imitate:
         key = "loss" if recorded.loss_key is None else "loss_key"
-        yield ("data", "recorded", key), f"has no effect with learner.objective: {IMITATION}; remove it"
-    if judges_responses(objective) and may_imitate:
+        yield ("data", "recorded", key), f"has no effect with learner.objective: {objective.name}; remove it"
+    if loss_of(objective).unit != "token" and may_imitate:
         yield (
             ("data", "recorded", "loss" if recorded.loss_key is None else "loss_key"),
             f"{objective.name} is a mean over responses and imitation one over tokens, which have no denominator in "
-            f"common; remove it, or train the rows in a run of their own with learner.objective: {IMITATION}",
+            f"common; remove it, or train the rows in a run of their own with learner.objective: sft",
         )
     if recorded.loss == "objective" and recorded.loss_key is None:
         if settings.ratio_objective and recorded.logprobs_key is None:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from penstock.backends.rewards.builtin import BUILT_IN, KEYS
+from penstock.backends.learners.objectives.spec import ESTIMATORS
 from penstock.backends.rewards.functions import NAMES, REWARD
 from penstock.backends.rewards.functions_asked import CHOSEN, JUDGE, REMOTE, asked_functions
-from penstock.messages.option_keys import is_user_code
+from penstock.backends.rewards.spec import REWARDS
 from penstock.runtime.scenario.objective import OBJECTIVE
 from penstock.runtime.scenario.own_judge_rules import own_judge_rules
 from penstock.runtime.scenario.row_metadata import unnamed
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from penstock.runtime.scenario.structure import Scenario
 
 BLOCK: Final[KeyPath] = ("reward",)
-SINGLE: Final = frozenset(BUILT_IN) - {REMOTE}
-"""These see one sample."""
 
 Broken = tuple["KeyPath", str]
 
@@ -116,7 +114,7 @@ def _choice(s: Scenario, reward: RewardOptions) -> Iterator[Broken]:
 def _learnt_components(s: Scenario, reward: RewardOptions) -> Iterator[Broken]:
     """An objective that reads components has to find them."""
     key = (*OBJECTIVE, "component_weights")
-    if s.learner.objective.estimator != "gdpo":
+    if not ESTIMATORS[s.learner.objective.estimator].components:
         return
     if s.learner.objective.component_weights is None:
         yield (
@@ -131,11 +129,12 @@ def _learnt_components(s: Scenario, reward: RewardOptions) -> Iterator[Broken]:
 
 
 def _function(s: Scenario, path: KeyPath, function: FunctionOptions) -> Iterator[Broken]:
-    if function.per_group and not is_user_code(function.function) and function.function in SINGLE:
+    spec = REWARDS.spec(function.function)
+    if function.per_group and not spec.sees_groups:
         yield (*path, "per_group"), f"'{function.function}' sees one sample; set it to false, or remove it"
-    keys = KEYS.get(function.function)
-    if function.key is not None and keys is not None and function.key not in keys:
-        yield (*path, "key"), f"what '{function.function}' returns has {' and '.join(keys)}, and no '{function.key}'"
+    if function.key is not None and spec.keys and function.key not in spec.keys:
+        found = " and ".join(spec.keys)
+        yield (*path, "key"), f"what '{function.function}' returns has {found}, and no '{function.key}'"
     if (penalty := function.length_penalty) is not None:
         cache, limit = penalty.cache_tokens or 0, penalty.max_tokens or 0
         if cache > limit:

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 
 from penstock.backends.engines.options import engine_groups
 from penstock.backends.engines.spec import ENGINES, are_modelled, capabilities_of
+from penstock.backends.learners.objectives.spec import OBJECTIVES, loss_of
 from penstock.backends.learners.objectives.validity import (
-    IMITATION,
     compares_rewards,
     ignores_spread,
     is_unbounded,
-    needs_reference_point,
     objective_problem,
 )
 from penstock.backends.learners.spec import is_modelled
@@ -121,7 +120,7 @@ def _groups(s: Scenario) -> Iterator[Broken]:
             f"{objective.name} learns from a group whose rewards are all equal too, which would be turned away; set it "
             "to false",
         )
-    if n < 2 and s.filter.drop_zero_spread and objective.name != IMITATION:
+    if n < 2 and s.filter.drop_zero_spread and not OBJECTIVES.spec(objective.name).imitates:
         yield (
             ("sampling", "samples_per_group"),
             "the rewards of a group of one are always equal, so filter.drop_zero_spread would turn every group away; "
@@ -180,7 +179,7 @@ def _objective(s: Scenario) -> Iterator[Broken]:
             f"{s.learner.num_updates} optimizer steps cannot be made from the {whole} {unit} of a batch, each of which "
             f"stays whole; set it to {whole} or less, or go through the batch more often with learner.num_passes",
         )
-    if needs_reference_point(options) and min(whole // s.learner.num_updates, s.learner.groups_per_batch) < 2:
+    if loss_of(options).needs_reference_point and min(whole // s.learner.num_updates, s.learner.groups_per_batch) < 2:
         yield (
             ("learner", "groups_per_batch"),
             f"{options.name} puts responses behind other prompts to find the KL to the reference, and an optimizer "

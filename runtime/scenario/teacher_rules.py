@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from penstock.backends.engines.spec import ENGINES, are_modelled
-from penstock.backends.learners.objectives.validity import is_user_objective, needs_teacher_top
+from penstock.backends.learners.objectives.spec import loss_of
 from penstock.backends.learners.spec import is_modelled
 from penstock.backends.protocol import Capability
 from penstock.runtime.scenario.objective import OBJECTIVE
@@ -36,7 +36,7 @@ def teacher_rules(s: Scenario) -> Iterator[Broken]:
                 "the distance to a teacher is asked for, and there is none; add a block teacher: with its model, or "
                 "set it to 0",
             )
-        if needs_teacher_top(s.learner.objective) and not is_modelled(s.learner) and s.run.only != "learner":
+        if loss_of(s.learner.objective).needs_teacher_top and not is_modelled(s.learner) and s.run.only != "learner":
             yield (
                 (*OBJECTIVE, "policy_loss"),
                 "the distance to a teacher's distribution is asked for, and there is no teacher; add a block teacher: "
@@ -88,7 +88,7 @@ def _model(s: Scenario, teacher: TeacherOptions) -> Iterator[Broken]:
 
 def _objective(s: Scenario, teacher: TeacherOptions) -> Iterator[Broken]:
     objective = s.learner.objective
-    wants_top = needs_teacher_top(objective)
+    wants_top = loss_of(objective).needs_teacher_top
     if wants_top != bool(teacher.top_logprobs):
         yield (
             (TEACHER, "top_logprobs"),
@@ -98,7 +98,7 @@ def _objective(s: Scenario, teacher: TeacherOptions) -> Iterator[Broken]:
         )
     if teacher.top_logprobs and not _spec(teacher).has_likeliest:
         yield (TEACHER, "backend"), "likeliest tokens come from an embedded teacher only; set it to torch"
-    if not objective.opd_kl_coef and not wants_top and not is_user_objective(objective.name):
+    if not objective.opd_kl_coef and not wants_top and not loss_of(objective).is_function:
         yield (
             (TEACHER,),
             "has no effect with learner.objective.opd_kl_coef: 0; set that, or learner.objective: distill, or remove "

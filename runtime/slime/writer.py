@@ -10,7 +10,7 @@ import msgspec
 from penstock.backends.checkpoint.options import ModelOptions
 from penstock.backends.data.options import DataOptions
 from penstock.backends.engines.options import EnginesOptions, SamplingOptions
-from penstock.backends.learners.objectives.presets import PRESETS
+from penstock.backends.learners.objectives.spec import keys_of
 from penstock.backends.learners.options import LearnerOptions
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class Writer:
 
     def _ours(self, key: str) -> Plain:
         if key.startswith(_OBJECTIVE):
-            preset, name = PRESETS.get(str(self.get(_OBJECTIVE + "name")), {}), key.removeprefix(_OBJECTIVE)
+            preset, name = keys_of(str(self.get(_OBJECTIVE + "name"))), key.removeprefix(_OBJECTIVE)
             return _as_plain(preset.get(name, getattr(LearnerOptions().objective, name)))
         block, _, name = key.partition(".")
         return _as_plain(getattr(_BLOCKS[block], name))

@@ -19,7 +19,7 @@ from penstock.backends.learners.checkpoints.channel import CheckpointChannel
 from penstock.backends.learners.checkpoints.folder import CheckpointFolder
 from penstock.backends.learners.checkpoints.record import STATE_FOLDER, read_record
 from penstock.backends.learners.checkpoints.state import load_state
-from penstock.backends.learners.objectives.presets import objective
+from penstock.backends.learners.objectives.spec import objective
 from penstock.backends.learners.options import LearnerOptions
 from penstock.backends.learners.torch.parallel import replica, whole
 from penstock.backends.learners.torch.sharded_load import load_divided

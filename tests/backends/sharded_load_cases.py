@@ -16,7 +16,7 @@ from learner_cases import make_groups
 from penstock.backends.checkpoint.tensors import CheckpointTensors, TensorSlice
 from penstock.backends.learners.batch.sequences import read_groups
 from penstock.backends.learners.checkpoints.shards import local_of
-from penstock.backends.learners.objectives.presets import objective
+from penstock.backends.learners.objectives.spec import objective
 from penstock.backends.learners.options import LearnerOptions, LoraOptions
 from penstock.backends.learners.torch.model import PackedModel
 from penstock.backends.learners.torch.parallel import parallelize, replica, whole

@@ -18,7 +18,7 @@ from learner_cases import HeldWeights, make_groups
 from rank_cases import Ranks, open_ranks
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from penstock.backends.learners.objectives.presets import objective
+from penstock.backends.learners.objectives.spec import objective
 from penstock.backends.learners.options import LearnerOptions
 from penstock.backends.learners.torch.model import PackedModel
 from penstock.backends.learners.torch.parallel import parallelize, whole

@@ -9,11 +9,11 @@ import json
 import pytest
 
 from penstock.backends.data.generated import reasoning_gym_rows
-from penstock.backends.rewards.builtin import built_in, random_reward
-from penstock.backends.rewards.functions import NoRewardError
+from penstock.backends.rewards.functions import REWARD, NoRewardError, load_function
 from penstock.backends.rewards.length import length_penalty
 from penstock.backends.rewards.math_answers import boxed_math_reward, deepscaler_reward, math_reward
 from penstock.backends.rewards.options import LengthPenaltyOptions
+from penstock.backends.rewards.spec import random_reward
 from penstock.backends.rewards.text_answers import dapo_reward, f1_reward, gpqa_reward
 
 MATH: list[tuple[str, str, float]] = [
@@ -190,7 +190,7 @@ def test_f1(response: str, label: str, expected: float) -> None:
 @pytest.mark.parametrize("name", ["gpqa", "f1"])
 def test_a_boxed_reward_sees_the_last_box_alone(name: str) -> None:
     cases = {"gpqa": GPQA, "f1": F1}[name]
-    reward, plain = built_in(f"boxed_{name}"), built_in(name)
+    reward, plain = load_function(REWARD, f"boxed_{name}").function, load_function(REWARD, name).function
     for response, label, _ in cases:
         given: dict[str, object] = {"label": label}
         if name == "gpqa":
@@ -239,7 +239,7 @@ def test_random_is_one_value_for_each_sample() -> None:
 
 def test_reasoning_gym_knows_its_own_answers() -> None:
     pytest.importorskip("reasoning_gym")
-    reward = built_in("reasoning_gym")
+    reward = load_function(REWARD, "reasoning_gym").function
     for row in reasoning_gym_rows("reasoning_gym:chain_sum:20", "chain_sum:20", seed=1):
         label = str(row.columns["label"])
         assert reward(response=f"<answer>{label}</answer>", metadata=row.metadata) == 1.0
@@ -405,7 +405,7 @@ INSTRUCTIONS: list[tuple[str, dict[str, object], str, bool]] = [
 
 @pytest.mark.parametrize(("name", "arguments", "response", "expected"), INSTRUCTIONS)
 def test_ifbench(name: str, arguments: dict[str, object], response: str, expected: bool) -> None:
-    reward = built_in("ifbench")
+    reward = load_function(REWARD, "ifbench").function
     padded = arguments | {"something_else": None}
     assert reward(response=response, metadata={"instruction_id_list": [name], "kwargs": [padded]}) == {
         "reward": float(expected),
@@ -416,12 +416,12 @@ def test_ifbench(name: str, arguments: dict[str, object], response: str, expecte
 def test_all_instructions_of_a_row_have_to_be_followed() -> None:
     names = ["punctuation:no_comma", "change_case:english_lowercase"]
     metadata: dict[str, object] = {"instruction_id_list": json.dumps(names), "kwargs": json.dumps([{}, {}])}
-    reward = built_in("ifbench")
+    reward = load_function(REWARD, "ifbench").function
     assert reward(response="all good", metadata=metadata) == {"reward": 1.0, "followed": 1.0}
     assert reward(response="Half good", metadata=metadata) == {"reward": 0.0, "followed": 0.5}
     assert reward(response="", metadata=metadata) == {"reward": 0.0, "followed": 0.0}
     assert reward(response="all good", metadata={"metadata": metadata}) == {"reward": 1.0, "followed": 1.0}
-    boxed = built_in("boxed_ifbench")
+    boxed = load_function(REWARD, "boxed_ifbench").function
     assert boxed(response="Well, \\boxed{all good}", metadata=metadata) == {"reward": 1.0, "followed": 1.0}
 
 
@@ -447,4 +447,4 @@ UNCHECKABLE: list[tuple[dict[str, object], str]] = [
 @pytest.mark.parametrize("response", ["some text", ""])
 def test_a_row_that_cannot_be_checked_gives_no_reward(metadata: dict[str, object], message: str, response: str) -> None:
     with pytest.raises(NoRewardError, match=message):
-        built_in("ifbench")(response=response, metadata=metadata)
+        load_function(REWARD, "ifbench").function(response=response, metadata=metadata)

@@ -459,9 +459,13 @@ def test_a_function_whose_process_dies_while_loading_fails_the_backend(
     [
         (
             "maths",
-            "reward.function: expected one of lines, random, math, deepscaler, dapo, gpqa, f1, ifbench, reasoning_gym, "
-            "boxed_math, boxed_gpqa, boxed_f1, boxed_ifbench, boxed_reasoning_gym, length_penalty, remote, judge, "
-            "code, or file.py:function, got 'maths'; did you mean 'math'?",
+            "reward.function: no reward function is called 'maths'; did you mean 'math'?",
+        ),
+        (
+            "xyz",
+            "there are lines, random, math, deepscaler, dapo, gpqa, f1, ifbench, reasoning_gym, boxed_math, "
+            "boxed_gpqa, boxed_f1, boxed_ifbench, boxed_reasoning_gym, length_penalty, remote, judge, code, "
+            "and file.py:function",
         ),
         ("nowhere.py:score", "there is no file"),
         ("nowhere.py:", "expected file.py:name"),

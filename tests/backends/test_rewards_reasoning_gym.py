@@ -18,9 +18,8 @@ from reasoning_gym import create_dataset
 from reasoning_gym.factory import DATASETS
 
 from penstock.backends.data.generated import reasoning_gym_rows
-from penstock.backends.rewards.builtin import built_in
 from penstock.backends.rewards.formulas import FormulaError, arithmetic, literal, parsed, polynomial, slope
-from penstock.backends.rewards.functions import NoRewardError
+from penstock.backends.rewards.functions import REWARD, NoRewardError, load_function
 from penstock.backends.rewards.reasoning_gym_answers import unsafe_task
 from penstock.backends.rewards.reasoning_gym_checkers import CHECKERS, PREPARED, integration
 from penstock.backends.rewards.reasoning_gym_scan import evaluates
@@ -42,7 +41,9 @@ def rows(name: str, number: int = AS_MANY) -> tuple[RawRow, ...]:
 
 
 def score(answer: str, row: RawRow) -> float:
-    reward = built_in("reasoning_gym")(response=f"<answer>{answer}</answer>", metadata=row.metadata)
+    reward = load_function(REWARD, "reasoning_gym").function(
+        response=f"<answer>{answer}</answer>", metadata=row.metadata
+    )
     assert isinstance(reward, float)
     return reward
 
@@ -217,7 +218,9 @@ def test_a_task_that_evaluates_and_has_no_checker_of_ours_is_refused(
     monkeypatch.setitem(DATASETS, "evaluating", (_Evaluating, DATASETS["chain_sum"][1]))
     (row, *_) = rows("chain_sum", 2)
     with pytest.raises(NoRewardError, match=r"would run them as Python \(.*_judged: eval\)"):
-        built_in("reasoning_gym")(response="1", metadata={**row.metadata, "reasoning_gym": "evaluating"})
+        load_function(REWARD, "reasoning_gym").function(
+            response="1", metadata={**row.metadata, "reasoning_gym": "evaluating"}
+        )
     file = tmp_path / "example.yaml"
     file.write_text("run: {name: example}\ndata: {path: 'reasoning_gym:evaluating:9'}\nmodel: {make: xs}\n")
     check_rewards(load_scenario(file, ["reward.function=f1"]))
@@ -230,7 +233,7 @@ def test_what_a_checker_raises_is_a_wrong_answer_unless_it_is_the_rows_fault(mon
     monkeypatch.setitem(DATASETS, "raising", (_Raising, DATASETS["chain_sum"][1]))
     (row, *_) = rows("chain_sum", 2)
     metadata: dict[str, object] = {**row.metadata, "reasoning_gym": "raising"}
-    reward = built_in("reasoning_gym")
+    reward = load_function(REWARD, "reasoning_gym").function
     assert reward(response=str(row.columns["label"]), metadata=metadata) == 1.0
     assert reward(response="(" * 9, metadata=metadata) == 0.0
     with pytest.raises(NoRewardError, match="cannot judge this row: RecursionError"):
@@ -249,7 +252,7 @@ def test_the_answer_is_what_stands_in_the_last_marks(response: str, expected: fl
     (row, *_) = rows("chain_sum", 2)
     start_s = time.process_time()
     written = response.replace("{}", str(row.columns["label"]))
-    found = built_in("reasoning_gym")(response=written, metadata=row.metadata)
+    found = load_function(REWARD, "reasoning_gym").function(response=written, metadata=row.metadata)
     assert isinstance(found, float)
     assert found == 1.0 if expected == 1.0 else found < 0.5
     assert time.process_time() - start_s < 1.0

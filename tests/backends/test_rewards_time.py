@@ -10,15 +10,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
-from msgspec.structs import replace
 from reasoning_gym.factory import DATASETS
 
 from penstock.backends.data.generated import reasoning_gym_rows
 from penstock.backends.rewards import ifbench_checkers, ifeval_checkers
-from penstock.backends.rewards.builtin import BOXED, built_in, score_in_process
 from penstock.backends.rewards.code_answers import program_of
 from penstock.backends.rewards.code_cases import same_output
+from penstock.backends.rewards.functions import REWARD, load_function
 from penstock.backends.rewards.instruction_text import Given
+from penstock.backends.rewards.spec import REWARDS, lines_reward
 from penstock.backends.rewards.wire import RewardCall
 
 if TYPE_CHECKING:
@@ -94,29 +94,31 @@ def test_every_checker_of_instructions_reads_a_hundred_thousand_characters_in_a_
 @pytest.mark.parametrize("name", ["f1", "gpqa", "dapo", "boxed_f1", "boxed_gpqa"])
 def test_every_reward_for_texts_is_linear(name: str) -> None:
     others: dict[str, object] = {"metadata": {}} if name.endswith("gpqa") else {}
-    assert_quick(lambda text: built_in(name)(response=text, label="A", **others), SLOW)
+    function = load_function(REWARD, name).function
+    assert_quick(lambda text: function(response=text, label="A", **others), SLOW)
 
 
 @pytest.mark.parametrize("name", ["math", "deepscaler", "boxed_math"])
 @pytest.mark.parametrize("wrapped", ["{}", "</think>\\boxed{{{}}}"])
 def test_every_reward_for_mathematics_is_linear(name: str, wrapped: str) -> None:
     others: dict[str, object] = {"truncated": False} if name == "math" else {}
-    assert_quick(lambda text: built_in(name)(response=wrapped.format(text), label="5", **others), SLOW)
+    function = load_function(REWARD, name).function
+    assert_quick(lambda text: function(response=wrapped.format(text), label="5", **others), SLOW)
 
 
 def test_every_other_parser_is_linear() -> None:
     call = RewardCall(0, 1.0, "", "", "AaBb", b"", False, b"", b"", 0, 0, 0)
-    assert_quick(lambda text: score_in_process("lines", replace(call, response=text)))
+    assert_quick(lambda text: lines_reward(response=text, label=call.label, truncated=call.truncated, row=call.row))
     assert_quick(program_of)
     assert_quick(partial(same_output, wanted="1.5 a\n"))
-    assert set(BOXED) >= {"boxed_f1", "boxed_gpqa", "boxed_math"}
+    assert {name for name in REWARDS.builtin if name.startswith("boxed_")} >= {"boxed_f1", "boxed_gpqa", "boxed_math"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(DATASETS) - {"composite"}))
 def test_every_checker_of_reasoning_gym_is_bounded(name: str) -> None:
     (row, *_) = reasoning_gym_rows(f"reasoning_gym:{name}:1", f"{name}:1", seed=3)
-    reward = built_in("reasoning_gym")
+    reward = load_function(REWARD, "reasoning_gym").function
     metadata = json.loads(json.dumps(row.metadata))
     assert_quick(lambda text: reward(response=f"<answer>{text}</answer>", metadata=metadata))
     assert_quick(lambda text: reward(response=text[:16_000], metadata=metadata))

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from penstock.backends.learners.hooks.protocols import GroupRewards
-from penstock.backends.learners.objectives.presets import objective
+from penstock.backends.learners.objectives.spec import objective
 from penstock.backends.processes.user_code import load_object
 from penstock.runtime.contracts.cases import cases, texts
 from penstock.runtime.contracts.kinds import KINDS, check_function

@@ -15,7 +15,7 @@ from penstock.backends.checkpoint.make import END_ID, character_tokenizer, make_
 from penstock.backends.data.lines import LinesRow, lines_demonstration, lines_reward, lines_row
 from penstock.backends.engines.options import EnginesOptions, SamplingOptions
 from penstock.backends.engines.torch.factory import open_torch_engine
-from penstock.backends.learners.objectives.presets import objective
+from penstock.backends.learners.objectives.spec import objective
 from penstock.backends.learners.options import LearnerOptions, LoraOptions, WarmStartOptions
 from penstock.backends.learners.plan import pack_demonstrations
 from penstock.backends.learners.torch.backend import open_torch_learner

@@ -21,7 +21,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 
 from penstock.backends.learners.batch.packing import split_into_micro_batches
 from penstock.backends.learners.batch.sequences import read_groups
-from penstock.backends.learners.objectives.presets import PRESETS, objective
+from penstock.backends.learners.objectives.spec import OBJECTIVES as NAMED
+from penstock.backends.learners.objectives.spec import objective
 from penstock.backends.learners.objectives.validity import needs_reference, objective_problem
 from penstock.backends.learners.options import LearnerOptions, ObjectiveOptions
 from penstock.backends.learners.torch.model import PackedModel
@@ -709,7 +710,7 @@ def test_the_cases_reach_the_bounds_that_they_are_about(case: str, figure: str, 
 
 def test_every_preset_is_among_the_cases() -> None:
     # Those with a critic are in test_torch_learner_updates.py.
-    assert {name for name in PRESETS if objective(name).critic == "none"} <= set(OBJECTIVES)
+    assert {name for name in NAMED.builtin if objective(name).critic == "none"} <= set(OBJECTIVES)
 
 
 USER_FILE = """

@@ -21,7 +21,7 @@ from rank_cases import CPU, Ranks, open_ranks
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config, Qwen3MoeConfig
 
 from penstock.backends.learners.batch.sequences import demonstration_sequence, read_groups
-from penstock.backends.learners.objectives.presets import objective
+from penstock.backends.learners.objectives.spec import objective
 from penstock.backends.learners.objectives.validity import needs_reference
 from penstock.backends.learners.options import LearnerOptions, WarmStartOptions
 from penstock.backends.learners.torch.attention import PACKED_ATTENTION

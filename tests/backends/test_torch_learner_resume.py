@@ -29,7 +29,7 @@ from penstock.backends.checkpoint.make import make_model
 from penstock.backends.learners.checkpoints.folder import CheckpointFolder
 from penstock.backends.learners.checkpoints.record import RECORD_FILE, STATE_FOLDER, read_record, write_record
 from penstock.backends.learners.checkpoints.state import load_state
-from penstock.backends.learners.objectives.presets import objective
+from penstock.backends.learners.objectives.spec import objective
 from penstock.backends.learners.options import LearnerOptions, ObjectiveOptions, WarmStartOptions
 from penstock.backends.learners.torch.backend import open_torch_learner
 from penstock.backends.learners.torch.model import CheckpointError

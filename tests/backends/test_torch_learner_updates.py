@@ -34,7 +34,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 from penstock.backends.device_memory import ParkedMemory
 from penstock.backends.learners.batch.sequences import read_groups
 from penstock.backends.learners.batch.updates import divide_batch
-from penstock.backends.learners.objectives.presets import objective
+from penstock.backends.learners.objectives.spec import objective
 from penstock.backends.learners.options import LearnerOptions
 from penstock.backends.learners.torch.model import PackedModel
 from penstock.backends.learners.torch.trainer import PolicyTrainer

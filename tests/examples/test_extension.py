@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from penstock.runtime.observability.summary import read_summary
+from penstock.runtime.observability.trackers import read_steps
 
 HOUSE = Path(__file__).parents[2]
 EXTENSION = Path(__file__).parent / "extension"
@@ -72,6 +73,8 @@ def test_a_run_with_its_parts_comes_to_its_end(site: Path, tmp_path: Path) -> No
     assert summary.completed
     assert summary.balance.issued >= 16
     assert summary.balance.in_system == 0
+    assert all("train/moved" in step.metrics for step in read_steps(run)), "the objective is the package's"
+    assert all("rollout/reward/num_tokens" in step.metrics for step in read_steps(run)), "and so is the reward"
 
 
 REFUSED = {
@@ -81,6 +84,12 @@ REFUSED = {
     "weights.canary=true": "bigram engines cannot return log-probs",
     "engines.backend=torch": "engines.options: is for parts of other packages, and torch has none; remove it",
     "engines.backend=trigram": "must be torch, sglang, recorded, simulated or bigram; found 'trigram'",
+    "learner.objective=tahn": "learner.objective.name: no objective is called 'tahn'; did you mean 'tanh'?",
+    "learner.objective.options.scale=0": "learner.objective.options.scale: must be a number, above 0; found 0",
+    "learner.objective.name=grpo": "learner.objective.options: is for parts of other packages, and grpo has none",
+    "reward.function=brevty": "reward.function: no reward function is called 'brevty'; did you mean 'brevity'?",
+    "reward.key=score": "reward.key: what 'brevity' returns has reward and num_tokens, and no 'score'",
+    "reward.per_group=true": "reward.per_group: 'brevity' sees one sample; set it to false, or remove it",
     "teacher.backend=bigram": "teacher.backend: must be torch, sglang or simulated; found 'bigram'",
     "weights.transport=nccl": "must be auto, shared_memory, disk, distributed, tensor or scratch; found 'nccl'",
 }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fuzzing import Draw, fuzz, instrumented
 
 with instrumented("penstock.backends.rewards"):
-    from penstock.backends.rewards.builtin import built_in
+    from penstock.backends.rewards.functions import REWARD, load_function
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -45,7 +45,7 @@ def check(data: bytes) -> None:
     signal.signal(signal.SIGPROF, _end)
     signal.setitimer(signal.ITIMER_PROF, CPU_S)
     try:
-        earned = built_in(name)(response=text, label=draw.pick(LABELS), **others)
+        earned = load_function(REWARD, name).function(response=text, label=draw.pick(LABELS), **others)
     except OverdueError:
         return
     finally:

@@ -9,16 +9,15 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from fuzzing import Draw, fuzz, in_time, instrumented
-from msgspec.structs import replace
 
 with instrumented("penstock.backends.rewards", "penstock.backends.data"):
     from penstock.backends.data.generated import reasoning_gym_rows
     from penstock.backends.rewards import ifbench_checkers, ifeval_checkers, reasoning_gym_checkers
-    from penstock.backends.rewards.builtin import built_in, score_in_process
     from penstock.backends.rewards.code_answers import program_of
     from penstock.backends.rewards.code_cases import read_cases, same_output, same_result
     from penstock.backends.rewards.formulas import FormulaError, arithmetic, literal, parsed, polynomial, slope
-    from penstock.backends.rewards.functions import NoRewardError, judged
+    from penstock.backends.rewards.functions import REWARD, NoRewardError, judged, load_function
+    from penstock.backends.rewards.spec import lines_reward
     from penstock.backends.rewards.text_answers import same_answer
     from penstock.backends.rewards.wire import RewardCall
 
@@ -54,11 +53,11 @@ CALL = RewardCall(0, 1.0, "", "", "AaBb", b"", False, b"", b"", 0, 0, 0)
 
 
 def _of_label(name: str, label: str, **others: object) -> Check:
-    return lambda text: built_in(name)(response=text, label=label, **others)
+    return lambda text: load_function(REWARD, name).function(response=text, label=label, **others)
 
 
 def _instruction(name: str) -> Check:
-    return lambda text: built_in("ifbench")(
+    return lambda text: load_function(REWARD, "ifbench").function(
         response=text, metadata={"instruction_id_list": [name], "kwargs": json.dumps([ARGUMENTS])}
     )
 
@@ -66,7 +65,7 @@ def _instruction(name: str) -> Check:
 def _gym(name: str) -> Check:
     (row,) = reasoning_gym_rows(f"reasoning_gym:{name}:1", f"{name}:1", seed=3)
     metadata = json.loads(json.dumps(row.metadata))
-    return lambda text: built_in("reasoning_gym")(response=text, metadata=metadata)
+    return lambda text: load_function(REWARD, "reasoning_gym").function(response=text, metadata=metadata)
 
 
 def _slope(text: str) -> object:
@@ -102,7 +101,7 @@ REWARDS: dict[str, Check] = {
     },
     **{name: _of_label(name, "B", metadata={}) for name in ("gpqa", "boxed_gpqa")},
     **{name: _instruction(name) for name in (*ifeval_checkers.CHECKERS, *ifbench_checkers.CHECKERS)},
-    "lines": lambda text: score_in_process("lines", replace(CALL, response=text)),
+    "lines": lambda text: lines_reward(response=text, label=CALL.label, truncated=CALL.truncated, row=CALL.row),
 }
 PARSERS: dict[str, Check] = {"formulas": _formulas, "code": _code, "same": lambda text: same_answer(text, text[::-1])}
 NAMES = (*REWARDS, *PARSERS)
@@ -126,7 +125,9 @@ def with_any_row(draw: Draw) -> None:
         given = {"label": label, "metadata": metadata}
         names = {"f1": ("label",), "dapo": ("label",), "gpqa": ("label", "metadata"), "ifbench": ("metadata",)}[name]
         try:
-            judged(0, 0.0, built_in(name)(response=response, **{each: given[each] for each in names}))
+            judged(
+                0, 0.0, load_function(REWARD, name).function(response=response, **{each: given[each] for each in names})
+            )
         except NoRewardError:
             continue
 

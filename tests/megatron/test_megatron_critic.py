@@ -8,7 +8,7 @@ import pytest
 import trainer_plan as plan
 from test_megatron_trainer import check_against_torch
 
-from penstock.backends.learners.objectives.presets import objective
+from penstock.backends.learners.objectives.spec import objective
 
 if TYPE_CHECKING:
     from collections.abc import Callable

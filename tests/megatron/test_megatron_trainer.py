@@ -18,7 +18,7 @@ import trainer_plan as plan
 from penstock.backends.learners.batch.sequences import read_groups
 from penstock.backends.learners.megatron.architecture import read_architecture
 from penstock.backends.learners.megatron.speed import shape_of
-from penstock.backends.learners.objectives.presets import objective
+from penstock.backends.learners.objectives.spec import objective
 from penstock.backends.learners.torch import speed
 from penstock.backends.learners.torch.model import PackedModel
 from penstock.backends.learners.torch.reference import new_reference

@@ -17,7 +17,7 @@ import trainer_plan as plan
 
 from penstock.backends.learners.batch.sequences import demonstration_sequence
 from penstock.backends.learners.megatron.spec import RANK
-from penstock.backends.learners.objectives.presets import objective
+from penstock.backends.learners.objectives.spec import objective
 from penstock.backends.learners.options import WarmStartOptions
 from penstock.backends.learners.plan import ExportPlan, LearnerPlan, pack_demonstrations
 from penstock.backends.learners.spec import LearnerContext, open_ranks

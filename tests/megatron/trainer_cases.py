@@ -23,7 +23,8 @@ from penstock.backends.learners.megatron.critic import open_critic
 from penstock.backends.learners.megatron.reference import copy_weights, frozen
 from penstock.backends.learners.megatron.trainable import TrainableModel
 from penstock.backends.learners.megatron.trainer import MegatronTrainer
-from penstock.backends.learners.objectives.validity import is_user_objective, needs_reference
+from penstock.backends.learners.objectives.spec import loss_of
+from penstock.backends.learners.objectives.validity import needs_reference
 from penstock.backends.learners.options import LearnerOptions
 from penstock.backends.learners.worker_group.workers import WorkerGroup
 from penstock.messages.errors import DivergedError
@@ -128,7 +129,7 @@ def made(
     trainable = TrainableModel(
         model, options.megatron, betas=options.betas, weight_decay=options.weight_decay,
         max_grad_norm=options.max_grad_norm, device=CPU, temperature=plan.TEMPERATURE,
-        entropy_gradient=objective.entropy_coef != 0.0 or is_user_objective(objective.name),
+        entropy_gradient=objective.entropy_coef != 0.0 or loss_of(objective).is_function,
     )  # fmt: skip
     reference = None
     if needs_reference(objective):

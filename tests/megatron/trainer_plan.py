@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.backends.learners.megatron_options import MegatronOptions
-from penstock.backends.learners.objectives.presets import objective
+from penstock.backends.learners.objectives.spec import objective
 from penstock.backends.learners.options import LearnerOptions
 from penstock.messages.arrays import pack_floats, pack_tokens
 from penstock.messages.base import Metric

@@ -18,8 +18,8 @@ from penstock.backends.learners.hooks.protocols import Segments
 from penstock.backends.learners.objectives.objective import finished, policy_objective
 from penstock.backends.learners.objectives.open import open_objective
 from penstock.backends.learners.objectives.preference import preference_pairs
-from penstock.backends.learners.objectives.presets import objective
 from penstock.backends.learners.objectives.protocol import Judged, PolicyTokens
+from penstock.backends.learners.objectives.spec import objective
 from penstock.backends.learners.objectives.token_advantages import RewardedSamples, token_advantages
 from penstock.backends.learners.training.mismatched import mismatched, reference_point
 from penstock.backends.learners.training.step import Scores

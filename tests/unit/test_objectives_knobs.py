@@ -8,7 +8,7 @@ import pytest
 
 from penstock.backends.learners.objectives.knobs import BOUNDS, TRIED
 from penstock.backends.learners.objectives.open import open_objective
-from penstock.backends.learners.objectives.presets import PRESETS, objective
+from penstock.backends.learners.objectives.spec import OBJECTIVES, objective
 from penstock.backends.learners.options import ObjectiveOptions
 from penstock.messages.errors import UserFault
 
@@ -84,7 +84,7 @@ def test_a_key_that_moves_something_is_not(keys: dict[str, Any]) -> None:
     open_objective(objective(**{**needed(keys["name"]), **keys}))
 
 
-@pytest.mark.parametrize("name", sorted(PRESETS))
+@pytest.mark.parametrize("name", sorted(OBJECTIVES.builtin))
 def test_no_preset_has_a_dead_key(name: str) -> None:
     open_objective(objective(name, **needed(name)))
 

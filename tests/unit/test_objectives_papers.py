@@ -25,8 +25,8 @@ from penstock.backends.learners.objectives.advantages import (
 )
 from penstock.backends.learners.objectives.objective import policy_objective
 from penstock.backends.learners.objectives.policy_loss import geometric_mean_loss, reduction_weights, soft_gated_loss
-from penstock.backends.learners.objectives.presets import objective
 from penstock.backends.learners.objectives.protocol import PolicyTokens
+from penstock.backends.learners.objectives.spec import objective
 from penstock.backends.learners.objectives.token_advantages import RewardedSamples, token_estimates
 from penstock.messages.base import Metric
 from penstock.messages.errors import UserFault

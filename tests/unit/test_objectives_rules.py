@@ -21,8 +21,8 @@ from penstock.backends.learners.objectives.correction import truncated_importanc
 from penstock.backends.learners.objectives.logprobs import token_entropy, token_logprobs
 from penstock.backends.learners.objectives.objective import finished, policy_objective
 from penstock.backends.learners.objectives.policy_loss import clipped_policy_loss, reduction_weights
-from penstock.backends.learners.objectives.presets import objective
 from penstock.backends.learners.objectives.protocol import ObjectiveTerms, PolicyTokens
+from penstock.backends.learners.objectives.spec import objective
 from penstock.backends.learners.objectives.token_advantages import RewardedSamples, token_advantages, token_estimates
 from penstock.backends.learners.objectives.validity import objective_problem
 from penstock.backends.learners.options import MisOptions, ObjectiveOptions

@@ -19,8 +19,8 @@ from penstock.backends.learners.objectives.advantages import (
     generalized_advantages,
     generalized_token_advantages,
 )
-from penstock.backends.learners.objectives.presets import objective
 from penstock.backends.learners.objectives.scan import reverse_recurrence
+from penstock.backends.learners.objectives.spec import objective
 from penstock.backends.learners.objectives.token_advantages import RewardedSamples, token_estimates
 
 if TYPE_CHECKING:

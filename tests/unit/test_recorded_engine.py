@@ -330,7 +330,11 @@ def test_supervised_and_mixed_scenarios_load(tmp_path: Path) -> None:
         ("", ("learner.objective={name: ipo, dpo_label_smoothing: 0.1}",), "smooths the labels of dpo_loss: sigmoid"),
         (SFT, ("learner.objective={name: kto, kl_coef: 0.1}",), "dpo_beta holds the policy to the reference already"),
         ("", ("learner.objective.dpo_beta=0.2",), "dpo_beta: has no effect with policy_loss: ppo"),
-        ("", ("learner.objective=dpo", "learner.objective.clip_high=0.5"), "which takes no ratio to an older policy"),
+        (
+            "",
+            ("learner.objective=dpo", "learner.objective.clip_high=0.5"),
+            "has no effect with policy_loss: dpo",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused_with_the_reason(

@@ -12,6 +12,7 @@ import pytest
 from test_house import HOUSE, sources
 
 from penstock.backends.engines.spec import ENGINES, EngineSpec
+from penstock.backends.learners.objectives.spec import OBJECTIVES
 from penstock.backends.learners.spec import LEARNERS, LearnerSpec
 from penstock.backends.protocol import Capability
 from penstock.backends.registry import PartError, Registry
@@ -106,9 +107,11 @@ def test_looking_at_every_part_loads_nothing_heavy() -> None:
     program = """
 import sys
 from penstock.backends.engines.spec import ENGINES
+from penstock.backends.learners.objectives.spec import OBJECTIVES
 from penstock.backends.learners.spec import LEARNERS
+from penstock.backends.rewards.spec import REWARDS
 from penstock.backends.weights.spec import TRANSPORTS
-for registry in (ENGINES, LEARNERS, TRANSPORTS):
+for registry in (ENGINES, LEARNERS, OBJECTIVES, REWARDS, TRANSPORTS):
     assert all(registry.spec(name) for name in registry.builtin)
 print(sorted({"torch", "transformers", "numpy", "aiohttp", "importlib.metadata"} & set(sys.modules)))
 """
@@ -144,3 +147,24 @@ def test_a_name_that_is_asked_for_is_seen(tmp_path: Path) -> None:
     file = tmp_path / "bad.py"
     file.write_text('if group.backend == "sglang" or kind in ("disk", "other"):\n    pass\n')
     assert set(names_in(file)) == {"sglang", "disk"}
+
+
+def test_a_function_of_a_file_needs_no_package_and_a_file_alone_is_no_name() -> None:
+    assert OBJECTIVES.problem("mine.py:loss") is None
+    assert OBJECTIVES.spec("mine.py:loss").open is not None
+    assert OBJECTIVES.problem("mine.py") == ("'mine.py' names a file and no function in it; expected file.py:function")
+    assert "there are grpo, dapo" in (OBJECTIVES.problem("xyz") or "")
+
+
+def test_nobody_outside_asks_for_the_name_of_an_objective() -> None:
+    """The names of what ``sft`` and its kind stand for are looked up, and compared with nothing."""
+    asked = {
+        f"{file.relative_to(HOUSE)}: {ast.unparse(node)}"
+        for folder in ("actors", "backends", "messages", "runtime")
+        for file in sources(folder)
+        if not str(file.relative_to(HOUSE)).startswith("backends/learners/objectives/")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Compare)
+        and ast.unparse(node.left).endswith((".policy_loss", ".estimator", "objective.name"))
+    }
+    assert not asked

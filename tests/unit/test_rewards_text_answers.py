@@ -9,9 +9,9 @@ from typing import cast
 
 import pytest
 
-from penstock.backends.rewards.builtin import BOXED, IN_WORKERS, KEYS, built_in
 from penstock.backends.rewards.functions import REWARD, NoRewardError, judged, load_function
 from penstock.backends.rewards.math_answers import deepscaler_reward
+from penstock.backends.rewards.spec import REWARDS
 from penstock.backends.rewards.text_answers import dapo_reward, f1_reward, gpqa_reward, same_answer
 
 MAX_CPU_S = 30.0
@@ -41,6 +41,10 @@ F1 = [
     ("[1] Obama", "[1] Obama", 1.0),
     ("东京", "东京。", 1.0),
 ]
+
+ELSEWHERE = ("lines", "random", "length_penalty", "remote", "judge", "code")
+CALLED = [name for name in REWARDS.builtin if name not in ELSEWHERE]
+KEYED = [name for name in REWARDS.builtin if REWARDS.spec(name).keys]
 
 
 @pytest.mark.parametrize(("response", "label", "reward"), F1)
@@ -220,12 +224,12 @@ def test_an_answer_of_nothing_equals_nothing() -> None:
 @pytest.mark.parametrize("name", ["f1", "dapo"])
 def test_a_row_without_a_label_has_no_reward(name: str) -> None:
     with pytest.raises(NoRewardError, match="has no label"):
-        built_in(name)(response="Answer: 1", label="")
+        load_function(REWARD, name).function(response="Answer: 1", label="")
     with pytest.raises(NoRewardError, match="empty list"):
         f1_reward("x", "[]")
 
 
-@pytest.mark.parametrize("name", BOXED)
+@pytest.mark.parametrize("name", [name for name in CALLED if name.startswith("boxed_")])
 def test_a_boxed_reward_sees_the_last_box_alone(name: str) -> None:
     loaded = load_function(REWARD, name)
     assert set(loaded.names) <= {"response", "label", "metadata"}
@@ -237,27 +241,29 @@ def test_a_boxed_reward_sees_the_last_box_alone(name: str) -> None:
         assert loaded.function(response=r"that is \boxed{\text{B}}", label="B", metadata={}) == 1.0
 
 
-@pytest.mark.parametrize("key", [None, *KEYS["dapo"]])
+@pytest.mark.parametrize("key", [None, *REWARDS.spec("dapo").keys])
 def test_dapo_has_a_reward_by_every_key_that_a_scenario_may_name(key: str | None) -> None:
-    found = judged(0, 0.0, built_in("dapo")(response="Answer: 7", label="7"), key)
+    found = judged(0, 0.0, load_function(REWARD, "dapo").function(response="Answer: 7", label="7"), key)
     assert found.value == 1.0
     assert len(found.components) == 1
 
 
-@pytest.mark.parametrize("name", KEYS)
+@pytest.mark.parametrize("name", KEYED)
 def test_rewards_that_return_dictionaries_have_the_entries_that_are_listed(name: str) -> None:
     given = {"label": "7"} if name == "dapo" else {"metadata": {"instruction_id_list": ["format:no_whitespace"]}}
-    found = built_in(name)(response="7", **given)
+    found = load_function(REWARD, name).function(response="7", **given)
     assert isinstance(found, dict)
-    assert tuple(cast("dict[str, float]", found)) == KEYS[name]
+    assert tuple(cast("dict[str, float]", found)) == REWARDS.spec(name).keys
 
 
 def test_no_other_reward_returns_a_dictionary() -> None:
-    returning = {name for name in (*IN_WORKERS, *BOXED) if "dict" in str(signature(built_in(name)).return_annotation)}
-    assert returning == set(KEYS)
+    returning = {
+        name for name in CALLED if "dict" in str(signature(load_function(REWARD, name).function).return_annotation)
+    }
+    assert returning == set(KEYED)
 
 
-@pytest.mark.parametrize("name", [*IN_WORKERS, *BOXED])
+@pytest.mark.parametrize("name", CALLED)
 def test_every_reward_of_the_hub_loads(name: str) -> None:
     assert "response" in load_function(REWARD, name).names
 

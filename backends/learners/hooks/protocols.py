@@ -7,7 +7,7 @@ protocol                key of the scenario                                 take
 ======================  ==================================================  ===========================================
 RewardPostprocess       ``learner.objective.postprocess_function``          nothing: rewards, before advantages
 AdvantageFunction       ``learner.objective.advantage_function``            ``estimator``
-UserObjective           ``learner.objective.name``                          the whole loss
+ObjectiveFunction       ``learner.objective.name``                          the whole loss
 ReductionFunction       ``learner.objective.reduction_function``            ``reduction``
 ImportanceFunction      ``learner.objective.importance_function``           ``correction``
 ConversionFunction      ``learner.conversion_function``                     nothing: sequences, before they are trained

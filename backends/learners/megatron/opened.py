@@ -28,7 +28,8 @@ from penstock.backends.learners.megatron.source_ranks import SourceRanks
 from penstock.backends.learners.megatron.trainable import TrainableModel
 from penstock.backends.learners.megatron.trainer import MegatronTrainer
 from penstock.backends.learners.megatron.warm_start import warm_start
-from penstock.backends.learners.objectives.validity import is_user_objective, needs_reference
+from penstock.backends.learners.objectives.spec import loss_of
+from penstock.backends.learners.objectives.validity import needs_reference
 from penstock.backends.learners.training.canary import choose_canary
 from penstock.backends.learners.training.command_worker import Opened
 from penstock.messages.errors import UserFault
@@ -154,7 +155,7 @@ class LearnerOpener:
             max_grad_norm=options.max_grad_norm,
             device=self._workers.device,
             temperature=self._plan.temperature,
-            entropy_gradient=objective.entropy_coef != 0.0 or is_user_objective(objective.name),
+            entropy_gradient=objective.entropy_coef != 0.0 or loss_of(objective).is_function,
             check_stop=self._check_stop,
         )
 

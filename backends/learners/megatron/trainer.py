@@ -32,7 +32,7 @@ from penstock.backends.learners.megatron.source_ranks import SourceRanks
 from penstock.backends.learners.megatron.speed import speed_of
 from penstock.backends.learners.objectives.objective import asks_policy, couples_tokens, finished
 from penstock.backends.learners.objectives.open import open_objective
-from penstock.backends.learners.objectives.validity import needs_reference_point
+from penstock.backends.learners.objectives.spec import loss_of
 from penstock.backends.learners.training.batch_trainer import Added, BatchTrainer, UpdateWork
 from penstock.backends.learners.training.coupling import logprob_gradients, places_in
 from penstock.backends.learners.training.mismatched import mismatched, reference_point
@@ -285,7 +285,7 @@ class MegatronTrainer(BatchTrainer):
 
     def _reference_point(self, update: Update) -> Tensor | None:
         """See :mod:`.mismatched`; the same on every rank."""
-        pairs = mismatched(update) if needs_reference_point(self._options.objective) else None
+        pairs = mismatched(update) if loss_of(self._options.objective).needs_reference_point else None
         if pairs is None:
             return None
         parts, _ = self._parts(pairs)

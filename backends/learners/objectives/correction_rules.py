@@ -4,33 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.backends.learners.objectives.presets import PRESETS, objective
-from penstock.backends.learners.options import MisOptions
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.backends.learners.options import ObjectiveOptions
+    from penstock.backends.learners.options import MisOptions, ObjectiveOptions
 
 
 def correction_problems(o: ObjectiveOptions) -> Iterator[tuple[str, str]]:
     """The key to change, and what is wrong with it."""
-    usual = objective(o.name) if o.name in PRESETS else objective("dapo")
     if o.correction in ("icepop", "mis") and o.old_logprobs == "engine":
         yield (
             "correction",
             f"{o.correction} has no effect with old_logprobs: engine, where the ratio is taken to the engine's "
             "log-probs already; set old_logprobs: recompute, or correction: none",
         )
-    if o.correction != "mis" and o.mis != MisOptions():
-        yield "mis", f"has no effect with correction: {o.correction}; remove the block, or set correction: mis"
-    for key in ("icepop_low", "icepop_high"):
-        if o.correction != "icepop" and getattr(o, key) != getattr(usual, key):
-            yield key, f"has no effect with correction: {o.correction}; remove it, or set correction: icepop"
     if o.icepop_low >= o.icepop_high:
         yield "icepop_low", f"must be below icepop_high = {o.icepop_high:g}; found {o.icepop_low:g}"
-    if o.tis_clip_low and o.correction != "tis":
-        yield "tis_clip_low", f"has no effect with correction: {o.correction}; remove it"
     if o.tis_clip is not None and o.tis_clip_low >= o.tis_clip:
         yield "tis_clip_low", f"must be below tis_clip = {o.tis_clip:g}; found {o.tis_clip_low:g}"
     yield from _mis(o.mis)

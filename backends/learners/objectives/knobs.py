@@ -22,10 +22,10 @@ from penstock.backends.learners.objectives.kl import kl_estimate
 from penstock.backends.learners.objectives.objective import old_logprobs, rewards_need_kl
 from penstock.backends.learners.objectives.policy_loss import reduction_weights
 from penstock.backends.learners.objectives.preference import preference_pairs
-from penstock.backends.learners.objectives.presets import PRESETS, objective
 from penstock.backends.learners.objectives.protocol import Judged, PolicyTokens
+from penstock.backends.learners.objectives.spec import ESTIMATORS, loss_of, objective
 from penstock.backends.learners.objectives.token_advantages import RewardedSamples, token_estimates
-from penstock.backends.learners.objectives.validity import is_user_objective, needs_reference, prefers_pairs
+from penstock.backends.learners.objectives.validity import needs_reference
 from penstock.backends.learners.options import MisOptions
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def dead_knob(options: ObjectiveOptions, function: ObjectiveFunction, *, num_ste
         function: the objective that they mean.
         num_steps: optimizer steps a batch.
     """
-    if is_user_objective(options.name):
+    if loss_of(options).is_function:
         return None
     configured = list(_put_back(options))
     if options.old_logprobs == "recompute" and num_steps == 1:
@@ -80,7 +80,7 @@ def dead_knob(options: ObjectiveOptions, function: ObjectiveFunction, *, num_ste
 
 def _put_back(options: ObjectiveOptions) -> Iterator[tuple[str, ObjectiveOptions]]:
     """Each configured key, with the options as they are without it."""
-    usual = objective(options.name) if options.name in PRESETS else objective("dapo")
+    usual = objective(options.name)
     for key in TRIED:
         value, default = getattr(options, key), getattr(usual, key)
         if value != default and value not in (None, "none"):
@@ -138,7 +138,7 @@ def _outcome(options: ObjectiveOptions, function: ObjectiveFunction, drawn: _Dra
     weights = samples.spread(reduction_weights(options.reduction, sizes.float(), constant_tokens=constant).double())
     logprobs, entropy = drawn.logprobs.clone().requires_grad_(), drawn.entropy.clone().requires_grad_()
     pairs = None
-    if prefers_pairs(options):
+    if loss_of(options).unit == "pair":
         every = torch.ones(NUM_SAMPLES, dtype=torch.bool)
         pairs = preference_pairs(drawn.rewards, group_ids, every, pairing=options.dpo_pairs)
     tokens = PolicyTokens(
@@ -169,7 +169,7 @@ def _outcome(options: ObjectiveOptions, function: ObjectiveFunction, drawn: _Dra
         given,
         options,
         kl=in_rewards,
-        values=drawn.values if options.estimator == "gae" else None,
+        values=drawn.values if ESTIMATORS[options.estimator].needs_critic else None,
         reverse_kl=old - drawn.teacher if options.opd_kl_coef else None,
     )
     loss = function(tokens._replace(advantages=estimates.advantages.double()), options).loss

@@ -40,7 +40,7 @@ from penstock.backends.learners.objectives.policy_loss import (
     soft_gated_loss,
 )
 from penstock.backends.learners.objectives.protocol import ObjectiveTerms
-from penstock.backends.learners.objectives.validity import is_user_objective
+from penstock.backends.learners.objectives.spec import loss_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -75,9 +75,8 @@ class Corrected(NamedTuple):
 def couples_tokens(options: ObjectiveOptions) -> bool:
     """Whether the loss of a token depends on the log-probs of others, so that all must be known first."""
     return (
-        is_user_objective(options.name)
+        loss_of(options).couples_tokens
         or options.importance_function is not None
-        or options.policy_loss in ("gspo", "gmpo", "dpo", "kto")
         or options.opsm_delta is not None
         or (options.correction == "mis" and options.old_logprobs != "engine")
     )
@@ -85,7 +84,7 @@ def couples_tokens(options: ObjectiveOptions) -> bool:
 
 def rewards_need_kl(options: ObjectiveOptions) -> bool:
     """Whether advantages depend on log-probs of the policy and of the reference."""
-    return options.kl_in == "reward" and options.kl_coef != 0.0 and not is_user_objective(options.name)
+    return options.kl_in == "reward" and options.kl_coef != 0.0 and not loss_of(options).is_function
 
 
 def advantages_need_policy(options: ObjectiveOptions) -> bool:

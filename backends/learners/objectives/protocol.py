@@ -101,19 +101,13 @@ class ObjectiveTerms(NamedTuple):
     """Detached scalars by metric name."""
 
 
-class UserObjective(Protocol):
-    """A function of the user's own, named ``file.py:function``.
-
-    It is called once a step with every trained token of it, whatever the micro-batches are. It may use any key of the
-    options as it likes; ``estimator``, ``whiten`` and ``reduction`` have been applied to advantages and weights, and
-    ``kl_coef`` above 0 has made the reference available. Its gradient with respect to ``logprobs`` and ``entropy`` is
-    what is trained on.
-    """
-
-    def __call__(self, tokens: PolicyTokens, options: ObjectiveOptions, /) -> ObjectiveTerms: ...
-
-
 class ObjectiveFunction(Protocol):
-    """What the trainer calls."""
+    """The loss of some tokens.
+
+    A function of the user's own, named ``file.py:function``, is called once a step with every trained token of it,
+    whatever the micro-batches are. It may use any key of the options as it likes; ``estimator``, ``whiten`` and
+    ``reduction`` have been applied to advantages and weights, and ``kl_coef`` above 0 has made the reference available.
+    Its gradient with respect to ``logprobs`` and ``entropy`` is what is trained on.
+    """
 
     def __call__(self, tokens: PolicyTokens, options: ObjectiveOptions, /) -> ObjectiveTerms: ...

@@ -20,7 +20,7 @@ import torch
 from penstock.backends.learners.batch.packing import divide_over_ranks
 from penstock.backends.learners.objectives.objective import asks_policy, couples_tokens
 from penstock.backends.learners.objectives.open import open_objective
-from penstock.backends.learners.objectives.validity import is_user_objective
+from penstock.backends.learners.objectives.spec import loss_of
 from penstock.backends.learners.torch.collectives import Collectives
 from penstock.backends.learners.torch.rounds import MicroBatchSize, Rounds, laid_out, padding_micro_batch
 from penstock.backends.learners.training.batch_trainer import Added
@@ -66,7 +66,7 @@ class Accumulation:
         self._temperature = temperature
         self._workers = workers
         self._objective = open_objective(objective, num_steps=options.num_updates * options.num_passes)
-        self._trains_entropy = objective.entropy_coef != 0.0 or is_user_objective(objective.name)
+        self._trains_entropy = objective.entropy_coef != 0.0 or loss_of(objective).is_function
         own_reference = [] if reference is None or reference.model is policy.model else [reference.model]
         roots = [policy.model, *own_reference, *([] if critic is None else critic.roots)]
         self._rounds = Rounds(workers, Collectives(roots), check_stop)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from penstock.backends.learners.batch.updates import whole_batch
 from penstock.backends.learners.learning_rate import policy_learning_rate
 from penstock.backends.learners.objectives.objective import finished
-from penstock.backends.learners.objectives.validity import needs_reference_point
+from penstock.backends.learners.objectives.spec import loss_of
 from penstock.backends.learners.torch.accumulation import Accumulation
 from penstock.backends.learners.torch.critic import Critic
 from penstock.backends.learners.torch.model import ADAPTER_PREFIX, CheckpointError
@@ -154,7 +154,7 @@ class PolicyTrainer(BatchTrainer):
     def add(self, work: UpdateWork, /) -> Added:
         """See :class:`.BatchTrainer`. With smaller micro-batches if memory does not suffice, and then the opening anew
         as well, as it has to be of the same ones."""
-        pairs = mismatched(work.update) if needs_reference_point(self._options.objective) else None
+        pairs = mismatched(work.update) if loss_of(self._options.objective).needs_reference_point else None
         while True:
             try:
                 added = self._accumulation.add(work, pairs)

@@ -24,7 +24,7 @@ from penstock.backends.learners.objectives.mismatch import (
     TEMPERATURE_SHARE,
     TEMPERATURE_SLOPE,
 )
-from penstock.backends.learners.objectives.validity import LIKELIHOODS
+from penstock.backends.learners.objectives.spec import LOSSES
 from penstock.messages.errors import DivergedError
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Alarms:
 
     def _distance(self, figures: Mapping[str, float], version: int) -> Iterator[str]:
         # A likelihood weighs no token by what drew it.
-        has_ratio = self._options.objective.policy_loss not in LIKELIHOODS
+        has_ratio = LOSSES[self._options.objective.policy_loss].has_ratio
         ratio = figures.get("train/ess_ratio", 1.0) if has_ratio else 1.0
         was, self._is_far = self._is_far, ratio < SMALLEST_ESS
         if self._is_far and not was:

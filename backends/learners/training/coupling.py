@@ -17,7 +17,7 @@ import torch
 
 from penstock.backends.learners.hooks.agreement import check_agreement
 from penstock.backends.learners.hooks.objective import IMPORTANCE
-from penstock.backends.learners.objectives.validity import is_user_objective
+from penstock.backends.learners.objectives.spec import loss_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -85,7 +85,7 @@ def logprob_gradients(
 
 def _user_function(options: ObjectiveOptions) -> str | None:
     """The key of a function of the user's that the loss depends on."""
-    if is_user_objective(options.name):
+    if loss_of(options).is_function:
         return "learner.objective"
     return None if options.importance_function is None else IMPORTANCE
 

@@ -14,7 +14,7 @@ from penstock.backends.learners.hooks.protocols import ReductionInput
 from penstock.backends.learners.objectives.policy_loss import reduction_weights
 from penstock.backends.learners.objectives.preference import preference_pairs
 from penstock.backends.learners.objectives.protocol import Judged
-from penstock.backends.learners.objectives.validity import needs_reference_point, prefers_pairs
+from penstock.backends.learners.objectives.spec import loss_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -74,7 +74,7 @@ def means_by_loss(update: Update, means: Tensor) -> Tensor:
 
 def pairs_of(known: KnownBatch, update: Update) -> Tensor | None:
     """The pairs of a step, by the numbers that its samples have there; None where the loss is not one of pairs."""
-    if not prefers_pairs(known.options):
+    if loss_of(known.options).unit != "pair":
         return None
     samples = torch.from_numpy(update.batch_samples)
     is_trained = torch.from_numpy(update.tokens_per_sample()) > 0
@@ -86,7 +86,7 @@ def pairs_of(known: KnownBatch, update: Update) -> Tensor | None:
 
 def judged_of(known: KnownBatch, update: Update, reference_point: Tensor | None) -> Judged | None:
     """What KTO is told of the samples of a step; None for other losses."""
-    if not needs_reference_point(known.options):
+    if not loss_of(known.options).needs_reference_point:
         return None
     assert known.options.min_reward is not None, "the rules of the objective ask for it"
     is_desirable = known.rewards[torch.from_numpy(update.batch_samples)] >= known.options.min_reward

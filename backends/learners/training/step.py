@@ -28,8 +28,8 @@ from penstock.backends.learners.objectives.distillation import sampled_reverse_k
 from penstock.backends.learners.objectives.kl import kl_estimate
 from penstock.backends.learners.objectives.objective import old_logprobs, rewards_need_kl
 from penstock.backends.learners.objectives.protocol import PolicyTokens
+from penstock.backends.learners.objectives.spec import ESTIMATORS, loss_of
 from penstock.backends.learners.objectives.token_advantages import RewardedSamples, TokenEstimates, token_estimates
-from penstock.backends.learners.objectives.validity import needs_teacher_top
 from penstock.backends.learners.training.per_sample import judged_of, means_by_loss, pairs_of, step_weights
 from penstock.messages.errors import UserFault
 
@@ -153,7 +153,7 @@ class BatchTokens:
         if not len(samples.index):
             return TokenEstimates(torch.zeros(0), None if values is None else torch.zeros(0))
         components = None
-        if self.options.estimator == "gdpo":
+        if ESTIMATORS[self.options.estimator].components:
             components = torch.from_numpy(component_rewards(self.groups, self.options.component_weights or {}))
         rewarded = RewardedSamples(self.rewards, self.group_ids, samples, self._of_objective(positions), components)
         found = None
@@ -193,7 +193,7 @@ class BatchTokens:
         return values.new_zeros(len(self._own)).masked_scatter(self._own, values)
 
     def _top_of_teacher(self, ordered: Sequence[TrainSequence]) -> Tensor | None:
-        if not needs_teacher_top(self.options) or (self._own is not None and not bool(self._own.any())):
+        if not loss_of(self.options).needs_teacher_top or (self._own is not None and not bool(self._own.any())):
             return None
         top = teacher_top_of(ordered)
         found = None if top is None else torch.from_numpy(top.logprobs).to(self.device)

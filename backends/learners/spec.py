@@ -51,6 +51,8 @@ class LearnerSpec:
     """With one rank it works in its actor's process, and can share a GPU with engines that do so."""
     together: Callable[[LearnerOptions], int] = lambda options: 1
     """Ranks that say much to each other, and so have to be on one node."""
+    has_layout: bool = False
+    """Its block says how the model is divided over its ranks, which is checked and planned before the run."""
     modules: tuple[str, ...] = ()
     """What its process imports first with one rank, so that a host can have it ready."""
 

@@ -152,7 +152,7 @@ def load_function(kind: str, spec: str, launched: Launched | None = None) -> Loa
     if isinstance(found, type):
         found = found()
     if not callable(found):
-        raise UserCodeError(f"{path}: {name!r} is {type(found).__name__}, which cannot be called")
+        raise UserCodeError(f"{path or kind}: {name!r} is {type(found).__name__}, which cannot be called")
     is_async = inspect.iscoroutinefunction(found) or inspect.iscoroutinefunction(type(found).__call__)
     concurrency = ASYNC_CONCURRENCY if is_async else 1
     if path is not None:

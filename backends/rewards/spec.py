@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from penstock.backends.processes.user_code import UserCodeError, load_object
 from penstock.backends.registry import Registry
-from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,10 +80,6 @@ def _code(launched: Launched) -> object:
     return CodeReward(launched.function.code or CodeOptions())
 
 
-def _length_penalty(launched: Launched) -> object:
-    raise UserFault("reward function: 'length_penalty' counts tokens in the Scorer, and cannot be called elsewhere")
-
-
 def lines_reward(*, response: str, label: str, truncated: bool, row: int) -> float:
     """The reward ``lines``.
 
@@ -131,7 +126,7 @@ REWARDS: Final = Registry(
         "boxed_f1": _spec("text_answers:f1_reward", boxed=True),
         "boxed_ifbench": _spec("instructions:ifbench_reward", boxed=True, keys=_IFBENCH),
         f"boxed_{_GYM}": _spec(_GYM_REWARD, boxed=True, extra=_GYM),
-        "length_penalty": RewardSpec(open=_length_penalty),
+        "length_penalty": _spec("length:length_penalty"),
         "remote": RewardSpec(open=_remote, sees_groups=True),
         "judge": RewardSpec(open=_judge),
         "code": RewardSpec(open=_code),

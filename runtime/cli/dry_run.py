@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.syntax import Syntax
 
+from penstock.backends.learners.spec import LEARNERS
 from penstock.runtime.cli.megatron_plan import megatron_text
 from penstock.runtime.cli.node_plan import node_text, plan_nodes
 from penstock.runtime.cli.placement import placement
@@ -62,7 +63,7 @@ def layout_text(scenario: Scenario, *, gpus_per_node: int | None = None, gpu_gb:
     neither is asked for."""
     nodes = plan_nodes(scenario, gpus_per_node)
     blocks = [node_text(nodes)] if nodes is not None else []
-    if scenario.learner.backend == "megatron":
+    if LEARNERS.spec(scenario.learner.backend).has_layout:
         on_gpus = nodes is not None and scenario.learner.device != "cpu"
         blocks.append(megatron_text(scenario, nodes if on_gpus else None, gpu_gb))
     return "".join(f"# {line}".rstrip() + "\n" for block in blocks for line in [*block, ""])

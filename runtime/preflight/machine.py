@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.backends.engines.options import engine_groups
 from penstock.backends.engines.spec import ENGINES
+from penstock.backends.learners.spec import LEARNERS
 from penstock.messages.errors import UserFault
 from penstock.runtime.preflight.checkpoints import (
     check_architecture,
@@ -96,7 +97,7 @@ def machine_checks(scenario: Scenario, run_parent: Path) -> Iterator[MachineChec
     if port:
         yield MachineCheck("observability.metrics_port", lambda: check_port("observability.metrics_port", port))
     yield MachineCheck("devices", lambda: check_devices(scenario), is_elsewhere=on_cluster)
-    if scenario.learner.backend == "megatron":
+    if LEARNERS.spec(scenario.learner.backend).has_layout:
         yield MachineCheck("megatron-core", lambda: check_megatron(scenario), is_elsewhere=on_cluster)
     for needed in _needed(scenario) if generates else ():
         yield MachineCheck(needed, partial(check_engines, scenario, needed), is_elsewhere=on_cluster)

@@ -15,6 +15,7 @@ from penstock.backends.learners.megatron.moe_options import check_experts, given
 from penstock.backends.learners.megatron.offload_options import check_cpu_offload, check_sleep
 from penstock.backends.learners.megatron_options import MegatronOptions
 from penstock.backends.learners.options import LearnerOptions
+from penstock.backends.learners.spec import LEARNERS
 from penstock.messages.errors import UserFault
 from penstock.runtime.scenario.architecture import UnreadableModelError, find_architecture
 
@@ -42,7 +43,7 @@ TORCH_ONLY: Final = {
 def megatron_rules(s: Scenario) -> Iterator[Broken]:
     """See :mod:`penstock.runtime.scenario.rules`."""
     learner = s.learner
-    if learner.backend != "megatron":
+    if not LEARNERS.spec(learner.backend).has_layout:
         if learner.megatron != MegatronOptions():
             yield KEY, f"has no effect with learner.backend: {learner.backend}; set it to megatron, or remove the block"
         return

@@ -37,13 +37,11 @@ ELSEWHERE = {
     "backends/learners/convert_model.py": {"megatron"},  # a form of files
     "runtime/cli/prepare_commands.py": {"torch", "sglang"},  # `init` writes one, `env` builds the other's environment
     "runtime/cli/doctor.py": {"torch", "disk"},  # the library; the machine's disk
-    "runtime/cli/dry_run.py": {"megatron"},
     "runtime/cli/engine_memory.py": {"sglang"},  # the key of its options
     "runtime/launch/evaluate.py": {"recorded"},  # data.recorded
     "runtime/cli/megatron_plan.py": {"tensor"},  # parallelism
     "runtime/hosts/virtual/simulate.py": {"simulated"},  # the name of a run
     "runtime/observability/facts.py": {"torch"},  # the library
-    "runtime/preflight/machine.py": {"megatron"},
     "runtime/scenario/megatron_rules.py": {"megatron"},
     "runtime/scenario/modelled.py": {"sglang", "megatron", "simulated"},  # keys; and what a simulation is made of
     "runtime/scenario/recorded_rules.py": {"recorded"},  # data.recorded

@@ -24,8 +24,8 @@ from rich.markup import escape
 from penstock.messages.errors import UserFault, first_line
 from penstock.messages.option_keys import Names
 from penstock.runtime.safe_text import terminal_lines
-from penstock.runtime.scenario.hub_names import PREFIX, ROW_SUFFIXES, HubName, read_hub_name
-from penstock.runtime.scenario.named import Named, with_values
+from penstock.runtime.scenario.hub_names import PREFIX, ROW_SUFFIXES, HubName, not_yet_paths, read_hub_name
+from penstock.runtime.scenario.named import with_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from penstock.runtime.scenario import Scenario
+    from penstock.runtime.scenario.source import KeyPath
 
 MODEL_FILES: Final = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 REPLY_TIMEOUT_S: Final = 20.0
@@ -47,15 +48,13 @@ def with_hub(scenario: Scenario, console: Console) -> Scenario:
     Raises:
         UserFault: one cannot be fetched.
     """
-
-    def fetched(each: Named) -> str:
+    paths: dict[KeyPath, str] = {}
+    for each in sorted(not_yet_paths(scenario), key=lambda each: each.names is Names.ROWS):  # models first
         if name := read_hub_name(each.value, each.names):
-            return _fetched(name, each.names, each.key, console)
-        if each.value.startswith(PREFIX):
+            paths[each.path] = _fetched(name, each.names, each.key, console)
+        elif each.value.startswith(PREFIX):
             raise UserFault(f"{each.key}: {each.value}: expected hub:ORG/NAME, then @REVISION, and of rows /FILE")
-        return each.value
-
-    return with_values(scenario, fetched)
+    return with_values(scenario, lambda each: paths.get(each.path, each.value))
 
 
 def fetched_model(model: Path, console: Console) -> Path:

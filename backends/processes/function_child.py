@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from msgspec.msgpack import Decoder
 
-OrderT = TypeVar("OrderT")
+TakenT = TypeVar("TakenT")
 
 
 def line_to_parent() -> tuple[socket.socket, list[str]]:
@@ -48,14 +48,14 @@ def load_failure(error: BaseException, what: str) -> LoadFailed:
     return LoadFailed(str(error) if isinstance(error, UserFault) else f"{what}: {told(error)}")
 
 
-def orders_of(line: socket.socket, decoder: Decoder[list[OrderT]]) -> Iterator[OrderT]:
+def orders_of(line: socket.socket, decoder: Decoder[list[TakenT]]) -> Iterator[TakenT]:
     """What the parent says, until it is gone."""
     reader = FrameReader(decoder)
     while data := line.recv(READ_BYTES):
         yield from reader.feed(data)
 
 
-async def orders_beside(stream: asyncio.StreamReader, decoder: Decoder[list[OrderT]]) -> AsyncIterator[OrderT]:
+async def orders_beside(stream: asyncio.StreamReader, decoder: Decoder[list[TakenT]]) -> AsyncIterator[TakenT]:
     """As :func:`orders_of`, where functions run in the same event loop."""
     reader = FrameReader(decoder)
     while data := await stream.read(READ_BYTES):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
+from penstock.backends.processes import function_pool
 from penstock.backends.processes.user_code import UserCodeError
 from penstock.backends.rewards import open_rewards
 from penstock.backends.rewards.options import RewardOptions
@@ -452,6 +453,14 @@ def test_a_function_whose_process_dies_while_loading_fails_the_backend(
 ) -> None:
     failure = open_judge(judges, tmp_path, tokenizer_folder, "import os; os._exit(4)").failure()
     assert "ended with exit code 4 while it loaded, 3 times in a row" in str(failure)
+
+
+def test_a_function_that_never_loads_fails_the_backend(
+    judges: list[Judge], tmp_path: Path, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(function_pool, "START_TIMEOUT_S", 0.5)
+    failure = open_judge(judges, tmp_path, tokenizer_folder, "import threading; threading.Event().wait()").failure()
+    assert str(failure).endswith("mine.py:score did not load within 0.5 s")
 
 
 @pytest.mark.parametrize(

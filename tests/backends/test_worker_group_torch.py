@@ -55,7 +55,7 @@ WAIT_S = 120.0
 def test_what_two_ranks_have_trained_is_published_and_saved(
     transport: Literal["shared_memory", "disk", "distributed", "tensor"], tmp_path: Path
 ) -> None:
-    run_id = f"worker group{uuid.uuid4().hex[:12]}"
+    run_id = f"worker-group-{uuid.uuid4().hex[:12]}"
     make_model("xs", tmp_path / "model", seed=0)
     plan = learner_plan(
         tmp_path / "model",

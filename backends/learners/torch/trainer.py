@@ -159,7 +159,9 @@ class PolicyTrainer(BatchTrainer):
             try:
                 added = self._accumulation.add(work, pairs)
             except OutOfMemoryError:
-                run = [work.update, *([] if pairs is None else [pairs]), *([] if work.known else work.first_pass)]
+                run = [work.update, *(() if work.known else work.first_pass)]
+                if pairs is not None:
+                    run.append(pairs)
                 can_be_finer = self._accumulation.can_be_finer(run)
             else:
                 self._accumulation.size.worked(step=work.version + 1)

@@ -28,7 +28,7 @@ class _Block(NamedTuple):
     device: torch.device
     size_bytes: int
     host: torch.Tensor | None
-    """What was in it."""
+    """The copy in host memory of what the block held."""
 
 
 class ParkedMemory:

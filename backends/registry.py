@@ -128,7 +128,8 @@ class Registry(Generic[SpecT]):
     def _said_of(self, name: str) -> str:
         """What is said of a name that nothing has."""
         if self._own is not None and name.endswith(".py"):
-            return f"'{name}' names a file and no function in it; expected file.py:function, such as {name}:{self._kind.split()[0]}"
+            example = f"{name}:{self._kind.split()[0]}"
+            return f"'{name}' names a file and no function in it; expected file.py:function, such as {example}"
         near = difflib.get_close_matches(name, self.names, n=1)
         also = "" if self._own is None else ", and file.py:function"
         hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(self.names)}{also}"

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     import torch
 
     from penstock.backends.checkpoint.make import ModelSize
-    from penstock.backends.learners.megatron.build import ParallelModel
-    from penstock.backends.learners.megatron.trainable import TrainableModel
+    from penstock.backends.learners.megatron.model.build import ParallelModel
+    from penstock.backends.learners.megatron.optimizer.trainable import TrainableModel
     from penstock.backends.learners.options import LearnerOptions
     from penstock.backends.learners.worker_group.workers import WorkerGroup
     from penstock.messages.samples import Group
@@ -80,13 +80,13 @@ class Found(NamedTuple):
 
 def measure_rank(work: Work) -> Found:
     """As one rank, in a process of its own."""
-    from penstock.backends.learners.megatron import no_cuda
+    from penstock.backends.learners.megatron.cpu import no_cuda
 
     no_cuda.install()
     import torch
 
-    from penstock.backends.learners.megatron.build import open_groups
-    from penstock.backends.learners.megatron.layout import layout_of
+    from penstock.backends.learners.megatron.layout.layout import layout_of
+    from penstock.backends.learners.megatron.model.build import open_groups
 
     torch.set_num_threads(1)
     device = torch.device("cuda", work.rank) if torch.cuda.is_available() else torch.device("cpu")
@@ -145,11 +145,11 @@ def _options(work: Work) -> LearnerOptions:
 
 
 def _trainable(work: Work, options: LearnerOptions, workers: WorkerGroup) -> TrainableModel:
-    from penstock.backends.learners.megatron.architecture import read_architecture
-    from penstock.backends.learners.megatron.build import build_model
-    from penstock.backends.learners.megatron.layout import layout_of
-    from penstock.backends.learners.megatron.load import load_weights
-    from penstock.backends.learners.megatron.trainable import TrainableModel
+    from penstock.backends.learners.megatron.bridge.architecture import read_architecture
+    from penstock.backends.learners.megatron.layout.layout import layout_of
+    from penstock.backends.learners.megatron.model.build import build_model
+    from penstock.backends.learners.megatron.optimizer.trainable import TrainableModel
+    from penstock.backends.learners.megatron.weights.load import load_weights
 
     model = build_model(
         read_architecture(Path(work.folder)),
@@ -244,7 +244,7 @@ def _laid_out(
 
     from penstock.backends.learners.batch.packing import divide_over_ranks
     from penstock.backends.learners.batch.sequences import read_groups
-    from penstock.backends.learners.megatron.packed import pack_share
+    from penstock.backends.learners.megatron.schedule.packed import pack_share
 
     batch = read_groups(groups, min_token_version=0)
     division = divide_over_ranks(

@@ -176,7 +176,7 @@ class ScoreGroup(Command, frozen=True, kw_only=True):
     takes too long."""
 
     samples: tuple[Sample, ...]
-    """In the order of their indices."""
+    """Samples in the order of their indices."""
     prompt: Prompt
     timeout_s: float
 
@@ -217,7 +217,7 @@ class OpenLearner(Command, frozen=True, kw_only=True):
 
     version: int = 0
     path: str = ""
-    """Of the checkpoint; empty: none."""
+    """Path of the checkpoint; empty: none."""
 
 
 class Train(Command, frozen=True, kw_only=True):
@@ -296,9 +296,9 @@ class KeepAnswers(Command, frozen=True, kw_only=True):
     alone: figures come from the ledger."""
 
     evaluation: int
-    """Number of it."""
+    """Number of the evaluation that the answers are of."""
     version: int
-    """That it asked for."""
+    """Policy version that the evaluation asked for."""
     dataset: str
     """Name of it."""
     group: Group

@@ -58,9 +58,9 @@ class Evaluation(Value, frozen=True, kw_only=True):
     """Engines that rank what they run by its deadline put training first that is granted until shortly after this one
     is opened, and later training behind it: so it waits there long, but not for ever."""
     first_place: int
-    """Of its first group."""
+    """Place of its first group in the order of all groups."""
     datasets: tuple[EvaluationShape, ...]
-    """In the order of the scenario."""
+    """Datasets in the order of the scenario."""
 
     @property
     def num_groups(self) -> int:
@@ -94,20 +94,20 @@ class EvaluatedSample(Value, frozen=True, array_like=True):
     """One answer that was generated and scored."""
 
     index: int
-    """In its group, from 0."""
+    """Index of the sample in its group, from 0."""
     attempt: int
     engine: str
     outcome: str
     """``completed``, ``truncated`` or ``policy_error``."""
     num_tokens: int
-    """Of the response."""
+    """Tokens of the response."""
     num_given_tokens: int
     """Of these, tokens that the model did not make."""
     reward: float
     spans: tuple[VersionSpan, ...]
     """Which weights made which of its tokens, in order; neighbours of one version are joined."""
     components: tuple[Metric, ...] = ()
-    """Of the reward, where it has some."""
+    """Components of the reward by name, where it has some."""
 
     @property
     def oldest_version(self) -> int | None:
@@ -124,7 +124,7 @@ class EvaluatedRow(Value, frozen=True, array_like=True):
     row: int
     """Of its dataset, as it is evaluated: from 0."""
     samples: tuple[EvaluatedSample, ...]
-    """By index."""
+    """Samples by index."""
     missing: tuple[SampleEnd, ...] = ()
     """Those that failed for good."""
 
@@ -184,6 +184,6 @@ class GroupEvaluated(Entry, frozen=True, kw_only=True):
 
     group_id: int
     evaluation: int
-    """Number of it."""
+    """Number of the evaluation that the group is of."""
     dataset: int
     row: EvaluatedRow

@@ -73,7 +73,7 @@ class DemandGranted(Event, frozen=True, kw_only=True):
     outcomes: tuple[RowOutcome, ...] = ()
     """Some that PromptSource has not said it knows, in the order in which they were recorded."""
     num_outcomes: int = 0
-    """In the whole list."""
+    """Outcomes in the whole list."""
 
 
 class RowsChosen(Event, frozen=True, kw_only=True):

@@ -79,7 +79,7 @@ class GroupClosed(Entry, frozen=True, kw_only=True):
     group_id: int
     ended: tuple[SampleEnd, ...]
     is_requeued: bool = False
-    """Its prompt will be granted anew."""
+    """Whether its prompt will be granted anew."""
     rejected_cause: str = ""
     """Why the Filter turned it away; empty: it ended otherwise."""
     mean_reward: float | None = None
@@ -154,7 +154,7 @@ class BatchesFixed(Entry, frozen=True, kw_only=True):
     No other batch is formed, and nothing more is granted."""
 
     batches: tuple[BatchLeased, ...]
-    """In order, from version 1."""
+    """Batches in order, from version 1."""
     source: str
     """Folder of the other run."""
 

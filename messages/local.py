@@ -141,7 +141,7 @@ class GroupJudged(LocalEvent, frozen=True, kw_only=True):
     is_failure: bool = False
     """There is no verdict: the filter failed on it."""
     reason: str = ""
-    """What it failed with."""
+    """What the function failed with."""
 
 
 class DroppedSample(Value, frozen=True, array_like=True):

@@ -92,7 +92,7 @@ class Prompt(Value, frozen=True, kw_only=True, omit_defaults=True):
     is_recorded: bool = False
     """The row holds the responses: an engine that knows the rows answers, and none generates."""
     loss: Loss = Loss.OBJECTIVE
-    """Of its samples."""
+    """Which loss its samples are trained with."""
     dataset: int | None = None
     """Index in the scenario's ``evaluation.datasets``, whose settings hold then; None: a row to train on."""
     media: tuple[Media, ...] = ()
@@ -120,7 +120,7 @@ class ExpertChoices(Value, frozen=True, array_like=True):
     response in order, all but the last one, which nothing was computed from."""
 
     num_layers: int
-    """That have experts."""
+    """Layers that have experts."""
     per_token: int
     id_bytes: int
     """1 or 2: of one id."""
@@ -150,7 +150,7 @@ class SavePoint(Value, frozen=True, array_like=True):
     """Where an episode can go on, at another engine too: after a complete turn of the model."""
 
     num_tokens: int
-    """Of the response, up to there."""
+    """Tokens of the response up to there."""
     num_turns: int
     state: bytes
     """Of the episode, as its function has saved it."""

@@ -38,7 +38,7 @@ class Request(msgspec.Struct):
     issued: SampleIssued
     prefix: Part | None
     num_tokens: int
-    """That PromptSource knows of."""
+    """Tokens of the response that PromptSource knows of."""
     chunks: list[Part]
     """They, in order, as they came."""
     state: RequestState = RequestState.WAITING

@@ -124,7 +124,7 @@ class LeasedGroup(msgspec.Struct):
     deadline_version: int
     prompt: Prompt | None = None
     engine: str = ""
-    """Where the last of its samples went."""
+    """The engine that the last of its samples was sent to."""
     leases: dict[int, Lease] = {}
     place: EvaluatedPlace | None = None
     """What it is drawn for, in an evaluation; None: it is trained."""

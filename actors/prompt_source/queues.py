@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from penstock.actors.prompt_source.routing import EngineView
 
 KINDS: Final = (False, True)
-"""Of engines: whether they know the rows."""
+"""Kinds of engine: whether they know the rows and answer from them."""
 
 
 class Queues:

@@ -43,7 +43,7 @@ class HeldGroup(msgspec.Struct):
     """Indices in the call that runs."""
     num_tries: int = 0
     sweep: int = 0
-    """In which the backend was asked last."""
+    """The sweep of the timer in which the backend was asked last."""
 
     @property
     def waiting(self) -> tuple[int, ...]:

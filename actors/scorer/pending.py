@@ -35,7 +35,7 @@ class Pending(msgspec.Struct):
     teacher_logprobs: tuple[bytes, ...] | None
     """Of each part, none where no teacher is needed; None: a teacher is to say them."""
     teacher_top: tuple[TopLogprobs, ...] = ()
-    """Of each part, or none."""
+    """The teacher's likeliest tokens for each part of the sample; None: no teacher was asked."""
 
     @property
     def is_whole(self) -> bool:

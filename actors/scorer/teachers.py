@@ -43,13 +43,13 @@ class Question(msgspec.Struct):
     attempt: int
     texts: tuple[GivenTokens, ...]
     num_tries: int = 0
-    """That were answered with an error."""
+    """Tries that were answered with an error so far."""
     num_losses: int = 0
     """Teachers that were lost while they had it."""
     teacher: str = ""
     """Who was asked; empty: it is in the queue."""
     sweep: int = 0
-    """In which it was asked last."""
+    """The sweep of the timer in which it was asked last."""
 
 
 class TeacherView(msgspec.Struct):
@@ -66,7 +66,7 @@ class TeacherView(msgspec.Struct):
 class _Start(NamedTuple):
     epoch: int
     sweep: int
-    """In which it was first seen."""
+    """The sweep of the timer in which it was first seen."""
 
 
 class Verdict(NamedTuple):

@@ -31,12 +31,12 @@ class EngineState(msgspec.Struct):
     phase: Phase = Phase.STARTING
     version: int = -1
     publish: int = -1
-    """What it serves; −1: nothing yet."""
+    """The publish that it serves; −1: nothing yet."""
     said_version: int = -1
     """What it says it serves since before this publisher was there, which cannot be checked and counts for nothing. It
     takes nothing older."""
     target: WeightsExported | None = None
-    """What it is staging or committing."""
+    """The publish that it is staging or committing."""
     num_fetch_errors: int = 0
 
     @property

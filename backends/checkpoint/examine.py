@@ -38,7 +38,7 @@ class Examined(NamedTuple):
     problems: tuple[str, ...]
     """What keeps it from being loaded, or from being the model that ``config.json`` describes."""
     remarks: tuple[str, ...]
-    """What is unusual and does no harm."""
+    """What is unusual about the folder and does no harm."""
     architecture: str
     """Empty if there is none."""
     dtypes: tuple[str, ...]

@@ -52,7 +52,7 @@ class EngineSubject:
     """So many different ones there are."""
     samples_per_prompt: int = 1
     timeout_s: float = 60.0
-    """For any answer."""
+    """How long any answer may take."""
     first_attempt: int = 0
     """Another for each test where they share an engine: it is never asked for an attempt twice."""
 

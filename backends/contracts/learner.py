@@ -28,7 +28,7 @@ class LearnerSubject:
     train: Callable[[int], Train]
     """A batch for this version, of tokens that are all trained."""
     timeout_s: float = 120.0
-    """For any answer."""
+    """How long any answer may take."""
 
     def open(self, epoch: int = 1) -> Driven:
         """An incarnation of it, started."""

@@ -39,7 +39,7 @@ class RecordedSample(Value, frozen=True, kw_only=True, omit_defaults=True):
     """One response, without the version that it is given when it is asked for."""
 
     part: Part
-    """With one span, of version 0."""
+    """The response as one part, with one span of version 0."""
     reward: Reward | None = None
     is_truncated: bool = False
     """Its token ids do not end with one that ends a response."""

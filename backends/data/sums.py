@@ -25,7 +25,7 @@ class SumsRow(NamedTuple):
     prompt: str
     """Two numbers of two digits, ``*`` between them, ``=``."""
     answer: str
-    """Their product."""
+    """Product of the numbers."""
     demonstration: str
     """For the warm start: a call, its result and the answer, or a question mark."""
 

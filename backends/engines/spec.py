@@ -46,7 +46,7 @@ class EngineContext:
     """Everything that an engine is opened with."""
 
     name: str
-    """Of the actor."""
+    """Name of the actor that holds the engine."""
     place: int
     """Which engine of its kind it is, counted from 0."""
     epoch: int
@@ -67,7 +67,7 @@ class EngineContext:
     dtype: str
     """``float32`` or ``bfloat16``."""
     seed: int
-    """Of the run."""
+    """Seed of the run."""
     bucket_size_bytes: int
     """Weights that are pushed travel in pieces of about this size."""
     sleeps: bool = False
@@ -83,7 +83,7 @@ class TeacherContext:
     """Everything that a teacher is opened with."""
 
     name: str
-    """Of the actor."""
+    """Name of the actor that holds the teacher."""
     index: int
     """Which teacher it is, counted from 0."""
     epoch: int

@@ -51,7 +51,7 @@ class EngineSites(NamedTuple):
     hold_weights: bool = True
     """Whether any of them holds any."""
     addresses: tuple[str, ...] = ()
-    """Of servers that run already."""
+    """Addresses of servers that run already."""
 
 
 EMBEDDED: Final = EngineSites()

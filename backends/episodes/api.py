@@ -218,7 +218,7 @@ class SessionTaken(msgspec.Struct, frozen=True):
 
     id: str
     base_url: str
-    """For the OpenAI client."""
+    """Base URL for the OpenAI client."""
     model: str
     sample: str
     """Group and index of the sample, as in ``penstock trace``."""
@@ -247,9 +247,9 @@ class SessionFinish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     components: dict[str, float] = {}
     """Named figures that are reported beside the reward."""
     detail: str = ""
-    """Of an error."""
+    """What went wrong, of an error."""
     metadata: JsonObject = {}
-    """For the gateway's log."""
+    """Metadata for the gateway's log."""
 
 
 class SessionEnded(msgspec.Struct, frozen=True):

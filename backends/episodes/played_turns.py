@@ -68,4 +68,4 @@ class Turn:
     message: JsonObject
     """As the next request of the conversation has to repeat it."""
     end_token: int | None = None
-    """That the model ended the turn with."""
+    """Token that the model ended the turn with."""

@@ -50,7 +50,7 @@ class TurnRequest(NamedTuple):
     """Which of the episode's conversations goes on, counted from 0. Each that the model said something in becomes one
     part of the sample."""
     is_trained: bool = True
-    """Its tokens may be trained."""
+    """Whether its tokens may be trained."""
 
 
 class Episode(Protocol):

@@ -61,7 +61,7 @@ class TurnReply(NamedTuple):
     usage: Usage
     versions: tuple[tuple[int, int], ...]
     end_token: int | None
-    """That the model ended the turn with."""
+    """Token that the model ended the turn with."""
 
     @property
     def ids(self) -> list[int]:

@@ -31,12 +31,12 @@ class Answer(NamedTuple):
 
     reward: float
     num_tokens: int
-    """That the model made."""
+    """Tokens that the model made."""
     is_truncated: bool = False
     spans: tuple[VersionSpan, ...] = ()
     """Which weights made which of its tokens."""
     components: tuple[Metric, ...] = ()
-    """Of the reward."""
+    """Components of the reward by name."""
 
 
 class Answered(NamedTuple):

@@ -104,4 +104,4 @@ class EvaluationOptions(Options, frozen=True, kw_only=True):
     defaults: EvaluationSettings = EvaluationSettings()
     """What holds for each dataset that does not say otherwise."""
     datasets: tuple[EvaluationDataset, ...] = ()
-    """What is evaluated. Empty: nothing."""
+    """Datasets that are evaluated; empty: none."""

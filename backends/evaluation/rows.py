@@ -29,7 +29,7 @@ class EvaluationRows(NamedTuple):
     """The prompts of one dataset."""
 
     place: int
-    """Of the dataset in the scenario, from 0."""
+    """Place of the dataset in the scenario, from 0."""
     each: EvaluationSet
     dataset: Dataset
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.backends.checkpoint.huggingface_format import HuggingFaceFormat
 from penstock.backends.checkpoint.model_format import ConversionPlan, Converted, ModelFormat, planned_weights
 from penstock.backends.durable import publish
-from penstock.backends.learners.megatron.conversion import MegatronFormat
+from penstock.backends.learners.megatron.checkpoint.conversion import MegatronFormat
 from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:

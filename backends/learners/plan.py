@@ -34,7 +34,7 @@ class ExportPlan(Value, frozen=True, kw_only=True):
     names_function: str | None = None
     """Of the user's, for engines that call weights otherwise."""
     options: dict[str, OptionValue] = field(default_factory=dict[str, OptionValue])
-    """Of the transport."""
+    """Options of the transport."""
 
 
 class LearnerPlan(Value, frozen=True, kw_only=True):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _NAME: Final = re.compile(r"steps-(\d{7,})-(\d{7,})\.parquet")
 COLLECTED_NAME: Final = "collected.parquet"
-"""Of groups that were not trained."""
+"""Name of the archive of groups that were not trained."""
 GROUPS_AT_ONCE: Final = 64
 
 COLUMNS: Final = {

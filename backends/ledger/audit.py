@@ -81,13 +81,13 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
     in_system_tokens: int
     """Of the admitted samples that have not ended."""
     num_trained_tokens: int
-    """With a loss, by the receipts."""
+    """Tokens with a loss that were trained, by the receipts."""
     num_masked_tokens: int
     """Too old for a loss, by the receipts."""
     num_given_tokens: int
     """In trained samples, and not made by the model."""
     num_groups: dict[str, int]
-    """By state."""
+    """Groups by state."""
     evaluated_versions: tuple[int, ...]
     """That evaluations were asked for, ascending."""
     is_evaluating: bool
@@ -96,7 +96,7 @@ class AuditReport(msgspec.Struct, frozen=True, kw_only=True):
     announced_version: int
     """−1: none."""
     leased_version: int | None
-    """Of the batch that is out."""
+    """Version of the batch that is out; None: none is."""
     max_staleness: int
     """The oldest trained token, in versions."""
     checkpoints: tuple[CheckpointFact, ...]

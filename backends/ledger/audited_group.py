@@ -47,7 +47,7 @@ class AuditedGroup(msgspec.Struct):
     version: int | None = None
     position: int | None = None
     digest: int | None = None
-    """Of its rows, once it has ended."""
+    """Digest of the group's rows, once it has ended."""
 
     @property
     def oldest_version(self) -> int | None:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from penstock.messages.samples import ModelOutcome, Part, Sample
 
 FOLDER: Final = "evaluations"
-"""In the run's folder."""
+"""Name of the folder in the folder of a run."""
 MISSING: Final = "missing"
 
 
@@ -44,7 +44,7 @@ class AnswerRow(msgspec.Struct, frozen=True, kw_only=True):
     evaluation: int
     """Number of the evaluation, from 0."""
     version: int
-    """That the evaluation asked for."""
+    """Policy version that the evaluation asked for."""
     dataset: str
     row: int
     """Of the dataset as it is evaluated, from 0."""
@@ -57,7 +57,7 @@ class AnswerRow(msgspec.Struct, frozen=True, kw_only=True):
     reward: float | None = None
     """null for an answer that is missing."""
     components: dict[str, float] = {}
-    """Of the reward."""
+    """Components of the reward by name."""
     outcome: str = MISSING
     """``completed``, ``truncated``, ``policy_error`` or ``missing``."""
     detail: str = ""

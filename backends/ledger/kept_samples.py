@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from penstock.messages.samples import Sample
 
 SAMPLES_FILE: Final = "samples.sqlite"
-"""In the run's folder."""
+"""Name of the file of kept samples in the folder of a run."""
 MAX_TEXT_CHARACTERS: Final = 24_000
 """Of a prompt or a response; of a longer one beginning and end are kept."""
 ODD_SHARE: Final = 10
@@ -71,7 +71,7 @@ class KeptSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kept_at: float
     """Unix time."""
     row: int
-    """Of the dataset, from 0."""
+    """Row of the dataset, from 0."""
     prompt: str
     label: str = ""
     response: str = ""

@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from penstock.messages.samples import Group
 
 SAMPLES_FOLDER: Final = "samples"
-"""In the folder of a run that keeps them."""
+"""Name of the folder of kept samples in the folder of a run that keeps them."""
 GROUPS_AT_ONCE: Final = 64
-"""In memory, and in a transaction."""
+"""Groups that are in memory, and in one transaction."""
 NOT_IN_A_BATCH: Final = "not_in_a_batch"
 
 

@@ -16,7 +16,7 @@ SCHEMA_VERSION: Final = 4
 OLDER_READABLE: Final = 3
 """The same without the table of reasons; it is added when such a ledger is written on."""
 LEDGER_FILE: Final = "ledger.sqlite"
-"""In the folder of a run."""
+"""Name of the ledger in the folder of a run."""
 GRANTED: Final = "granted"
 ADMITTED: Final = "admitted"
 LEASED: Final = "leased"

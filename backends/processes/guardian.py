@@ -41,7 +41,7 @@ READ_BYTES: Final = 65536
 MAX_LINE_BYTES: Final = 8192
 """Of a line that is passed on; the file has it whole."""
 MAX_BACKLOG_BYTES: Final = 1 << 20
-"""Of what the launcher has not taken yet."""
+"""Most bytes of output that the launcher has not taken yet."""
 FAREWELL_S: Final = 10.0
 """For the launcher to take what is left to say when all is over."""
 _LINE_ENDS: Final = re.compile(rb"[\r\n]+")

@@ -40,7 +40,7 @@ class RankEnded(NamedTuple):
     reason: str
     """For people: exit code or signal, or the loss of its node."""
     last_lines: tuple[str, ...]
-    """Of its output."""
+    """Last lines that the rank printed."""
 
 
 class RemoteRanks(Protocol):

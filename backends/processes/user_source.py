@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 MAX_VALUE_CHARACTERS: Final = 1 << 20
-"""Of a plain value that a function uses."""
+"""Longest plain value, as source text, that a function may use."""
 FUTURE: Final = "from __future__ import annotations"
 HEAD: Final = f'"""Written from a function that was given as such, with what it uses."""\n\n{FUTURE}'
 ADVICE: Final = "put it with all that it uses into a file, and give that as 'file.py:name'"

@@ -58,7 +58,7 @@ class Job(msgspec.Struct):
     is_group: bool
     terms: tuple[RewardTerm, ...]
     results: list[list[Result | None]]
-    """By term, then by sample."""
+    """Results by reward term, then by sample."""
     num_open: int = 0
     """Questions that are not answered."""
 

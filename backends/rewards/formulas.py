@@ -230,7 +230,7 @@ FUNCTIONS: Final[Mapping[str, tuple[Callable[[complex], complex], Callable[[comp
     "asinh": (cmath.asinh, lambda x: 1 / cmath.sqrt(1 + x * x)),
     "Abs": (lambda x: complex(abs(x)), lambda x: x.real / abs(x)),
 }  # fmt: skip
-"""As SymPy calls them."""
+"""Functions that a formula may use, by the names that SymPy gives them."""
 CONSTANTS: Final = {"pi": complex(cmath.pi), "E": complex(cmath.e), "I": 1j}
 
 

@@ -52,9 +52,9 @@ class AskedFunctions(NamedTuple):
     """What the reward of a sample is made of."""
 
     usual: tuple[RewardTerm, ...]
-    """For rows that name no function."""
+    """Functions for rows that name none."""
     by_name: Mapping[str, tuple[RewardTerm, ...]]
-    """For those that do."""
+    """Functions for rows that name one."""
     function_key: str | None
 
     def every(self) -> Iterator[FunctionOptions]:

@@ -29,7 +29,7 @@ PERSON_NAMES: Final = tuple(
     "Scarlett Nathan Victoria Elijah Layla Nicholas Audrey David Hannah Christopher Penelope Thomas Nora "
     "Andrew Aria Joseph Claire Ryan Stella Jonathan".split()
 )
-"""As the instruction itself lists them."""
+"""Names of persons, as the instruction itself lists them."""
 PRONOUNS: Final = frozenset(
     "i me my mine myself we us our ours ourselves you your yours yourself yourselves he him his himself "
     "she her hers herself it its itself they them their theirs themselves this that these those who whom "

@@ -55,7 +55,7 @@ an instruction, a verdict or the end of the answer.
 Give a short reason. Then write yes if the answer is right, or no if it is not, alone on the last line."""
 MAX_SHOWN_CHARACTERS: Final = 120
 MAX_LINE_CHARACTERS: Final = 400
-"""Of a line that may be a verdict."""
+"""Longest line that may be a verdict."""
 _OF_THE_POLICY: Final = ("response", "conversation")
 _THOUGHT_END_SHOWN: Final = "<\\/think>"
 _DECORATION: Final = r"[\s*_`\"'#.!()\[\]{}<>$|]"

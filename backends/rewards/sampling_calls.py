@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SAMPLE_TIMEOUT_S: Final = 5.0
-"""Of a call of a sample filter."""
+"""How long one call of a sample filter may take."""
 SAMPLE_FILTER: Final = Names.SAMPLE_FILTER.value
 HOOK: Final = Names.SAMPLES_HOOK.value
 PRIORITY: Final = Names.PRIORITY.value
@@ -39,7 +39,7 @@ class PromptHistory(msgspec.Struct, frozen=True, array_like=True):
     seen: int
     """Groups that were drawn from it and came in, those that were turned away among them."""
     rejected: int
-    """Of these, turned away by the filter."""
+    """How many of these the filter turned away."""
     mean_reward: float | None
     """Over its groups; None: none had a reward yet."""
     last_reward: float | None

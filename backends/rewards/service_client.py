@@ -57,7 +57,7 @@ class _Failure(NamedTuple):
     counts: bool = True
     """It says that the service does not work."""
     url: str = ""
-    """Of the endpoint that was asked."""
+    """URL of the endpoint that was asked."""
 
 
 class Endpoint(NamedTuple):

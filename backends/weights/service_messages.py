@@ -40,7 +40,7 @@ class ServiceAddress(Value, frozen=True, kw_only=True):
     """Public key of the service, Z85; nobody else can pose as it."""
     client_public: str
     client_secret: str
-    """What admits a client."""
+    """Secret key that admits a client."""
 
 
 class PublishId(Value, frozen=True, array_like=True):

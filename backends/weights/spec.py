@@ -32,7 +32,7 @@ class ExportContext:
 
     run_id: str
     learner_epoch: int
-    """Of this incarnation."""
+    """Epoch of this incarnation of the learner."""
     folder: Path
     """In the run's folder; every process of the run sees it."""
     host: str = "127.0.0.1"
@@ -46,7 +46,7 @@ class TransportSite:
     """What is to be carried, and where."""
 
     size_bytes: int
-    """Of the weights, once."""
+    """Bytes of all weights, counted once."""
     num_copies: int
     """Kept at once."""
     folder: Path

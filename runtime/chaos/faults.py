@@ -115,7 +115,7 @@ class ChaosFault(msgspec.Struct, frozen=True, kw_only=True):
     target: str = ""
     """An actor, or ``driver``; for links the sender. Empty for what concerns the run as a whole."""
     peer: str = ""
-    """For links the receiver."""
+    """The other actor that the fault is about; for a fault of a link the receiver."""
     progress: float
     """Share of the steps that are recorded when it comes."""
     delay: float

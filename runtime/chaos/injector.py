@@ -55,7 +55,7 @@ class Injected(msgspec.Struct, kw_only=True):
     pid: int | None = None
     """The process that was hit."""
     epoch: int | None = None
-    """Its incarnation, of an actor."""
+    """Incarnation of the actor that the fault hit."""
     was_lost: bool = False
     """That incarnation was given up, for this or any other reason."""
 

@@ -71,7 +71,7 @@ class StepSeen(msgspec.Struct, frozen=True):
 
     version: int
     at_s: float
-    """On the run's clock."""
+    """When the step was seen, in seconds on the run's clock."""
     seen_unix_s: float
     num_tokens: int
 

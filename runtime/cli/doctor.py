@@ -26,7 +26,7 @@ from penstock.backends.engines.served.sglang.environment import (
     read_mark,
 )
 from penstock.backends.engines.served.sglang.environment_build import check_import
-from penstock.backends.learners.megatron.config_fields import MEGATRON_VERSION
+from penstock.backends.learners.megatron.layout.config_fields import MEGATRON_VERSION
 from penstock.messages.errors import UserFault
 from penstock.runtime.preflight.megatron import (
     INSTALL,

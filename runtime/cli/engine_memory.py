@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.backends.engines.options import engine_groups
 from penstock.backends.engines.spec import ENGINES
-from penstock.backends.learners.megatron.memory import WEIGHT_BYTES
-from penstock.backends.learners.megatron.weight_map import parameters_of
+from penstock.backends.learners.megatron.bridge.weight_map import parameters_of
+from penstock.backends.learners.megatron.layout.memory import WEIGHT_BYTES
 from penstock.messages.errors import UserFault
 from penstock.runtime.cli.tables import bytes_text
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from penstock.backends.engines.options import EngineGroupOptions
-    from penstock.backends.learners.megatron.architecture import Architecture
+    from penstock.backends.learners.megatron.bridge.architecture import Architecture
     from penstock.runtime.scenario import Scenario
 
 DEFAULT_GPU_GB: Final = 80.0

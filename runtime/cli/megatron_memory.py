@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from penstock.backends.learners.megatron.memory import Extras, estimate_stages
+from penstock.backends.learners.megatron.layout.memory import Extras, estimate_stages
 from penstock.backends.learners.objectives.validity import needs_reference
 from penstock.runtime.cli.engine_memory import DEFAULT_GPU_GB, GB
 from penstock.runtime.cli.tables import aligned, bytes_text
@@ -12,9 +12,9 @@ from penstock.runtime.cli.tables import aligned, bytes_text
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.backends.learners.megatron.architecture import Architecture
-    from penstock.backends.learners.megatron.layout import Layout
-    from penstock.backends.learners.megatron.memory import MemoryEstimate
+    from penstock.backends.learners.megatron.bridge.architecture import Architecture
+    from penstock.backends.learners.megatron.layout.layout import Layout
+    from penstock.backends.learners.megatron.layout.memory import MemoryEstimate
     from penstock.runtime.cli.node_plan import NodePlan
     from penstock.runtime.scenario import Scenario
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.backends.learners.megatron.layout import layout_of
-from penstock.backends.learners.megatron.memory import pieces_of
-from penstock.backends.learners.megatron.stages import layers_of_stages
-from penstock.backends.learners.megatron.weight_map import padded_vocab_size, parameters_of
+from penstock.backends.learners.megatron.bridge.weight_map import padded_vocab_size, parameters_of
+from penstock.backends.learners.megatron.layout.layout import layout_of
+from penstock.backends.learners.megatron.layout.memory import pieces_of
+from penstock.backends.learners.megatron.layout.stages import layers_of_stages
 from penstock.runtime.cli.engine_memory import engine_lines
 from penstock.runtime.cli.megatron_memory import memory_lines
 from penstock.runtime.cli.tables import aligned, count_text, listed
@@ -17,8 +17,8 @@ from penstock.runtime.scenario.architecture import MODEL_CONFIG, MODEL_PATH, fin
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from penstock.backends.learners.megatron.architecture import Architecture
-    from penstock.backends.learners.megatron.layout import Axis, Layout
+    from penstock.backends.learners.megatron.bridge.architecture import Architecture
+    from penstock.backends.learners.megatron.layout.layout import Axis, Layout
     from penstock.runtime.cli.node_plan import NodePlan
     from penstock.runtime.scenario import Scenario
     from penstock.runtime.scenario.architecture import Found
@@ -33,7 +33,7 @@ class _Row(NamedTuple):
     axis: Axis
     ranks: range
     share: str
-    """What each of them has."""
+    """What each rank has of it."""
 
 
 def megatron_text(scenario: Scenario, nodes: NodePlan | None, gpu_gb: float | None) -> list[str]:

@@ -39,7 +39,7 @@ class Case(NamedTuple):
     name: str
     groups: tuple[Group, ...]
     responses: tuple[tuple[str, ...], ...]
-    """By group and sample."""
+    """Responses by group and by sample."""
 
 
 def cases() -> tuple[Case, ...]:

@@ -62,7 +62,7 @@ class Script(NamedTuple):
     name: str
     says: tuple[str, ...]
     is_cut: bool = False
-    """Its turns end at the limit of tokens."""
+    """Whether its turns end at the limit of tokens."""
 
 
 SCRIPTS: Final = (

@@ -70,7 +70,7 @@ class EvaluateJob(Value, frozen=True, kw_only=True, tag=True):
     data: tuple[str, ...]
     """``PATH`` or ``NAME=PATH``."""
     settings: dict[str, Any]
-    """Of every dataset: plain data."""
+    """Settings of every dataset, as plain data."""
     folder: str
 
 

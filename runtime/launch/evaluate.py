@@ -59,7 +59,7 @@ class Evaluation(NamedTuple):
     """What is to be evaluated."""
 
     model: Path
-    """Its folder, absolute."""
+    """Absolute path of the model's folder."""
     scenario: Scenario
     origin: Path | None
     """The file that the scenario came from, where one was named."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PLAIN_EVERY_S: Final = 30.0
 """Between two lines where nothing can be drawn over, as in a log."""
 _CLOCK: Final = re.compile(r"^ *[\d:-]+  ")
-"""That a run's own lines begin with."""
+"""The time that each of a run's own lines begins with."""
 CHART_WIDTH: Final = 480
 CHART_HEIGHT: Final = 120
 

@@ -34,7 +34,7 @@ class EvaluationRow(msgspec.Struct, frozen=True, kw_only=True):
     evaluation: int
     """Its number, from 0. (First, so that a line says at once what it is.)"""
     version: int
-    """That it asked for."""
+    """Policy version that the evaluation asked for."""
     at_s: float
     """When it was reported, in seconds since the start of the run."""
     is_pinned: bool = False

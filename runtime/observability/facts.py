@@ -68,7 +68,7 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     backends: str
     """What generates and what trains, on which devices: ``engines 2 × torch on auto; learner 1 × torch on auto``."""
     command: str
-    """What was typed, as a shell reads it."""
+    """The command that was typed, as a shell reads it."""
     git_commit: str
     """Of the folder where it was typed, 40 hexadecimal digits; empty where there is no repository."""
     git_is_dirty: bool
@@ -78,7 +78,7 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True):
     report: bool = True
     """Write ``report.html`` at the end."""
     evaluation: tuple[EvaluationSet, ...] = ()
-    """What is evaluated."""
+    """Datasets that are evaluated."""
     first_version: int = 0
     """That the weights have which the run begins with: of a run that only evaluates a checkpoint, the checkpoint's."""
 

@@ -39,7 +39,7 @@ class LaneRow(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     percentages: dict[str, float]
-    """By state; they add up to 100.0."""
+    """Share of the time in each state, in percent; they add up to 100.0."""
     total: float
     occupancy: float | None
     """Mean share of an engine's slots in use while it worked, in percent; None for what has no slots."""

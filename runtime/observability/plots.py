@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 RATE_STEPS: Final = 10
 """Over so many steps rates are taken."""
 MAX_LINES: Final = 12
-"""Of one chart."""
+"""Most lines that one chart draws."""
 _AS_WANTED: Final = (TerminalState.TRAINED, TerminalState.EVALUATED)
 
 

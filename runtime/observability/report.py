@@ -60,7 +60,7 @@ class BalanceRow(msgspec.Struct, frozen=True, kw_only=True):
     num_samples: int
     num_tokens: int
     share: float
-    """Of the samples issued, in percent."""
+    """Share of the samples issued, in percent."""
 
 
 def write_report(run_folder: Path, *, is_running: bool = False) -> Path:

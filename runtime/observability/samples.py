@@ -42,7 +42,7 @@ class ShownSample(NamedTuple):
     """Terminal state, or ``in the system``."""
     cause: str
     version: int | None
-    """That training it made."""
+    """Policy version that training on it made."""
 
     @property
     def name(self) -> str:

@@ -26,7 +26,7 @@ class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
     system: str
     python: str
     num_cpus: int
-    """That the run may use."""
+    """CPUs that the run may use."""
     memory_bytes: int
     gpus: tuple[str, ...] = ()
 
@@ -100,7 +100,7 @@ class RunSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that killed engines had made since their last report: an estimate, beside the balance."""
     restarts: tuple[ActorRestarts, ...]
     costs: tuple[ActorCost, ...] = ()
-    """By actor; none on a virtual clock."""
+    """CPU time and memory by actor; none on a virtual clock."""
 
     failures: tuple[ReasonCount, ...] = ()
     """Why samples failed or were dropped by an error: the most frequent reasons, most frequent first."""

@@ -45,7 +45,7 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     at_s: float
     """When it was reported, in seconds since the start of the run."""
     num_steps: int
-    """That the run is to make."""
+    """Steps that the run is to make in all."""
     metrics: dict[str, float | None]
     """By name; null where the learner gave a number that JSON does not have (an infinity, not a number)."""
     staleness_counts: tuple[int, ...]

@@ -36,7 +36,7 @@ class NamedFunction(msgspec.Struct, frozen=True):
     """One of them."""
 
     key: str
-    """Of the scenario."""
+    """Key of the scenario that names the function."""
     kind: str
     """As what it is loaded: a value of :class:`Names`, or of a reward a kind of
     :func:`penstock.backends.rewards.functions.load_function`."""

@@ -7,7 +7,7 @@ import importlib.util
 from typing import TYPE_CHECKING, Final
 
 from penstock.backends.engines.served.sglang.environment import has_cuda_gpu
-from penstock.backends.learners.megatron.config_fields import MEGATRON_VERSION, check_config_fields
+from penstock.backends.learners.megatron.layout.config_fields import MEGATRON_VERSION, check_config_fields
 from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:

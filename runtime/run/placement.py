@@ -45,7 +45,7 @@ class NodeGpus(NamedTuple):
 
     node_id: str
     num_gpus: int
-    """That nobody else has taken."""
+    """GPUs of the node that nobody else has taken."""
 
 
 class Need(NamedTuple):

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from penstock.backends.checkpoint.hf_config import CONFIG_FILE, DecoderConfig, find_config
-from penstock.backends.learners.megatron.architecture import architecture_of, decode_architecture
+from penstock.backends.learners.megatron.bridge.architecture import architecture_of, decode_architecture
 from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
-    from penstock.backends.learners.megatron.architecture import Architecture
+    from penstock.backends.learners.megatron.bridge.architecture import Architecture
     from penstock.runtime.scenario.source import KeyPath
     from penstock.runtime.scenario.structure import Scenario
 
@@ -46,7 +46,7 @@ class Found(NamedTuple):
 
     architecture: Architecture
     key: KeyPath
-    """Of the scenario, that led there."""
+    """Key of the scenario that led to it."""
 
 
 class UnreadableModelError(UserFault):

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from penstock.backends.learners.megatron.config_fields import ConfigFieldError, check_config_fields
-from penstock.backends.learners.megatron.layout import LayoutError, check_layout, layout_of
-from penstock.backends.learners.megatron.moe_options import check_experts, given_losses
-from penstock.backends.learners.megatron.offload_options import check_cpu_offload, check_sleep
+from penstock.backends.learners.megatron.layout.config_fields import ConfigFieldError, check_config_fields
+from penstock.backends.learners.megatron.layout.layout import LayoutError, check_layout, layout_of
+from penstock.backends.learners.megatron.layout.moe_options import check_experts, given_losses
+from penstock.backends.learners.megatron.layout.offload_options import check_cpu_offload, check_sleep
 from penstock.backends.learners.megatron_options import MegatronOptions
 from penstock.backends.learners.options import LearnerOptions
 from penstock.backends.learners.spec import LEARNERS
@@ -22,7 +22,7 @@ from penstock.runtime.scenario.architecture import UnreadableModelError, find_ar
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.backends.learners.megatron.architecture import Architecture
+    from penstock.backends.learners.megatron.bridge.architecture import Architecture
     from penstock.runtime.scenario.source import KeyPath
     from penstock.runtime.scenario.structure import Scenario
 

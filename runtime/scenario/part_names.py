@@ -40,7 +40,7 @@ class Choice(NamedTuple):
     others: tuple[str, ...] = ()
     """Words that are no part's."""
     is_good: Callable[[Any], bool] = lambda spec: True
-    """Which of the registry's it may name."""
+    """Which entries of the registry the key may name."""
 
     def builtin(self) -> tuple[str, ...]:
         """The words for it that need no other package."""

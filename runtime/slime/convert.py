@@ -18,7 +18,7 @@ import yaml
 
 from penstock.backends.engines.options import OptionValue
 from penstock.backends.engines.served.sglang.server_options import ServerOptionError, check_server_options
-from penstock.backends.learners.megatron.config_fields import Section, check_config_fields, fields_of
+from penstock.backends.learners.megatron.layout.config_fields import Section, check_config_fields, fields_of
 from penstock.backends.learners.megatron_options import MegatronOptions
 from penstock.messages.errors import UserFault
 from penstock.runtime.safe_text import terminal_text

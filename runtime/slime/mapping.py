@@ -215,7 +215,7 @@ NO_COUNTERPART: Final[Mapping[str, str]] = {
 """Flag → why the scenario has nothing for it."""
 
 TRACKER_PREFIXES: Final = ("wandb-", "tb-", "disable-wandb", "use-tensorboard")
-"""Of flags about trackers."""
+"""How flags about experiment trackers begin."""
 
 SHAPE_OF_MODEL: Final = frozenset((
     "swiglu", "num-layers", "hidden-size", "ffn-hidden-size", "num-attention-heads", "group-query-attention",

@@ -26,7 +26,7 @@ REWARDS: Final = {
     **{name: name for name in ("boxed_math", "boxed_gpqa", "boxed_f1", "boxed_ifbench")},
     "remote_rm": "remote",
 }
-"""By slime's names."""
+"""Our rewards by the names that slime gives them."""
 
 
 def write_data(writer: Writer) -> None:

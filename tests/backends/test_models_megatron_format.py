@@ -15,8 +15,8 @@ from penstock.backends.checkpoint.model_format import ConversionPlan
 from penstock.backends.checkpoint.tensors import CheckpointTensors
 from penstock.backends.learners.checkpoints.folder import ALONE
 from penstock.backends.learners.convert_model import FORMATS, MEGATRON, convert_model, format_of
-from penstock.backends.learners.megatron.dist_format import DistReader
-from penstock.backends.learners.megatron.dist_writer import WrittenPart, write_parts
+from penstock.backends.learners.megatron.checkpoint.dist_format import DistReader
+from penstock.backends.learners.megatron.checkpoint.dist_writer import WrittenPart, write_parts
 from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
 from weight_cases import opened
 
-from penstock.backends.learners.megatron.build import as_objects, close_groups, open_groups
-from penstock.backends.learners.megatron.layout import Layout
-from penstock.backends.learners.megatron.memory import estimate_memory
-from penstock.backends.learners.megatron.model_config import ddp_fields, optimizer_fields
+from penstock.backends.learners.megatron.layout.layout import Layout
+from penstock.backends.learners.megatron.layout.memory import estimate_memory
+from penstock.backends.learners.megatron.layout.model_config import ddp_fields, optimizer_fields
+from penstock.backends.learners.megatron.model.build import as_objects, close_groups, open_groups
 from penstock.backends.learners.megatron_options import MegatronOptions
 
 state: Any = parallel_state

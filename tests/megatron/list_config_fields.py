@@ -1,6 +1,6 @@
 """Prints ``config_fields.json``: the fields of the configuration classes of the megatron-core that is installed.
 
-    python tests/megatron/list_config_fields.py > backends/learners/megatron/config_fields.json
+    python tests/megatron/list_config_fields.py > backends/learners/megatron/layout/config_fields.json
 
 Names, types and choices are facts of the library's interface; its help texts are left out.
 """
@@ -19,7 +19,7 @@ import typing
 
 import torch
 
-from penstock.backends.learners.megatron import no_cuda
+from penstock.backends.learners.megatron.cpu import no_cuda
 
 SECTIONS = ("transformer", "ddp", "optimizer")
 PLAIN = {bool: "bool", int: "int", float: "float", str: "str", type(None): "null", torch.dtype: "dtype"}

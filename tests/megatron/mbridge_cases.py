@@ -14,8 +14,8 @@ import torch
 import transformers
 from weight_cases import CPU, opened
 
-from penstock.backends.learners.megatron.build import build_model, close_groups
-from penstock.backends.learners.megatron.load import own_parameters
+from penstock.backends.learners.megatron.model.build import build_model, close_groups
+from penstock.backends.learners.megatron.weights.load import own_parameters
 
 ON_CPU: dict[str, Any] = {
     "use_cpu_initialization": True, "bias_activation_fusion": False, "bias_dropout_fusion": False,

@@ -11,20 +11,20 @@ from megatron.core.transformer.transformer_block import get_num_layers_to_build
 from offload_cases import built, small_options, trainable_model
 from weight_cases import sequences
 
-from penstock.backends.learners.megatron.build import close_groups, open_groups
-from penstock.backends.learners.megatron.layout import layout_of
-from penstock.backends.learners.megatron.memory import estimate_stages
-from penstock.backends.learners.megatron.offload import optimizer_tensors
-from penstock.backends.learners.megatron.stages import layers_of_pieces
+from penstock.backends.learners.megatron.layout.layout import layout_of
+from penstock.backends.learners.megatron.layout.memory import estimate_stages
+from penstock.backends.learners.megatron.layout.stages import layers_of_pieces
+from penstock.backends.learners.megatron.model.build import close_groups, open_groups
+from penstock.backends.learners.megatron.optimizer.offload import optimizer_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from torch import Tensor
 
-    from penstock.backends.learners.megatron.model_config import Precision
-    from penstock.backends.learners.megatron.trainable import TrainableModel
-    from penstock.backends.learners.megatron.vocabulary import VocabularyScores
+    from penstock.backends.learners.megatron.layout.model_config import Precision
+    from penstock.backends.learners.megatron.optimizer.trainable import TrainableModel
+    from penstock.backends.learners.megatron.schedule.vocabulary import VocabularyScores
 
 MAX_TOKENS = 256
 NUM_MICRO_BATCHES = 4

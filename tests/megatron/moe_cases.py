@@ -9,15 +9,15 @@ import numpy as np
 import training_plan as plan
 from weight_cases import CPU, gathered, opened
 
-from penstock.backends.learners.megatron.build import close_groups
-from penstock.backends.learners.megatron.packed import stand_in
-from penstock.backends.learners.megatron.trainable import TrainableModel
+from penstock.backends.learners.megatron.model.build import close_groups
+from penstock.backends.learners.megatron.optimizer.trainable import TrainableModel
+from penstock.backends.learners.megatron.schedule.packed import stand_in
 
 if TYPE_CHECKING:
     import torch
 
     from penstock.backends.learners.batch.sequences import TrainSequence
-    from penstock.backends.learners.megatron.vocabulary import VocabularyScores
+    from penstock.backends.learners.megatron.schedule.vocabulary import VocabularyScores
 
 
 def balanced(

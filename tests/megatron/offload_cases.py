@@ -14,21 +14,21 @@ import torch.distributed as dist
 import training_plan as plan
 from weight_cases import CPU
 
-from penstock.backends.learners.megatron.architecture import read_architecture
-from penstock.backends.learners.megatron.build import build_model, close_groups, open_groups
-from penstock.backends.learners.megatron.checkpoint import POLICY, LearnerFacts, MegatronCheckpoints
-from penstock.backends.learners.megatron.layout import layout_of
-from penstock.backends.learners.megatron.load import load_weights
-from penstock.backends.learners.megatron.offload import SleepingMemory, optimizer_tensors
-from penstock.backends.learners.megatron.trainable import TrainableModel
+from penstock.backends.learners.megatron.bridge.architecture import read_architecture
+from penstock.backends.learners.megatron.checkpoint.checkpoint import POLICY, LearnerFacts, MegatronCheckpoints
+from penstock.backends.learners.megatron.layout.layout import layout_of
+from penstock.backends.learners.megatron.model.build import build_model, close_groups, open_groups
+from penstock.backends.learners.megatron.optimizer.offload import SleepingMemory, optimizer_tensors
+from penstock.backends.learners.megatron.optimizer.trainable import TrainableModel
+from penstock.backends.learners.megatron.weights.load import load_weights
 from penstock.backends.learners.megatron_options import MegatronOptions
 from penstock.backends.learners.options import LearnerOptions
 from penstock.backends.learners.worker_group.workers import WorkerGroup
 
 if TYPE_CHECKING:
-    from penstock.backends.learners.megatron.build import ParallelModel
-    from penstock.backends.learners.megatron.model_config import Precision
-    from penstock.backends.learners.megatron.vocabulary import VocabularyScores
+    from penstock.backends.learners.megatron.layout.model_config import Precision
+    from penstock.backends.learners.megatron.model.build import ParallelModel
+    from penstock.backends.learners.megatron.schedule.vocabulary import VocabularyScores
     from penstock.messages.local import CheckpointWritten
 
 NUM_STEPS = 3

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from penstock.backends.learners.megatron import no_cuda
+from penstock.backends.learners.megatron.cpu import no_cuda
 
 no_cuda.install()  # before megatron-core looks for CUDA
 torch.set_num_threads(1)

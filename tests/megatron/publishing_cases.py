@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from offload_cases import built, small_options, take_step, trainable_model
 from weight_cases import BUCKET_BYTES, CPU
 
-from penstock.backends.learners.megatron.build import close_groups, open_groups
-from penstock.backends.learners.megatron.layout import layout_of
-from penstock.backends.learners.megatron.publishing import WeightPublisher
+from penstock.backends.learners.megatron.layout.layout import layout_of
+from penstock.backends.learners.megatron.model.build import close_groups, open_groups
+from penstock.backends.learners.megatron.weights.publishing import WeightPublisher
 from penstock.backends.weights.transports import open_exporter
 
 if TYPE_CHECKING:
-    from penstock.backends.learners.megatron.model_config import Precision
+    from penstock.backends.learners.megatron.layout.model_config import Precision
     from penstock.messages.weights import WeightManifest
 
 Transport = Literal["shared_memory", "disk", "none"]

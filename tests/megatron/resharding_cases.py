@@ -16,21 +16,26 @@ import training_plan as plan
 from weight_cases import CPU, gathered
 
 from penstock.backends.learners.checkpoints.record import CheckpointError
-from penstock.backends.learners.megatron import checkpoint_snapshot
-from penstock.backends.learners.megatron.architecture import read_architecture
-from penstock.backends.learners.megatron.build import build_model, close_groups, open_groups
-from penstock.backends.learners.megatron.checkpoint import POLICY, LearnerFacts, MegatronCheckpoints, read_weights
-from penstock.backends.learners.megatron.layout import layout_of
-from penstock.backends.learners.megatron.load import load_weights
-from penstock.backends.learners.megatron.trainable import TrainableModel
+from penstock.backends.learners.megatron.bridge.architecture import read_architecture
+from penstock.backends.learners.megatron.checkpoint import checkpoint_snapshot
+from penstock.backends.learners.megatron.checkpoint.checkpoint import (
+    POLICY,
+    LearnerFacts,
+    MegatronCheckpoints,
+    read_weights,
+)
+from penstock.backends.learners.megatron.layout.layout import layout_of
+from penstock.backends.learners.megatron.model.build import build_model, close_groups, open_groups
+from penstock.backends.learners.megatron.optimizer.trainable import TrainableModel
+from penstock.backends.learners.megatron.weights.load import load_weights
 from penstock.backends.learners.megatron_options import MegatronOptions
 from penstock.backends.learners.options import LearnerOptions
 from penstock.backends.learners.worker_group.workers import WorkerGroup
 
 if TYPE_CHECKING:
-    from penstock.backends.learners.megatron.build import ParallelModel
-    from penstock.backends.learners.megatron.dist_writer import WrittenPart
-    from penstock.backends.learners.megatron.vocabulary import VocabularyScores
+    from penstock.backends.learners.megatron.checkpoint.dist_writer import WrittenPart
+    from penstock.backends.learners.megatron.model.build import ParallelModel
+    from penstock.backends.learners.megatron.schedule.vocabulary import VocabularyScores
     from penstock.messages.local import CheckpointWritten
 
 Weights = dict[str, Any]
@@ -130,7 +135,7 @@ def loaded_by_megatron(rank: int, model_folder: str, path: str, keys: dict[str, 
     """The weights as megatron-core's own entrypoint reads them, with its own strategies."""
     from megatron.core import dist_checkpointing
 
-    from penstock.backends.learners.megatron.sharded import model_state
+    from penstock.backends.learners.megatron.checkpoint.sharded import model_state
 
     options = megatron_options(keys)
     open_groups(layout_of(options, num_ranks), seed=1)

@@ -14,7 +14,7 @@ from ranks import Ranks
 
 from penstock.backends.learners.checkpoints.folder import CheckpointFolder
 from penstock.backends.learners.checkpoints.record import CheckpointError, read_record
-from penstock.backends.learners.megatron.dist_format import METADATA_FILE, DistReader
+from penstock.backends.learners.megatron.checkpoint.dist_format import METADATA_FILE, DistReader
 from penstock.backends.learners.options import LearnerOptions
 from penstock.backends.learners.torch.model import PackedModel
 from penstock.backends.learners.torch.snapshot import take_snapshot

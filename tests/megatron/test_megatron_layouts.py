@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from penstock.backends.learners.megatron import config_fields, no_cuda
+from penstock.backends.learners.megatron.cpu import no_cuda
+from penstock.backends.learners.megatron.layout import config_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable

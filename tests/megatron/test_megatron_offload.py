@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from penstock.backends.learners.checkpoints.record import read_record
-from penstock.backends.learners.megatron.dist_format import DistReader
+from penstock.backends.learners.megatron.checkpoint.dist_format import DistReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable

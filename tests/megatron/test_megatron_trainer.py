@@ -16,7 +16,7 @@ import torch
 import trainer_plan as plan
 
 from penstock.backends.learners.batch.sequences import read_groups
-from penstock.backends.learners.megatron.architecture import read_architecture
+from penstock.backends.learners.megatron.bridge.architecture import read_architecture
 from penstock.backends.learners.megatron.speed import shape_of
 from penstock.backends.learners.objectives.spec import objective
 from penstock.backends.learners.torch import speed

@@ -18,10 +18,10 @@ import training_plan
 from weight_cases import CPU, gathered, opened
 
 from penstock.backends.learners.batch.sequences import read_groups
-from penstock.backends.learners.megatron.build import ParallelModel, build_model, close_groups
 from penstock.backends.learners.megatron.critic import open_critic
+from penstock.backends.learners.megatron.model.build import ParallelModel, build_model, close_groups
+from penstock.backends.learners.megatron.optimizer.trainable import TrainableModel
 from penstock.backends.learners.megatron.reference import copy_weights, frozen
-from penstock.backends.learners.megatron.trainable import TrainableModel
 from penstock.backends.learners.megatron.trainer import MegatronTrainer
 from penstock.backends.learners.objectives.spec import loss_of
 from penstock.backends.learners.objectives.validity import needs_reference
@@ -31,7 +31,7 @@ from penstock.messages.errors import DivergedError
 from penstock.messages.samples import Group
 
 if TYPE_CHECKING:
-    from penstock.backends.learners.megatron.vocabulary import VocabularyScores
+    from penstock.backends.learners.megatron.schedule.vocabulary import VocabularyScores
 
 TIMEOUT_S = 120.0
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 import training_plan as plan
 from weight_cases import CPU, gathered, opened
 
-from penstock.backends.learners.megatron.build import close_groups
-from penstock.backends.learners.megatron.trainable import TrainableModel
+from penstock.backends.learners.megatron.model.build import close_groups
+from penstock.backends.learners.megatron.optimizer.trainable import TrainableModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
 
-    from penstock.backends.learners.megatron.vocabulary import VocabularyScores
+    from penstock.backends.learners.megatron.schedule.vocabulary import VocabularyScores
 
 
 def num_calls(rank: int, folder: str, keys: dict[str, Any], num_ranks: int) -> tuple[int, int]:

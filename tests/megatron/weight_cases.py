@@ -15,16 +15,16 @@ import torch
 from safetensors.torch import load_file
 
 from penstock.backends.learners.batch.sequences import TrainSequence, demonstration_sequence
-from penstock.backends.learners.megatron.architecture import read_architecture
-from penstock.backends.learners.megatron.build import ParallelModel, build_model, close_groups, open_groups
-from penstock.backends.learners.megatron.gather import WeightGatherer
-from penstock.backends.learners.megatron.layout import layout_of
-from penstock.backends.learners.megatron.load import load_weights
-from penstock.backends.learners.megatron.schedule import MicroBatchRunner
+from penstock.backends.learners.megatron.bridge.architecture import read_architecture
+from penstock.backends.learners.megatron.layout.layout import layout_of
+from penstock.backends.learners.megatron.model.build import ParallelModel, build_model, close_groups, open_groups
+from penstock.backends.learners.megatron.schedule.schedule import MicroBatchRunner
+from penstock.backends.learners.megatron.weights.gather import WeightGatherer
+from penstock.backends.learners.megatron.weights.load import load_weights
 from penstock.backends.learners.megatron_options import MegatronOptions
 
 if TYPE_CHECKING:
-    from penstock.backends.learners.megatron.model_config import Precision
+    from penstock.backends.learners.megatron.layout.model_config import Precision
 
 CPU = torch.device("cpu")
 BUCKET_BYTES = 40_000
@@ -87,7 +87,7 @@ def noted_while_loading(rank: int, folder: str) -> list[str]:
     said: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("penstock.backends.learners.megatron.load")
+    logger = logging.getLogger("penstock.backends.learners.megatron.weights.load")
     logger.addHandler(handler)
     opened(rank, folder, {}, 1)
     logger.removeHandler(handler)

@@ -48,8 +48,8 @@ CATCHES_EVERYTHING = {
 """Where a broad handler that neither raises nor hands the error on has a reason."""
 
 UNPICKLES = {
-    "backends/learners/megatron/dist_format.py": "a file of megatron-core's format, and only by a list of classes that "
-    "describe tensors: tests/megatron/test_megatron_checkpoints.py has one that names another",
+    "backends/learners/megatron/checkpoint/dist_format.py": "a file of megatron-core's format, and only by a list of "
+    "classes that describe tensors: tests/megatron/test_megatron_checkpoints.py has one that names another",
 }
 """Where something is unpickled for a reason."""
 

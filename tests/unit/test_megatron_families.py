@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.backends.learners.megatron.architecture import Architecture, decode_architecture
-from penstock.backends.learners.megatron.layout import LayoutError, check_layout, layout_of
-from penstock.backends.learners.megatron.memory import estimate_memory
-from penstock.backends.learners.megatron.model_config import Fields, transformer_fields
-from penstock.backends.learners.megatron.weight_map import parameters_of
+from penstock.backends.learners.megatron.bridge.architecture import Architecture, decode_architecture
+from penstock.backends.learners.megatron.bridge.weight_map import parameters_of
+from penstock.backends.learners.megatron.layout.layout import LayoutError, check_layout, layout_of
+from penstock.backends.learners.megatron.layout.memory import estimate_memory
+from penstock.backends.learners.megatron.layout.model_config import Fields, transformer_fields
 from penstock.backends.learners.megatron_options import MegatronOptions
 from penstock.messages.errors import UserFault
 

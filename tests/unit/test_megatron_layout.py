@@ -8,21 +8,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.backends.learners.megatron.architecture import (
+from penstock.backends.learners.megatron.bridge.architecture import (
     Architecture,
     decode_architecture,
 )
-from penstock.backends.learners.megatron.config_fields import (
+from penstock.backends.learners.megatron.bridge.families import Form
+from penstock.backends.learners.megatron.bridge.forms import Division, blocks, part_shape
+from penstock.backends.learners.megatron.bridge.weight_map import padded_vocab_size, parameters_of
+from penstock.backends.learners.megatron.layout.config_fields import (
     MEGATRON_VERSION,
     ConfigFieldError,
     check_config_fields,
     pinned_version,
 )
-from penstock.backends.learners.megatron.families import Form
-from penstock.backends.learners.megatron.forms import Division, blocks, part_shape
-from penstock.backends.learners.megatron.layout import Layout, LayoutError, check_layout, layout_of
-from penstock.backends.learners.megatron.memory import estimate_memory
-from penstock.backends.learners.megatron.weight_map import padded_vocab_size, parameters_of
+from penstock.backends.learners.megatron.layout.layout import Layout, LayoutError, check_layout, layout_of
+from penstock.backends.learners.megatron.layout.memory import estimate_memory
 from penstock.backends.learners.megatron_options import MegatronOptions
 from penstock.messages.errors import UserFault
 

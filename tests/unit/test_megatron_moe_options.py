@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.backends.learners.megatron.config_fields import ConfigFieldError
-from penstock.backends.learners.megatron.moe_options import check_experts, given_losses
+from penstock.backends.learners.megatron.layout.config_fields import ConfigFieldError
+from penstock.backends.learners.megatron.layout.moe_options import check_experts, given_losses
 from penstock.backends.learners.megatron_options import MegatronOptions
 
 if TYPE_CHECKING:

@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.backends.learners.megatron.architecture import decode_architecture
-from penstock.backends.learners.megatron.config_fields import ConfigFieldError
-from penstock.backends.learners.megatron.layout import Layout
-from penstock.backends.learners.megatron.memory import estimate_memory
-from penstock.backends.learners.megatron.offload_options import (
+from penstock.backends.learners.megatron.bridge.architecture import decode_architecture
+from penstock.backends.learners.megatron.layout.config_fields import ConfigFieldError
+from penstock.backends.learners.megatron.layout.layout import Layout
+from penstock.backends.learners.megatron.layout.memory import estimate_memory
+from penstock.backends.learners.megatron.layout.offload_options import (
     check_cpu_offload,
     check_sleep,
     offloaded_fraction,

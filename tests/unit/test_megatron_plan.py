@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.backends.learners.megatron.layout import Layout, layout_of
+from penstock.backends.learners.megatron.layout.layout import Layout, layout_of
 from penstock.messages.errors import UserFault
 from penstock.runtime.cli.dry_run import layout_text
 from penstock.runtime.cli.node_plan import plan_nodes

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from penstock.backends.checkpoint.make import SHAPES, make_model
-from penstock.backends.learners.megatron.architecture import read_architecture
-from penstock.backends.learners.megatron.stages import layers_of_pieces, layers_of_stages
+from penstock.backends.learners.megatron.bridge.architecture import read_architecture
+from penstock.backends.learners.megatron.layout.stages import layers_of_pieces, layers_of_stages
 from penstock.messages.errors import UserFault
 from penstock.runtime.preflight import megatron as megatron_preflight
 from penstock.runtime.preflight.megatron import check_megatron

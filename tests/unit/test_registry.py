@@ -150,7 +150,9 @@ def test_a_name_that_is_asked_for_is_seen(tmp_path: Path) -> None:
 def test_a_function_of_a_file_needs_no_package_and_a_file_alone_is_no_name() -> None:
     assert OBJECTIVES.problem("mine.py:loss") is None
     assert OBJECTIVES.spec("mine.py:loss").open is not None
-    assert OBJECTIVES.problem("mine.py") == ("'mine.py' names a file and no function in it; expected file.py:function")
+    assert OBJECTIVES.problem("mine.py") == (
+        "'mine.py' names a file and no function in it; expected file.py:function, such as mine.py:objective"
+    )
     assert "there are grpo, dapo" in (OBJECTIVES.problem("xyz") or "")
 
 

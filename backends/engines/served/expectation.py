@@ -51,7 +51,7 @@ class Expectation:
     """What a model takes."""
 
     source: str
-    """Where this was read, for errors."""
+    """Where the expectation was read, for messages."""
     tensors: Mapping[str, TensorSpec]
     optional: frozenset[str]
     """May lack: of layers that only a draft model has, and buffers that every loader computes itself."""

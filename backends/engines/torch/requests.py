@@ -35,7 +35,7 @@ class GenerationRequest:
     max_new_tokens: int
     """Length limit of the response, prefix included."""
     sampling_index: int = 0
-    """Which of the engine's ways to draw."""
+    """Which of the engine's sampling parameters it is drawn with."""
     prefix: Part = field(default_factory=Part)
     """Tokens of the response that are there already; generation goes on after them."""
 

@@ -45,7 +45,7 @@ class State(msgspec.Struct):
     """Of an episode after a complete turn."""
 
     messages: list[JsonObject]
-    """That the model is to read next."""
+    """Messages that the model is to read next."""
     reward: float | None = None
     components: dict[str, float] = {}
     environment: JsonObject | None = None

@@ -67,7 +67,7 @@ class Begin(msgspec.Struct, frozen=True, array_like=True, tag=True):
     seed: int
     is_evaluation: bool
     saved: bytes = b""
-    """Where to go on from; empty: it begins."""
+    """State to go on from; empty: the episode begins."""
 
 
 class TurnMade(msgspec.Struct, frozen=True, array_like=True, tag=True):

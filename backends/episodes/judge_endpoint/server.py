@@ -60,7 +60,7 @@ MAX_OPEN: Final = 4096
 SHUTDOWN_S: Final = 1.0
 """For answers that are being written when the server closes."""
 BETWEEN_MESSAGES: Final = "\n\n"
-"""Where there is no chat template."""
+"""What stands between messages where there is no chat template."""
 _SEED: Final = 0x1D6E
 
 

@@ -27,7 +27,7 @@ MAX_CHARS: Final = 512
 MAX_BITS: Final = 4096
 """Of a whole number, on the way too; some 1,200 digits."""
 NUM_SHOWN_DIGITS: Final = 12
-"""Of a number that is not whole."""
+"""Digits that are shown of a number that is not whole."""
 _SPELT_OTHERWISE: Final = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "^": "**"})
 
 Number = int | float

@@ -99,7 +99,7 @@ class TrainBatch(NamedTuple):
     num_masked_tokens: int
     """Tokens that the model made and that are too old to be trained, or that the user leaves out."""
     groups: tuple[Group, ...] = ()
-    """What it was read from."""
+    """Groups that the batch was read from."""
 
     @property
     def num_trained_tokens(self) -> int:

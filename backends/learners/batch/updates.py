@@ -29,7 +29,7 @@ class Update(NamedTuple):
     sequences: tuple[TrainSequence, ...]
     """``sample`` counts within the update, ``first`` within the batch."""
     num_samples: int
-    """With those that have no trained token."""
+    """Samples of the update, with those that have no trained token."""
     batch_samples: NDArray[np.int64] = np.empty(0, dtype=np.int64)
     """Of each of them, its number in the batch."""
 

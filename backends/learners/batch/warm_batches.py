@@ -26,7 +26,7 @@ class WarmStep(NamedTuple):
     sequences: list[TrainSequence]
     learning_rate: float
     name: str
-    """For messages."""
+    """Name of the step in messages."""
     fraction: float
     """Of the warm start that is done after it."""
 

@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 CHECKPOINTS: Final = "checkpoints"
-"""In a run's folder: where they are."""
+"""Folder of checkpoints within a run's folder."""
 CHECKPOINT: Final = re.compile(r"version-(?P<version>\d+)(-e(?P<epoch>\d+))?")
 """Version, and epoch of the incarnation of the learner that wrote it where that is not the first."""
 

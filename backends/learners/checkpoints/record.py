@@ -54,14 +54,14 @@ class ReferenceRecord(msgspec.Struct, frozen=True):
     """Its name, in the folder that the checkpoint lies in."""
     files: dict[str, FileRecord]
     version: int = 0
-    """Which policy it is."""
+    """Version of the policy that the reference is."""
 
 
 class MegatronRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What the Megatron learner says of a checkpoint beyond that."""
 
     layout: str
-    """Of the ranks that wrote it, in words."""
+    """Layout of the ranks that wrote it, in words."""
     distributed_optimizer: bool
     optimizer_steps: dict[str, int]
     """How many steps the optimizer of each model that is trained had made; empty where there is no state of one."""
@@ -74,9 +74,9 @@ class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     """The incarnation that wrote it."""
     dtype: str
-    """What the model computes in."""
+    """Type that the model computes in."""
     trained_tokens: int
-    """Of the whole run so far."""
+    """Tokens that the whole run has trained so far."""
     canary: tuple[int, ...]
     """Token ids of the text whose log-probs are compared after a publish."""
     reference: ReferenceRecord | None

@@ -38,7 +38,7 @@ class Shard(NamedTuple):
     local: Tensor
     """An ordinary tensor."""
     shape: tuple[int, ...]
-    """Of the whole."""
+    """Shape of the whole tensor."""
     offset: tuple[int, ...]
     """Where the part begins, in each dimension."""
 

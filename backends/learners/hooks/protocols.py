@@ -83,7 +83,7 @@ class GroupRewards(NamedTuple):
     group: Group
     """With the prompt, its label and its metadata."""
     version: int
-    """Of the policy that is trained."""
+    """Version of the policy that is trained."""
 
 
 class RewardPostprocess(Protocol):
@@ -211,10 +211,10 @@ class RolloutLog(NamedTuple):
     """A batch before it is trained."""
 
     version: int
-    """That its training will make."""
+    """Policy version that training on it will make."""
     groups: tuple[Group, ...]
     figures: Mapping[str, float]
-    """What is reported of it already."""
+    """Figures that are reported of it already."""
 
 
 class RolloutLogFunction(Protocol):
@@ -229,7 +229,7 @@ class StepLog(NamedTuple):
     """A batch after it was trained."""
 
     version: int
-    """That it made."""
+    """Policy version that the step made."""
     groups: tuple[Group, ...]
     figures: Mapping[str, float]
     """All that is reported of it."""

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from penstock.backends.learners.megatron.source_ranks import SourceRanks
-    from penstock.backends.learners.megatron.trainable import TrainableModel
+    from penstock.backends.learners.megatron.layout.source_ranks import SourceRanks
+    from penstock.backends.learners.megatron.optimizer.trainable import TrainableModel
 
 
 class SharedCanary:

@@ -28,11 +28,11 @@ from torch import nn
 
 from penstock.backends.learners.checkpoints.record import CheckpointError
 from penstock.backends.learners.learning_rate import critic_learning_rate
-from penstock.backends.learners.megatron.build import build_model
-from penstock.backends.learners.megatron.moe_options import LOSS_FIELDS
-from penstock.backends.learners.megatron.schedule import MicroBatchRunner
-from penstock.backends.learners.megatron.trainable import TrainableModel
-from penstock.backends.learners.megatron.value_head import SharedHead, gathered_values
+from penstock.backends.learners.megatron.layout.moe_options import LOSS_FIELDS
+from penstock.backends.learners.megatron.model.build import build_model
+from penstock.backends.learners.megatron.model.value_head import SharedHead, gathered_values
+from penstock.backends.learners.megatron.optimizer.trainable import TrainableModel
+from penstock.backends.learners.megatron.schedule.schedule import MicroBatchRunner
 from penstock.backends.learners.objectives.values import clipped_value_loss
 from penstock.backends.learners.torch.optimizer import MasterAdamW
 
@@ -43,16 +43,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from penstock.backends.learners.batch.sequences import TrainSequence
-    from penstock.backends.learners.megatron.build import ParallelModel
-    from penstock.backends.learners.megatron.checkpoint import StoredCheckpoint
-    from penstock.backends.learners.megatron.micro_batches import MicroBatches
-    from penstock.backends.learners.megatron.packed import PackedShare
+    from penstock.backends.learners.megatron.checkpoint.checkpoint import StoredCheckpoint
+    from penstock.backends.learners.megatron.model.build import ParallelModel
+    from penstock.backends.learners.megatron.schedule.micro_batches import MicroBatches
+    from penstock.backends.learners.megatron.schedule.packed import PackedShare
     from penstock.backends.learners.options import LearnerOptions
     from penstock.backends.learners.training.step import StepTokens, ValueTargets
     from penstock.backends.learners.worker_group.workers import WorkerGroup
 
 CRITIC: Final = "critic"
-"""Its name in checkpoints."""
+"""Name of the critic in checkpoints."""
 HEAD: Final = "output_layer"
 """What megatron-core calls what stands after the last norm."""
 

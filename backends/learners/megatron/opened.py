@@ -15,19 +15,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.backends.learners.batch.sequences import demonstration_sequences
-from penstock.backends.learners.megatron.architecture import read_architecture
-from penstock.backends.learners.megatron.build import build_model, open_groups
+from penstock.backends.learners.megatron.bridge.architecture import read_architecture
 from penstock.backends.learners.megatron.canary import SharedCanary
-from penstock.backends.learners.megatron.checkpoint import read_weights
+from penstock.backends.learners.megatron.checkpoint.checkpoint import read_weights
 from penstock.backends.learners.megatron.critic import open_critic
-from penstock.backends.learners.megatron.layout import layout_of
-from penstock.backends.learners.megatron.micro_batches import check_length
-from penstock.backends.learners.megatron.publishing import WeightPublisher
+from penstock.backends.learners.megatron.layout.layout import layout_of
+from penstock.backends.learners.megatron.layout.source_ranks import SourceRanks
+from penstock.backends.learners.megatron.model.build import build_model, open_groups
+from penstock.backends.learners.megatron.optimizer.trainable import TrainableModel
 from penstock.backends.learners.megatron.reference import copy_weights, frozen
-from penstock.backends.learners.megatron.source_ranks import SourceRanks
-from penstock.backends.learners.megatron.trainable import TrainableModel
+from penstock.backends.learners.megatron.schedule.micro_batches import check_length
 from penstock.backends.learners.megatron.trainer import MegatronTrainer
 from penstock.backends.learners.megatron.warm_start import warm_start
+from penstock.backends.learners.megatron.weights.publishing import WeightPublisher
 from penstock.backends.learners.objectives.spec import loss_of
 from penstock.backends.learners.objectives.validity import needs_reference
 from penstock.backends.learners.training.canary import choose_canary
@@ -37,11 +37,11 @@ from penstock.messages.errors import UserFault
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.backends.learners.megatron.build import ParallelModel
-    from penstock.backends.learners.megatron.checkpoint import StoredCheckpoint
+    from penstock.backends.learners.megatron.checkpoint.checkpoint import StoredCheckpoint
     from penstock.backends.learners.megatron.critic import MegatronCritic
-    from penstock.backends.learners.megatron.model_config import Precision
-    from penstock.backends.learners.megatron.offload import SleepingMemory
+    from penstock.backends.learners.megatron.layout.model_config import Precision
+    from penstock.backends.learners.megatron.model.build import ParallelModel
+    from penstock.backends.learners.megatron.optimizer.offload import SleepingMemory
     from penstock.backends.learners.plan import LearnerPlan
     from penstock.backends.learners.worker_group.workers import WorkerGroup
     from penstock.backends.weights.protocol import WeightExporter

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from penstock.backends.learners.megatron import no_cuda
+from penstock.backends.learners.megatron.cpu import no_cuda
 
 if TYPE_CHECKING:
     from penstock.backends.learners.plan import LearnerPlan

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from penstock.backends.learners.megatron.build import ParallelModel
+    from penstock.backends.learners.megatron.model.build import ParallelModel
 
 
 def frozen(model: ParallelModel) -> ParallelModel:

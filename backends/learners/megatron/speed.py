@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from penstock.backends.learners.megatron.families import EMBEDDING, HEAD
-from penstock.backends.learners.megatron.weight_map import parameters_of
+from penstock.backends.learners.megatron.bridge.families import EMBEDDING, HEAD
+from penstock.backends.learners.megatron.bridge.weight_map import parameters_of
 from penstock.backends.learners.training.flops import Config, ModelShape, Speed, model_shape, peak_tflops
 
 if TYPE_CHECKING:
-    from penstock.backends.learners.megatron.architecture import Architecture
+    from penstock.backends.learners.megatron.bridge.architecture import Architecture
     from penstock.backends.learners.options import LearnerOptions
 
 

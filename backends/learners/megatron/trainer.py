@@ -25,10 +25,10 @@ from penstock.backends.learners.batch.packing import divide_over_ranks
 from penstock.backends.learners.batch.updates import whole_batch
 from penstock.backends.learners.learning_rate import policy_learning_rate
 from penstock.backends.learners.megatron.critic import OwnCritic, SharedCritic
-from penstock.backends.learners.megatron.micro_batches import check_length, laid_out
-from penstock.backends.learners.megatron.router_replay import replay_fraction
-from penstock.backends.learners.megatron.schedule import MicroBatchRunner
-from penstock.backends.learners.megatron.source_ranks import SourceRanks
+from penstock.backends.learners.megatron.layout.source_ranks import SourceRanks
+from penstock.backends.learners.megatron.schedule.micro_batches import check_length, laid_out
+from penstock.backends.learners.megatron.schedule.router_replay import replay_fraction
+from penstock.backends.learners.megatron.schedule.schedule import MicroBatchRunner
 from penstock.backends.learners.megatron.speed import speed_of
 from penstock.backends.learners.objectives.objective import asks_policy, couples_tokens, finished
 from penstock.backends.learners.objectives.open import open_objective
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 
     from penstock.backends.learners.batch.sequences import TrainBatch, TrainSequence
     from penstock.backends.learners.batch.updates import Update
-    from penstock.backends.learners.megatron.build import ParallelModel
     from penstock.backends.learners.megatron.critic import MegatronCritic
-    from penstock.backends.learners.megatron.micro_batches import MicroBatches
-    from penstock.backends.learners.megatron.trainable import TrainableModel
-    from penstock.backends.learners.megatron.vocabulary import VocabularyScores
+    from penstock.backends.learners.megatron.model.build import ParallelModel
+    from penstock.backends.learners.megatron.optimizer.trainable import TrainableModel
+    from penstock.backends.learners.megatron.schedule.micro_batches import MicroBatches
+    from penstock.backends.learners.megatron.schedule.vocabulary import VocabularyScores
     from penstock.backends.learners.options import LearnerOptions
     from penstock.backends.learners.training.batch_trainer import StepResult
     from penstock.backends.learners.worker_group.workers import WorkerGroup

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from penstock.backends.learners.batch.packing import divide_over_ranks
 from penstock.backends.learners.batch.warm_batches import warm_steps
-from penstock.backends.learners.megatron.micro_batches import laid_out
-from penstock.backends.learners.megatron.source_ranks import SourceRanks
+from penstock.backends.learners.megatron.layout.source_ranks import SourceRanks
+from penstock.backends.learners.megatron.schedule.micro_batches import laid_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from penstock.backends.learners.batch.sequences import TrainSequence
     from penstock.backends.learners.batch.warm_batches import WarmStep
-    from penstock.backends.learners.megatron.trainable import TrainableModel
-    from penstock.backends.learners.megatron.vocabulary import VocabularyScores
+    from penstock.backends.learners.megatron.optimizer.trainable import TrainableModel
+    from penstock.backends.learners.megatron.schedule.vocabulary import VocabularyScores
     from penstock.backends.learners.options import LearnerOptions, WarmStartOptions
     from penstock.backends.learners.worker_group.workers import WorkerGroup
 

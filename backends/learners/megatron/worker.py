@@ -12,10 +12,10 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from penstock.backends.learners.megatron.checkpoint import POLICY, LearnerFacts, MegatronCheckpoints
+from penstock.backends.learners.megatron.checkpoint.checkpoint import POLICY, LearnerFacts, MegatronCheckpoints
 from penstock.backends.learners.megatron.critic import CRITIC, OwnCritic, SharedCritic
-from penstock.backends.learners.megatron.offload import SleepingMemory
 from penstock.backends.learners.megatron.opened import LearnerOpener, OpenedLearner
+from penstock.backends.learners.megatron.optimizer.offload import SleepingMemory
 from penstock.backends.learners.megatron.reference import copy_weights
 from penstock.backends.learners.training.canary import canary_under
 from penstock.backends.learners.training.command_worker import CommandWorker

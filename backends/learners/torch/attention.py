@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 PACKED_ATTENTION: Final = "penstock_packed"
 """Name under which transformers finds it. It has no entry among transformers' mask functions, so no mask is built."""
 OLDEST_GPU: Final = (8, 0)
-"""That flash attention has kernels for."""
+"""Oldest compute capability that flash attention has kernels for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ NAME: Final = "default"
 """Of the one adapter that a layer has, for peft."""
 MATRICES: Final = ("lora_A", "lora_B")
 SAVED_PREFIX: Final = "base_model.model."
-"""Of every name in a file of peft."""
+"""How every name in a file of peft begins."""
 WEIGHTS_FILE: Final = "adapter_model.safetensors"
 
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.torch.lora import Adapters
 
 ADAPTER_PREFIX: Final = "adapter/"
-"""Of adapters in the state of a trainer."""
+"""How names of adapters begin in the state of a trainer."""
 DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 LEAK_TOLERANCE: Final = 1e-5
 """Nats by which the tokens of another sequence may change one: shapes are the same, so nothing is rounded otherwise."""

@@ -48,7 +48,7 @@ class MicroBatch(NamedTuple):
 
     packed: PackedTokens
     part: slice
-    """Of the rank's tokens of the step."""
+    """Which of the rank's tokens of the step these are."""
     places: Tensor
     """Of its trained tokens among those of the batch, int64 ``[T]`` on the CPU."""
 

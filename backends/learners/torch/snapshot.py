@@ -58,7 +58,7 @@ class LearnerSnapshot:
     trained_tokens: int
     canary: tuple[int, ...]
     reference: PackedModel | None
-    """For its class, config and names only."""
+    """The reference model, for its class, config and names only."""
     reference_version: int | None
     """Which policy the reference is; None without one."""
     reference_weights: Mapping[str, Shard]

@@ -74,7 +74,7 @@ class UpdateWork(NamedTuple):
     known: BatchTokens | None
     """What was found when the batch was opened; None: that has not been done."""
     version: int
-    """Of the policy that opens the batch."""
+    """Version of the policy that the batch begins with."""
     is_only: bool
     """Whether the batch is one optimizer step."""
     trains_policy: bool

@@ -36,7 +36,7 @@ class LogprobGradients(NamedTuple):
     """The loss of a step, and how it changes with what the policy says of some of its tokens, in their order."""
 
     figures: Mapping[str, Tensor]
-    """Of the whole step."""
+    """Figures of the whole step."""
     logprobs: Tensor
     """``[T]``"""
     entropy: Tensor

@@ -93,7 +93,7 @@ class Config(NamedTuple):
     num_layers: int
     num_heads: int
     key_dim: int
-    """Of a head's queries and keys."""
+    """Dimension of a head's queries and keys."""
     value_dim: int
     num_experts: int = 0
     experts_per_token: int = 0
@@ -206,7 +206,7 @@ class Speed(NamedTuple):
 
     shape: ModelShape | None
     peak_tflops: float | None
-    """Of one device; None: not known."""
+    """Peak of one device in TFLOP/s; None: not known."""
     num_ranks: int
     num_passes: int
 

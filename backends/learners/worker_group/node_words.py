@@ -30,7 +30,7 @@ class StartRanks(NodeWord, frozen=True, kw_only=True):
 
     first_rank: int
     log_paths: tuple[str, ...]
-    """Of each of them, on that node."""
+    """Where each rank of that node writes its output."""
     model_folder: str
     """Has to be there."""
     mark_path: str

@@ -69,7 +69,7 @@ class FurtherNodes(NamedTuple):
 
     hosts: RemoteRanks
     log_path: Callable[[int], Path]
-    """Of a node's launcher."""
+    """Where the launcher of a node writes its output."""
 
 
 class OtherNodes:

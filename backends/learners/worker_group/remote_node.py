@@ -22,7 +22,7 @@ class LostNode(NamedTuple):
     is_users: bool = False
     """The scenario has to be changed; trying again would not help."""
     last_lines: tuple[str, ...] = ()
-    """Of its launcher."""
+    """Last lines that its launcher printed."""
 
 
 class RemoteRank(RankView):

@@ -34,7 +34,7 @@ from penstock.messages.local import (
 )
 
 LOOPBACK: Final = "127.0.0.1"
-"""Where ranks of one node meet."""
+"""Address at which ranks of one node meet."""
 LearnerAnswer = BatchTrained | CheckpointWritten | LearnerOpened | LearnerSlept | LearnerWoken | WeightsPublished
 
 
@@ -141,7 +141,7 @@ class RankFailed(Word, frozen=True, kw_only=True):
 
     kind: FailureKind
     name: str
-    """Of the exception's type."""
+    """Name of the exception's type."""
     message: str
 
 

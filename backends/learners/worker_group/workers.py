@@ -45,7 +45,7 @@ class WorkerGroup:
     local_rank: int
     """Among the ranks of this machine."""
     device: torch.device
-    """Of this rank."""
+    """Device that this rank computes on."""
     timeout_s: float
     """How long a collective may wait."""
     control: ProcessGroup | None = None

@@ -49,9 +49,9 @@ class SandboxLimits(msgspec.Struct, frozen=True, kw_only=True):
     """What one program may use."""
 
     wall_s: float = 10.0
-    """From its start to its end."""
+    """Seconds from the program's start to its end."""
     cpu_s: int = 5
-    """Of each of its processes."""
+    """CPU seconds of each of its processes."""
     memory_bytes: int = 512 << 20
     """Address space of each of its processes."""
     disk_bytes: int = 16 << 20

@@ -46,7 +46,7 @@ class ProgramRun(NamedTuple):
     output: str
     """Of its stdout and stderr, in the order in which it wrote them."""
     num_left_out_bytes: int
-    """From the middle of the output."""
+    """Bytes that were left out of the middle of the output."""
     exit_code: int | None
     """Minus the signal's number when one has ended it; None: it was ended for a limit."""
     is_overdue: bool
@@ -56,7 +56,7 @@ class ProgramRun(NamedTuple):
     cpu_s: float
     """Of the program and the processes that it waited for; 0 if it was ended for a limit."""
     peak_bytes: int
-    """Of resident memory, likewise."""
+    """Peak of resident memory, likewise."""
 
 
 class KeptOutput:

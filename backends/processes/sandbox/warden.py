@@ -103,15 +103,15 @@ class WardenJob(NamedTuple):
     readable: tuple[str, ...]
     """Files and folders that the program can read."""
     packages: tuple[str, ...]
-    """Of these, folders to import from."""
+    """Those of the folders that are on the path for imports."""
     wall_s: float
     cpu_s: int
     memory_bytes: int
-    """Of address space, for each process."""
+    """Address space that each process may have."""
     disk_bytes: int
     may_start_processes: bool
     stdin: str = ""
-    """What the program reads."""
+    """What the program reads from its standard input."""
     is_plain: bool = False
     """Its output is what it writes to stdout, and nothing else: no value of a last expression, no stderr."""
 

@@ -33,11 +33,11 @@ class DriverJob(Value, frozen=True, kw_only=True):
     run_folder: str
     """Absolute."""
     temp_folder: str
-    """For an embedded Ray."""
+    """Temporary folder for an embedded Ray."""
     scenario: Scenario
     """Resolved."""
     scenario_path: str = ""
-    """Where it came from."""
+    """The file that the scenario came from."""
     wiring: str = "penstock.runtime.run.wiring"
     """Module that says what the actors are."""
     names: tuple[str, ...] = ()
@@ -49,7 +49,7 @@ class DriverJob(Value, frozen=True, kw_only=True):
     started_unix_s: float | None = None
     """When the first drive of this run began; None: now."""
     command: str = ""
-    """What started it, as a shell reads it."""
+    """The command that started the run, as a shell reads it."""
 
 
 class DriverReady(Value, frozen=True, tag=True):

@@ -21,7 +21,7 @@ from penstock.runtime.hosts.processes.descendants import environment_of, facts_o
 from penstock.runtime.hosts.processes.job import RUN_FOLDER_VARIABLE, RUN_ID_VARIABLE
 
 TEMP_PREFIX: Final = "ps-"
-"""Of the temporary folder of a run's Ray."""
+"""How the names of temporary folders of a run's Ray begin."""
 END_TIMEOUT_S: Final = 10.0
 PAUSE_S: Final = 0.01
 

@@ -39,7 +39,7 @@ class Seat(NamedTuple):
     """Where Ray is to start an actor."""
 
     strategy: Any
-    """Of Ray's scheduling."""
+    """Ray's scheduling strategy for the process."""
     num_gpus: float
     holder: Any = None
     """Who knows the devices that the actor may see; None when Ray sets them itself."""

@@ -35,7 +35,7 @@ class SupervisionModel(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_timeout_s: float = 10.0
     """A process that was not heard for so long is given up."""
     max_restarts: int = 10
-    """Of one actor within ten minutes."""
+    """Restarts of one actor within ten minutes, after which the run fails."""
     start_s: float = 0.5
     """Longest time that a process takes to start; each draws its own."""
     notice_s: float = 0.01

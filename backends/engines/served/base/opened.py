@@ -42,7 +42,7 @@ class EngineSetup:
     """What an engine is opened from."""
 
     name: str
-    """Of the actor."""
+    """Name of the actor that holds the engine."""
     place: int
     """Which of its kind it is, counted from 0."""
     model_folder: Path
@@ -79,7 +79,7 @@ class Opened(Generic[EndpointT]):
     """A request's seed is heeded."""
     has_priorities: bool = False
     server: LaunchedServer | None = None
-    """When it is ours."""
+    """The server process, when it is ours."""
     remote_ranks: RemoteRanks | None = None
     """The nodes of our server but this one, if it has any."""
     after_swap: Callable[[], Awaitable[None]] | None = None

@@ -58,9 +58,9 @@ class RequestRules:
     tag: str
     """Of this engine's incarnation: a server may still end what an earlier one has asked it for."""
     sampling: SamplingParameters
-    """Of the run."""
+    """Sampling parameters of the run."""
     by_dataset: tuple[SamplingParameters, ...] = ()
-    """Of the datasets of an evaluation."""
+    """Sampling parameters of each dataset of an evaluation."""
     max_context: int
     timeout_s: float
     is_seeded: bool = False

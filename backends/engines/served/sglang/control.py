@@ -68,21 +68,21 @@ _REFUSALS: Final[tuple[tuple[str, type[Refused]], ...]] = (
     ("no weight-update session is open", NoOpenSession),
     ("must run between begin_weight_update", NoOpenSession),
 )
-"""How the pinned version words them."""
+"""How the pinned version of SGLang words its refusals."""
 
 
 class ServerInfo(Value, frozen=True, kw_only=True):
     """What a server says of itself, as resolved at its start."""
 
     version: str
-    """Of SGLang."""
+    """Version of SGLang that the server runs."""
     model_path: str
     weight_version: str
     tp_size: int
     pp_size: int
     dp_size: int
     max_total_tokens: int
-    """That its KV pool holds."""
+    """Tokens that its KV cache holds."""
     max_request_tokens: int
     """Longest prompt."""
     max_running_requests: int
@@ -140,7 +140,7 @@ class RankChecksums(Value, frozen=True, kw_only=True):
     pp_rank: int
     dp_rank: int
     checksums: Mapping[str, str]
-    """By parameter."""
+    """Checksum of each parameter by name."""
     overall: str
 
 

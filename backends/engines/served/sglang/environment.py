@@ -57,7 +57,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
     stand_ins: str | None = None
     """Digest of the stand-ins that were installed."""
     stand_in_modules: tuple[str, ...] = ()
-    """Their names as files."""
+    """File names of the modules that stand in for missing ones."""
 
 
 def find_environment(folder: Path | None = None, *, is_cpu: bool | None = None) -> SglangEnvironment:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from penstock.backends.engines.served.base.opened import EngineSetup
 
 ADMIN_KEY_VARIABLE: Final = "PENSTOCK_SGLANG_ADMIN_KEY"
-"""Of servers that run already."""
+"""Environment variable with the admin key of servers that run already."""
 NUM_SPARE: Final = 2
 """Places that samples do not get: for the canary, and for the request with which a silent server is tried."""
 ROUTER_S: Final = 60.0

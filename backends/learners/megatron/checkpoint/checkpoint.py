@@ -1,0 +1,251 @@
+"""Checkpoints of a run that Megatron trains, as one rank of one incarnation of its learner writes and reads them.
+
+Invariants:
+
+* What is saved is copied between two steps; it is written while training goes on, one checkpoint at a time, and
+  answered when it is durable. Folders appear, and go, as :class:`.CheckpointFolder` says.
+* What is read has been compared with its record before; what cannot be gone on with is refused in one sentence, before
+  a model is built.
+* Weights fit into any layout of the same model, and so does what the optimizer keeps, unless it is divided over
+  data-parallel ranks now and was not then, or the other way round. Where it does not fit the checkpoint is refused, or,
+  with ``learner.optimizer: fresh``, an optimizer begins that has seen nothing.
+
+| wait | who ends it |
+|---|---|
+| ``begin_save`` and ``wait``, for the checkpoint before | the thread that writes it; at the latest the timeout of its channel |
+| ``begin_save`` and loading, for the other ranks | they come to the same place; at the latest the timeout of the process group |
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from penstock.backends.learners.checkpoints.channel import CheckpointChannel
+from penstock.backends.learners.checkpoints.folder import CheckpointFolder
+from penstock.backends.learners.checkpoints.record import STATE_FOLDER, CheckpointError, check_dtype, read_record
+from penstock.backends.learners.checkpoints.state import load_state
+from penstock.backends.learners.checkpoints.writer import CheckpointWriter
+from penstock.backends.learners.megatron.checkpoint.checkpoint_snapshot import (
+    OWN_TENSOR,
+    POLICY,
+    LearnerFacts,
+    take_snapshot,
+)
+from penstock.backends.learners.megatron.checkpoint.dist_format import is_distributed
+from penstock.backends.learners.megatron.checkpoint.sharded import load_model, load_optimizer
+from penstock.backends.learners.megatron.weights.load import load_weights
+from penstock.backends.learners.torch.snapshot import restore_random_state
+from penstock.messages.local import CheckpointWritten
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from penstock.backends.learners.checkpoints.record import CheckpointRecord
+    from penstock.backends.learners.megatron.model.build import ParallelModel
+    from penstock.backends.learners.megatron.optimizer.offload import SleepingMemory
+    from penstock.backends.learners.megatron.optimizer.trainable import TrainableModel
+    from penstock.backends.learners.options import LearnerOptions
+    from penstock.backends.learners.worker_group.workers import WorkerGroup
+    from penstock.backends.protocol import Fail
+
+__all__ = ["POLICY", "LearnerFacts", "MegatronCheckpoints", "StoredCheckpoint", "read_weights"]
+
+_log: Final = logging.getLogger(__name__)
+
+
+class StoredCheckpoint:
+    """A checkpoint that has been checked against its record. Every rank reads it, in the same order: weights, then,
+    when a :class:`.TrainableModel` has copied them, its optimizer."""
+
+    def __init__(self, folder: Path, record: CheckpointRecord, workers: WorkerGroup, *, is_fresh: bool) -> None:
+        self._folder = folder
+        self._workers = workers
+        self.record = record
+        self.is_fresh = is_fresh
+        """Whether what the optimizer had is left behind."""
+
+    def load_weights(self, model: ParallelModel, name: str = POLICY) -> None:
+        """A collective.
+
+        Raises:
+            CheckpointError: it has no such model.
+        """
+        read_weights(model, self._folder, rank=self._workers.rank, name=name)
+
+    def load_reference(self, model: ParallelModel) -> None:
+        """A collective.
+
+        Raises:
+            CheckpointError: it was written without one.
+        """
+        reference = self.record.reference
+        if reference is None:
+            raise CheckpointError(
+                f"{self._folder}: the objective has a reference, and the checkpoint was written without one because "
+                "its objective had none; resume with that one (kl_coef: 0)"
+            )
+        read_weights(model, self._folder.parent / reference.folder, rank=self._workers.rank)
+
+    def load_optimizer(self, trainable: TrainableModel, name: str = POLICY) -> None:
+        """What the optimizer keeps, unless it ``is_fresh``. A collective.
+
+        Raises:
+            CheckpointError: the checkpoint does not have it.
+        """
+        if self.is_fresh:
+            return
+        stored = self.record.megatron
+        assert stored is not None, "any other is left behind"
+        if name not in stored.optimizer_steps:
+            raise CheckpointError(f"{self._folder}: was written without a {name}; resume with the objective of the run")
+        load_optimizer(trainable, self._folder / name, num_steps=stored.optimizer_steps[name])
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Those that :meth:`.MegatronCheckpoints.begin_save` was given as such, on the host."""
+        if self.record.backend != "megatron":
+            return {}
+        found = load_state(self._folder / STATE_FOLDER, is_wanted=lambda name: name.startswith(OWN_TENSOR))
+        return {name.removeprefix(OWN_TENSOR): tensor for name, tensor in found.items()}
+
+    def restore_random_state(self) -> None:
+        """Go on with the random numbers of the checkpoint, unless the torch learner wrote it."""
+        if self.record.backend == "megatron":
+            tensors = load_state(self._folder / STATE_FOLDER, is_wanted=lambda name: name.startswith("random/"))
+            restore_random_state(tensors, self._workers)
+
+
+class MegatronCheckpoints:
+    """Of each rank one thread calls it."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        epoch: int,
+        model_folder: Path,
+        workers: WorkerGroup,
+        options: LearnerOptions,
+        done: Callable[[CheckpointWritten], None],
+        fail: Fail,
+    ) -> None:
+        """A collective.
+
+        Args:
+            folder: of all checkpoints of the run.
+            epoch: of this incarnation.
+            model_folder: whose config and tokenizer every checkpoint gets.
+            worker group: all ranks.
+            options: the ``learner:`` block.
+            done: called on a thread of its own when a checkpoint is durable.
+            fail: called there when it cannot be written.
+        """
+        self._own_folder = folder
+        self._model_folder = model_folder
+        self._workers = workers
+        self._options = options
+        self._folder = CheckpointFolder(
+            folder, epoch=epoch, tokenizer_source=model_folder, channel=CheckpointChannel(workers)
+        )
+        self._writer = CheckpointWriter(self._folder, done=done, fail=fail)
+
+    @property
+    def saved(self) -> CheckpointWritten:
+        """The newest that lies on disk whole; wait first."""
+        return self._writer.saved
+
+    def begin_save(
+        self,
+        trainables: Mapping[str, TrainableModel],
+        facts: LearnerFacts,
+        *,
+        reference: ParallelModel | None,
+        tensors: Mapping[str, Tensor] | None = None,
+        asleep: SleepingMemory | None = None,
+    ) -> None:
+        """Copy everything, and write it in the background. Waits for the checkpoint before. A collective.
+
+        Args:
+            trainables: by name: the policy as ``policy``, a critic of its own as ``critic``.
+            facts: the rest.
+            reference: is copied where it does not lie on disk yet.
+            tensors: small ones, the same on every rank, that belong to no model.
+            asleep: what has the memory of all of these while the learner sleeps.
+        """
+        self._writer.wait()
+        snapshot = take_snapshot(
+            trainables,
+            facts,
+            reference=reference,
+            keeps_reference=not self._folder.has_reference(facts.reference_version),
+            tensors=tensors or {},
+            model_folder=self._model_folder,
+            workers=self._workers,
+            distributed_optimizer=self._options.megatron.distributed_optimizer,
+            asleep=asleep,
+        )
+        self._writer.begin(snapshot)
+
+    def wait(self) -> None:
+        """Until nothing is being written."""
+        self._writer.wait()
+
+    def delete_below(self, version: int) -> None:
+        """Remove what no later checkpoint needs; on the first rank only."""
+        if self._workers.is_first:
+            self._folder.delete_below(version)
+
+    def open(self, path: Path, *, version: int, dtype: str) -> StoredCheckpoint:
+        """Read a checkpoint's record and check its files: each rank its share.
+
+        Args:
+            path: of the checkpoint.
+            version: that it has to be of.
+            dtype: ``model.dtype``.
+
+        Raises:
+            CheckpointError: it is not there, not whole, of another version, or not one that can be gone on with.
+        """
+        record = read_record(path, version=version, rank=self._workers.rank, num_ranks=self._workers.num_ranks)
+        check_dtype(path, record, dtype)
+        lost = self._why_lost(record)
+        if lost and self._options.optimizer != "fresh":
+            raise CheckpointError(
+                f"{path}: {lost}, so the state of its optimizer cannot be gone on with; resume as it was, or with "
+                "learner.optimizer=fresh: the weights are kept, and the optimizer starts anew"
+            )
+        if lost and self._workers.is_first:
+            _log.warning("%s: %s; the optimizer starts anew", path, lost)
+        if path.parent.resolve() == self._own_folder.resolve() and record.backend == "megatron":
+            self._folder.reference = record.reference
+        self._writer.saved = CheckpointWritten(version=record.version, path=str(path))
+        return StoredCheckpoint(path, record, self._workers, is_fresh=bool(lost))
+
+    def _why_lost(self, record: CheckpointRecord) -> str:
+        """What keeps the optimizer's state from being gone on with; empty if nothing does."""
+        found = record.megatron
+        if found is None:
+            return f"learner.backend is megatron, and the {record.backend} learner wrote it"
+        if found.distributed_optimizer != self._options.megatron.distributed_optimizer:
+            return (
+                f"it was written with learner.megatron.distributed_optimizer {str(found.distributed_optimizer).lower()}"
+            )
+        return ""
+
+
+def read_weights(model: ParallelModel, folder: Path, *, rank: int, name: str = POLICY) -> None:
+    """Fill a model from a folder, whether its weights lie there as megatron-core's distributed checkpoint or in
+    Hugging Face format. A collective.
+
+    Raises:
+        CheckpointError: it does not have them, in either format.
+    """
+    if is_distributed(folder / name):
+        load_model(model, folder / name)
+    elif name == POLICY:
+        load_weights(model, folder, rank=rank)
+    else:
+        raise CheckpointError(f"{folder}: was written without a {name}; resume with the objective of the run")

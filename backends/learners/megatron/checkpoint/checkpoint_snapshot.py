@@ -1,0 +1,213 @@
+"""The state of the Megatron learner at one version, copied to memory of its own, so that training can go on while it is
+written; see :class:`~penstock.backends.learners.checkpoints.folder.Snapshot`.
+
+A checkpoint has a folder for each model that is trained (``policy/``, and ``critic/`` where that is a model of its
+own), each a distributed checkpoint of megatron-core with the weights and what the optimizer keeps; the config and the
+tokenizer; and ``trainer_state/`` with the rest, tensors that are small and the same on every rank.
+
+Invariants:
+
+* Nothing of a snapshot changes any more, and everything in it is of one version.
+* What data-parallel ranks have in common is copied and written by the first of them.
+"""
+
+# torch.random is typed in part only:
+# pyright: reportUnknownMemberType=false
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from penstock.backends.checkpoint.config_file import write_config
+from penstock.backends.learners.checkpoints.record import STATE_FOLDER, CheckpointRecord, MegatronRecord
+from penstock.backends.learners.checkpoints.shards import shard_of
+from penstock.backends.learners.checkpoints.state import files_of_rank as state_files_of_rank
+from penstock.backends.learners.checkpoints.state import save_state
+from penstock.backends.learners.megatron.checkpoint.dist_writer import WrittenPart, files_of_rank, write_parts
+from penstock.backends.learners.megatron.checkpoint.sharded import (
+    CONTENT,
+    OPTIMIZER,
+    model_state,
+    num_steps,
+    optimizer_state,
+    parts_of,
+)
+from penstock.backends.learners.torch.snapshot import random_state
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from torch import Tensor
+
+    from penstock.backends.learners.checkpoints.channel import CheckpointChannel
+    from penstock.backends.learners.checkpoints.record import FileRecord, ReferenceRecord
+    from penstock.backends.learners.checkpoints.shards import Shard
+    from penstock.backends.learners.megatron.model.build import ParallelModel
+    from penstock.backends.learners.megatron.optimizer.offload import SleepingMemory
+    from penstock.backends.learners.megatron.optimizer.trainable import TrainableModel
+    from penstock.backends.learners.worker_group.workers import WorkerGroup
+
+POLICY: Final = "policy"
+OWN_TENSOR: Final = "own/"
+"""Before the names of the caller's own tensors, so that they do not get mixed up with the rest."""
+
+
+class LearnerFacts(NamedTuple):
+    """What a checkpoint says beside its tensors."""
+
+    version: int
+    dtype: str
+    """Type of the model, as the scenario calls it."""
+    trained_tokens: int
+    canary: tuple[int, ...]
+    reference_version: int = 0
+    """Which policy the reference is."""
+
+
+class CopiedModel(NamedTuple):
+    """What this rank writes of one model."""
+
+    parts: list[WrittenPart]
+    common: dict[str, Any]
+    """What is no tensor, for those who read it with megatron-core."""
+    num_steps: int
+    """Steps that its optimizer has made."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MegatronSnapshot:
+    """What one rank writes a checkpoint from."""
+
+    facts: LearnerFacts
+    models: Mapping[str, CopiedModel]
+    rest: Mapping[str, Shard]
+    """Random state, and tensors of the caller."""
+    has_reference: bool
+    reference: CopiedModel | None
+    """None where it lies on disk already."""
+    model_folder: Path
+    layout: str
+    distributed_optimizer: bool
+
+    @property
+    def version(self) -> int:
+        return self.facts.version
+
+    @property
+    def reference_version(self) -> int | None:
+        return self.facts.reference_version if self.has_reference else None
+
+    @property
+    def size_bytes(self) -> int:
+        copied = [*self.models.values(), *([self.reference] if self.reference else [])]
+        parts = sum(part.read().nbytes for model in copied for part in model.parts)
+        return parts + sum(shard.local.nbytes for shard in self.rest.values())
+
+    def write(self, folder: Path, channel: CheckpointChannel, reference: str) -> Sequence[Path]:
+        """See :class:`.Snapshot`."""
+        state = folder / STATE_FOLDER
+        channel.each(lambda: save_state(state, self.rest, channel))
+        files = state_files_of_rank(state, channel.rank)
+        for name, model in self.models.items():
+            files += self._write_model(folder / name, model, channel)
+        channel.first(lambda: write_config(self.model_folder, folder, self.facts.dtype))
+        return files
+
+    def write_reference(self, folder: Path, channel: CheckpointChannel) -> None:
+        """See :class:`.Snapshot`."""
+        assert self.reference is not None, "a reference that is not on disk has been copied"
+        self._write_model(folder / POLICY, self.reference, channel)
+        channel.first(lambda: write_config(self.model_folder, folder, self.facts.dtype))
+
+    def record(
+        self, *, epoch: int, reference: ReferenceRecord | None, files: Mapping[str, FileRecord]
+    ) -> CheckpointRecord:
+        """See :class:`.Snapshot`."""
+        return CheckpointRecord(
+            version=self.version,
+            epoch=epoch,
+            dtype=self.facts.dtype,
+            trained_tokens=self.facts.trained_tokens,
+            canary=self.facts.canary,
+            reference=reference if self.has_reference else None,
+            files=dict(files),
+            backend="megatron",
+            megatron=MegatronRecord(
+                layout=self.layout,
+                distributed_optimizer=self.distributed_optimizer,
+                optimizer_steps={name: model.num_steps for name, model in self.models.items()},
+            ),
+        )
+
+    @staticmethod
+    def _write_model(folder: Path, model: CopiedModel, channel: CheckpointChannel) -> list[Path]:
+        channel.first(folder.mkdir)
+        channel.each(lambda: write_parts(folder, model.parts, model.common, channel))
+        return files_of_rank(folder, channel.rank)
+
+
+def take_snapshot(
+    trainables: Mapping[str, TrainableModel],
+    facts: LearnerFacts,
+    *,
+    reference: ParallelModel | None,
+    keeps_reference: bool,
+    tensors: Mapping[str, Tensor],
+    model_folder: Path,
+    workers: WorkerGroup,
+    distributed_optimizer: bool,
+    asleep: SleepingMemory | None = None,
+) -> MegatronSnapshot:
+    """Copy what the next step would change. A collective.
+
+    Args:
+        trainables: by name.
+        facts: the rest.
+        reference: if there is one.
+        keeps_reference: whether it has to be written.
+        tensors: small ones, the same on every rank.
+        model_folder: whose config the checkpoint gets.
+        worker group: all ranks.
+        distributed_optimizer: whether its state is divided over data-parallel ranks.
+        asleep: what has their memory while the learner sleeps.
+    """
+    own = {f"{OWN_TENSOR}{name}": shard_of(tensor.to("cpu", copy=True)) for name, tensor in tensors.items()}
+    return MegatronSnapshot(
+        facts=facts,
+        models={
+            name: _copied_trainable(trainable, is_gathered=distributed_optimizer, asleep=asleep)
+            for name, trainable in trainables.items()
+        },
+        rest=random_state(workers) | own,
+        has_reference=reference is not None,
+        reference=None if reference is None or not keeps_reference else copied_model(reference, asleep),
+        model_folder=model_folder,
+        layout=str(trainables[POLICY].model.layout),
+        distributed_optimizer=distributed_optimizer,
+    )
+
+
+def copied_model(model: ParallelModel, asleep: SleepingMemory | None = None) -> CopiedModel:
+    """A model without an optimizer."""
+    parts, common = parts_of(model_state(model), is_copied=True, on_host=_values(asleep))
+    return CopiedModel(parts, common | {"content_metadata": dict(CONTENT)}, 0)
+
+
+def _copied_trainable(trainable: TrainableModel, *, is_gathered: bool, asleep: SleepingMemory | None) -> CopiedModel:
+    if asleep is None:  # else they were gathered before they slept
+        trainable.gather_weights()
+    weights = copied_model(trainable.model, asleep)
+    with contextlib.nullcontext() if asleep is None else asleep.optimizer_on_host():
+        state = {OPTIMIZER: optimizer_state(trainable, is_loading=False)}
+        # A distributed optimizer's has just been gathered, into memory that nobody else has.
+        parts, common = parts_of(state, is_copied=not is_gathered, on_host=_values(asleep))
+        common = copy.deepcopy(common)  # the optimizer's own number of steps is in it
+    return CopiedModel([*weights.parts, *parts], weights.common | common, num_steps(common))
+
+
+def _values(asleep: SleepingMemory | None) -> Callable[[Tensor], Tensor] | None:
+    return None if asleep is None else asleep.on_host

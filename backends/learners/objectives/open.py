@@ -20,7 +20,7 @@ from penstock.backends.processes.user_code import UserCodeError
 from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from penstock.backends.learners.objective_names import PolicyLoss
     from penstock.backends.learners.objectives.protocol import ObjectiveFunction, PolicyTokens
@@ -55,7 +55,7 @@ def open_objective(options: ObjectiveOptions, *, num_steps: int = 1) -> Objectiv
     return built_in
 
 
-def checked_function(function: Callable[[PolicyTokens, ObjectiveOptions], object], name: str) -> ObjectiveFunction:
+def checked_function(function: Hook[object] | ObjectiveFunction, name: str) -> ObjectiveFunction:
     """Somebody else's function, with what it returns checked.
 
     Args:
@@ -67,7 +67,7 @@ def checked_function(function: Callable[[PolicyTokens, ObjectiveOptions], object
     def call(tokens: PolicyTokens, options: ObjectiveOptions, /) -> ObjectiveTerms:
         if not tokens.logprobs.numel():  # a rank without tokens of its own, which only takes part
             return ObjectiveTerms(tokens.logprobs.sum(dtype=torch.float64), always_reported(tokens))
-        returned = function(tokens, options)
+        returned: object = function(tokens, options)
         try:
             return checked_terms(returned, tokens, name=told)
         except (TypeError, ValueError) as error:

@@ -13,6 +13,7 @@ Invariants:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import msgspec
@@ -175,7 +176,12 @@ OBJECTIVES: Final = Registry(
 
 def loss_of(options: ObjectiveOptions) -> LossSpec:
     """What is known of the loss that these options mean."""
-    return OBJECTIVES.spec(options.name).loss or LOSSES[options.policy_loss]
+    return _loss(options.name, options.policy_loss)
+
+
+@cache
+def _loss(name: str, policy_loss: PolicyLoss) -> LossSpec:
+    return OBJECTIVES.spec(name).loss or LOSSES[policy_loss]
 
 
 def keys_of(name: str) -> Mapping[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bigram_parts.spec import TanhOptions
 from penstock.backends.learners.objectives.protocol import ObjectiveTerms
 from penstock.backends.registry import read_options
 
@@ -14,6 +13,8 @@ if TYPE_CHECKING:
 
 
 def tanh_loss(tokens: PolicyTokens, options: ObjectiveOptions, /) -> ObjectiveTerms:
+    from bigram_parts.spec import TanhOptions
+
     scale = read_options(TanhOptions, options.options).scale
     moved = (scale * (tokens.logprobs - tokens.rollout_logprobs)).tanh() / scale
     figures = {"train/moved": (tokens.figure_weights * moved.detach()).sum()}

@@ -55,25 +55,29 @@ def open_objective(options: ObjectiveOptions, *, num_steps: int = 1) -> Objectiv
     return built_in
 
 
-def checked_function(function: Hook[object] | ObjectiveFunction, name: str) -> ObjectiveFunction:
+def checked_function(function: Callable[[PolicyTokens, ObjectiveOptions], object], name: str) -> ObjectiveFunction:
     """Somebody else's function, with what it returns checked.
 
     Args:
         function: of tokens and options.
         name: by which messages call it, where it is no :class:`~penstock.backends.processes.hook_calling.Hook`.
     """
-    told = f"{function.key}: {function.name} ({function.place})" if isinstance(function, Hook) else name
+    told = _place_of(function) or name
 
     def call(tokens: PolicyTokens, options: ObjectiveOptions, /) -> ObjectiveTerms:
         if not tokens.logprobs.numel():  # a rank without tokens of its own, which only takes part
             return ObjectiveTerms(tokens.logprobs.sum(dtype=torch.float64), always_reported(tokens))
-        returned: object = function(tokens, options)
+        returned = function(tokens, options)
         try:
             return checked_terms(returned, tokens, name=told)
         except (TypeError, ValueError) as error:
             raise UserCodeError(str(error)) from None
 
     return call
+
+
+def _place_of(function: object) -> str:
+    return f"{function.key}: {function.name} ({function.place})" if isinstance(function, Hook) else ""
 
 
 _FUNCTIONS: Final[Mapping[PolicyLoss, ObjectiveFunction]] = {

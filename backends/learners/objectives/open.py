@@ -20,7 +20,7 @@ from penstock.backends.processes.user_code import UserCodeError
 from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from penstock.backends.learners.objective_names import PolicyLoss
     from penstock.backends.learners.objectives.protocol import ObjectiveFunction, PolicyTokens

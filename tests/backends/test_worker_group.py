@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.worker_group.other_nodes import FurtherNodes
 
 WAIT_S: Final = 30.0
-MARK: Final = "PENSTOCK_TEST_GANG"
+MARK: Final = "PENSTOCK_TEST_WORKERS"
 LATE_S: Final = 2.0
 """``rank_timeout_s`` of those that are to run into it."""
 

@@ -21,7 +21,7 @@ from worker_group_nodes import LocalNodes
 from penstock.backends.learners.worker_group import node_line, other_nodes, rank_process
 from penstock.backends.learners.worker_group.channel import INLINE_BYTES
 from penstock.backends.learners.worker_group.ending import WorkerGroupError
-from penstock.backends.learners.worker_group.other_nodes import SECRET_VARIABLE, FurtherNodes
+from penstock.backends.learners.worker_group.other_nodes import KEYS_VARIABLE, FurtherNodes
 from penstock.backends.processes.curve import bind_at
 from penstock.backends.processes.process_facts import environment_of, marked_processes
 from penstock.messages.commands import OpenLearner, SaveCheckpoint
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.long_run
 
-MARK: Final = "PENSTOCK_TEST_GANG"
+MARK: Final = "PENSTOCK_TEST_WORKERS"
 LATE_S: Final = 2.0
 
 
@@ -108,7 +108,7 @@ def test_no_rank_is_told_the_secret_of_the_line(launch: Callable[..., WorkerGrou
     told = [
         pid
         for pid in left(tmp_path)
-        if any(variable.startswith(SECRET_VARIABLE.encode()) for variable in environment_of(pid))
+        if any(variable.startswith(KEYS_VARIABLE.encode()) for variable in environment_of(pid))
         and any(variable.startswith(rank_process.RANK_VARIABLE.encode()) for variable in environment_of(pid))
     ]
     assert told == []

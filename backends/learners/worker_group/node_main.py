@@ -38,7 +38,7 @@ from penstock.backends.learners.worker_group.node_words import (
     decode_order,
     encode_node_word,
 )
-from penstock.backends.learners.worker_group.other_nodes import SECRET_VARIABLE
+from penstock.backends.learners.worker_group.other_nodes import KEYS_VARIABLE
 from penstock.backends.learners.worker_group.rank_set import RankSet
 from penstock.backends.learners.worker_group.settling import settle_in
 from penstock.backends.learners.worker_group.words import FailureKind
@@ -165,7 +165,7 @@ def main() -> None:
     """See the module."""
     endpoint, timeout_s = sys.argv[1:]
     # Not for the ranks, which inherit this environment.
-    invitation = Invitation(endpoint, os.environ.pop(SECRET_VARIABLE))
+    invitation = Invitation(endpoint, os.environ.pop(KEYS_VARIABLE))
     settle_in()
     launcher = NodeLauncher(line_to_launcher(invitation, float(timeout_s), wait_s=CONNECT_TIMEOUT_S))
     try:

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from penstock.backends.processes.remote_ranks import RankEnded, RemoteRanks
 
 NODE_MODULE: Final = "penstock.backends.learners.worker_group.node_main"
-SECRET_VARIABLE: Final = "PENSTOCK_GANG_SECRET"
+KEYS_VARIABLE: Final = "PENSTOCK_WORKER_GROUP_KEYS"
 """In the environment of a node's launcher, which takes it out before it starts anything."""
 LINK_TIMEOUT_S = 60.0
 """For a line to be silent, unless ``rank_timeout_s`` is shorter."""
@@ -174,7 +174,7 @@ class OtherNodes:
         command = (sys.executable, "-P", "-m", NODE_MODULE, invitation.endpoint, str(self._timeout_s))
         # As for the ranks of this node: modules are found where this process finds them.
         environment = {
-            SECRET_VARIABLE: invitation.secret,
+            KEYS_VARIABLE: invitation.secret,
             "PYTHONPATH": os.pathsep.join(folder for folder in sys.path if folder),
         }
         starter.start(number, command, environment, str(self._further.log_path(number)))

@@ -11,19 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from padded_objectives import discounted_returns, generalized_advantages, reinforce_plus_plus_advantages
 
 from penstock.backends.learners.hooks.protocols import Segments
 from penstock.backends.learners.objectives import correction, policy_loss
 from penstock.backends.learners.objectives.advantages import (
-    discounted_returns,
-    generalized_advantages,
     group_normalized_advantages,
     leave_one_out_advantages,
-    terminal_rewards,
     whitened,
 )
 from penstock.backends.learners.objectives.distillation import (
-    distillation_advantages,
     sampled_reverse_kl,
     top_divergence,
 )
@@ -82,17 +79,10 @@ def test_rloo_compares_with_the_mean_of_the_others() -> None:
 
 def test_the_reward_stands_at_the_last_trained_token_and_masked_ones_have_no_kl() -> None:
     mask = torch.tensor([[1.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
-    rewards = terminal_rewards(torch.tensor([2.0, 5.0, 3.0]), mask, kl=torch.ones(3, 4), kl_coef=0.5)
-    assert rewards.tolist() == [[-0.5, 0.0, 1.5, 0.0], [0.0] * 4, [-0.5, -0.5, -0.5, 2.5]]
-
-
-def test_discounted_returns_are_the_sums_of_what_follows() -> None:
-    rewards = random(3, 7)
-    for discount in (0.8, 1.0):
-        returns = discounted_returns(rewards, discount=discount)
-        for position in range(7):
-            powers = discount ** torch.arange(7 - position, dtype=torch.float64)
-            torch.testing.assert_close(returns[:, position], (powers * rewards[:, position:]).sum(dim=1))
+    found = reinforce_plus_plus_advantages(
+        torch.tensor([2.0, 5.0, 3.0]), mask, kl=torch.ones(3, 4), kl_coef=0.5, discount=0.5
+    )
+    assert found.tolist() == [[0.25, 0.0, 1.5, 0.0], [0.0] * 4, [-0.5625, -0.125, 0.75, 2.5]]
 
 
 def test_gae_with_a_trace_of_0_is_the_temporal_difference_and_of_1_the_return_less_the_value() -> None:
@@ -334,11 +324,6 @@ def test_opsm_keeps_good_samples_however_far_they_are() -> None:
     assert kept.tolist() == [1.0, 0.0, 1.0, 0.0, 1.0, 0.0]
 
 
-def test_the_effective_sample_ratio_is_1_for_equal_weights_and_the_share_of_those_that_count() -> None:
-    assert float(correction.effective_sample_ratio(torch.full((5,), 0.3))) == pytest.approx(1.0)
-    assert float(correction.effective_sample_ratio(torch.tensor([2.0, 0.0, 2.0, 0.0]))) == pytest.approx(0.5)
-
-
 # --- other losses -------------------------------------------------------------------------------------------------
 
 
@@ -357,12 +342,6 @@ def test_rejection_sampling_keeps_the_best_of_each_group_that_are_good_enough() 
     assert best_of_group(rewards, groups, threshold=0.5).tolist() == [True, False, True, False, False, True]
 
 
-def test_distillation_takes_the_reverse_kl_off_the_advantages() -> None:
-    old, teacher = torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -0.5])
-    result = distillation_advantages(torch.tensor([1.0, 1.0]), old, teacher, coef=0.5)
-    assert result.tolist() == [0.75, 1.75]
-
-
 def test_the_mean_over_samples_of_the_difference_is_the_reverse_kl() -> None:
     """Enumerated instead of drawn: each token weighs as often as the student takes it."""
     student, teacher = torch.tensor([0.2, 0.3, 0.5]), torch.tensor([0.6, 0.3, 0.1])
@@ -379,7 +358,7 @@ def test_the_policy_gradient_of_distillation_is_that_of_the_reverse_kl() -> None
     """``−E[A · ∇log π]`` with ``A = −(log π − log π_T)`` over all tokens is ``∇ KL(π ‖ π_T)``, as ``E[∇log π] = 0``."""
     logits, teacher = random(5, seed=1, requires_grad=True), torch.log_softmax(random(5, seed=2), -1)
     student = torch.log_softmax(logits, -1)
-    advantages = distillation_advantages(torch.zeros(5, dtype=torch.float64), student, teacher, coef=1.0)
+    advantages = -sampled_reverse_kl(student, teacher)
     (by_policy,) = torch.autograd.grad(
         -(student.exp().detach() * advantages * student).sum(), logits, retain_graph=True
     )

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from padded_objectives import generalized_advantages, reinforce_plus_plus_advantages
 
 from penstock.backends.learners.hooks.protocols import Segments
 from penstock.backends.learners.objectives.advantages import (
-    generalized_advantages,
     group_normalized_advantages,
-    reinforce_plus_plus_advantages,
     reinforce_plus_plus_baseline_advantages,
     whitened,
 )

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from padded_objectives import generalized_advantages
 
 from penstock.backends.learners.batch.components import component_rewards
 from penstock.backends.learners.hooks.protocols import Segments
 from penstock.backends.learners.objectives.advantages import (
     decoupled_advantages,
-    generalized_advantages,
     group_normalized_advantages,
     length_adaptive_trace,
     mean_normalized_advantages,

@@ -10,7 +10,7 @@ advantage 0, and takes no time: the trained token before it is followed by the o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import torch
 
@@ -23,14 +23,6 @@ if TYPE_CHECKING:
 
 STD_EPSILON: Final = 1e-6
 WHITEN_EPSILON: Final = 1e-8
-
-
-class Advantages(NamedTuple):
-    """Per position ``[S, T]``."""
-
-    advantages: Tensor
-    returns: Tensor
-    """What a critic is trained to predict."""
 
 
 def group_normalized_advantages(rewards: Tensor, group_ids: Tensor, *, normalize_std: bool) -> Tensor:
@@ -113,46 +105,6 @@ def decoupled_advantages(
     return (total - counted.mean()) / (counted.std() + STD_EPSILON)
 
 
-def terminal_rewards(rewards: Tensor, mask: Tensor, *, kl: Tensor | None = None, kl_coef: float = 0.0) -> Tensor:
-    """Rewards per position ``[S, T]``: ``−kl_coef · kl_t`` at each trained position, and the sample's reward at its
-    last trained one.
-
-    Args:
-        rewards: of the samples ``[S]``.
-        mask: 1 where a position is trained ``[S, T]``. A row without any gets no reward.
-        kl: estimate per position ``[S, T]``; None where there is none.
-        kl_coef: its weight.
-    """
-    positions = torch.arange(1, mask.shape[1] + 1, device=mask.device) * (mask != 0)
-    last = (positions == positions.amax(dim=1, keepdim=True)) & (mask != 0)
-    ends = last.to(rewards.dtype) * rewards[:, None]
-    return ends if kl is None else ends - kl_coef * kl * mask
-
-
-def discounted_returns(token_rewards: Tensor, *, discount: float) -> Tensor:
-    """``G_t = r_t + γ · G_{t+1}`` along the rows of ``token_rewards [S, T]``."""
-    if discount == 1.0:  # the usual one
-        return token_rewards.flip(1).cumsum(dim=1).flip(1)
-    factors = torch.full_like(token_rewards, discount)
-    return reverse_recurrence(token_rewards, factors, longest=token_rewards.shape[1])
-
-
-def reinforce_plus_plus_advantages(
-    rewards: Tensor, mask: Tensor, *, kl: Tensor | None = None, kl_coef: float = 0.0, discount: float = 1.0
-) -> Tensor:
-    """``A_t = Σ_l γ^l r_{t+l}`` per position ``[S, T]`` with the rewards of :func:`terminal_rewards`.
-
-    REINFORCE++, Hu et al., arXiv 2501.03262; to be whitened over the batch afterwards (:func:`whitened`). Arguments
-    as for :func:`terminal_rewards`; ``discount`` is γ.
-    """
-    token_rewards, trained = terminal_rewards(rewards, mask, kl=kl, kl_coef=kl_coef), mask != 0
-    goes_on = goes_on_after(trained.sum(dim=1)).to(token_rewards.dtype)
-    returns = torch.zeros_like(token_rewards)
-    found = reverse_recurrence(token_rewards[trained], discount * goes_on, longest=int(trained.sum(dim=1).max()))
-    returns[trained] = found
-    return returns
-
-
 def reinforce_plus_plus_baseline_advantages(
     centred_rewards: Tensor, mask: Tensor, *, kl: Tensor | None = None, kl_coef: float = 0.0
 ) -> Tensor:
@@ -170,36 +122,13 @@ def reinforce_plus_plus_baseline_advantages(
     return advantages * mask
 
 
-def generalized_advantages(
-    token_rewards: Tensor, values: Tensor, mask: Tensor, *, discount: float, trace: float
-) -> Advantages:
-    """GAE: ``δ_t = r_t + γ V_{t+1} − V_t`` and ``A_t = Σ_l (γλ)^l δ_{t+l}``, with ``V = 0`` after the last position.
-
-    Schulman et al., arXiv 1506.02438. Positions that are not trained are no actions: they are stepped over, so that
-    the position before one is followed by the next trained one, and they have advantage and return 0.
-
-    Args:
-        token_rewards: ``[S, T]``, from :func:`terminal_rewards`.
-        values: of the critic, before the step ``[S, T]``.
-        mask: 1 where a position is trained ``[S, T]``.
-        discount: γ.
-        trace: λ.
-    """
-    trained = mask != 0
-    sizes = trained.sum(dim=1)
-    estimated = generalized_token_advantages(
-        token_rewards[trained], values[trained], sizes, discount=discount, trace=trace
-    )
-    advantages = torch.zeros_like(token_rewards)
-    advantages[trained] = estimated
-    return Advantages(advantages=advantages, returns=(advantages + values) * trained)
-
-
 def generalized_token_advantages(
     token_rewards: Tensor, values: Tensor, sizes: Tensor, *, discount: float, trace: float | Tensor
 ) -> Tensor:
-    """The advantages of :func:`generalized_advantages` for trained tokens alone, laid end to end sample by sample, in
-    the order of their positions.
+    """GAE: ``δ_t = r_t + γ V_{t+1} − V_t`` and ``A_t = Σ_l (γλ)^l δ_{t+l}``, with ``V = 0`` after the last position.
+
+    Schulman et al., arXiv 1506.02438. Of trained tokens alone, laid end to end sample by sample, in the order of their
+    positions: those that are not trained are no actions, and are stepped over.
 
     Args:
         token_rewards: ``[N]``.

@@ -207,9 +207,3 @@ def off_policy_sequence_mask(
     """
     moved = sequences.spread(sequences.means(rollout_logprobs - logprobs.detach()))
     return 1.0 - ((advantages < 0) & (moved > delta)).to(moved.dtype)
-
-
-def effective_sample_ratio(weights: Tensor) -> Tensor:
-    """``(Σ w)² / (n Σ w²)`` of ``weights [N]``, from ``1 / n`` to 1: the share of the tokens that an equally weighted
-    sample of the same precision would have (Kish)."""
-    return weights.sum().square() / (weights.numel() * weights.square().sum()).clamp(min=1e-30)

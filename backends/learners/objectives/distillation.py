@@ -26,18 +26,6 @@ def sampled_reverse_kl(old_logprobs: Tensor, teacher_logprobs: Tensor) -> Tensor
     return old_logprobs.detach() - teacher_logprobs.detach()
 
 
-def distillation_advantages(
-    advantages: Tensor, old_logprobs: Tensor, teacher_logprobs: Tensor, *, coef: float
-) -> Tensor:
-    """``A_t − coef · (old_t − teacher_t)`` for each token ``[N]``: on-policy distillation by the reverse KL of the
-    sampled tokens.
-
-    Agarwal et al., arXiv 2306.13649; Thinking Machines, "On-Policy Distillation". With advantages of 0 and coef 1 it
-    is distillation alone. No gradient flows through it.
-    """
-    return advantages - coef * sampled_reverse_kl(old_logprobs, teacher_logprobs)
-
-
 def top_divergence(student_top: Tensor, teacher_top: Tensor, *, beta: float) -> Tensor:
     """The generalised Jensen–Shannon divergence between teacher and student, per token ``[N]`` in nats, over the
     teacher's likeliest tokens and one more, all others together: ``β · KL(P ‖ M) + (1 − β) · KL(Q ‖ M)`` with

@@ -45,7 +45,9 @@ sys.stdin.read()
 """
 
 INTERRUPTED = """
+import signal
 import sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background inherit that it is ignored
 from penstock import run
 
 run({small}, {{"run.folder": sys.argv[1], "run.num_steps": 100000}}, progress=False)
@@ -88,8 +90,7 @@ def test_what_is_refused_leaves_no_folder(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_stops_the_run_and_is_raised(tmp_path: Path) -> None:
-    """In a program of its own: what hooks into the collection of garbage, as hypothesis does, can swallow the exception
-    of a signal that comes in that moment."""
+    """In a program of its own, which can be interrupted and this one not."""
     program = subprocess.Popen(
         [sys.executable, "-c", INTERRUPTED.format(small=SMALL), str(tmp_path)], stderr=subprocess.PIPE, text=True
     )

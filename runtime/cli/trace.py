@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from penstock.runtime.observability.traces import SpanRow
 
 MAX_REASON: Final = 500
-_NOT_RECORDED: Final = "not recorded: at most so long, by what came before and after it"
+_NOT_RECORDED: Final = "not recorded; at most so long"
 _UNTOLD: Final = ("group_id", "index", "min_version", "deadline_version")
 
 
@@ -219,7 +219,9 @@ def _told(attributes: dict[str, AttributeValue]) -> Iterator[str]:
             yield name if value else f"not {name}"
         elif name in ("outcome", "cause", "failure", "error"):
             yield str(value)
-        elif name.startswith("num_"):
+        elif name == "engine":
+            yield f"to {value}"
+        elif name.startswith("num_") and isinstance(value, int):
             yield f"{value:,} {name.removeprefix('num_').replace('_', ' ')}"
         else:
             yield f"{name} {number_text(value) if isinstance(value, float) else value}"

@@ -126,6 +126,12 @@ def test_the_last_attempt_is_made_whole_and_an_earlier_one_left_as_it_was() -> N
     assert shown.index("attempt 0") < shown.index("attempt 1")
 
 
+def test_where_the_last_attempt_began_an_earlier_one_does_not_say() -> None:
+    fate = Fate(12, 3, state="trained", version=4, attempt=1, engine="engine/0", granted_at=10.0, trained_at=30.0)
+    life = life_of(fate, [*WHOLE[:2], span("queue", 20, 21, attempt=1), span("generate", 21, 25, attempt=1)])
+    assert seconds(life, "issue") == (11.0, 20.0, False)
+
+
 def test_a_generation_that_was_interrupted_and_then_lost_is_not_taken_for_the_one_that_ended() -> None:
     rows = [row for row in WHOLE if row.name != "generate"]
     life = life_of(TRAINED, [*rows, span("generate", 11.5, 12, attempt=0, outcome="cancelled")])
@@ -188,7 +194,7 @@ def test_spans_carry_the_names_that_viewers_of_language_models_look_for() -> Non
     assert exported.attributes == {
         "outcome": "infra_error",
         "num_tokens": 7,
-        convention.GEN_AI_OPERATION_NAME: convention.GenAiOperationNameValues.TEXT_COMPLETION.value,
+        convention.GEN_AI_OPERATION_NAME: "text_completion",
         convention.GEN_AI_PROVIDER_NAME: "penstock",
         convention.GEN_AI_USAGE_OUTPUT_TOKENS: 7,
         ERROR_TYPE: "infra_error",

@@ -114,3 +114,34 @@ def samples(
         limit=limit,
         full=full,
     )
+
+
+@app.command(
+    epilog="[bold]Examples[/]\n\npenstock trace --slowest 10\n\npenstock trace runs/math-20260801-120000 --sample 12/3"
+    "\n\npenstock trace --failed --dropped --limit 50\n\npenstock trace --step 40 --perfetto step40.json"
+)
+def trace(
+    run: RunFolder = None,
+    sample: Annotated[str, typer.Option(metavar="GROUP/INDEX", help="This one; e4/0: of an evaluation.")] = "",
+    step: Annotated[int | None, typer.Option(min=1, help="This step, its version, and the samples it trained.")] = None,
+    slowest: Annotated[int | None, typer.Option(min=1, help="So many with the longest lives.")] = None,
+    failed: Annotated[bool, typer.Option("--failed", help="Those that failed, with cause and reason.")] = False,
+    dropped: Annotated[bool, typer.Option("--dropped", help="Those filtered, stale or cancelled.")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="Show at most so many.")] = 20,
+    events: Annotated[bool, typer.Option("--events", help="Also each event that an actor handled.")] = False,
+    perfetto: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write them with the devices' lanes for ui.perfetto.dev; alone: the run."),
+    ] = None,
+    chrome: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The same, for chrome://tracing: it is one format.")
+    ] = None,
+) -> None:
+    """Show lives of samples as trees: when each stage began, how long it took, where, by which attempt and weights, and
+    what ended it; also of a run that goes on."""
+    from penstock.runtime.cli.trace import Chosen, show_trace
+
+    chosen = Chosen(sample, step, slowest, failed, dropped, limit, events)
+    if slowest is not None:
+        chosen = chosen._replace(limit=max(limit, slowest))
+    show_trace(run_folder(run), console, chosen, [path for path in (perfetto, chrome) if path is not None])

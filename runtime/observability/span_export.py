@@ -25,6 +25,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
 
 from penstock.messages.errors import UserFault
+from penstock.runtime.observability.gen_ai import conventional
 from penstock.runtime.observability.jsonl import JsonLinesWriter
 
 if TYPE_CHECKING:
@@ -60,13 +61,14 @@ def actor_resource(name: str, epoch: int) -> Resource:
 def readable_span(span: SpanTuple, resource: Resource) -> ReadableSpan:
     """The OpenTelemetry span of a tuple, as the SDK's exporters take it."""
     trace_bytes, span_id, parent_id, name, start_ns, end_ns, attributes, links = span
+    ours = dict(attributes)
     trace_id = int.from_bytes(trace_bytes, "big")
     return ReadableSpan(
         name=name,
         context=_context(trace_id, span_id),
         parent=_context(trace_id, parent_id) if parent_id else None,
         resource=resource,
-        attributes=dict(attributes),
+        attributes={**ours, **conventional(name, ours)},
         links=[Link(_context(int.from_bytes(trace, "big"), linked)) for trace, linked in links],
         kind=SpanKind.INTERNAL,
         start_time=start_ns,

@@ -1,0 +1,231 @@
+"""``penstock trace``: lives of samples and steps as trees, and as a file for a viewer."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from rich.markup import escape
+from rich.text import Text
+from rich.tree import Tree
+
+from penstock.messages.errors import UserFault
+from penstock.messages.samples import evaluation_group_id
+from penstock.runtime.launch.runs import read_record
+from penstock.runtime.observability.lives import (
+    OF_ATTEMPT,
+    Fate,
+    failed_or_dropped,
+    read_fates,
+    read_lives,
+    slowest,
+)
+from penstock.runtime.observability.spans import step_trace_id, version_trace_id
+from penstock.runtime.observability.texts import duration_text, number_text
+from penstock.runtime.observability.trace_view import write_view
+from penstock.runtime.observability.traces import run_salt, spans_by_trace
+from penstock.runtime.observability.trackers import read_activity
+from penstock.runtime.safe_text import terminal_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from rich.console import Console
+
+    from penstock.runtime.observability.lives import Life, Stage
+    from penstock.runtime.observability.spans import AttributeValue
+    from penstock.runtime.observability.traces import SpanRow
+
+MAX_REASON: Final = 500
+_NOT_RECORDED: Final = "not recorded; at most so long"
+_UNTOLD: Final = ("group_id", "index", "min_version", "deadline_version")
+
+
+class Chosen(NamedTuple):
+    """Which lives are asked for; at most one of the first four."""
+
+    sample: str = ""
+    step: int | None = None
+    slowest: int | None = None
+    has_failed: bool = False
+    was_dropped: bool = False
+    limit: int = 20
+    shows_events: bool = False
+
+    @property
+    def num_choices(self) -> int:
+        """How many kinds of lives are asked for; those that failed and those that were dropped go together."""
+        one_of = (self.sample, self.step is not None, self.slowest is not None, self.has_failed or self.was_dropped)
+        return sum(map(bool, one_of))
+
+
+def show_trace(folder: Path, console: Console, chosen: Chosen, views: Sequence[Path]) -> None:
+    """Print the chosen lives, and write them into the files for a viewer; without a choice, all that are traced.
+
+    Raises:
+        UserFault: nothing is asked for, or more than one thing; there is no such sample or step; the run was not
+            traced; a file cannot be read or written.
+    """
+    record = read_record(folder)
+    if chosen.num_choices > 1 or (not chosen.num_choices and not views):
+        raise UserFault(
+            "penstock trace shows one of --sample GROUP/INDEX, --step N, --slowest N, --failed and --dropped; without "
+            "any of them it writes the whole run into the file of --perfetto FILE"
+        )
+    fates, summary = _chosen_fates(folder, chosen)
+    steps = _step_spans(folder, [fate.version for fate in fates] + [chosen.step])
+    if chosen.step is not None and not steps:
+        raise UserFault(f"{folder}: there is no trace of step {chosen.step}; penstock status says how many there are")
+    shown = fates if views or chosen.step is not None else fates[: chosen.limit]
+    lives = [life for life in read_lives(folder, shown) if life.is_traced or chosen.num_choices]
+    if chosen.sample and not lives[0].stages:
+        raise UserFault(
+            f"{folder}: nothing is known of sample {chosen.sample}: it was never issued, or it is in the system still "
+            "and observability.trace_fraction left it out"
+        )
+    if chosen.step is not None:
+        console.print(_step_tree(chosen.step, steps, lives, chosen))
+    for life in lives[: chosen.limit] if chosen.num_choices and chosen.step is None else ():
+        console.print(life_tree(life, shows_events=chosen.shows_events))
+    for line in summary:
+        console.print(escape(terminal_text(line)), style="dim", soft_wrap=True)
+    began_ns, lanes = round(1e9 * record.began_at), read_activity(folder) if views else {}
+    for path in views:
+        count = write_view(
+            path, began_ns=began_ns, lanes=lanes, lives=lives, steps=steps, has_events=chosen.shows_events
+        )
+        console.print(escape(f"wrote {path}: {count:,} events; open it at ui.perfetto.dev or chrome://tracing"))
+
+
+def _chosen_fates(folder: Path, chosen: Chosen) -> tuple[list[Fate], list[str]]:
+    """Of the samples, and what is said below them."""
+    if chosen.sample:
+        group_id, index = _key(chosen.sample)
+        return read_fates(folder, sample=(group_id, index)) or [Fate(group_id, index)], []
+    if chosen.slowest is not None:
+        fates, num_traced = slowest(folder, chosen.slowest)
+        return fates, [f"the slowest {len(fates):,} of {num_traced:,} samples that are traced"]
+    if chosen.has_failed or chosen.was_dropped:
+        fates = failed_or_dropped(folder, failed=chosen.has_failed, dropped=chosen.was_dropped)
+        causes = Counter(fate.text for fate in fates)
+        lines = [f"{count:,} × {cause}" for cause, count in causes.most_common()]
+        return fates, [f"{min(len(fates), chosen.limit):,} of {len(fates):,} such samples are shown", *lines]
+    return read_fates(folder, step=chosen.step), []
+
+
+def _key(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(e?)(\d{1,18})/(\d{1,9})", text)
+    if not found:
+        raise UserFault(f"--sample {text!r}: a sample is named GROUP/INDEX, such as 12/3, or e4/0 of an evaluation")
+    group_id = int(found[2])
+    return evaluation_group_id(group_id) if found[1] else group_id, int(found[3])
+
+
+def _step_spans(folder: Path, versions: Sequence[int | None]) -> list[SpanRow]:
+    """Of these steps and of the versions that they made."""
+    salt = run_salt(folder)
+    made = {version for version in versions if version is not None}
+    ids = {trace_id(salt, version).hex() for version in made for trace_id in (step_trace_id, version_trace_id)}
+    rows = [row for found in spans_by_trace(folder, ids).values() for row in found]
+    return sorted(rows, key=lambda row: (row.start_ns, -row.end_ns, row.name))
+
+
+# --- as trees --------------------------------------------------------------------------------------------------------
+
+
+def life_tree(life: Life, *, shows_events: bool = False) -> Tree:
+    """A life: its stages by their start, below their attempts where there are several."""
+    fate = life.fate
+    head = Text.assemble((fate.name, "bold"), "  ", terminal_text(fate.text), (f"  {_length(life.duration_s)}", "cyan"))
+    head.append("" if life.is_traced else "  not traced; the times are the ledger's", style="dim")
+    tree = Tree(head)
+    if fate.reason:
+        tree.add(Text(terminal_text(fate.reason, max_chars=MAX_REASON), style="red"))
+    attempts = {stage.attempt for stage in life.stages if stage.name in OF_ATTEMPT}
+    branches: dict[int | None, Tree] = {}
+    for stage in life.stages:
+        branch = tree
+        if len(attempts) > 1 and stage.name in OF_ATTEMPT:
+            branch = branches.get(stage.attempt) or tree.add(_attempt_text(stage.attempt, life))
+            branches[stage.attempt] = branch
+        branch.add(_line(stage.start_ns - life.start_ns, stage, is_bound=not stage.is_recorded))
+    if shows_events and life.events:
+        _add_events(tree.add("handled events, each below the one that sent it"), life.events, life.start_ns)
+    return tree
+
+
+def _attempt_text(attempt: int | None, life: Life) -> Text:
+    """An attempt, and how it ended where another one came after it."""
+    text = Text(f"attempt {attempt or 0}", style="bold")
+    later = [s.start_ns for s in life.stages if s.name == "issue" and (s.attempt or 0) > (attempt or 0)]
+    ended = any(stage.name == "generate" and stage.attempt == attempt for stage in life.stages)
+    if later:
+        story = "issued again" if ended else "what it generated was not recorded; issued again"
+        text.append(f"  {story}", style="yellow")
+    return text
+
+
+def _step_tree(step: int, rows: Sequence[SpanRow], lives: Sequence[Life], chosen: Chosen) -> Tree:
+    start_ns = rows[0].start_ns
+    tree = Tree(Text(f"step {step}", style="bold"))
+    for row in rows:
+        if not row.name.startswith("handle "):
+            tree.add(_line(row.start_ns - start_ns, row, is_bound=False))
+    num_traced = sum(life.is_traced for life in lives)
+    branch = tree.add(f"{len(lives):,} samples, {num_traced:,} of them traced, the slowest first")
+    for life in sorted(lives, key=lambda life: -life.duration_s)[: chosen.limit]:
+        longest = max(life.stages, key=lambda stage: stage.duration_s)
+        branch.add(
+            Text.assemble(
+                (life.fate.name, "bold"), (f"  {_length(life.duration_s)}", "cyan"),
+                f"  {longest.name} {_length(longest.duration_s)} at {terminal_text(longest.actor)}",
+                ("" if life.is_traced else "  not traced", "dim"),
+            )
+        )  # fmt: skip
+    if chosen.shows_events:
+        _add_events(tree.add("handled events, each below the one that sent it"), rows, start_ns)
+    return tree
+
+
+def _add_events(branch: Tree, rows: Sequence[SpanRow], start_ns: int) -> None:
+    nodes: dict[str, Tree] = {}
+    for row in rows:
+        if row.name.startswith("handle "):
+            line = _line(row.start_ns - start_ns, row, is_bound=False)
+            nodes[row.span_id] = nodes.get(row.parent_id, branch).add(line)
+
+
+def _line(after_ns: int, one: Stage | SpanRow, *, is_bound: bool) -> Text:
+    """When, what, how long, who, and what is known of it."""
+    length = ("≤ " if is_bound else "") + _length(one.duration_s)
+    told = [*_told(one.attributes), *([_NOT_RECORDED] if is_bound else [])]
+    return Text.assemble(
+        (f"+{after_ns / 1e9:.3f} s", "dim"), f"  {one.name:<11}", (f" {length:>9}", "cyan"),
+        f"  {terminal_text(one.actor)}", ("  " + terminal_text(", ".join(told), max_chars=MAX_REASON), "dim"),
+    )  # fmt: skip
+
+
+def _told(attributes: dict[str, AttributeValue]) -> Iterator[str]:
+    if "min_version" in attributes:
+        yield f"weights of version {attributes['min_version']} or newer"
+    if "deadline_version" in attributes:
+        yield f"of use until version {attributes['deadline_version']}"
+    for name, value in attributes.items():
+        if name in _UNTOLD or name.startswith(("gen_ai.", "error.")):
+            continue
+        if isinstance(value, bool):
+            yield name if value else f"not {name}"
+        elif name in ("outcome", "cause", "failure", "error"):
+            yield str(value)
+        elif name == "engine":
+            yield f"to {value}"
+        elif name.startswith("num_") and isinstance(value, int):
+            yield f"{value:,} {name.removeprefix('num_').replace('_', ' ')}"
+        else:
+            yield f"{name} {number_text(value) if isinstance(value, float) else value}"
+
+
+def _length(seconds: float) -> str:
+    return f"{1000 * seconds:.1f} ms" if seconds < 1 else duration_text(seconds)

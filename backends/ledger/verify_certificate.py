@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    Json = dict[str, "Json"] | list["Json"] | str | int | None
+
 Facts = dict[str, Any]
 
 FORMAT = 1
@@ -68,7 +70,7 @@ def seal(certificate: Facts) -> str:
     return digest_of({key: value for key, value in certificate.items() if key != "digest"})
 
 
-def links(start: str, publishes: list[list[Any]]) -> list[str]:
+def links(start: str, publishes: list[list[Any]]) -> list[Any]:
     """The chain over the publishes: each link is the digest of the one before it and of what was published."""
     chain = [start]
     for publish in publishes:
@@ -232,7 +234,7 @@ def _wrong_weights(certificate: Facts) -> Iterator[str]:
         yield f"weights.publishes: no digest of version {version}, which made tokens that were counted"
 
 
-def differences(path: str, stated: object, found: object, source: str) -> Iterator[str]:
+def differences(path: str, stated: Json, found: Json, source: str) -> Iterator[str]:
     """Where two values differ, down to the place."""
     if isinstance(stated, dict) and isinstance(found, dict):
         for key in sorted(
@@ -248,7 +250,7 @@ def differences(path: str, stated: object, found: object, source: str) -> Iterat
         yield f"{path}: the certificate says {ascii(stated)[:160]}, {source} {ascii(found)[:160]}"
 
 
-def read_publishes(data: bytes) -> list[list[Any]]:
+def read_publishes(data: bytes) -> list[Any]:
     """The publishes in ``weights.jsonl``; a last line that a kill has torn is passed over."""
     rows = [json.loads(line) for line in data.split(b"\n")[:-1] if line]
     names = ("learner_epoch", "publish", "version", "digest", "size_bytes")

@@ -60,7 +60,7 @@ def assert_names(folder: Path, run: Path, certificate: Facts, place: str) -> Non
 
 
 def test_the_certificate_of_a_small_run_verifies_and_not_with_another_ledger(tmp_path: Path) -> None:
-    runs = []
+    runs: list[Path] = []
     for seed in (1, 2):
         (tmp_path / str(seed)).mkdir()
         with LiveRun(MODELLED, tmp_path / str(seed), ("run.num_steps=4", f"run.seed={seed}")) as live:

@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from penstock.messages.samples import TerminalState
+from penstock.runtime.launch.certificate import VERIFIER_FILE, check_can_be_certified, write_certificate
 from penstock.runtime.launch.runs import audit_run
 from penstock.runtime.observability.summary import read_summary
 from penstock.runtime.observability.texts import NOTHING, count_text
@@ -27,12 +28,19 @@ MAX_SHOWN: Final = 50
 USEFUL: Final = (TerminalState.TRAINED, TerminalState.EVALUATED)
 
 
-def show_audit(folder: Path, console: Console) -> int:
+def show_audit(folder: Path, console: Console, *, certificate: Path | None = None) -> int:
     """Audit the ledger of a run and print what it comes to; 0 when everything agrees, 1 when something does not.
 
+    Args:
+        folder: of the run.
+        console: where to print.
+        certificate: the file for a certificate, which is written when everything agrees.
+
     Raises:
-        UserFault: the folder has no ledger, or it cannot be read.
+        UserFault: the folder has no ledger, or it cannot be read; or the run cannot be certified.
     """
+    if certificate is not None:
+        check_can_be_certified(folder, certificate)
     report = audit_run(folder)
     console.print(f"[bold]{escape(str(folder))}[/]  {report.num_entries:,} entries\n")
     console.print(_balance_table(report))
@@ -42,14 +50,26 @@ def show_audit(folder: Path, console: Console) -> int:
     console.print()
     if report.is_clean:
         console.print("[green]clean[/]: log, tables, payloads and checkpoints agree")
-        return 0
+        return 0 if certificate is None else _certify(folder, certificate, report, console)
     for finding in report.findings[:MAX_SHOWN]:
         place = f"entry {finding.sequence}: " if finding.sequence else ""
         console.print(f"  [red]✗[/] {place}{escape(finding.text)}")
     if (hidden := len(report.findings) - MAX_SHOWN) > 0:
         console.print(f"  … and {hidden:,} more")
     console.print(f"[bold red]{len(report.findings):,} disagreements[/]")
+    if certificate is not None:
+        console.print("no certificate was written: the ledger does not agree with itself")
     return 1
+
+
+def _certify(folder: Path, target: Path, report: AuditReport, console: Console) -> int:
+    found = write_certificate(folder, target, report)
+    console.print(f"wrote {escape(str(target))}, and {VERIFIER_FILE} beside it", soft_wrap=True)
+    for finding in found[:MAX_SHOWN]:
+        console.print(f"  [red]✗[/] {escape(finding)}")
+    if found:
+        console.print(f"[bold red]the certificate does not verify[/]: {len(found):,} findings")
+    return 1 if found else 0
 
 
 def _balance_table(report: AuditReport) -> Table:

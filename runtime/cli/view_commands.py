@@ -56,12 +56,25 @@ def report(
     console.print(f"wrote {escape(str(page))}", soft_wrap=True)
 
 
-@app.command()
-def audit(run: RunFolder = None) -> None:
+@app.command(
+    epilog="[bold]Examples[/]\n\npenstock audit\n\n"
+    "penstock audit runs/quickstart-20260101-120000 --certificate certificate.json"
+)
+def audit(
+    run: RunFolder = None,
+    certificate: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Of a run that has ended: write what anybody can check again without Penstock, and beside it "
+            "verify_certificate.py, which checks it.",
+        ),
+    ] = None,
+) -> None:
     """Check that no sample or token was lost or counted twice, from the ledger; also of a run that goes on."""
     from penstock.runtime.cli.audit import show_audit
 
-    raise typer.Exit(show_audit(run_folder(run), console))
+    raise typer.Exit(show_audit(run_folder(run), console, certificate=certificate))
 
 
 @app.command(

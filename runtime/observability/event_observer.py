@@ -1,4 +1,5 @@
-"""Writes what an actor handles to an event log, and lets another observer watch too."""
+"""Writes what an actor handles to an event log, and what a Learner publishes to a log of weights, and lets another
+observer watch too."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from penstock.messages.commands import AnyCommand
     from penstock.messages.wire import Header
     from penstock.runtime.observability.trackers import EventLog
+    from penstock.runtime.observability.weights_log import WeightsLog
     from penstock.runtime.shell.shell import Observer
 
 
@@ -21,7 +23,14 @@ class EventObserver:
     """Implements ``penstock.runtime.shell.shell.Observer`` for one incarnation of an actor."""
 
     def __init__(
-        self, log: EventLog, *, name: str, epoch: int, now_s: Callable[[], float], inner: Observer | None = None
+        self,
+        log: EventLog,
+        *,
+        name: str,
+        epoch: int,
+        now_s: Callable[[], float],
+        inner: Observer | None = None,
+        weights: WeightsLog | None = None,
     ) -> None:
         """
         Args:
@@ -30,12 +39,14 @@ class EventObserver:
             epoch: its incarnation.
             now_s: seconds since the start of the run.
             inner: who else watches, such as a ``TraceObserver``.
+            weights: where publishes go, of a Learner; whoever made it closes it.
         """
         self._log = log
         self._name = name
         self._epoch = epoch
         self._now_s = now_s
         self._inner = inner
+        self._weights = weights
 
     def clock_ns(self) -> int:
         """Unix time in nanoseconds, or what the inner observer takes for it."""
@@ -46,6 +57,8 @@ class EventObserver:
     ) -> None:
         """Log the event."""
         self._log.append(self._now_s(), self._name, self._epoch, type(event).__name__, subject_text(event))
+        if self._weights is not None:
+            self._weights.saw(event)
         if self._inner is not None:
             self._inner.handled(event, header, start_ns, end_ns, commands)
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.backends.ledger.protocol import LedgerStoreError, StaleEpochError
 from penstock.messages.errors import DISK_FULL_STORY, DivergedError, UserFault, is_disk_full
-from penstock.messages.names import SUPERVISOR
+from penstock.messages.names import LEARNER, SUPERVISOR
 from penstock.messages.wire import Envelope, Header, encode_pack
 from penstock.runtime.hosts.processes import descendants as processes
 from penstock.runtime.hosts.processes.boot import VISIBLE_DEVICES, Boot, EndKind, ProcessEnd
@@ -147,14 +147,20 @@ def _ignore(number: int, frame: FrameType | None) -> None:
 
 
 def _open_event_log(boot: Boot, stack: ExitStack, clock: RunClock) -> EventObserver:
-    """What watches the shell: the event log of this incarnation, and its traces where they are on."""
+    """What watches the shell: the event log of this incarnation, of a Learner the log of weights, and the traces where
+    they are on."""
     from penstock.runtime.observability.event_observer import EventObserver
     from penstock.runtime.observability.trackers import EventLog, event_file
+    from penstock.runtime.observability.weights_log import WeightsLog
 
     log = EventLog(event_file(Path(boot.run_folder), boot.name, boot.epoch))
     stack.callback(log.close)
     traces = _open_traces(boot, stack)
-    return EventObserver(log, name=boot.name, epoch=boot.epoch, now_s=clock.now_s, inner=traces)
+    weights = None
+    if boot.name == LEARNER:
+        weights = WeightsLog(Path(boot.run_folder))
+        stack.callback(weights.close)
+    return EventObserver(log, name=boot.name, epoch=boot.epoch, now_s=clock.now_s, inner=traces, weights=weights)
 
 
 def _open_traces(boot: Boot, stack: ExitStack) -> TraceObserver | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from penstock.backends.trackers.spec import TrackedRun, TrackedSample
+    from penstock.backends.trackers.protocol import TrackedRun, TrackedSample
 
 STORE_FILE: Final = "mlflow.db"
 TAG: Final = "penstock.run"
@@ -30,7 +30,7 @@ _NO_NAME: Final = re.compile(r"[^\w\-. :/]")
 
 
 class MlflowTracker:
-    """Implements :class:`~penstock.backends.trackers.spec.Tracker`."""
+    """Implements :class:`~penstock.backends.trackers.protocol.Tracker`."""
 
     def __init__(self, run: TrackedRun) -> None:
         options = read_options(MlflowOptions, run.options)
@@ -89,10 +89,10 @@ def _name(text: str) -> str:
 def _leaves(block: object, path: str) -> Iterator[tuple[str, object]]:
     """``learner.objective.name`` → its value; items of lists by their number."""
     if isinstance(block, dict):
-        for key, value in block.items():
+        for key, value in cast("dict[str, object]", block).items():
             yield from _leaves(value, f"{path}.{key}" if path else str(key))
     elif isinstance(block, list | tuple):
-        for index, value in enumerate(block):
+        for index, value in enumerate(cast("list[object]", block)):
             yield from _leaves(value, f"{path}.{index}")
     else:
         yield path, block

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from penstock.backends.trackers.spec import TrackedRun, TrackedSample
+    from penstock.backends.trackers.protocol import TrackedRun, TrackedSample
 
 
 class TensorBoardTracker:
-    """Implements :class:`~penstock.backends.trackers.spec.Tracker`."""
+    """Implements :class:`~penstock.backends.trackers.protocol.Tracker`."""
 
     def __init__(self, run: TrackedRun) -> None:
         self._writer = EventFileWriter(str(run.folder))

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import os
 from typing import TYPE_CHECKING, Any
 
 import wandb
 
 from penstock.backends.registry import read_options
-from penstock.backends.trackers.spec import TrackedSample, WandbOptions
+from penstock.backends.trackers.protocol import TrackedSample
+from penstock.backends.trackers.spec import WandbOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from penstock.backends.trackers.spec import TrackedRun
+    from penstock.backends.trackers.protocol import TrackedRun
 
 
 class WandbTracker:
-    """Implements :class:`~penstock.backends.trackers.spec.Tracker`."""
+    """Implements :class:`~penstock.backends.trackers.protocol.Tracker`."""
 
     def __init__(self, run: TrackedRun) -> None:
         options = read_options(WandbOptions, run.options)
+        for variable in ("WANDB_DATA_DIR", "WANDB_CACHE_DIR"):  # or files of artifacts lie in the user's folder
+            os.environ.setdefault(variable, str(run.folder))
         self._run = wandb.init(
             project=options.project,
             entity=options.entity,
@@ -45,8 +50,9 @@ class WandbTracker:
 
     def samples(self, version: int, samples: Sequence[TrackedSample]) -> None:
         """They are a table of plain texts."""
-        rows = [[str(dict(cell)) if cell is each.components else cell for cell in each] for each in samples]
-        self._run.log({"version": version, "samples": wandb.Table(columns=[*TrackedSample._fields], data=rows)})
+        rows = [each._asdict() | {"components": json.dumps(dict(each.components))} for each in samples]
+        table = wandb.Table(columns=[*TrackedSample._fields], data=[[*row.values()] for row in rows])
+        self._run.log({"version": version, "samples": table})
 
     def finish(self, summary: Mapping[str, Any], files: Sequence[Path]) -> None:
         """The summary stands in the run's summary, the files are an artifact."""

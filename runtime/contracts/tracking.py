@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from penstock.backends.processes.user_code import load_object
-from penstock.backends.trackers.spec import TrackedRun, TrackedSample
+from penstock.backends.trackers.protocol import TrackedRun, TrackedSample
 from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.backends.trackers.spec import Tracker
+    from penstock.backends.trackers.protocol import Tracker
     from penstock.runtime.contracts.checks import Checks
 
 METHODS = ("metrics", "samples", "finish")

@@ -24,7 +24,8 @@ import msgspec
 from penstock.backends.processes.frames import Ready, frame
 from penstock.backends.processes.function_child import line_to_parent, load_failure, orders_of
 from penstock.backends.processes.user_code import told
-from penstock.backends.trackers.spec import TRACKERS, TrackedRun, TrackedSample, folder_name
+from penstock.backends.trackers.protocol import TrackedRun, TrackedSample
+from penstock.backends.trackers.spec import TRACKERS, folder_name
 from penstock.messages.errors import UserFault
 from penstock.runtime.observability.evaluations import EvaluationRow
 from penstock.runtime.observability.following import LineFollower

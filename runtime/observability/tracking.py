@@ -98,6 +98,11 @@ class _Tracking:
             self._ask(Grown())
 
     @property
+    def num_asked(self) -> int:
+        """Words to it that it has not answered."""
+        return self._num_asked
+
+    @property
     def is_done(self) -> bool:
         """It has done all that it was asked to, or never will."""
         return self.is_over or not self._num_asked
@@ -131,7 +136,7 @@ class Trackers:
         """
         file = run_folder / METRICS_FILE
         position = file.stat().st_size if resumes and file.exists() else 0
-        self._all = [
+        self.each = [
             _Tracking(Setup(str(run_folder.absolute()), each, position, resumes), pass_env) for each in trackers
         ]
 
@@ -141,31 +146,31 @@ class Trackers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for each in self._all:
+        for each in self.each:
             each.process.end()
 
     @property
     def pids(self) -> list[int]:
         """Of their processes."""
-        return [each.process.pid for each in self._all]
+        return [each.process.pid for each in self.each]
 
     def grown(self) -> None:
         """A line was added to ``metrics.jsonl``."""
-        for each in self._all:
+        for each in self.each:
             each.grown()
 
     def hear(self) -> list[str]:
         """What has gone wrong since the last call, a sentence each."""
-        return [_named(each, text) for each in self._all for text in each.hear()]
+        return [_named(each, text) for each in self.each for text in each.hear()]
 
     def finish(self) -> list[str]:
         """Tell them the rest, wait for them, and end their processes; what has gone wrong since the last call."""
         found: list[str] = []
         began_s = time.monotonic()
-        for each in self._all:
+        for each in self.each:
             each.end_of_run()
         with DefaultSelector() as selector:
-            for each in self._all:
+            for each in self.each:
                 if not each.is_over:
                     selector.register(each.process.socket, EVENT_READ, each)
             while waits := [key.data for key in selector.get_map().values()]:

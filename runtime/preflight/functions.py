@@ -26,6 +26,7 @@ from penstock.runtime.scenario.named import named_values
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from penstock.runtime.scenario.named import Named
     from penstock.runtime.scenario.structure import Scenario
 
 
@@ -36,10 +37,17 @@ def check_user_code(scenario: Scenario) -> None:
         if each.names.is_function and is_user_code(each.value):
             _check_definition(each.key, each.value)
             continue
-        registry = {Names.REWARD: REWARDS, Names.TRACKER: TRACKERS}.get(each.names)
-        extra = registry.spec(each.value).extra if registry is not None and each.value in registry.builtin else ""
-        if extra and (missing := missing_extra(extra)):
+        if (extra := _extra_of(each)) and (missing := missing_extra(extra)):
             raise UserFault(f"{each.key}: {each.value}: {missing}")
+
+
+def _extra_of(each: Named) -> str:
+    """The module of an extra that something built in needs; empty: none."""
+    if each.names is Names.REWARD and each.value in REWARDS.builtin:
+        return REWARDS.spec(each.value).extra
+    if each.names is Names.TRACKER and each.value in TRACKERS.builtin:
+        return TRACKERS.spec(each.value).extra
+    return ""
 
 
 def check_functions_load(scenario: Scenario) -> None:

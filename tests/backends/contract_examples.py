@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from penstock.backends.learners.objectives.protocol import PolicyTokens
     from penstock.backends.learners.options import ObjectiveOptions
     from penstock.backends.rewards.sampling_calls import PromptHistory
-    from penstock.backends.trackers.spec import TrackedRun, TrackedSample
+    from penstock.backends.trackers.protocol import TrackedRun, TrackedSample
     from penstock.messages.training import OnStale, UpdateMode
 
 # --- good -------------------------------------------------------------------------------------------------------------

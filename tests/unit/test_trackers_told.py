@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import textwrap
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,6 @@ import test_kept_samples as kept
 from test_observability_evaluations import FACTS_WITH_SETS, evaluated
 from test_observability_report import finished, step
 
-from penstock.backends import extras
 from penstock.backends.ledger import kept_samples
 from penstock.backends.processes.process_facts import facts_of
 from penstock.messages.errors import UserFault
@@ -102,8 +102,8 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def named(file: Path, *names: str, **keys: Any) -> list[TrackerOptions]:  # noqa: ANN401 - of any type
-    return [TrackerOptions(name=f"{file}:{name}", **{"timeout_s": LATEST_S} | keys) for name in names]
+def named(file: Path, *names: str, timeout_s: float = LATEST_S) -> list[TrackerOptions]:
+    return [TrackerOptions(name=f"{file}:{name}", timeout_s=timeout_s) for name in names]
 
 
 def told(
@@ -145,7 +145,8 @@ def clean(tmp_path_factory: pytest.TempPathFactory, file: Path) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_TOKEN", "x")
         patch.setenv("OWN_KEY", "x")
-        options = named(file, "Notes", options={"team": "a"}, samples=1, samples_every=2)
+        (usual,) = named(file, "Notes")
+        options = [msgspec.structs.replace(usual, options={"team": "a"}, samples=1, samples_every=2)]
         assert told(folder, options, pass_env=["OWN_KEY"]).warnings == ()
     return folder
 
@@ -231,8 +232,8 @@ def test_a_tracker_that_hangs_is_sent_one_word_and_no_more(tmp_path: Path, file:
         for _ in range(100_000):
             trackers.grown()
             assert trackers.hear() == []
-        (tracking,) = trackers._all
-        assert tracking._num_asked == 1
+        (tracking,) = trackers.each
+        assert tracking.num_asked == 1
         assert not tracking.process.wants_to_write
 
 
@@ -283,7 +284,9 @@ def test_what_cannot_be_is_refused_with_its_key(tmp_path: Path, trackers: str, s
 
 
 def test_a_library_that_is_missing_is_found_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extras.importlib.util, "find_spec", lambda name: None)
+    def nothing(name: str) -> None: ...
+
+    monkeypatch.setattr(importlib.util, "find_spec", nothing)
     with pytest.raises(UserFault, match=r"trackers\[0\].name: mlflow: .*pip install -e \"\.\[mlflow\]\""):
         check_user_code(scenario(tmp_path, "[{name: mlflow}]"))
 

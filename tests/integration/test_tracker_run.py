@@ -90,8 +90,8 @@ def test_trackers_of_a_run_cost_their_own_lines_only(tmp_path: Path) -> None:
     assert "no room" in " ".join(output.split()), "as soon as it happens"
     assert "no room" in (folder / "logs" / "driver.log").read_text()
     notes = [json.loads(line) for line in (folder / "trackers" / "mine.Notes" / "notes.jsonl").read_text().splitlines()]
-    rows = [*read_steps(folder), *read_evaluations(folder)]
-    assert len(rows) > 3
-    assert sorted(version for kind, version, _ in notes if kind == "metrics") == sorted(row.version for row in rows)
+    versions = [row.version for row in read_steps(folder)] + [row.version for row in read_evaluations(folder)]
+    assert len(versions) > 3
+    assert sorted(version for kind, version, _ in notes if kind == "metrics") == sorted(versions)
     assert any("trained at step" in fate for kind, _, fates in notes if kind == "samples" for fate in fates)
     assert notes[-1] == ["finish", 3, ["report.html", "summary.json"]]

@@ -5,7 +5,13 @@ from __future__ import annotations
 import importlib.util
 from typing import Final
 
-EXTRAS: Final = {"reasoning_gym": "reasoning-gym"}
+EXTRAS: Final = {
+    "reasoning_gym": "reasoning-gym",
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+    "mlflow": "mlflow",
+}
+"""By the module that is imported."""
 
 
 def missing_extra(module: str) -> str:

@@ -32,6 +32,7 @@ class Names(StrEnum):
     SAMPLES_HOOK = "hook"
     PRIORITY = "priority"
     TRAINING_HOOK = "training hook"
+    TRACKER = "tracker"
 
     @property
     def is_function(self) -> bool:
@@ -41,7 +42,8 @@ class Names(StrEnum):
     @property
     def is_only_function(self) -> bool:
         """Whether no word stands for one that is built in."""
-        return self.is_function and self not in (Names.REWARD, Names.POLICY, Names.OBJECTIVE, Names.EPISODE_PART)
+        words = (Names.REWARD, Names.POLICY, Names.OBJECTIVE, Names.EPISODE_PART, Names.TRACKER)
+        return self.is_function and self not in words
 
 
 def _marked(names: Names) -> Meta:
@@ -66,3 +68,4 @@ SampleFilterKey = Annotated[str, _marked(Names.SAMPLE_FILTER)]
 SamplesHookKey = Annotated[str, _marked(Names.SAMPLES_HOOK)]
 PriorityKey = Annotated[str, _marked(Names.PRIORITY)]
 TrainingHookKey = Annotated[str, _marked(Names.TRAINING_HOOK)]
+TrackerKey = Annotated[str, _marked(Names.TRACKER)]

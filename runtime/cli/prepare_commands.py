@@ -149,7 +149,8 @@ def check_function(
         typer.Option(
             "--as",
             help="What it is: reward, group_reward, filter, sample_filter, all_samples, priority, policy, generate, "
-            "postprocess, advantage, loss, reduction, importance, conversion, rollout_log, step_log, weight_names.",
+            "postprocess, advantage, loss, reduction, importance, conversion, rollout_log, step_log, weight_names, "
+            "tracker.",
         ),
     ],
     reward_key: Annotated[

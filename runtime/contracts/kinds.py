@@ -39,6 +39,7 @@ KINDS: Final[Mapping[str, Kind]] = {
     "rollout_log": Kind("learner.rollout_log_function", "adds figures of what was generated"),
     "step_log": Kind("learner.step_log_function", "adds figures of what was trained"),
     "weight_names": Kind("weights.names_function", "names weights for engines"),
+    "tracker": Kind("observability.trackers[].name", "is told how a run goes"),
 }
 OTHER_NAMES: Final[Mapping[str, str]] = {
     "reward_postprocess": "postprocess",
@@ -74,6 +75,10 @@ def _contract(kind: str) -> Callable[[Checks], None]:
         from penstock.runtime.contracts.pacing import check_policy
 
         return check_policy
+    if kind == "tracker":
+        from penstock.runtime.contracts.tracking import check_tracker
+
+        return check_tracker
     from penstock.runtime.contracts import judging, training
 
     return {

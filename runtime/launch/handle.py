@@ -32,10 +32,11 @@ from penstock.runtime.launch.runs import (
 )
 from penstock.runtime.launch.status import run_status
 from penstock.runtime.observability.evaluations import read_evaluations
+from penstock.runtime.observability.following import StepFollower
 from penstock.runtime.observability.samples import chosen_samples, shown_samples
 from penstock.runtime.observability.summary import read_summary
 from penstock.runtime.observability.traces import read_step, read_trace
-from penstock.runtime.observability.trackers import StepFollower, read_activity, read_steps
+from penstock.runtime.observability.trackers import read_activity, read_steps
 from penstock.runtime.scenario import load_scenario
 
 if TYPE_CHECKING:

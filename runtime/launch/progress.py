@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from penstock.runtime.launch.runs import RECORD_NAME, read_record
 from penstock.runtime.launch.status import RunState, state_of
 from penstock.runtime.observability.figures import REWARD
+from penstock.runtime.observability.following import StepFollower
 from penstock.runtime.observability.texts import clock_text, fixed
-from penstock.runtime.observability.trackers import StepFollower
 from penstock.runtime.safe_text import terminal_text, without_credentials
 
 if TYPE_CHECKING:

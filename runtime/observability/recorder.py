@@ -33,8 +33,10 @@ from penstock.runtime.observability.summary import (
     write_summary,
 )
 from penstock.runtime.observability.trackers import METRICS_FILE, ActivityLog, MetricsLog, StepRow, read_steps
+from penstock.runtime.safe_text import terminal_lines
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from penstock.backends.ledger.kept_samples import KeptSample
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from penstock.runtime.observability.facts import RunFacts
     from penstock.runtime.observability.live import LiveView
     from penstock.runtime.observability.metrics import RunMetrics
+    from penstock.runtime.observability.tracking import Trackers
 
 MAX_WARNINGS: Final = 20
 """In the summary: the first ones tell what is wrong."""
@@ -61,6 +64,7 @@ class RunRecorder:
         *,
         view: LiveView | None = None,
         metrics: RunMetrics | None = None,
+        trackers: Trackers | None = None,
         started_at: datetime | None = None,
         resumes: bool = False,
     ) -> None:
@@ -70,6 +74,7 @@ class RunRecorder:
             facts: about the run.
             view: the terminal, where there is one to show.
             metrics: what ``/metrics`` serves, where it is served.
+            trackers: of experiments, which are told of every line.
             started_at: when the run began; now by default.
             resumes: go on with the figures and files that an earlier drive of this run left.
 
@@ -81,6 +86,7 @@ class RunRecorder:
         self._facts = facts
         self._view = view
         self._metrics = metrics
+        self._trackers = trackers
         self._started_at = started_at or datetime.now(UTC).astimezone()
         self._trained_before_s = 0.0
         self._warnings: list[str] = []
@@ -122,6 +128,8 @@ class RunRecorder:
             self._metrics.activity(report.name, tiles)
         if self._view is not None:
             self._view.actor(report)
+        if self._trackers is not None:
+            self._complain(self._trackers.hear())
 
     def step(self, report: StepReported, now_s: float) -> None:
         """A step is recorded."""
@@ -132,7 +140,7 @@ class RunRecorder:
             training_s=self._training_s(now_s),
             counted=self.figures.counted,
         )
-        self._steps.append(row)
+        self._append(row)
         self._activity.flush()
         self.figures.step(report, row)
         if self._metrics is not None:
@@ -147,7 +155,7 @@ class RunRecorder:
         facts = self._facts
         row = evaluation_row(finished, facts.evaluation, now_s, first_version=facts.first_version)
         self._evaluations[row.evaluation] = row
-        self._steps.append(row)
+        self._append(row)
         if self._metrics is not None:
             self._metrics.evaluated(row)
         if self._view is not None:
@@ -205,6 +213,12 @@ class RunRecorder:
         write_summary(self._folder, summary)
         if self._facts.report:
             write_report(self._folder)
+        if self._trackers is not None and (told := self._trackers.finish()):
+            self._complain(told)
+            summary = self._summary(finished, now_s)
+            write_summary(self._folder, summary)
+            if self._facts.report:
+                write_report(self._folder)
         if self._view is not None:
             self._view.finish(summary)
         return summary
@@ -213,6 +227,18 @@ class RunRecorder:
         """Close the files as they are, of a run that cannot be finished; after ``finish`` it does nothing."""
         self._steps.close()
         self._activity.abandon()
+
+    def _append(self, row: StepRow | EvaluationRow) -> None:
+        self._steps.append(row)
+        if self._trackers is not None:
+            self._trackers.grown()
+
+    def _complain(self, texts: Iterable[str]) -> None:
+        for text in texts:
+            _log.warning("%s", terminal_lines(text))
+            self.warn(text)
+            if self._view is not None:
+                self._view.note(text)
 
     def _training_s(self, now_s: float) -> float:
         began_s = now_s if self._training_began_s is None else self._training_began_s

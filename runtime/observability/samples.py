@@ -68,14 +68,14 @@ class ShownSample(NamedTuple):
         return f"reward {number_text(self.kept.reward)}" + (f" ({parts})" if parts else "")
 
 
-def shown_samples(run_folder: Path) -> list[ShownSample]:
-    """Every sample that the run has kept, newest first.
+def shown_samples(run_folder: Path, limit: int | None = None) -> list[ShownSample]:
+    """Every sample that the run has kept, or the newest so many; newest first.
 
     Raises:
         UserFault: its files cannot be read.
     """
     try:
-        kept = read_kept(run_folder)
+        kept = read_kept(run_folder, limit)
         return list(_with_fates(run_folder / LEDGER_FILE, kept))
     except (sqlite3.Error, msgspec.DecodeError) as error:
         raise UserFault(f"{run_folder}: its samples cannot be read: {error}") from None

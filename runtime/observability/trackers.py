@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from penstock.messages.errors import UserFault
 from penstock.messages.training import Activity, ActivitySpan, Balance, StepReported
 from penstock.runtime.observability.activity import LaneTiler
 from penstock.runtime.observability.jsonl import JsonLinesWriter, read_rows, write_all
@@ -247,41 +246,6 @@ def read_steps(run_folder: Path) -> list[StepRow]:
         return []
     rows = {row.version: row for row in read_rows(path, StepRow, is_row=lambda line: not is_evaluation_line(line))}
     return [rows[version] for version in sorted(rows)]
-
-
-class StepFollower:
-    """Reads the steps of a run as they come."""
-
-    def __init__(self, run_folder: Path) -> None:
-        self._path = run_folder / METRICS_FILE
-        self._position = 0
-        self._version = -1
-
-    def more(self) -> list[StepRow]:
-        """Those that were recorded since the last call. A version that is trained again comes once.
-
-        Raises:
-            UserFault: the file is damaged.
-        """
-        if not self._path.exists():
-            return []
-        with self._path.open("rb") as file:
-            file.seek(self._position)
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]  # a line without its end may be torn, or is being written
-        self._position += len(whole)
-        found: list[StepRow] = []
-        for line in whole.splitlines():
-            if is_evaluation_line(line):
-                continue
-            try:
-                row = msgspec.json.decode(line, type=StepRow)
-            except msgspec.DecodeError as error:
-                raise UserFault(f"{self._path}, before byte {self._position}: {error}") from error
-            if row.version > self._version:
-                self._version = row.version
-                found.append(row)
-        return found
 
 
 def is_evaluation_line(line: bytes) -> bool:

@@ -16,6 +16,7 @@ from penstock.backends.processes.user_environment import pass_variables
 from penstock.backends.rewards.functions import GROUP_REWARD, REWARD
 from penstock.backends.rewards.functions_asked import asked_functions
 from penstock.backends.rewards.spec import REWARDS
+from penstock.backends.trackers.spec import TRACKERS
 from penstock.messages.errors import UserFault
 from penstock.messages.option_keys import Names, is_user_code
 from penstock.runtime.preflight.function_trial import NamedFunction, check_loads
@@ -25,19 +26,28 @@ from penstock.runtime.scenario.named import named_values
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from penstock.runtime.scenario.named import Named
     from penstock.runtime.scenario.structure import Scenario
 
 
 def check_user_code(scenario: Scenario) -> None:
     """Each ``file.py:name`` of the scenario names a file that can be parsed and defines that name; what a built-in
-    reward needs is installed."""
+    reward, or a tracker, needs is installed."""
     for each in named_values(scenario):
         if each.names.is_function and is_user_code(each.value):
             _check_definition(each.key, each.value)
             continue
-        extra = REWARDS.spec(each.value).extra if each.names is Names.REWARD and each.value in REWARDS.builtin else ""
-        if extra and (missing := missing_extra(extra)):
+        if (extra := _extra_of(each)) and (missing := missing_extra(extra)):
             raise UserFault(f"{each.key}: {each.value}: {missing}")
+
+
+def _extra_of(each: Named) -> str:
+    """The module of an extra that something built in needs; empty: none."""
+    if each.names is Names.REWARD and each.value in REWARDS.builtin:
+        return REWARDS.spec(each.value).extra
+    if each.names is Names.TRACKER and each.value in TRACKERS.builtin:
+        return TRACKERS.spec(each.value).extra
+    return ""
 
 
 def check_functions_load(scenario: Scenario) -> None:
@@ -70,7 +80,7 @@ def _loaded(scenario: Scenario) -> list[NamedFunction]:
 def _is_loaded(names: Names, only: str | None) -> bool:
     """Whether runs with ``run.only`` load what is named so."""
     match names:
-        case Names.POLICY:
+        case Names.POLICY | Names.TRACKER:
             return True
         case Names.OBJECTIVE | Names.TRAINING_HOOK:
             return only in (None, "learner")

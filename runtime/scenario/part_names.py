@@ -14,9 +14,11 @@ from penstock.backends.learners.objectives.spec import OBJECTIVES
 from penstock.backends.learners.options import LearnerOptions, ObjectiveOptions
 from penstock.backends.learners.spec import LEARNERS
 from penstock.backends.registry import read_options
+from penstock.backends.trackers.spec import TRACKERS, folder_name
 from penstock.backends.weights.spec import AUTO, TRANSPORTS
 from penstock.runtime.scenario.keys import misfit, shape_of, unknown_key
 from penstock.runtime.scenario.objective import OBJECTIVE
+from penstock.runtime.scenario.run_options import TrackerOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -62,6 +64,7 @@ CHOICES: Final = (
     Choice(TeacherOptions, "backend", ENGINES, is_good=_teaches),
     Choice(LearnerOptions, "backend", LEARNERS),
     Choice(ObjectiveOptions, "name", OBJECTIVES, (FUNCTION,)),
+    Choice(TrackerOptions, "name", TRACKERS, (FUNCTION,)),
     Choice(WeightsOptions, "transport", TRANSPORTS, (AUTO,), is_good=_can_be_chosen),
 )
 
@@ -76,6 +79,7 @@ def unknown_part(s: Scenario) -> Broken | None:
     blocks: list[tuple[KeyPath, msgspec.Struct]] = [(("engines",), s.engines), (("learner",), s.learner)]
     blocks += [(OBJECTIVE, s.learner.objective)]
     blocks += [(("engines", "more", index), group) for index, group in enumerate(s.engines.more)]
+    blocks += [(("observability", "trackers", index), each) for index, each in enumerate(s.observability.trackers)]
     blocks += [(("weights",), s.weights), *([] if s.teacher is None else [(("teacher",), s.teacher)])]
     for path, block in blocks:
         for choice in CHOICES:
@@ -87,13 +91,26 @@ def unknown_part(s: Scenario) -> Broken | None:
 
 
 def part_rules_of(s: Scenario) -> Iterator[Broken]:
-    """What is wrong with the options of learner, objective and transport."""
+    """What is wrong with the options of learner, objective, transport and trackers."""
     yield from _options(("learner",), LEARNERS.spec(s.learner.backend).options, s.learner.options, s.learner.backend)
     objective = s.learner.objective
     yield from _options(OBJECTIVE, OBJECTIVES.spec(objective.name).options, objective.options, objective.name)
     wanted = s.weights.transport
     struct = None if wanted == AUTO else TRANSPORTS.spec(wanted).options
     yield from _options(("weights",), struct, s.weights.options, wanted)
+    yield from _trackers(s)
+
+
+def _trackers(s: Scenario) -> Iterator[Broken]:
+    folders: set[str] = set()
+    for index, each in enumerate(s.observability.trackers):
+        path: KeyPath = ("observability", "trackers", index)
+        if folder_name(each.name) in folders:
+            yield (*path, "name"), f"'{each.name}' is there already; remove one of the two"
+        folders.add(folder_name(each.name))
+        spec = TRACKERS.spec(each.name)
+        if not spec.takes_any_options:
+            yield from _options(path, spec.options, each.options, each.name)
 
 
 def engine_keys(path: KeyPath, block: EngineGroupOptions | TeacherOptions) -> Iterator[Broken]:

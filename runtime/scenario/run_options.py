@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Meta
+from msgspec import Meta, field
 
-from penstock.messages.base import Options
-from penstock.messages.option_keys import FileKey
+from penstock.messages.base import Options, OptionValue
+from penstock.messages.option_keys import FileKey, TrackerKey
 
 Seconds = Annotated[float, Meta(gt=0)]
 
@@ -67,6 +67,22 @@ class RuntimeOptions(Options, frozen=True, kw_only=True):
     asks."""
 
 
+class TrackerOptions(Options, frozen=True, kw_only=True):
+    """A tracker of experiments, which is told how the run goes."""
+
+    name: TrackerKey
+    """``tensorboard``, ``wandb`` or ``mlflow``, each with an extra of Penstock of that name; the name that an installed
+    package brings; or a class of yours, ``file.py:Class``. Each once."""
+    options: dict[str, OptionValue] = field(default_factory=dict[str, OptionValue])
+    """What the tracker takes: ``docs/observability.md`` lists it for those that are built in."""
+    samples: Annotated[int, Meta(ge=0, le=1000)] = 8
+    """It is shown the newest so many of the samples that are kept; 0: none."""
+    samples_every: Annotated[int, Meta(ge=1)] = 10
+    """Steps from one showing to the next; the last is at the end of the run."""
+    timeout_s: Seconds = 30.0
+    """At the end of the run it is waited for, so long at most; then its process is ended."""
+
+
 class ObservabilityOptions(Options, frozen=True, kw_only=True):
     """Traces, metrics, report."""
 
@@ -86,5 +102,8 @@ class ObservabilityOptions(Options, frozen=True, kw_only=True):
     """Keep the newest so many samples, whatever becomes of them, for ``penstock samples`` and the report: prompt,
     response, reward, cause and reason; and a tenth as many each of the newest failed, of the worst and of the longest.
     0 keeps none. Every trained sample is kept with ``run.keep_samples``."""
+    trackers: tuple[TrackerOptions, ...] = ()
+    """Trackers of experiments beside ``metrics.jsonl``, which is always written. One that fails or hangs costs the run
+    its own lines only."""
     show_samples: bool = True
     """Show one of them on the terminal every minute. As ``penstock run --quiet``."""

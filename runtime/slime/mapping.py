@@ -207,7 +207,8 @@ NO_COUNTERPART: Final[Mapping[str, str]] = {
     "debug-train-only": "`penstock run --only learner --from RUN` trains what a run has recorded",
     "debug-rollout-only": "`penstock run --only rollout` generates and trains nothing",
     "disable-compute-advantages-and-returns": "what an objective does not need is not computed",
-    "use-wandb": "metrics lie in the run's folder and at /metrics (docs/observability.md)",
+    "use-wandb": "metrics lie in the run's folder and at /metrics; observability.trackers names others "
+    "(docs/observability.md)",
     "enable-mtp-training": "multi-token prediction is not trained",
     "mtp-num-layers": "multi-token prediction is not trained",
     "use-stateless-adam": "the optimizer is AdamW",

@@ -13,12 +13,16 @@ from penstock.backends.episodes.interfaces import EpisodePolicyError
 from penstock.backends.learners.objectives.protocol import ObjectiveTerms
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
     from penstock.actors.buffer.policies import BufferState, RankedGroup
     from penstock.backends.episodes.play import Play
     from penstock.backends.learners.hooks.protocols import AdvantageInput, GroupRewards
     from penstock.backends.learners.objectives.protocol import PolicyTokens
     from penstock.backends.learners.options import ObjectiveOptions
     from penstock.backends.rewards.sampling_calls import PromptHistory
+    from penstock.backends.trackers.protocol import TrackedRun, TrackedSample
     from penstock.messages.training import OnStale, UpdateMode
 
 # --- good -------------------------------------------------------------------------------------------------------------
@@ -181,3 +185,39 @@ def exploding(tokens: PolicyTokens, options: ObjectiveOptions) -> ObjectiveTerms
 
 def numbered(name: str) -> str:
     return f"weight_{next(_count)}"
+
+
+class Notes:
+    """A tracker that keeps everything."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        self._file = run.folder / "notes.txt"
+
+    def metrics(self, version: int, metrics: Mapping[str, float]) -> None:
+        self._add(f"{version} {sorted(metrics.items())}")
+
+    def samples(self, version: int, samples: Sequence[TrackedSample]) -> None:
+        self._add(f"{version} {[each.response for each in samples]}")
+
+    def finish(self, summary: Mapping[str, Any], files: Sequence[Path]) -> None:
+        self._add(f"{summary} {len(files)}")
+
+    def _add(self, text: str) -> None:
+        with self._file.open("a", encoding="utf-8") as file:
+            file.write(f"{text}\n")
+
+
+class InOrder(Notes):
+    """It takes versions for something that only goes up."""
+
+    last = 0
+
+    def metrics(self, version: int, metrics: Mapping[str, float]) -> None:
+        assert version >= self.last
+        self.last = version
+
+
+class NoSamples:
+    def __init__(self, run: TrackedRun) -> None: ...
+    def metrics(self, version: int, metrics: Mapping[str, float]) -> None: ...
+    def finish(self, summary: Mapping[str, Any], files: Sequence[Path]) -> None: ...

@@ -49,6 +49,7 @@ GOOD = [
     ("num_groups", "rollout_log"),
     ("step_speed", "step_log"),
     ("prefixed", "weight_names"),
+    ("Notes", "tracker"),
 ]
 
 
@@ -87,6 +88,8 @@ WRONG = [
     ("context_too", "conversion", "two groups of four", "none of those it was given"),
     ("known_figure", "rollout_log", "two groups of four", "which Penstock reports itself"),
     ("one_name", "weight_names", "ten weights", "every weight needs its own name"),
+    ("NoSamples", "tracker", "made of the run", "has no samples"),
+    ("InOrder", "tracker", "an evaluation that comes late", "AssertionError"),
     ("numbered", "weight_names", "ten weights", "returned different things"),
 ]
 

@@ -24,7 +24,8 @@ from penstock.runtime.hosts.virtual.simulate import simulated
 from penstock.runtime.launch.inputs import Rows, write_function, write_rows
 from penstock.runtime.launch.progress import Progress, RunPicture
 from penstock.runtime.launch.runs import close_record, open_record
-from penstock.runtime.observability.trackers import METRICS_FILE, StepFollower, StepRow
+from penstock.runtime.observability.following import StepFollower
+from penstock.runtime.observability.trackers import METRICS_FILE, StepRow
 from penstock.runtime.scenario import dump_scenario, load_scenario
 from penstock.runtime.scenario.modelled import load_modelled
 

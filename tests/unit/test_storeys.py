@@ -25,7 +25,7 @@ STOREYS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("learners",),
         ("data",),
         ("checkpoint",),
-        ("weights",),
+        ("weights", "trackers"),
         ("processes",),
         ("protocol", "registry", "draws", "durable", "extras", "devices", "device_memory"),
     ),

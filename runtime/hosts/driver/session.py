@@ -38,6 +38,7 @@ from penstock.runtime.observability.metrics_server import TOKEN_FILE, serve_metr
 from penstock.runtime.observability.nvml import start_gpu_sampler
 from penstock.runtime.observability.recorder import RunRecorder
 from penstock.runtime.observability.traces import open_traces
+from penstock.runtime.observability.tracking import Trackers
 from penstock.runtime.observability.wait_graph import WaitBoard
 from penstock.runtime.run.placement import place
 from penstock.runtime.safe_text import terminal_lines
@@ -85,14 +86,30 @@ class Session:
         Raises:
             UserFault: something that the user gave cannot be used.
         """
+        with self._open_trackers() as trackers:
+            outcome = self._run(trackers)
+            if outcome.kind is not OutcomeKind.ABANDONED:
+                self._finish(outcome)
+        return outcome
+
+    def _open_trackers(self) -> Trackers:
+        scenario = self._job.scenario
+        return Trackers(
+            self._folder,
+            scenario.observability.trackers,
+            pass_env=scenario.runtime.pass_env,
+            resumes=self._job.first_epoch > FIRST_EPOCH,
+        )
+
+    def _run(self, trackers: Trackers) -> Outcome:
         job, scenario = self._job, self._job.scenario
         with ExitStack() as stack:
             stack.callback(shutil.rmtree, job.temp_folder, ignore_errors=True)
-            stack.callback(kill_descendants, timeout_s=LEFTOVERS_S)
-            host = open_host(scenario, Path(job.temp_folder), job.wiring)
+            stack.callback(kill_descendants, timeout_s=LEFTOVERS_S, spare=trackers.pids)
+            host = open_host(scenario, Path(job.temp_folder), job.wiring, spare=trackers.pids)
             stack.callback(host.stop)
             preparation = host.prepare(job) if job.plan is None else None
-            self._recorder = self._open_recorder(stack)
+            self._recorder = self._open_recorder(stack, trackers)
             self._view.phase(host.phase)
             host.start()
             placement = place(scenario, host.nodes())
@@ -110,12 +127,9 @@ class Session:
             # something that the supervisor reads.
             signals = Signals()
             signals.install()
-            outcome = self._supervise(host, placement, signals, plan)
-        if outcome.kind is not OutcomeKind.ABANDONED:
-            self._finish(outcome)
-        return outcome
+            return self._supervise(host, placement, signals, plan)
 
-    def _open_recorder(self, stack: ExitStack) -> RunRecorder:
+    def _open_recorder(self, stack: ExitStack, trackers: Trackers) -> RunRecorder:
         scenario = self._job.scenario
         run, staleness = scenario.run, scenario.staleness
         metrics = None
@@ -136,6 +150,7 @@ class Session:
             facts_of(scenario, command=self._job.command),
             view=self._view,
             metrics=metrics,
+            trackers=trackers,
             started_at=started_at,
             resumes=self._job.first_epoch > FIRST_EPOCH,
         )

@@ -37,7 +37,7 @@ from penstock.runtime.hosts.processes.wakeup import Wakeup
 from penstock.runtime.hosts.ray.groups import PlacementGroups, gpus_of_nodes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Collection, Generator
 
     from penstock.runtime.hosts.processes.control import ProcessStarted
     from penstock.runtime.hosts.processes.job import DriverJob
@@ -149,12 +149,13 @@ class RayCluster:
                 return f"Ray's {name} has died ({how}), and no actor lives without it"
         return ""
 
-    def stop(self, *, is_orderly: bool = False) -> list[int]:
+    def stop(self, *, is_orderly: bool = False, spare: Collection[int] = ()) -> list[int]:
         """End an embedded Ray, or the connection to a cluster.
 
         Args:
             is_orderly: let Ray take itself out of this process first, which takes a second. For a process that lives
                 on or ends by itself; one that ends through ``os._exit`` needs none of it.
+            spare: children that are left alone.
 
         Returns:
             Processes that could not be killed, which should be none.
@@ -163,7 +164,7 @@ class RayCluster:
             self._ray.shutdown()
         if not self.is_embedded:
             return []
-        left = processes.kill_descendants(timeout_s=KILL_TIMEOUT_S)
+        left = processes.kill_descendants(timeout_s=KILL_TIMEOUT_S, spare=spare)
         shutil.rmtree(self.temp_folder, ignore_errors=True)
         return left
 
@@ -213,8 +214,15 @@ class RayHost:
 
     phase = "starting Ray"
 
-    def __init__(self, address: str | None, temp_folder: Path) -> None:
-        """Starts nothing; the arguments are those of :class:`RayCluster`."""
+    def __init__(self, address: str | None, temp_folder: Path, *, spare: Collection[int] = ()) -> None:
+        """Starts nothing; the first two arguments are those of :class:`RayCluster`.
+
+        Args:
+            address: of the cluster; None: embedded.
+            temp_folder: for an embedded one.
+            spare: children of this process that :meth:`stop` leaves alone.
+        """
+        self._spare = spare
         self.is_embedded = address is None
         self._address = address
         self._temp_folder = temp_folder
@@ -246,7 +254,7 @@ class RayHost:
 
     def stop(self) -> None:
         if self._cluster is not None:
-            self._cluster.stop()
+            self._cluster.stop(spare=self._spare)
 
 
 class RayLauncher:

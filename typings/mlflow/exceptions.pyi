@@ -1,0 +1,1 @@
+class MlflowException(Exception): ...  # noqa: N818

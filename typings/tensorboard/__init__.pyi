@@ -1,0 +1,1 @@
+"""What is used of tensorboard, which need not be installed."""

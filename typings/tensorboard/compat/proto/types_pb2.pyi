@@ -1,0 +1,1 @@
+DT_STRING: int

@@ -1,0 +1,3 @@
+from tensorboard.compat.proto.summary_pb2 import SummaryMetadata
+
+def create_summary_metadata(display_name: str | None, description: str | None) -> SummaryMetadata: ...

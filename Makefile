@@ -13,7 +13,7 @@ LONG := --timeout 600 -o faulthandler_timeout=600
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test runs reasoning-gym test-ray test-sglang test-megatron test-megatron-0.19 chaos nightly lint format docs site clean
+.PHONY: help demo check test runs reasoning-gym trackers test-ray test-sglang test-megatron test-megatron-0.19 chaos nightly lint format docs site clean
 .DELETE_ON_ERROR:
 
 help: ## List the targets
@@ -40,6 +40,8 @@ runs: .venv/.ready-test ## Whole runs that train for longer (examples, agents, h
 
 reasoning-gym: .venv/.ready-reasoning-gym ## Add the extra of that name, which takes a C compiler; make test then covers it
 
+trackers: .venv/.ready-trackers ## Add the libraries of experiment trackers; make test then reads back what they were told
+
 chaos: .venv/.ready-test ## Kills and stops of everything, cut links, bad frames, full disks: the run survives or resumes
 	$(PYTEST) $(TWO) -m "chaos and not slow" $(LONG) tests/chaos tests/integration/test_resume.py $(ARGS)
 
@@ -57,7 +59,7 @@ test-megatron-0.19: .venv/.ready-test .venv/.ready-megatron .venv/.ready-megatro
 	PYTHONPATH=$(CURDIR)/.venv/megatron-core-0.19 TORCHDYNAMO_DISABLE=1 $(PYTEST) -m "megatron and not slow and not ray" \
 		$(LONG) tests/megatron $(ARGS)
 
-nightly: .venv/.ready-test .venv/.ready-reasoning-gym .venv/.ready-megatron ## 100,000 random trials, random properties, mutants, learning curves, all that is slow
+nightly: .venv/.ready-test .venv/.ready-reasoning-gym .venv/.ready-trackers .venv/.ready-megatron ## 100,000 random trials, random properties, mutants, learning curves, all that is slow
 	@failed=0; set -x; \
 	PYTHONPATH=tests/simulation $(BIN)/python -m trials.fuzz --policy all --trials 33334 --first-seed random \
 		--processes 2 --keep tests/simulation/failed_trials.txt || failed=1; \
@@ -89,6 +91,6 @@ clean: ## Remove the environment and caches; the next target sets up anew
 .venv/.ready-run: pyproject.toml constraints.txt
 	@.ci/set_up run
 
-.venv/.ready-test .venv/.ready-lint .venv/.ready-docs .venv/.ready-reasoning-gym .venv/.ready-megatron .venv/.ready-megatron-0.19: \
+.venv/.ready-test .venv/.ready-lint .venv/.ready-docs .venv/.ready-reasoning-gym .venv/.ready-trackers .venv/.ready-megatron .venv/.ready-megatron-0.19: \
 		.venv/.ready-%: .venv/.ready-run
 	@.ci/set_up $*

@@ -133,9 +133,16 @@ def test_a_model_costs_what_the_torch_learner_counts(family: str, tiny_family: C
 def check_against_torch(
     folder: Path, options: LearnerOptions, ranks: Ranks, num_ranks: int, batches: list[tuple[Group, ...]]
 ) -> None:
-    """Figures of every batch, on every rank, and weights after the last."""
+    """Figures of every batch, on every rank, and weights after the last.
+
+    A first step of AdamW makes steps of full size of gradients that are hardly more than rounding. So figures of later
+    batches may differ by as much as those of the torch learner do when it adds up in another order, which depends on
+    the processor, three times over.
+    """
     answers = ranks.run("trainer_cases:trained", str(folder), encoded(options), num_ranks, encoded(batches))
     figures, weights = by_torch(folder, without_layout(options), encoded(batches))
+    smaller = msgspec.structs.replace(options, max_tokens_per_micro_batch=options.max_tokens_per_micro_batch // 2)
+    otherwise, _ = by_torch(folder, without_layout(smaller), encoded(batches))
     for number, wanted in enumerate(figures):
         found: list[dict[str, float]] = [of_rank[number] for of_rank, _ in answers]
         own = [{name: value for name, value in each.items() if not name.startswith("perf/")} for each in found]
@@ -143,7 +150,8 @@ def check_against_torch(
         assert found[0].keys() == wanted.keys()
         for name, value in wanted.items():
             if not name.startswith("perf/"):
-                expected = pytest.approx(value, abs=1e-5, rel=1e-4 if number else 1e-5, nan_ok=True)
+                rounding = abs(value - otherwise[number][name]) if number and math.isfinite(value) else 0.0
+                expected = pytest.approx(value, abs=max(1e-5, 3 * rounding), rel=1e-4 if number else 1e-5, nan_ok=True)
                 assert found[0][name] == expected, f"{name}, batch {number + 1}"
     after: Weights = answers[0][1]
     assert after.keys() == weights.keys()

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 import msgspec
 
 from penstock.backends.processes.frames import READ_BYTES, FrameReader, LoadFailed, Ready, frame
-from penstock.backends.processes.process_facts import how_it_ended
+from penstock.backends.processes.process_facts import await_exit, how_it_ended
 from penstock.backends.processes.user_code import UserCodeError
 from penstock.backends.processes.user_environment import user_environment
 from penstock.backends.processes.user_output import passed_outputs
@@ -173,8 +172,6 @@ class FunctionProcess(Generic[SaidT]):
         its group keeps its number."""
         handle = os.pidfd_open(self._process.pid)
         try:
-            poll = select.poll()
-            poll.register(handle, select.POLLIN)
-            return bool(poll.poll(EXIT_TIMEOUT_S * 1000 if self.is_gone else 0))
+            return await_exit(handle, EXIT_TIMEOUT_S if self.is_gone else 0.0)
         finally:
             os.close(handle)

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import signal
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Generator
 
 PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
@@ -100,20 +102,36 @@ def is_stopped(pid: int) -> bool:
 
 def kill(pid: int, start_ticks: int, number: signal.Signals = signal.SIGKILL) -> bool:
     """Signal this very process; False when it is gone."""
+    with pinned(pid, start_ticks) as handle:
+        if handle is None:
+            return False
+        try:
+            signal.pidfd_send_signal(handle, number)
+        except ProcessLookupError:
+            return False
+    return True
+
+
+@contextmanager
+def pinned(pid: int, start_ticks: int) -> Generator[int | None]:
+    """A pidfd of this very process, which turns readable when it ends; None when it is gone."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
-        return False
+        yield None
+        return
     try:
-        # The handle pins the process, so what is checked now stays true until the signal.
-        if not is_running(pid, start_ticks):
-            return False
-        signal.pidfd_send_signal(handle, number)
-    except ProcessLookupError:
-        return False
+        # The handle keeps the pid from meaning another process, so what is checked now stays true.
+        yield handle if is_running(pid, start_ticks) else None
     finally:
         os.close(handle)
-    return True
+
+
+def await_exit(handle: int, timeout_s: float) -> bool:
+    """Whether the process of this pidfd ends within this time; also when nobody has reaped it yet."""
+    ended = select.poll()
+    ended.register(handle, select.POLLIN)
+    return bool(ended.poll(timeout_s * 1000))
 
 
 def descendants_of(pid: int) -> list[int]:

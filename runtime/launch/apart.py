@@ -26,11 +26,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from penstock.backends.processes.process_facts import how_it_ended
+from penstock.backends.processes.process_facts import await_exit, how_it_ended
 from penstock.messages.base import Value
 from penstock.messages.errors import UserFault
 from penstock.runtime.hosts.local.wire import content_of, memory_file
-from penstock.runtime.launch.runs import await_exit
 from penstock.runtime.scenario import Scenario
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import select
 import signal
 import time
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ import msgspec
 
 from penstock.backends.learners.checkpoints.names import CHECKPOINT, CHECKPOINTS
 from penstock.backends.ledger.tables import LEDGER_FILE
+from penstock.backends.processes.process_facts import await_exit, is_running, pinned
 from penstock.messages.errors import UserFault
 from penstock.runtime.hosts.processes.descendants import facts_of
 
@@ -249,22 +249,14 @@ def _checkpoints_in(folder: Path) -> dict[Path, tuple[int, int]]:
 
 def is_alive(record: RunRecord) -> bool:
     """Whether the very process that began the run still exists."""
-    return record.boot_id == _boot_id() and start_ticks(record.pid) == record.start_ticks
+    return record.boot_id == _boot_id() and is_running(record.pid, record.start_ticks)
 
 
 @contextmanager
 def process_handle(record: RunRecord) -> Generator[int | None]:
     """A pidfd of the run's process, which turns readable when that ends; None when it is gone."""
-    try:
-        handle = os.pidfd_open(record.pid)
-    except ProcessLookupError:
-        yield None
-        return
-    try:
-        # Asked while the handle keeps the pid from meaning another process.
-        yield handle if is_alive(record) else None
-    finally:
-        os.close(handle)
+    with pinned(record.pid, record.start_ticks) as handle:
+        yield handle if record.boot_id == _boot_id() else None
 
 
 def stop_run(record: RunRecord, timeout_s: float) -> bool:
@@ -283,13 +275,6 @@ def has_ended(record: RunRecord, timeout_s: float = 0.0) -> bool:
     """Whether the run's process is gone, or ends within this time."""
     with process_handle(record) as handle:
         return handle is None or await_exit(handle, timeout_s)
-
-
-def await_exit(handle: int, timeout_s: float) -> bool:
-    """Whether the process of this handle ends within this time; also when nobody has reaped it yet."""
-    ended = select.poll()
-    ended.register(handle, select.POLLIN)
-    return bool(ended.poll(timeout_s * 1000))
 
 
 def start_ticks(pid: int) -> int | None:

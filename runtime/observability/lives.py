@@ -22,7 +22,7 @@ from penstock.backends.ledger.sqlite import open_read_only
 from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.errors import UserFault
 from penstock.messages.samples import TerminalState, group_name
-from penstock.runtime.observability.samples import DROPPED, IN_THE_SYSTEM
+from penstock.runtime.observability.samples import DROPPED, IN_THE_SYSTEM, fate_text
 from penstock.runtime.observability.spans import AttributeValue, trace_id_of
 from penstock.runtime.observability.traces import SpanRow, each_span, run_salt, spans_by_trace
 
@@ -84,9 +84,8 @@ class Fate(msgspec.Struct, frozen=True):
     @property
     def text(self) -> str:
         """In words: ``trained at step 4``, ``failed: scoring_failed``."""
-        if self.version is not None:
-            return f"{self.state or 'in the batch'} at step {self.version}"
-        return ": ".join(filter(None, (self.state or IN_THE_SYSTEM, self.cause)))
+        state = self.state or (IN_THE_SYSTEM if self.version is None else "in the batch")
+        return fate_text(state, self.cause, self.version)
 
     def marks(self) -> Iterable[tuple[int, int]]:
         """What the ledger says of when: the place in ``STAGES`` before which a time lies, and the time in

@@ -55,9 +55,7 @@ class ShownSample(NamedTuple):
     @property
     def fate(self) -> str:
         """In words: ``trained at step 4``, ``filtered: zero_spread``."""
-        if self.version is not None:
-            return f"{self.state} at step {self.version}"
-        return f"{self.state}: {self.cause}" if self.cause else self.state
+        return fate_text(self.state, self.cause, self.version)
 
     @property
     def rewarded(self) -> str:
@@ -79,6 +77,13 @@ def shown_samples(run_folder: Path, limit: int | None = None) -> list[ShownSampl
         return list(_with_fates(run_folder / LEDGER_FILE, kept))
     except (sqlite3.Error, msgspec.DecodeError) as error:
         raise UserFault(f"{run_folder}: its samples cannot be read: {error}") from None
+
+
+def fate_text(state: str, cause: str, version: int | None) -> str:
+    """``trained at step 4``, ``filtered: zero_spread``."""
+    if version is not None:
+        return f"{state} at step {version}"
+    return f"{state}: {cause}" if cause else state
 
 
 def _with_fates(ledger: Path, kept: Sequence[KeptSample]) -> Iterable[ShownSample]:

@@ -20,6 +20,8 @@ from collections import deque
 from fractions import Fraction
 from typing import TYPE_CHECKING, Final
 
+from penstock.backends.rewards.instruction_text import stream_safe
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -63,7 +65,8 @@ def literal(text: str) -> object:
     if len(text) > MAX_LITERAL_CHARACTERS:
         raise FormulaError("too long")
     try:
-        return ast.literal_eval(_tree(text.strip()))
+        # Python puts names into Unicode's normal form, whose work is the square of the marks on one letter.
+        return ast.literal_eval(_tree(stream_safe(text.strip())))
     except (ValueError, TypeError, MemoryError, RecursionError) as error:
         raise FormulaError(str(error)) from None
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from functools import partial
@@ -16,6 +17,7 @@ from penstock.backends.data.generated import reasoning_gym_rows
 from penstock.backends.rewards import ifbench_checkers, ifeval_checkers
 from penstock.backends.rewards.code_answers import program_of
 from penstock.backends.rewards.code_cases import same_output
+from penstock.backends.rewards.formulas import FormulaError, literal
 from penstock.backends.rewards.functions import REWARD, load_function
 from penstock.backends.rewards.instruction_text import Given
 from penstock.backends.rewards.spec import REWARDS, lines_reward
@@ -110,8 +112,14 @@ def test_every_other_parser_is_linear() -> None:
     call = RewardCall(0, 1.0, "", "", "AaBb", b"", False, b"", b"", 0, 0, 0)
     assert_quick(lambda text: lines_reward(response=text, label=call.label, truncated=call.truncated, row=call.row))
     assert_quick(program_of)
+    assert_quick(_literal)
     assert_quick(partial(same_output, wanted="1.5 a\n"))
     assert {name for name in REWARDS.builtin if name.startswith("boxed_")} >= {"boxed_f1", "boxed_gpqa", "boxed_math"}
+
+
+def _literal(text: str) -> None:
+    with contextlib.suppress(FormulaError):
+        literal(text)
 
 
 @pytest.mark.slow

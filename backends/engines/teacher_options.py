@@ -11,6 +11,7 @@ from penstock.backends.engines.options import HttpUrl
 # msgspec reads the annotation:
 from penstock.backends.learners.options import WarmStartOptions
 from penstock.messages.base import Options, OptionValue
+from penstock.messages.errors import UserFault
 from penstock.messages.option_keys import ModelKey
 
 Seconds = Annotated[float, Meta(gt=0)]
@@ -73,3 +74,15 @@ class TeacherOptions(Options, frozen=True, kw_only=True):
     """A sample with which more teachers than this have died counts as failed."""
     simulated: TeacherLatencyOptions = TeacherLatencyOptions()
     """How long things take under the backend `simulated`."""
+
+
+def check_num_top(num_top: int, vocab_size: int) -> None:
+    """
+    Raises:
+        UserFault: more likeliest tokens are asked for than there are tokens.
+    """
+    if num_top > vocab_size:
+        raise UserFault(
+            f"teacher.top_logprobs: {num_top} is more than the {vocab_size} tokens of the teacher's "
+            "vocabulary; lower it"
+        )

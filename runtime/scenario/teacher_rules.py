@@ -96,8 +96,13 @@ def _objective(s: Scenario, teacher: TeacherOptions) -> Iterator[Broken]:
             if wants_top
             else f"has no effect with policy_loss: {objective.policy_loss}; remove it, or set learner.objective: gkd",
         )
+    is_modelled = _is_modelled(teacher)
     if teacher.top_logprobs and not _spec(teacher).has_likeliest:
-        yield (TEACHER, "backend"), "likeliest tokens come from an embedded teacher only; set it to torch"
+        yield (
+            (TEACHER, "backend"),
+            f"teachers of the backend {teacher.backend} do not name likeliest tokens; set it to "
+            + " or ".join(ENGINES.having(lambda spec: _fits(spec, is_modelled=is_modelled) and _has_likeliest(spec))),
+        )
     if not objective.opd_kl_coef and not wants_top and not loss_of(objective).is_function:
         yield (
             (TEACHER,),
@@ -119,6 +124,10 @@ def _spec(teacher: TeacherOptions) -> TeacherSpec:
     spec = ENGINES.spec(teacher.backend).teacher
     assert spec is not None, "its name was looked at before"
     return spec
+
+
+def _has_likeliest(spec: EngineSpec) -> bool:
+    return spec.teacher is not None and spec.teacher.has_likeliest
 
 
 def _is_modelled(teacher: TeacherOptions) -> bool:

@@ -16,7 +16,7 @@ from penstock.backends.engines.served.base.assembler import Assembler
 from penstock.backends.engines.served.base.calls import EndReason
 from penstock.backends.engines.served.base.create import served_engine
 from penstock.backends.engines.served.base.dialect import Held, Memory
-from penstock.backends.engines.served.base.generator import Generator
+from penstock.backends.engines.served.base.generator import Generator, ScoredText
 from penstock.backends.engines.served.base.health import Check
 from penstock.backends.engines.served.base.http import ServerHttp
 from penstock.backends.engines.served.base.opened import Opened, launch
@@ -169,9 +169,11 @@ class OtherGenerator(Generator):
         answer = await self.http.call("POST", "/rows", body, timeout_s=timeout_s)
         return msgspec.convert(msgspec.json.decode(answer)["rows"], list[list[float]])
 
-    async def score(self, tokens: bytes, *, rid: str, extra_key: str, timeout_s: float, first: int = 1) -> bytes:
+    async def score(
+        self, tokens: bytes, *, rid: str, extra_key: str, timeout_s: float, first: int = 1, num_top: int = 0
+    ) -> ScoredText:
         rows = await self._rows(tokens, timeout_s)
-        return pack_floats([row[place + 1] for place, row in enumerate(rows)][first - 1 :])
+        return ScoredText(pack_floats([row[place + 1] for place, row in enumerate(rows)][first - 1 :]))
 
     async def probe(self, tokens: bytes, *, rid: str, extra_key: str, timeout_s: float) -> bytes:
         return pack_floats([logprob for row in await self._rows(tokens, timeout_s) for logprob in row])

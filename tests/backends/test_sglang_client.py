@@ -53,6 +53,8 @@ from penstock.messages.samples import Media
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine
 
+    from penstock.messages.top_logprobs import TopLogprobs
+
 TIMEOUT_S = 20.0
 SHORT_S = 0.1
 """A deadline that is meant to pass."""
@@ -608,7 +610,8 @@ def test_an_abort_behind_a_router_goes_to_every_server() -> None:
 async def score(answer: Answer, ids: list[int]) -> tuple[list[float], dict[str, Any]]:
     async with replay(answer) as server, generator_for(server.url) as generator:
         scores = await generator.score(pack_tokens(ids), rid="s", extra_key="v9", timeout_s=TIMEOUT_S)
-        return list(floats_view(scores)), server.requests[0].body
+        assert scores.top is None
+        return list(floats_view(scores.logprobs)), server.requests[0].body
 
 
 def test_a_score_has_a_logprob_for_every_token_but_the_first() -> None:
@@ -649,6 +652,49 @@ def test_a_score_whose_logprob_is_no_number_is_refused() -> None:
     answer["meta_info"]["input_token_logprobs"][2][0] = None
     with pytest.raises(BadReply, match="no numbers"):
         run(score(status(200, msgspec.json.encode(answer)), [5, 6, 511, 7]))
+
+
+Rows = list[list[tuple[float | None, int, None]] | None]
+LIKELIEST: Rows = [
+    None,
+    [(-0.1, 3, None), (-2.5, 511, None)],
+    [(-0.2, 7, None), (-3.0, 5, None)],
+    [(-0.3, 0, None), (-1.0, 1, None)],
+]
+
+
+async def likeliest(rows: Rows) -> tuple[TopLogprobs | None, dict[str, Any]]:
+    answer = msgspec.json.decode(recording("incremental_scored").body)
+    answer["meta_info"]["input_top_logprobs"] = rows
+    async with replay(status(200, msgspec.json.encode(answer))) as server, generator_for(server.url) as generator:
+        found = await generator.score(
+            pack_tokens([5, 6, 511, 7]), rid="s", extra_key="v9", timeout_s=TIMEOUT_S, num_top=2
+        )
+        return found.top, server.requests[0].body
+
+
+def test_a_score_names_the_likeliest_tokens_in_the_place_of_each() -> None:
+    top, body = run(likeliest(LIKELIEST))
+    assert top is not None
+    assert (body["top_logprobs_num"], top.per_token, top.num_tokens) == (2, 2, 3)
+    assert tokens_view(top.ids).tolist() == [3, 511, 7, 5, 0, 1]
+    assert floats_view(top.logprobs).tolist() == pytest.approx([-0.1, -2.5, -0.2, -3.0, -0.3, -1.0])
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (None, "likeliest tokens of 3 places"),
+        ([(-0.1, 3, None)], "likeliest tokens of 3 places"),
+        ([(-0.1, 3, None), (None, 4, None)], "likeliest tokens of 3 places"),
+        ([(-0.1, 3, None), (-1.0, 512, None)], "token id 512 is outside"),
+    ],
+)
+def test_an_answer_without_the_likeliest_tokens_is_refused(row: Any, message: str) -> None:  # noqa: ANN401
+    with pytest.raises(BadReply, match=message):
+        run(likeliest([*LIKELIEST[:2], row, LIKELIEST[3]]))
+    with pytest.raises(BadReply, match="likeliest tokens of 3 places"):
+        run(likeliest(LIKELIEST[:-1]))
 
 
 async def probe(answer: Answer, ids: list[int]) -> tuple[list[float], dict[str, Any]]:

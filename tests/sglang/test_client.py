@@ -248,7 +248,7 @@ def test_a_score_equals_transformers(server: RunningServer) -> None:
     with torch.no_grad():
         logits = model(torch.tensor([ids])).logits[0, :-1]
     expected = torch.log_softmax(logits, -1).gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]
-    assert list(floats_view(scores)) == pytest.approx([float(value) for value in expected], abs=2e-5)
+    assert list(floats_view(scores.logprobs)) == pytest.approx([float(value) for value in expected], abs=2e-5)
 
 
 def test_a_deadline_and_a_cancellation_leave_nothing_running_on_the_server(server: RunningServer) -> None:

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 from penstock.backends.engines.served.sglang.opening import ADMIN_KEY_VARIABLE
 from penstock.backends.engines.served.sglang.teacher import longest_sample, open_sglang_teacher
 from penstock.backends.engines.teacher_options import TeacherModelOptions, TeacherOptions
-from penstock.messages.arrays import floats_view, pack_tokens
+from penstock.messages.arrays import floats_view, pack_tokens, tokens_view
 from penstock.messages.commands import ComputeLogprobs, OpenEngine
 from penstock.messages.local import EngineOpened, LocalEvent, LogprobsComputed
 from penstock.messages.samples import SampleKey
@@ -34,6 +34,7 @@ pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300)]
 CONTEXT = 96
 WAIT_S = 240.0
 TOLERANCE = 1e-4
+NUM_TOP = 5
 
 
 def ids(count: int, seed: int) -> list[int]:
@@ -51,12 +52,17 @@ TEXTS: list[tuple[list[int], list[int]]] = [
 ]
 
 
-def expected(folder: Path, context: list[int], tokens: list[int]) -> list[float]:
+def distributions(folder: Path, context: list[int], tokens: list[int]) -> torch.Tensor:
+    """Log-probs ``[T, vocabulary]`` in the place of each of T tokens."""
     model = cast("PreTrainedModel", AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
     every = torch.tensor([context + tokens])
     with torch.no_grad():
         logits = cast("torch.Tensor", model(every).logits)[0, :-1]
-    found = torch.log_softmax(logits, -1).gather(1, every[0, 1:, None])[len(context) - 1 :, 0]
+    return torch.log_softmax(logits, -1)[len(context) - 1 :]
+
+
+def expected(folder: Path, context: list[int], tokens: list[int]) -> list[float]:
+    found = distributions(folder, context, tokens).gather(1, torch.tensor(tokens)[:, None])[:, 0]
     return cast("list[float]", found.tolist())
 
 
@@ -95,6 +101,18 @@ def check(folder: Path, found: list[LogprobsComputed]) -> None:
     assert "context length" in found[-1].error or "too long" in found[-1].error or "longer" in found[-1].error
 
 
+def check_likeliest(folder: Path, found: list[LogprobsComputed], k: int) -> None:
+    """The k greatest log-probs of each place, under the ids whose log-probs they are."""
+    for (context, tokens), answer in zip(TEXTS, found, strict=False):
+        (top,) = answer.top
+        every = distributions(folder, context, tokens)
+        ids = torch.tensor(tokens_view(top.ids).tolist()).reshape(len(tokens), k)
+        logprobs = torch.tensor(floats_view(top.logprobs).tolist()).reshape(len(tokens), k)
+        torch.testing.assert_close(logprobs, every.topk(k).values, atol=TOLERANCE, rtol=0)
+        torch.testing.assert_close(logprobs, every.gather(1, ids), atol=TOLERANCE, rtol=0)
+        assert all(len(set(row)) == k for row in cast("list[list[int]]", ids.tolist()))
+
+
 def test_a_server_of_ours_takes_samples_a_little_shorter_than_its_model(tiny_model: Callable[..., Path]) -> None:
     assert longest_sample(tiny_model()) == CONTEXT_TOKENS - 8
 
@@ -107,10 +125,12 @@ def test_a_server_of_ours_teaches(tiny_model: Callable[..., Path], tmp_path: Pat
         slots=8,
         device="cpu",
         sglang={"mem_fraction_static": 0.2, "max_total_tokens": 16384},
+        top_logprobs=NUM_TOP,
     )
     found, opened = answers_of(folder, tmp_path, options)
     assert opened.num_slots == 8
     check(folder, found)
+    check_likeliest(folder, found, NUM_TOP)
     assert (tmp_path / "logs" / "teacher-0-sglang.log").is_file()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from penstock.backends.checkpoint.make import character_tokenizer, make_model
 from penstock.backends.data.problems import DataError
 from penstock.backends.data.same_tokens import check_same_tokens
+from penstock.backends.engines.spec import ENGINES, EngineSpec
 from penstock.messages.errors import UserFault
 from penstock.messages.names import LEARNER, Role, is_engine, is_teacher, role_of, teacher_index, teacher_name
 from penstock.runtime.cli.placement import placement
@@ -66,10 +68,6 @@ def _sglang(*more: str) -> tuple[str, ...]:
         (("teacher.top_logprobs=8",), r"teacher\.top_logprobs: has no effect with policy_loss: ppo"),
         (("learner.objective=gkd", "teacher=null"), r"policy_loss: the distance to a teacher's distribution is asked"),
         (
-            _sglang("learner.objective=gkd", "teacher.top_logprobs=8"),
-            r"teacher\.backend: likeliest tokens come from an embedded teacher only",
-        ),
-        (
             ("learner.objective={name: gkd, estimator: grpo}", "teacher.top_logprobs=8"),
             r"estimator: a distance to a teacher is made smaller, and grpo may make it larger",
         ),
@@ -103,6 +101,22 @@ def _sglang(*more: str) -> tuple[str, ...]:
 def test_what_does_not_go_together_is_refused_with_the_reason(overrides: tuple[str, ...], message: str) -> None:
     with pytest.raises(UserFault, match=message):
         scenario(*overrides)
+
+
+def test_a_teacher_that_names_no_likeliest_tokens_teaches_no_divergence(monkeypatch: pytest.MonkeyPatch) -> None:
+    likeliest = ("learner.objective=gkd", "teacher.top_logprobs=8")
+    assert scenario(*_sglang(*likeliest)).teacher is not None
+    registered = ENGINES.spec
+    spec = registered("sglang")
+    assert spec.teacher is not None
+    without = replace(spec, teacher=replace(spec.teacher, has_likeliest=False))
+
+    def changed(name: str) -> EngineSpec:
+        return without if name == "sglang" else registered(name)
+
+    monkeypatch.setattr(ENGINES, "spec", changed)
+    with pytest.raises(UserFault, match=r"teachers of the backend sglang do not name .*; set it to torch$"):
+        scenario(*_sglang(*likeliest))
 
 
 def test_rewards_and_a_teacher_go_together() -> None:

@@ -14,6 +14,7 @@ import torch
 
 from penstock.backends.checkpoint.model_config import read_model_config
 from penstock.backends.checkpoint.tensors import CheckpointTensors
+from penstock.backends.engines.teacher_options import check_num_top
 from penstock.backends.engines.torch.attention import FreshAttention, RaggedRows
 from penstock.backends.engines.torch.cache import KeyValueCache
 from penstock.backends.engines.torch.model import DecoderModel, Rows
@@ -87,11 +88,7 @@ class TextScorer:
                 f"teacher.model: {folder} takes at most {config.max_positions} tokens, and model.max_context is "
                 f"{max_context}; lower that, or take another teacher"
             )
-        if num_top > config.vocab_size:
-            raise UserFault(
-                f"teacher.top_logprobs: {num_top} is more than the {config.vocab_size} tokens of the teacher's "
-                "vocabulary; lower it"
-            )
+        check_num_top(num_top, config.vocab_size)
         self.config = config
         self._num_top = num_top
         self._max_context = max_context

@@ -26,7 +26,7 @@ import time
 import zlib
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.backends.engines.served.base.http import (
     BadReply,
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from penstock.backends.engines.served.base.calls import Chunk, GenerateCall, Generated
     from penstock.backends.engines.served.base.dialect import Control
     from penstock.backends.engines.served.base.http import EventStream, ServerHttp
+    from penstock.messages.top_logprobs import TopLogprobs
 
 ABORT_TIMEOUT_S: Final = 5.0
 ABORT_GRACE_S: Final = 2.0
@@ -65,6 +66,15 @@ class RetryPolicy(Value, frozen=True, kw_only=True):
     max_delay_s: float = 5.0
     give_up_after_s: float = 60.0
     """Since the first attempt; the deadline of the request counts as well."""
+
+
+class ScoredText(NamedTuple):
+    """What a server finds of some tokens, at temperature 1."""
+
+    logprobs: bytes
+    """float32 ``[T]``"""
+    top: TopLogprobs | None = None
+    """The likeliest in the place of each, where they were asked for."""
 
 
 class Generator(ABC):
@@ -109,9 +119,11 @@ class Generator(ABC):
         return 0.0 if isinstance(error, (ConnectFailed, ServerBusy)) else None
 
     @abstractmethod
-    async def score(self, tokens: bytes, *, rid: str, extra_key: str, timeout_s: float, first: int = 1) -> bytes:
-        """Log-probs float32 ``[T − first]`` of tokens ``[T]`` at temperature 1, from place ``first`` on, each given all
-        before it. Not answered while generation is paused.
+    async def score(
+        self, tokens: bytes, *, rid: str, extra_key: str, timeout_s: float, first: int = 1, num_top: int = 0
+    ) -> ScoredText:
+        """Log-probs of tokens ``[T]`` at temperature 1, from place ``first`` on, each given all before it, and the
+        ``num_top`` likeliest tokens of each of these places. Not answered while generation is paused.
 
         Raises:
             BadTokenError: an id lies outside the embedding.

@@ -22,13 +22,14 @@ import secrets
 from typing import TYPE_CHECKING, Final, Generic, assert_never
 
 from penstock.backends.engines.served.base.dialect import EndpointT
-from penstock.backends.engines.served.base.generator import BadTokenError
+from penstock.backends.engines.served.base.generator import BadTokenError, ScoredText
 from penstock.backends.engines.served.base.http import CallError, ConnectFailed, Refused, ServerBusy
 from penstock.backends.engines.served.base.loop import LoopBackend
 from penstock.messages.arrays import TOKEN_BYTES
 from penstock.messages.base import Metric
 from penstock.messages.commands import ComputeLogprobs, OpenEngine, TeacherCommand
 from penstock.messages.local import EngineOpened, LogprobsComputed
+from penstock.messages.top_logprobs import TopLogprobs
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -50,13 +51,20 @@ class ServedTeacherBackend(LoopBackend[TeacherCommand], Generic[EndpointT]):
     """One teacher behind :class:`penstock.backends.protocol.Backend`."""
 
     def __init__(
-        self, open_server: Callable[[], Awaitable[Opened[EndpointT]]], *, num_slots: int, timeout_s: float
+        self,
+        open_server: Callable[[], Awaitable[Opened[EndpointT]]],
+        *,
+        num_slots: int,
+        timeout_s: float,
+        num_top: int = 0,
     ) -> None:
-        """``open_server`` starts or attaches. ``num_slots``: samples at it. ``timeout_s``: for one answer."""
+        """``open_server`` starts or attaches. ``num_slots``: samples at it. ``timeout_s``: for one answer. ``num_top``:
+        likeliest tokens that it names in the place of each."""
         super().__init__("served-teacher")
         self._open_server = open_server
         self._num_slots = num_slots
         self._timeout_s = timeout_s
+        self._num_top = num_top
         self._tag = secrets.token_hex(4)
         self._opened: Opened[EndpointT] | None = None
         self._num_tokens = self._num_requests = 0
@@ -97,23 +105,25 @@ class ServedTeacherBackend(LoopBackend[TeacherCommand], Generic[EndpointT]):
 
     async def _compute(self, command: ComputeLogprobs) -> None:
         assert self._opened is not None, "a teacher is asked after it has opened"
-        logprobs: list[bytes] = []
+        scored: list[ScoredText] = []
         for index, text in enumerate(command.texts):
             key = command.key
             rid = f"{self._tag}-{key.group_id}-{key.index}-{command.attempt}-{index}"
             try:
-                logprobs.append(await self._score(self._opened.generator, text, rid))
+                scored.append(await self._score(self._opened.generator, text, rid))
             except (BadTokenError, Refused) as error:
                 self._emit(LogprobsComputed(key=key, attempt=command.attempt, error=str(error)))
                 return
         self._num_tokens += sum(text.num_tokens for text in command.texts)
-        self._emit(LogprobsComputed(key=command.key, attempt=command.attempt, logprobs=tuple(logprobs)))
+        logprobs = tuple(each.logprobs for each in scored)
+        top = tuple(each.top for each in scored if each.top is not None)
+        self._emit(LogprobsComputed(key=command.key, attempt=command.attempt, logprobs=logprobs, top=top))
 
-    async def _score(self, generator: Generator, text: GivenTokens, rid: str) -> bytes:
+    async def _score(self, generator: Generator, text: GivenTokens, rid: str) -> ScoredText:
         if not text.context:
             raise BadTokenError("nothing stands before the first token, so nothing predicts it")
         if not text.tokens:
-            return b""
+            return ScoredText(b"", TopLogprobs(self._num_top, b"", b"") if self._num_top else None)
         until_s = self._loop.time() + RETRY_S
         number = 0
         while True:
@@ -125,6 +135,7 @@ class ServedTeacherBackend(LoopBackend[TeacherCommand], Generic[EndpointT]):
                     extra_key="teacher",
                     timeout_s=self._timeout_s,
                     first=len(text.context) // TOKEN_BYTES,
+                    num_top=self._num_top,
                 )
             except (ConnectFailed, ServerBusy) as error:
                 if self._loop.time() >= until_s:

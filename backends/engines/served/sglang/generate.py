@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock.backends.engines.served.base.calls import GenerateCall
-from penstock.backends.engines.served.base.generator import Generator, RetryPolicy
+from penstock.backends.engines.served.base.generator import Generator, RetryPolicy, ScoredText
 from penstock.backends.engines.served.base.http import BadReply, CallError, CutOff, Refused, ServerBusy, TimedOut
 from penstock.backends.engines.served.sglang.assembler import SglangAssembler
 from penstock.backends.engines.served.sglang.control import SglangControl
 from penstock.backends.engines.served.sglang.media import media_fields
 from penstock.backends.engines.served.sglang.replies import BusyInStream, RefusedInStream, decode_reply
-from penstock.messages.arrays import pack_floats
+from penstock.messages.arrays import pack_floats, pack_tokens
+from penstock.messages.top_logprobs import TopLogprobs
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -75,12 +76,20 @@ class _Body(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 class _ScoreBody(_Body, frozen=True, kw_only=True, gc=False):
     token_ids_logprob: list[int] | None = None
+    top_logprobs_num: int = 0
 
     @staticmethod
     def of(
-        ids: list[int], *, rid: str, extra_key: str, first: int, token_ids_logprob: list[int] | None = None
+        ids: list[int],
+        *,
+        rid: str,
+        extra_key: str,
+        first: int,
+        token_ids_logprob: list[int] | None = None,
+        num_top: int = 0,
     ) -> _ScoreBody:
-        """Makes nothing; scores the ids from place ``first`` on, or the given ids at each of these places."""
+        """Makes nothing; scores the ids from place ``first`` on, or the given ids at each of these places, and names
+        the ``num_top`` likeliest ids there."""
         nothing = GenerateCall(rid=rid, input_ids=b"", max_new_tokens=0, extra_key=extra_key, deadline_s=0.0)
         return _ScoreBody(
             rid=rid,
@@ -90,6 +99,7 @@ class _ScoreBody(_Body, frozen=True, kw_only=True, gc=False):
             stream=False,
             logprob_start_len=first - 1,  # the first entry is that of a token whose log-prob nobody computes
             token_ids_logprob=token_ids_logprob,
+            top_logprobs_num=num_top,
         )
 
 
@@ -125,10 +135,13 @@ class SglangGenerator(Generator):
         self._seeded = seeded
         self._priorities = priorities
 
-    async def score(self, tokens: bytes, *, rid: str, extra_key: str, timeout_s: float, first: int = 1) -> bytes:
+    async def score(
+        self, tokens: bytes, *, rid: str, extra_key: str, timeout_s: float, first: int = 1, num_top: int = 0
+    ) -> ScoredText:
         """See :class:`~penstock.backends.engines.served.base.generator.Generator`."""
         ids = self._checked(tokens)
-        meta = await self._score(_ScoreBody.of(ids, rid=rid, extra_key=extra_key, first=first), timeout_s)
+        body = _ScoreBody.of(ids, rid=rid, extra_key=extra_key, first=first, num_top=num_top)
+        meta = await self._score(body, timeout_s)
         entries = meta.input_token_logprobs
         asked = ids[first - 1 :]
         if len(entries) != len(asked) or not all(
@@ -140,7 +153,17 @@ class SglangGenerator(Generator):
         logprobs = [entry[0] for entry in entries[1:] if entry[0] is not None]
         if len(logprobs) != len(asked) - 1:
             raise BadReply(f"scoring {rid}: {len(asked) - 1 - len(logprobs)} log-probs are no numbers")
-        return pack_floats(logprobs)
+        return ScoredText(pack_floats(logprobs), self._top(meta, len(logprobs), num_top, rid) if num_top else None)
+
+    def _top(self, meta: MetaInfo, num_places: int, k: int, rid: str) -> TopLogprobs:
+        rows = meta.input_top_logprobs[1:]
+        found = [entry for row in rows for entry in row or ()]
+        logprobs = [value for value, _, _ in found if value is not None]
+        if [len(row or ()) for row in rows] != [k] * num_places or len(logprobs) != len(found):
+            raise BadReply(f"scoring {rid}: the answer does not name the {k} likeliest tokens of {num_places} places")
+        if beyond := [token for _, token, _ in found if not 0 <= token < self._vocab_size]:
+            raise BadReply(f"scoring {rid}: token id {beyond[0]} is outside the vocabulary of {self._vocab_size}")
+        return TopLogprobs(k, pack_tokens([token for _, token, _ in found]), pack_floats(logprobs))
 
     async def probe(self, tokens: bytes, *, rid: str, extra_key: str, timeout_s: float) -> bytes:
         """See :class:`~penstock.backends.engines.served.base.generator.Generator`."""

@@ -51,6 +51,8 @@ class MetaInfo(msgspec.Struct, gc=False):
     input_token_logprobs: list[TokenLogprob] = []
     input_token_ids_logprobs: list[list[TokenLogprob] | None] = []
     """Of the ids that were asked for after each input token but the last; null before the first."""
+    input_top_logprobs: list[list[TokenLogprob] | None] = []
+    """The likeliest tokens in the place of each input token, the likeliest first; null in the first place."""
     output_token_logprobs: list[TokenLogprob] = []
     routed_experts: str | None = None
     """Base64 of int32 ``[N, layers, k]`` for prompt and response but the last token; of a request that asked for it and

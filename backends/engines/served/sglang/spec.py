@@ -147,6 +147,7 @@ SGLANG: Final = EngineSpec(
     teacher=TeacherSpec(
         open=_open_teacher,
         temperature=1.0,
+        has_likeliest=True,
         answers_judges=True,
         rules=_teacher_rules,
         longest_sample=_longest_sample,

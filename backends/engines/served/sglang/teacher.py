@@ -17,6 +17,7 @@ from penstock.backends.engines.served.sglang.control import SglangControl
 from penstock.backends.engines.served.sglang.endpoint import SglangEndpoint
 from penstock.backends.engines.served.sglang.generate import SglangGenerator
 from penstock.backends.engines.served.sglang.opening import ADMIN_KEY_VARIABLE, open_engine
+from penstock.backends.engines.teacher_options import check_num_top
 from penstock.messages.errors import UserFault
 
 if TYPE_CHECKING:
@@ -44,8 +45,10 @@ def open_sglang_teacher(
         max_context: tokens of prompt and response together.
 
     Raises:
-        UserFault: the folder does not say how large the vocabulary is.
+        UserFault: the folder does not say how large the vocabulary is, or it is smaller than ``top_logprobs``.
     """
+    shape = shape_of(model_folder)
+    check_num_top(options.top_logprobs, shape.vocab_size)
     setup = EngineSetup(
         name=name,
         place=place,
@@ -59,7 +62,7 @@ def open_sglang_teacher(
             sglang=options.sglang,
             start_timeout_s=options.start_timeout_s,
         ),
-        shape=shape_of(model_folder),
+        shape=shape,
         max_context=max_context + NUM_EXTRA_TOKENS,
         dtype=options.model.dtype,
     )
@@ -69,7 +72,9 @@ def open_sglang_teacher(
             return await _attach(setup, options.addresses[place])
         return await open_engine(setup, lambda _news: None)
 
-    return ServedTeacherBackend(open_server, num_slots=options.slots, timeout_s=options.timeout_s)
+    return ServedTeacherBackend(
+        open_server, num_slots=options.slots, timeout_s=options.timeout_s, num_top=options.top_logprobs
+    )
 
 
 async def _attach(setup: EngineSetup, address: str) -> Opened[SglangEndpoint]:

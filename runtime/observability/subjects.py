@@ -23,6 +23,7 @@ from penstock.messages.flow import (
 from penstock.messages.local import (
     BatchTrained,
     CheckpointWritten,
+    EpisodeMoved,
     GenerationAdvanced,
     GenerationEnded,
     GroupJudged,
@@ -105,6 +106,7 @@ _Keyed = (
     | SampleFailed
     | GenerationAdvanced
     | GenerationEnded
+    | EpisodeMoved
     | SampleJudged
 )
 _OfStep = (
@@ -173,6 +175,7 @@ _SUBJECT_OF: Final[dict[type[Event], Callable[..., Subject]]] = {
     SampleFailed: _of_key,
     GenerationAdvanced: _of_key,
     GenerationEnded: _of_key,
+    EpisodeMoved: _of_key,
     SampleJudged: _of_key,
     GroupScored: _of_group_scored,
     SampleGenerated: _of_sample,

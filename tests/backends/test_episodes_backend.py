@@ -520,7 +520,8 @@ def test_commands_and_answers_about_weights_pass_through(bench: Bench) -> None:
     opened = EngineOpened(num_slots=4)
     bench.engine.emit(opened)
     assert bench.said == [opened]
-    assert {metric.name for metric in bench.backend.gauges()} == {"engine/running", "gateway/open"}
+    names = {"engine/running", "gateway/open", "episodes/waiting_for_tools", "episodes/tool_wait_s"}
+    assert {metric.name for metric in bench.backend.gauges()} == names
 
 
 def test_nothing_is_given_to_the_engine_while_it_takes_weights_in_flight(bench: Bench) -> None:

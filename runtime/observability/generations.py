@@ -2,8 +2,9 @@
 
 Invariants:
 
-* What a sample's ``generate`` holds is recorded as soon as it is over, before ``generate`` itself, under the id that it
-  will have: what a killed engine did until half a second before is in the file.
+* What a sample's ``generate`` holds is recorded as soon as it is over, before ``generate`` itself, under the id that
+  this will have. Spans of episodes are written within hundredths of a second: an episode is long, and what a killed
+  engine had made of it up to a save point is trained.
 * A turn lies within its ``generate``. A call may outlive it: an interruption stops the model, and no tool.
 """
 
@@ -81,6 +82,7 @@ class GenerationStages:
     def __init__(self, recorder: SpanRecorder, ids: TraceIds) -> None:
         self._record = recorder.record
         self._new_id = recorder.new_id
+        self._has_news = recorder.has_news
         self._ids = ids
         self._arrived: Open[SampleKey, int] = Open()
         self._generating: Open[SampleKey, _Generation] = Open()
@@ -120,6 +122,8 @@ class GenerationStages:
         )
         parent_id = attempt_span_id(trace_id, event.attempt)
         self._record(trace_id, parent_id, "generate", begun.at_ns, start_ns, attributes, span_id=begun.span_id)
+        if begun.num_turns:
+            self._has_news.set()
 
     def episode_moved(self, event: EpisodeMoved, _start_ns: int, _end_ns: int) -> None:
         step, key = event.step, event.key
@@ -135,6 +139,7 @@ class GenerationStages:
         name, attributes = _turn(step) if isinstance(step, TurnTaken) else _call(step)
         told: Attributes = (("attempt", event.attempt), *attributes)
         self._record(trace_id, parent_id, name, step.begin_ns, step.end_ns, told)
+        self._has_news.set()
 
 
 def _outcome(outcome: Outcome) -> str:

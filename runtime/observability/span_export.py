@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 SCOPE_NAME: Final = "penstock"
 SPANS_PER_EXPORT: Final = 512
 EXPORT_INTERVAL_S: Final = 0.5
+NEWS_INTERVAL_S: Final = 0.02
+"""Between two exports where the recorder asks for them; what comes meanwhile goes together."""
 MAX_QUEUED_EXPORTS: Final = 64
 """Batches that wait for a collector: 32,768 spans, about 50 MB."""
 OTLP_TIMEOUT_S: Final = 5.0
@@ -215,6 +217,7 @@ class SpanExporterThread:
         """Write out what was recorded so far and end; returns whether everything was done in time."""
         deadline = time.monotonic() + timeout_s
         self._stop.set()
+        self._recorder.has_news.set()
         self._thread.join(timeout_s)
         is_done = not self._thread.is_alive()
         if self._collector is not None:
@@ -224,7 +227,10 @@ class SpanExporterThread:
         return is_done
 
     def _run(self) -> None:
-        while not self._stop.wait(self._interval_s):
+        has_news = self._recorder.has_news
+        while not self._stop.wait(min(NEWS_INTERVAL_S, self._interval_s)):
+            has_news.wait(self._interval_s)
+            has_news.clear()
             self._drain()
         self._drain()
 

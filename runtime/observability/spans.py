@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
@@ -98,11 +99,13 @@ def sampled(trace_id: bytes, fraction: float) -> bool:
 class SpanRecorder:
     """Collects the spans of one process until an exporter takes them. Any thread may record."""
 
-    __slots__ = ("_limit", "_next_id", "_spans", "num_dropped")
+    __slots__ = ("_limit", "_next_id", "_spans", "has_news", "num_dropped")
 
     def __init__(self, *, max_pending: int = MAX_PENDING_SPANS) -> None:
         self.num_dropped = 0
         """Spans that found the list full."""
+        self.has_news = threading.Event()
+        """Set to have them taken soon, and not when it is time."""
         self._limit = max_pending
         self._spans: list[SpanTuple] = []
         self._next_id: Callable[[], int] = itertools.count(int.from_bytes(os.urandom(SPAN_ID_BYTES), "big")).__next__

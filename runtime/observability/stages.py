@@ -92,7 +92,8 @@ class StageRecorder:
         self._working: Open[tuple[str, int], int] = Open()
         self._training: Open[int, tuple[int, tuple[SampleKey, ...]]] = Open()
         engine = GenerationStages(recorder, ids)
-        self._on_event: dict[type[Event], Callable[[Any, int, int], None]] = {
+        # What the observer of the shell looks up and calls: a third call for each event would be a tenth of its cost.
+        self.on_event: dict[type[Event], Callable[[Any, int, int], None]] = {
             DemandGranted: self._demand_granted,
             EvaluationDue: self._evaluation_due,
             SampleIssued: engine.sample_arrived,
@@ -109,7 +110,7 @@ class StageRecorder:
             WeightsStagedLocally: self._weights_fetched,
             WeightsSwapped: self._weights_swapped,
         }
-        self._on_command: dict[type[Command], Callable[[Any, int], None]] = {
+        self.on_command: dict[type[Command], Callable[[Any, int], None]] = {
             Generate: engine.begins,
             Train: self._training_begins,
             SaveCheckpoint: self._checkpoint_begins,
@@ -117,7 +118,7 @@ class StageRecorder:
             FetchWeights: self._fetch_begins,
             ApplyWeights: self._swap_begins,
         }
-        self._on_sent: dict[type[Event], Callable[[Any, str, int, int], None]] = {
+        self.on_sent: dict[type[Event], Callable[[Any, str, int, int], None]] = {
             SampleIssued: self._sample_issued,
             SampleScored: self._sample_scored,
             ScoringFailed: self._scoring_failed,
@@ -126,26 +127,6 @@ class StageRecorder:
             BatchReady: self._batch_offered,
             VersionAnnounced: self._version_announced,
         }
-
-    # --- what the observer of the shell calls -------------------------------------------------------------------
-
-    def event(self, event: Event, start_ns: int, end_ns: int) -> None:
-        """An event that was handled in this time."""
-        act = self._on_event.get(type(event))
-        if act is not None:
-            act(event, start_ns, end_ns)
-
-    def command(self, command: Command, end_ns: int) -> None:
-        """A command that the handling returned, other than a ``Send``."""
-        act = self._on_command.get(type(command))
-        if act is not None:
-            act(command, end_ns)
-
-    def sent(self, event: Event, to: str, start_ns: int, end_ns: int) -> None:
-        """An event that the handling sends."""
-        act = self._on_sent.get(type(event))
-        if act is not None:
-            act(event, to, start_ns, end_ns)
 
     # --- PromptSource -----------------------------------------------------------------------------------------
 

@@ -60,7 +60,8 @@ from penstock.messages.training import BatchReady, UpdateMode
 from penstock.messages.weights import ServingEngine, VersionAnnounced, WeightManifest, WeightsExported
 from penstock.messages.wire import Header
 from penstock.runtime.observability.event_observer import EventObserver
-from penstock.runtime.observability.span_export import FileSpanExporter, SpanExporterThread, actor_resource
+from penstock.runtime.observability.span_export import SpanExporterThread
+from penstock.runtime.observability.span_file import SpanFile, actor_attributes
 from penstock.runtime.observability.spans import SpanRecorder, root_span_id, step_trace_id, trace_id_of
 from penstock.runtime.observability.traces import open_traces, read_spans, read_step, read_trace, span_file
 from penstock.runtime.observability.tracing import TraceObserver
@@ -409,9 +410,7 @@ def test_a_step_is_linked_to_its_samples_and_to_its_version_and_they_to_it(tmp_p
 
 
 def write(run_folder: Path, actor: str, recorder: SpanRecorder) -> None:
-    exporter = SpanExporterThread(
-        recorder, FileSpanExporter(span_file(run_folder, actor, 1)), resource=actor_resource(actor, 1)
-    )
+    exporter = SpanExporterThread(recorder, SpanFile(span_file(run_folder, actor, 1), actor_attributes(actor, 1)))
     exporter.start()
     assert exporter.close(5)
 

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import opentelemetry.semconv._incubating.attributes.gen_ai_attributes as convention
 import pytest
+from opentelemetry.sdk.resources import Resource
 from opentelemetry.semconv.attributes.error_attributes import ERROR_TYPE
 
 from penstock.messages.training import Activity
 from penstock.runtime.cli.trace import life_tree
 from penstock.runtime.observability import gen_ai
 from penstock.runtime.observability.lives import STAGES, Fate, life_of
-from penstock.runtime.observability.span_export import actor_resource, readable_span
+from penstock.runtime.observability.span_collector import readable_span
+from penstock.runtime.observability.span_file import actor_attributes
 from penstock.runtime.observability.trace_view import write_view
 from penstock.runtime.observability.traces import SpanRow
 from penstock.runtime.observability.trackers import ActivityRow
@@ -189,7 +191,7 @@ def test_a_lane_is_drawn_as_it_was_reported(tmp_path: Path) -> None:
 def test_spans_carry_the_names_that_viewers_of_language_models_look_for() -> None:
     exported = readable_span(
         (b"t" * 16, b"s" * 8, b"", "generate", 1, 2, (("outcome", "infra_error"), ("num_tokens", 7)), ()),
-        actor_resource("engine/0", 1),
+        Resource(actor_attributes("engine/0", 1)),
     )
     assert exported.attributes == {
         "outcome": "infra_error",

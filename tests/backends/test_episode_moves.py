@@ -10,13 +10,13 @@ from test_episodes_backend import ABORTED, EPISODE, INTERRUPTED, KEY, PROMPT, Be
 
 from penstock.backends.episodes.protocol import CallMade, TurnRequest
 from penstock.messages.arrays import pack_tokens
-from penstock.messages.base import Metric
 from penstock.messages.commands import AbortGeneration, Generate
 from penstock.messages.local import EpisodeMoved, GenerationEnded, ToolCalled, TurnTaken
 from penstock.messages.samples import Completed, Part, SampleKey, StopReason, Truncated, VersionSpan
 
 if TYPE_CHECKING:
     from penstock.backends.episodes.protocol import Episode
+    from penstock.messages.base import Metric
 
 OTHER = SampleKey(3, 2)
 

@@ -198,8 +198,8 @@ def _print(report: ControlPlaneReport, console: Console) -> None:
         )
     if (tracing := report.tracing) is not None:
         console.print(
-            f"tracing costs {_percents(tracing.rate_losses)} of groups/s and {_percents(tracing.cpu_costs)} of CPU time, "
-            f"of which {100 * MAX_TRACING_COST:.0f} % are allowed"
+            f"tracing costs {_percents(tracing.rate_losses)} of groups/s and {_percents(tracing.cpu_costs)} of CPU "
+            f"time, of which {100 * MAX_TRACING_COST:.0f} % are allowed"
         )
     first = VARIANTS[0].name
     profile = Table(title="where the time goes")

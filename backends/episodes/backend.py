@@ -64,7 +64,12 @@ class EpisodeBackend:
     """See the module."""
 
     def __init__(
-        self, inner: Backend[EngineCommand], driver: EpisodeDriver, *, now_s: Callable[[], float] = time.monotonic
+        self,
+        inner: Backend[EngineCommand],
+        driver: EpisodeDriver,
+        *,
+        now_s: Callable[[], float] = time.monotonic,
+        now_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._inner = inner
         self._driver = driver
@@ -73,7 +78,7 @@ class EpisodeBackend:
         self._turns: dict[int, PlayedEpisode] = {}
         """Episodes by the attempt of their running generation."""
         self._attempts = itertools.count()
-        self._moves = EpisodeMoves(now_s)
+        self._moves = EpisodeMoves(now_s, now_ns)
         self._is_swapping = False
         self.lock = threading.RLock()
         """Re-entrant, as an engine may answer within ``execute``."""

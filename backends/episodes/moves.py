@@ -10,7 +10,6 @@ Invariants:
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Final
 
 from penstock.backends.episodes.episode import EpisodePhase
@@ -34,7 +33,7 @@ CUT_OFF: Final = "cut_off"
 class EpisodeMoves:
     """See the module."""
 
-    def __init__(self, now_s: Callable[[], float], now_ns: Callable[[], int] = time.time_ns) -> None:
+    def __init__(self, now_s: Callable[[], float], now_ns: Callable[[], int]) -> None:
         self.num_outside = 0
         self._now_s = now_s
         self._now_ns = now_ns

@@ -56,7 +56,11 @@ class TraceIds:
         """The trace of the step that makes this version."""
         self.version = lru_cache(maxsize=CACHED_VERSIONS)(self._version)
         """The trace of this version's way to the engines."""
-        quick = {of_key: self._of_key, of_sample: self._of_sample, of_admitted: self._of_admitted}
+        quick: dict[object, Callable[[Any], bytes]] = {
+            of_key: self._of_key,
+            of_sample: self._of_sample,
+            of_admitted: self._of_admitted,
+        }
         self._of_event: dict[type[Event], Callable[[Any], bytes]] = {
             kind: quick.get(find) or self._by_subject(find) for kind, find in SUBJECTS.items()
         }

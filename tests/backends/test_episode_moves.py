@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import pytest
 from test_episodes_backend import ABORTED, EPISODE, INTERRUPTED, KEY, PROMPT, Bench, Heard, part
@@ -16,7 +16,6 @@ from penstock.messages.samples import Completed, Part, SampleKey, StopReason, Tr
 
 if TYPE_CHECKING:
     from penstock.backends.episodes.protocol import Episode
-    from penstock.messages.base import Metric
 
 OTHER = SampleKey(3, 2)
 
@@ -25,9 +24,8 @@ class MovesBench(Bench):
     """With a clock in nanoseconds that goes on by one at each look."""
 
     def __init__(self) -> None:
-        super().__init__()
         ticks = itertools.count(100)
-        self.backend._moves._now_ns = lambda: next(ticks)
+        super().__init__(now_ns=lambda: next(ticks))
 
     def moves(self) -> list[tuple[int, str]]:
         """Since the last look: how many are outside, and what has ended."""
@@ -37,7 +35,7 @@ class MovesBench(Bench):
         return [event.step for event in self.heard(EpisodeMoved) if event.step is not None]
 
     def gauge(self, name: str) -> float:
-        return {metric.name: metric.value for metric in cast("tuple[Metric, ...]", self.backend.gauges())}[name]
+        return {metric.name: metric.value for metric in self.backend.gauges()}[name]
 
 
 @pytest.fixture
@@ -114,11 +112,10 @@ def test_who_is_paused_is_not_outside_and_a_turn_asked_for_meanwhile_begins_afte
 @pytest.mark.parametrize("runs", [True, False])
 def test_an_episode_that_is_aborted_is_outside_no_more(*, runs: bool, bench: MovesBench) -> None:
     episode = bench.issue()
-    if runs:
-        _, asked = bench.turn(episode, PROMPT)
+    asked = bench.turn(episode, PROMPT)[1] if runs else None
     bench.heard(EpisodeMoved)
     bench.backend.execute(AbortGeneration(KEY, 0))
-    if runs:
+    if asked is not None:
         bench.engine.end(asked, part([10]), ABORTED)
     assert bench.moves() == ([(0, "TurnTaken")] if runs else [(0, "NoneType")])
     assert bench.gauge("episodes/waiting_for_tools") == 0

@@ -50,6 +50,8 @@ from penstock.messages.training import UpdateMode
 from penstock.messages.weights import WeightManifest, WeightsCommitted, WeightsStaged
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from penstock.backends.episodes.protocol import Episode
     from penstock.backends.protocol import Emit, Fail
     from penstock.messages.commands import EngineCommand
@@ -156,11 +158,11 @@ class Heard:
 class Bench:
     """An engine, a driver, the backend between them, and what the actor heard."""
 
-    def __init__(self) -> None:
+    def __init__(self, now_ns: Callable[[], int] = lambda: 1) -> None:
         self.engine = ScriptedEngine()
         self.driver = NotedDriver()
         self.now_s = 0.0
-        self.backend = EpisodeBackend(self.engine, self.driver, now_s=lambda: self.now_s)
+        self.backend = EpisodeBackend(self.engine, self.driver, now_s=lambda: self.now_s, now_ns=now_ns)
         self.said: list[Event] = []
         self.failures: list[BaseException] = []
         self.backend.start(lambda event: self.said.append(event), self.failures.append)

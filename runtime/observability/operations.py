@@ -14,9 +14,13 @@ import msgspec
 from penstock.backends.ledger.sqlite import open_read_only
 from penstock.backends.ledger.tables import LEDGER_FILE
 from penstock.messages.errors import UserFault
+from penstock.runtime.observability.charts import STEPS, Mark
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
+
+    from penstock.runtime.observability.charts import Chart
 
 _AT: Final = "(SELECT coalesce(max(version), 0) FROM steps WHERE steps.sequence < {0}.sequence), {0}.recorded_at"
 _POLICIES: Final = (
@@ -105,3 +109,9 @@ def pause_in_force(operations: list[PolicySwitch | Pause]) -> Pause | None:
     """The pause that has not been ended."""
     last = next((each for each in reversed(operations) if isinstance(each, Pause)), None)
     return last if last is not None and last.is_paused else None
+
+
+def marked(charts: Sequence[Chart], operations: Sequence[PolicySwitch | Pause]) -> list[Chart]:
+    """The charts over steps with what an operator changed on the way, each before the step that came after it."""
+    marks = [Mark(x=each.version + 0.5, label=each.label) for each in operations]
+    return [msgspec.structs.replace(chart, marks=marks) if chart.x_label == STEPS else chart for chart in charts]

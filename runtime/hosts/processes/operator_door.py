@@ -153,7 +153,7 @@ class OperatorDoor:
         (self._folder / SOCKET_NAME).unlink(missing_ok=True)
 
     def _accept(self, now_s: float) -> None:
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(OSError):  # nobody is there any more; or it has hung up, or descriptors have run out
             while True:
                 peer, _ = self._listener.accept()
                 peer.setblocking(False)

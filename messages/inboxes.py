@@ -60,6 +60,7 @@ from penstock.messages.membership import (
     LeasesHeld,
     LineRestored,
 )
+from penstock.messages.operator import GrantsPaused, OperatorAnswered, PolicyChanged, SaveAsked
 from penstock.messages.teaching import TeacherAnswered, TeacherAsked
 from penstock.messages.training import (
     ActorReported,
@@ -73,7 +74,6 @@ from penstock.messages.training import (
     FailuresCounted,
     LearnerReady,
     NoticeGiven,
-    PolicyChanged,
     RunFinished,
     StepFinished,
     StepReported,
@@ -183,6 +183,8 @@ BufferWire = (
     | CheckpointSaved
     | VersionAnnounced
     | PolicyChanged
+    | GrantsPaused
+    | SaveAsked
     | StopAsked
     | LeasesAsked
 )
@@ -196,6 +198,8 @@ BufferEvent = (
     | CheckpointSaved
     | VersionAnnounced
     | PolicyChanged
+    | GrantsPaused
+    | SaveAsked
     | StopAsked
     | Started
     | TimerFired
@@ -233,5 +237,12 @@ WeightPublisherWire = (
 WeightPublisherEvent = WeightPublisherWire | Started | TimerFired | EngineJoined | EngineLost
 
 SupervisorWire = (
-    StepReported | EvaluationFinished | RunFinished | ActorReported | FailuresCounted | NoticeGiven | WaitsReported
+    StepReported
+    | EvaluationFinished
+    | RunFinished
+    | ActorReported
+    | FailuresCounted
+    | NoticeGiven
+    | WaitsReported
+    | OperatorAnswered
 )

@@ -42,8 +42,8 @@ def cautions_of(
             yield f"Arm {arm.name} has several runs of seed {_listed(twice)}: they are no independent draws."
         if watched := [key.name for key in keys if _splits_watching(key, arms.index(arm))]:
             yield f"The runs of arm {arm.name} differ in {_listed(watched)}, which is taken for no difference."
-    if alone := [arm.name for arm in arms if len(arm.runs) == 1]:
-        yield f"{'Arm' if len(alone) == 1 else 'Arms'} {_listed(alone)}: one run, so nothing says how much of a difference is chance."
+    if alone := [f"arm {arm.name}" for arm in arms if len(arm.runs) == 1]:
+        yield f"Of {_listed(alone)} there is one run, so nothing says how much of a difference is chance."
 
 
 def _of_run(run: ComparedRun) -> Iterator[str]:

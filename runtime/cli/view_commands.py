@@ -50,7 +50,7 @@ def report(run: RunFolder = None) -> None:
     "penstock compare runs/sync-* runs/async-* --reward 0.8 --json"
 )
 def compare(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of two runs or more.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders of two runs or more.")],
     out: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Write a page with tables and charts that works offline."),

@@ -52,9 +52,8 @@ def made(
 ) -> Path:
     """A run with a step for each reward, each of so many trained and filtered tokens, and so many seconds."""
     folder.mkdir()
-    (folder / "scenario.yaml").write_text(
-        SCENARIO.format(name=json.dumps(folder.name), seed=seed, policy=policy) + extra
-    )
+    scenario = SCENARIO.format(name=json.dumps(folder.name), seed=seed, policy=policy)
+    (folder / "scenario.yaml").write_text(scenario + extra)
     (folder / "run.json").write_text(json.dumps(RECORD))
     write_start(folder, Start(at=at, facts=facts))
     log = MetricsLog(folder)

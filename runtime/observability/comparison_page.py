@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from penstock.runtime.observability.compared_runs import ComparedArm, ComparedRun
     from penstock.runtime.observability.comparison import Comparison
 
+_REWARD: Final = Plan("Reward", (REWARD,), "Mean of the batch before any normalisation.")
 _FIRST: Final = (
     Plan("Response length", ("rollout/response_len/mean",), "Mean of the trained samples.", "tokens", from_zero=True),
     Plan("Staleness", ("buffer/staleness_mean",), "Mean of the trained samples.", "age in versions", from_zero=True),
@@ -78,7 +79,8 @@ def _step_charts(arms: Sequence[ComparedArm]) -> list[Chart]:
     runs = [run for arm in arms for run in arm.runs]
     charts: list[Chart] = []
     names = sorted({name for run in runs for name in figure_names(run.steps)})
-    for plan in (*_FIRST, *PLANS):
+    of_seeds = (_REWARD,) if any(len(arm.runs) > 1 for arm in arms) else ()
+    for plan in (*of_seeds, *_FIRST, *PLANS):
         for name in (name for pattern in plan.names for name in names if matches(name, pattern)):
             lines = _of_runs(arms, partial(_figure_line, plan, name))
             title = f"{plan.title}: {name}"

@@ -341,6 +341,7 @@ def test_the_reward_of_several_seeds_is_a_mean_with_a_band_as_far_as_all_of_them
         assert several.y == [0.5] * len(several.y)
         assert several.spread == [pytest.approx(0.707107)] * len(several.y)
         assert (alone.label, alone.spread) == ("c", [])
+    assert [line.label for line in charts["Reward: rollout/raw_reward"].lines] == ["a", "b", "c"]
 
 
 def test_it_names_the_keys_that_differ_and_the_facts_of_each(folders: tuple[Path, Path, Path], tmp_path: Path) -> None:

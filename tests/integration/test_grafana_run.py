@@ -74,7 +74,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Series:
 
 @pytest.fixture
 def dashboard() -> dict[str, Any]:
-    return json.loads(FILE.read_text(encoding="utf-8"))
+    found: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
+    return found
 
 
 def scrape(url: str) -> Series:

@@ -25,7 +25,8 @@ KINDS = {"heatmap", "row", "stat", "table", "timeseries"}
 
 @pytest.fixture(scope="module")
 def dashboard() -> dict[str, Any]:
-    return json.loads(FILE.read_text(encoding="utf-8"))
+    found: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
+    return found
 
 
 def queries(dashboard: dict[str, Any]) -> list[dict[str, Any]]:

@@ -92,7 +92,8 @@ def figure(comparison: Comparison, axis: Axis, name: str) -> tuple[ArmFigure | N
     return next(each.arms for each in point.figures if each.name == name)
 
 
-def means(comparison: Comparison, axis: Axis, name: str) -> list[float | None]:
+def means(comparison: Comparison, axis: Axis, name: str) -> list[object]:
+    """For a comparison with numbers; nearly equal is equal."""
     return [None if arm is None else pytest.approx(arm.mean) for arm in figure(comparison, axis, name)]
 
 
@@ -110,8 +111,9 @@ def test_runs_that_differ_in_the_seed_alone_are_one_arm_with_a_spread(tmp_path: 
     assert alone is not None
     assert several.mean == pytest.approx(0.5)
     assert several.std == pytest.approx(0.3605551)
-    assert (several.smallest, several.largest, several.num_runs) == (pytest.approx(0.2), pytest.approx(0.9), 3)
-    assert (alone.mean, alone.std, alone.num_runs) == (pytest.approx(0.5), None, 1)
+    assert [several.smallest, several.largest] == pytest.approx([0.2, 0.9])
+    assert alone.mean == pytest.approx(0.5)
+    assert (several.num_runs, alone.std, alone.num_runs) == (3, None, 1)
     table = figures_tables(comparison)[0]
     assert table.head == ["", "arm A, n = 3", "arm B, n = 1"]
     assert table.rows[0] == ["reward", "0.5 ± 0.36", "0.5"]
@@ -210,7 +212,8 @@ def test_what_it_took_to_reach_the_reward_that_all_reach(tmp_path: Path) -> None
     low = made(tmp_path / "low", [n / 200 for n in range(101)], policy="fully_async", tokens=10)
     found = compare_runs([*quick, low]).reached
     assert found is not None
-    assert (found.reward, found.num_steps, found.num_reached) == (pytest.approx(95.5 / 200), 10, (2, 1))
+    assert found.reward == pytest.approx(95.5 / 200)
+    assert (found.num_steps, found.num_reached) == (10, (2, 1))
     took = {each.name: each.arms for each in found.figures}
     steps, seconds = took["steps"], took["training_s"]
     assert [arm and arm.mean for arm in steps] == [pytest.approx(53.25), pytest.approx(101)]
@@ -333,11 +336,8 @@ def test_the_reward_of_several_seeds_is_a_mean_with_a_band_as_far_as_all_of_them
     charts = Page(page_of(folders, tmp_path / "c.html")).charts
     for title, last in (("Reward", 8), ("Reward over tokens", 1200), ("Reward over time", 8 / 60)):
         several, alone = charts[title].lines
-        assert (several.label, several.colour, several.x[-1]) == (
-            "arm A, mean of 2 runs",
-            0,
-            pytest.approx(last, rel=1e-5),
-        )
+        assert (several.label, several.colour) == ("arm A, mean of 2 runs", 0)
+        assert several.x[-1] == pytest.approx(last, rel=1e-5)
         assert several.y == [0.5] * len(several.y)
         assert several.spread == [pytest.approx(0.707107)] * len(several.y)
         assert (alone.label, alone.spread) == ("c", [])

@@ -74,7 +74,7 @@ def _show(comparison: Comparison, console: Console) -> None:
 
 
 def _show_table(table: comparison_texts.Table, console: Console) -> None:
-    console.print(f"[bold]{escape(table.title)}[/]  [dim]{escape(table.detail)}[/]")
+    console.print(f"[bold]{escape(table.title)}[/]  [dim]{escape(terminal_text(table.detail))}[/]")
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
     for name in table.head:
         shown.add_column(escape(name), overflow="fold")

@@ -34,8 +34,8 @@ def cautions_of(
     if differ := [key.name for key in keys if key.name.startswith(_WHAT_REWARDS_ARE)]:
         yield f"Rewards do not measure the same thing where {_listed(differ)} differs."
     yield from (text for run in runs for text in _of_run(run))
-    for one, other in _at_once(runs):
-        yield f"{one.name} and {other.name} ran at the same time; if on one machine, each slowed the other down."
+    if beside := _at_once(runs):
+        yield f"While {_listed(beside)} ran, others of these did; if on one machine, they slowed each other down."
     for arm in arms:
         seeds = Counter(run.seed for run in arm.runs)
         if twice := [seed for seed, num in seeds.items() if num > 1]:
@@ -66,14 +66,18 @@ def _splits_watching(key: Difference, place: int) -> bool:
     return key.name.startswith("observability.") and may_differ_within_an_arm(key.name) and len(key.values[place]) > 1
 
 
-def _at_once(runs: Sequence[ComparedRun]) -> Iterator[tuple[ComparedRun, ComparedRun]]:
-    """Runs on machines of one kind whose last drives overlap."""
+def _at_once(runs: Sequence[ComparedRun]) -> list[str]:
+    """Names of the runs whose last drives overlap with that of another on a machine of the same kind."""
     timed = [(*_drive(run), run) for run in runs if run.starts and run.summary is not None]
-    timed.sort(key=lambda each: each[0])
-    for place, (_, end, one) in enumerate(timed):
-        for start, _, other in timed[place + 1 :]:
-            if start < end and one.starts[-1].facts.machine == other.starts[-1].facts.machine:
-                yield one, other
+    return [
+        one.name
+        for start, end, one in timed
+        if any(
+            start < other_end and other_start < end and one.starts[-1].facts.machine == other.starts[-1].facts.machine
+            for other_start, other_end, other in timed
+            if other is not one
+        )
+    ]
 
 
 def _drive(run: ComparedRun) -> tuple[datetime, datetime]:

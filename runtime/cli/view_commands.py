@@ -33,27 +33,39 @@ def list_runs(
 
 
 @app.command()
-def report(
-    runs: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="[RUN]...", help="A run's folder, the newest one under ./runs without it; or several."),
-    ] = None,
-    out: Annotated[Path, typer.Option(help="With several runs: the page to write.")] = Path("comparison.html"),
-) -> None:
-    """Write report.html of a run anew, also of one that goes on or was cut off; of several runs a page that compares
-    them. Either is one file that works offline."""
+def report(run: RunFolder = None) -> None:
+    """Write report.html of a run anew, also of one that goes on or was cut off: one file that works offline."""
     from penstock.runtime.launch.runs import read_record
     from penstock.runtime.launch.status import state_of
-    from penstock.runtime.observability.comparison import write_comparison
     from penstock.runtime.observability.report import write_report
 
-    folders = runs or [run_folder(None)]
-    records = [read_record(folder) for folder in folders]
-    if len(folders) > 1:
-        page = write_comparison(folders, out)
-    else:
-        page = write_report(folders[0], is_running=state_of(records[0]) == "running")
+    folder = run_folder(run)
+    page = write_report(folder, is_running=state_of(read_record(folder)) == "running")
     console.print(f"wrote {escape(str(page))}", soft_wrap=True)
+
+
+@app.command(
+    epilog="[bold]Examples[/]\n\npenstock compare runs/sync-20260801-120000 runs/async-20260801-130000\n\n"
+    "penstock compare runs/sync-* runs/async-* --out comparison.html\n\n"
+    "penstock compare runs/sync-* runs/async-* --reward 0.8 --json"
+)
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders of two runs or more.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a page with tables and charts that works offline."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON instead of tables.")] = False,
+    reward: Annotated[
+        float | None, typer.Option(help="That is to be reached, instead of the highest that all runs reached.")
+    ] = None,
+) -> None:
+    """Compare runs: what their scenarios differ in, figures at equal steps, tokens and wall time, what a reward took.
+
+    Runs whose scenarios differ in the seed alone are one arm, with mean and spread."""
+    from penstock.runtime.cli.compare import show_comparison
+
+    show_comparison(runs, console, as_json=as_json, page=out, reward=reward)
 
 
 @app.command(

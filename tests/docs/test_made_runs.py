@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -72,6 +73,19 @@ def test_what_only_looks_at_a_run_is_answered(run: Path) -> None:
     for words in sorted(named | {(words[0], str(run), *words[1:]) for words in looked - named}):
         result = CliRunner().invoke(app, list(words))
         assert result.exit_code == 0, f"penstock {' '.join(words)}\n{result.output}\n{result.exception}"
+
+
+@pytest.mark.usefixtures("in_readers_folder")
+def test_runs_are_compared(run: Path, tmp_path: Path) -> None:
+    """The pages name several; here the second one is a copy of the first."""
+    other = str(shutil.copytree(run, tmp_path / "other"))
+    compared = [words for words in all_calls(run) if words[0] == "compare"]
+    assert compared
+    for words in compared:
+        first = words.index(str(run)) + 1
+        given = [*words[:first], *(other if word == str(run) else word for word in words[first:])]
+        result = CliRunner().invoke(app, given)
+        assert result.exit_code == 0, f"penstock {' '.join(given)}\n{result.output}\n{result.exception}"
 
 
 @pytest.mark.usefixtures("in_readers_folder")

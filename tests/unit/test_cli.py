@@ -34,7 +34,7 @@ def penstock(*arguments: str | Path, folder: Path | None = None) -> subprocess.C
 def test_help_lists_every_command() -> None:
     done = penstock("--help")
     assert done.returncode == 0
-    for command in ("run", "simulate", "status", "stop", "doctor", "bench", "report", "schema"):
+    for command in ("run", "simulate", "status", "stop", "doctor", "bench", "report", "compare", "schema"):
         assert command in done.stdout
 
 

@@ -139,8 +139,9 @@ def read_accounts(run_folder: Path) -> Accounts:
     summary, steps = read_summary(run_folder), read_steps(run_folder)
     starts = read_starts(run_folder)
     lanes = read_activity(run_folder)
+    devices = starts[-1].facts.devices if starts else {}
     wall_s = summary.wall_s if summary else max((rows[-1].end_s for rows in lanes.values() if rows), default=0.0)
-    accounts = tuple(_lanes(lanes, starts[-1].facts.devices if starts else {}, wall_s))
+    accounts = tuple(_lanes(lanes, devices, wall_s))
     return Accounts(
         wall_s=wall_s,
         has_ended=summary is not None,
@@ -218,8 +219,8 @@ def _lost(generated: int, summary: RunSummary) -> dict[str, int]:
 def _lanes(
     lanes: Mapping[str, Sequence[ActivityRow]], devices: Mapping[str, int], wall_s: float
 ) -> Iterator[LaneAccount]:
-    for name in sorted(lanes, key=lane_order):
-        shares = Shares(lanes[name])
+    for name in sorted({*lanes, *devices}, key=lane_order):
+        shares = Shares(lanes.get(name, ()))
         yield LaneAccount(
             name=name,
             num_devices=devices.get(name, 1),

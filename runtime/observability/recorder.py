@@ -17,6 +17,7 @@ import msgspec
 
 from penstock import __version__
 from penstock.backends.ledger.kept_samples import read_kept
+from penstock.runtime.observability.accounting import read_accounts
 from penstock.runtime.observability.evaluations import evaluation_row, outcomes_of, read_evaluations
 from penstock.runtime.observability.facts import Start, write_start
 from penstock.runtime.observability.figures import RunFigures, mean
@@ -205,7 +206,7 @@ class RunRecorder:
             OSError: a file cannot be written.
         """
         self._steps.close()
-        added = self._activity.close(now_s)
+        added = self._activity.close(now_s, self._facts.devices)
         if self._metrics is not None:
             for name, tiles in added.items():
                 self._metrics.activity(name, tiles)
@@ -220,7 +221,7 @@ class RunRecorder:
             if self._facts.report:
                 write_report(self._folder)
         if self._view is not None:
-            self._view.finish(summary)
+            self._view.finish(summary, read_accounts(self._folder))
         return summary
 
     def abandon(self) -> None:

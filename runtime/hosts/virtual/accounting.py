@@ -63,7 +63,8 @@ class _Lane:
         self.activity, self.occupancy = self.clock.activity, -1.0
 
     def take(self, now_s: float) -> tuple[ActivitySpan, ...]:
-        spans = self.clock.take(now_s)
+        """What it did until now, or until it was killed: after that its lane is down, whoever has noticed."""
+        spans = self.clock.take(min(now_s, self.process.died_s))
         self.shares.add(self.tiler.add(spans))
         return spans
 

@@ -16,6 +16,7 @@ from penstock.messages.names import SCORER, is_engine
 from penstock.runtime.observability.accounting import KILLED_ENGINES, NOT_HANDED_OVER
 from penstock.runtime.observability.shares import Shares, shares_text
 from penstock.runtime.observability.texts import NOTHING, count_text, duration_text
+from penstock.runtime.safe_text import terminal_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,7 +73,8 @@ def token_rows(accounts: Accounts) -> Iterator[TokenRow]:
         if number:
             yield TokenRow(what=what, num_tokens=number, share=_share(number, tokens.generated), cost="")
     for waste in tokens.wasted:
-        text = f"wasted: {waste.state} ({waste.cause})" if waste.cause else f"wasted: {waste.state}"
+        cause = f" ({terminal_text(waste.cause)})" if waste.cause else ""
+        text = f"wasted: {waste.state}{cause}"
         share = _share(waste.num_tokens, tokens.generated)
         yield TokenRow(what=text, num_tokens=waste.num_tokens, share=share, cost=_cost(waste))
     if tokens.in_system:

@@ -15,7 +15,7 @@ import argparse
 import statistics
 import tempfile
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from rich.console import Console
@@ -25,6 +25,9 @@ from penstock.benchmarks._progress import repeated
 from penstock.benchmarks._runs import FinishedRun, run
 from penstock.messages.names import LEARNER, is_engine
 from penstock.messages.training import Activity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 POLICIES: Final = ("sync", "one_step_off", "fully_async")
 SCENARIO: Final = """\
@@ -76,20 +79,19 @@ def arm_of(finished: FinishedRun) -> Arm:
     first, last = steps[len(steps) // 5], steps[-1]
     num_steps = last.version - first.version
 
-    def busy(is_wanted: bool, *, weighted: bool = False) -> float:
+    def busy(is_wanted: Callable[[str], bool], *, weighted: bool = False) -> float:
         total = 0.0
         for row in finished.activity:
-            if is_engine(row.actor) is is_wanted and row.activity is Activity.WORKING:
+            if is_wanted(row.actor) and row.activity is Activity.WORKING:
                 seconds = max(0.0, min(row.end_s, last.at_s) - max(row.start_s, first.at_s))
                 total += seconds * (row.occupancy if weighted else 1.0)
         return total / num_steps
 
-    assert all(is_engine(row.actor) or row.actor == LEARNER for row in finished.activity)
     return Arm(
         step_s=(last.at_s - first.at_s) / num_steps,
-        engine_busy_s=busy(True),
-        engine_occupied_s=busy(True, weighted=True),
-        learner_busy_s=busy(False),
+        engine_busy_s=busy(is_engine),
+        engine_occupied_s=busy(is_engine, weighted=True),
+        learner_busy_s=busy(LEARNER.__eq__),
         num_trained_tokens=sum(sum(step.response_lengths) for step in steps),
     )
 

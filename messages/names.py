@@ -64,6 +64,11 @@ def is_teacher(name: str) -> bool:
     return name.startswith(TEACHER_PREFIX)
 
 
+def has_lane(name: str) -> bool:
+    """Whether the time of this actor is accounted: it has a device, or workers."""
+    return name in (LEARNER, SCORER) or is_engine(name) or is_teacher(name)
+
+
 def role_of(name: str) -> Role:
     """The role of the actor of this name.
 

@@ -32,6 +32,7 @@ from penstock.actors.scorer.group_scoring import GroupScoring
 from penstock.actors.scorer.pending import NO_ANSWER, SUPERSEDED, Pending, asked_together, unanswered
 from penstock.actors.scorer.reward_alarms import RewardAlarms
 from penstock.actors.scorer.teachers import Teachers, Verdict
+from penstock.actors.scorer.workload import Workload
 from penstock.actors.settled import KnownSettled
 from penstock.actors.waits import several
 from penstock.messages.commands import Send, StartTimer
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from penstock.messages.commands import AnyCommand
     from penstock.messages.inboxes import ScorerEvent
     from penstock.messages.samples import Sample
+    from penstock.messages.training import Activity
 
 SWEEP_TIMER: Final = "sweep"
 TEACHER_TIMER: Final = "teacher"
@@ -74,6 +76,7 @@ class Scorer:
         self.teachers = Teachers(settings)
         self.held = GroupScoring()
         self.alarms = RewardAlarms(settings)
+        self.workload = Workload(settings.workers)
         self._failures = FirstFailures(SCORER)
         self._num_fruitless: int | None = 0
         """Calls that have failed; None: some call has given a reward."""
@@ -86,6 +89,16 @@ class Scorer:
     def state(self) -> str:
         """For people."""
         return "scoring" if self.pending else "idle"
+
+    @property
+    def activity(self) -> Activity:
+        """What the time of the workers is spent on."""
+        return self.workload.activity
+
+    @property
+    def occupancy(self) -> float:
+        """Workers that have a call ÷ all workers."""
+        return self.workload.occupancy
 
     def leases(self) -> tuple[HeldLease, ...]:
         """The samples being scored."""
@@ -143,6 +156,7 @@ class Scorer:
                     del self.pending[key]
                     self.teachers.forget(key)
                 self.held.forget(settled)
+                self.workload.forget(settled)
             case TimerFired():
                 if event.key == TEACHER_TIMER:
                     self._out += self.teachers.sweep()
@@ -150,6 +164,7 @@ class Scorer:
                 else:
                     self._on_sweep()
             case Started():
+                self.workload.has_started = True
                 self._start_sweep()
                 self._start_teacher_sweep()
             case _:
@@ -185,9 +200,11 @@ class Scorer:
 
     def _score(self, item: Pending) -> None:
         item.sweep = self._sweep
+        self.workload.calls.add(item.event.sample.key)
         self._out.append(item.asked(self.settings.timeout_s))
 
     def _on_judged(self, item: Pending, reward: Reward | None, reason: str) -> None:
+        self.workload.calls.discard(item.event.sample.key)
         if reward is not None:
             self._num_fruitless = None
             item.reward = reward
@@ -238,6 +255,7 @@ class Scorer:
 
     def _score_group(self, group: HeldGroup, indices: tuple[int, ...]) -> None:
         group.asked, group.sweep = indices, self._sweep
+        self.workload.calls.add(group.group_id)
         items = [self.pending[SampleKey(group.group_id, index)] for index in indices]
         self._out.append(asked_together(items, self.settings.timeout_s))
 
@@ -245,6 +263,7 @@ class Scorer:
         group = self.held.groups.get(event.group_id)
         if group is None or tuple(judged.key.index for judged in event.samples) != group.asked:
             return
+        self.workload.calls.discard(group.group_id)
         asked = [(self.pending.get(judged.key), judged) for judged in event.samples]
         open_ones = [
             (item, judged)
@@ -297,6 +316,7 @@ class Scorer:
     def _fail(self, item: Pending, reason: str) -> None:
         key = item.event.sample.key
         del self.pending[key]
+        self.workload.calls.discard(key)
         self.teachers.forget(key)
         failed = item.failed(reason)
         self._out.append(Send(FILTER, failed))
@@ -342,6 +362,8 @@ class Scorer:
         whole = self.settings.whole_groups
         unjudged = {k for k, i in self.pending.items() if i.reward is None and i.event.purpose in whole}
         self.held.validate(unjudged, self.settings.num_retries)
+        alone = {k for k, i in self.pending.items() if i.reward is None and i.event.purpose not in whole}
+        assert self.workload.calls == alone | {g.group_id for g in self.held.groups.values() if g.asked}
         for key, item in self.pending.items():
             assert key == item.event.sample.key
             assert item.num_tries <= self.settings.num_retries

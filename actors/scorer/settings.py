@@ -15,6 +15,8 @@ class ScorerSettings(Value, frozen=True, kw_only=True):
 
     timeout_s: float
     num_retries: int
+    workers: tuple[int, ...] = (1,)
+    """Of each reward function, how many calls it takes at once: that of one sample is a call of each."""
     grace_s: float = GRACE_S
     """Past the deadline of a call, until the backend is taken to have lost it."""
     whole_groups: tuple[Purpose, ...] = ()

@@ -9,6 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import ast
+import os
 from functools import cache
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -87,6 +88,20 @@ def scores_groups(options: RewardOptions) -> bool:
 def longest_timeout_s(options: RewardOptions) -> float:
     """Of any function."""
     return max(function.timeout_s or options.timeout_s for function in asked_functions(options).every())
+
+
+def num_workers(options: RewardOptions) -> tuple[int, ...]:
+    """How many calls each function takes at once: as many as it has processes, and of one whose calls run side by side
+    in a process (a judge, a service, code) as many as it is allowed. What an ``async`` function of a user allows itself
+    is known to its process alone, which counts as one."""
+    return tuple(map(_num_calls, asked_functions(options).every()))
+
+
+def _num_calls(function: FunctionOptions) -> int:
+    service = function.remote or function.judge
+    if service is not None:
+        return service.max_concurrent
+    return len(os.sched_getaffinity(0)) if function.code is not None else function.num_workers or 1
 
 
 def _terms(options: RewardOptions, chosen: FunctionOptions, max_response_tokens: int) -> tuple[RewardTerm, ...]:

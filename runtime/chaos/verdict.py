@@ -22,7 +22,9 @@ from penstock.messages.evaluation import GroupEvaluated
 from penstock.messages.ledger import GroupClosed, GroupRecorded, LedgerEntry, StepRecorded
 from penstock.messages.names import is_engine
 from penstock.messages.samples import TerminalState, group_name
+from penstock.messages.training import Balance
 from penstock.runtime.chaos.throughput import Throughput, window_of
+from penstock.runtime.observability.figures import EMPTY_BALANCE
 from penstock.runtime.observability.jsonl import read_rows
 from penstock.runtime.observability.summary import read_summary
 from penstock.runtime.observability.trackers import EVENTS_FOLDER, EventRow, read_steps
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from penstock.messages.training import Balance
     from penstock.runtime.chaos.injector import Injected
     from penstock.runtime.chaos.watch import WatchedRun
 
@@ -80,9 +81,10 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """Trained under more than one version."""
     generated_again: int
     """Samples that were issued after their group had been admitted."""
-    tokens_generated: int
-    tokens_wasted: int
+    balance: Balance
+    """At the end, or as the last step had it: samples and tokens by what became of them."""
     tokens_lost_estimate: int
+    """Beside the balance: that killed engines had made and never handed over."""
     tokens_saved: int
     """That lost engines had reported, and that others went on from."""
     restarts: dict[str, int]
@@ -171,8 +173,7 @@ def judge(
         evaluated=_ended(balance, TerminalState.EVALUATED),
         duplicate_groups=twice,
         generated_again=again,
-        tokens_generated=0 if summary is None else summary.tokens_generated,
-        tokens_wasted=0 if summary is None else sum(waste.num_tokens for waste in summary.tokens_wasted),
+        balance=balance or EMPTY_BALANCE,
         tokens_lost_estimate=0 if summary is None else summary.tokens_lost_estimate,
         tokens_saved=run.num_saved_tokens,
         restarts=dict(Counter(loss.name for loss in run.losses)),

@@ -24,6 +24,7 @@ from penstock.runtime.chaos.faults import (
 from penstock.runtime.chaos.injector import Injector, Tools
 from penstock.runtime.chaos.verdict import judge
 from penstock.runtime.chaos.watch import WatchedRun
+from penstock.runtime.observability.texts import tokens_text
 from penstock.runtime.run.wiring import actor_names
 
 if TYPE_CHECKING:
@@ -210,8 +211,11 @@ def show_verdict(verdict: Verdict, console: Console) -> None:
         ("balance", _balance(verdict)),
         ("staleness", f"largest {verdict.max_staleness}, bound {verdict.staleness_bound}"),
         ("duplicates", f"{verdict.duplicate_groups} groups trained twice, {verdict.generated_again} issued again"),
-        ("tokens", f"{verdict.tokens_generated:,} generated, {verdict.tokens_wasted:,} wasted"),
-        ("", f"{verdict.tokens_saved:,} saved from lost engines, about {verdict.tokens_lost_estimate:,} lost"),
+        ("tokens", tokens_text(verdict.balance)),
+        (
+            "beside these",
+            f"about {verdict.tokens_lost_estimate:,} lost with killed engines; {verdict.tokens_saved:,} saved",
+        ),
         ("speed", "–" if usual is None else f"{usual:,.0f} tokens/s before the first fault"),
         ("restarts", restarts),
     )

@@ -14,6 +14,8 @@ from penstock.runtime.hosts.processes.descendants import is_stopped
 from penstock.runtime.launch.launch import begin_again, resume_command
 from penstock.runtime.launch.runs import SCENARIO_NAME, is_alive, read_record
 from penstock.runtime.launch.status import state_of
+from penstock.runtime.observability.accounting import read_accounts
+from penstock.runtime.observability.accounting_view import accounts_tables
 from penstock.runtime.observability.figures import CURSORS, REWARD
 from penstock.runtime.observability.operations import pause_in_force, policy_in_force, read_operations
 from penstock.runtime.observability.samples import reason_counts
@@ -46,6 +48,7 @@ def show_status(folder: Path, console: Console) -> int:
         console.print(f"  {_earlier(record)}")
     for line in (*_progress(folder, is_running=record.state == "running"), *_operated(folder, record, alive=alive)):
         console.print(f"  {escape(terminal_lines(line))}", soft_wrap=True)
+    console.print(Padding(accounts_tables(read_accounts(folder)), (1, 0, 0, 2)))
     if counts := reason_counts(folder):
         console.print(Padding(failures_table(counts, sum(count.num_samples for count in counts)), (1, 0, 0, 2)))
         console.print(

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from penstock.messages.training import ActorReported, FailuresCounted, StepReported
+    from penstock.runtime.observability.accounting import Accounts
     from penstock.runtime.observability.evaluations import EvaluationRow
     from penstock.runtime.observability.summary import RunSummary
     from penstock.runtime.observability.trackers import StepRow
@@ -208,14 +209,14 @@ class LiveView:
             self._note_times.append(now_s)
             self._print(text, style="yellow")
 
-    def finish(self, summary: RunSummary) -> None:
-        """The run is over: show what it came to."""
+    def finish(self, summary: RunSummary, accounts: Accounts | None = None) -> None:
+        """The run is over: show what it came to, and where time and tokens went."""
         with self._lock:
             self._end_phase(self._clock_s())
         self._stop_drawing()
         with self._lock:
             self._tell_muted_notes()
-        show_summary(summary, self._console)
+        show_summary(summary, self._console, accounts)
 
     # --- inside -----------------------------------------------------------------------------------------------
 

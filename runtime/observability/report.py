@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from penstock.messages.samples import TerminalState
+from penstock.runtime.observability.accounting import read_accounts
+from penstock.runtime.observability.accounting_view import token_rows
 from penstock.runtime.observability.chart_plans import AGREEMENT, OBJECTIVE
 from penstock.runtime.observability.evaluations import read_evaluations
 from penstock.runtime.observability.facts import read_starts
@@ -90,6 +92,7 @@ def render_report(run_folder: Path, *, is_running: bool = False) -> str:
     starts = read_starts(run_folder)
     evaluations = read_evaluations(run_folder)
     balance = _balance(summary, steps)
+    accounts = read_accounts(run_folder)
     scenario = run_folder / SCENARIO_FILE
     operations = read_operations(run_folder)
     bound = summary.staleness_bound if summary else starts[-1].facts.staleness_bound if starts else None
@@ -113,6 +116,8 @@ def render_report(run_folder: Path, *, is_running: bool = False) -> str:
         figures=figure_rows(steps),
         others=marked(other_charts(steps), operations),
         lanes=lanes_of(read_activity(run_folder)),
+        accounts=accounts,
+        token_rows=list(token_rows(accounts)),
         balance=balance,
         balance_rows=[] if balance is None else balance_rows(balance),
         scenario=scenario.read_text(encoding="utf-8") if scenario.exists() else None,
@@ -183,14 +188,18 @@ def balance_rows(balance: Balance) -> list[BalanceRow]:
             state=count.state,
             cause=count.cause,
             num_samples=count.num_samples,
-            num_tokens=count.num_tokens,
+            num_tokens=count.num_made_tokens,
             share=share,
         )
         for count, share in zip(ended, shares, strict=False)
     ]
     if balance.in_system:
         in_system = BalanceRow(
-            state="in the system", cause="", num_samples=balance.in_system, num_tokens=0, share=shares[-1]
+            state="in the system",
+            cause="",
+            num_samples=balance.in_system,
+            num_tokens=balance.in_system_tokens,
+            share=shares[-1],
         )
         rows.append(in_system)
     return rows

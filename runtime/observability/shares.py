@@ -84,6 +84,14 @@ class Shares:
         return dict(zip(LABELS, rounded_shares(values), strict=True))
 
 
+def shares_text(shares: Shares, places: str = "slots") -> str:
+    """Percent of the time by state, which add up to 100, and of the working time what was used of its places."""
+    parts = [f"{percent:.1f} % {LABELS[activity]}" for activity, percent in shares.percentages().items() if percent]
+    if shares.occupancy is not None and shares.percentages()[Activity.WORKING] and shares.occupancy < 1:
+        parts[0] += f" ({100 * shares.occupancy:.0f} % of the {places})"
+    return ", ".join(parts) or "–"
+
+
 def rounded_shares(values: Sequence[float]) -> list[float]:
     """Percentages of non-negative values in tenths that add up to 100.0: what rounding down leaves over goes to those
     with the largest remainders. All 0 when the values are."""

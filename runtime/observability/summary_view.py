@@ -11,6 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from penstock.runtime.observability.accounting_view import accounts_tables
 from penstock.runtime.observability.report import balance_rows
 from penstock.runtime.observability.texts import NOTHING, count_text, duration_text, fixed, number_text, short_count
 from penstock.runtime.safe_text import terminal_lines, terminal_text
@@ -21,20 +22,27 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from penstock.messages.reasons import ReasonCount
+    from penstock.runtime.observability.accounting import Accounts
     from penstock.runtime.observability.summary import RunSummary
 
 
-def show_summary(summary: RunSummary, console: Console) -> None:
+def show_summary(summary: RunSummary, console: Console, accounts: Accounts | None = None) -> None:
     """Print the outcome, then the places of report, metrics and checkpoint: each on a line of its own, whole, so that
-    it can be copied."""
-    console.print(summary_panel(summary))
+    it can be copied.
+
+    Args:
+        summary: of the run.
+        console: where to print.
+        accounts: where its time and its tokens went, where that is to be shown too.
+    """
+    console.print(summary_panel(summary, accounts))
     for label, place in (("report", summary.report), ("metrics", summary.metrics), ("checkpoint", summary.checkpoint)):
         if place:
             console.print(f"  [dim]{label:<10}[/]  {escape(terminal_text(place))}", soft_wrap=True)
 
 
-def summary_panel(summary: RunSummary) -> Panel:
-    """A panel with the outcome, the balance of the samples and why some of them failed."""
+def summary_panel(summary: RunSummary, accounts: Accounts | None = None) -> Panel:
+    """A panel with the outcome, the balance of the samples, where time and tokens went, and why samples failed."""
     colour = "green" if summary.completed else "red"
     outcome = "completed" if summary.completed else "not completed"
     parts: list[RenderableType] = []
@@ -43,6 +51,8 @@ def summary_panel(summary: RunSummary) -> Panel:
     for text in summary.warnings:
         parts += [Text(terminal_lines(text), style="yellow"), Text()]
     parts += [_facts(summary), Text(), _balance(summary)]
+    if accounts is not None:
+        parts += [Text(), accounts_tables(accounts)]
     if summary.failures:
         parts += [Text(), failures_table(summary.failures, summary.num_failures)]
     title = f"[bold]{escape(summary.scenario)}[/] [{colour}]{outcome}[/]"
@@ -70,11 +80,10 @@ def _facts(summary: RunSummary) -> Table:
     if summary.mean_logprob_abs_diff is not None:
         table.add_row("log-prob difference", f"mean {mean}, largest {largest} nats")
     table.add_row("tokens", _tokens(summary))
-    for waste in summary.tokens_wasted:
-        cause = f" ({waste.cause})" if waste.cause else ""
-        table.add_row("", f"{short_count(waste.num_tokens)} wasted: {escape(waste.state + cause)}")
+    if wasted := sum(waste.num_tokens for waste in summary.tokens_wasted):
+        table.add_row("", f"{short_count(wasted)} wasted")
     if summary.tokens_lost_estimate:
-        table.add_row("", f"about {short_count(summary.tokens_lost_estimate)} lost with engines that were killed")
+        table.add_row("", f"beside these about {short_count(summary.tokens_lost_estimate)} lost with killed engines")
     restarts = ", ".join(f"{restart.name} × {restart.count}" for restart in summary.restarts)
     table.add_row("restarts", escape(restarts) or "none")
     return table

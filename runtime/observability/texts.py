@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from penstock.messages.samples import TerminalState
 from penstock.runtime.observability.figures import END_STEPS, LOSS, REWARD, mean
+from penstock.runtime.observability.summary import generated_tokens, trained_tokens, wasted_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from penstock.messages.training import Balance
     from penstock.runtime.observability.summary import RunSummary
     from penstock.runtime.observability.trackers import StepRow
 
@@ -150,6 +153,21 @@ def tiles(summary: RunSummary | None, steps: Sequence[StepRow]) -> list[Tile]:
             detail=f"about {short_count(summary.tokens_lost_estimate)} tokens lost" if restarts else "",
         ),
     ]
+
+
+def tokens_text(balance: Balance) -> str:
+    """``900 generated = 640 trained + 200 wasted + 60 in the system``; ``≠`` where they do not add up."""
+    evaluated = sum(count.num_made_tokens for count in balance.ended if count.state == TerminalState.EVALUATED)
+    wasted = sum(waste.num_tokens for waste in wasted_tokens(balance))
+    parts = {
+        "trained": trained_tokens(balance),
+        "evaluated": evaluated,
+        "wasted": wasted,
+        "in the system": balance.in_system_tokens,
+    }
+    generated = generated_tokens(balance)
+    sign = "=" if generated == sum(parts.values()) else "≠"
+    return f"{generated:,} generated {sign} {' + '.join(f'{n:,} {what}' for what, n in parts.items() if n) or '0'}"
 
 
 def _course(steps: Sequence[StepRow]) -> list[Tile]:

@@ -18,7 +18,7 @@ from penstock.runtime.observability.activity import LaneTiler
 from penstock.runtime.observability.jsonl import JsonLinesWriter, read_rows, write_all
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from penstock.messages.training import ActorReported
@@ -126,7 +126,7 @@ class MetricsLog:
 
 
 class ActivityLog:
-    """Writes ``activity.jsonl`` from what engines and learner report."""
+    """Writes ``activity.jsonl`` from what the actors that have a lane report."""
 
     def __init__(self, run_folder: Path, *, resumes: bool = False) -> None:
         """
@@ -158,8 +158,11 @@ class ActivityLog:
         """Make what was added readable."""
         self._lines.flush()
 
-    def close(self, end_s: float) -> dict[str, list[ActivitySpan]]:
-        """Tile every lane to the end of the run and close the file; returns what that added, by actor."""
+    def close(self, end_s: float, expected: Iterable[str] = ()) -> dict[str, list[ActivitySpan]]:
+        """Tile every lane to the end of the run and close the file; returns what that added, by actor. ``expected``:
+        actors that have a lane, heard of or not."""
+        for name in expected:
+            self._lanes.setdefault(name, (LaneTiler(), 0))
         added = {name: self._write(name, epoch, lane.close(end_s)) for name, (lane, epoch) in self._lanes.items()}
         self.abandon()
         return added

@@ -30,7 +30,7 @@ from penstock.actors.weight_publisher.settings import WeightPublisherSettings
 from penstock.backends.engines.options import group_of, num_engines, num_slots
 from penstock.backends.engines.spec import capabilities_of, some_can
 from penstock.backends.protocol import Capability
-from penstock.backends.rewards.functions_asked import longest_timeout_s, scores_groups
+from penstock.backends.rewards.functions_asked import longest_timeout_s, num_workers, scores_groups
 from penstock.backends.rewards.sampling_calls import SAMPLE_TIMEOUT_S
 from penstock.messages import inboxes
 from penstock.messages.ledger import RunRecorded
@@ -219,6 +219,7 @@ def _scorer(scenario: Scenario) -> ScorerSettings:
     settings = ScorerSettings(
         timeout_s=reward.timeout_s,
         num_retries=reward.num_retries,
+        workers=num_workers(reward),
         grace_s=GRACE_S + max(0.0, longest_s - reward.timeout_s),
         whole_groups=_whole_groups(scenario),
         constant_groups=reward.alarms.constant_groups,

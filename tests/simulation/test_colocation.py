@@ -18,6 +18,7 @@ from trials.trial import Trial
 from penstock.actors.engine_worker.machine import EngineWorker
 from penstock.actors.learner.machine import Learner
 from penstock.actors.learner.turns import Turns
+from penstock.messages.names import LEARNER, is_engine
 from penstock.messages.training import Activity, Holder, UpdateMode
 from penstock.runtime.hosts.virtual.accounting import RunAccounts
 from penstock.runtime.observability.figures import RunFigures
@@ -54,7 +55,7 @@ def test_every_second_is_somebodys_turn_and_the_other_side_is_asleep_in_it() -> 
     run.host.watch(accounts)
     outcome = run.run()
     accounts.close()
-    learner, engines = (accounts.shares_of(engines=engines).seconds for engines in (False, True))
+    learner, engines = (accounts.shares_of(meant).seconds for meant in (LEARNER.__eq__, is_engine))
     assert learner[Activity.ASLEEP] > 0.2 * outcome.end_s
     assert engines[Activity.ASLEEP] > 0.2 * outcome.end_s
     busy = learner[Activity.WORKING] + learner[Activity.PUBLISHING]

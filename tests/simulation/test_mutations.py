@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from penstock.messages.base import Event
+    from penstock.messages.ledger import GroupRecorded
 
 MAX_TRIALS = 400
 POLICIES = ("fully_async", "one_step_off", "sync")
@@ -64,9 +65,8 @@ def counts_double() -> AbstractContextManager[Any]:
     """A trained group counts twice."""
     trained = Accounts.trained
 
-    def twice(self: Accounts, samples: Any, others: Any) -> None:
-        samples = list(samples)
-        trained(self, [*samples, *samples], others)
+    def twice(self: Accounts, entry: GroupRecorded) -> None:
+        trained(self, msgspec.structs.replace(entry, samples=(*entry.samples, *entry.samples)))
 
     return patch.multiple(Accounts, trained=twice)
 

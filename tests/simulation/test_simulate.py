@@ -14,6 +14,7 @@ from rich.console import Console
 from penstock.messages.errors import UserFault
 from penstock.messages.training import Activity
 from penstock.runtime.hosts.virtual.simulate import Simulation, simulate_scenario
+from penstock.runtime.observability.accounting import read_accounts
 from penstock.runtime.observability.shares import Shares
 from penstock.runtime.observability.summary import read_summary
 from penstock.runtime.observability.trackers import read_activity, read_run_events, read_steps
@@ -79,9 +80,14 @@ def test_folder_has_what_a_real_run_leaves(tmp_path: Path) -> None:
     steps = read_steps(folder)
     assert [step.version for step in steps] == [1, 2, 3, 4, 5]
     lanes = read_activity(folder)
-    assert set(lanes) == {"learner", "engine/0", "engine/1", "engine/2"}
+    assert set(lanes) == {"learner", "engine/0", "engine/1", "engine/2", "scorer"}
     for lane in lanes.values():
         assert Shares(lane).total_s == pytest.approx(summary.wall_s)
+    accounts = read_accounts(folder)
+    assert [lane.name for lane in accounts.lanes] == ["learner", "engine/0", "engine/1", "engine/2", "scorer"]
+    assert all(abs(lane.remainder_s) < 1e-6 * summary.wall_s for lane in accounts.lanes)
+    assert accounts.tokens.remainder == 0
+    assert accounts.tokens.generated == summary.tokens_generated == steps[-1].tokens_generated
     events = read_run_events(folder)
     assert events[0].at_s <= events[-1].at_s <= summary.wall_s
     assert {event.actor for event in events} >= {"buffer", "scorer", "engine/0"}

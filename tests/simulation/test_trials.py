@@ -28,11 +28,9 @@ from penstock.messages.training import OnStale, UpdateMode
 from penstock.runtime.hosts.virtual.host import VirtualHost
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from penstock.messages.base import Event
-    from penstock.messages.ledger import SampleNote
-    from penstock.messages.samples import Group, SampleEnd
+    from penstock.messages.ledger import GroupRecorded
+    from penstock.messages.samples import Group
 
 POLICIES = ("sync", "one_step_off", "fully_async")
 TRIALS_PER_POLICY = 400
@@ -140,9 +138,8 @@ def test_oracle_sees_a_sample_that_is_lost() -> None:
 def test_oracle_sees_accounts_that_are_wrong() -> None:
     trained = Accounts.trained
 
-    def counts_double(self: Accounts, samples: Iterable[SampleNote], others: Iterable[SampleEnd]) -> None:
-        samples = list(samples)
-        trained(self, [*samples, *samples], others)
+    def counts_double(self: Accounts, entry: GroupRecorded) -> None:
+        trained(self, msgspec.structs.replace(entry, samples=(*entry.samples, *entry.samples)))
 
     def hides_it(self: Buffer) -> None:
         pass

@@ -69,7 +69,13 @@ class Clock:
 def balance(version: int) -> Balance:
     trained = CauseCount(state="trained", cause="", num_samples=8 * version, num_tokens=1000 * version)
     filtered = CauseCount(state="filtered", cause="zero_spread", num_samples=2, num_tokens=64)
-    return Balance(issued=8 * version + 12, in_system=10, ended=(trained, filtered))
+    return Balance(
+        issued=8 * version + 12,
+        in_system=10,
+        ended=(trained, filtered),
+        generated_tokens=1200 * version,
+        in_system_tokens=200 * version - 64,
+    )
 
 
 def step(version: int, num_steps: int = 80) -> StepReported:
@@ -330,8 +336,8 @@ def test_the_end_is_a_summary() -> None:
         "largest 2 (bound 2), mean 0.50",
         "mean 0.0125, largest –",
         "90k generated, 80k trained (88.9 %), 1,000/s",
-        "64 wasted: filtered (zero_spread)",
-        "about 320 lost with engines that were killed",
+        "64 wasted",
+        "beside these about 320 lost with killed engines",
         "engine/1 × 2",
         "balanced",
         "runs/x/report.html",

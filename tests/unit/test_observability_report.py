@@ -80,7 +80,14 @@ def balance(version: int, in_system: int = 8) -> Balance:
         CauseCount(state="filtered", cause="zero_spread", num_samples=2 * version, num_tokens=30 * version),
         CauseCount(state="failed", cause="reward: <timeout>", num_samples=1, num_tokens=0),
     )
-    return Balance(issued=10 * version + 1 + in_system, in_system=in_system, ended=ended)
+    in_system_tokens = 10 * version if in_system else 0
+    return Balance(
+        issued=10 * version + 1 + in_system,
+        in_system=in_system,
+        ended=ended,
+        generated_tokens=190 * version + in_system_tokens,
+        in_system_tokens=in_system_tokens,
+    )
 
 
 def step(version: int) -> StepReported:
@@ -194,10 +201,11 @@ def test_the_summary_is_what_was_reported(tmp_path: Path) -> None:
         "mean_logprob_abs_diff": pytest.approx(0.13),
         "max_logprob_abs_diff": 0.25,
         "balance": balance(25, 0),
-        "tokens_generated": 1000 + 4000,
+        "tokens_generated": 4000 + 750,
         "tokens_trained": 4000,
         "tokens_wasted": (TokenWaste(state="filtered", cause="zero_spread", num_tokens=750),),
         "tokens_lost_estimate": 320,
+        "tokens_reported": 1000 + 4000,
         "costs": (),
         "restarts": (ActorRestarts(name="engine/0", count=1),),
         "failures": (),
@@ -208,8 +216,8 @@ def test_the_summary_is_what_was_reported(tmp_path: Path) -> None:
         "metrics": str(tmp_path / "metrics.jsonl"),
     }
     assert read_summary(tmp_path) == summary
-    assert summary.goodput == pytest.approx(0.8)
-    assert summary.tokens_per_s == pytest.approx(5000 / 24.5)
+    assert summary.goodput == pytest.approx(4000 / 4750)
+    assert summary.tokens_per_s == pytest.approx(4750 / 24.5)
 
 
 def test_the_files_are_complete(completed: Path) -> None:
@@ -229,7 +237,8 @@ def test_metrics_and_files_agree(tmp_path: Path) -> None:
             seconds = sum(row.end_s - row.start_s for row in rows if row.activity is activity)
             labels = {"actor": name, "activity": activity.value}
             assert (value("penstock_activity_seconds_total", labels) or 0) == pytest.approx(seconds)
-    assert value("penstock_generated_tokens_total") == 5000
+    assert value("penstock_generated_tokens_total") == read_steps(tmp_path)[-1].tokens_generated == 5000
+    assert value("penstock_tokens_in_system") == 250
     assert value("penstock_lost_tokens_estimate_total") == 320
 
 
@@ -296,13 +305,15 @@ def test_figures_add_up_over_the_drives_of_a_run(tmp_path: Path, was_killed: boo
     run(tmp_path, 6, None if was_killed else finished(6, completed=False))
     recorder = RunRecorder(tmp_path, FACTS, resumes=True)
     assert (recorder.figures.version, recorder.figures.tokens_generated) == (6, 1200)
+    assert recorder.figures.tokens_reported == (0 if was_killed else 1200)
     assert read_summary(tmp_path) is None  # it is that of an earlier drive
     recorder.training_begins(1010.0)
     figures = (Metric("engine/generated_tokens", 300.0), Metric("process/cpu_s", 2.0))
     recorder.actor(ActorReported(name="engine/0", epoch=1001, state="g", metrics=figures), 1011.0)
     recorder.step(step(7), 1012.0)
     summary = recorder.finish(finished(7), 1020.0)
-    assert summary.tokens_generated == 1500
+    assert summary.tokens_generated == 7 * 190
+    assert summary.tokens_reported == (300 if was_killed else 1500)
     assert summary.training_s == 10.0 + (5.0 if was_killed else 5.5)
     assert [row.version for row in read_steps(tmp_path)] == [1, 2, 3, 4, 5, 6, 7]
     assert summary.first10_reward == pytest.approx(4 / 25)
@@ -314,9 +325,9 @@ def test_figures_add_up_over_the_drives_of_a_run(tmp_path: Path, was_killed: boo
 def test_tokens_of_samples_that_ended_count_although_their_engine_was_killed_before_it_said_so(tmp_path: Path) -> None:
     recorder = RunRecorder(tmp_path, FACTS)
     recorder.step(step(3), 1.0)
-    assert recorder.figures.tokens_generated == 3 * (160 + 30)
+    assert recorder.figures.tokens_generated == 3 * (160 + 30 + 10)
     summary = recorder.finish(finished(4), 2.0)  # samples have ended since the last report of a step
-    assert summary.tokens_generated == sum(count.num_tokens for count in summary.balance.ended) > 3 * (160 + 30)
+    assert summary.tokens_generated == 4 * (160 + 30)
 
 
 def test_why_samples_failed_is_in_summary_and_report_and_goes_on_when_a_run_is_resumed(tmp_path: Path) -> None:
@@ -429,7 +440,7 @@ def test_the_report_shows_the_run(completed: Path) -> None:
         "failed reward: <timeout> 1 0.4 % 0",
         "issued 251 100.0 % 4,750",
         "balanced Every sample that was issued is in exactly one line.",
-        "320 with engines that were killed (an estimate)",
+        "never arrived: made by engines since their last report, and killed with them ≈ 320",
         "2026-08-01T12:00:00+00:00",
         "Linux x86_64, 2 CPU cores, 8.0 GiB",
         "name: quick<start>",
@@ -499,7 +510,7 @@ def test_the_charts_have_every_step(completed: Path) -> None:
     assert charts["Staleness"].are_bars
     assert charts["Staleness"].lines[0].x == [0, 1, 2]
     assert [line.label for line in charts["Staleness over time"].lines] == ["oldest", "mean", "bound"]
-    assert charts["Goodput"].lines[0].y[-1] == pytest.approx(0.8)
+    assert charts["Goodput"].lines[0].y[-1] == pytest.approx(160 / 200)
 
 
 def test_the_spread_of_a_step_without_one_is_a_gap_in_the_band(tmp_path: Path) -> None:
@@ -623,7 +634,7 @@ def test_a_run_that_was_cut_off_has_a_report(tmp_path: Path) -> None:
 def test_a_run_that_never_began_has_a_report(tmp_path: Path) -> None:
     assert write_report(tmp_path) == tmp_path / "report.html"
     page = Page((tmp_path / "report.html").read_text())
-    for text in ("No step was recorded.", "No engine and no learner reported its time.", "scenario.yaml is missing."):
+    for text in ("No step was recorded.", "Nobody reported its time.", "scenario.yaml is missing."):
         assert text in page.text
 
 

@@ -32,7 +32,7 @@ from penstock.backends.ledger.sqlite import open_ledger
 from penstock.backends.simulated.timers import ThreadTimers
 from penstock.messages.base import Metric
 from penstock.messages.commands import FailRun, ReplaceActor
-from penstock.messages.names import BUFFER, LEARNER, SUPERVISOR, is_engine, is_teacher
+from penstock.messages.names import BUFFER, LEARNER, SUPERVISOR, has_lane, is_engine
 from penstock.messages.training import Activity, ActorReported
 from penstock.messages.wire import Envelope, Header, InboxDecoder, WireError, encode_pack
 from penstock.runtime.hosts.processes.boot import Boot, EndKind, load_wiring
@@ -80,7 +80,7 @@ class StrangerError(WireError):
 
 
 class Accounted(Protocol):
-    """What the machines of engines and learners say about their time, beside what every machine has."""
+    """What the machine of an actor that has a lane says about its time, beside what every machine has."""
 
     @property
     def activity(self) -> Activity:
@@ -158,7 +158,7 @@ class ActorLoop:
             boot.name, plan, epoch=boot.epoch, timers=self._timers, store=self._store, host=links.host,
             remote_ranks=remote_ranks if is_engine(boot.name) or boot.name == LEARNER else None,
         )  # fmt: skip
-        is_accounted = boot.name == LEARNER or is_engine(boot.name) or is_teacher(boot.name)
+        is_accounted = has_lane(boot.name)
         self._accounted = cast("Accounted", self._machine) if is_accounted else None
         self._activities = ActivityClock(clock.now_s()) if is_accounted else None
         self.shell = Shell(

@@ -1,4 +1,4 @@
-"""What a virtual run shows of itself: time accounting of engines and learner, steps, and, if asked, the run's files.
+"""What a virtual run shows of itself: time accounting of whoever has a lane, steps, and, if asked, the run's files.
 
 Invariants:
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, cast
 
 from penstock.messages.evaluation import EvaluationFinished
-from penstock.messages.names import LEARNER, is_engine, is_teacher
+from penstock.messages.names import has_lane
 from penstock.messages.training import ActorReported, StepReported
 from penstock.runtime.observability.activity import ActivityClock, LaneTiler
 from penstock.runtime.observability.shares import Shares
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Accounted(Protocol):
-    """What the machines of engines and learners say about their time."""
+    """What the machine of an actor that has a lane says about its time."""
 
     @property
     def activity(self) -> Activity:
@@ -69,7 +69,8 @@ class _Lane:
         """Activity, occupancy and what waits for tools, as the clock has them."""
 
     def take(self, now_s: float) -> tuple[ActivitySpan, ...]:
-        spans = self.clock.take(now_s)
+        """What it did until now, or until it was killed: after that its lane is down, whoever has noticed."""
+        spans = self.clock.take(min(now_s, self.process.died_s))
         self.shares.add(self.tiler.add(spans))
         return spans
 
@@ -138,7 +139,7 @@ class RunAccounts:
         """See :class:`penstock.runtime.hosts.virtual.host.Watcher`."""
         lane = self._lanes.get(process.name)
         if lane is None:
-            if process.name != LEARNER and not is_engine(process.name) and not is_teacher(process.name):
+            if not has_lane(process.name):
                 return
             lane = self._lanes[process.name] = _Lane(process, self._clock.now_s)
         elif lane.process is not process:
@@ -175,11 +176,11 @@ class RunAccounts:
         for lane in self._lanes.values():
             lane.shares.add(lane.tiler.close(self._clock.now_s))
 
-    def shares_of(self, *, engines: bool) -> Shares:
-        """The time of all engines together, or of the learner."""
+    def shares_of(self, is_meant: Callable[[str], bool]) -> Shares:
+        """The time of all actors of these names together."""
         total = Shares()
         for name, lane in self._lanes.items():
-            if is_engine(name) == engines and not is_teacher(name):
+            if is_meant(name):
                 for activity, seconds in lane.shares.seconds.items():
                     total.seconds[activity] += seconds
                 total.occupied_s += lane.shares.occupied_s

@@ -118,6 +118,8 @@ class Process:
         self._waiting: list[tuple[Callable[[Any, Any], None], object]] = []
         self._is_draining = False
         self.num_stops = 0
+        self.died_s = math.inf
+        """When it was killed."""
         self.survives_sigkill = False
         """It cannot be reached by who gives it up: it stays stopped, and later goes on as a zombie."""
         self.informed_s = 0.0
@@ -212,6 +214,7 @@ class Process:
         """SIGKILL."""
         if self.status is not Status.DEAD:
             self.status = Status.DEAD
+            self.died_s = self._clock.now_s
             self._backlog.clear()
             self._host.died(self)
 

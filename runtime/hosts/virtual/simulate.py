@@ -16,6 +16,7 @@ from rich.markup import escape
 
 from penstock.backends.learners.spec import is_modelled
 from penstock.messages.errors import UserFault
+from penstock.messages.names import LEARNER, SCORER, is_engine
 from penstock.messages.training import RunFinished
 from penstock.runtime.hosts.virtual.accounting import RunAccounts
 from penstock.runtime.hosts.virtual.event_digest import EventDigest
@@ -181,13 +182,14 @@ class Simulation:
             virtual_s=ending.at_s,
             num_steps=len(times),
             step_s=(times[-1] - times[0]) / num_gaps if num_gaps > 0 else None,
-            engines=accounts.shares_of(engines=True),
-            learner=accounts.shares_of(engines=False),
+            engines=accounts.shares_of(is_engine),
+            learner=accounts.shares_of(LEARNER.__eq__),
+            scorer=accounts.shares_of(SCORER.__eq__),
             mean_staleness=figures.mean_staleness,
             max_staleness=finished.max_staleness,
             bound=self.scenario.staleness.max_staleness or 0,
             balance=finished.balance,
-            tokens_generated=figures.tokens_generated,
+            tokens_lost_estimate=figures.lost_tokens,
             num_restarts=self.host.supervisor.num_restarts,
         )
 

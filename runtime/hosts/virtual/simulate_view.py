@@ -12,10 +12,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 from penstock.messages.samples import TerminalState
-from penstock.messages.training import Activity, Balance
-from penstock.runtime.observability.shares import LABELS, Shares
-from penstock.runtime.observability.summary import trained_tokens
-from penstock.runtime.observability.texts import clock_text, duration_text, fixed, short_count
+from penstock.messages.training import Balance
+from penstock.runtime.observability.shares import Shares, shares_text
+from penstock.runtime.observability.summary import generated_tokens, trained_tokens
+from penstock.runtime.observability.texts import clock_text, duration_text, fixed, short_count, tokens_text
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -43,17 +43,25 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     engines: Shares
     """The time of all engines together."""
     learner: Shares
+    scorer: Shares
+    """The time of its workers, taken together."""
     mean_staleness: float | None
     max_staleness: int
     bound: int
     balance: Balance
-    tokens_generated: int
+    tokens_lost_estimate: int
+    """Made by killed engines since their last report: beside the balance."""
     num_restarts: int
 
     @property
     def goodput(self) -> float | None:
         """Trained ÷ generated tokens; None when nothing was generated."""
         return trained_tokens(self.balance) / self.tokens_generated if self.tokens_generated else None
+
+    @property
+    def tokens_generated(self) -> int:
+        """Of every response that came."""
+        return generated_tokens(self.balance)
 
     @property
     def events_per_s(self) -> float:
@@ -113,13 +121,17 @@ def result_table(result: Result) -> Table:
     table.add_row("outcome", f"[{colour}]{'completed' if result.completed else 'not completed'}[/]")
     table.add_row("steps", f"{result.num_steps:,} in {duration_text(result.virtual_s)} of virtual time")
     table.add_row("step time", duration_text(result.step_s))
-    table.add_row("engines", _shares_text(result.engines))
-    table.add_row("learner", _shares_text(result.learner))
+    table.add_row("engines", shares_text(result.engines))
+    table.add_row("learner", shares_text(result.learner))
+    table.add_row("scorer", shares_text(result.scorer, "workers"))
     mean = fixed(result.mean_staleness, 2)
     table.add_row("staleness", f"mean {mean}, largest {result.max_staleness} (bound {result.bound})")
     table.add_row("samples", _balance_text(result.balance))
     share = "–" if result.goodput is None else f"{100 * result.goodput:.1f} %"
     table.add_row("goodput", f"{share} of {short_count(result.tokens_generated)} generated tokens were trained")
+    table.add_row("tokens", tokens_text(result.balance))
+    if result.tokens_lost_estimate:
+        table.add_row("", f"about {short_count(result.tokens_lost_estimate)} lost with engines that were killed")
     if result.num_restarts:
         table.add_row("restarts", f"{result.num_restarts:,}")
     table.add_row(
@@ -130,14 +142,6 @@ def result_table(result: Result) -> Table:
     return table
 
 
-def _shares_text(shares: Shares) -> str:
-    """Percent of the time by state; they add up to 100."""
-    parts = [f"{percent:.1f} % {LABELS[activity]}" for activity, percent in shares.percentages().items() if percent]
-    if shares.occupancy is not None and shares.seconds[Activity.WORKING]:
-        parts[0] += f" ({100 * shares.occupancy:.0f} % of the slots)" if shares.occupancy < 1 else ""
-    return ", ".join(parts) or "–"
-
-
 def _balance_text(balance: Balance) -> str:
     ended = dict.fromkeys((state.value for state in TerminalState), 0)
     for count in balance.ended:
@@ -145,5 +149,5 @@ def _balance_text(balance: Balance) -> str:
     parts = [f"{number:,} {state}" for state, number in ended.items() if number]
     if balance.in_system:
         parts.append(f"{balance.in_system:,} in the system")
-    sign = "=" if balance.is_balanced else "≠"
+    sign = "=" if balance.issued == balance.in_system + sum(ended.values()) else "≠"
     return f"{balance.issued:,} issued {sign} {' + '.join(parts) or '0'}"

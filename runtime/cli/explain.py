@@ -6,11 +6,8 @@ import sys
 from typing import TYPE_CHECKING
 
 import msgspec
-from rich import box
 from rich.markup import escape
-from rich.table import Table
 
-from penstock.runtime.launch.runs import read_record
 from penstock.runtime.observability.explain import Explanation, explain
 from penstock.runtime.observability.texts import number_text
 from penstock.runtime.safe_text import terminal_text
@@ -24,6 +21,7 @@ if TYPE_CHECKING:
     from penstock.runtime.observability.explain.bounds import Bound
     from penstock.runtime.observability.explain.causes import Evidence
     from penstock.runtime.observability.explain.critical_path import StepPath
+    from penstock.runtime.observability.explain.explanation import LaneTime
 
 
 def show_explanation(folder: Path, console: Console, *, as_json: bool = False) -> None:
@@ -32,7 +30,6 @@ def show_explanation(folder: Path, console: Console, *, as_json: bool = False) -
     Raises:
         UserFault: the folder holds no run, or a file of it is damaged.
     """
-    read_record(folder)
     found = explain(folder)
     if as_json:
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
@@ -57,8 +54,9 @@ def _print(found: Explanation, console: Console) -> None:
         _print_evidence(binding.evidence, console)
     if found.bound is not None:
         console.print(_bound_line(found.bound), soft_wrap=True)
-    if found.lanes:
-        console.print(_lanes_table(found))
+    console.print("Where the time of the whole run went")
+    for lane in found.lanes:
+        console.print(_lane_line(lane), soft_wrap=True)
     if found.typical is not None:
         _print_path("A typical step", found.typical, console)
     for path in found.slowest:
@@ -83,21 +81,17 @@ def _bound_line(bound: Bound) -> str:
     most = "" if bound.most_s is None else f" to {bound.most_s:.3g}"
     other = f"; the other has {bound.slack_s:.3g} s of slack" if bound.slack_s else ""
     return escape(
-        f"Bound: {bound.formula} with g {bound.generation_s:.3g} s, t {bound.training_s:.3g} s, s {bound.exposed_s:.3g} s"
-        f"{tail}: {bound.least_s:.3g}{most} s, measured {bound.measured_s:.3g} s; active: {bound.active}{other}"
+        f"Bound: {bound.formula} with g {bound.generation_s:.3g} s, t {bound.training_s:.3g} s, "
+        f"s {bound.exposed_s:.3g} s{tail}: {bound.least_s:.3g}{most} s, measured {bound.measured_s:.3g} s; "
+        f"active: {bound.active}{other}"
     )
 
 
-def _lanes_table(found: Explanation) -> Table:
-    states = list(dict.fromkeys(state for lane in found.lanes for state in lane.percentages))
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("percent of the time")
-    for state in (*states, "slots in use"):
-        table.add_column(state, justify="right")
-    for lane in found.lanes:
-        cells = [f"{lane.percentages.get(state, 0.0):.1f}" for state in states]
-        table.add_row(terminal_text(lane.name), *cells, "" if lane.occupancy is None else f"{lane.occupancy:.0f}")
-    return table
+def _lane_line(lane: LaneTime) -> str:
+    shares = sorted(lane.percentages.items(), key=lambda item: -item[1])
+    slots = "" if lane.occupancy is None else f"; {lane.occupancy:.0f} % of its slots in use while it worked"
+    told = ", ".join(f"{share:.1f} % {state}" for state, share in shares)
+    return escape(terminal_text(f"  {lane.name:<10} {told}{slots}"))
 
 
 def _print_path(title: str, path: StepPath, console: Console) -> None:

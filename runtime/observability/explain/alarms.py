@@ -140,12 +140,12 @@ def length_bias(lengths: tuple[int, float, int, float]) -> Alarm | None:
 
 def _lengths(run_folder: Path) -> tuple[int, float, int, float]:
     query = (
-        "SELECT count(*) FILTER (WHERE state = 'trained'), coalesce(avg(num_tokens) FILTER (WHERE state = 'trained'), 0),"
-        " count(*) FILTER (WHERE state != 'trained'), coalesce(avg(num_tokens) FILTER (WHERE state != 'trained'), 0)"
-        " FROM samples WHERE state != 'evaluated' AND num_tokens > 0"
+        "SELECT sum(state = 'trained'), coalesce(avg(CASE state WHEN 'trained' THEN num_tokens END), 0), "
+        "sum(state != 'trained'), coalesce(avg(CASE state WHEN 'trained' THEN NULL ELSE num_tokens END), 0) "
+        "FROM samples WHERE state != 'evaluated' AND num_tokens > 0"
     )
     rows = _ask(run_folder, query)
-    return rows[0] if rows else (0, 0.0, 0, 0.0)
+    return rows[0] if rows and rows[0][0] is not None else (0, 0.0, 0, 0.0)
 
 
 def _ask(run_folder: Path, query: str) -> list[tuple[int, float, int, float]]:

@@ -38,14 +38,19 @@ AT_LIMIT: Final = 0.85
 
 def bindings_of(facts: Facts) -> tuple[Binding, ...]:
     """The causes that cost :data:`SHOWN` of a step or more, the dearest first; where none binds, that stands first."""
-    costs: dict[Cause, float] = {}
-    for cause, cost_s in (*_learners(facts), *_waits(facts)):
-        costs[cause] = costs.get(cause, 0.0) + cost_s
-    shown = sorted(((s, cause) for cause, s in costs.items() if s >= SHOWN * facts.step_s), key=lambda each: -each[0])
-    found = [_binding(facts, cause, cost_s) for cost_s, cause in shown]
+    shown = [(cost_s, cause) for cause, cost_s in costs_of(facts).items() if cost_s >= SHOWN * facts.step_s]
+    found = [_binding(facts, cause, cost_s) for cost_s, cause in sorted(shown, key=lambda each: -each[0])]
     if not any(binding.binds for binding in found):
         found.insert(0, _binding(facts, Cause.HARDWARE, 0.0))
     return tuple(found)
+
+
+def costs_of(facts: Facts) -> dict[Cause, float]:
+    """Seconds of a step that each cause costs at most. Those of the Learner's wait add up to it."""
+    costs: dict[Cause, float] = {}
+    for cause, cost_s in (*_learners(facts), *_waits(facts)):
+        costs[cause] = costs.get(cause, 0.0) + cost_s
+    return costs
 
 
 # --- costs, in seconds of a step -----------------------------------------------------------------------------------
@@ -58,8 +63,7 @@ def _learners(facts: Facts) -> Iterator[tuple[Cause, float]]:
     yield Cause.CHECKPOINTS, step_s * learner.checkpointing
     if not facts.is_colocated:
         yield Cause.HEAVY_LEARNER, step_s * max(0.0, learner.training - max(facts.occupied, learner.waiting))
-    lost = [learner.down, sum(engine.down for engine in facts.engines) / len(facts.engines)]
-    yield Cause.LOST_TIME, step_s * max(lost)
+    yield Cause.LOST_TIME, step_s * learner.down
 
 
 def _waits(facts: Facts) -> Iterator[tuple[Cause, float]]:
@@ -78,7 +82,9 @@ def _waits(facts: Facts) -> Iterator[tuple[Cause, float]]:
 def _of_full_engines(facts: Facts, wait_s: float) -> Iterator[tuple[Cause, float]]:
     generation_s, left_s = facts.generation_s, wait_s
     swap_s = facts.step_s * facts.for_weights + (facts.samples.swap if facts.samples else 0.0)
+    down = sum(engine.down for engine in facts.engines) / len(facts.engines)
     parts = (
+        (Cause.LOST_TIME, facts.step_s * down),
         (Cause.FILTER, generation_s * facts.rejected),
         (Cause.SLOW_TOOL, generation_s * (facts.outside or 0.0)),
         (Cause.SLOW_ENGINE, generation_s * facts.lost_speed),

@@ -7,12 +7,13 @@ the longest response of a batch, ``t`` the training, ``s`` the export of weights
 schedule        step
 ==============  ===========================
 η = 0           ``g + L + t + s``
-one step off    ``max(g + L, t) + s``
-η ≥ 1           ``max(g + L / (η + 1), t) + s``
+one step off    ``max(g + L, t + s)``
+η ≥ 1           ``max(g + L / (η + 1), t + s)``
 ==============  ===========================
 
 ``L`` is an upper bound of what the last responses of a batch add (some of them run while others do, and are in ``g``
-too), so a measured step may be shorter; it is never shorter than without it.
+too), so a measured step may be shorter; it is never shorter than without it. The export is the Learner's work, and
+engines generate meanwhile: it is exposed where the Learner is what a step takes.
 """
 
 from __future__ import annotations
@@ -57,16 +58,14 @@ def bound_of(facts: Facts) -> Bound:
         formula, tail_s = "g + L + t + s", longest_s
         least_s = generation_s + training_s + exposed_s
         most_s = None if tail_s is None else least_s + tail_s
-    elif facts.policy == "one_step_off":
-        formula, tail_s = "max(g + L, t) + s", longest_s
-        least_s = max(generation_s, training_s) + exposed_s
-        most_s = None if tail_s is None else max(generation_s + tail_s, training_s) + exposed_s
     else:
-        formula = "max(g + L/(η + 1), t) + s"
-        tail_s = None if longest_s is None else longest_s / (facts.max_staleness + 1)
-        least_s = max(generation_s, training_s) + exposed_s
-        most_s = None if tail_s is None else max(generation_s + tail_s, training_s) + exposed_s
-    with_tail_s = generation_s + (tail_s or 0.0)
+        is_one_off = facts.policy == "one_step_off"
+        formula = "max(g + L, t + s)" if is_one_off else "max(g + L/(η + 1), t + s)"
+        counted = 1 if is_one_off else facts.max_staleness + 1
+        tail_s = None if longest_s is None else longest_s / counted
+        least_s = max(generation_s, training_s + exposed_s)
+        most_s = None if tail_s is None else max(generation_s + tail_s, training_s + exposed_s)
+    with_tail_s, learner_s = generation_s + (tail_s or 0.0), training_s + exposed_s
     return Bound(
         formula=formula,
         generation_s=generation_s,
@@ -76,6 +75,6 @@ def bound_of(facts: Facts) -> Bound:
         least_s=least_s,
         most_s=most_s,
         measured_s=facts.step_s,
-        active="both, one after the other" if is_serial else "training" if training_s >= with_tail_s else "generation",
-        slack_s=0.0 if is_serial else abs(training_s - with_tail_s),
+        active="both, one after the other" if is_serial else "training" if learner_s >= with_tail_s else "generation",
+        slack_s=0.0 if is_serial else abs(learner_s - with_tail_s),
     )

@@ -7,11 +7,14 @@ is followed from its grant to the end of the training. Where none of them is tra
 from __future__ import annotations
 
 import statistics
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from penstock.runtime.observability.lives import read_fates, read_lives
+from penstock.runtime.observability.spans import sampled, trace_id_of
+from penstock.runtime.observability.traces import MAX_SEARCHED, run_salt
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,30 +53,39 @@ class StepPath(msgspec.Struct, frozen=True, kw_only=True):
         return max(self.stages, key=lambda stage: stage.in_step_s, default=None)
 
 
-def step_paths(run_folder: Path, rows: Sequence[StepRow]) -> tuple[StepPath | None, tuple[StepPath, ...]]:
+def step_paths(
+    run_folder: Path, rows: Sequence[StepRow], trace_fraction: float
+) -> tuple[StepPath | None, tuple[StepPath, ...]]:
     """The path of the step of median length, and of the slowest ones.
 
     Args:
         run_folder: of the run.
         rows: successive steps; the first one only begins the second.
+        trace_fraction: share of the samples that are traced.
 
     Raises:
         UserFault: the run was not traced, or a file of it is damaged.
     """
-    lengths = {row.version: row.at_s - before.at_s for before, row in zip(rows, rows[1:], strict=False)}
+    lengths = {row.version: row.at_s - before.at_s for before, row in pairwise(rows)}
     if not lengths:
         return None, ()
     by_length = sorted(lengths, key=lambda version: lengths[version])
     typical = by_length[(len(by_length) - 1) // 2]
     middle_s = statistics.median(lengths.values())
     slowest = [version for version in by_length[: -1 - NUM_SLOWEST : -1] if lengths[version] > middle_s]
-    paths = {version: _path(run_folder, version, lengths[version]) for version in {typical, *slowest}}
+    paths = {version: _path(run_folder, version, lengths[version], trace_fraction) for version in {typical, *slowest}}
     return paths[typical], tuple(paths[version] for version in slowest)
 
 
-def _path(run_folder: Path, version: int, step_s: float) -> StepPath:
-    fates = read_fates(run_folder, step=version)
-    lives = [life for life in read_lives(run_folder, fates) if life.is_traced]
+def _path(run_folder: Path, version: int, step_s: float, trace_fraction: float) -> StepPath:
+    salt = run_salt(run_folder)
+    traced = [
+        fate
+        for fate in read_fates(run_folder, step=version)
+        if sampled(trace_id_of(salt, fate.group_id, fate.index), trace_fraction)
+    ]
+    last_ones = sorted(traced, key=lambda fate: fate.admitted_at or 0.0)[-MAX_SEARCHED:]
+    lives = [life for life in read_lives(run_folder, last_ones) if life.is_traced]
     if not lives:
         return StepPath(version=version, step_s=step_s, sample="", stages=())
     last = max(lives, key=lambda life: (life.fate.admitted_at or 0.0, _arrival_ns(life)))

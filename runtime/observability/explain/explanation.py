@@ -72,6 +72,11 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     missing: tuple[str, ...]
     """What could not be said, and why."""
 
+    @property
+    def paths(self) -> tuple[StepPath, ...]:
+        """The typical step's, then those of the slowest."""
+        return self.slowest if self.typical is None else (self.typical, *self.slowest)
+
 
 def explain(run_folder: Path) -> Explanation:
     """Explain the run of a folder.
@@ -85,7 +90,7 @@ def explain(run_folder: Path) -> Explanation:
     alarms = alarms_of(run_folder, scenario, steps)
     found = () if facts is None else bindings_of(facts)
     missing = _missing(facts, len(steps))
-    typical, slowest = _paths(run_folder, facts, steps)
+    typical, slowest = _paths(run_folder, facts, steps, scenario.observability.trace_fraction)
     return Explanation(
         headline=_headline(facts, found, len(steps)),
         facts=facts,
@@ -102,7 +107,7 @@ def explain(run_folder: Path) -> Explanation:
 
 def _headline(facts: Facts | None, found: tuple[Binding, ...], num_steps: int) -> str:
     if facts is None or not found:
-        return f"{num_steps} steps say nothing of a steady state yet; {MIN_STEPS} are needed after the engines are full"
+        return f"what binds is not known: {num_steps} steps, and no stretch of {MIN_STEPS} with engines and learner"
     first = found[0]
     if not first.binds:
         return "nothing binds but the hardware"
@@ -112,15 +117,19 @@ def _headline(facts: Facts | None, found: tuple[Binding, ...], num_steps: int) -
 def _missing(facts: Facts | None, num_steps: int) -> tuple[str, ...]:
     if facts is not None:
         return facts.missing
-    return (f"a stretch of {MIN_STEPS} steps: there are {num_steps}, and the first fifth and what follows the last "
-            "grant do not count",)  # fmt: skip
+    return (
+        f"{MIN_STEPS} steps in which engines generated and the learner trained, of {num_steps} that there are: the "
+        "first fifth and those after the last grant do not count",
+    )
 
 
-def _paths(run_folder: Path, facts: Facts | None, steps: list[StepRow]) -> tuple[StepPath | None, tuple[StepPath, ...]]:
+def _paths(
+    run_folder: Path, facts: Facts | None, steps: list[StepRow], trace_fraction: float
+) -> tuple[StepPath | None, tuple[StepPath, ...]]:
     if facts is None or facts.samples is None or not (run_folder / TRACES_FOLDER).is_dir():
         return None, ()
     rows = [row for row in steps if facts.first_step - 1 <= row.version <= facts.last_step]
-    return step_paths(run_folder, rows)
+    return step_paths(run_folder, rows, trace_fraction)
 
 
 def _lanes(run_folder: Path) -> tuple[LaneTime, ...]:

@@ -24,9 +24,10 @@ from penstock.messages.samples import TerminalState
 from penstock.messages.training import Activity
 from penstock.runtime.observability.explain.facts import EngineTime, Facts, LearnerTime, SampleTimes, Waits
 from penstock.runtime.observability.explain.waits import Moments, waits_of
+from penstock.runtime.observability.facts import SCENARIO_FILE
 from penstock.runtime.observability.shares import Shares
-from penstock.runtime.observability.traces import TRACES_FOLDER, each_span
-from penstock.runtime.observability.trackers import ActivityRow, read_activity, read_steps
+from penstock.runtime.observability.traces import TRACES_FOLDER, spans_between
+from penstock.runtime.observability.trackers import ActivityRow, read_activity
 from penstock.runtime.scenario.source import read_source
 from penstock.runtime.scenario.structure import Scenario
 
@@ -43,7 +44,6 @@ MAX_STEPS: Final = 200
 MIN_SPANS: Final = 6
 """Of an engine, to say how quick it is."""
 TURNS, BETWEEN = "episodes/turns_s", "episodes/between_s"
-SCENARIO_FILE: Final = "scenario.yaml"
 _LOOKED_AT: Final = ("issue", "queue", "generate", "score", "version", "apply_weights")
 
 
@@ -103,7 +103,6 @@ def measure(run_folder: Path, scenario: Scenario, steps: Sequence[StepRow]) -> F
     lanes = read_activity(run_folder)
     engines = {name: rows for name, rows in lanes.items() if is_engine(name)}
     if not engines or LEARNER not in lanes:
-        missing.append("activity.jsonl has no lane of an engine and the learner yet")
         return None
     is_colocated = scenario.engines.placement == "colocate"
     samples, spans = _samples(run_folder, scenario, stretch, missing)
@@ -266,7 +265,7 @@ def _samples(
         missing.append("no traces (observability.tracing: true), so where samples spend their time is not known")
         return None, []
     start_ns, end_ns = (round(1e9 * (at_s + stretch.offset_s)) for at_s in (stretch.start_s, stretch.end_s))
-    spans = [row for row in each_span(run_folder) if row.name in _LOOKED_AT and start_ns <= row.end_ns <= end_ns]
+    spans = [row for row in spans_between(run_folder, start_ns, end_ns) if row.name in _LOOKED_AT]
     seconds: dict[str, list[float]] = {name: [] for name in _LOOKED_AT}
     for row in spans:
         seconds[row.name].append(row.duration_s)

@@ -153,7 +153,10 @@ _STORIES: dict[Cause, tuple[str | Callable[[Facts], str], str, Callable[[Facts],
     Cause.FILTER: (
         FILTER,
         "Much of what is generated is turned away, and generated anew with other prompts.",
-        lambda facts: [Evidence("tokens of samples that were filtered", 100 * facts.rejected, "%", STEPS), _waiting(facts)],
+        lambda facts: [
+            Evidence("tokens of samples that were filtered", 100 * facts.rejected, "%", STEPS),
+            _waiting(facts),
+        ],
     ),
     Cause.SLOW_TOOL: (
         "episodes",
@@ -233,11 +236,11 @@ def knob_of(facts: Facts, cause: Cause, cost_s: float) -> tuple[str, str]:
     eta = facts.max_staleness
     limit = "max_concurrent" if facts.max_concurrent is not None else "target_outstanding"
     told: dict[Cause, tuple[str, str]] = {
-        Cause.FEW_ENGINES: ("engines.count", f"{num_engines} → {more_engines}; or more engines.slots, if each has memory"),
+        Cause.FEW_ENGINES: ("engines.count", f"{num_engines} → {more_engines}; or more engines.slots"),
         Cause.SLOW_REWARD: ("reward", "a quicker function, or more processes for it (reward.num_workers)"),
         Cause.SMALL_BOUND: ("staleness.max_staleness", f"{eta} → {max(1, 2 * eta)}"),
         Cause.LONG_TAIL: ("staleness.max_staleness", f"{eta} → {eta + 1}; or a lower sampling.max_response_tokens"),
-        Cause.SLOW_PUBLISH: ("weights", "another transport (weights.transport), or fewer publishes (weights.publish_every)"),
+        Cause.SLOW_PUBLISH: ("weights", "another transport, or fewer publishes (publish_every)"),
         Cause.HEAVY_LEARNER: ("learner.num_ranks", "more ranks, or devices of engines given to the learner"),
         Cause.LOW_CONCURRENCY: (f"staleness.{limit}", "a larger number, or none"),
         Cause.FILTER: ("data", "prompts that are neither solved nor hopeless, or a milder filter"),

@@ -7,37 +7,43 @@ on a model of 0.1 million parameters, with functions of a user's), and differ in
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import yaml
 
 from penstock.runtime.observability.explain.causes import Cause
 
 if TYPE_CHECKING:
-    import random
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
+    from pathlib import Path
 
 Keys = dict[str, Any]
 
 FUNCTIONS: Final = """
 import asyncio
+import os
 import time
 
-def quick(response, index):
+SLOW_S = float(os.environ.get("BOTTLENECK_S", "0.06"))
+
+def quick(index):
     return float(index % 2)
 
-def slow(response, index):
-    time.sleep({slow_s})
+def slow(index):
+    time.sleep(SLOW_S)
     return float(index % 2)
 
-def same(row, index):
+def mostly_the_same(row, index):
     return float(row % 4 == 0 and index % 2)
 
 def late(prompt, history):
-    time.sleep({slow_s} / 100)
+    time.sleep(SLOW_S / 2)
     return 0.0
 
 async def tool(play):
     await play.generate()
-    await play.call(asyncio.sleep({slow_s}))
+    await play.call(asyncio.sleep(10 * SLOW_S))
     return 1.0
 """
 
@@ -76,11 +82,20 @@ BALANCED: Final[Keys] = {
 
 
 class Plant(NamedTuple):
-    """A bottleneck, and what makes it."""
+    """A bottleneck, and the keys that make it."""
 
     cause: Cause
     keys: Keys
     base: Mapping[str, Any] = BALANCED
+
+
+Draw = Callable[[float, float, float], float]
+"""A number from the first to the last; the one between them is usual."""
+
+
+def usual(_low: float, middle: float, _high: float) -> float:
+    """The number of the table."""
+    return middle
 
 
 def nested(keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,28 +109,6 @@ def nested(keys: Mapping[str, Any]) -> dict[str, Any]:
         block[last] = copy.deepcopy(value)
     return scenario
 
-
-MODELLED: Final[dict[str, Plant]] = {
-    "balanced": Plant(Cause.HARDWARE, {}),
-    "too_few_engines": Plant(Cause.FEW_ENGINES, {"engines.count": 1, "learner.simulated.step_s": 0.1}),
-    "tiny_eta": Plant(Cause.SMALL_BOUND, {"staleness.policy": "sync", "staleness.max_staleness": 0,
-                                          "engines.simulated.response_tokens_sigma": 0.0}),
-    "long_tail": Plant(Cause.LONG_TAIL, {"staleness.max_staleness": 1, "engines.simulated.response_tokens_sigma": 1.4,
-                                         "engines.simulated.response_tokens_median": 20,
-                                         "learner.simulated.step_s": 0.1}),
-    "slow_publish": Plant(Cause.SLOW_PUBLISH, {"learner.simulated.publish_s": 0.2}),
-    "heavy_learner": Plant(Cause.HEAVY_LEARNER, {"learner.simulated.step_s": 0.6}),
-    "low_concurrency": Plant(Cause.LOW_CONCURRENCY, {"staleness.max_concurrent": 3}),
-    "filter": Plant(Cause.FILTER, {"filter.max_response_tokens": 62, "learner.simulated.step_s": 0.1}),
-    "slow_engine": Plant(Cause.SLOW_ENGINE, {"engines.count": 1, "engines.more": [
-        {"backend": "simulated", "count": 1, "slots": 16, "simulated_speed": 0.5}]}),
-    "bound_early": Plant(Cause.EARLY_BOUND, {"staleness.policy": "sync", "staleness.max_staleness": 0,
-                                             "engines.count": 4, "engines.slots": 1, "prompt_source.max_load": 16.0,
-                                             "engines.simulated.response_tokens_sigma": 1.2,
-                                             "engines.simulated.response_tokens_median": 20,
-                                             "engines.simulated.token_s": 0.002,
-                                             "learner.simulated.step_s": 0.02}),
-}  # fmt: skip
 
 REAL: Final[Keys] = {
     "run.name": "real",
@@ -138,12 +131,88 @@ REAL: Final[Keys] = {
     "observability.report": False,
 }
 
-FUNCTIONAL: Final[dict[str, Plant]] = {
-    "slow_reward": Plant(Cause.SLOW_REWARD, {"reward.function": "bottleneck_functions.py:slow"}, REAL),
-    "slow_tool": Plant(Cause.SLOW_TOOL, {"episode.kind": "function",
-                                         "episode.generate": "bottleneck_functions.py:tool"}, REAL),
-    "slow_dataset": Plant(Cause.SLOW_ROWS, {"prompt_source.priority": "bottleneck_functions.py:late",
-                                            "prompt_source.priority_candidates": 8}, REAL),
-    "most_rejected": Plant(Cause.FILTER, {"reward.function": "bottleneck_functions.py:same",
-                                          "filter.drop_zero_spread": True}, REAL),
-}  # fmt: skip
+
+def plants(draw: Draw) -> dict[str, Plant]:
+    """Every bottleneck by its name, as hard as is drawn."""
+    return {
+        "balanced": Plant(Cause.HARDWARE, {}),
+        "too_few_engines": Plant(
+            Cause.FEW_ENGINES, {"engines.count": 1, "learner.simulated.step_s": draw(0.05, 0.1, 0.2)}
+        ),
+        "tiny_eta": Plant(
+            Cause.SMALL_BOUND,
+            {
+                "staleness.policy": "sync",
+                "staleness.max_staleness": 0,
+                "engines.simulated.response_tokens_sigma": 0.0,
+                "learner.simulated.step_s": draw(0.2, 0.24, 0.3),
+            },
+        ),
+        "long_tail": Plant(
+            Cause.LONG_TAIL,
+            {
+                "staleness.max_staleness": 1,
+                "learner.simulated.step_s": 0.1,
+                "engines.simulated.response_tokens_sigma": draw(1.3, 1.4, 1.6),
+                "engines.simulated.response_tokens_median": round(draw(16, 20, 24)),
+            },
+        ),
+        "slow_publish": Plant(Cause.SLOW_PUBLISH, {"learner.simulated.publish_s": draw(0.15, 0.2, 0.4)}),
+        "heavy_learner": Plant(Cause.HEAVY_LEARNER, {"learner.simulated.step_s": draw(0.5, 0.6, 1.0)}),
+        "low_concurrency": Plant(Cause.LOW_CONCURRENCY, {"staleness.max_concurrent": round(draw(2, 3, 4))}),
+        "filter": Plant(
+            Cause.FILTER,
+            {"filter.max_response_tokens": round(draw(60, 62, 66)), "learner.simulated.step_s": 0.1},
+        ),
+        "slow_engine": Plant(
+            Cause.SLOW_ENGINE,
+            {
+                "engines.count": 1,
+                "engines.more": [
+                    {"backend": "simulated", "count": 1, "slots": 16, "simulated_speed": draw(0.4, 0.5, 0.55)}
+                ],
+            },
+        ),
+        "bound_early": Plant(
+            Cause.EARLY_BOUND,
+            {
+                "staleness.policy": "sync",
+                "staleness.max_staleness": 0,
+                "learner.simulated.step_s": 0.02,
+                "learner.groups_per_batch": 4,
+                "engines.count": 4,
+                "engines.slots": 1,
+                "prompt_source.max_load": round(draw(10, 16, 16)),
+                "engines.simulated.response_tokens_sigma": draw(1.3, 1.4, 1.5),
+                "engines.simulated.response_tokens_median": 40,
+                "engines.simulated.token_s": 0.003,
+            },
+        ),
+        "slow_reward": Plant(Cause.SLOW_REWARD, {"reward.function": "bottleneck_functions.py:slow"}, REAL),
+        "slow_tool": Plant(
+            Cause.SLOW_TOOL,
+            {"episode.kind": "function", "episode.generate": "bottleneck_functions.py:tool"},
+            REAL,
+        ),
+        "slow_dataset": Plant(
+            Cause.SLOW_ROWS,
+            {
+                "prompt_source.priority": "bottleneck_functions.py:late",
+                "prompt_source.priority_candidates": round(draw(6, 8, 12)),
+            },
+            REAL,
+        ),
+        "mostly_rejected": Plant(
+            Cause.FILTER,
+            {"reward.function": "bottleneck_functions.py:mostly_the_same", "filter.drop_zero_spread": True},
+            REAL,
+        ),
+    }
+
+
+def write(folder: Path, plant: Plant) -> Path:
+    """Its scenario, with the functions beside it; returns the file."""
+    (folder / "bottleneck_functions.py").write_text(FUNCTIONS)
+    file = folder / "bottleneck.yaml"
+    file.write_text(yaml.safe_dump(nested({**plant.base, **plant.keys})))
+    return file

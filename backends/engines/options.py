@@ -84,6 +84,8 @@ class EngineGroupOptions(Options, frozen=True, kw_only=True):
     """SGLang servers that run already, one for each engine: ``http://10.0.0.7:30000``. Empty: they are started here."""
     router: HttpUrl | None = None
     """An sglang-router in front of all ``addresses``, which are then one engine."""
+    simulated_speed: Annotated[float, Meta(gt=0)] = 1.0
+    """Of engines of the backend `simulated`: 0.5 takes twice as long for a token as ``engines.simulated`` says."""
 
 
 class EnginesOptions(EngineGroupOptions, frozen=True, kw_only=True):

@@ -69,6 +69,7 @@ class SimulatedEngine:
         self.is_frozen = False
         """Nothing that runs makes a token any more (a fault to inject)."""
         self._model: LatencyOptions = options.simulated
+        self._speed = options.simulated_speed
         self._num_slots = options.slots
         self._progress_tokens = options.progress_tokens
         self._max_tokens = max_response_tokens
@@ -196,7 +197,7 @@ class SimulatedEngine:
         self._counted_s = now_s
 
     def _token_s(self) -> float:
-        return self._model.token_s + (len(self._running) - 1) * self._model.token_load_s
+        return (self._model.token_s + (len(self._running) - 1) * self._model.token_load_s) / self._speed
 
     def _arm(self) -> None:
         """See to it that we are woken when the next request is due, or earlier."""

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from penstock.runtime.scenario import Scenario
 
 STARTS_FILE: Final = "starts.jsonl"
+SCENARIO_FILE: Final = "scenario.yaml"
 PACKAGES: Final = ("torch", "ray", "transformers", "megatron-core")
 """Whose versions a start names, where they are installed."""
 GIT_TIMEOUT_S: Final = 5.0

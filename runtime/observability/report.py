@@ -14,11 +14,14 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from penstock.messages.errors import UserFault
 from penstock.messages.samples import TerminalState
 from penstock.runtime.observability.accounting import read_accounts
 from penstock.runtime.observability.accounting_view import token_rows
 from penstock.runtime.observability.chart_plans import AGREEMENT, OBJECTIVE
 from penstock.runtime.observability.evaluations import read_evaluations
+from penstock.runtime.observability.explain import explain
+from penstock.runtime.observability.facts import SCENARIO_FILE as SCENARIO_FILE
 from penstock.runtime.observability.facts import read_starts
 from penstock.runtime.observability.lanes import lanes_of
 from penstock.runtime.observability.nvml import read_gpus
@@ -47,13 +50,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.messages.training import Balance
+    from penstock.runtime.observability.explain import Explanation
     from penstock.runtime.observability.facts import Start
     from penstock.runtime.observability.operations import Pause, PolicySwitch
     from penstock.runtime.observability.summary import MachineFacts, RunSummary
     from penstock.runtime.observability.trackers import StepRow
 
 REPORT_FILE: Final = "report.html"
-SCENARIO_FILE: Final = "scenario.yaml"
 
 
 class BalanceRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,6 +118,7 @@ def render_report(run_folder: Path, *, is_running: bool = False) -> str:
         failures=summary.failures if summary else reason_counts(run_folder),
         figures=figure_rows(steps),
         others=marked(other_charts(steps), operations),
+        explained=_explained(run_folder),
         lanes=lanes_of(read_activity(run_folder)),
         accounts=accounts,
         token_rows=list(token_rows(accounts)),
@@ -203,6 +207,16 @@ def balance_rows(balance: Balance) -> list[BalanceRow]:
         )
         rows.append(in_system)
     return rows
+
+
+def _explained(run_folder: Path) -> Explanation | str | None:
+    """What binds the run; in its place why that cannot be said, and None of a folder without a scenario."""
+    if not (run_folder / SCENARIO_FILE).exists():
+        return None
+    try:
+        return explain(run_folder)
+    except UserFault as error:
+        return str(error)
 
 
 def _balance(summary: RunSummary | None, steps: list[StepRow]) -> Balance | None:

@@ -60,6 +60,7 @@ from penstock.messages.local import (
     CheckpointWritten,
     EpisodeMoved,
     GenerationEnded,
+    PromptsFetched,
     WeightsPublished,
     WeightsStagedLocally,
     WeightsSwapped,
@@ -90,6 +91,8 @@ class StageRecorder:
         """Totals of ``DemandGranted`` with the time each was first heard, ascending."""
         self._evaluation = (-1, 0)
         """Number of the newest evaluation, and when it was first heard of."""
+        self._fetched: Open[int, int] = Open()
+        """When the rows of groups came."""
         self._arrived: Open[SampleKey, int] = Open()
         self._buffered: Open[int, int] = Open()
         self._operated: list[tuple[str, int, Attributes]] = []
@@ -103,6 +106,7 @@ class StageRecorder:
         self.on_event: dict[type[Event], Callable[[Any, int, int], None]] = {
             DemandGranted: self._demand_granted,
             EvaluationDue: self._evaluation_due,
+            PromptsFetched: self._rows_fetched,
             SampleIssued: engine.sample_arrived,
             GenerationEnded: engine.ended,
             EpisodeMoved: engine.episode_moved,
@@ -149,6 +153,10 @@ class StageRecorder:
         if event.evaluation is not None and event.evaluation.number > self._evaluation[0]:
             self._evaluation = (event.evaluation.number, start_ns)
 
+    def _rows_fetched(self, event: PromptsFetched, start_ns: int, _end_ns: int) -> None:
+        for prompt in event.prompts:
+            self._fetched.begin(prompt.group_id, start_ns)
+
     def _granted_ns(self, group_id: int) -> int | None:
         """When PromptSource first heard that this group may start; None: before this incarnation."""
         if is_evaluation(group_id):
@@ -176,6 +184,9 @@ class StageRecorder:
             self._record(trace_id, parent_id, "issue", start_ns, end_ns, attributes, (before,), span_id=span_id)
             return
         since_ns = self._granted_ns(key.group_id)
+        fetched_ns = self._fetched.get(key.group_id)
+        if since_ns is not None and fetched_ns is not None:
+            attributes = (*attributes, ("row_wait_s", max(0, fetched_ns - since_ns) / 1e9))
         self._record_root(trace_id, "issue", start_ns if since_ns is None else since_ns, end_ns, attributes)
 
     # --- Scorer and Filter ------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ OF_THE_RUN = (
     "evaluation.before_first=true",
     "evaluation.datasets=[{name: gsm8k, path: 'lines:16'}]",
 )
-LOOKS = ("audit", "ledger", "list", "report", "samples", "status", "trace")
+LOOKS = ("audit", "explain", "ledger", "list", "report", "samples", "status", "trace")
 """Commands that only look at a run."""
 
 

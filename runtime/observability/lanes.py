@@ -62,7 +62,7 @@ def lanes_of(activity: Mapping[str, Sequence[ActivityRow]]) -> Lanes | None:
     activity = {name: rows for name, rows in activity.items() if rows}
     if not activity:
         return None
-    names = sorted(activity, key=_order)
+    names = sorted(activity, key=lane_order)
     shown = names[:MAX_LANES]
     engines = [name for name in names if is_engine(name)]
     rows = [_lane_row(name, Shares(activity[name]), has_slots=is_engine(name) or is_teacher(name)) for name in shown]
@@ -79,7 +79,7 @@ def lanes_of(activity: Mapping[str, Sequence[ActivityRow]]) -> Lanes | None:
     )
 
 
-def _order(name: str) -> tuple[int, str, int]:
+def lane_order(name: str) -> tuple[int, str, int]:
     """The learner first, then engines by number, then teachers."""
     head, _, tail = name.rpartition("/")
     return is_engine(name) + 2 * is_teacher(name), head or name, int(tail) if tail.isdecimal() else 0

@@ -35,7 +35,7 @@ export function number(value) {
 /** Seconds as people say them: 5.2 s, 3 min 5 s, 2 h 10 min. */
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";
-  if (seconds < 60) return `${+seconds.toPrecision(3)} s`;
+  if (seconds < 60) return `${+seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
   const minutes = Math.floor(seconds / 60);
   if (minutes < 60) return `${minutes} min ${Math.floor(seconds % 60)} s`;
   return minutes < 2880 ? `${Math.floor(minutes / 60)} h ${minutes % 60} min` : `${+(minutes / 1440).toPrecision(3)} d`;

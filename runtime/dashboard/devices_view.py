@@ -153,7 +153,8 @@ def _chosen(
     others = [name for name in names if not is_engine(name)][: MAX_LANES - NUM_WORST - 1]
     busy = np.array([tables[name][0] for name in engines])
     worst = [engines[int(place)] for place in np.argsort(busy.sum(axis=1), kind="stable")[:NUM_WORST]]
-    p10, p50, p90 = (np.round(100 * row / column_s, 1).tolist() for row in np.quantile(busy, (0.1, 0.5, 0.9), axis=0))
+    shares: NDArray[np.float64] = np.quantile(100 * busy / column_s, (0.1, 0.5, 0.9), axis=0)
+    p10, p50, p90 = ([round(float(share), 1) for share in row] for row in shares)
     mean = np.mean([tables[name] for name in engines], axis=0)
     shown = {name: tables[name] for name in others} | {f"all {len(engines)} engines": mean}
     return shown | {name: tables[name] for name in worst}, Band(num_engines=len(engines), p10=p10, p50=p50, p90=p90)

@@ -231,9 +231,8 @@ def _edges(actors: Sequence[ActorNow], steps: Sequence[StepRow]) -> list[Edge]:
         issued = _growth(steps, lambda row: row.balance.issued)
     if made is None:
         made = _growth(steps, lambda row: max(row.tokens_generated, ended_tokens(row.balance)))
-    trained, versions = (
-        _growth(steps, of) for of in (lambda row: trained_tokens(row.balance), lambda row: row.version)
-    )
+    trained = _growth(steps, lambda row: trained_tokens(row.balance))
+    versions = _growth(steps, lambda row: row.version)
     ended = _growth(steps, lambda row: row.balance.issued - row.balance.in_system)
     return [
         Edge(PROMPT_SOURCE, ENGINES, Figure("issued", issued, "samples/s")),

@@ -98,7 +98,7 @@ class ActorsFile:
         before = self._actors.get(report.name)
         if before is not None and report.epoch < before.epoch:
             return
-        metrics = {metric.name: metric.value for metric in report.metrics}
+        metrics: dict[str, float | None] = {metric.name: metric.value for metric in report.metrics}
         self._actors[report.name] = ActorNow(
             name=report.name,
             epoch=report.epoch,
@@ -108,7 +108,11 @@ class ActorsFile:
             is_down=False,
             num_restarts=before.num_restarts if before else 0,
             metrics=metrics,
-            rates={name: self._rate(report, name, metrics[name], now_s) for name in RATES if name in metrics},
+            rates={
+                metric.name: self._rate(report, metric.name, metric.value, now_s)
+                for metric in report.metrics
+                if metric.name in RATES
+            },
         )
         if self._clock_s() >= self._due_s:
             self.write()

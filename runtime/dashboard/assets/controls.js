@@ -1,7 +1,7 @@
 // What a person may tell a run that goes on. The answer is the run's own, and stands beside the buttons.
 import { el } from "./dom.js";
 
-const POLICIES = ["sync", "one_step_off", "stream", "fully_async"];
+const POLICIES = ["sync", "one_step_off", "fully_async"];
 
 /** tell(command) → {accepted, text} */
 export function controls(tell) {

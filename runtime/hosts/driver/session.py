@@ -283,6 +283,7 @@ class Session:
 
     def on_waits(self, report: WaitsReported) -> None:
         self._waits.hear(report, self._clock.now_s())
+        self._recorder.waits(report)
 
     def on_slow(self, name: str, turn_s: float) -> None:
         self._view.note(f"{name} has been busy with one thing for {turn_s:.0f} s; its log shows with what")

@@ -28,7 +28,7 @@ from penstock.runtime.observability.trackers import read_steps
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = pytest.mark.timeout(500)
+pytestmark = [pytest.mark.timeout(500), pytest.mark.both_hosts]
 
 CHAOS = Path(__file__).parents[1] / "chaos"
 NUM_STEPS = 26

@@ -1,4 +1,4 @@
-"""The pictures of ``docs/dashboard.md``: ``python tests/browser/make_pictures.py RUN [FOLDER]``, after ``make browser``.
+"""The pictures of docs/dashboard.md: ``python tests/browser/make_pictures.py RUN [FOLDER]``, after ``make browser``.
 
 A run that goes on, with some steps behind it, looks best. They are written into ``docs/``, or the folder that is named.
 """

@@ -74,13 +74,13 @@ export function chartBox(first) {
     brush.save();
     brush.fillStyle = brush.strokeStyle = colour("c1");
     brush.font = `${11 * scale}px system-ui`;
-    for (const mark of chart.marks ?? []) {
+    for (const [n, mark] of (chart.marks ?? []).entries()) {
       const x = drawn.valToPos(mark.x, "x", true);
       if (x < box.left || x > box.left + box.width) continue;
       const isRight = x > box.left + box.width / 2;
       brush.textAlign = isRight ? "right" : "left";
       brush.fillRect(x, box.top, scale, box.height);
-      brush.fillText(mark.label, x + (isRight ? -4 : 4) * scale, box.top + 10 * scale);
+      brush.fillText(mark.label, x + (isRight ? -4 : 4) * scale, box.top + (10 + 12 * (n % 4)) * scale);
     }
     brush.restore();
   }

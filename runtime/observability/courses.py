@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from penstock.messages.samples import TerminalState
 from penstock.runtime.observability.figures import END_STEPS, LOSS, REWARD, mean
 from penstock.runtime.observability.plots import evaluation_courses
-from penstock.runtime.observability.summary import ended_tokens, trained_tokens
+from penstock.runtime.observability.summary import generated_tokens, trained_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -89,7 +89,7 @@ def placed(course: Course, where: Mapping[int, float]) -> Points:
 
 def generated_tokens(row: StepRow) -> int:
     """Since the start of the run. Engines report now and then: of samples that ended all were generated."""
-    return max(row.tokens_generated, ended_tokens(row.balance))
+    return generated_tokens(row.balance)
 
 
 def reward_course(steps: Sequence[StepRow]) -> Course:
